@@ -1,0 +1,29 @@
+"""One error class per cause, all with one plain sentence: what was wrong, where, and what to do."""
+
+
+class RefusionEvalError(Exception):
+    """Anything this project refuses on purpose; the command line prints its message without a traceback."""
+
+
+class ConfigError(RefusionEvalError):
+    """A setting, a model argument or a task file is wrong."""
+
+
+class CheckpointError(RefusionEvalError):
+    """A checkpoint cannot be loaded, or does not fit what is asked of it."""
+
+
+class DataError(RefusionEvalError):
+    """Benchmark data or outputs to be scored are missing or malformed."""
+
+
+class DecodeError(RefusionEvalError):
+    """One request cannot be decoded."""
+
+
+class SandboxError(RefusionEvalError):
+    """Model-written code cannot be run in isolation here."""
+
+
+class StoreError(RefusionEvalError):
+    """A run directory cannot be opened, read or written."""
