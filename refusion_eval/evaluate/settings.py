@@ -1,0 +1,250 @@
+"""Which decoder settings a task gets, and from where: one frozen result per task, with a source for every key.
+
+Precedence, highest first: model arguments of the command line; the task's generation arguments (its YAML's
+generation_kwargs, updated by `--gen_kwargs`: lm-eval merges the two before we see them); the settings table of the
+decoder (`tasks/settings/<decoder>.yaml`, for mini tasks `mini_<decoder>.yaml`); the decoder's defaults.
+"""
+
+import fnmatch
+import functools
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from refusion_eval.errors import ConfigError
+from refusion_eval.evaluate.arguments import check_keys, convert_all, field_types
+from refusion_eval.evaluate.prompts import PROMPTS
+
+log = logging.getLogger(__name__)
+
+MODEL_ARGS = "model_args"
+GENERATION_KWARGS = "generation_kwargs"
+DEFAULT = "default"
+
+# lm-eval's own tasks of the seven benchmarks; this project's are refusion_<benchmark> and mini_<benchmark>.
+STOCK_TASKS: dict[str, tuple[str, ...]] = {
+    "gsm8k": ("gsm8k", "gsm8k_cot*"),
+    "math": ("minerva_math*", "hendrycks_math*"),
+    "arc_challenge": ("arc_challenge_chat*",),
+    "gpqa": ("gpqa_*_generative*", "gpqa_*_cot*"),
+    "mmlu_pro": ("mmlu_pro*",),
+    "humaneval": ("humaneval*",),
+    "mbpp": ("mbpp*",),
+}
+
+# Names that mean the length of the response, first found wins (lm-eval's order).
+LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+
+# Generation arguments that a decoder without them obeys when they have these values.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "top_p": (1, None),
+    "top_k": (0, -1, None),
+    "min_p": (0, None),
+    "num_beams": (1,),
+    "repetition_penalty": (1,),
+    "use_cache": (True,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """What a task belongs to: a benchmark's name, and whether it is the synthetic look-alike of it."""
+
+    name: str
+    mini: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One settings file: the decoder's settings for each benchmark."""
+
+    path: Path
+    benchmarks: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def label(self) -> str:
+        """How messages and records name the file."""
+        return f"tasks/settings/{self.path.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A request's generation arguments in our words: decoder settings, and where to cut the text."""
+
+    values: Mapping[str, Any]
+    until: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """What one task is decoded with.
+
+    Attributes:
+        settings: the decoder's frozen Settings.
+        sources: for every key where its value came from: model_args, generation_kwargs, a file and benchmark, default.
+        until: strings at whose first occurrence the text is cut.
+        benchmark: what the task was recognised as, or None.
+    """
+
+    settings: Any
+    sources: Mapping[str, str]
+    until: tuple[str, ...] = ()
+    benchmark: Benchmark | None = None
+    values: Mapping[str, Any] = field(init=False)
+    digest: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        values = asdict(self.settings)
+        text = json.dumps([values, self.until], sort_keys=True, default=str)
+        object.__setattr__(self, "values", values)
+        object.__setattr__(self, "digest", hashlib.sha256(text.encode()).hexdigest()[:16])
+
+    def describe(self) -> str:
+        """The settings in one line, grouped by source, as the log says them."""
+        by_source: dict[str, list[str]] = {}
+        for key, value in self.values.items():
+            by_source.setdefault(self.sources[key], []).append(f"{key}={value}")
+        return "; ".join(f"{' '.join(pairs)} [{source}]" for source, pairs in by_source.items())
+
+
+def benchmark_of(task: str) -> Benchmark | None:
+    """Recognises a task's benchmark by its name; None if it is none of the seven."""
+    for prefix, mini in (("refusion_", False), ("mini_", True)):
+        for name in PROMPTS:
+            if task == prefix + name or task.startswith(f"{prefix}{name}_"):
+                return Benchmark(name, mini)
+    for name, patterns in STOCK_TASKS.items():
+        if any(fnmatch.fnmatchcase(task, pattern) for pattern in patterns):
+            return Benchmark(name, False)
+    return None
+
+
+@functools.lru_cache
+def load_table(decoder: str, mini: bool, settings_type: type, folder: Path) -> Table | None:
+    """Reads and checks a settings file.
+
+    Args:
+        decoder: the decoder's name.
+        mini: whether the synthetic look-alikes' file is meant.
+        settings_type: the decoder's Settings, which every entry must satisfy.
+        folder: the folder of settings files.
+
+    Returns:
+        The table, or None if the decoder has no such file.
+
+    Raises:
+        ConfigError: the file has an unknown benchmark or key, or values that the decoder refuses.
+    """
+    path = folder / f"{'mini_' if mini else ''}{decoder}.yaml"
+    if not path.exists():
+        return None
+    where = f"tasks/settings/{path.name}"
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    check_keys(content, ("source", "decoder", "benchmarks"), where)
+    if content.get("decoder") != decoder or not content.get("source"):
+        raise ConfigError(f"{where}: needs a source, and decoder: {decoder}")
+    check_keys(content["benchmarks"], PROMPTS, where)
+    types = field_types(settings_type)
+    benchmarks = {}
+    for benchmark, values in content["benchmarks"].items():
+        benchmarks[benchmark] = convert_all(values, types, f"{where}: {benchmark}")
+        _build(settings_type, benchmarks[benchmark], f"{where}: {benchmark}")
+    return Table(path, benchmarks)
+
+
+def read_generation_kwargs(kwargs: Mapping[str, Any], settings_type: type, where: str) -> Generation:
+    """Translates a request's generation arguments.
+
+    The length names become gen_length. Sampling follows lm-eval: do_sample=False, or nothing about sampling, is greedy;
+    do_sample=True without a temperature samples at 1; of two contradicting values do_sample wins, with a warning.
+
+    Args:
+        kwargs: what lm-eval hands over: the task's generation_kwargs updated by `--gen_kwargs`.
+        settings_type: the decoder's Settings; its fields may be given by name.
+        where: the task, for messages.
+
+    Raises:
+        ConfigError: a key is unknown, or asks for something that this decoder cannot do.
+    """
+    types = field_types(settings_type)
+    rest = dict(kwargs)
+    until = rest.pop("until", None) or ()
+    values: dict[str, Any] = {}
+    lengths = [value for name in LENGTH_NAMES if (value := rest.pop(name, None)) is not None]
+    if lengths:
+        values["gen_length"] = lengths[0]
+    do_sample = rest.pop("do_sample", None)
+    for key, neutral in NEUTRAL.items():
+        if key not in types and key in rest:
+            value = rest.pop(key)
+            if value not in neutral:
+                raise ConfigError(f"{where}: {key}={value!r} cannot be obeyed by this decoder; leave it out")
+    where = f"{where}: generation_kwargs"
+    values.update(convert_all(rest, types | dict.fromkeys(values, int), where))
+    if "temperature" in types:
+        _apply_do_sample(values, do_sample, where)
+    elif do_sample:
+        raise ConfigError(f"{where}: do_sample=True, but this decoder has no temperature; leave it out")
+    values = convert_all(values, types, where)
+    until = (until,) if isinstance(until, str) else until
+    return Generation(values, tuple(str(stop) for stop in until if stop))
+
+
+def _apply_do_sample(values: dict[str, Any], do_sample: bool | None, where: str) -> None:
+    temperature = values.get("temperature")
+    if do_sample is False:
+        if temperature:
+            log.warning("%s: temperature=%s has no effect with do_sample=False: greedy", where, temperature)
+        values["temperature"] = 0.0
+    elif do_sample is True and temperature is None:
+        values["temperature"] = 1.0
+    elif do_sample is True and temperature == 0:
+        log.warning("%s: do_sample=True with temperature=0 is greedy", where)
+
+
+def resolve(
+    task: str,
+    settings_type: type,
+    *,
+    model_args: Mapping[str, Any],
+    generation: Generation,
+    table: Table | None,
+) -> Resolved:
+    """Merges the sources of one task's settings.
+
+    Args:
+        task: lm-eval's task name.
+        settings_type: the decoder's Settings.
+        model_args: decoder settings given on the command line, already converted.
+        generation: the request's generation arguments.
+        table: the settings file that belongs to this task, or None.
+
+    Raises:
+        ConfigError: the merged values contradict each other.
+    """
+    benchmark = benchmark_of(task)
+    layers: list[tuple[str, Mapping[str, Any]]] = []
+    if table is not None and benchmark is not None and benchmark.name in table.benchmarks:
+        layers.append((f"{table.label}:{benchmark.name}", table.benchmarks[benchmark.name]))
+    layers += [(GENERATION_KWARGS, generation.values), (MODEL_ARGS, model_args)]
+    values: dict[str, Any] = {}
+    sources = dict.fromkeys(field_types(settings_type), DEFAULT)
+    for source, layer in layers:
+        values.update(layer)
+        sources.update(dict.fromkeys(layer, source))
+    given = ", ".join(f"{key}={value} from {sources[key]}" for key, value in values.items())
+    settings = _build(settings_type, values, f"task {task} ({given or 'defaults'})")
+    return Resolved(settings=settings, sources=sources, until=generation.until, benchmark=benchmark)
+
+
+def _build(settings_type: type, values: Mapping[str, Any], where: str) -> Any:
+    try:
+        return settings_type(**values)
+    except (ConfigError, TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: {error}") from error
