@@ -1,0 +1,21 @@
+"""Where the package finds the files that are not Python: the task folder."""
+
+from pathlib import Path
+
+from refusion_eval.errors import DataError
+
+
+def tasks_path() -> Path:
+    """Returns the folder with the lm-eval task files and the mini data.
+
+    An installed wheel carries it inside the package; a source checkout has it beside the package.
+
+    Raises:
+        DataError: neither place has it.
+    """
+    package = Path(__file__).resolve().parent.parent
+    candidates = (package / "tasks", package.parent / "tasks")
+    for candidate in candidates:
+        if candidate.is_dir():
+            return candidate
+    raise DataError(f"no task folder at {candidates[0]} or {candidates[1]}; reinstall refusion_eval")
