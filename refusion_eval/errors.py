@@ -5,7 +5,7 @@ class RefusionEvalError(Exception):
     """Anything this project refuses on purpose; the command line prints its message without a traceback."""
 
 
-class ConfigError(RefusionEvalError):
+class ConfigError(RefusionEvalError, ValueError):
     """A setting, a model argument or a task file is wrong."""
 
 

@@ -1,1 +1,19 @@
+"""The decoders by name. A decoder is a generator function with a settings class of its own; adding one is one line."""
 
+from typing import Any, NamedTuple
+
+from refusion_eval.decoders import autoregressive, refusion
+from refusion_eval.types import Decode
+
+
+class DecoderEntry(NamedTuple):
+    """A decoder and the class of its settings."""
+
+    decode: Decode
+    Settings: type[Any]
+
+
+DECODERS: dict[str, DecoderEntry] = {
+    "autoregressive": DecoderEntry(autoregressive.decode, autoregressive.AutoregressiveSettings),
+    "refusion": DecoderEntry(refusion.decode, refusion.RefusionSettings),
+}
