@@ -189,9 +189,9 @@ def draw_key(seed: int, *counters: int) -> int:
     The mixing step is splitmix64's, so that neighbouring counters give unrelated keys.
     """
     mask = (1 << 64) - 1
-    state = seed & mask
-    for counter in counters:
-        state = (state + 0x9E3779B97F4A7C15 + (counter & mask)) & mask
+    state = 0
+    for value in (seed, *counters):
+        state = (state + 0x9E3779B97F4A7C15 + value) & mask
         state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
         state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & mask
         state ^= state >> 31

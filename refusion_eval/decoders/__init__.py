@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from refusion_eval.decoders import autoregressive, refusion
+from refusion_eval.decoders.refusion_settings import RefusionSettings
 from refusion_eval.types import Decode
 
 
@@ -15,5 +16,5 @@ class DecoderEntry(NamedTuple):
 
 DECODERS: dict[str, DecoderEntry] = {
     "autoregressive": DecoderEntry(autoregressive.decode, autoregressive.AutoregressiveSettings),
-    "refusion": DecoderEntry(refusion.decode, refusion.RefusionSettings),
+    "refusion": DecoderEntry(refusion.decode, RefusionSettings),
 }

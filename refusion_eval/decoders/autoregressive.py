@@ -5,7 +5,18 @@ from dataclasses import dataclass, field
 
 from refusion_eval.decoders import validate
 from refusion_eval.trace import Trace
-from refusion_eval.types import NOTHING, Commit, Decoding, Forward, Read, Response, StopRule, causal, draw_key
+from refusion_eval.types import (
+    NOTHING,
+    Commit,
+    Decoding,
+    Forward,
+    Read,
+    Response,
+    StopReason,
+    StopRule,
+    causal,
+    draw_key,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +80,6 @@ def decode(prompt: Sequence[int], settings: AutoregressiveSettings, trace: Trace
         forward_tokens, start, kind, commit = [token], start + num_rows, "decode", Commit(range(num_rows))
 
 
-def _finish(tokens: list[int], reason: str, trace: Trace) -> Response:
+def _finish(tokens: list[int], reason: StopReason, trace: Trace) -> Response:
     trace.stop(reason, len(tokens))
-    return Response(tuple(tokens), reason)  # type: ignore[arg-type]
+    return Response(tuple(tokens), reason)

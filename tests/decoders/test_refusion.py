@@ -1,0 +1,272 @@
+"""ReFusion's control flow on scripted readouts: event lists worked out by hand from Eq. 4-8."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refusion_eval.decoders.refusion import decode
+from refusion_eval.decoders.refusion_settings import RefusionSettings
+from refusion_eval.errors import ConfigError
+from refusion_eval.trace import Fix, Select
+from refusion_eval.types import Forward, Read, Readout, causal, draw_key, groups
+from tests.decoders.scripted import readout, run_scripted
+
+MASK, EOS = 99, 98
+PROMPT = [1, 2, 3]
+TEXT = [10, 11, 12, 13, 14, 15, 16, 17]
+
+
+class Script:
+    """Answers from a text: drafts are its tokens; certainty by slot, acceptance by response position."""
+
+    def __init__(
+        self, text: Sequence[int], certainty: dict[int, float], rejected: Sequence[int] = (), slot_size: int = 2
+    ):
+        self.text, self.certainty, self.rejected, self.k = text, certainty, set(rejected), slot_size
+
+    def __call__(self, forward: Forward, read: Read) -> Readout:
+        where = [forward.positions[row] - len(PROMPT) for row in read.rows]
+        if forward.kind == "verify":
+            probs = [0.0 if position + 1 in self.rejected else 1.0 for position in where]
+            return readout([0] * len(where), 0.5, probs)
+        tokens = [self.text[position] for position in where]
+        return readout(tokens, [self.certainty.get(position // self.k * self.k, 0.5) for position in where])
+
+
+def settings(**changes: object) -> RefusionSettings:
+    base = {"gen_length": 8, "slot_size": 2, "block_size": 8, "tau_slot": 0.9, "tau_token": 0.4, "mask_id": MASK}
+    return RefusionSettings(**{**base, "eos_ids": (EOS,), **changes})
+
+
+def test_confident_slots_are_accepted_in_two_forwards():
+    answer = Script(TEXT, {0: 1.0, 2: 1.0, 4: 1.0, 6: 1.0})
+    response, trace, forwards = run_scripted(decode, PROMPT, settings(), answer)
+    assert response.tokens == tuple(TEXT) and response.stop == "length"
+    assert [forward.kind for forward in forwards] == ["plan", "verify"]
+
+
+def test_first_plan_carries_the_prompt_and_commits_only_the_prompt():
+    _, _, forwards = run_scripted(decode, PROMPT, settings(), Script(TEXT, {0: 1.0}))
+    assert list(forwards[0].tokens) == PROMPT + [MASK] * 8
+    assert list(forwards[1].commit.rows) == [0, 1, 2]
+
+
+def test_slots_above_the_threshold_are_selected_strictly():
+    answer = Script(TEXT, {0: 0.91, 2: 0.9, 4: 0.95, 6: 0.2})
+    _, trace, _ = run_scripted(decode, PROMPT, settings(tau_slot=float(np.float32(0.9))), answer)
+    first = next(trace.of(Select))
+    assert first.candidates == (0, 2, 4, 6) and first.chosen == (0, 4)
+
+
+def test_without_a_certain_slot_the_best_one_is_selected_and_ties_go_to_the_lowest_position():
+    answer = Script(TEXT, {0: 0.3, 2: 0.6, 4: 0.6, 6: 0.1})
+    _, trace, _ = run_scripted(decode, PROMPT, settings(), answer)
+    assert [event.chosen for event in trace.of(Select)] == [(2,), (4,), (0,), (6,)]
+
+
+def test_left_to_right_selects_the_first_masked_slot_each_time():
+    answer = Script(TEXT, {0: 0.1, 2: 1.0, 4: 1.0, 6: 1.0})
+    _, trace, _ = run_scripted(decode, PROMPT, settings(left_to_right=True), answer)
+    assert [event.chosen for event in trace.of(Select)] == [(0,), (2,), (4,), (6,)]
+
+
+def test_a_rejected_token_leaves_its_slot_and_the_later_ones_masked():
+    answer = Script(TEXT, {0: 1.0, 2: 1.0, 4: 1.0, 6: 1.0}, rejected=[5])
+    _, trace, forwards = run_scripted(decode, PROMPT, settings(), answer)
+    fixes = [event.positions for event in trace.of(Fix)]
+    assert fixes[0] == (0, 1, 2, 3)
+    assert [forward.kind for forward in forwards[:3]] == ["plan", "verify", "plan"]
+    assert list(forwards[2].commit.rows) == [0, 1, 2, 3]
+    assert len(forwards[2].tokens) == 4
+
+
+def test_a_first_slot_that_fails_sends_all_selected_slots_into_independent_completion():
+    answer = Script(TEXT, {0: 1.0, 4: 1.0}, rejected=[1])
+    response, trace, forwards = run_scripted(decode, PROMPT, settings(), answer)
+    assert [forward.kind for forward in forwards[:4]] == ["plan", "verify", "predict", "verify"]
+    # Slot 4 was already valid: it is only fed again for its keys and values.
+    assert forwards[2].attention == groups([2]) and forwards[3].attention == groups([2, 2])
+    assert list(forwards[2].tokens) == [10, MASK]
+    assert forwards[3].reads == ()
+    assert list(forwards[4].commit.rows) == [0, 1, 2, 3]
+    assert response.tokens == tuple(TEXT)
+
+
+def test_the_token_behind_the_valid_prefix_is_accepted_whatever_its_probability():
+    answer = Script(TEXT, {0: 1.0}, rejected=range(8), slot_size=8)
+    response, trace, forwards = run_scripted(decode, PROMPT, settings(slot_size=8), answer)
+    assert response.tokens == tuple(TEXT)
+    assert len(forwards) == 2 * 8  # the worst case: two forwards a token
+
+
+def test_eos_in_the_accepted_prefix_ends_even_when_the_slot_is_not_filled():
+    text = [10, 11, EOS, 13, 14, 15, 16, 17]
+    answer = Script(text, {0: 1.0, 2: 1.0, 4: 1.0, 6: 1.0}, rejected=[3])
+    response, trace, forwards = run_scripted(decode, PROMPT, settings(), answer)
+    assert response.tokens == (10, 11, EOS) and response.stop == "eos" and len(forwards) == 2
+
+
+def test_slots_before_an_early_eos_are_still_decoded():
+    text = [10, 11, 12, 13, EOS, 15, 16, 17]
+    answer = Script(text, {4: 1.0})
+    response, trace, _ = run_scripted(decode, PROMPT, settings(), answer)
+    assert response.tokens == (10, 11, 12, 13, EOS)
+    assert [event.chosen for event in trace.of(Select)] == [(4,), (0,), (2,)]
+
+
+def test_eos_found_in_completion_keeps_unselected_slots_before_it_unless_release_compatible():
+    text = [10, 11, 12, 13, 14, EOS, 16, 17]
+    answer = Script(text, {4: 1.0}, rejected=[5])
+    right, _, _ = run_scripted(decode, PROMPT, settings(), answer)
+    released, _, _ = run_scripted(decode, PROMPT, settings(release_compatible=True), answer)
+    assert right.tokens == (10, 11, 12, 13, 14, EOS)
+    assert released.tokens == (14, EOS)
+
+
+def test_tokens_after_eos_are_cut_unless_release_compatible():
+    text = [10, EOS, 12, 13, 14, 15, 16, 17]
+    answer = Script(text, {6: 1.0})
+    right, _, _ = run_scripted(decode, PROMPT, settings(), answer)
+    released, _, _ = run_scripted(decode, PROMPT, settings(release_compatible=True), answer)
+    assert right.tokens == (10, EOS)
+    assert released.tokens == (10, EOS, 16, 17)
+
+
+def test_length_is_rounded_up_for_decoding_and_cut_back_unless_release_compatible():
+    answer = Script(TEXT, {0: 1.0, 2: 1.0, 4: 1.0, 6: 1.0})
+    right, _, forwards = run_scripted(decode, PROMPT, settings(gen_length=7), answer)
+    released, _, _ = run_scripted(decode, PROMPT, settings(gen_length=7, release_compatible=True), answer)
+    assert len(right.tokens) == 7 and right.stop == "length" and len(released.tokens) == 8
+    assert len(forwards[0].tokens) == len(PROMPT) + 8
+
+
+def test_an_eos_in_the_surplus_is_no_eos_of_the_response():
+    answer = Script([*TEXT[:7], EOS], {0: 1.0, 2: 1.0, 4: 1.0, 6: 1.0})
+    response, _, _ = run_scripted(decode, PROMPT, settings(gen_length=7), answer)
+    assert response.tokens == tuple(TEXT[:7]) and response.stop == "length"
+
+
+def test_the_last_block_is_shorter_when_blocks_do_not_divide_the_length():
+    answer = Script(TEXT, {0: 1.0, 2: 1.0, 4: 1.0, 6: 1.0})
+    response, _, forwards = run_scripted(decode, PROMPT, settings(block_size=6), answer)
+    assert response.tokens == tuple(TEXT)
+    assert [len(forward.tokens) for forward in forwards] == [9, 6, 2, 2]
+
+
+def test_a_block_that_meets_eos_is_the_last_one():
+    answer = Script([10, 11, 12, EOS, 14, 15, 16, 17], {0: 1.0, 2: 1.0, 4: 1.0, 6: 1.0})
+    response, _, forwards = run_scripted(decode, PROMPT, settings(block_size=4), answer)
+    assert response.tokens == (10, 11, 12, EOS) and len(forwards) == 2
+
+
+def test_recompute_kv_runs_slots_completed_together_once_more_as_one_sequence():
+    answer = Script(TEXT, {0: 1.0, 4: 1.0}, rejected=[1])
+    response, _, forwards = run_scripted(decode, PROMPT, settings(recompute_kv=True), answer)
+    assert [forward.kind for forward in forwards[:6]] == ["plan", "verify", "predict", "verify", "refresh", "plan"]
+    refresh, plan = forwards[4], forwards[5]
+    assert refresh.attention == causal(4) and list(refresh.tokens) == [10, 11, 14, 15] and not refresh.commit.rows
+    assert list(plan.commit.rows) == [0, 1, 2, 3]
+    assert response.tokens == tuple(TEXT)
+
+
+def test_nothing_is_recomputed_when_nothing_is_left_to_decode():
+    answer = Script(TEXT, {0: 1.0, 2: 1.0, 4: 1.0, 6: 1.0}, rejected=[1])
+    _, _, forwards = run_scripted(decode, PROMPT, settings(recompute_kv=True), answer)
+    assert "refresh" not in [forward.kind for forward in forwards]
+
+
+def test_verify_independently_judges_each_slot_on_its_own_first():
+    answer = Script(TEXT, {0: 1.0, 4: 1.0}, rejected=[1])
+    _, _, forwards = run_scripted(decode, PROMPT, settings(verify_independently=True), answer)
+    assert [forward.kind for forward in forwards[:4]] == ["plan", "verify", "verify", "predict"]
+    assert forwards[2].attention == groups([2, 2])
+
+
+def test_the_mask_token_is_never_drafted_unless_release_compatible():
+    _, _, forwards = run_scripted(decode, PROMPT, settings(), Script(TEXT, {0: 1.0}, rejected=[1]))
+    _, _, released = run_scripted(
+        decode, PROMPT, settings(release_compatible=True), Script(TEXT, {0: 1.0}, rejected=[1])
+    )
+    choosing = {"plan", "predict"}
+    assert {read.suppress for f in forwards if f.kind in choosing for read in f.reads} == {(MASK,)}
+    assert {read.suppress for f in released if f.kind in choosing for read in f.reads} == {()}
+
+
+def test_sampling_draws_depend_on_seed_iteration_and_position_only():
+    def draws(seed: int) -> list[tuple[int, ...]]:
+        _, _, forwards = run_scripted(decode, PROMPT, settings(temperature=1.0, seed=seed), Script(TEXT, {0: 0.99}))
+        return [forward.reads[0].draws for forward in forwards if forward.kind == "plan"]
+
+    assert draws(1) == draws(1) != draws(2)
+    assert draws(1)[0] == tuple(draw_key(1, 0, len(PROMPT) + position) for position in range(8))
+
+
+def test_a_stop_rule_ends_decoding_once_it_holds_for_the_gapless_prefix():
+    answer = Script(TEXT, {0: 0.6, 2: 0.7})
+    response, trace, _ = run_scripted(decode, PROMPT, settings(stop_rule=lambda tokens: 11 in tokens), answer)
+    assert response.stop == "stop_string" and response.tokens == (10, 11, 12, 13)
+
+
+@st.composite
+def random_cases(draw: st.DrawFn) -> tuple[RefusionSettings, int]:
+    slot_size = draw(st.sampled_from([1, 2, 3, 4, 8]))
+    chosen = RefusionSettings(
+        gen_length=draw(st.integers(1, 40)),
+        slot_size=slot_size,
+        block_size=slot_size * draw(st.integers(1, 5)),
+        tau_slot=draw(st.sampled_from([0.0, 0.3, 0.6, 0.9, 1.0])),
+        tau_token=draw(st.sampled_from([0.0, 0.3, 0.6, 0.9, 1.0])),
+        mask_id=MASK,
+        eos_ids=(EOS,),
+        left_to_right=draw(st.booleans()),
+        recompute_kv=draw(st.booleans()),
+        verify_independently=draw(st.booleans()),
+    )
+    return chosen, draw(st.integers(0, 2**32 - 1))
+
+
+@given(random_cases())
+def test_any_readouts_give_a_gapless_response_whose_positions_are_fixed_once(case: tuple[RefusionSettings, int]):
+    chosen, seed = case
+    random = np.random.default_rng(seed)
+
+    def answer(forward: Forward, read: Read) -> Readout:
+        tokens = random.choice([*range(10, 20), EOS], size=len(read.rows))
+        return readout(tokens, random.random(len(tokens)), None if read.given is None else random.random(len(tokens)))
+
+    response, trace, forwards = run_scripted(decode, PROMPT, chosen, answer)
+    fixed_positions = [position for event in trace.of(Fix) for position in event.positions]
+    assert len(set(fixed_positions)) == len(fixed_positions)
+    fixed = trace.fixed_tokens()
+    assert response.tokens == tuple(fixed[position] for position in range(len(response.tokens)))
+    assert 1 <= len(response.tokens) <= chosen.gen_length
+    assert EOS not in response.tokens[:-1]
+    assert (response.tokens[-1] == EOS) == (response.stop == "eos")
+    if response.stop == "length":
+        assert len(response.tokens) == chosen.gen_length
+    assert trace.num_forwards == len(forwards) <= 2 * chosen.num_positions * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"gen_length": 0}, "gen_length is 0"),
+        ({"slot_size": 0}, "slot_size is 0"),
+        ({"block_size": 1}, "block_size is 1 and slot_size 2"),
+        ({"block_size": 7}, "for example 8"),
+        ({"tau_slot": 1.5}, "tau_slot is 1.5"),
+        ({"tau_token": float("nan")}, "tau_token is nan"),
+        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"temperature": float("inf")}, "temperature is inf"),
+        ({"gen_length": True}, "gen_length is True"),
+        ({"mask_id": -1}, "mask_id is -1"),
+        ({"mask_id": EOS}, "also an end-of-sequence id"),
+        ({"left_to_right": 1}, "left_to_right is 1"),
+    ],
+)
+def test_bad_settings_are_refused_with_the_offending_value(changes: dict[str, object], named: str):
+    with pytest.raises(ConfigError, match=named.replace("(", r"\(")):
+        settings(**changes)
