@@ -16,8 +16,9 @@ def count_up(forward: Forward, read: Read) -> Readout:
 
 
 def test_every_token_takes_one_forward_and_the_last_token_is_not_fed_back():
-    response, trace, forwards = run_scripted(decode, PROMPT, AutoregressiveSettings(gen_length=4), count_up)
-    assert response.tokens == (3, 4, 5, 6) and response.stop == "length"
+    response, _trace, forwards = run_scripted(decode, PROMPT, AutoregressiveSettings(gen_length=4), count_up)
+    assert response.tokens == (3, 4, 5, 6)
+    assert response.stop == "length"
     assert [list(forward.tokens) for forward in forwards] == [PROMPT, [3], [4], [5]]
     assert [list(forward.positions) for forward in forwards] == [[0, 1, 2], [3], [4], [5]]
     assert [list(forward.commit.rows) for forward in forwards] == [[], [0, 1, 2], [0], [0]]
@@ -27,13 +28,16 @@ def test_decoding_ends_with_eos_which_is_kept():
     response, _, forwards = run_scripted(
         decode, PROMPT, AutoregressiveSettings(gen_length=50, eos_ids=(EOS,)), count_up
     )
-    assert response.tokens[-1] == EOS and response.stop == "eos" and len(forwards) == len(response.tokens) == 7
+    assert response.tokens[-1] == EOS
+    assert response.stop == "eos"
+    assert len(forwards) == len(response.tokens) == 7
 
 
 def test_a_stop_rule_ends_decoding():
     rule = AutoregressiveSettings(gen_length=50, stop_rule=lambda tokens: len(tokens) >= 2)
     response, _, _ = run_scripted(decode, PROMPT, rule, count_up)
-    assert len(response.tokens) == 2 and response.stop == "stop_string"
+    assert len(response.tokens) == 2
+    assert response.stop == "stop_string"
 
 
 def test_sampling_draws_a_new_key_for_every_position_and_seed():
@@ -41,7 +45,9 @@ def test_sampling_draws_a_new_key_for_every_position_and_seed():
         chosen = AutoregressiveSettings(gen_length=5, temperature=1.0, seed=seed)
         return [key for forward in run_scripted(decode, PROMPT, chosen, count_up)[2] for key in forward.reads[0].draws]
 
-    assert len(set(keys(0))) == 5 and keys(0) == keys(0) and not set(keys(0)) & set(keys(1))
+    assert len(set(keys(0))) == 5
+    assert keys(0) == keys(0)
+    assert not set(keys(0)) & set(keys(1))
 
 
 @pytest.mark.parametrize("changes", [{"gen_length": 0}, {"temperature": -0.1}, {"seed": -1}, {"eos_ids": (-2,)}])

@@ -43,8 +43,9 @@ def settings(**changes: object) -> RefusionSettings:
 
 def test_confident_slots_are_accepted_in_two_forwards():
     answer = Script(TEXT, {0: 1.0, 2: 1.0, 4: 1.0, 6: 1.0})
-    response, trace, forwards = run_scripted(decode, PROMPT, settings(), answer)
-    assert response.tokens == tuple(TEXT) and response.stop == "length"
+    response, _trace, forwards = run_scripted(decode, PROMPT, settings(), answer)
+    assert response.tokens == tuple(TEXT)
+    assert response.stop == "length"
     assert [forward.kind for forward in forwards] == ["plan", "verify"]
 
 
@@ -58,7 +59,8 @@ def test_slots_above_the_threshold_are_selected_strictly():
     answer = Script(TEXT, {0: 0.91, 2: 0.9, 4: 0.95, 6: 0.2})
     _, trace, _ = run_scripted(decode, PROMPT, settings(tau_slot=float(np.float32(0.9))), answer)
     first = next(trace.of(Select))
-    assert first.candidates == (0, 2, 4, 6) and first.chosen == (0, 4)
+    assert first.candidates == (0, 2, 4, 6)
+    assert first.chosen == (0, 4)
 
 
 def test_without_a_certain_slot_the_best_one_is_selected_and_ties_go_to_the_lowest_position():
@@ -85,10 +87,11 @@ def test_a_rejected_token_leaves_its_slot_and_the_later_ones_masked():
 
 def test_a_first_slot_that_fails_sends_all_selected_slots_into_independent_completion():
     answer = Script(TEXT, {0: 1.0, 4: 1.0}, rejected=[1])
-    response, trace, forwards = run_scripted(decode, PROMPT, settings(), answer)
+    response, _trace, forwards = run_scripted(decode, PROMPT, settings(), answer)
     assert [forward.kind for forward in forwards[:4]] == ["plan", "verify", "predict", "verify"]
     # Slot 4 was already valid: it is only fed again for its keys and values.
-    assert forwards[2].attention == groups([2]) and forwards[3].attention == groups([2, 2])
+    assert forwards[2].attention == groups([2])
+    assert forwards[3].attention == groups([2, 2])
     assert list(forwards[2].tokens) == [10, MASK]
     assert forwards[3].reads == ()
     assert list(forwards[4].commit.rows) == [0, 1, 2, 3]
@@ -97,7 +100,7 @@ def test_a_first_slot_that_fails_sends_all_selected_slots_into_independent_compl
 
 def test_the_token_behind_the_valid_prefix_is_accepted_whatever_its_probability():
     answer = Script(TEXT, {0: 1.0}, rejected=range(8), slot_size=8)
-    response, trace, forwards = run_scripted(decode, PROMPT, settings(slot_size=8), answer)
+    response, _trace, forwards = run_scripted(decode, PROMPT, settings(slot_size=8), answer)
     assert response.tokens == tuple(TEXT)
     assert len(forwards) == 2 * 8  # the worst case: two forwards a token
 
@@ -105,8 +108,10 @@ def test_the_token_behind_the_valid_prefix_is_accepted_whatever_its_probability(
 def test_eos_in_the_accepted_prefix_ends_even_when_the_slot_is_not_filled():
     text = [10, 11, EOS, 13, 14, 15, 16, 17]
     answer = Script(text, {0: 1.0, 2: 1.0, 4: 1.0, 6: 1.0}, rejected=[3])
-    response, trace, forwards = run_scripted(decode, PROMPT, settings(), answer)
-    assert response.tokens == (10, 11, EOS) and response.stop == "eos" and len(forwards) == 2
+    response, _trace, forwards = run_scripted(decode, PROMPT, settings(), answer)
+    assert response.tokens == (10, 11, EOS)
+    assert response.stop == "eos"
+    assert len(forwards) == 2
 
 
 def test_slots_before_an_early_eos_are_still_decoded():
@@ -139,14 +144,17 @@ def test_length_is_rounded_up_for_decoding_and_cut_back_unless_release_compatibl
     answer = Script(TEXT, {0: 1.0, 2: 1.0, 4: 1.0, 6: 1.0})
     right, _, forwards = run_scripted(decode, PROMPT, settings(gen_length=7), answer)
     released, _, _ = run_scripted(decode, PROMPT, settings(gen_length=7, release_compatible=True), answer)
-    assert len(right.tokens) == 7 and right.stop == "length" and len(released.tokens) == 8
+    assert len(right.tokens) == 7
+    assert right.stop == "length"
+    assert len(released.tokens) == 8
     assert len(forwards[0].tokens) == len(PROMPT) + 8
 
 
 def test_an_eos_in_the_surplus_is_no_eos_of_the_response():
     answer = Script([*TEXT[:7], EOS], {0: 1.0, 2: 1.0, 4: 1.0, 6: 1.0})
     response, _, _ = run_scripted(decode, PROMPT, settings(gen_length=7), answer)
-    assert response.tokens == tuple(TEXT[:7]) and response.stop == "length"
+    assert response.tokens == tuple(TEXT[:7])
+    assert response.stop == "length"
 
 
 def test_the_last_block_is_shorter_when_blocks_do_not_divide_the_length():
@@ -159,7 +167,8 @@ def test_the_last_block_is_shorter_when_blocks_do_not_divide_the_length():
 def test_a_block_that_meets_eos_is_the_last_one():
     answer = Script([10, 11, 12, EOS, 14, 15, 16, 17], {0: 1.0, 2: 1.0, 4: 1.0, 6: 1.0})
     response, _, forwards = run_scripted(decode, PROMPT, settings(block_size=4), answer)
-    assert response.tokens == (10, 11, 12, EOS) and len(forwards) == 2
+    assert response.tokens == (10, 11, 12, EOS)
+    assert len(forwards) == 2
 
 
 def test_recompute_kv_runs_slots_completed_together_once_more_as_one_sequence():
@@ -167,7 +176,9 @@ def test_recompute_kv_runs_slots_completed_together_once_more_as_one_sequence():
     response, _, forwards = run_scripted(decode, PROMPT, settings(recompute_kv=True), answer)
     assert [forward.kind for forward in forwards[:6]] == ["plan", "verify", "predict", "verify", "refresh", "plan"]
     refresh, plan = forwards[4], forwards[5]
-    assert refresh.attention == causal(4) and list(refresh.tokens) == [10, 11, 14, 15] and not refresh.commit.rows
+    assert refresh.attention == causal(4)
+    assert list(refresh.tokens) == [10, 11, 14, 15]
+    assert not refresh.commit.rows
     assert list(plan.commit.rows) == [0, 1, 2, 3]
     assert response.tokens == tuple(TEXT)
 
@@ -206,8 +217,9 @@ def test_sampling_draws_depend_on_seed_iteration_and_position_only():
 
 def test_a_stop_rule_ends_decoding_once_it_holds_for_the_gapless_prefix():
     answer = Script(TEXT, {0: 0.6, 2: 0.7})
-    response, trace, _ = run_scripted(decode, PROMPT, settings(stop_rule=lambda tokens: 11 in tokens), answer)
-    assert response.stop == "stop_string" and response.tokens == (10, 11, 12, 13)
+    response, _trace, _ = run_scripted(decode, PROMPT, settings(stop_rule=lambda tokens: 11 in tokens), answer)
+    assert response.stop == "stop_string"
+    assert response.tokens == (10, 11, 12, 13)
 
 
 @st.composite
