@@ -1,0 +1,117 @@
+"""What was run: the content of run.json, and the part of it that must be equal for a run to be resumed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from refusion_eval.store.environment import Hardware
+
+MINI_PREFIX = "mini_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """One invocation of a run.
+
+    Attributes:
+        system: name of the system in tables.
+        backbone: the model the system was made from; speed-up is a ratio within one backbone.
+        decoder: name of the decoder.
+        settings: every settings table in force: defaults, per task, command line.
+        checkpoint: path or hub id of the weights.
+        checkpoint_revision: hub revision, empty for a local directory.
+        checkpoint_hash: hash of configuration and weights, empty if not computed.
+        tasks: task name -> version.
+        seed: of everything random.
+        dtype: of weights and cache.
+        device: `cpu` or `cuda`.
+        attention: attention backend.
+        package_version: version of refusion_eval.
+        batch_size: requests run at the same time.
+        warmup: requests decoded before the first measured one.
+        hardware: machine of this invocation.
+        versions: of the packages in use.
+        git_commit: of the checkout, None for an installed package.
+        command: command line.
+        roofline: `weight_bytes`, `cache_bytes_per_row`, `copy_bytes_per_second`; empty if not measured.
+    """
+
+    system: str
+    backbone: str
+    decoder: str
+    settings: Mapping[str, Any]
+    checkpoint: str
+    tasks: Mapping[str, str]
+    seed: int
+    dtype: str
+    device: str
+    attention: str
+    package_version: str
+    checkpoint_revision: str = ""
+    checkpoint_hash: str = ""
+    batch_size: int = 1
+    warmup: int = 0
+    hardware: Hardware = field(default_factory=Hardware)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    git_commit: str | None = None
+    command: Sequence[str] = ()
+    roofline: Mapping[str, float] = field(default_factory=dict)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What decides a text, and therefore must be equal to resume.
+
+        Batch size, rank, hardware and command are absent: they must not change a text. Tasks are absent too, because
+        each sample carries its task and version, so a run may be resumed with more of them. Moved weights are the same
+        weights: their hash counts before their name.
+        """
+        names = ("system", "backbone", "decoder", "settings", "seed", "dtype", "device", "attention", "package_version")
+        weights = self.checkpoint_hash or f"{self.checkpoint}@{self.checkpoint_revision or 'local'}"
+        return as_json({**{name: getattr(self, name) for name in names}, "checkpoint": weights})
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as plain JSON types."""
+        return as_json(asdict(self))
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Manifest:
+        """Inverse of `to_json`; fields of later versions are ignored."""
+        known = {name: fields[name] for name in cls.__slots__ if name in fields}
+        return cls(**{**known, "hardware": Hardware.from_json(fields.get("hardware", {}))})
+
+
+def is_mini(task: str) -> bool:
+    """Whether a task is one of the synthetic look-alikes, which must never be taken for the real benchmark."""
+    return task.startswith(MINI_PREFIX)
+
+
+def differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """One line for every key of two fingerprints that differs, with both values."""
+    before, after = dict(_flat(stored)), dict(_flat(now))
+    return [
+        f"{name}: recorded {_shown(before, name)}, now {_shown(after, name)}"
+        for name in sorted({*before, *after})
+        if before.get(name, _ABSENT) != after.get(name, _ABSENT)
+    ]
+
+
+_ABSENT = object()
+
+
+def as_json(value: Any) -> Any:
+    """The value after a trip through JSON: tuples become lists, keys become strings."""
+    return json.loads(json.dumps(value, default=str))
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, value
+
+
+def _shown(values: Mapping[str, Any], name: str) -> str:
+    return json.dumps(values[name]) if name in values else "nothing"

@@ -1,0 +1,179 @@
+"""What a run leaves behind: one `Sample` a generated text, one `ScoreRow` a judgement of it. Facts, written once.
+
+Everything here turns into plain JSON and back without loss, lone surrogates and NaN in traces included.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from refusion_eval.errors import StoreError
+
+# ScoreRow.metric of the verdict itself; tables call it accuracy, or pass@1 where the answer is a program.
+PASSED = "passed"
+
+
+@dataclass(frozen=True, slots=True)
+class SampleKey:
+    """What makes two samples the same request: a resumed run generates only the keys it does not find.
+
+    Attributes:
+        task: task name, `mini_...` for the synthetic look-alikes.
+        task_version: version of the task definition.
+        doc_hash: hash of the benchmark item.
+        prompt_hash: hash of the rendered prompt.
+        sample: running number among the samples of this item, from 0.
+        settings_hash: hash of the generation settings in force.
+    """
+
+    task: str
+    task_version: str
+    doc_hash: str
+    prompt_hash: str
+    sample: int
+    settings_hash: str
+
+    def digest(self) -> bytes:
+        """32 bytes that differ whenever a field differs."""
+        return hashlib.sha256(dump(list(asdict(self).values())).encode("ascii")).digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One generated text, how it came about and what it cost; or, with `error`, the attempt that failed.
+
+    Attributes:
+        key: identity of the request.
+        benchmark: name of the benchmark the task belongs to.
+        item_id: the benchmark's own name for the item.
+        text: the response; empty with an error.
+        tokens: kept token ids up to and including the first EOS, or None if not recorded.
+        num_tokens: their number.
+        num_forwards: model calls.
+        seconds: from the prompt on the device to the last token on the host.
+        stop: why decoding ended.
+        settings: the decoder settings in force.
+        settings_source: for each setting, where its value came from.
+        trace: events as `Trace.to_json` gives them, or None.
+        prompt_num_tokens: length of the prompt.
+        batch_size: how many requests could run at the same time; only 1 counts for speed.
+        process_id: the registered process that generated it; the store fills in its own when empty.
+        warm: whether the warm-up was over; False keeps the sample out of speed figures.
+        error: traceback or message of a failed attempt.
+        created: ISO time; the store fills it in when empty.
+    """
+
+    key: SampleKey
+    benchmark: str
+    item_id: str
+    text: str = ""
+    tokens: list[int] | None = None
+    num_tokens: int = 0
+    num_forwards: int = 0
+    seconds: float = 0.0
+    stop: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings_source: Mapping[str, Any] = field(default_factory=dict)
+    trace: list | None = None
+    prompt_num_tokens: int = 0
+    batch_size: int = 1
+    process_id: str = ""
+    warm: bool = True
+    error: str | None = None
+    created: str = ""
+
+    def __post_init__(self) -> None:
+        where = f"{self.key.task} {self.item_id}"
+        for name in ("num_tokens", "num_forwards", "seconds", "prompt_num_tokens"):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value < 0:
+                raise StoreError(f"{where}: {name} is {value!r}; a count or time is never negative")
+        if self.batch_size < 1:
+            raise StoreError(f"{where}: batch_size is {self.batch_size}; it is at least 1")
+        if self.tokens is not None and len(self.tokens) != self.num_tokens:
+            raise StoreError(f"{where}: num_tokens is {self.num_tokens}, but {len(self.tokens)} tokens are given")
+
+    def body(self) -> str:
+        """All fields but the trace, as ASCII JSON."""
+        fields = {name: getattr(self, name) for name in self.__slots__ if name not in ("key", "trace")}
+        return dump({"key": asdict(self.key), **fields})
+
+    @classmethod
+    def from_stored(cls, body: str, packed_trace: bytes | None) -> Sample:
+        """Inverse of `body` and `pack`."""
+        fields = json.loads(body)
+        key = SampleKey(**fields.pop("key"))
+        return cls(key=key, trace=unpack(packed_trace) if packed_trace is not None else None, **fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreRow:
+    """One judgement of one sample; written again, it replaces the earlier one of the same scorer and metric.
+
+    Attributes:
+        key: the sample that is judged.
+        item_id: the benchmark's own name for the item.
+        scorer: name and version of what judged it.
+        metric: `PASSED` for the verdict; any other name becomes a metric of its own in tables.
+        value: the figure, 1.0 or 0.0 for `PASSED`.
+        extracted: the answer found in the text, None if none was.
+        verdict: one word, e.g. correct, wrong, timed_out.
+        reason: a sentence on how the verdict came about.
+    """
+
+    key: SampleKey
+    item_id: str
+    scorer: str
+    metric: str = PASSED
+    value: float
+    extracted: str | None = None
+    verdict: str = ""
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.value):
+            raise StoreError(f"{self.key.task} {self.item_id}: the score {self.metric} is {self.value!r}, not a number")
+
+    def body(self) -> str:
+        """All fields as ASCII JSON."""
+        return dump(asdict(self))
+
+    @classmethod
+    def from_stored(cls, body: str) -> ScoreRow:
+        """Inverse of `body`."""
+        fields = json.loads(body)
+        return cls(key=SampleKey(**fields.pop("key")), **fields)
+
+
+def dump(value: Any) -> str:
+    """Compact ASCII JSON. Raises StoreError for values JSON does not have."""
+    try:
+        return json.dumps(value, ensure_ascii=True, separators=(",", ":"), sort_keys=True)
+    except (TypeError, ValueError) as error:
+        raise StoreError(
+            f"a record holds a value that JSON cannot carry ({error}); convert it to plain types"
+        ) from error
+
+
+def pack(trace: Sequence[Any]) -> bytes:
+    """Trace as bytes: a format letter, then JSON plain (`j`) or deflated (`z`), whichever is shorter."""
+    plain = dump(trace).encode("ascii")
+    deflated = zlib.compress(plain, 6)
+    return b"z" + deflated if len(deflated) < len(plain) else b"j" + plain
+
+
+def unpack(packed: bytes) -> list:
+    """Inverse of `pack`. Raises StoreError if the bytes are damaged."""
+    try:
+        text = zlib.decompress(packed[1:]) if packed[:1] == b"z" else packed[1:]
+        return json.loads(text)
+    except (zlib.error, ValueError) as error:
+        raise StoreError(
+            f"a stored trace is damaged ({error}); delete that sample's run and generate it again"
+        ) from error

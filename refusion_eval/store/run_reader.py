@@ -1,0 +1,108 @@
+"""Reading a run directory: by its writer, by tables, by anyone while it is still being written."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from refusion_eval.errors import StoreError
+from refusion_eval.store.database import SCHEMA_VERSION, open_for_reading, refusing
+from refusion_eval.store.environment import Hardware
+from refusion_eval.store.manifest import Manifest
+from refusion_eval.store.records import Sample, ScoreRow
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a run directory says it is.
+
+    Attributes:
+        run_id: name of the directory.
+        manifest: the first invocation; `tasks` holds those of all invocations.
+        processes: process id -> its record, `hardware` included.
+    """
+
+    run_id: str
+    manifest: Manifest
+    processes: Mapping[str, Mapping[str, Any]]
+
+    def hardware(self, process_id: str) -> Hardware:
+        """Machine of a process."""
+        return Hardware.from_json(self.processes[process_id]["hardware"])
+
+    def to_json(self) -> dict[str, Any]:
+        """Content of run.json."""
+        return {
+            "schema": SCHEMA_VERSION,
+            "run_id": self.run_id,
+            "fingerprint": self.manifest.fingerprint(),
+            "manifest": self.manifest.to_json(),
+            "processes": dict(self.processes),
+        }
+
+
+class RunReader:
+    """Reads a run directory without locking it or changing a record, also while it is being written."""
+
+    def __init__(self, directory: Path, connection: sqlite3.Connection) -> None:
+        self.directory = directory
+        self.run = read_run(directory, connection)
+        self._connection = connection
+
+    @classmethod
+    @contextmanager
+    def open(cls, run_dir: str | os.PathLike[str]) -> Iterator[Self]:
+        """Opens a run for reading. Raises StoreError if there is none, or its records are damaged or too new."""
+        directory = Path(run_dir)
+        with open_for_reading(directory) as connection:
+            yield cls(directory, connection)
+
+    def samples(self, *, traces: bool = True) -> Iterator[Sample]:
+        """All samples in canonical order (task, item, sample)."""
+        return iterate_samples(self.directory, self._connection, traces)
+
+    def scores(self) -> Iterator[ScoreRow]:
+        """All scores, in the order in which they were written."""
+        return iterate_scores(self.directory, self._connection)
+
+
+def read_run(directory: Path, connection: sqlite3.Connection) -> Run:
+    """What the database says the run is. Raises StoreError if it was stopped before it recorded that."""
+    with refusing(directory):
+        rows = dict(connection.execute("SELECT name, value FROM meta")) if _has_tables(connection) else {}
+        if "manifest" not in rows:
+            raise StoreError(f"{directory}: the run was stopped before it began; run its command again")
+        bodies = dict(connection.execute("SELECT process_id, body FROM processes ORDER BY rowid"))
+    processes = {name: json.loads(body) for name, body in bodies.items()}
+    tasks = {task: version for process in processes.values() for task, version in process.get("tasks", {}).items()}
+    manifest = Manifest.from_json(json.loads(rows["manifest"]))
+    return Run(directory.resolve().name, replace(manifest, tasks={**manifest.tasks, **tasks}), processes)
+
+
+def _has_tables(connection: sqlite3.Connection) -> bool:
+    return connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'meta'").fetchone()[0] > 0
+
+
+def iterate_samples(directory: Path, connection: sqlite3.Connection, traces: bool) -> Iterator[Sample]:
+    """All samples in canonical order, one at a time; without traces, which are most of the bytes, on request."""
+    column = "trace" if traces else "NULL"
+    query = f"SELECT body, {column} FROM samples ORDER BY task, item_id, sample, key"
+    for row in _rows(directory, connection, query):
+        yield Sample.from_stored(*row)
+
+
+def iterate_scores(directory: Path, connection: sqlite3.Connection) -> Iterator[ScoreRow]:
+    """All scores in the order in which they were written, one at a time."""
+    for (body,) in _rows(directory, connection, "SELECT body FROM scores ORDER BY rowid"):
+        yield ScoreRow.from_stored(body)
+
+
+def _rows(directory: Path, connection: sqlite3.Connection, query: str) -> Iterable[tuple]:
+    with refusing(directory):
+        yield from connection.execute(query)

@@ -1,0 +1,222 @@
+"""The records of one run in one directory: `run.json` (what was run) and `records.sqlite` (every sample and score).
+
+A sample is on the disk when `append` returns; a process killed at any instant loses at most the samples in flight, and
+the same command run again continues behind the last one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from refusion_eval.errors import StoreError
+from refusion_eval.store.atomic_write import write_atomically
+from refusion_eval.store.database import open_for_writing, refusing
+from refusion_eval.store.environment import Hardware
+from refusion_eval.store.lock import DirectoryLock
+from refusion_eval.store.manifest import Manifest, differences
+from refusion_eval.store.records import Sample, SampleKey, ScoreRow, dump, pack
+from refusion_eval.store.run_reader import iterate_samples, iterate_scores, read_run
+
+RUN_JSON = "run.json"
+
+
+class RunStore:
+    """The one writer of a run directory; a context manager, usable from several threads of its process."""
+
+    def __init__(self, directory: Path, connection: sqlite3.Connection, lock: DirectoryLock) -> None:
+        self.directory = directory
+        self.process_id = ""
+        self._connection = connection
+        self._lock = lock
+        self._mutex = threading.RLock()
+
+    @classmethod
+    def open(cls, run_dir: str | os.PathLike[str], manifest: Manifest) -> Self:
+        """Creates the run, or resumes it if what decides its texts is unchanged.
+
+        Args:
+            run_dir: the run's directory, created if absent.
+            manifest: this invocation; registered as a process in any case.
+
+        Raises:
+            StoreError: another process writes there; the fingerprint differs (each differing key is named); the
+                directory cannot be written, or its records are damaged or newer than this code.
+        """
+        directory = Path(run_dir)
+        with refusing(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+        lock = DirectoryLock(directory)
+        try:
+            connection = open_for_writing(directory)
+        except BaseException:
+            lock.release()
+            raise
+        store = cls(directory, connection, lock)
+        try:
+            store._adopt(manifest)
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def _adopt(self, manifest: Manifest) -> None:
+        """Checks the fingerprint against the recorded one, or records it, and registers this process."""
+        fingerprint = manifest.fingerprint()
+        with self._transaction() as connection:
+            row = connection.execute("SELECT value FROM meta WHERE name = 'fingerprint'").fetchone()
+            if row is None:
+                if (self.directory / RUN_JSON).exists():
+                    raise StoreError(
+                        f"{self.directory} has a {RUN_JSON} but its records are gone; restore them, or use another "
+                        "directory"
+                    )
+                names = {"fingerprint": fingerprint, "manifest": manifest.to_json()}
+                connection.executemany("INSERT INTO meta VALUES (?, ?)", [(k, dump(v)) for k, v in names.items()])
+            elif differing := differences(json.loads(row[0]), fingerprint):
+                raise StoreError(
+                    f"{self.directory} holds a run of something else; "
+                    + "; ".join(differing)
+                    + ". Use another directory, or the recorded settings"
+                )
+        self.process_id = self.register_process(manifest.hardware, manifest)
+
+    def register_process(self, hardware: Hardware, manifest: Manifest | None = None) -> str:
+        """Records a process that generates samples, with the machine it runs on.
+
+        Args:
+            hardware: its machine; speed figures never mix samples of different machines.
+            manifest: its invocation, if it is not a worker of this one.
+
+        Returns:
+            The process id for `Sample.process_id`.
+        """
+        process_id = uuid.uuid4().hex[:12]
+        body: dict[str, Any] = {"hardware": asdict(hardware), "pid": os.getpid(), "started": _now()}
+        if manifest is not None:
+            names = ("command", "versions", "git_commit", "batch_size", "warmup", "tasks", "roofline")
+            body |= {name: manifest.to_json()[name] for name in names}
+        with self._transaction() as connection:
+            connection.execute("INSERT INTO processes VALUES (?, ?)", (process_id, dump(body)))
+        self._write_run_json()
+        return process_id
+
+    def _write_run_json(self) -> None:
+        run = read_run(self.directory, self._connection)
+        with refusing(self.directory):
+            write_atomically(self.directory / RUN_JSON, json.dumps(run.to_json(), indent=2, sort_keys=True) + "\n")
+
+    def get(self, key: SampleKey) -> Sample | None:
+        """The sample of a request, or None. A sample with `error` set is to be generated again."""
+        with self._mutex, refusing(self.directory):
+            row = self._connection.execute("SELECT body, trace FROM samples WHERE key = ?", (key.digest(),)).fetchone()
+        return Sample.from_stored(*row) if row else None
+
+    def append(self, sample: Sample) -> None:
+        """Writes one sample through to the disk.
+
+        A stored sample is final, unless it is an error: a later attempt replaces that.
+
+        Raises:
+            StoreError: the request already has a good sample, its process is unknown, or the disk refuses.
+        """
+        sample = replace(sample, process_id=sample.process_id or self.process_id, created=sample.created or _now())
+        key = sample.key.digest()
+        with self._transaction() as connection:
+            known = connection.execute("SELECT 1 FROM processes WHERE process_id = ?", (sample.process_id,)).fetchone()
+            if known is None:
+                raise StoreError(
+                    f"{self.directory}: process_id {sample.process_id!r} is not registered; leave it empty for this "
+                    "process, or use what register_process returned"
+                )
+            stored = connection.execute("SELECT failed, attempts FROM samples WHERE key = ?", (key,)).fetchone()
+            if stored is not None and not stored[0]:
+                raise StoreError(
+                    f"{self.directory}: {sample.key.task} {sample.item_id} sample {sample.key.sample} is already "
+                    "recorded, and records are written once; ask get() before generating"
+                )
+            packed = pack(sample.trace) if sample.trace is not None else None
+            names = (_readable(sample.key.task), _readable(sample.item_id), sample.key.sample)
+            attempts = stored[1] + 1 if stored else 1
+            connection.execute("DELETE FROM scores WHERE key = ?", (key,))
+            connection.execute(
+                "INSERT OR REPLACE INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (key, *names, sample.error is not None, attempts, sample.body(), packed),
+            )
+
+    def samples(self, *, traces: bool = True) -> Iterator[Sample]:
+        """All samples in canonical order (task, item, sample), whatever order they finished in."""
+        return iterate_samples(self.directory, self._connection, traces)
+
+    def append_scores(self, scores: Sequence[ScoreRow]) -> None:
+        """Writes judgements, all or none; one of the same sample, scorer and metric is replaced.
+
+        Raises:
+            StoreError: a score of a sample that is not there or has an error.
+        """
+        with self._transaction() as connection:
+            for score in scores:
+                key = score.key.digest()
+                row = connection.execute("SELECT failed FROM samples WHERE key = ?", (key,)).fetchone()
+                if row is None or row[0]:
+                    state = "is not recorded" if row is None else "is an error, which is not an answer"
+                    raise StoreError(
+                        f"{self.directory}: {score.key.task} {score.item_id} sample {score.key.sample} cannot be "
+                        f"scored: it {state}; generate it first"
+                    )
+                connection.execute(
+                    "INSERT OR REPLACE INTO scores VALUES (?, ?, ?, ?)",
+                    (key, _readable(score.scorer), _readable(score.metric), score.body()),
+                )
+
+    def scores(self) -> Iterator[ScoreRow]:
+        """All scores, in the order in which they were written."""
+        return iterate_scores(self.directory, self._connection)
+
+    def close(self) -> None:
+        """Closes the database and lets others write; harmless if already closed."""
+        with self._mutex:
+            try:
+                with refusing(self.directory):
+                    self._connection.close()
+            finally:
+                self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._mutex, refusing(self.directory):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+
+def _readable(text: str) -> str:
+    """The text for a column people read: what UTF-8 cannot encode is escaped."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
