@@ -177,7 +177,9 @@ Decoding = Generator[Forward, tuple[Readout, ...], Response]
 class Decode(Protocol):
     """The signature of every decoder: a prompt, its own frozen settings, and the trace it reports to."""
 
-    def __call__(self, prompt: Sequence[int], settings: Any, trace: Trace) -> Decoding: ...
+    def __call__(self, prompt: Sequence[int], settings: Any, trace: Trace) -> Decoding:
+        """Starts a decoding; nothing is computed until the engine asks for the first forward."""
+        ...
 
 
 StopRule = Callable[[Sequence[int]], bool]

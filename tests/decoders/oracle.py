@@ -1,7 +1,7 @@
 """Runs a decoder on stock transformers without any KV cache: the oracle for decoders and engine alike.
 
-Every row that was ever fed is kept with the rows that it saw. A forward recomputes all of them under that visibility as a
-dense mask, so nothing depends on cache handling. Slow and obviously right.
+Every row that was ever fed is kept with the rows that it saw. A forward recomputes all of them under that visibility
+as a dense mask, so nothing depends on cache handling. Slow and obviously right.
 """
 
 from collections.abc import Sequence
