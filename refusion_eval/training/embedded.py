@@ -1,0 +1,142 @@
+"""`python -m refusion_eval.training.embedded`: tokenizer, AR backbone and ReFusion fine-tune, from nothing.
+
+Reproducible: data, batches, corruption and initial weights come from one seed; floating-point sums depend on the
+number of threads, which is recorded. Interrupted, the same command goes on where it stopped.
+"""
+
+import argparse
+import functools
+import os
+import platform
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from refusion_eval.evaluate.prompts import prompt
+from refusion_eval.training.check import exact_share
+from refusion_eval.training.data import Sample, encode
+from refusion_eval.training.mini.generate import DRAWS, items, test_items
+from refusion_eval.training.mini.item import Item
+from refusion_eval.training.model_card import write_card
+from refusion_eval.training.tokenizer import train_tokenizer
+from refusion_eval.training.train import TrainConfig, train
+
+SEED = 2512
+VOCABULARY_SIZE = 1536
+NUM_TOKENIZER_ITEMS = 3000
+NUM_TRAIN_ITEMS = 30_000
+NUM_CHECK_ITEMS = 60
+EXTENDED_POSITIONS = 2048
+
+STAGES: dict[str, TrainConfig] = {
+    "pretrain": TrainConfig(objective="pretrain", num_steps=600, peak_lr=2e-3, final_lr_share=1.0, seed=SEED),
+    "autoregressive": TrainConfig(objective="sft", num_steps=1800, peak_lr=2e-3, seed=SEED + 1),
+    "refusion": TrainConfig(objective="refusion", num_steps=3000, peak_lr=1.5e-3, seed=SEED + 2, eos_multiple=32),
+}
+
+
+def _pairs(benchmark: str, some: Sequence[Item]) -> list[tuple[str, str]]:
+    return [(prompt(benchmark, item.prompt_row), item.response) for item in some]
+
+
+def train_pairs(benchmark: str, count: int) -> list[tuple[str, str]]:
+    """The first `count` (query, response) pairs of a mini task's training stream."""
+    return _pairs(benchmark, list(islice(items(benchmark, test=False, seed=SEED), count)))
+
+
+def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+    """A tiny Qwen3 with the head size and rotary base of the 8B model, randomly initialised from the seed."""
+    torch.manual_seed(SEED)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=192,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=128,
+        intermediate_size=512,
+        max_position_embeddings=EXTENDED_POSITIONS,
+        rope_theta=1_000_000.0,
+        tie_word_embeddings=True,
+        attn_implementation="sdpa",
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        mask_token_id=tokenizer.mask_token_id,
+    )
+    return Qwen3ForCausalLM(config).float()
+
+
+def save_checkpoint(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, target: Path) -> None:
+    """Writes a Hugging Face checkpoint with weights rounded to bfloat16; `model` itself is left in float32."""
+    target.mkdir(parents=True, exist_ok=True)
+    copy = Qwen3ForCausalLM(model.config)
+    copy.load_state_dict(model.state_dict())
+    copy.to(torch.bfloat16).save_pretrained(target)
+    tokenizer.save_pretrained(target)
+
+
+def _log(stage: str, model: Qwen3ForCausalLM, check: dict[str, list[Sample]], every: int, line: dict[str, Any]) -> None:
+    text = f"{stage} step {line['step']} {line['seconds']:.0f} s ar {line['ar']:.4f} mdm {line['mdm']:.4f}"
+    if line["step"] % every == 0:
+        model.eval()
+        shares = {benchmark: exact_share(model, samples) for benchmark, samples in check.items()}
+        model.train()
+        text += " exact " + " ".join(f"{benchmark} {share:.2f}" for benchmark, share in shares.items())
+    print(f"{text} ({line['tokens_per_second']} tokens/s)", flush=True)
+
+
+def _tokenizer(work_dir: Path) -> PreTrainedTokenizerFast:
+    target = work_dir / "tokenizer"
+    if not target.exists():
+        pairs = [pair for benchmark in DRAWS for pair in train_pairs(benchmark, NUM_TOKENIZER_ITEMS)]
+        turns = [text for query, response in pairs for text in ("user\n" + query, "assistant\n" + response)]
+        part = work_dir / "tokenizer.part"
+        train_tokenizer(turns, VOCABULARY_SIZE).save_pretrained(part)
+        os.replace(part, target)
+    return PreTrainedTokenizerFast.from_pretrained(target)
+
+
+def build(work_dir: Path, out_dir: Path, *, num_threads: int, stages: dict[str, TrainConfig] | None = None) -> None:
+    """Trains all stages and writes `<out_dir>/{autoregressive,refusion}`.
+
+    Args:
+        work_dir: tokenizer, resumable states and metrics; safe to delete once done.
+        out_dir: gets the checkpoints and their cards.
+        num_threads: CPU threads of torch.
+        stages: name -> configuration, in order; `STAGES` if absent.
+    """
+    torch.set_num_threads(num_threads)
+    work_dir.mkdir(parents=True, exist_ok=True)
+    tokenizer = _tokenizer(work_dir)
+    samples = [sample for name in DRAWS for sample in encode(tokenizer, train_pairs(name, NUM_TRAIN_ITEMS))]
+    check = {name: encode(tokenizer, _pairs(name, test_items(name)[:NUM_CHECK_ITEMS])) for name in DRAWS}
+    print(f"{len(tokenizer)} token ids, {len(samples)} training samples", flush=True)
+    model = new_model(tokenizer)
+    print(f"{sum(parameter.numel() for parameter in model.parameters())} parameters", flush=True)
+    hardware = f"{os.cpu_count()} CPU cores ({platform.machine()}), {num_threads} threads, torch {torch.__version__}"
+    done: dict[str, TrainConfig] = {}
+    for stage, config in (stages or STAGES).items():
+        done[stage] = config
+        train(model, samples, config, work_dir / stage, on_log=functools.partial(_log, stage, model, check, 200))
+        if stage in ("autoregressive", "refusion"):
+            save_checkpoint(model, tokenizer, out_dir / stage)
+            write_card(out_dir / stage, stage, done, work_dir, num_samples=len(samples), hardware=hardware)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Train the embedded checkpoints from nothing.")
+    parser.add_argument("--work-dir", type=Path, default=Path("runs/embedded"), help="states and metrics")
+    parser.add_argument("--out-dir", type=Path, default=Path(__file__).parents[1] / "embedded", help="checkpoints")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="CPU threads")
+    arguments = parser.parse_args()
+    build(arguments.work_dir, arguments.out_dir, num_threads=arguments.threads)
+
+
+if __name__ == "__main__":
+    main()

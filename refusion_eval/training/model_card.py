@@ -1,0 +1,70 @@
+"""The README of an embedded checkpoint, written from its training records."""
+
+import csv
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from refusion_eval.training.train import TrainConfig
+
+_TITLES = {
+    "autoregressive": "Embedded autoregressive backbone",
+    "refusion": "Embedded ReFusion fine-tune",
+}
+_TEXTS = {
+    "autoregressive": "Next-token training on the seven mini tasks: first prompt and answer, then the answer alone.",
+    "refusion": (
+        "ReFusion's hybrid objective (AR on clean slots, MDM on masked slots, release normalisation) on the same data, "
+        "from the embedded autoregressive backbone."
+    ),
+}
+
+
+def write_card(
+    target: Path, stage: str, configs: Mapping[str, TrainConfig], work_dir: Path, *, num_samples: int, hardware: str
+) -> None:
+    """Writes README.md and loss.csv beside the checkpoint.
+
+    Args:
+        target: directory of the checkpoint.
+        stage: "autoregressive" or "refusion".
+        configs: every stage that led here, in order.
+        work_dir: holds `<stage>/metrics.jsonl`.
+        num_samples: size of the training set.
+        hardware: in words.
+    """
+    lines = {name: (work_dir / name / "metrics.jsonl").read_text().splitlines() for name in configs}
+    metrics = {name: [json.loads(line) for line in some] for name, some in lines.items()}
+    with (target / "loss.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["stage", "step", "seconds", "lr", "ar", "mdm"])
+        for name, rows in metrics.items():
+            for row in rows:
+                numbers = [f"{row[column]:.5g}" for column in ("lr", "ar", "mdm")]
+                writer.writerow([name, row["step"], row["seconds"], *numbers])
+
+    table = "".join(
+        f"| {name} | {config.objective} | {config.num_steps} | {config.tokens_per_batch} | {config.peak_lr:g} "
+        f"| {config.seed} | {metrics[name][-1]['seconds'] / 60:.1f} | {metrics[name][-1]['ar']:.4f} "
+        f"| {metrics[name][-1]['mdm']:.4f} |\n"
+        for name, config in configs.items()
+    )
+    settings = json.dumps(asdict(configs[stage]), indent=2)
+    (target / "README.md").write_text(
+        f"# {_TITLES[stage]}\n\n"
+        f"{_TEXTS[stage]}\n\n"
+        "A tiny Qwen3 (head size 128, rotary base 1e6) with its own byte-level BPE tokenizer, trained from random weights "
+        "on synthetic items made by `refusion_eval.training.mini`; no other data. It can do the mini tasks and nothing "
+        "else, and serves to run every part of this project with true (small) numbers on any machine.\n\n"
+        f"- Data: {num_samples} synthetic conversations, disjoint from `tasks/mini/*/test.jsonl`.\n"
+        f"- Hardware: {hardware}.\n"
+        "- Weights: bfloat16 (trained in float32).\n"
+        "- Made by: `python -m refusion_eval.training.embedded`.\n"
+        "- Loss curve: `loss.csv`.\n\n"
+        "| stage | objective | steps | tokens a batch | peak lr | seed | minutes | last AR loss | last MDM loss |\n"
+        "|---|---|---|---|---|---|---|---|---|\n"
+        f"{table}\n"
+        f"Settings of the last stage:\n\n```json\n{settings}\n```\n",
+        encoding="utf-8",
+    )

@@ -1,0 +1,198 @@
+"""The training loop: one objective, one model, a fixed number of steps; resumable to the same losses."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from transformers import Qwen3ForCausalLM
+
+from refusion_eval.errors import ConfigError
+from refusion_eval.training.collate import Batch, Normalisation, collate
+from refusion_eval.training.corrupt import SLOT_SIZES, arrange, causal_example, draw, draw_slot_size, fill_with_eos
+from refusion_eval.training.data import Sample, plan_batches
+from refusion_eval.training.objectives import hybrid_loss
+
+Objective = Literal["pretrain", "sft", "refusion"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Everything that decides a training stage.
+
+    Attributes:
+        objective: "pretrain" (next token, prompt included), "sft" (next token of the answer) or "refusion" (hybrid).
+        num_steps: optimizer steps.
+        tokens_per_batch: padded tokens of a batch, at most.
+        peak_lr: learning rate after warm-up; falls along a cosine to `final_lr_share` of it.
+        num_warmup_steps: linear warm-up.
+        final_lr_share: last learning rate / peak.
+        weight_decay: of AdamW, on matrices only.
+        max_grad_norm: gradients are scaled down to this norm.
+        seed: of batches and corruption.
+        slot_sizes: k is drawn from these for each sample (refusion).
+        eos_multiple: answers are filled with EOS up to a multiple of this many tokens (refusion); 0 is the release.
+        normalisation: of the losses, see `collate`.
+        log_every: steps between two lines of metrics.
+        save_every: steps between two resumable states.
+    """
+
+    objective: Objective
+    num_steps: int
+    tokens_per_batch: int = 4096
+    peak_lr: float = 2e-3
+    num_warmup_steps: int = 100
+    final_lr_share: float = 0.02
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+    seed: int = 0
+    slot_sizes: tuple[int, ...] = SLOT_SIZES
+    eos_multiple: int = 0
+    normalisation: Normalisation = "release"
+    log_every: int = 20
+    save_every: int = 200
+
+    def __post_init__(self) -> None:
+        for name in ("num_steps", "tokens_per_batch", "log_every", "save_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if not self.slot_sizes or min(self.slot_sizes) < 1:
+            raise ConfigError(f"slot_sizes is {self.slot_sizes}; name one or more sizes of at least 1")
+        if self.eos_multiple < 0:
+            raise ConfigError(f"eos_multiple is {self.eos_multiple}; use 0 for none or a block length")
+
+
+def learning_rate(config: TrainConfig, step: int) -> float:
+    """Linear warm-up, then a cosine from the peak to its final share."""
+    if step < config.num_warmup_steps:
+        return config.peak_lr * (step + 1) / config.num_warmup_steps
+    progress = (step - config.num_warmup_steps) / max(config.num_steps - config.num_warmup_steps, 1)
+    share = config.final_lr_share + (1 - config.final_lr_share) * 0.5 * (1 + math.cos(math.pi * progress))
+    return config.peak_lr * share
+
+
+def build_batch(config: TrainConfig, samples: Sequence[Sample], step: int, *, eos: int, mask: int, pad: int) -> Batch:
+    """Corrupts and collates the samples of one step; the draws depend on the seed and the step alone."""
+    rng = np.random.default_rng([config.seed, 1, step])
+    examples = []
+    for sample in samples:
+        if config.objective == "refusion":
+            answer = fill_with_eos(sample.answer, eos=eos, multiple=config.eos_multiple)
+            draws = draw(rng, len(answer), draw_slot_size(rng, config.slot_sizes))
+            examples.append(arrange(sample.prompt, answer, draws, mask=mask))
+        else:
+            learn_prompt = config.objective == "pretrain"
+            examples.append(causal_example(sample.prompt, sample.answer, learn_prompt=learn_prompt))
+    return collate(examples, pad=pad, normalisation=config.normalisation)
+
+
+class _Schedule:
+    """Which samples belong to which step, epoch after epoch."""
+
+    def __init__(self, config: TrainConfig, samples: Sequence[Sample]) -> None:
+        self._config, self._lengths = config, [sample.length for sample in samples]
+        self._epoch, self._first_step, self._batches = -1, 0, []
+
+    def at(self, step: int) -> list[int]:
+        while step >= self._first_step + len(self._batches):
+            self._first_step += len(self._batches)
+            self._epoch += 1
+            config = self._config
+            self._batches = plan_batches(
+                self._lengths, tokens_per_batch=config.tokens_per_batch, seed=config.seed, epoch=self._epoch
+            )
+        return self._batches[step - self._first_step]
+
+
+def _optimizer(model: Qwen3ForCausalLM, config: TrainConfig) -> torch.optim.AdamW:
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
+    vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=config.peak_lr, betas=(0.9, 0.98))
+
+
+def _save_state(path: Path, state: dict[str, Any]) -> None:
+    """Writes beside the target, then renames: a crash leaves the previous state whole."""
+    part = path.with_suffix(".part")
+    torch.save(state, part)
+    os.replace(part, path)
+
+
+def train(
+    model: Qwen3ForCausalLM,
+    samples: Sequence[Sample],
+    config: TrainConfig,
+    run_dir: Path,
+    *,
+    on_log: Callable[[dict[str, Any]], None] | None = None,
+) -> None:
+    """Trains in place, from the state in `run_dir` if there is one.
+
+    Args:
+        model: float32; its config holds `eos_token_id`, `pad_token_id` and, for refusion, `mask_token_id`.
+        samples: not empty.
+        config: of this stage; a state of another configuration is refused.
+        run_dir: gets `metrics.jsonl` (one line every `log_every` steps) and `state.pt`.
+        on_log: called with every line of metrics.
+
+    Raises:
+        ConfigError: `run_dir` belongs to another configuration.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    state_path, metrics_path = run_dir / "state.pt", run_dir / "metrics.jsonl"
+    optimizer = _optimizer(model, config)
+    first_step, seconds_before = 0, 0.0
+    if state_path.exists():
+        state = torch.load(state_path, weights_only=True)
+        if state["config"] != json.dumps(asdict(config)):
+            raise ConfigError(f"{run_dir} was trained with {state['config']}; choose another directory or remove it")
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        first_step, seconds_before = state["step"], state["seconds"]
+        kept = [line for line in metrics_path.read_text().splitlines() if json.loads(line)["step"] <= first_step]
+        metrics_path.write_text("".join(line + "\n" for line in kept))
+
+    ids = {"eos": model.config.eos_token_id, "pad": model.config.pad_token_id, "mask": model.config.mask_token_id}
+    schedule = _Schedule(config, samples)
+    model.train()
+    started, sums, num_tokens = time.perf_counter(), np.zeros(2), 0
+    for step in range(first_step, config.num_steps):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(config, step)
+        batch = build_batch(config, [samples[number] for number in schedule.at(step)], step, **ids)
+        losses = hybrid_loss(model, batch)
+        losses.total.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        sums += (losses.ar.item(), losses.mdm.item())
+        num_tokens += batch.tokens_BT.numel()
+
+        done, seconds = step + 1, seconds_before + time.perf_counter() - started
+        if done % config.log_every == 0 or done == config.num_steps:
+            since = (done - 1) % config.log_every + 1
+            rate = num_tokens / (seconds - seconds_before)
+            line = {"step": done, "seconds": round(seconds, 1), "lr": learning_rate(config, step)}
+            line |= {"ar": sums[0] / since, "mdm": sums[1] / since, "tokens_per_second": round(rate)}
+            with metrics_path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            sums = np.zeros(2)
+            if on_log is not None:
+                on_log(line)
+        if done % config.save_every == 0 or done == config.num_steps:
+            _save_state(
+                state_path,
+                {
+                    "config": json.dumps(asdict(config)),
+                    "model": model.state_dict(),
+                    "optimizer": optimizer.state_dict(),
+                    "step": done,
+                    "seconds": seconds,
+                },
+            )
