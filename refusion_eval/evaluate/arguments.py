@@ -35,9 +35,9 @@ OTHER_NAMES = {
 
 
 def field_types(settings_type: type) -> dict[str, Any]:
-    """Maps the fields of a dataclass to their resolved types."""
+    """Maps a dataclass' fields to their resolved types, without those that take no part in comparison (callbacks)."""
     hints = typing.get_type_hints(settings_type)
-    return {field.name: hints[field.name] for field in fields(settings_type) if field.init}
+    return {field.name: hints[field.name] for field in fields(settings_type) if field.init and field.compare}
 
 
 def check_keys(keys: Collection[str], known: Collection[str], where: str) -> None:
@@ -83,11 +83,8 @@ def convert(key: str, value: Any, wanted: Any, where: str) -> Any:
         return tuple(convert(key, item, typing.get_args(wanted)[0], where) for item in items)
     converted = _SCALARS[wanted](value) if wanted in _SCALARS else value
     if converted is None:
-        name = getattr(wanted, "__name__", str(wanted))
-        hint = ""
-        if wanted is str:
-            hint = "; lm-eval read it as a number, so pass the arguments as JSON, with the value in quotes"
-        raise ConfigError(f"{where}: {key}={value!r} is no {name}{hint}")
+        hint = "; pass the arguments as JSON, with the value in quotes" if wanted is str else ""
+        raise ConfigError(f"{where}: {key}={value!r} is not {_WORDS[wanted]}{hint}")
     return converted
 
 
@@ -130,3 +127,4 @@ def _str(value: Any) -> str | None:
 
 
 _SCALARS: dict[Any, Any] = {bool: _bool, int: _int, float: _float, str: _str}
+_WORDS: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}

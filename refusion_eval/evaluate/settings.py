@@ -2,16 +2,16 @@
 
 Precedence, highest first: model arguments of the command line; the task's generation arguments (its YAML's
 generation_kwargs, updated by `--gen_kwargs`: lm-eval merges the two before we see them); the settings table of the
-decoder (`tasks/settings/<decoder>.yaml`, for mini tasks `mini_<decoder>.yaml`); the decoder's defaults.
+decoder (`tasks/settings/<decoder>.yaml`, for mini tasks `mini_<decoder>.yaml`); what the checkpoint says of itself
+(its mask and end tokens); the decoder's defaults.
 """
 
 import fnmatch
-import functools
 import hashlib
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 MODEL_ARGS = "model_args"
 GENERATION_KWARGS = "generation_kwargs"
+CHECKPOINT = "checkpoint"
 DEFAULT = "default"
 
 # lm-eval's own tasks of the seven benchmarks; this project's are refusion_<benchmark> and mini_<benchmark>.
@@ -87,9 +88,12 @@ class Resolved:
 
     Attributes:
         settings: the decoder's frozen Settings.
-        sources: for every key where its value came from: model_args, generation_kwargs, a file and benchmark, default.
+        sources: for every key where its value came from: model_args, generation_kwargs, a file and benchmark,
+            checkpoint, default.
         until: strings at whose first occurrence the text is cut.
         benchmark: what the task was recognised as, or None.
+        values: the settings as a mapping, without callbacks.
+        digest: hash of the settings and stop strings, part of the key of a sample.
     """
 
     settings: Any
@@ -100,7 +104,7 @@ class Resolved:
     digest: str = field(init=False)
 
     def __post_init__(self) -> None:
-        values = asdict(self.settings)
+        values = {key: getattr(self.settings, key) for key in field_types(type(self.settings))}
         text = json.dumps([values, self.until], sort_keys=True, default=str)
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "digest", hashlib.sha256(text.encode()).hexdigest()[:16])
@@ -125,15 +129,17 @@ def benchmark_of(task: str) -> Benchmark | None:
     return None
 
 
-@functools.lru_cache
-def load_table(decoder: str, mini: bool, settings_type: type, folder: Path) -> Table | None:
+def load_table(
+    folder: Path, decoder: str, mini: bool, settings_type: type, checkpoint: Mapping[str, Any]
+) -> Table | None:
     """Reads and checks a settings file.
 
     Args:
+        folder: the folder of settings files.
         decoder: the decoder's name.
         mini: whether the synthetic look-alikes' file is meant.
         settings_type: the decoder's Settings, which every entry must satisfy.
-        folder: the folder of settings files.
+        checkpoint: settings that the checkpoint brings, such as mask_id.
 
     Returns:
         The table, or None if the decoder has no such file.
@@ -154,7 +160,7 @@ def load_table(decoder: str, mini: bool, settings_type: type, folder: Path) -> T
     benchmarks = {}
     for benchmark, values in content["benchmarks"].items():
         benchmarks[benchmark] = convert_all(values, types, f"{where}: {benchmark}")
-        _build(settings_type, benchmarks[benchmark], f"{where}: {benchmark}")
+        _build(settings_type, {**checkpoint, **benchmarks[benchmark]}, f"{where}: {benchmark}")
     return Table(path, benchmarks)
 
 
@@ -215,6 +221,7 @@ def resolve(
     model_args: Mapping[str, Any],
     generation: Generation,
     table: Table | None,
+    checkpoint: Mapping[str, Any],
 ) -> Resolved:
     """Merges the sources of one task's settings.
 
@@ -224,12 +231,13 @@ def resolve(
         model_args: decoder settings given on the command line, already converted.
         generation: the request's generation arguments.
         table: the settings file that belongs to this task, or None.
+        checkpoint: settings that the checkpoint brings, such as mask_id.
 
     Raises:
         ConfigError: the merged values contradict each other.
     """
     benchmark = benchmark_of(task)
-    layers: list[tuple[str, Mapping[str, Any]]] = []
+    layers: list[tuple[str, Mapping[str, Any]]] = [(CHECKPOINT, checkpoint)]
     if table is not None and benchmark is not None and benchmark.name in table.benchmarks:
         layers.append((f"{table.label}:{benchmark.name}", table.benchmarks[benchmark.name]))
     layers += [(GENERATION_KWARGS, generation.values), (MODEL_ARGS, model_args)]

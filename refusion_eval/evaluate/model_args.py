@@ -1,0 +1,114 @@
+"""The model arguments of `--model refusion` and of `refusion-eval run`: what they are called and what they mean."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from refusion_eval.decoders import DECODERS
+from refusion_eval.errors import ConfigError
+from refusion_eval.evaluate.arguments import check_keys, convert_all, field_types
+
+log = logging.getLogger(__name__)
+
+# Requests decoded together when lm-eval is told `--batch_size auto`.
+AUTO_BATCH_SIZE = 16
+
+# The checkpoint decides these; a command line may still correct them.
+SYSTEM_NAMES = {"refusion": "ReFusion", "autoregressive": "AR"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelArgs:
+    """What to load and how to run it. Decoder settings are given beside these, by their own names.
+
+    Attributes:
+        pretrained: a checkpoint folder or a hub id.
+        decoder: name of the decoder.
+        revision: hub revision.
+        dtype: of weights and cache; auto is bfloat16 on a GPU and float32 on a CPU.
+        device: cpu, cuda, cuda:1, ...; None takes a GPU if there is one.
+        attention: attention backend; auto takes the best one that works here.
+        batch_size: requests decoded at the same time. Speed is only measured at 1.
+        run_dir: where every sample is recorded as it finishes, and found again by the next run; None records nothing.
+        data_dir: folder with benchmark data; the tasks read it.
+        enable_thinking: passed to the chat template.
+        warmup: requests decoded and thrown away before the first measured one of each settings.
+        system: name in tables; by default the decoder's.
+        backbone: name of the model it was made from: speed-up compares systems of one backbone.
+        sandbox: how model-written code is run by the tasks: auto, or none for no isolation at all.
+    """
+
+    pretrained: str
+    decoder: str = "refusion"
+    revision: str | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str | None = None
+    attention: str = "auto"
+    batch_size: int = 1
+    run_dir: str | None = None
+    data_dir: str | None = None
+    enable_thinking: bool = True
+    warmup: int = 1
+    system: str | None = None
+    backbone: str | None = None
+    sandbox: Literal["auto", "none"] = "auto"
+    settings: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, low in (("batch_size", 1), ("warmup", 0)):
+            if getattr(self, name) < low:
+                raise ConfigError(f"model_args: {name}={getattr(self, name)}; it must be at least {low}")
+
+    @property
+    def settings_type(self) -> type:
+        """The decoder's Settings."""
+        return DECODERS[self.decoder].Settings
+
+    @property
+    def system_name(self) -> str:
+        """Name of the system in tables."""
+        return self.system or SYSTEM_NAMES.get(self.decoder, self.decoder)
+
+
+def parse_model_args(given: Mapping[str, Any], additional: Mapping[str, Any] | None = None) -> ModelArgs:
+    """Sorts and types the model arguments.
+
+    Args:
+        given: `--model_args` as lm-eval typed them.
+        additional: what lm-eval adds from its own flags: batch_size, max_batch_size, device. Given arguments win.
+
+    Raises:
+        ConfigError: a key is unknown, a value has the wrong type, or something asked for is refused.
+    """
+    where = "model_args"
+    arguments = _from_flags(additional or {}) | dict(given)
+    if arguments.pop("trust_remote_code", False):
+        raise ConfigError(f"{where}: trust_remote_code: code from a checkpoint is never run here; leave it out")
+    arguments.pop("max_batch_size", None)
+    arguments["batch_size"] = _batch_size(arguments.get("batch_size", 1))
+    decoder = arguments.get("decoder", "refusion")
+    check_keys([decoder] if isinstance(decoder, str) else [str(decoder)], DECODERS, f"{where}: decoder")
+    own = field_types(ModelArgs)
+    of_decoder = field_types(DECODERS[decoder].Settings)
+    check_keys(arguments, own.keys() | of_decoder.keys(), where)
+    if "pretrained" not in arguments:
+        raise ConfigError(f"{where}: pretrained is missing; name a checkpoint folder or a hub id: pretrained=...")
+    settings = convert_all({key: value for key, value in arguments.items() if key in of_decoder}, of_decoder, where)
+    rest = convert_all({key: value for key, value in arguments.items() if key not in of_decoder}, own, where)
+    return ModelArgs(**rest, settings=settings)
+
+
+def _from_flags(additional: Mapping[str, Any]) -> dict[str, Any]:
+    flags = {key: value for key, value in additional.items() if value is not None}
+    # lm-eval's command line says cuda:0 on every machine, so its device is a wish; the engine chooses when it is unset.
+    if str(flags.get("device", "")) in ("cuda:0", "cuda"):
+        del flags["device"]
+    return flags
+
+
+def _batch_size(value: Any) -> Any:
+    if isinstance(value, str) and value.startswith("auto"):
+        log.info("batch_size=%s: %d requests at a time", value, AUTO_BATCH_SIZE)
+        return AUTO_BATCH_SIZE
+    return value

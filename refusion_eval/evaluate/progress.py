@@ -1,0 +1,111 @@
+"""What a run shows while it lasts: a live display on a terminal, a plain line now and then elsewhere."""
+
+import sys
+import time
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+SECONDS_BETWEEN_LINES = 20.0
+
+
+@dataclass(slots=True)
+class TaskTally:
+    """What one task has so far; speed counts only samples of this run."""
+
+    total: int
+    done: int = 0
+    stored: int = 0
+    failed: int = 0
+    num_tokens: int = 0
+    num_forwards: int = 0
+    seconds: float = 0.0
+
+    def summary(self) -> str:
+        """Speed and parallelism in words; empty before the first sample."""
+        parts = []
+        if self.seconds > 0:
+            parts.append(f"{self.num_tokens / self.seconds:.1f} tokens/s")
+        if self.num_forwards:
+            parts.append(f"TPF {self.num_tokens / self.num_forwards:.2f}")
+        if self.stored:
+            parts.append(f"{self.stored} from the run directory")
+        if self.failed:
+            parts.append(f"{self.failed} FAILED")
+        return ", ".join(parts)
+
+
+@dataclass(slots=True)
+class ProgressDisplay:
+    """Counts finished samples by task and shows them; use as a context manager.
+
+    Attributes:
+        label: what is running, for example the system.
+        totals: number of requests of every task.
+        stream: where to write; lines go there unless it is a terminal.
+    """
+
+    label: str
+    totals: dict[str, int]
+    stream: TextIO = field(default_factory=lambda: sys.stderr)
+    tallies: dict[str, TaskTally] = field(init=False)
+    _bars: Progress | None = field(init=False, default=None)
+    _bar_ids: dict[str, TaskID] = field(init=False, default_factory=dict)
+    _last_line: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        self.tallies = {task: TaskTally(total) for task, total in self.totals.items()}
+
+    def __enter__(self) -> Self:
+        if self.stream.isatty():
+            columns = ("{task.description}", BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
+            text = TextColumn("{task.fields[summary]}")
+            self._bars = Progress(*columns, text, console=Console(file=self.stream))
+            for task, total in self.totals.items():
+                name = f"{self.label} {task}"
+                self._bar_ids[task] = self._bars.add_task(name, total=total, summary="", start=False)
+            self._bars.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def stored(self, task: str) -> None:
+        """Counts a sample that an earlier run left behind."""
+        tally = self.tallies[task]
+        tally.done += 1
+        tally.stored += 1
+        self._show(task)
+
+    def failed(self, task: str) -> None:
+        """Counts a sample that could not be decoded."""
+        tally = self.tallies[task]
+        tally.done += 1
+        tally.failed += 1
+        self._show(task)
+
+    def decoded(self, task: str, *, num_tokens: int, num_forwards: int, seconds: float) -> None:
+        """Counts a finished sample; `seconds` is the time it added to the run."""
+        tally = self.tallies[task]
+        tally.done += 1
+        tally.num_tokens += num_tokens
+        tally.num_forwards += num_forwards
+        tally.seconds += seconds
+        self._show(task)
+
+    def _show(self, task: str) -> None:
+        tally = self.tallies[task]
+        if self._bars is not None:
+            bar = self._bar_ids[task]
+            self._bars.start_task(bar)
+            self._bars.update(bar, completed=tally.done, summary=tally.summary())
+            return
+        now = time.monotonic()
+        if tally.done == tally.total or now - self._last_line >= SECONDS_BETWEEN_LINES:
+            self._last_line = now
+            line = f"{self.label} {task}: {tally.done}/{tally.total}  {tally.summary()}"
+            print(line.rstrip(), file=self.stream, flush=True)

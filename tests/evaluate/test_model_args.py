@@ -1,0 +1,60 @@
+import pytest
+from lm_eval._cli.utils import handle_cli_value_string
+from lm_eval.utils import simple_parse_args_string
+
+from refusion_eval.errors import ConfigError
+from refusion_eval.evaluate.model_args import AUTO_BATCH_SIZE, parse_model_args
+
+
+def typed_by_the_command_line(text):
+    pairs = (pair.split("=", 1) for pair in text.split(","))
+    return {key: handle_cli_value_string(value) for key, value in pairs}
+
+
+@pytest.mark.parametrize("typed", [typed_by_the_command_line, simple_parse_args_string])
+def test_both_of_lm_evals_parsers_give_the_same_arguments(typed):
+    text = "pretrained=2025,decoder=refusion,gen_length=1_000,tau_slot=1,slot_size=8,block_size=16,seed=3,dtype=float32"
+    args = parse_model_args(typed(text))
+    assert args.pretrained == "2025"
+    assert args.settings["tau_slot"] == 1.0
+    assert isinstance(args.settings["tau_slot"], float)
+    assert (args.settings["slot_size"], args.settings["block_size"], args.settings["seed"]) == (8, 16, 3)
+    assert args.settings["gen_length"] == 1000
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "pretrained is missing"),
+        ({"model_path": "x"}, "unknown key 'model_path'; did you mean pretrained"),
+        ({"pretrained": "x", "gen_lenght": 5}, "did you mean gen_length"),
+        ({"pretrained": "x", "decoder": "refuson"}, "decoder: unknown key 'refuson'; did you mean refusion"),
+        ({"pretrained": "x", "decoder": "autoregressive", "tau_slot": 0.5}, "unknown key 'tau_slot'"),
+        ({"pretrained": "x", "trust_remote_code": True}, "code from a checkpoint is never run"),
+        ({"pretrained": 100000.0}, "pass the arguments as JSON"),
+        ({"pretrained": "x", "batch_size": 0}, "batch_size=0; it must be at least 1"),
+    ],
+)
+def test_a_wrong_argument_is_refused_with_what_to_do(given, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_model_args(given)
+
+
+def test_lm_evals_own_device_is_a_wish_and_ours_an_order():
+    assert parse_model_args({"pretrained": "x"}, {"device": "cuda:0"}).device is None
+    assert parse_model_args({"pretrained": "x", "device": "cuda:0"}, {"device": "cuda:0"}).device == "cuda:0"
+    assert parse_model_args({"pretrained": "x"}, {"device": "cpu"}).device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("flag", "expected"), [("4", 4), (2, 2), ("auto", AUTO_BATCH_SIZE), ("auto:4", AUTO_BATCH_SIZE)]
+)
+def test_batch_size_of_the_flag_arrives(flag, expected):
+    args = parse_model_args({"pretrained": "x"}, {"batch_size": flag, "max_batch_size": None})
+    assert args.batch_size == expected
+
+
+def test_decoder_settings_are_kept_apart():
+    args = parse_model_args({"pretrained": "x", "decoder": "autoregressive", "temperature": 0.5, "dtype": "float32"})
+    assert args.settings == {"temperature": 0.5}
+    assert args.dtype == "float32"
