@@ -1,0 +1,155 @@
+"""Decides whether two mathematical answers are equal: by normal form first, then by the math-verify library.
+
+The library guards itself with SIGALRM, which works in a main thread only and cannot interrupt everything. Here it runs
+without, in child processes that are killed when a comparison takes too long.
+"""
+
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from refusion_eval.errors import DataError
+from refusion_eval.evaluate.extract_math import equal_by_form, normalise
+
+_WORKER = Path(__file__).with_name("math_worker.py")
+_LONGEST_ANSWER = 1000
+# The first comparison of a child also waits for its imports.
+_START_SECONDS = 60.0
+
+
+class Comparison(NamedTuple):
+    """Whether two answers are equal, and what decided it."""
+
+    equal: bool
+    reason: str
+
+
+class _Child:
+    """One worker process, started when first asked and again after each kill."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def equal(self, gold: str, answer: str, timeout_s: float) -> bool | None:
+        """The library's verdict; None if it crashed or took too long."""
+        process = self._process or self._start()
+        if process is None or process.stdin is None or process.stdout is None:
+            return None
+        try:
+            process.stdin.write(json.dumps([gold, answer]).encode() + b"\n")
+            process.stdin.flush()
+            ready, _, _ = select.select([process.stdout], [], [], timeout_s)
+            line = process.stdout.readline() if ready else b""
+        except BrokenPipeError:
+            line = b""
+        if not line:
+            self.close()
+            return None
+        return bool(json.loads(line))
+
+    def _start(self) -> subprocess.Popen[bytes] | None:
+        """Starts the script and waits until it answers; -P keeps this folder's modules from shadowing others."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(_WORKER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        if self.equal("1", "1", _START_SECONDS) is not True:
+            raise DataError("math-verify does not run; install it: pip install 'math-verify[antlr4_11_0]'")
+        return self._process
+
+    def close(self) -> None:
+        """Kills the process, if there is one, and frees its pipes."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+
+def compare_all(
+    pairs: Sequence[tuple[str, str]],
+    *,
+    workers: int | None = None,
+    timeout_s: float = 10.0,
+    on_done: Callable[[], None] | None = None,
+) -> list[Comparison]:
+    """Compares gold answers with given answers.
+
+    Args:
+        pairs: (gold, answer), as found in their boxes.
+        workers: child processes at most; the number of processors if None. None is started while forms are equal.
+        timeout_s: seconds for one comparison; a slower one counts as unequal, with that reason.
+        on_done: called after each distinct pair that needed the library.
+
+    Returns:
+        One comparison a pair, in order. Comparing is symmetrical.
+
+    Raises:
+        DataError: the library is not installed.
+    """
+    forms = [(normalise(gold), normalise(answer)) for gold, answer in pairs]
+    by_form = {form: equal_by_form(*form) for form in forms}
+    left = {form: pair for form, pair in zip(forms, pairs, strict=True) if by_form[form] is None}
+    decided = {
+        form: Comparison(bool(equal), "the same after normalisation" if equal else "another number base")
+        for form, equal in by_form.items()
+        if equal is not None
+    }
+    decided.update(_compare_by_library(left, workers or os.cpu_count() or 1, timeout_s, on_done))
+    return [_name_percent(decided[form], pair) for form, pair in zip(forms, pairs, strict=True)]
+
+
+def _name_percent(comparison: Comparison, pair: tuple[str, str]) -> Comparison:
+    """Says so where answers are equal although only one has a percent sign, which is read as a unit."""
+    if comparison.equal and ("%" in pair[0]) != ("%" in pair[1]):
+        return Comparison(True, f"{comparison.reason}, but for a percent sign")
+    return comparison
+
+
+def _compare_by_library(
+    pairs: dict[tuple[str, str], tuple[str, str]],
+    workers: int,
+    timeout_s: float,
+    on_done: Callable[[], None] | None,
+) -> dict[tuple[str, str], Comparison]:
+    local = threading.local()
+    children: list[_Child] = []
+
+    def compare(form: tuple[str, str]) -> Comparison:
+        if not hasattr(local, "child"):
+            local.child = _Child()
+            children.append(local.child)
+        verdict = _library_verdict(local.child, form, pairs[form], timeout_s)
+        if on_done is not None:
+            on_done()
+        return verdict
+
+    if not pairs:
+        return {}
+    try:
+        with ThreadPoolExecutor(max_workers=min(workers, len(pairs))) as pool:
+            return dict(zip(pairs, pool.map(compare, pairs), strict=True))
+    finally:
+        for child in children:
+            child.close()
+
+
+def _library_verdict(child: _Child, form: tuple[str, str], pair: tuple[str, str], timeout_s: float) -> Comparison:
+    """Asks about the normal forms, then about the answers as written (a form may have lost what the library reads)."""
+    if max(map(len, pair)) > _LONGEST_ANSWER:
+        return Comparison(False, f"longer than {_LONGEST_ANSWER} characters")
+    for gold, answer in dict.fromkeys((form, pair)):
+        equal = child.equal(gold, answer, timeout_s)
+        if equal is None:
+            return Comparison(False, f"the comparison took more than {timeout_s:g} s or crashed")
+        if equal:
+            return Comparison(True, "equal by math-verify")
+    return Comparison(False, "not equal")

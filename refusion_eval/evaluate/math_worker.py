@@ -1,0 +1,42 @@
+"""A child process that compares mathematical expressions; run as a script by `math_judge`, one pair a line.
+
+Reads JSON lines `[gold, answer]` and writes JSON lines `true` or `false`. It may hang or use up its memory on a hostile
+expression: the parent kills it. It imports nothing of this project, so that it starts quickly.
+"""
+
+import json
+import logging
+import resource
+import sys
+from functools import lru_cache
+from typing import Any
+
+from math_verify import parse, verify
+
+_MEMORY_BYTES = 4 << 30
+
+
+@lru_cache(maxsize=4096)
+def parsed(answer: str) -> tuple[Any, ...]:
+    """Expressions read from one boxed answer, without a timeout of the library's own (it needs SIGALRM)."""
+    return tuple(parse(f"\\boxed{{{answer}}}", parsing_timeout=None))
+
+
+def equal(gold: str, answer: str) -> bool:
+    """Whether the library calls the two equal in either direction (its comparison is not symmetrical)."""
+    left, right = list(parsed(gold)), list(parsed(answer))
+    return bool(verify(left, right, timeout_seconds=None) or verify(right, left, timeout_seconds=None))
+
+
+def main() -> None:
+    """Answers until standard input ends."""
+    logging.disable(logging.CRITICAL)
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    for line in sys.stdin:
+        gold, answer = json.loads(line)
+        sys.stdout.write(json.dumps(equal(gold, answer)) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
