@@ -1,0 +1,55 @@
+"""What a program under test may read: the standard library and the shared libraries below it, no installed package."""
+
+import importlib
+import os
+import sys
+
+HIDDEN_NAMES = frozenset({"site-packages", "dist-packages"})
+DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+
+# Imported before the first fork, so that every program finds them loaded; the rest of the standard library is read when
+# it is asked for.
+_PRELOADED = (
+    "array bisect calendar cmath collections contextlib copy csv dataclasses datetime decimal enum fractions functools "
+    "hashlib heapq inspect io itertools json math numbers operator queue random re statistics string textwrap threading "
+    "time traceback typing unicodedata"
+).split()
+
+
+def preload() -> None:
+    """Import the modules that programs use most."""
+    for name in _PRELOADED:
+        importlib.import_module(name)
+
+
+def readable_folders() -> list[str]:
+    """Absolute paths of the folders that Python needs to go on importing.
+
+    A library folder that contains the standard library is left out: it would bring the installed packages with it, and
+    what was loaded from it stays loaded.
+    """
+    stdlib = {path for path in search_path() if os.path.isdir(path)}
+    folders = set(stdlib)
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            path = line.split(maxsplit=5)[-1].strip()
+            if path.startswith("/") and ".so" in os.path.basename(path):
+                folders.add(os.path.dirname(path))
+    libraries = {folder for folder in folders - stdlib if not any(_within(inner, folder) for inner in stdlib)}
+    wanted = stdlib | libraries
+    return sorted(path for path in wanted if not any(path != other and _within(path, other) for other in wanted))
+
+
+def _within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def root_links() -> list[tuple[str, str]]:
+    """Pairs (path, target) of the links in / through which the loader finds libraries, such as /lib -> usr/lib."""
+    names = ("/lib", "/lib64")
+    return [(name, os.readlink(name)) for name in names if os.path.islink(name)]
+
+
+def search_path() -> list[str]:
+    """sys.path for programs under test: the standard library alone."""
+    return [os.path.realpath(path) for path in sys.path if path and HIDDEN_NAMES.isdisjoint(path.split("/"))]

@@ -1,0 +1,152 @@
+"""The few Linux calls that Python's standard library lacks, through ctypes; each raises OSError like its own."""
+
+import ctypes
+import os
+import struct
+import sys
+
+_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+CLONE_NEWCGROUP = 0x02000000
+
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x8, 0x1000, 0x4000, 0x40000
+_MNT_DETACH = 2
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 0x1, 0x2, 0x4
+_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP = 1, 4, 22, 24
+_PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 36, 38, 47
+_PR_CAP_AMBIENT_CLEAR_ALL = 4
+_SECCOMP_MODE_FILTER = 2
+_CAPABILITY_VERSION_3 = 0x20080522
+_NUM_CAPABILITIES = 64
+
+# The same numbers on every architecture that has them: they are newer than the shared table.
+_SYS_MOUNT_SETATTR = 442
+_SYS_LANDLOCK_CREATE_RULESET, _SYS_LANDLOCK_ADD_RULE, _SYS_LANDLOCK_RESTRICT_SELF = 444, 445, 446
+_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def _call(name: str, *args: int | bytes | None) -> int:
+    wrapped = [ctypes.c_char_p(arg) if arg is None or isinstance(arg, bytes) else ctypes.c_ulong(arg) for arg in args]
+    return _check(getattr(_libc, name)(*wrapped), name)
+
+
+def _syscall(what: str, number: int, *args: int | bytes | None) -> int:
+    wrapped = [ctypes.c_char_p(arg) if arg is None or isinstance(arg, bytes) else ctypes.c_long(arg) for arg in args]
+    return _check(_libc.syscall(ctypes.c_long(number), *wrapped), what)
+
+
+def unshare(flags: int) -> None:
+    """Leave the namespaces named by CLONE_NEW* flags for new ones (a new pid namespace takes the next child)."""
+    _call("unshare", flags)
+
+
+def setns(fd: int, flags: int) -> None:
+    """Enter the namespace that `fd` names."""
+    _call("setns", fd, flags)
+
+
+def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
+    """Mount a file system, or bind a path."""
+    _call("mount", os.fsencode(source), os.fsencode(target), os.fsencode(kind), flags, os.fsencode(data))
+
+
+def unmount_lazily(target: str) -> None:
+    """Detach a mount and all below it."""
+    _call("umount2", os.fsencode(target), _MNT_DETACH)
+
+
+def set_mount_attributes(target: str, attributes: int, *, recursive: bool) -> None:
+    """Add MOUNT_ATTR_* to a mount, or to all mounts below a path as well (kernel 5.12 or newer)."""
+    structure = struct.pack("=QQQQ", attributes, 0, 0, 0)
+    flags = _AT_RECURSIVE if recursive else 0
+    path = os.fsencode(target)
+    _syscall("mount_setattr", _SYS_MOUNT_SETATTR, _AT_FDCWD, path, flags, structure, len(structure))
+
+
+def pivot_root(new_root: str, put_old: str) -> None:
+    """Make `new_root` the root of this mount namespace."""
+    _syscall("pivot_root", _SYS_PIVOT_ROOT[os.uname().machine], os.fsencode(new_root), os.fsencode(put_old))
+
+
+def die_with_parent(signal_number: int) -> None:
+    """Ask for a signal when the thread that made this process ends; lost on a change of uid."""
+    _call("prctl", _PR_SET_PDEATHSIG, signal_number, 0, 0, 0)
+
+
+def be_dumpable() -> None:
+    """Own /proc/self again after a change of uid."""
+    _call("prctl", _PR_SET_DUMPABLE, 1, 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends."""
+    _call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def no_new_privileges() -> None:
+    """Give up setuid programs and file capabilities for good."""
+    _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+def drop_bounding_capabilities() -> None:
+    """Empty the bounding set; needs CAP_SETPCAP, so it comes before a change of uid."""
+    for capability in range(_NUM_CAPABILITIES):
+        try:
+            _call("prctl", _PR_CAPBSET_DROP, capability, 0, 0, 0)
+        except OSError as error:
+            if error.errno == 22:  # EINVAL: past the last capability this kernel knows
+                return
+            raise
+
+
+def drop_capabilities() -> None:
+    """Empty the effective, permitted, inheritable and ambient sets."""
+    _call("prctl", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
+    _call("capset", header, bytes(24))
+
+
+def install_seccomp(program: bytes) -> None:
+    """Install a BPF program (8-byte instructions); needs `no_new_privileges` first."""
+    buffer = ctypes.create_string_buffer(program, len(program))
+    filter_header = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer)))
+    _call("prctl", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(filter_header), 0, 0)
+
+
+def landlock_abi() -> int:
+    """Version of Landlock that the kernel offers; 0 for none."""
+    try:
+        return _syscall("landlock", _SYS_LANDLOCK_CREATE_RULESET, None, 0, 1)
+    except OSError:
+        return 0
+
+
+def landlock_create(attributes: bytes) -> int:
+    """File descriptor of a new ruleset."""
+    return _syscall("landlock_create_ruleset", _SYS_LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0)
+
+
+def landlock_allow(ruleset_fd: int, rights: int, path: str) -> None:
+    """Allow rights below a path (or on one file)."""
+    path_fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        rule = struct.pack("=Qi", rights, path_fd)
+        _syscall("landlock_add_rule", _SYS_LANDLOCK_ADD_RULE, ruleset_fd, 1, rule, 0)
+    finally:
+        os.close(path_fd)
+
+
+def landlock_restrict(ruleset_fd: int) -> None:
+    """Bind this process and its children to a ruleset for good; needs `no_new_privileges` first."""
+    _syscall("landlock_restrict_self", _SYS_LANDLOCK_RESTRICT_SELF, ruleset_fd, 0)

@@ -1,0 +1,73 @@
+"""What goes into a check and what comes out of it: no process, no system call here."""
+
+from dataclasses import dataclass
+
+PASSED, FAILED, TIMED_OUT, KILLED, ERROR = "passed", "failed", "timed_out", "killed", "error"
+STATUSES = (PASSED, FAILED, TIMED_OUT, KILLED, ERROR)
+
+# Reason -> status. One place decides, so that no caller can count a fault of ours as a fault of the model.
+STATUS_OF_REASON = {
+    "passed": PASSED,
+    "failed_assertion": FAILED,
+    "wrong_type": FAILED,
+    "raised": FAILED,
+    "exited": FAILED,
+    "protocol_error": FAILED,
+    "syntax_error": FAILED,
+    "no_code": FAILED,
+    "timeout_cpu": TIMED_OUT,
+    "timeout_wall": TIMED_OUT,
+    "memory": KILLED,
+    "output_limit": KILLED,
+    "signal": KILLED,
+    "sandbox_error": ERROR,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """One candidate program and the test that decides about it.
+
+    Attributes:
+        candidate: source text of the untrusted program (for HumanEval the prompt plus the completion).
+        test: source text of the trusted test; it may call whatever the candidate defines by name.
+        timeout_s: seconds the check may take, on a processor or asleep; time spent waiting for a busy processor is free.
+        memory_mb: mebibytes the candidate may use, all its processes together.
+        helpers: trusted source text that the test needs (for HumanEval the prompt). Its functions win over functions of
+            the same name in the candidate; a function whose body is only a docstring is a placeholder and does not.
+    """
+
+    candidate: str
+    test: str
+    timeout_s: float = 10
+    memory_mb: int = 1024
+    helpers: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Outcome of one check.
+
+    Attributes:
+        status: one of `STATUSES`; "error" is a fault of the sandbox or of the test, never of the candidate.
+        reason: one of the keys of `STATUS_OF_REASON`.
+        detail: one short line for a reader, such as the exception and its message; may be empty.
+        seconds: wall-clock seconds of the check.
+        tier: the isolation it ran under: "A", "B", "C", or "none".
+    """
+
+    status: str
+    reason: str
+    detail: str
+    seconds: float
+    tier: str
+
+    @property
+    def passed(self) -> bool:
+        """Whether the candidate passed its test."""
+        return self.status == PASSED
+
+
+def verdict_of(reason: str, detail: str, seconds: float, tier: str) -> Verdict:
+    """Build the verdict that belongs to a reason (its status follows from `STATUS_OF_REASON`)."""
+    return Verdict(status=STATUS_OF_REASON[reason], reason=reason, detail=detail, seconds=round(seconds, 4), tier=tier)

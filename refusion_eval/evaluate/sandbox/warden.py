@@ -1,0 +1,195 @@
+"""The worker process: a warm Python that forks a judge and a locked-in guest for every check and watches both.
+
+It never sees a program or a test, so a guest, which begins as its copy, holds none but its own. It runs under the bare
+interpreter (`python -S`, empty environment), is started by `pool.Worker`, and ends when that end of the connection closes.
+"""
+
+import contextlib
+import gc
+import json
+import math
+import os
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+from refusion_eval.evaluate.sandbox import guest, jail, judge, layout, linux, wire
+from refusion_eval.evaluate.sandbox.watch import Limits, Proc, Watched
+
+_CPU_SLACK_S = 2  # the kernel's limit on processor seconds comes after the watchdog's
+_JUDGE_MIB = 2048
+_MIB = 1 << 20
+_GUEST_FD = 3
+_SWEEP_PAUSE_S = 0.002
+
+
+class Warden:
+    """One worker: isolation set up once, one check at a time."""
+
+    def __init__(self, control: socket.socket, profile: jail.Profile, proc: Proc, folders: list[str]) -> None:
+        """Prepare what all checks share.
+
+        Args:
+            control: connection to the pool.
+            profile: isolation to apply.
+            proc: the machine's /proc, opened before the root was replaced.
+            folders: what programs may read.
+        """
+        self._control = control
+        self._profile = profile
+        self._proc = proc
+        self._own_pid = proc.own_pid()
+        self._guest_uid, self._judge_uid = jail.unprivileged_ids(self._own_pid)
+        self._filter = jail.filter_program(profile)
+        self._ruleset_fd = jail.make_ruleset(profile, folders)
+        self._base = proc.usage([self._own_pid])
+        self._base_bytes = proc.address_space_bytes(self._own_pid)
+        self._path = layout.search_path()
+        shares_uid = not profile.namespaces and not profile.change_uid
+        self._num_other_processes = proc.num_tasks_of(os.getuid()) if shares_uid else 0
+        self._pid_namespace_fd = proc.open_pid_namespace() if profile.namespaces else -1
+
+    def serve(self) -> None:
+        """Check programs until the pool closes the connection."""
+        gc.collect()
+        gc.freeze()  # forked copies then share these pages
+        wire.send(self._control, ["up"])
+        while True:
+            data, fds, _, _ = socket.recv_fds(self._control, 4096, 1)
+            if not data:
+                return
+            timeout_s, memory_mb = json.loads(data)
+            wire.send(self._control, self._check(timeout_s, memory_mb, fds[0]))
+
+    def _check(self, timeout_s: float, memory_mb: int, result_fd: int) -> dict:
+        """Run one check; says how the guest ended and who stopped it."""
+        started_s = time.monotonic()
+        guest_end, judge_end = socket.socketpair()
+        guest_pid = self._fork_guest(guest_end, timeout_s, memory_mb, [result_fd, judge_end.fileno()])
+        guest_number = self._proc.children(self._own_pid)[0]
+        judge_pid = _fork(lambda: self._be_judge(result_fd, judge_end))
+        guest_end.close()
+        judge_end.close()
+        os.close(result_fd)
+        limits = Limits(timeout_s, memory_mb * _MIB + self._base.memory_bytes, started_s)
+        watched = Watched(self._proc, limits, guest_pid, guest_number, judge_pid)
+        try:
+            watched.wait(self._control)
+        finally:
+            self._sweep(guest_pid)
+            watched.reap()
+            _reap_orphans()
+        return {"stopped": watched.stopped, "status": watched.guest_status}
+
+    def _fork_guest(self, sock: socket.socket, timeout_s: float, memory_mb: int, others: list[int]) -> int:
+        limits = jail.guest_limits(
+            self._profile,
+            self._base_bytes + memory_mb * _MIB,
+            math.ceil(timeout_s) + _CPU_SLACK_S,
+            self._num_other_processes,
+        )
+        if not self._profile.namespaces:
+            return _fork(lambda: self._be_guest(sock, limits, others))
+        linux.unshare(linux.CLONE_NEWPID)
+        pid = _fork(lambda: self._be_guest(sock, limits, others))
+        linux.setns(self._pid_namespace_fd, linux.CLONE_NEWPID)  # or the judge would be born inside
+        return pid
+
+    def _be_guest(self, sock: socket.socket, limits: dict[int, int], others: list[int]) -> None:
+        try:
+            self._proc.die_first()
+            for fd in others:
+                os.close(fd)
+            if self._profile.namespaces:
+                jail.mount_private_tmp()
+            else:
+                os.chdir("/")
+                os.setsid()
+            jail.lock_down(self._profile, self._guest_uid, self._ruleset_fd, limits, self._filter)
+            os.dup2(sock.detach(), _GUEST_FD)
+            os.closerange(_GUEST_FD + 1, 1 << 20)
+        except OSError as error:
+            wire.send(sock, [f"locking down failed: {error}"])
+            return
+        os.environ.clear()
+        sys.path[:] = self._path
+        sys.argv[:] = [""]
+        random.seed(0)  # the same program gives the same verdict
+        guest.Guest(socket.socket(fileno=_GUEST_FD)).serve()
+
+    def _be_judge(self, result_fd: int, sock: socket.socket) -> None:
+        keep = sorted({0, 1, 2, result_fd, sock.fileno()})
+        for below, above in zip(keep, [*keep[1:], 1 << 20], strict=True):
+            os.closerange(below + 1, above)
+        sys.path[:] = self._path
+        jail.restrict_judge(self._profile, self._judge_uid, self._base_bytes + _JUDGE_MIB * _MIB)
+        judge.serve(socket.socket(fileno=result_fd), sock)
+
+    def _sweep(self, guest_pid: int) -> None:
+        """Kill a guest and all it left behind, and a judge that still runs."""
+        _kill(guest_pid, signal.SIGKILL)
+        if self._profile.namespaces:
+            return  # it was the first process of its pid namespace: all others die with it
+        # Orphans became children of this process. They are stopped before they are killed, so that none forks meanwhile.
+        while alive := [pid for pid in self._proc.tree(self._own_pid)[1:] if not self._proc.is_zombie(pid)]:
+            for signal_number in (signal.SIGSTOP, signal.SIGKILL):
+                for pid in alive:
+                    _kill(pid, signal_number)
+            time.sleep(_SWEEP_PAUSE_S)
+
+
+def _fork(body: Callable[[], None]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        body()
+    finally:
+        os._exit(0)
+
+
+def _kill(pid: int, signal_number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal_number)
+
+
+def _reap_orphans() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def main(control_fd: int, profile_name: str) -> NoReturn:
+    """Entry point of the worker process.
+
+    Args:
+        control_fd: connection to the pool.
+        profile_name: one of `jail.PROFILES`.
+    """
+    control = socket.socket(fileno=control_fd)
+    profile = jail.PROFILES[profile_name]
+    try:
+        proc = Proc()
+        layout.preload()
+        folders = layout.readable_folders()
+        if profile.namespaces:
+            jail.enter_namespaces(profile)
+            inner = os.fork()
+            if inner:
+                control.close()
+                os.waitpid(inner, 0)
+                os._exit(0)
+            linux.die_with_parent(signal.SIGKILL)
+            jail.build_root(folders)
+        else:
+            linux.adopt_orphans()
+        warden = Warden(control, profile, proc, folders)
+    except (OSError, KeyError, StopIteration) as error:
+        wire.send(control, ["failed", f"{type(error).__name__}: {error}"])
+        os._exit(0)
+    warden.serve()
+    os._exit(0)
