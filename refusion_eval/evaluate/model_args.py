@@ -27,7 +27,7 @@ class ModelArgs:
         decoder: name of the decoder.
         revision: hub revision.
         dtype: of weights and cache; auto is bfloat16 on a GPU and float32 on a CPU.
-        device: cpu, cuda, cuda:1, ...; None takes a GPU if there is one.
+        device: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one.
         attention: attention backend; auto takes the best one that works here.
         batch_size: requests decoded at the same time. Speed is only measured at 1.
         run_dir: where every sample is recorded as it finishes, and found again by the next run; None records nothing.
@@ -36,14 +36,14 @@ class ModelArgs:
         warmup: requests decoded and thrown away before the first measured one of each settings.
         system: name in tables; by default the decoder's.
         backbone: name of the model it was made from: speed-up compares systems of one backbone.
-        sandbox: how model-written code is run by the tasks: auto, or none for no isolation at all.
+        settings: the decoder's settings that were given beside these.
     """
 
     pretrained: str
     decoder: str = "refusion"
     revision: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    device: str | None = None
+    device: str = "auto"
     attention: str = "auto"
     batch_size: int = 1
     run_dir: str | None = None
@@ -52,7 +52,6 @@ class ModelArgs:
     warmup: int = 1
     system: str | None = None
     backbone: str | None = None
-    sandbox: Literal["auto", "none"] = "auto"
     settings: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:

@@ -9,6 +9,8 @@ from typing import Self, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from refusion_eval.store.records import Sample
+
 SECONDS_BETWEEN_LINES = 20.0
 
 
@@ -55,6 +57,7 @@ class ProgressDisplay:
     _bars: Progress | None = field(init=False, default=None)
     _bar_ids: dict[str, TaskID] = field(init=False, default_factory=dict)
     _last_line: float = field(init=False, default=0.0)
+    _last_sample: float = field(init=False, default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         self.tallies = {task: TaskTally(total) for task, total in self.totals.items()}
@@ -81,21 +84,19 @@ class ProgressDisplay:
         tally.stored += 1
         self._show(task)
 
-    def failed(self, task: str) -> None:
-        """Counts a sample that could not be decoded."""
-        tally = self.tallies[task]
+    def decoded(self, sample: Sample) -> None:
+        """Counts a finished sample, good or failed."""
+        tally = self.tallies[sample.key.task]
+        now = time.monotonic()
+        # Samples of a batch overlap, so there the time that passed counts instead of their own.
+        seconds = sample.seconds if sample.batch_size == 1 else now - self._last_sample
+        self._last_sample = now
         tally.done += 1
-        tally.failed += 1
-        self._show(task)
-
-    def decoded(self, task: str, *, num_tokens: int, num_forwards: int, seconds: float) -> None:
-        """Counts a finished sample; `seconds` is the time it added to the run."""
-        tally = self.tallies[task]
-        tally.done += 1
-        tally.num_tokens += num_tokens
-        tally.num_forwards += num_forwards
+        tally.failed += sample.error is not None
+        tally.num_tokens += sample.num_tokens
+        tally.num_forwards += sample.num_forwards
         tally.seconds += seconds
-        self._show(task)
+        self._show(sample.key.task)
 
     def _show(self, task: str) -> None:
         tally = self.tallies[task]

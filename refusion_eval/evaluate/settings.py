@@ -54,7 +54,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Benchmark:
+class TaskBenchmark:
     """What a task belongs to: a benchmark's name, and whether it is the synthetic look-alike of it."""
 
     name: str
@@ -99,7 +99,7 @@ class Resolved:
     settings: Any
     sources: Mapping[str, str]
     until: tuple[str, ...] = ()
-    benchmark: Benchmark | None = None
+    benchmark: TaskBenchmark | None = None
     values: Mapping[str, Any] = field(init=False)
     digest: str = field(init=False)
 
@@ -117,15 +117,15 @@ class Resolved:
         return "; ".join(f"{' '.join(pairs)} [{source}]" for source, pairs in by_source.items())
 
 
-def benchmark_of(task: str) -> Benchmark | None:
+def benchmark_of(task: str) -> TaskBenchmark | None:
     """Recognises a task's benchmark by its name; None if it is none of the seven."""
     for prefix, mini in (("refusion_", False), ("mini_", True)):
         for name in PROMPTS:
             if task == prefix + name or task.startswith(f"{prefix}{name}_"):
-                return Benchmark(name, mini)
+                return TaskBenchmark(name, mini)
     for name, patterns in STOCK_TASKS.items():
         if any(fnmatch.fnmatchcase(task, pattern) for pattern in patterns):
-            return Benchmark(name, False)
+            return TaskBenchmark(name, False)
     return None
 
 

@@ -41,7 +41,7 @@ def test_a_wrong_argument_is_refused_with_what_to_do(given, message):
 
 
 def test_lm_evals_own_device_is_a_wish_and_ours_an_order():
-    assert parse_model_args({"pretrained": "x"}, {"device": "cuda:0"}).device is None
+    assert parse_model_args({"pretrained": "x"}, {"device": "cuda:0"}).device == "auto"
     assert parse_model_args({"pretrained": "x", "device": "cuda:0"}, {"device": "cuda:0"}).device == "cuda:0"
     assert parse_model_args({"pretrained": "x"}, {"device": "cpu"}).device == "cpu"
 

@@ -8,8 +8,8 @@ from refusion_eval.errors import ConfigError
 from refusion_eval.evaluate.paths import tasks_path
 from refusion_eval.evaluate.prompts import PROMPTS
 from refusion_eval.evaluate.settings import (
-    Benchmark,
     Generation,
+    TaskBenchmark,
     benchmark_of,
     load_table,
     read_generation_kwargs,
@@ -46,7 +46,7 @@ def table_in(tmp_path, **benchmarks):
     ],
 )
 def test_tasks_of_the_seven_benchmarks_are_recognised(task, name, mini):
-    assert benchmark_of(task) == Benchmark(name, mini)
+    assert benchmark_of(task) == TaskBenchmark(name, mini)
 
 
 @pytest.mark.parametrize("task", ["hellaswag", "arc_challenge", "mmlu", "gpqa_main_n_shot", "gsm_plus"])

@@ -1,0 +1,96 @@
+"""Decodes jobs, one at a time or many at once, and turns every outcome, failures included, into a record."""
+
+import logging
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+
+from refusion_eval import api
+from refusion_eval.engine.engine import Request
+from refusion_eval.errors import ConfigError, DecodeError
+from refusion_eval.evaluate.jobs import Job, record, record_error
+from refusion_eval.evaluate.text import Detokenizer
+from refusion_eval.store.records import Sample
+from refusion_eval.types import Decode
+
+log = logging.getLogger(__name__)
+
+
+class JobDecoder:
+    """Runs jobs of one decoder on one model.
+
+    Args:
+        model: the checkpoint.
+        decode: the decoder.
+        detokenizer: writes text from tokens.
+        batch_size: jobs decoded at the same time.
+        warmup: decodings thrown away before the first measured one of each settings.
+    """
+
+    def __init__(
+        self, model: api.LoadedModel, decode: Decode, detokenizer: Detokenizer, *, batch_size: int, warmup: int
+    ) -> None:
+        self.model = model
+        self.decode = decode
+        self.detokenizer = detokenizer
+        self.batch_size = batch_size
+        self.warmup = warmup
+        self._warm: set[str] = set()
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[tuple[int, Sample]]:
+        """Decodes jobs and yields each one's index and record as it ends, in whatever order that is."""
+        possible = []
+        for index, job in enumerate(jobs):
+            try:
+                api.check_prompt(self.model, job.prompt_ids, job.resolved.settings.num_positions)
+            except ConfigError as error:
+                yield index, record_error(job, str(error), batch_size=self.batch_size)
+            else:
+                possible.append(index)
+        if self.batch_size == 1:
+            yield from self._one_by_one(possible, jobs)
+        else:
+            yield from self._together(possible, jobs)
+
+    def _one_by_one(self, indices: Sequence[int], jobs: Sequence[Job]) -> Iterator[tuple[int, Sample]]:
+        for index in indices:
+            job = jobs[index]
+            try:
+                warm = self._warm_up(job)
+                decoded = self.model.engine.run(self.decode, job.prompt_ids, job.settings(self.detokenizer))
+            # RuntimeError: what torch raises when memory runs out or a kernel fails.
+            except (DecodeError, RuntimeError):
+                yield index, record_error(job, traceback.format_exc(), batch_size=1)
+            else:
+                yield index, record(job, decoded, self.detokenizer, batch_size=1, warm=warm)
+
+    def _together(self, indices: Sequence[int], jobs: Sequence[Job]) -> Iterator[tuple[int, Sample]]:
+        left = dict.fromkeys(indices)
+        requests = (
+            Request(self.decode, jobs[index].prompt_ids, jobs[index].settings(self.detokenizer)) for index in indices
+        )
+        try:
+            for place, outcome in self.model.engine.run_many(requests, self.batch_size):
+                job = jobs[indices[place]]
+                del left[indices[place]]
+                if isinstance(outcome, DecodeError):
+                    error = "".join(traceback.format_exception(outcome))
+                    yield indices[place], record_error(job, error, batch_size=self.batch_size)
+                else:
+                    # Times of a batch are no measure of speed, so no warm-up is spent on it.
+                    sample = record(job, outcome, self.detokenizer, batch_size=self.batch_size, warm=False)
+                    yield indices[place], sample
+        except RuntimeError as error:
+            log.warning("a batch of %d failed (%s): the rest is decoded one by one", self.batch_size, error)
+            yield from self._one_by_one(list(left), jobs)
+
+    def _warm_up(self, job: Job) -> bool:
+        """Decodes the first job of each settings for nothing, so that no measured one pays for first-time work."""
+        if job.resolved.digest in self._warm:
+            return True
+        started = time.perf_counter()
+        for _ in range(self.warmup):
+            self.model.engine.run(self.decode, job.prompt_ids, job.settings(self.detokenizer))
+        self._warm.add(job.resolved.digest)
+        log.info("%s: %d warm-up decodings, %.1f s", job.key.task, self.warmup, time.perf_counter() - started)
+        return self.warmup > 0

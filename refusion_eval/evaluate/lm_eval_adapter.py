@@ -1,0 +1,275 @@
+"""lm-eval's view of a system: Instances in, strings out. The only importer of lm_eval.
+
+Every generated sample goes to the run store, if there is one, the moment it is finished; what the store already has is
+served from it. Weights are loaded at the first request, because lm-eval builds the model before it looks at the data.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
+
+from refusion_eval import api
+from refusion_eval.errors import ConfigError, DecodeError
+from refusion_eval.evaluate.benchmarks import BENCHMARKS
+from refusion_eval.evaluate.jobs import Job, doc_hash, prompt_hash
+from refusion_eval.evaluate.model_args import ModelArgs, parse_model_args
+from refusion_eval.evaluate.progress import ProgressDisplay
+from refusion_eval.evaluate.run_manifest import build_manifest
+from refusion_eval.evaluate.sealed import unseal
+from refusion_eval.evaluate.settings import TaskBenchmark
+from refusion_eval.evaluate.system import System
+from refusion_eval.store.records import Sample, SampleKey
+from refusion_eval.store.run_store import RunStore
+
+log = logging.getLogger(__name__)
+
+
+@register_model("refusion")
+class RefusionLM(TemplateLM):
+    """A checkpoint under one of this project's decoders.
+
+    Args:
+        args: what to load and how to run it.
+        task_versions: version of every task, recorded with its samples; lm-eval does not tell a model.
+        keep_going: whether samples that fail are left to the caller (`failed`) instead of ending the run.
+
+    Attributes:
+        system: the checkpoint and its decoder.
+        keys: (task, document number, sample number) -> key of its record.
+        failed: record of every sample that could not be decoded.
+    """
+
+    def __init__(
+        self, args: ModelArgs, *, task_versions: Mapping[str, str] | None = None, keep_going: bool = False
+    ) -> None:
+        super().__init__()
+        self.args = args
+        self.system = System(args)
+        self.task_versions = dict(task_versions or {})
+        self.keep_going = keep_going
+        self.keys: dict[tuple[str, int, int], SampleKey] = {}
+        self.failed: list[Sample] = []
+        self._store: RunStore | None = None
+        self._chat_applied = False
+
+    @classmethod
+    def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None) -> Self:
+        """What lm-eval's command line calls."""
+        _log_like_lm_eval()
+        return cls(parse_model_args(arg_dict, additional_config))
+
+    @classmethod
+    def create_from_arg_string(cls, arg_string: str, additional_config: dict[str, Any] | None = None) -> Self:
+        """What lm-eval's Python API calls when the model arguments are a string."""
+        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
+
+    def close(self) -> None:
+        """Lets go of the run directory."""
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    @property
+    def store(self) -> RunStore | None:
+        """The run store, opened at the first request; None without a run directory."""
+        if self._store is None and self.args.run_dir is not None:
+            self._store = RunStore.open(self.args.run_dir, build_manifest(self.system, self.task_versions))
+        return self._store
+
+    @property
+    def tokenizer(self) -> Any:
+        """The Hugging Face tokenizer; lm-eval reads its special tokens and chat template."""
+        return self.system.model.tokenizer.inner
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Part of lm-eval's key for cached requests."""
+        return self.args.pretrained.replace("/", "__")
+
+    @property
+    def device(self) -> Any:
+        """The device of the weights."""
+        return self.system.model.device
+
+    @property
+    def eot_token_id(self) -> int | None:
+        """The first token that ends a response."""
+        return next(iter(self.system.model.card.eos_ids), None)
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What log-likelihood puts before a text without context: the tokenizer's BOS, else its EOS."""
+        inner = self.tokenizer
+        prefix = inner.bos_token_id if inner.bos_token_id is not None else inner.eos_token_id
+        if prefix is None:
+            raise ConfigError(f"{self.args.pretrained}: the tokenizer names neither a BOS nor an EOS token")
+        return int(prefix)
+
+    @property
+    def max_length(self) -> int:
+        """Longest text that the checkpoint was made for."""
+        return self.system.model.config.max_positions
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What lm-eval writes into its results beside the model arguments."""
+        model = self.system.model
+        return {
+            "decoder": self.args.decoder,
+            "decoder_settings": self.system.settings_by_task(),
+            "model_dtype": str(model.dtype),
+            "model_device": str(model.device),
+            "model_attention": model.attention,
+            "model_revision": model.revision or "",
+            "warmup": self.args.warmup,
+        }
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """Renders a conversation; an assistant message at its end is left open if no generation prompt is wanted."""
+        self._chat_applied = True
+        return self.system.model.tokenizer.render_chat(
+            chat_history,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=not add_generation_prompt,
+            enable_thinking=self.args.enable_thinking,
+        )
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        """Token ids as Transformers gives them, with the tokenizer's own BOS unless the text begins with it."""
+        inner = self.tokenizer
+        if add_special_tokens is None:
+            add_special_tokens = not (inner.bos_token and string.startswith(inner.bos_token))
+        return list(inner.encode(string, add_special_tokens=add_special_tokens))
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Decodes every request and returns its text up to the first stop string.
+
+        Raises:
+            DecodeError: samples failed; all others are recorded.
+        """
+        if not self._chat_applied and self.tokenizer.chat_template:
+            log.warning("this checkpoint has a chat template, and it is not applied: pass --apply_chat_template")
+        jobs = self._jobs(requests)
+        totals = Counter(job.key.task for job in jobs)
+        texts: dict[SampleKey, str] = {}
+        with ProgressDisplay(self.args.system_name, dict(totals)) as progress:
+            pending: dict[SampleKey, int] = {}
+            for number, job in enumerate(jobs):
+                sample = self.store.get(job.key) if self.store else None
+                if sample is not None and sample.error is None:
+                    self._take(requests[number], sample, texts)
+                    progress.stored(job.key.task)
+                else:
+                    pending.setdefault(job.key, number)
+            numbers = list(pending.values())
+            for index, sample in self.system.decoder.run([jobs[number] for number in numbers]):
+                if self.store:
+                    self.store.append(sample)
+                self._take(requests[numbers[index]], sample, texts)
+                progress.decoded(sample)
+        self._raise_failures(len(jobs))
+        return [texts[job.key] for job in jobs]
+
+    def _take(self, request: Instance, sample: Sample, texts: dict[SampleKey, str]) -> None:
+        texts[sample.key] = sample.text
+        if sample.error is None:
+            self.cache_hook.add_partial("generate_until", request.args, sample.text)
+        else:
+            self.failed.append(sample)
+            log.error("%s %s failed: %s", sample.key.task, sample.item_id, sample.error.strip().splitlines()[-1])
+
+    def _raise_failures(self, total: int) -> None:
+        if self.failed and not self.keep_going:
+            kept = f"the others are in {self.args.run_dir}; run again to retry" if self.args.run_dir else "see the log"
+            raise DecodeError(f"{len(self.failed)} of {total} samples could not be decoded; {kept}")
+
+    def _jobs(self, requests: Sequence[Instance]) -> list[Job]:
+        # lm-eval asks for K samples of an item by handing over its request K times.
+        seen: Counter[tuple[str, int]] = Counter()
+        jobs = []
+        for request in requests:
+            place = (str(request.task_name), int(request.doc_id or 0))
+            jobs.append(self._job(request, *place, seen[place]))
+            seen[place] += 1
+        return jobs
+
+    def _job(self, request: Instance, task: str, doc_number: int, sample: int) -> Job:
+        prompt, generation_kwargs = request.args
+        resolved = self.system.resolve(task, generation_kwargs)
+        real_prompt, sealed = unseal(prompt)
+        key = SampleKey(
+            task=task,
+            task_version=self.task_versions.get(task, ""),
+            doc_hash=doc_hash(request.doc),
+            prompt_hash=prompt_hash(prompt),
+            sample=sample,
+            settings_hash=resolved.digest,
+        )
+        self.keys[task, doc_number, sample] = key
+        return Job(
+            key=key,
+            benchmark=resolved.benchmark.name if resolved.benchmark else task,
+            item_id=_item_id(request.doc, doc_number, resolved.benchmark),
+            prompt_ids=self.tok_encode(real_prompt),
+            resolved=resolved,
+            sealed=sealed,
+        )
+
+    def _loglikelihood_tokens(
+        self, requests: list[tuple[tuple[str, str] | None, list[int], list[int]]], **kwargs: Any
+    ) -> list[tuple[float, bool]]:
+        if "autoregressive" not in self.system.model.card.decoders:
+            raise ConfigError(f"{self.args.pretrained} does not read text from left to right: it has no log-likelihood")
+        results: list[tuple[float, bool]] = []
+        size = self.args.batch_size
+        for start in range(0, len(requests), size):
+            part = requests[start : start + size]
+            pairs = [self._fit(context, continuation) for _, context, continuation in part]
+            scored = iter(api.score_tokens_many(self.system.model, [pair for pair in pairs if pair[1]], size))
+            for (text, _, _), (_, continuation) in zip(part, pairs, strict=True):
+                # A continuation that the tokenizer merged into its context has nothing left to score.
+                result = tuple(next(scored)) if continuation else (0.0, True)
+                if text is not None:
+                    self.cache_hook.add_partial("loglikelihood", text, result)
+                results.append(result)
+        return results
+
+    def _fit(self, context: list[int], continuation: list[int]) -> tuple[list[int], list[int]]:
+        """Drops the beginning of a text that is longer than the model reads, as lm-eval's own models do."""
+        surplus = len(context) + len(continuation) - (self.max_length + 1)
+        if surplus >= len(context):
+            raise ConfigError(f"a continuation of {len(continuation)} tokens exceeds the context of {self.max_length}")
+        return context[max(0, surplus) :], continuation
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Log-likelihood of whole texts, in windows as long as the model reads, each token scored once."""
+        results = []
+        for request in requests:
+            (text,) = request.args
+            windows = get_rolling_token_windows(self.tok_encode(text), self.prefix_token_id, self.max_length, 1)
+            pairs = [(None, *make_disjoint_window(window)) for window in windows]
+            total = sum(value for value, _ in self._loglikelihood_tokens(pairs))
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
+            results.append(total)
+        return results
+
+
+def _item_id(doc: Mapping[str, Any], doc_number: int, benchmark: TaskBenchmark | None) -> str:
+    """The benchmark's name for an item; its number where a stock task's documents lack the benchmark's id column."""
+    known = BENCHMARKS.get(benchmark.name) if benchmark else None
+    has_id = known is not None and (known.id_column is None or known.id_column in doc)
+    return known.id_of(doc, doc_number) if known is not None and has_id else str(doc_number)
+
+
+def _log_like_lm_eval() -> None:
+    """Sends our log lines where lm-eval sends its own; without this its command line would show warnings only."""
+    theirs, ours = logging.getLogger("lm_eval"), logging.getLogger("refusion_eval")
+    if theirs.handlers and not ours.handlers:
+        ours.handlers = list(theirs.handlers)
+        ours.setLevel(theirs.level)
+        ours.propagate = False

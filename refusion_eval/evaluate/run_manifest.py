@@ -1,0 +1,81 @@
+"""What a run directory says of the system that filled it."""
+
+import hashlib
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+import refusion_eval
+from refusion_eval.evaluate.system import System
+from refusion_eval.store.environment import collect_hardware, git_commit, package_versions
+from refusion_eval.store.manifest import Manifest
+
+# A weight file up to this size is hashed whole, of a larger one evenly spread pieces.
+WHOLE_BYTES = 256 * 2**20
+PIECE_BYTES = 2**16
+NUM_PIECES = 256
+
+
+def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest:
+    """Describes this invocation.
+
+    Args:
+        system: what is run.
+        task_versions: task name -> version, as far as known.
+    """
+    args, model = system.args, system.model
+    tables = {table.label: table.benchmarks for table in system.tables.values() if table is not None}
+    return Manifest(
+        system=args.system_name,
+        backbone=args.backbone or model.card.backbone,
+        decoder=args.decoder,
+        settings={
+            "model_args": dict(args.settings),
+            "enable_thinking": args.enable_thinking,
+            "checkpoint": system.checkpoint_settings,
+            "tables": tables,
+        },
+        checkpoint=args.pretrained,
+        checkpoint_revision=model.revision or "",
+        checkpoint_hash="" if model.revision else checkpoint_hash(Path(args.pretrained).expanduser()),
+        tasks=dict(task_versions),
+        seed=int(args.settings.get("seed", 0)),
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=model.device.type,
+        attention=model.attention,
+        package_version=refusion_eval.__version__,
+        batch_size=args.batch_size,
+        warmup=args.warmup,
+        hardware=collect_hardware(threads=torch.get_num_threads(), gpu_index=physical_gpu(model.device)),
+        versions=package_versions(),
+        git_commit=git_commit(),
+        command=sys.argv,
+    )
+
+
+def checkpoint_hash(directory: Path) -> str:
+    """Hash of a local checkpoint: configuration, and weights (of large files, pieces spread over them)."""
+    digest = hashlib.sha256()
+    for path in [directory / "config.json", *sorted(directory.glob("*.safetensors"))]:
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            if size <= WHOLE_BYTES:
+                digest.update(file.read())
+                continue
+            for piece in range(NUM_PIECES):
+                file.seek(piece * (size - PIECE_BYTES) // (NUM_PIECES - 1))
+                digest.update(file.read(PIECE_BYTES))
+    return digest.hexdigest()[:32]
+
+
+def physical_gpu(device: torch.device) -> int | None:
+    """Index of a device as nvidia-smi counts; None for a CPU."""
+    if device.type != "cuda":
+        return None
+    index = device.index or 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return int(visible[index]) if index < len(visible) and visible[index].isdigit() else index

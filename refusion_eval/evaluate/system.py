@@ -1,0 +1,123 @@
+"""One system under test: a checkpoint, a decoder, and the settings that each task gets."""
+
+import functools
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from refusion_eval import api
+from refusion_eval.decoders import DECODERS
+from refusion_eval.errors import ConfigError
+from refusion_eval.evaluate.decode_jobs import JobDecoder
+from refusion_eval.evaluate.model_args import ModelArgs
+from refusion_eval.evaluate.paths import tasks_path
+from refusion_eval.evaluate.settings import Resolved, Table, benchmark_of, load_table, read_generation_kwargs, resolve
+from refusion_eval.evaluate.text import Detokenizer
+
+log = logging.getLogger(__name__)
+
+# Settings that say which tokens are special; a checkpoint without a card of its own may need them from the user.
+TOKEN_SETTINGS = ("mask_id", "eos_ids")
+
+
+class System:
+    """A checkpoint under a decoder. Nothing is loaded before it is needed, weights last of all.
+
+    Args:
+        args: what to load and how to run it.
+    """
+
+    def __init__(self, args: ModelArgs) -> None:
+        self.args = args
+        self.entry = DECODERS[args.decoder]
+        self._resolved: dict[tuple[str, str], Resolved] = {}
+
+    @functools.cached_property
+    def model(self) -> api.LoadedModel:
+        """The checkpoint, opened.
+
+        Raises:
+            CheckpointError: it cannot be read.
+            ConfigError: dtype, device or attention are impossible here.
+        """
+        args = self.args
+        return api.LoadedModel.open(
+            args.pretrained, dtype=args.dtype, device=args.device, attention=args.attention, revision=args.revision
+        )
+
+    @functools.cached_property
+    def detokenizer(self) -> Detokenizer:
+        """Writes text from token ids."""
+        inner = self.model.tokenizer.inner
+        special = {int(token): str(inner.convert_ids_to_tokens(token)) for token in inner.all_special_ids}
+        special |= {int(token): str(added) for token, added in inner.added_tokens_decoder.items() if added.special}
+        return Detokenizer(self.model.tokenizer.decode, special)
+
+    @functools.cached_property
+    def decoder(self) -> JobDecoder:
+        """Runs jobs."""
+        args = self.args
+        return JobDecoder(
+            self.model, self.entry.decode, self.detokenizer, batch_size=args.batch_size, warmup=args.warmup
+        )
+
+    @functools.cached_property
+    def checkpoint_settings(self) -> dict[str, Any]:
+        """Decoder settings that the checkpoint brings: its mask and end tokens.
+
+        Raises:
+            ConfigError: the decoder needs a mask token, and neither the checkpoint nor the user names one.
+        """
+        known = self.entry.Settings.__dataclass_fields__
+        brought = {"mask_id": self.model.card.mask_id, "eos_ids": tuple(self.model.card.eos_ids)}
+        brought = {key: value for key, value in brought.items() if key in known and value is not None}
+        if "mask_id" in known and "mask_id" not in brought.keys() | self.args.settings.keys():
+            raise ConfigError(
+                f"{self.args.pretrained} has no mask token, so decoder={self.args.decoder} cannot run it; "
+                "pass decoder=autoregressive, or the token's id as mask_id"
+            )
+        return brought
+
+    @functools.cached_property
+    def tables(self) -> Mapping[bool, Table | None]:
+        """The decoder's settings tables: for the benchmarks (False) and for the mini tasks (True)."""
+        folder = tasks_path() / "settings"
+        given = {key: value for key, value in self.args.settings.items() if key in TOKEN_SETTINGS}
+        tokens = {**self.checkpoint_settings, **given}
+        return {
+            mini: load_table(folder, self.args.decoder, mini, self.entry.Settings, tokens) for mini in (False, True)
+        }
+
+    def resolve(self, task: str, generation_kwargs: Mapping[str, Any]) -> Resolved:
+        """The settings of a task's requests; logged once.
+
+        Args:
+            task: lm-eval's task name.
+            generation_kwargs: what lm-eval hands over with the request.
+
+        Raises:
+            ConfigError: an argument is unknown, or values contradict each other or the checkpoint.
+        """
+        cached = (task, json.dumps(generation_kwargs, sort_keys=True, default=str))
+        if cached not in self._resolved:
+            benchmark = benchmark_of(task)
+            resolved = resolve(
+                task,
+                self.entry.Settings,
+                model_args=self.args.settings,
+                generation=read_generation_kwargs(generation_kwargs, self.entry.Settings, task),
+                table=self.tables[benchmark.mini] if benchmark else None,
+                checkpoint=self.checkpoint_settings,
+            )
+            api.decoder_settings(self.model, self.args.decoder, **resolved.values)
+            log.info("%s, %s: %s; stop at %s", task, self.args.decoder, resolved.describe(), list(resolved.until))
+            self._resolved[cached] = resolved
+        return self._resolved[cached]
+
+    def settings_by_task(self) -> dict[str, dict[str, Any]]:
+        """Settings and their sources of every task seen so far."""
+        return {
+            task: {"settings": dict(resolved.values), "source": dict(resolved.sources)}
+            for (task, _), resolved in self._resolved.items()
+        }
