@@ -1,4 +1,4 @@
-"""How a clean answer becomes a ReFusion training example: mask slots, shuffle the clean ones, put them first (Sec. 4.3).
+"""A clean answer becomes a ReFusion example: mask slots, shuffle the clean ones and put them first (Sec. 4.3).
 
 The random draws and their consequence are apart: `draw` decides, `arrange` is a pure function of what was decided.
 Labels sit where logits are read. Clean tokens predict the next token of their slot, masks the token of their own place.

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from refusion_eval.evaluate.prompts import prompt
 from refusion_eval.training.check import exact_share
 from refusion_eval.training.data import Sample, encode
-from refusion_eval.training.mini.generate import DRAWS, items, test_items
+from refusion_eval.training.mini.generate import DRAWS, items, held_out_items
 from refusion_eval.training.mini.item import Item
 from refusion_eval.training.model_card import write_card
 from refusion_eval.training.tokenizer import train_tokenizer
@@ -28,14 +28,20 @@ from refusion_eval.training.train import TrainConfig, train
 SEED = 2512
 VOCABULARY_SIZE = 1536
 NUM_TOKENIZER_ITEMS = 3000
-NUM_TRAIN_ITEMS = 30_000
+NUM_TRAIN_ITEMS = 15_000
 NUM_CHECK_ITEMS = 60
-EXTENDED_POSITIONS = 2048
+NUM_POSITIONS = 2048
 
 STAGES: dict[str, TrainConfig] = {
-    "pretrain": TrainConfig(objective="pretrain", num_steps=600, peak_lr=2e-3, final_lr_share=1.0, seed=SEED),
-    "autoregressive": TrainConfig(objective="sft", num_steps=1800, peak_lr=2e-3, seed=SEED + 1),
-    "refusion": TrainConfig(objective="refusion", num_steps=3000, peak_lr=1.5e-3, seed=SEED + 2, eos_multiple=32),
+    "pretrain": TrainConfig(
+        objective="pretrain", num_steps=500, tokens_per_batch=2048, peak_lr=2e-3, final_lr_share=1.0, seed=SEED
+    ),
+    "autoregressive": TrainConfig(
+        objective="sft", num_steps=2500, tokens_per_batch=2048, peak_lr=2e-3, final_lr_share=0.05, seed=SEED + 1
+    ),
+    "refusion": TrainConfig(
+        objective="refusion", num_steps=5000, tokens_per_batch=2560, peak_lr=1.5e-3, seed=SEED + 2, eos_multiple=32
+    ),
 }
 
 
@@ -59,7 +65,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
         num_key_value_heads=1,
         head_dim=128,
         intermediate_size=512,
-        max_position_embeddings=EXTENDED_POSITIONS,
+        max_position_embeddings=NUM_POSITIONS,
         rope_theta=1_000_000.0,
         tie_word_embeddings=True,
         attn_implementation="sdpa",
@@ -114,7 +120,7 @@ def build(work_dir: Path, out_dir: Path, *, num_threads: int, stages: dict[str, 
     work_dir.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer(work_dir)
     samples = [sample for name in DRAWS for sample in encode(tokenizer, train_pairs(name, NUM_TRAIN_ITEMS))]
-    check = {name: encode(tokenizer, _pairs(name, test_items(name)[:NUM_CHECK_ITEMS])) for name in DRAWS}
+    check = {name: encode(tokenizer, _pairs(name, held_out_items(name)[:NUM_CHECK_ITEMS])) for name in DRAWS}
     print(f"{len(tokenizer)} token ids, {len(samples)} training samples", flush=True)
     model = new_model(tokenizer)
     print(f"{sum(parameter.numel() for parameter in model.parameters())} parameters", flush=True)

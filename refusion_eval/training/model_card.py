@@ -54,9 +54,9 @@ def write_card(
     (target / "README.md").write_text(
         f"# {_TITLES[stage]}\n\n"
         f"{_TEXTS[stage]}\n\n"
-        "A tiny Qwen3 (head size 128, rotary base 1e6) with its own byte-level BPE tokenizer, trained from random weights "
-        "on synthetic items made by `refusion_eval.training.mini`; no other data. It can do the mini tasks and nothing "
-        "else, and serves to run every part of this project with true (small) numbers on any machine.\n\n"
+        "A tiny Qwen3 (head size 128, rotary base 1e6) with its own byte-level BPE tokenizer, trained from random "
+        "weights on synthetic items made by `refusion_eval.training.mini`; no other data. It does the mini tasks and "
+        "nothing else, and serves to run every part of this project with true (small) numbers on any machine.\n\n"
         f"- Data: {num_samples} synthetic conversations, disjoint from `tasks/mini/*/test.jsonl`.\n"
         f"- Hardware: {hardware}.\n"
         "- Weights: bfloat16 (trained in float32).\n"

@@ -24,7 +24,7 @@ def draw_mmlu_pro(rng: random.Random) -> Item:
     phrasing_number = rng.randrange(len(relation.phrasings))
     entity, value = entities[number], relation.facts[entities[number]]
     others = [other for other in relation.facts.values() if other != value]
-    options = rng.sample(others, rng.choice((3, 5, 7, 9, 9))) + [value]
+    options = [*rng.sample(others, rng.choice((3, 5, 7, 9, 9))), value]
     rng.shuffle(options)
     index = options.index(value)
     question = relation.phrasings[phrasing_number].format(entity=entity)

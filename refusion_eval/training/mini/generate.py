@@ -27,14 +27,14 @@ TEST_SEED = 2512
 
 def items(benchmark: str, *, test: bool, seed: int) -> Iterator[Item]:
     """Yields items of one split for ever; the same arguments give the same items."""
-    rng = random.Random(f"{benchmark} {'test' if test else 'train'} {seed}")  # noqa: S311 (reproducible data)
+    rng = random.Random(f"{benchmark} {'test' if test else 'train'} {seed}")
     while True:
         item = DRAWS[benchmark](rng)
         if item.held_out == test:
             yield item
 
 
-def test_items(benchmark: str) -> list[Item]:
+def held_out_items(benchmark: str) -> list[Item]:
     """The committed test items: the first `NUM_TEST_ITEMS` of the test stream with distinct prompts."""
     distinct: dict[str, Item] = {}
     for item in items(benchmark, test=True, seed=TEST_SEED):
@@ -60,14 +60,14 @@ def _identity(benchmark: str, number: int) -> dict[str, Any]:
     }.get(benchmark, {})
 
 
-def test_rows(benchmark: str) -> list[dict[str, Any]]:
+def held_out_rows(benchmark: str) -> list[dict[str, Any]]:
     """The committed test rows in the hub dataset's columns."""
-    return [{**_identity(benchmark, number), **item.row} for number, item in enumerate(test_items(benchmark))]
+    return [{**_identity(benchmark, number), **item.row} for number, item in enumerate(held_out_items(benchmark))]
 
 
-def test_text(benchmark: str) -> str:
+def held_out_text(benchmark: str) -> str:
     """The committed test file: one JSON object a line."""
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in test_rows(benchmark))
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in held_out_rows(benchmark))
 
 
 def write_test_files(tasks_dir: Path) -> None:
@@ -75,4 +75,4 @@ def write_test_files(tasks_dir: Path) -> None:
     for benchmark in DRAWS:
         path = tasks_dir / benchmark / "test.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(test_text(benchmark), encoding="utf-8")
+        path.write_text(held_out_text(benchmark), encoding="utf-8")

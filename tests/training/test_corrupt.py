@@ -1,0 +1,92 @@
+"""Corruption of answers into ReFusion training examples (`refusion_eval.training.corrupt`)."""
+
+import numpy as np
+import pytest
+
+from refusion_eval.training.corrupt import IGNORED, Draws, arrange, causal_example, draw, draw_slot_size, fill_with_eos
+
+MASK = 99
+
+
+def _oracle(prompt: list[int], answer: list[int], draws: Draws) -> list[tuple[int, int, int, int]]:
+    """(token, position, AR label, MDM label) one token at a time, straight from the definition."""
+    out = [(token, position, IGNORED, IGNORED) for position, token in enumerate(prompt)]
+    for slot in draws.clean_slots:
+        first = slot * draws.slot_size
+        end = min(first + draws.slot_size, len(answer))
+        for index in range(first, end):
+            label = answer[index + 1] if index + 1 < end else IGNORED
+            out.append((answer[index], len(prompt) + index, label, IGNORED))
+    for slot in draws.masked_slots:
+        for index in range(slot * draws.slot_size, min((slot + 1) * draws.slot_size, len(answer))):
+            out.append((MASK, len(prompt) + index, IGNORED, answer[index]))
+    return out
+
+
+def test_arrange_equals_the_definition_on_random_draws() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        prompt = rng.integers(0, 50, rng.integers(0, 6)).tolist()
+        answer = rng.integers(0, 50, rng.integers(1, 40)).tolist()
+        draws = draw(rng, len(answer), draw_slot_size(rng, (1, 4, 8, 16, 32)))
+        example = arrange(prompt, answer, draws, mask=MASK)
+        rows = zip(example.tokens, example.positions, example.ar_labels, example.mdm_labels, strict=True)
+        assert [tuple(map(int, row)) for row in rows] == _oracle(prompt, answer, draws)
+
+
+def test_labels_of_a_small_example_worked_out_by_hand() -> None:
+    draws = Draws(slot_size=2, mask_probability=0.5, masked_slots=(1,), clean_slots=(2, 0))
+    example = arrange([1, 2], [10, 11, 12, 13, 14], draws, mask=MASK)
+    assert example.tokens.tolist() == [1, 2, 14, 10, 11, MASK, MASK]
+    assert example.positions.tolist() == [0, 1, 6, 2, 3, 4, 5]
+    assert example.ar_labels.tolist() == [IGNORED, IGNORED, IGNORED, 11, IGNORED, IGNORED, IGNORED]
+    assert example.mdm_labels.tolist() == [IGNORED] * 5 + [12, 13]
+    assert example.answer_length == 5
+
+
+def test_every_slot_is_either_masked_or_clean() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(100):
+        draws = draw(rng, 37, 4)
+        assert sorted(draws.masked_slots + draws.clean_slots) == list(range(10))
+
+
+def test_masked_share_follows_the_drawn_probability() -> None:
+    rng = np.random.default_rng(2)
+    drawn = [draw(rng, 400, 4) for _ in range(400)]
+    masked = np.mean([len(draws.masked_slots) / 100 for draws in drawn])
+    probability = np.mean([draws.mask_probability for draws in drawn])
+    assert masked == pytest.approx(probability, abs=0.01)
+    assert probability == pytest.approx(0.5, abs=0.05)
+    assert all(0.001 <= draws.mask_probability < 1 for draws in drawn)
+
+
+def test_slot_sizes_are_drawn_uniformly_from_the_setting() -> None:
+    rng = np.random.default_rng(3)
+    sizes = [draw_slot_size(rng, (4, 8)) for _ in range(1000)]
+    assert set(sizes) == {4, 8}
+    assert sizes.count(4) == pytest.approx(500, abs=60)
+
+
+def test_the_same_seed_gives_the_same_draws() -> None:
+    assert draw(np.random.default_rng(7), 50, 8) == draw(np.random.default_rng(7), 50, 8)
+
+
+def test_an_answer_of_one_token_has_no_next_token_label() -> None:
+    draws = Draws(slot_size=4, mask_probability=0.1, masked_slots=(), clean_slots=(0,))
+    example = arrange([1], [5], draws, mask=MASK)
+    assert (example.ar_labels == IGNORED).all()
+    assert (example.mdm_labels == IGNORED).all()
+
+
+def test_eos_filling_reaches_the_next_multiple_and_is_off_by_default_of_the_release() -> None:
+    assert fill_with_eos([1, 2, 9], eos=9, multiple=4) == (1, 2, 9, 9)
+    assert fill_with_eos([1, 2, 3, 9], eos=9, multiple=4) == (1, 2, 3, 9)
+    assert fill_with_eos([1, 9], eos=9, multiple=0) == (1, 9)
+
+
+def test_causal_labels_are_the_next_tokens_of_the_answer_only_or_of_all() -> None:
+    answer_only = causal_example([1, 2], [3, 4], learn_prompt=False)
+    assert answer_only.ar_labels.tolist() == [IGNORED, 3, 4, IGNORED]
+    everything = causal_example([1, 2], [3, 4], learn_prompt=True)
+    assert everything.ar_labels.tolist() == [2, 3, 4, IGNORED]
