@@ -1,9 +1,9 @@
 """Bootstrap intervals by item, from one small core: a value and its resampled replicates.
 
-Items (benchmark questions) are what is drawn with replacement; everything measured on an item stays together, so a ratio of sums,
-a quantile or a paired comparison is resampled correctly. The percentile interval of the replicates is reported. Two properties to
-know when reading one: values that are all equal (10 of 10 correct) give an interval of zero width, and a single item gives none
-(NaN bounds), because one draw says nothing about the spread.
+Items (benchmark questions) are what is drawn with replacement; everything measured on an item stays together, so a
+ratio of sums, a quantile or a paired comparison is resampled correctly. The percentile interval of the replicates is
+reported. Two properties to know when reading one: values that are all equal (10 of 10 correct) give an interval of zero
+width, and a single item gives none (NaN bounds), because one draw says nothing about the spread.
 """
 
 from __future__ import annotations

@@ -43,7 +43,8 @@ def test_equal_seeds_give_equal_intervals(numbers, seed):
 def test_one_item_has_a_value_and_no_interval():
     interval = bootstrap_mean([0.25])
     assert interval.value == 0.25
-    assert math.isnan(interval.low) and math.isnan(interval.high)
+    assert math.isnan(interval.low)
+    assert math.isnan(interval.high)
 
 
 def test_equal_values_give_an_interval_of_zero_width():
