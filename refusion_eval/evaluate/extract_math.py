@@ -18,7 +18,9 @@ _UNIT = re.compile(
 _DEGREES = re.compile(r"\^\s{0,4}(?:\\circ|\{\s{0,4}\\circ\s{0,4}\})")
 _THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _NAMED = re.compile(r"[A-Za-z](?:\([a-z]\))?=(?=[^=]{1,400}\Z)")
-_BASED = re.compile(r"(-?[0-9A-Z]{1,60})_\{?(\d{1,3})\}?")
+_BASED = re.compile(r"(-?(?=[A-Z]{0,20}\d)[0-9A-Z]{1,60})_(\d{1,3})")
+_BRACED_BASE = re.compile(r"_\{(\d{1,3})\}\Z")
+_CLOCK = re.compile(r"(?<![A-Za-z])([ap])\.?m\b")
 
 
 def last_box(text: str) -> Extraction:
@@ -84,6 +86,7 @@ def normalise(answer: str) -> str:
     text = _TEXT.sub(r"\1", text)
     text = _FRACTION.sub(r"\\frac", text)
     text = _SHORT_FRACTION.sub(_braced_fraction, text)
+    text = _BRACED_BASE.sub(r"_\1", text)
     text = _SHORT_ROOT.sub(r"\\sqrt{\1}", text)
     text = "".join(text.split())
     text = _NAMED.sub("", text, count=1) if _NAMED.match(text) else text
@@ -97,17 +100,18 @@ def equal_by_form(gold: str, answer: str) -> bool | None:
 
     Returns:
         True if they are the same text (a number base that one of them leaves out does not count), False if they are
-        numbers in different stated bases, None if only mathematics can tell.
+        numbers in different stated bases or differ in a.m. and p.m., None if only mathematics can tell.
     """
     if gold == answer:
         return True
-    bases = [_BASED.fullmatch(gold), _BASED.fullmatch(answer)]
-    if not any(bases):
-        return None
-    digits = [found.group(1) if found else text for found, text in zip(bases, (gold, answer), strict=True)]
-    if all(bases) and bases[0].group(2) != bases[1].group(2):  # type: ignore[union-attr]
+    clocks = [_CLOCK.search(gold), _CLOCK.search(answer)]
+    if clocks[0] and clocks[1] and clocks[0].group(1) != clocks[1].group(1):
         return False
-    return True if digits[0] == digits[1] else None
+    based = [_BASED.fullmatch(gold), _BASED.fullmatch(answer)]
+    if based[0] and based[1]:
+        return False
+    digits = [found.group(1) if found else text for found, text in zip(based, (gold, answer), strict=True)]
+    return True if any(based) and digits[0] == digits[1] else None
 
 
 def _braced_fraction(found: re.Match[str]) -> str:

@@ -95,16 +95,16 @@ def compare_all(
     Raises:
         DataError: the library is not installed.
     """
-    forms = [(normalise(gold), normalise(answer)) for gold, answer in pairs]
-    by_form = {form: equal_by_form(*form) for form in forms}
-    left = {form: pair for form, pair in zip(forms, pairs, strict=True) if by_form[form] is None}
+    forms = {pair: (normalise(pair[0]), normalise(pair[1])) for pair in pairs}
+    by_form = {pair: equal_by_form(*form) for pair, form in forms.items()}
     decided = {
-        form: Comparison(bool(equal), "the same after normalisation" if equal else "another number base")
-        for form, equal in by_form.items()
+        pair: Comparison(equal, "the same after normalisation" if equal else "another number base or half of the day")
+        for pair, equal in by_form.items()
         if equal is not None
     }
+    left = {pair: form for pair, form in forms.items() if by_form[pair] is None}
     decided.update(_compare_by_library(left, workers or os.cpu_count() or 1, timeout_s, on_done))
-    return [_name_percent(decided[form], pair) for form, pair in zip(forms, pairs, strict=True)]
+    return [_name_percent(decided[pair], pair) for pair in pairs]
 
 
 def _name_percent(comparison: Comparison, pair: tuple[str, str]) -> Comparison:
@@ -115,7 +115,7 @@ def _name_percent(comparison: Comparison, pair: tuple[str, str]) -> Comparison:
 
 
 def _compare_by_library(
-    pairs: dict[tuple[str, str], tuple[str, str]],
+    forms: dict[tuple[str, str], tuple[str, str]],
     workers: int,
     timeout_s: float,
     on_done: Callable[[], None] | None,
@@ -123,20 +123,20 @@ def _compare_by_library(
     local = threading.local()
     children: list[_Child] = []
 
-    def compare(form: tuple[str, str]) -> Comparison:
+    def compare(pair: tuple[str, str]) -> Comparison:
         if not hasattr(local, "child"):
             local.child = _Child()
             children.append(local.child)
-        verdict = _library_verdict(local.child, form, pairs[form], timeout_s)
+        verdict = _library_verdict(local.child, forms[pair], pair, timeout_s)
         if on_done is not None:
             on_done()
         return verdict
 
-    if not pairs:
+    if not forms:
         return {}
     try:
-        with ThreadPoolExecutor(max_workers=min(workers, len(pairs))) as pool:
-            return dict(zip(pairs, pool.map(compare, pairs), strict=True))
+        with ThreadPoolExecutor(max_workers=min(workers, len(forms))) as pool:
+            return dict(zip(forms, pool.map(compare, forms), strict=True))
     finally:
         for child in children:
             child.close()
