@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from refusion_eval.evaluate.prompts import prompt
 from refusion_eval.training.check import exact_share
 from refusion_eval.training.data import Sample, encode
-from refusion_eval.training.mini.generate import DRAWS, items, held_out_items
+from refusion_eval.training.mini.generate import DRAWS, held_out_items, items
 from refusion_eval.training.mini.item import Item
 from refusion_eval.training.model_card import write_card
 from refusion_eval.training.tokenizer import train_tokenizer

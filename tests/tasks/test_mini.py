@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from refusion_eval.evaluate.prompts import LETTERS, prompt
-from refusion_eval.training.mini.generate import DRAWS, items, normalised, held_out_items, held_out_text
+from refusion_eval.training.mini.generate import DRAWS, held_out_items, held_out_text, items, normalised
 
 MINI = Path(__file__).parents[2] / "tasks" / "mini"
 COLUMNS = {
