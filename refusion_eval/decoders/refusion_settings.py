@@ -1,0 +1,89 @@
+"""The settings of the ReFusion decoder, and what follows from them alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from refusion_eval.decoders import validate
+from refusion_eval.errors import ConfigError
+from refusion_eval.types import StopRule
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RefusionSettings:
+    """Settings of the ReFusion decoder, named as in the paper's Table 6.
+
+    Attributes:
+        gen_length: most tokens of the response, >= 1. Positions are decoded in whole slots; the surplus is cut.
+        slot_size: k, consecutive positions that are drafted and verified together, >= 1.
+        block_size: b, consecutive positions decoded before the next block begins; a multiple of k (App. C.4: b >= k).
+        tau_slot: a masked slot is selected when its certainty exceeds this; the best one always is.
+        tau_token: a drafted token is accepted when its probability given the tokens before it exceeds this.
+        temperature: of the drafts (Eq. 4); thresholds always see untempered probabilities.
+        seed: of the random draws.
+        mask_id: the mask token.
+        eos_ids: tokens that end the response; none means that it always has `gen_length` tokens.
+        left_to_right: select slots one after another in position order (Figure 1) instead of by certainty.
+        recompute_kv: after slots were completed independently, one more forward lets them see each other and keeps
+            those keys and values instead (section 5.5, Table 4).
+        verify_independently: begin a completion by verifying every slot on its own, as Eq. 7 is written, instead of
+            keeping the prefixes that the global verification found.
+        release_compatible: reproduce the defects of the public release (README, "Paper and release").
+        stop_rule: told the tokens decoded without a gap from the start; decoding ends when it says so.
+
+    Raises:
+        ConfigError: a value is out of its range, or sizes do not fit each other.
+    """
+
+    gen_length: int = 512
+    slot_size: int = 32
+    block_size: int = 128
+    tau_slot: float = 0.9
+    tau_token: float = 0.4
+    temperature: float = 0.0
+    seed: int = 0
+    mask_id: int
+    eos_ids: tuple[int, ...] = ()
+    left_to_right: bool = False
+    recompute_kv: bool = False
+    verify_independently: bool = False
+    release_compatible: bool = False
+    stop_rule: StopRule | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("gen_length", "slot_size", "block_size"):
+            validate.require_integer("refusion", name, getattr(self, name), at_least=1)
+        validate.require_integer("refusion", "seed", self.seed, at_least=0)
+        validate.require_integer("refusion", "mask_id", self.mask_id, at_least=0)
+        validate.require_token_ids("refusion", "eos_ids", self.eos_ids)
+        validate.require_number("refusion", "tau_slot", self.tau_slot, 0.0, 1.0)
+        validate.require_number("refusion", "tau_token", self.tau_token, 0.0, 1.0)
+        validate.require_number("refusion", "temperature", self.temperature, 0.0)
+        validate.require_flags(
+            "refusion",
+            left_to_right=self.left_to_right,
+            recompute_kv=self.recompute_kv,
+            verify_independently=self.verify_independently,
+            release_compatible=self.release_compatible,
+        )
+        if self.block_size < self.slot_size or self.block_size % self.slot_size:
+            multiple = max(1, round(self.block_size / self.slot_size)) * self.slot_size
+            raise ConfigError(
+                f"refusion: block_size is {self.block_size} and slot_size {self.slot_size}; a block holds whole slots "
+                f"(App. C.4), so set block_size to a multiple of slot_size, for example {multiple}"
+            )
+        if self.mask_id in self.eos_ids:
+            raise ConfigError(f"refusion: mask_id {self.mask_id} is also an end-of-sequence id; set either one right")
+
+    @property
+    def num_positions(self) -> int:
+        """Positions behind the prompt that decoding may touch: `gen_length` in whole slots."""
+        return -(-self.gen_length // self.slot_size) * self.slot_size
+
+    @property
+    def suppress(self) -> tuple[int, ...]:
+        """Ids that may not be drafted: the mask token, except where the release lets it through."""
+        return () if self.release_compatible else (self.mask_id,)
+
+    def response_positions(self, slots: Sequence[int]) -> list[int]:
+        """Response indices of all tokens of these slots, slot after slot; a slot is named by its first one."""
+        return [slot + column for slot in slots for column in range(self.slot_size)]
