@@ -1,0 +1,301 @@
+"""The Python interface: load a checkpoint, decode prompts with any decoder, score texts.
+
+model = refusion_eval.load_model("GSAI-ML/ReFusion")
+out = refusion_eval.generate(model, prompt_ids, decoder="refusion", gen_length=512)
+out.tokens, out.num_forwards, out.seconds, out.trace
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from refusion_eval.decoders import DECODERS
+from refusion_eval.engine.engine import Engine, Request
+from refusion_eval.engine.scoring import TokenScore, score_many
+from refusion_eval.errors import ConfigError, DecodeError
+from refusion_eval.models.attention import Backend, choose_backend
+from refusion_eval.models.checkpoint import Location, fetch_weights, locate
+from refusion_eval.models.config import Card, ModelConfig, checkpoint_card, model_config
+from refusion_eval.models.tokenizer import Tokenizer
+from refusion_eval.models.transformer import Transformer
+from refusion_eval.models.weights import load_weights
+from refusion_eval.types import Decoded
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class LoadedModel:
+    """A checkpoint ready for use; tokenizer and weights are loaded when they are first asked for.
+
+    Attributes:
+        name: the path or hub id it came from.
+        revision: commit of the hub's files; None for a local directory.
+        config: its shapes.
+        card: mask id, EOS ids, backbone, decoders that it was trained for.
+        dtype, device: of the weights.
+        attention: the attention backend.
+    """
+
+    def __init__(
+        self, location: Location, config: ModelConfig, dtype: torch.dtype, device: torch.device, attention: Backend
+    ) -> None:
+        self._location = location
+        self.name = location.name
+        self.revision = location.revision
+        self.config = config
+        self.card: Card = checkpoint_card(location.name, location.directory)
+        self.dtype = dtype
+        self.device = device
+        self.attention = attention
+
+    @classmethod
+    def open(
+        cls,
+        name: str,
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        attention: str = "auto",
+        revision: str | None = None,
+    ) -> "LoadedModel":
+        """Reads a checkpoint's config and card without its weights; arguments and errors as `load_model`."""
+        location = locate(str(name), revision)
+        config = model_config(location.directory)
+        torch_device = _device(device)
+        torch_dtype = _dtype(dtype, config, torch_device)
+        return cls(location, config, torch_dtype, torch_device, choose_backend(attention, torch_dtype, torch_device))
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer."""
+        return Tokenizer(self._location.directory)
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The engine over the checkpoint's weights."""
+        fetch_weights(self._location)
+        weights = load_weights(self._location.directory, self.config, self.dtype, self.device)
+        return Engine(Transformer(self.config, weights), self.attention)
+
+
+def load_model(
+    name: str,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    attention: str = "auto",
+    revision: str | None = None,
+) -> LoadedModel:
+    """Loads a checkpoint.
+
+    Args:
+        name: directory in Hugging Face layout, or hub id.
+        dtype: "float32", "bfloat16" or "float16"; "auto" is the checkpoint's own on CUDA and float32 on a CPU.
+        device: "cpu", "cuda", "cuda:1", ...; "auto" is CUDA where there is one.
+        attention: "sdpa" or "flash"; "auto" is flash-attn where it is installed and can run.
+        revision: branch, tag or commit of a hub id.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be found or loaded.
+        ConfigError: an argument is unknown or impossible here.
+    """
+    model = LoadedModel.open(name, dtype=dtype, device=device, attention=attention, revision=revision)
+    _ = model.engine
+    return model
+
+
+def decoder_settings(model: LoadedModel, decoder: str, **settings: Any) -> Any:
+    """Builds a decoder's settings; mask and EOS ids that are not given come from the checkpoint's card.
+
+    Args:
+        model: what the settings are for.
+        decoder: name in `DECODERS`.
+        **settings: fields of the decoder's settings class.
+
+    Raises:
+        ConfigError: unknown decoder or setting, a value out of range, or a mask token is needed and there is none.
+    """
+    if decoder not in DECODERS:
+        raise ConfigError(
+            f"decoder={decoder!r} is unknown{_suggestion(decoder, DECODERS)}; known: {', '.join(DECODERS)}"
+        )
+    settings_class = DECODERS[decoder].Settings
+    names = [field.name for field in dataclasses.fields(settings_class)]
+    for name in settings:
+        if name not in names:
+            raise ConfigError(f"{decoder} has no setting {name!r}{_suggestion(name, names)}; known: {', '.join(names)}")
+    if "eos_ids" in names:
+        settings.setdefault("eos_ids", model.card.eos_ids)
+    if "mask_id" in names and settings.setdefault("mask_id", model.card.mask_id) is None:
+        raise ConfigError(
+            f"decoder {decoder} needs a mask token and {model.name} names none; "
+            "give mask_id, or use decoder='autoregressive'"
+        )
+    resolved = settings_class(**settings)
+    vocab_size = model.config.vocab_size
+    ids = (*getattr(resolved, "eos_ids", ()), *([resolved.mask_id] if "mask_id" in names else []))
+    if any(not 0 <= token < vocab_size for token in ids):
+        raise ConfigError(f"mask and EOS ids {list(ids)} must lie in the vocabulary, 0..{vocab_size - 1}")
+    return resolved
+
+
+def check_prompt(model: LoadedModel, prompt_ids: Sequence[int], num_positions: int) -> None:
+    """Refuses a prompt that cannot be decoded, before anything is computed.
+
+    Args:
+        model: what the prompt is for.
+        prompt_ids: token ids.
+        num_positions: positions behind the prompt that decoding may touch.
+
+    Raises:
+        ConfigError: the prompt is empty, holds ids outside the vocabulary, or leaves no room for the response.
+    """
+    config = model.config
+    if len(prompt_ids) == 0:
+        raise ConfigError("the prompt is empty; give at least one token id")
+    if not 0 <= min(prompt_ids) <= max(prompt_ids) < config.vocab_size:
+        outside = next(token for token in prompt_ids if not 0 <= token < config.vocab_size)
+        raise ConfigError(f"prompt token {outside} lies outside the vocabulary, 0..{config.vocab_size - 1}")
+    if len(prompt_ids) + num_positions > config.max_positions:
+        raise ConfigError(
+            f"prompt of {len(prompt_ids)} tokens and {num_positions} generated positions exceed the context of "
+            f"{config.max_positions}; shorten the prompt or lower gen_length"
+        )
+
+
+def generate(model: LoadedModel, prompt_ids: Sequence[int], decoder: str = "refusion", **settings: Any) -> Decoded:
+    """Decodes one prompt.
+
+    Args:
+        model: from `load_model`.
+        prompt_ids: token ids, at least one.
+        decoder: name in `DECODERS`.
+        **settings: fields of the decoder's settings class.
+
+    Returns:
+        Tokens, reason of the end, number of forwards, seconds and trace.
+
+    Raises:
+        ConfigError: as `decoder_settings` and `check_prompt`, before anything is computed.
+        DecodeError: decoding failed.
+    """
+    resolved = decoder_settings(model, decoder, **settings)
+    check_prompt(model, prompt_ids, resolved.num_positions)
+    return model.engine.run(DECODERS[decoder].decode, prompt_ids, resolved)
+
+
+def generate_stream(
+    model: LoadedModel, requests: Iterable[tuple[str, Sequence[int], Any]], batch_size: int
+) -> Iterator[tuple[int, Decoded | DecodeError]]:
+    """Decodes many prompts with continuous batching and hands out each as it ends.
+
+    Args:
+        model: from `load_model`.
+        requests: (decoder, prompt ids, settings as `decoder_settings` builds them) each; consumed as places are free.
+        batch_size: requests alive at once, >= 1.
+
+    Yields:
+        (index of the request, its result or the error that ended it).
+
+    Raises:
+        ConfigError: batch_size is below 1, or a prompt is refused when its turn comes.
+    """
+    if batch_size < 1:
+        raise ConfigError(f"batch_size={batch_size}; it must be at least 1")
+
+    def checked() -> Iterator[Request]:
+        for decoder, prompt_ids, settings in requests:
+            check_prompt(model, prompt_ids, settings.num_positions)
+            yield Request(DECODERS[decoder].decode, prompt_ids, settings)
+
+    return model.engine.run_many(checked(), batch_size)
+
+
+def generate_many(
+    model: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    decoder: str = "refusion",
+    batch_size: int = 16,
+    **settings: Any,
+) -> list[Decoded]:
+    """Decodes many prompts with continuous batching; arguments and errors as `generate`.
+
+    Args:
+        model: from `load_model`.
+        prompts: token ids of each prompt.
+        decoder: name in `DECODERS`.
+        batch_size: requests alive at once, >= 1; in float32 it does not change the tokens.
+        **settings: fields of the decoder's settings class.
+
+    Returns:
+        One result for each prompt, in their order.
+    """
+    resolved = decoder_settings(model, decoder, **settings)
+    for prompt_ids in prompts:
+        check_prompt(model, prompt_ids, resolved.num_positions)
+    results: dict[int, Decoded] = {}
+    for index, result in generate_stream(model, ((decoder, prompt, resolved) for prompt in prompts), batch_size):
+        if isinstance(result, DecodeError):
+            raise result
+        results[index] = result
+    return [results[index] for index in range(len(prompts))]
+
+
+def score_tokens(model: LoadedModel, prefix_ids: Sequence[int], continuation_ids: Sequence[int]) -> TokenScore:
+    """Log-probability of a continuation under the causal reading of the model; errors as `score_tokens_many`."""
+    return score_tokens_many(model, [(prefix_ids, continuation_ids)], batch_size=1)[0]
+
+
+def score_tokens_many(
+    model: LoadedModel, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], batch_size: int = 16
+) -> list[TokenScore]:
+    """Log-probabilities of continuations, each token given everything before it.
+
+    Args:
+        model: from `load_model`.
+        pairs: (prefix, continuation) token ids; neither may be empty.
+        batch_size: pairs in one forward, >= 1.
+
+    Returns:
+        Sum of log-probabilities in nats, and whether greedy decoding would give the continuation, one for each pair.
+
+    Raises:
+        ConfigError: a pair is empty, outside the vocabulary or longer than the context.
+    """
+    for prefix_ids, continuation_ids in pairs:
+        if not prefix_ids or not continuation_ids:
+            raise ConfigError("scoring needs at least one prefix token and one continuation token")
+        check_prompt(model, [*prefix_ids, *continuation_ids], 0)
+    return score_many(model.engine.model, pairs, batch_size)
+
+
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device={name!r} is unknown; choose auto, cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device={name!r} is not supported; choose auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device={name!r}, but torch sees {torch.cuda.device_count()} CUDA devices here")
+    return device
+
+
+def _dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        # CPUs compute float32 fastest, and exactly what the checkpoint holds.
+        name = config.dtype if device.type == "cuda" else "float32"
+    if name not in DTYPES:
+        raise ConfigError(f"dtype={name!r} is unknown; choose auto, {', '.join(DTYPES)}")
+    return DTYPES[name]

@@ -1,0 +1,245 @@
+"""Runs decoders: the only caller of a model. It counts forwards, takes times, and holds the KV buffer.
+
+`run` serves one request, which is what speed is measured with; `run_many` keeps a batch of requests alive and lets the
+next one in when one ends (continuous batching). No decoder knows the difference.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from refusion_eval.engine import masks
+from refusion_eval.engine.readout import PackedRead, read_out
+from refusion_eval.errors import DecodeError
+from refusion_eval.models.attention import Backend, ManySequences, OneSequence
+from refusion_eval.models.cache import KVCache
+from refusion_eval.models.transformer import Attend, Transformer
+from refusion_eval.trace import Trace
+from refusion_eval.types import Decode, Decoded, Decoding, Forward, Readout, Response
+
+FIRST_CAPACITY = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to be decoded.
+
+    Attributes:
+        decode: the decoder.
+        prompt: its token ids.
+        settings: the decoder's own settings.
+    """
+
+    decode: Decode
+    prompt: Sequence[int]
+    settings: Any
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request being decoded: its generator, and the forward that it waits for, or how it ended."""
+
+    index: int
+    decoding: Decoding
+    trace: Trace
+    started: float
+    pending: Forward | None = None
+    response: Response | None = None
+    error: DecodeError | None = None
+
+    def advance(self, readouts: tuple[Readout, ...] | None) -> None:
+        """Hands readouts to the decoder (None starts it) and keeps what it wants next, or how it ended."""
+        self.pending = None
+        try:
+            self.pending = next(self.decoding) if readouts is None else self.decoding.send(readouts)
+        except StopIteration as stop:
+            self.response = stop.value
+        except DecodeError as error:
+            self.error = error
+        except Exception as error:  # noqa: BLE001 - one request's failure becomes its record, the others go on
+            self.error = DecodeError(f"the decoder failed: {type(error).__name__}: {error}")
+            self.error.__cause__ = error
+
+    def fail(self, error: DecodeError) -> None:
+        """Ends the request with an error."""
+        self.decoding.close()
+        self.pending, self.error = None, error
+
+
+class Engine:
+    """Runs decoders on one model.
+
+    Args:
+        model: the transformer.
+        attention: the attention backend, as `choose_backend` resolved it.
+    """
+
+    def __init__(self, model: Transformer, attention: Backend) -> None:
+        self.model = model
+        self.attention = attention
+        self._cache = self._new_cache(1)
+
+    def run(self, decode: Decode, prompt: Sequence[int], settings: Any) -> Decoded:
+        """Decodes one prompt.
+
+        The time runs from the prompt to the last token on the host, the device synchronised at both ends; every forward
+        that is read ends with a copy to the host, so nothing stays in flight between them.
+
+        Args:
+            decode: the decoder.
+            prompt: token ids.
+            settings: the decoder's own settings.
+
+        Raises:
+            DecodeError: the decoder failed or asked for something impossible.
+        """
+        self._cache.clear(0)
+        batch = [self._start(self._cache, 0, 0, Request(decode, prompt, settings))]
+        while batch[0].pending is not None:
+            self._step(self._cache, batch)
+        if batch[0].error is not None:
+            raise batch[0].error
+        return self._finish(batch[0])
+
+    def run_many(self, requests: Iterable[Request], batch_size: int) -> Iterator[tuple[int, Decoded | DecodeError]]:
+        """Decodes many prompts, `batch_size` at a time.
+
+        In float32 the tokens are those of `run`, whatever the batch size. A request that fails yields its error.
+
+        Args:
+            requests: consumed as places become free.
+            batch_size: requests alive at once, >= 1.
+
+        Yields:
+            (index of the request, what `run` returns or the error that it raises), in the order in which they end.
+        """
+        cache = self._new_cache(batch_size)
+        waiting = enumerate(requests)
+        batch: list[_Live] = []
+        while True:
+            while len(batch) < batch_size and (entry := next(waiting, None)) is not None:
+                cache.wipe(len(batch))
+                batch.append(self._start(cache, len(batch), *entry))
+            if not batch:
+                return
+            if all(live.pending is not None for live in batch):
+                self._step(cache, batch)
+            for place in reversed(range(len(batch))):
+                live = batch[place]
+                if live.pending is not None:
+                    continue
+                # The last sequence takes the free place, so that the live ones stay the first of the buffer.
+                last = batch.pop()
+                if last is not live:
+                    cache.move(len(batch), place)
+                    batch[place] = last
+                yield live.index, live.error or self._finish(live)
+
+    def _new_cache(self, num_sequences: int) -> KVCache:
+        model = self.model
+        return KVCache(model.config, num_sequences, FIRST_CAPACITY, model.dtype, model.device)
+
+    def _start(self, cache: KVCache, place: int, index: int, request: Request) -> _Live:
+        trace = Trace()
+        self._synchronize()
+        started = time.perf_counter()
+        live = _Live(index, request.decode(request.prompt, request.settings, trace), trace, started)
+        self._advance(cache, place, live, None)
+        return live
+
+    def _advance(self, cache: KVCache, place: int, live: _Live, readouts: tuple[Readout, ...] | None) -> None:
+        """Lets the decoder go on, and stages the forward that it wants next."""
+        live.advance(readouts)
+        if live.pending is None:
+            return
+        try:
+            _validate(live.pending, self.model.config.vocab_size)
+            cache.commit(place, live.pending.commit.rows, live.pending.commit.replace)
+        except DecodeError as error:
+            live.fail(error)
+        else:
+            cache.stage(place, len(live.pending.tokens))
+
+    def _step(self, cache: KVCache, batch: Sequence[_Live]) -> None:
+        """Computes the pending forwards of sequences 0 .. len(batch) - 1 in one model call and advances each."""
+        forwards = [live.pending for live in batch if live.pending is not None]
+        readouts = iter(self._compute(cache, forwards))
+        for place, (live, forward) in enumerate(zip(batch, forwards, strict=True)):
+            live.trace.forward(forward.kind, len(forward.tokens), cache.lengths[place])
+            answers = tuple(next(readouts) for _ in forward.reads)
+            if all(np.isfinite(answer.probs).all() for answer in answers):
+                self._advance(cache, place, live, answers)
+            else:
+                live.fail(DecodeError(f"forward {live.trace.num_forwards - 1} ({forward.kind}): logits are not finite"))
+
+    @torch.inference_mode()
+    def _compute(self, cache: KVCache, forwards: Sequence[Forward]) -> list[Readout]:
+        """One model call: the answers to all reads of all forwards, one after the other."""
+        model, device = self.model, self.model.device
+        widths = [len(forward.tokens) for forward in forwards]
+        cache.reserve(max(length + width for length, width in zip(cache.lengths, widths, strict=False)))
+        tokens = [token for forward in forwards for token in forward.tokens]
+        positions = [position for forward in forwards for position in forward.positions]
+        tokens_T, positions_T = torch.from_numpy(np.array([tokens, positions], dtype=np.int64)).to(device)
+        hidden_TC = model.hidden(tokens_T, positions_T, max(positions), self._attend(cache, forwards))
+        packed_reads, first_row = [], 0
+        for forward, width in zip(forwards, widths, strict=True):
+            packed_reads += [PackedRead(read, first_row) for read in forward.reads]
+            first_row += width
+        return read_out(packed_reads, hidden_TC, model.logits, model.config.vocab_size)
+
+    def _attend(self, cache: KVCache, forwards: Sequence[Forward]) -> Attend:
+        """How the rows of this model call attend."""
+        model = self.model
+        if len(forwards) > 1:
+            attentions, widths = [forward.attention for forward in forwards], [len(f.tokens) for f in forwards]
+            mask_SQK = masks.additive_batch(attentions, cache.lengths[: len(forwards)], model.dtype, model.device)
+            return ManySequences(cache, widths, mask_SQK)
+        attention, length = forwards[0].attention, cache.lengths[0]
+        num_rows = len(forwards[0].tokens)
+        causal = masks.is_causal(attention)
+        if causal and self.attention == "flash":
+            return OneSequence(cache, 0, num_rows, None, causal=True, flash=True)
+        if masks.sees_everything(attention):
+            return OneSequence(cache, 0, num_rows, None, causal=False, flash=False)
+        if causal and length == 0:
+            return OneSequence(cache, 0, num_rows, None, causal=True, flash=False)
+        mask_QK = masks.additive(masks.visible(attention), length, model.dtype, model.device)
+        return OneSequence(cache, 0, num_rows, mask_QK, causal=False, flash=False)
+
+    def _finish(self, live: _Live) -> Decoded:
+        self._synchronize()
+        seconds = time.perf_counter() - live.started
+        assert live.response is not None
+        response, trace = live.response, live.trace
+        return Decoded(tuple(response.tokens), response.stop, trace.num_forwards, seconds, trace)
+
+    def _synchronize(self) -> None:
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize(self.model.device)
+
+
+def _validate(forward: Forward, vocab_size: int) -> None:
+    """Refuses a forward that does not fit together, before anything is computed for it."""
+    num_rows = len(forward.tokens)
+    num_seen = sum(segment.size for segment in forward.attention)
+    if not num_rows == len(forward.positions) == num_seen or num_rows == 0:
+        raise DecodeError(
+            f"{forward.kind}: {num_rows} tokens, {len(forward.positions)} positions, attention over {num_seen} rows; "
+            "they must be equally many, at least one"
+        )
+    if not 0 <= min(forward.tokens) <= max(forward.tokens) < vocab_size or min(forward.positions) < 0:
+        raise DecodeError(
+            f"{forward.kind}: tokens {min(forward.tokens)} to {max(forward.tokens)}, positions from "
+            f"{min(forward.positions)}; tokens must lie in 0..{vocab_size - 1}, positions must not be negative"
+        )
+    masks.visible(forward.attention)
+    for read in forward.reads:
+        if any(not 0 <= row < num_rows for row in read.rows):
+            raise DecodeError(f"{forward.kind}: reads rows {list(read.rows)} of a forward of {num_rows} rows")
+        if read.temperature > 0 and len(read.draws) != len(read.rows):
+            raise DecodeError(f"{forward.kind}: sampling {len(read.rows)} rows takes one draw key each")

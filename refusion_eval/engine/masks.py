@@ -1,0 +1,92 @@
+"""Who may see whom: the segments of a forward as masks."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from refusion_eval.errors import DecodeError
+from refusion_eval.types import Attention
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+@lru_cache(maxsize=256)
+def visible(attention: Attention) -> BoolArray:
+    """Which rows of a forward see which of its own rows, [Q, Q], read-only; committed rows are seen by all.
+
+    Raises:
+        DecodeError: a segment is empty, or sees rows that do not lie before it.
+    """
+    num_rows = sum(segment.size for segment in attention)
+    mask_QQ = np.zeros((num_rows, num_rows), dtype=np.bool_)
+    start = 0
+    for segment in attention:
+        end = start + segment.size
+        if segment.size < 1 or any(not 0 <= first <= last <= start for first, last in segment.sees):
+            raise DecodeError(f"attention segment {segment} at row {start} is empty or sees rows not before it")
+        for first, last in segment.sees:
+            mask_QQ[start:end, first:last] = True
+        own = np.ones((segment.size, segment.size), dtype=np.bool_)
+        mask_QQ[start:end, start:end] = np.tril(own) if segment.causal else own
+        start = end
+    mask_QQ.flags.writeable = False
+    return mask_QQ
+
+
+@lru_cache(maxsize=256)
+def is_causal(attention: Attention) -> bool:
+    """Whether every row sees exactly the rows before it and itself."""
+    if len(attention) == 1:
+        return attention[0].causal
+    mask_QQ = visible(attention)
+    return bool(np.array_equal(mask_QQ, np.tril(np.ones_like(mask_QQ))))
+
+
+@lru_cache(maxsize=256)
+def sees_everything(attention: Attention) -> bool:
+    """Whether every row sees every row, so that no mask is needed."""
+    if len(attention) == 1 and (attention[0].size == 1 or not attention[0].causal):
+        return True
+    return bool(visible(attention).all())
+
+
+def additive(visible_QQ: BoolArray, num_committed: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The mask of one sequence, added to its scores: [Q, committed + Q], 0 where visible and -inf elsewhere.
+
+    Additive, because the kernels turn a boolean mask into this once a layer.
+    """
+    num_rows = visible_QQ.shape[0]
+    mask_QK = torch.zeros(num_rows, num_committed + num_rows, dtype=dtype, device=device)
+    hidden_QQ = torch.from_numpy(~visible_QQ).to(device)
+    mask_QK[:, num_committed:].masked_fill_(hidden_QQ, float("-inf"))
+    return mask_QK
+
+
+def additive_batch(
+    attentions: Sequence[Attention], lengths: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """The masks of several sequences padded to one size, [S, Q, K].
+
+    Padding rows see the first key, so that no softmax runs over nothing; padding keys are seen by none.
+
+    Args:
+        attentions: of each sequence.
+        lengths: committed rows of each sequence.
+        dtype: of the mask.
+        device: of the mask.
+    """
+    patterns = [visible(attention) for attention in attentions]
+    num_queries = max(len(pattern) for pattern in patterns)
+    num_keys = max(length + len(pattern) for length, pattern in zip(lengths, patterns, strict=True))
+    seen_SQK = np.zeros((len(patterns), num_queries, num_keys), dtype=np.bool_)
+    for seen_QK, length, pattern in zip(seen_SQK, lengths, patterns, strict=True):
+        num_rows = len(pattern)
+        seen_QK[:num_rows, :length] = True
+        seen_QK[:num_rows, length : length + num_rows] = pattern
+        seen_QK[num_rows:, 0] = True
+    mask_SQK = torch.zeros(seen_SQK.shape, dtype=dtype, device=device)
+    return mask_SQK.masked_fill_(torch.from_numpy(~seen_SQK).to(device), float("-inf"))

@@ -1,0 +1,170 @@
+"""Attention of packed rows over the KV buffer: one sequence without any copy, or several, padded to one width.
+
+Query heads that share a key-value head form a group. Keys and values are expanded over the group by a view with stride
+0, never repeated in memory.
+
+Shapes: T packed rows, S sequences, Q rows of the widest sequence, K keys, H query heads, G key-value heads, R = H / G
+query heads a group, D head width.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from refusion_eval.errors import ConfigError
+from refusion_eval.models.cache import KVCache
+
+try:
+    from flash_attn import flash_attn_func
+except ImportError:
+    flash_attn_func = None
+
+Backend = Literal["sdpa", "flash"]
+
+
+def choose_backend(name: str, dtype: torch.dtype, device: torch.device) -> Backend:
+    """Resolves "auto" and refuses what this machine cannot do.
+
+    Args:
+        name: "auto", "sdpa" or "flash".
+        dtype: of the weights.
+        device: of the weights.
+
+    Raises:
+        ConfigError: unknown name, or flash-attn is asked for where it cannot run.
+    """
+    if name not in ("auto", "sdpa", "flash"):
+        raise ConfigError(f"attention={name!r} is unknown; choose auto, sdpa or flash")
+    obstacle = None
+    if flash_attn_func is None:
+        obstacle = "flash-attn is not installed (pip install 'refusion-eval[flash]')"
+    elif device.type != "cuda":
+        obstacle = f"flash-attn needs a CUDA device, not {device.type}"
+    elif dtype not in (torch.bfloat16, torch.float16):
+        obstacle = f"flash-attn needs bfloat16 or float16, not {dtype}"
+    if name == "flash" and obstacle is not None:
+        raise ConfigError(f"attention='flash' is not possible: {obstacle}; use attention='sdpa'")
+    return "flash" if name != "sdpa" and obstacle is None else "sdpa"
+
+
+class OneSequence:
+    """Attention for a forward of one sequence: writes its scratch rows in place, then attends over all its rows.
+
+    Args:
+        cache: room for the rows must have been reserved.
+        sequence: index in the cache.
+        num_rows: query rows of this forward.
+        mask_QK: additive mask over committed and scratch rows; None if every row sees all of them, or with `causal`.
+        causal: every row sees the committed rows, the scratch rows before it and itself; then no mask is given, and
+            it takes either nothing committed or `flash`.
+        flash: use flash-attn for the causal pattern.
+    """
+
+    def __init__(
+        self, cache: KVCache, sequence: int, num_rows: int, mask_QK: Tensor | None, causal: bool, flash: bool
+    ) -> None:
+        start = cache.lengths[sequence]
+        end = start + num_rows
+        self._keys = cache.keys[:, sequence, :, :end]
+        self._values = cache.values[:, sequence, :, :end]
+        self._new_keys = self._keys[:, :, start:].transpose(1, 2)
+        self._new_values = self._values[:, :, start:].transpose(1, 2)
+        self._mask_QK, self._causal, self._flash = mask_QK, causal, flash
+
+    def __call__(self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> Tensor:
+        """Stores the rows of one layer and attends; returns [T, H, D]."""
+        self._new_keys[layer].copy_(k_TGD)
+        self._new_values[layer].copy_(v_TGD)
+        keys_GKD, values_GKD = self._keys[layer], self._values[layer]
+        if self._flash:
+            batch = (q_THD[None], keys_GKD.transpose(0, 1)[None], values_GKD.transpose(0, 1)[None])
+            # flash-attn aligns the causal triangle with the last key, which is what committed rows need.
+            return flash_attn_func(*batch, causal=self._causal)[0]
+        num_kv_heads, num_keys, head_dim = keys_GKD.shape
+        q_GRTD = q_THD.unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)
+        shape = (num_kv_heads, q_GRTD.shape[1], num_keys, head_dim)
+        out_GRTD = scaled_dot_product_attention(
+            q_GRTD,
+            keys_GKD[:, None].expand(shape),
+            values_GKD[:, None].expand(shape),
+            attn_mask=self._mask_QK,
+            is_causal=self._causal,
+        )
+        return out_GRTD.permute(2, 0, 1, 3).flatten(1, 2)
+
+
+class ManySequences:
+    """Attention for a forward of several sequences of different widths and lengths.
+
+    Only attention is padded; everything else of a forward runs over the packed rows.
+
+    Args:
+        cache: holds the sequences at 0 .. len(widths) - 1; room for the rows must have been reserved.
+        widths: query rows of each sequence.
+        mask_SQK: additive mask, [S, Q, K]; a padding row sees at least one key, so that no row of a softmax is empty.
+    """
+
+    def __init__(self, cache: KVCache, widths: Sequence[int], mask_SQK: Tensor) -> None:
+        num_sequences, num_queries, num_keys = mask_SQK.shape
+        self._cache = cache
+        self._keys = cache.keys[:, :num_sequences, :, :num_keys]
+        self._values = cache.values[:, :num_sequences, :, :num_keys]
+        self._num_queries = num_queries
+        self._mask = mask_SQK[:, None].repeat_interleave(cache.keys.shape[2], dim=0)
+
+        sequences = [sequence for sequence, width in enumerate(widths) for _ in range(width)]
+        rows = [row for width in widths for row in range(width)]
+        cache_rows = [cache.lengths[sequence] + row for sequence, row in zip(sequences, rows, strict=True)]
+        padded = [sequence * num_queries + row for sequence, row in zip(sequences, rows, strict=True)]
+        index = torch.tensor([sequences, cache_rows, padded], device=cache.keys.device)
+        self._sequences_T, self._cache_rows_T, self._padded_T = index
+        self._ragged = min(widths) < num_queries
+
+    def __call__(self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> Tensor:
+        """Stores the rows of one layer and attends; returns [T, H, D]."""
+        self._cache.keys[layer, self._sequences_T, :, self._cache_rows_T] = k_TGD
+        self._cache.values[layer, self._sequences_T, :, self._cache_rows_T] = v_TGD
+        keys_SGKD, values_SGKD = self._keys[layer], self._values[layer]
+        num_sequences, num_kv_heads, num_keys, head_dim = keys_SGKD.shape
+        _, num_heads, _ = q_THD.shape
+        if self._ragged:
+            padded = q_THD.new_zeros(num_sequences * self._num_queries, num_heads, head_dim)
+            padded[self._padded_T] = q_THD
+        else:
+            padded = q_THD
+        grouped = (num_sequences, self._num_queries, num_kv_heads, num_heads // num_kv_heads, head_dim)
+        q_BRQD = padded.reshape(grouped).permute(0, 2, 3, 1, 4).flatten(0, 1)
+        shape = (num_sequences * num_kv_heads, q_BRQD.shape[1], num_keys, head_dim)
+        out_BRQD = scaled_dot_product_attention(
+            q_BRQD,
+            keys_SGKD.flatten(0, 1)[:, None].expand(shape),
+            values_SGKD.flatten(0, 1)[:, None].expand(shape),
+            attn_mask=self._mask,
+        )
+        out = out_BRQD.unflatten(0, (num_sequences, num_kv_heads)).permute(0, 3, 1, 2, 4).flatten(2, 3).flatten(0, 1)
+        return out[self._padded_T] if self._ragged else out
+
+
+class SideBySide:
+    """Causal attention of whole texts that lie behind each other: nothing is cached, none sees another.
+
+    Args:
+        widths: rows of each text.
+    """
+
+    def __init__(self, widths: Sequence[int]) -> None:
+        self._widths = list(widths)
+
+    def __call__(self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> Tensor:
+        """Attends in one layer; returns [T, H, D]."""
+        num_kv_heads = k_TGD.shape[1]
+        outputs = []
+        for q_QHD, k_QGD, v_QGD in zip(*(rows.split(self._widths) for rows in (q_THD, k_TGD, v_TGD)), strict=True):
+            q_GRQD = q_QHD.unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)
+            keys, values = (rows.transpose(0, 1)[:, None].expand_as(q_GRQD) for rows in (k_QGD, v_QGD))
+            out_GRQD = scaled_dot_product_attention(q_GRQD, keys, values, is_causal=True)
+            outputs.append(out_GRQD.permute(2, 0, 1, 3).flatten(1, 2))
+        return torch.cat(outputs)

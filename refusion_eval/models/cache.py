@@ -1,0 +1,119 @@
+"""The KV buffer: committed rows of each sequence, and behind them the scratch rows of its last forward.
+
+Keys are stored rotated, so rows may lie in any order. A forward stages its rows; the next one says which of them stay.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from refusion_eval.errors import DecodeError
+from refusion_eval.models.config import ModelConfig
+
+
+class KVCache:
+    """Keys and values, each [layers, sequences, key-value heads, capacity, head width], grown by doubling.
+
+    Attributes:
+        keys, values: the buffers.
+        lengths: committed rows of each sequence.
+        staged: rows of each sequence's last forward, lying behind its committed rows.
+
+    Args:
+        config: shapes.
+        num_sequences: how many sequences are held at once.
+        capacity: rows of each sequence to start with.
+        dtype: of keys and values.
+        device: where the buffers live.
+    """
+
+    def __init__(
+        self, config: ModelConfig, num_sequences: int, capacity: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        shape = (config.num_layers, num_sequences, config.num_kv_heads, capacity, config.head_dim)
+        # Zeros, not empty: a masked key still enters a product with weight 0, and 0 * NaN is NaN.
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.lengths = [0] * num_sequences
+        self.staged = [0] * num_sequences
+
+    @property
+    def capacity(self) -> int:
+        """Rows that fit for each sequence, committed and scratch together."""
+        return self.keys.shape[3]
+
+    @torch.inference_mode()
+    def reserve(self, num_rows: int) -> None:
+        """Makes room for at least `num_rows` rows of each sequence, keeping what is stored."""
+        if num_rows <= self.capacity:
+            return
+        extra = max(num_rows, 2 * self.capacity) - self.capacity
+        self.keys = torch.nn.functional.pad(self.keys, (0, 0, 0, extra))
+        self.values = torch.nn.functional.pad(self.values, (0, 0, 0, extra))
+
+    def clear(self, sequence: int) -> None:
+        """Forgets what a sequence holds."""
+        self.lengths[sequence] = self.staged[sequence] = 0
+
+    @torch.inference_mode()
+    def wipe(self, sequence: int) -> None:
+        """Forgets what a sequence holds and zeroes it: in a batch, padded keys reach beyond a sequence's own rows."""
+        self.clear(sequence)
+        self.keys[:, sequence].zero_()
+        self.values[:, sequence].zero_()
+
+    @torch.inference_mode()
+    def move(self, source: int, target: int) -> None:
+        """Copies a sequence's committed rows onto the place of another."""
+        length = self.lengths[source]
+        self.wipe(target)
+        for buffer in (self.keys, self.values):
+            buffer[:, target, :, :length] = buffer[:, source, :, :length]
+        self.lengths[target], self.staged[target] = self.lengths[source], self.staged[source]
+
+    def stage(self, sequence: int, num_rows: int) -> None:
+        """Declares the rows of a sequence's next forward; whatever was staged before is dropped."""
+        self.staged[sequence] = num_rows
+
+    @torch.inference_mode()
+    def commit(self, sequence: int, rows: Sequence[int], replace: Sequence[int] | None = None) -> None:
+        """Keeps rows of the sequence's last forward and drops its others.
+
+        A leading run 0, 1, 2, ... is already in place; the rest is moved by one gather.
+
+        Args:
+            sequence: whose rows.
+            rows: staged rows to keep, in this order.
+            replace: committed rows that they overwrite, one each; None appends them.
+
+        Raises:
+            DecodeError: a row was not staged, or a row to replace is not committed.
+        """
+        length, staged = self.lengths[sequence], self.staged[sequence]
+        if any(not 0 <= row < staged for row in rows):
+            raise DecodeError(f"commit of rows {list(rows)} after a forward of {staged} rows")
+        if replace is not None:
+            if len(replace) != len(rows) or any(not 0 <= row < length for row in replace):
+                raise DecodeError(f"{len(rows)} rows cannot replace cache rows {list(replace)} of {length} committed")
+            self._copy(sequence, [length + row for row in rows], replace)
+        else:
+            in_place = 0
+            while in_place < len(rows) and rows[in_place] == in_place:
+                in_place += 1
+            sources = [length + row for row in rows[in_place:]]
+            self._copy(sequence, sources, range(length + in_place, length + len(rows)))
+            self.lengths[sequence] = length + len(rows)
+        self.staged[sequence] = 0
+
+    def _copy(self, sequence: int, sources: Sequence[int], targets: Sequence[int]) -> None:
+        if not sources:
+            return
+        index = torch.tensor([list(sources), list(targets)], device=self.keys.device)
+        for buffer in (self.keys, self.values):
+            # The gather is complete before the write begins, so overlapping rows are safe.
+            buffer[:, sequence].index_copy_(2, index[1], buffer[:, sequence].index_select(2, index[0]))
+
+    def row_bytes(self) -> int:
+        """Bytes of the keys and values of one row over all layers."""
+        num_layers, _, num_kv_heads, _, head_dim = self.keys.shape
+        return 2 * num_layers * num_kv_heads * head_dim * self.keys.element_size()

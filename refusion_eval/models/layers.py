@@ -1,0 +1,72 @@
+"""The pieces of a layer as functions of tensors, and the rotary tables.
+
+Shapes: T rows of one forward (of one or more sequences, packed), H heads, D head width, C residual width.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root-mean-square norm over the last axis, statistics in float32.
+
+    Args:
+        x: any shape, last axis normalised.
+        weight: one scale for each entry of the last axis; may carry leading axes (one scale row a head).
+        eps: added to the mean square.
+    """
+    return functional.rms_norm(x, x.shape[-1:], None, eps) * weight
+
+
+def swiglu(gate_up_TI: Tensor) -> Tensor:
+    """SiLU of the first half of the last axis times its second half."""
+    gate, up = gate_up_TI.chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
+def rotate(x_THD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
+    """Applies the rotary embedding in float32 and returns the input's dtype.
+
+    Entry i is paired with entry i + D/2. The tables carry the sign, so that one roll replaces negate and concatenate.
+    """
+    wide_THD = x_THD.float()
+    half = x_THD.shape[-1] // 2
+    return torch.addcmul(wide_THD * cos_T1D, wide_THD.roll(half, -1), sin_T1D).to(x_THD.dtype)
+
+
+class RotaryTable:
+    """Cosine and signed sine for every position id seen so far, grown by doubling, float32.
+
+    Args:
+        head_dim: D, even.
+        theta: base of the frequencies.
+        device: where the tables live.
+    """
+
+    def __init__(self, head_dim: int, theta: float, device: torch.device) -> None:
+        # Frequencies in float64, rounded once: a float32 power is off by an ulp on some platforms.
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
+        self._frequencies = (theta**-exponents).float().to(device)
+        self._num_positions = 0
+        self._grow(2048)
+
+    def _grow(self, num_positions: int) -> None:
+        positions = torch.arange(num_positions, device=self._frequencies.device, dtype=torch.float32)
+        angles = positions[:, None] * self._frequencies
+        sin = angles.sin()
+        # Both in one tensor: one lookup a forward.
+        self._tables = torch.stack((angles.cos().repeat(1, 2), torch.cat((-sin, sin), dim=-1)), dim=1)
+        self._num_positions = num_positions
+
+    def lookup(self, positions_T: Tensor, last_position: int) -> tuple[Tensor, Tensor]:
+        """Returns (cos, sin), each [T, 1, D].
+
+        Args:
+            positions_T: position ids.
+            last_position: the largest of them, known on the host, so that growing needs no synchronisation.
+        """
+        if last_position >= self._num_positions:
+            self._grow(max(last_position + 1, 2 * self._num_positions))
+        cos_T1D, sin_T1D = self._tables[positions_T].split(1, dim=1)
+        return cos_T1D, sin_T1D

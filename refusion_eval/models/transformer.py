@@ -1,0 +1,123 @@
+"""One inference forward of a decoder-only transformer, over packed rows.
+
+The rows of one or more sequences lie behind each other in one axis; only attention knows which belong together, and
+that is the caller's: it hands in a function that stores keys and values and returns what the queries attend to.
+
+Shapes: T packed rows, N rows read, C residual width, H query heads, G key-value heads, D head width, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, linear
+
+from refusion_eval.models.config import ModelConfig
+from refusion_eval.models.layers import RotaryTable, rms_norm, rotate, swiglu
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """Weights of one layer; matrices are [out, in].
+
+    Attributes:
+        input_norm: scales before attention, [C].
+        qkv: queries, keys and values in one matrix, [(H + 2G) D, C].
+        qk_norm: per-head scales of queries and keys, one row a head, [H + G, D].
+        out: attention output, [C, H D].
+        mlp_norm: scales before the MLP, [C].
+        gate_up: gate and up projection in one matrix, [2 I, C].
+        down: [C, I].
+    """
+
+    input_norm: Tensor
+    qkv: Tensor
+    qk_norm: Tensor
+    out: Tensor
+    mlp_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+@dataclass(frozen=True)
+class Weights:
+    """All weights of a model.
+
+    Attributes:
+        embedding: [V, C].
+        layers: one entry a layer.
+        final_norm: [C].
+        head: [V, C]; the embedding itself if tied.
+    """
+
+    embedding: Tensor
+    layers: tuple[LayerWeights, ...]
+    final_norm: Tensor
+    head: Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all weights; a tied head counts once."""
+        tensors = [self.embedding, self.final_norm]
+        tensors += [tensor for layer in self.layers for tensor in vars(layer).values()]
+        if self.head is not self.embedding:
+            tensors.append(self.head)
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+class Attend(Protocol):
+    """Stores the keys and values of a layer's rows and lets its queries attend."""
+
+    def __call__(self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> Tensor:
+        """Returns the attended values, [T, H, D]."""
+        ...
+
+
+class Transformer:
+    """The forward pass; holds weights and rotary tables, no cache.
+
+    Args:
+        config: shapes.
+        weights: as `refusion_eval.models.weights.load_weights` returns them.
+    """
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        self.config = config
+        self.weights = weights
+        self.device = weights.embedding.device
+        self.dtype = weights.embedding.dtype
+        self._rotary = RotaryTable(config.head_dim, config.rope_theta, self.device)
+
+    @torch.inference_mode()
+    def hidden(self, tokens_T: Tensor, positions_T: Tensor, last_position: int, attend: Attend) -> Tensor:
+        """Runs all layers.
+
+        Args:
+            tokens_T: token ids.
+            positions_T: position ids.
+            last_position: the largest of them.
+            attend: stores keys and values and attends.
+
+        Returns:
+            The residual stream before the final norm, [T, C].
+        """
+        config = self.config
+        num_heads, num_kv_heads, eps = config.num_heads, config.num_kv_heads, config.rms_norm_eps
+        cos_T1D, sin_T1D = self._rotary.lookup(positions_T, last_position)
+        x_TC = embedding(tokens_T, self.weights.embedding)
+        num_rows = x_TC.shape[0]
+        for index, layer in enumerate(self.weights.layers):
+            qkv_THD = linear(rms_norm(x_TC, layer.input_norm, eps), layer.qkv).view(num_rows, -1, config.head_dim)
+            qk_THD, v_TGD = qkv_THD.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
+            qk_THD = rotate(rms_norm(qk_THD, layer.qk_norm, eps), cos_T1D, sin_T1D)
+            q_THD, k_TGD = qk_THD.split((num_heads, num_kv_heads), dim=1)
+            attended_THD = attend(index, q_THD, k_TGD, v_TGD)
+            x_TC = x_TC + linear(attended_THD.reshape(num_rows, -1), layer.out)
+            x_TC = x_TC + linear(swiglu(linear(rms_norm(x_TC, layer.mlp_norm, eps), layer.gate_up)), layer.down)
+        return x_TC
+
+    @torch.inference_mode()
+    def logits(self, x_NC: Tensor) -> Tensor:
+        """Final norm and output head for the rows that are read; float32, [N, V]."""
+        return linear(rms_norm(x_NC, self.weights.final_norm, self.config.rms_norm_eps), self.weights.head).float()

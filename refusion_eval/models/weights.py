@@ -1,0 +1,143 @@
+"""Checkpoint tensors to our weights: streamed from safetensors, one tensor in memory beside the model itself."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from refusion_eval.errors import CheckpointError
+from refusion_eval.models.config import ModelConfig, read_json
+from refusion_eval.models.transformer import LayerWeights, Weights
+
+INDEX_FILE = "model.safetensors.index.json"
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+class CheckpointFiles:
+    """The tensors of a checkpoint directory, whatever shards they lie in.
+
+    Args:
+        directory: holds one model.safetensors, or shards and their index.
+
+    Raises:
+        CheckpointError: no weights, only pickled weights, a missing shard, or a file that is not safetensors.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._shards = {path: _open(path) for path in _shard_paths(directory)}
+        names = {path: shard.keys() for path, shard in self._shards.items()}
+        self._shard_of = {name: path for path in names for name in names[path]}
+
+    def read(self, name: str, shape: Sequence[int]) -> Tensor:
+        """One tensor, in the dtype it was saved in.
+
+        Raises:
+            CheckpointError: it is missing, or has another shape than the config says.
+        """
+        path = self._shard_of.get(name)
+        if path is None:
+            raise CheckpointError(
+                f"{self._directory} has no tensor {name} (of {len(self._shard_of)} tensors); "
+                "the checkpoint is incomplete or does not fit its config.json"
+            )
+        tensor: Tensor = self._shards[path].get_tensor(name)
+        if tuple(tensor.shape) != tuple(shape):
+            raise CheckpointError(
+                f"{path}: {name} has shape {tuple(tensor.shape)}, but config.json means {tuple(shape)}; "
+                "take weights and config.json from the same checkpoint"
+            )
+        if not tensor.is_floating_point():
+            raise CheckpointError(f"{path}: {name} is {tensor.dtype}; quantised weights are not read")
+        return tensor
+
+
+def load_weights(directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:
+    """Loads a checkpoint, cast to `dtype` on the way.
+
+    Args:
+        directory: as `CheckpointFiles` takes it.
+        config: its shapes.
+        dtype: of all weights.
+        device: where they go.
+
+    Raises:
+        CheckpointError: as `CheckpointFiles`.
+    """
+    files = CheckpointFiles(directory)
+
+    def load(shape: tuple[int, ...], parts: Mapping[str, int]) -> Tensor:
+        """Tensors stacked along their first axis, each with its number of rows, straight into their final place."""
+        target = torch.empty(shape, dtype=dtype, device=device)
+        start = 0
+        for name, num_rows in parts.items():
+            target[start : start + num_rows].copy_(files.read(name, (num_rows, *shape[1:])))
+            start += num_rows
+        return target
+
+    width, head_dim, mlp = config.hidden_size, config.head_dim, config.intermediate_size
+    num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
+    q_rows, kv_rows = num_heads * head_dim, num_kv_heads * head_dim
+
+    def layer(index: int) -> LayerWeights:
+        prefix = f"model.layers.{index}."
+        attention, feed = prefix + "self_attn.", prefix + "mlp."
+        projections = {"q_proj": q_rows, "k_proj": kv_rows, "v_proj": kv_rows}
+        q_norm = load((head_dim,), {attention + "q_norm.weight": head_dim})
+        k_norm = load((head_dim,), {attention + "k_norm.weight": head_dim})
+        return LayerWeights(
+            input_norm=load((width,), {prefix + "input_layernorm.weight": width}),
+            qkv=load(
+                (q_rows + 2 * kv_rows, width),
+                {f"{attention}{name}.weight": num_rows for name, num_rows in projections.items()},
+            ),
+            qk_norm=torch.cat((q_norm.expand(num_heads, -1), k_norm.expand(num_kv_heads, -1))),
+            out=load((width, q_rows), {attention + "o_proj.weight": width}),
+            mlp_norm=load((width,), {prefix + "post_attention_layernorm.weight": width}),
+            gate_up=load((2 * mlp, width), {feed + "gate_proj.weight": mlp, feed + "up_proj.weight": mlp}),
+            down=load((width, mlp), {feed + "down_proj.weight": width}),
+        )
+
+    vocab_shape = (config.vocab_size, width)
+    embedding = load(vocab_shape, {"model.embed_tokens.weight": config.vocab_size})
+    return Weights(
+        embedding=embedding,
+        layers=tuple(layer(index) for index in range(config.num_layers)),
+        final_norm=load((width,), {"model.norm.weight": width}),
+        head=embedding if config.tied_head else load(vocab_shape, {"lm_head.weight": config.vocab_size}),
+    )
+
+
+def _shard_paths(directory: Path) -> list[Path]:
+    index_path, single_path = directory / INDEX_FILE, directory / "model.safetensors"
+    if index_path.is_file():
+        weight_map = read_json(index_path).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise CheckpointError(f"{index_path} has no weight_map; download the file again")
+        names = sorted(set(weight_map.values()))
+        missing = [name for name in names if not (directory / name).is_file()]
+        if missing:
+            raise CheckpointError(
+                f"{directory} lacks {len(missing)} of {len(names)} weight files: {', '.join(missing)}; download them"
+            )
+        return [directory / name for name in names]
+    if single_path.is_file():
+        return [single_path]
+    pickled = sorted(path.name for pattern in PICKLED for path in directory.glob(pattern))
+    if pickled:
+        raise CheckpointError(
+            f"{directory} has only pickled weights ({', '.join(pickled)}), which can run code when they are opened; "
+            "convert them to safetensors first"
+        )
+    raise CheckpointError(f"{directory} has no weights: neither model.safetensors nor {INDEX_FILE}")
+
+
+def _open(path: Path) -> safe_open:
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path} ({path.stat().st_size} bytes) is truncated or not safetensors ({error}); download the file again"
+        ) from error
