@@ -54,6 +54,7 @@ def score_command(
     outputs: str,
     *,
     data: str | Path | None = None,
+    split: str | None = None,
     csv_path: str | Path | None = None,
     filter_name: str | None = None,
     allow_partial: bool = False,
@@ -69,6 +70,7 @@ def score_command(
         outputs: JSON lines `{"id": ..., "text": ...}` (`.gz` too), an id as often as it has texts; or "gold" for the
             benchmark's own answers.
         data: directory with the rows, see `load_rows`.
+        split: another split than the one that is evaluated.
         csv_path: where to write id, sample, extracted, verdict, passed, reason.
         filter_name: another extraction rule than the benchmark's first.
         allow_partial: score only the rows that have a text, instead of counting the others as wrong.
@@ -83,7 +85,7 @@ def score_command(
     """
     benchmark, is_mini = _benchmark_of(task)
     bench = BENCHMARKS[benchmark]
-    rows = load_rows(benchmark, mini=is_mini, data_dir=data)
+    rows = load_rows(benchmark, mini=is_mini, data_dir=data, split=split)
     ids = index_rows(bench, rows)
     texts = gold_texts(bench, rows) if outputs == "gold" else read_outputs(Path(outputs), set(ids))
     scores = score_texts(
