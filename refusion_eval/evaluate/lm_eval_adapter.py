@@ -41,7 +41,7 @@ class RefusionLM(TemplateLM):
 
     Attributes:
         system: the checkpoint and its decoder.
-        keys: (task, document number, sample number) -> key of its record.
+        jobs: (task, document number, sample number) -> what was asked.
         failed: record of every sample that could not be decoded.
     """
 
@@ -53,7 +53,7 @@ class RefusionLM(TemplateLM):
         self.system = System(args)
         self.task_versions = dict(task_versions or {})
         self.keep_going = keep_going
-        self.keys: dict[tuple[str, int, int], SampleKey] = {}
+        self.jobs: dict[tuple[str, int, int], Job] = {}
         self.failed: list[Sample] = []
         self._store: RunStore | None = None
         self._chat_applied = False
@@ -210,8 +210,7 @@ class RefusionLM(TemplateLM):
             sample=sample,
             settings_hash=resolved.digest,
         )
-        self.keys[task, doc_number, sample] = key
-        return Job(
+        job = Job(
             key=key,
             benchmark=resolved.benchmark.name if resolved.benchmark else task,
             item_id=_item_id(request.doc, doc_number, resolved.benchmark),
@@ -219,6 +218,8 @@ class RefusionLM(TemplateLM):
             resolved=resolved,
             sealed=sealed,
         )
+        self.jobs[task, doc_number, sample] = job
+        return job
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str] | None, list[int], list[int]]], **kwargs: Any

@@ -3,8 +3,10 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
+from refusion_eval import embedded
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluate.arguments import check_keys, convert_all, field_types
@@ -14,7 +16,9 @@ log = logging.getLogger(__name__)
 # Requests decoded together when lm-eval is told `--batch_size auto`.
 AUTO_BATCH_SIZE = 16
 
-# The checkpoint decides these; a command line may still correct them.
+# As `pretrained`: the tiny checkpoint of the decoder that comes with the package.
+EMBEDDED = "embedded"
+
 SYSTEM_NAMES = {"refusion": "ReFusion", "autoregressive": "AR"}
 
 
@@ -23,7 +27,7 @@ class ModelArgs:
     """What to load and how to run it. Decoder settings are given beside these, by their own names.
 
     Attributes:
-        pretrained: a checkpoint folder or a hub id.
+        pretrained: a checkpoint folder, a hub id, or "embedded".
         decoder: name of the decoder.
         revision: hub revision.
         dtype: of weights and cache; auto is bfloat16 on a GPU and float32 on a CPU.
@@ -63,6 +67,13 @@ class ModelArgs:
     def settings_type(self) -> type:
         """The decoder's Settings."""
         return DECODERS[self.decoder].Settings
+
+    @property
+    def checkpoint(self) -> str:
+        """The checkpoint's folder or hub id."""
+        if self.pretrained == EMBEDDED:
+            return str(Path(embedded.__file__).parent / self.decoder)
+        return self.pretrained
 
     @property
     def system_name(self) -> str:

@@ -40,7 +40,7 @@ def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest
         },
         checkpoint=args.pretrained,
         checkpoint_revision=model.revision or "",
-        checkpoint_hash="" if model.revision else checkpoint_hash(Path(args.pretrained).expanduser()),
+        checkpoint_hash="" if model.revision else checkpoint_hash(Path(args.checkpoint).expanduser()),
         tasks=dict(task_versions),
         seed=int(args.settings.get("seed", 0)),
         dtype=str(model.dtype).removeprefix("torch."),

@@ -43,7 +43,7 @@ class System:
         """
         args = self.args
         return api.LoadedModel.open(
-            args.pretrained, dtype=args.dtype, device=args.device, attention=args.attention, revision=args.revision
+            args.checkpoint, dtype=args.dtype, device=args.device, attention=args.attention, revision=args.revision
         )
 
     @functools.cached_property

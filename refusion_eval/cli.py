@@ -1,0 +1,203 @@
+"""The command line. Each command imports what it needs when it is called: `--help` loads no torch."""
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+import refusion_eval
+from refusion_eval.errors import ConfigError, RefusionEvalError
+
+app = typer.Typer(
+    name="refusion-eval",
+    help="Accuracy and batch-1 speed of ReFusion and of the systems it competes with.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Sandbox = Annotated[
+    Literal["auto", "none"],
+    typer.Option(help="How model-written code is run: isolated, or none for no isolation at all."),
+]
+Data = Annotated[Path | None, typer.Option(help="Folder with benchmark rows: <benchmark>/<split>.jsonl[.gz].")]
+
+
+def main() -> None:
+    """Runs the command line; what this project refuses is one line on stderr and exit status 1."""
+    try:
+        app()
+    except RefusionEvalError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+@app.command()
+def run(
+    model: Annotated[str, typer.Option(help="Checkpoint folder, hub id, or embedded.")] = "embedded",
+    decoder: Annotated[str, typer.Option(help="refusion or autoregressive.")] = "refusion",
+    tasks: Annotated[
+        str, typer.Option(help="Benchmarks or task names, separated by commas; all seven if not given.")
+    ] = "",
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first items of every task.")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where samples are recorded and found again; by default under results/runs.")
+    ] = None,
+    data: Data = None,
+    sandbox: Sandbox = "auto",
+    batch_size: Annotated[int, typer.Option(min=1, help="Requests decoded together; speed is measured at 1.")] = 1,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    attention: Annotated[str, typer.Option(help="auto, sdpa or flash.")] = "auto",
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
+    thinking: Annotated[bool, typer.Option(help="What the chat template is told about thinking.")] = True,
+    warmup: Annotated[int, typer.Option(min=0, help="Decodings thrown away before the first measured one.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A decoder setting, KEY=VALUE; outranks the settings table.")
+    ] = None,
+) -> None:
+    """Run tasks with one system, record every sample, score them and print the table."""
+    _log_to_stderr()
+    from refusion_eval.evaluate.model_args import parse_model_args
+    from refusion_eval.evaluate.run import evaluate, task_names
+
+    run_dir = run_dir or default_run_dir(Path("results/runs"), model, decoder)
+    args = parse_model_args(
+        {
+            "pretrained": model,
+            "decoder": decoder,
+            "run_dir": str(run_dir),
+            "data_dir": None if data is None else str(data),
+            "batch_size": batch_size,
+            "dtype": dtype,
+            "device": device,
+            "attention": attention,
+            "revision": revision,
+            "enable_thinking": thinking,
+            "warmup": warmup,
+            "seed": seed,
+            **dict(_pair(text) for text in settings or []),
+        }
+    )
+    names = task_names([name.strip() for name in tasks.split(",") if name.strip()], model)
+    outcome = evaluate(args, names, limit=limit, sandbox=sandbox)
+    table([run_dir])
+    if not outcome.is_complete:
+        print(
+            f"error: {len(outcome.failed)} samples could not be decoded and {outcome.unscored} not be judged; "
+            "they are missing from the table. Run the same command again to retry them",
+            file=sys.stderr,
+        )
+        raise typer.Exit(1)
+
+
+@app.command()
+def table(
+    run_dirs: Annotated[list[Path], typer.Argument(help="Run directories; speed-up needs the baseline's beside.")],
+    csv: Annotated[Path | None, typer.Option(help="Also write every figure as CSV, one row each.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Also write the table as Markdown.")] = None,
+) -> None:
+    """Print the table of one or more runs: accuracy, TPS, TPF, speed-up, each with its interval."""
+    raise NotImplementedError
+
+
+@app.command()
+def score(
+    task: Annotated[str, typer.Option(help="gsm8k, mini_gsm8k, ...")],
+    outputs: Annotated[str, typer.Option(help='JSON lines {"id": ..., "text": ...}, or gold for the gold answers.')],
+    data: Data = None,
+    split: Annotated[str | None, typer.Option(help="Another split than the evaluated one.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write one line for each text.")] = None,
+    filter_name: Annotated[str | None, typer.Option("--filter", help="Another extraction rule.")] = None,
+    allow_partial: Annotated[bool, typer.Option(help="Leave rows without a text out of the score.")] = False,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes for code and mathematics.")] = None,
+    sandbox: Sandbox = "auto",
+) -> None:
+    """Score texts that were generated anywhere, by the same rules as the tasks."""
+    from refusion_eval.evaluate.score_cli import score_command
+
+    score_command(
+        task,
+        outputs,
+        data=data,
+        split=split,
+        csv_path=csv,
+        filter_name=filter_name,
+        allow_partial=allow_partial,
+        workers=workers,
+        sandbox=sandbox,
+    )
+
+
+@app.command()
+def doctor(data: Data = None) -> None:
+    """Say what this machine can do: versions, device, attention, sandbox, tasks, data, the lm_eval hook."""
+    from refusion_eval.doctor import report
+
+    for line in report(data):
+        print(line)
+
+
+@app.command("tasks-path")
+def print_tasks_path() -> None:
+    """Print the folder of task files, for lm_eval's --include_path."""
+    from refusion_eval.evaluate.paths import tasks_path
+
+    print(tasks_path())
+
+
+@app.command(
+    "lm-eval",
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
+def lm_eval_command(context: typer.Context) -> None:
+    """Run lm_eval with the models of this project registered, for where the start-up hook is not read."""
+    import lm_eval.models  # noqa: F401 - lm-eval lists its own models only while no other is registered
+    from lm_eval.__main__ import cli_evaluate
+
+    from refusion_eval.evaluate import lm_eval_adapter  # noqa: F401 - registers the model
+
+    sys.argv = ["lm_eval", *context.args]
+    cli_evaluate()
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(refusion_eval.__version__)
+
+
+def default_run_dir(runs: Path, model: str, decoder: str) -> Path:
+    """Where a system's records lie unless the user says otherwise, for example runs/ReFusion-refusion."""
+    return runs / f"{Path(model).name}-{decoder}"
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    key, separator, value = text.partition("=")
+    if not separator:
+        raise ConfigError(f"--set {text}: write it as KEY=VALUE, for example --set tau_slot=0.8")
+    return key.strip(), value.strip()
+
+
+class _StderrHandler(logging.Handler):
+    """Writes to whatever stderr is at that moment: the live display puts itself in between."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr)
+
+
+def _log_to_stderr() -> None:
+    """Our own lines; of lm-eval only errors, and none of its many small progress bars."""
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    handler = _StderrHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger = logging.getLogger("refusion_eval")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)

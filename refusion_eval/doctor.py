@@ -1,0 +1,87 @@
+"""What this machine can do, in lines for a person to read."""
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from refusion_eval.decoders import DECODERS
+from refusion_eval.errors import ConfigError
+from refusion_eval.evaluate.data import DATA_VARIABLE, SOURCES
+from refusion_eval.evaluate.model_args import EMBEDDED, ModelArgs
+from refusion_eval.evaluate.paths import tasks_path
+from refusion_eval.evaluate.sandbox import probe
+from refusion_eval.models.attention import choose_backend
+from refusion_eval.store.environment import package_versions
+
+HOOK = "_refusion_eval_autoload"
+
+
+def report(data_dir: Path | None = None) -> Iterator[str]:
+    """Yields one line for each thing that matters.
+
+    Args:
+        data_dir: the folder with benchmark rows; the one that the environment names if None.
+    """
+    for name, version in package_versions().items():
+        yield f"{name}: {version}"
+    yield from _devices()
+    yield f"lm_eval hook: {_hook()}"
+    yield f"tasks: {tasks_path()}"
+    for decoder in DECODERS:
+        path = Path(ModelArgs(pretrained=EMBEDDED, decoder=decoder).checkpoint)
+        yield f"embedded {decoder}: {path if (path / 'config.json').exists() else 'missing: reinstall the package'}"
+    yield from _sandbox()
+    yield from _data(data_dir or (Path(os.environ[DATA_VARIABLE]) if os.environ.get(DATA_VARIABLE) else None))
+
+
+def _devices() -> Iterator[str]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield f"cpu: {cores} cores for this process, {torch.get_num_threads()} threads"
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        yield f"cuda:{index}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+    if not torch.cuda.is_available():
+        yield "cuda: none"
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        attention = choose_backend("flash", torch.bfloat16, device)
+    except ConfigError as error:
+        attention = f"sdpa ({error})"
+    yield f"attention: {attention}"
+
+
+def _hook() -> str:
+    """Whether the stock lm_eval finds our model in this environment."""
+    if HOOK in sys.modules:
+        return "installed: lm_eval --model refusion works"
+    if importlib.util.find_spec(HOOK) is None:
+        return "missing: reinstall the package, or use `python -m refusion_eval lm-eval ...`"
+    return "not read at start-up (python -S, or not in site-packages): use `python -m refusion_eval lm-eval ...`"
+
+
+def _sandbox() -> Iterator[str]:
+    found = probe()
+    if found.tier == "D":
+        yield "sandbox: none works here, so HumanEval and MBPP are refused (`--sandbox none` runs code unprotected)"
+    else:
+        yield f"sandbox: tier {found.tier} ({found.profile}): {', '.join(found.layers)}"
+    for profile, reason in found.missing.items():
+        yield f"sandbox {profile}: {reason}"
+    for advice in found.advice:
+        yield f"sandbox advice: {advice}"
+
+
+def _data(directory: Path | None) -> Iterator[str]:
+    yield f"data: {directory or f'no folder named (--data, or {DATA_VARIABLE})'}"
+    for benchmark, source in SOURCES.items():
+        names = [f"{source.split}.jsonl", f"{source.split}.jsonl.gz"]
+        files = [directory / benchmark / name for name in names] if directory else []
+        found = next((str(path) for path in files if path.is_file()), None)
+        if found is None and source.package is not None and importlib.util.find_spec(source.package[0]):
+            found = f"package {source.package[0]}"
+        gated = ", gated: accept its licence and log in" if source.gated else ""
+        yield f"data {benchmark}: {found or f'hub dataset {source.hub}{gated}'}"
