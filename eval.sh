@@ -1,0 +1,179 @@
+#!/usr/bin/env bash
+# From a fresh machine to a table: sets up .venv, runs ReFusion and its autoregressive baseline, prints accuracy and speed.
+set -euo pipefail
+
+usage() {
+    cat <<'TEXT'
+Usage: bash eval.sh [options]
+
+Without options: the tiny embedded models on the seven mini tasks, on any machine, in minutes.
+With --model: that checkpoint on the real benchmarks. Run again to continue an interrupted run.
+
+  --model M        ReFusion checkpoint: hub id or directory, for example GSAI-ML/ReFusion
+  --baseline B     autoregressive checkpoint to compare with (default for --model: Qwen/Qwen3-8B)
+  --no-baseline    run no baseline; the table then has no speed-up
+  --tasks T        benchmarks, separated by commas: mmlu_pro,arc_challenge,gsm8k,math,gpqa,humaneval,mbpp
+  --limit N        only the first N items of each task
+  --data DIR       benchmark rows, DIR/<benchmark>/<split>.jsonl[.gz]
+  --results DIR    where results go (default: results)
+  --sandbox S      auto, or none to run model-written code without isolation
+  --setup          make the environment and stop
+  --dry-run        print the commands instead of running them
+  --help           this text
+
+Environment: PYTHON (python3), REFUSION_EVAL_VENV (.venv), REFUSION_EVAL_TORCH_INDEX (package index for torch).
+TEXT
+}
+
+fail() {
+    echo "eval.sh: $*; bash eval.sh --help lists the options" >&2
+    exit 2
+}
+
+absolute() { # a path as seen from where the user stands
+    case $1 in
+        /*) printf '%s' "$1" ;;
+        *) printf '%s/%s' "$PWD" "$1" ;;
+    esac
+}
+
+checkpoint() { # a directory becomes absolute, a hub id stays
+    if [ -d "$1" ]; then absolute "$1"; else printf '%s' "$1"; fi
+}
+
+model=embedded baseline='' with_baseline=true tasks='' limit='' data='' results='' sandbox='' setup_only=false dry_run=false
+while [ $# -gt 0 ]; do
+    option=$1
+    case $option in
+        --model | --baseline | --tasks | --limit | --data | --results | --sandbox)
+            [ $# -ge 2 ] && [ -n "$2" ] || fail "$option needs a value"
+            value=$2
+            shift 2
+            ;;
+        *) shift ;;
+    esac
+    case $option in
+        --model) model=$(checkpoint "$value") ;;
+        --baseline) baseline=$(checkpoint "$value") ;;
+        --no-baseline) with_baseline=false ;;
+        --tasks) tasks=$value ;;
+        --limit)
+            case $value in '' | 0* | *[!0-9]*) fail "--limit is '$value', it must be a whole number above 0" ;; esac
+            limit=$value
+            ;;
+        --data)
+            [ -d "$value" ] || fail "--data: there is no directory '$value'"
+            data=$(absolute "$value")
+            ;;
+        --results) results=$(absolute "$value") ;;
+        --sandbox)
+            case $value in auto | none) sandbox=$value ;; *) fail "--sandbox is '$value', it must be auto or none" ;; esac
+            ;;
+        --setup) setup_only=true ;;
+        --dry-run) dry_run=true ;;
+        --help | -h)
+            usage
+            exit 0
+            ;;
+        *) fail "unknown option '$option'" ;;
+    esac
+done
+
+cd "$(dirname "${BASH_SOURCE[0]}")"
+venv=${REFUSION_EVAL_VENV:-.venv}
+python=$venv/bin/python
+
+run() { # prints a command; runs it unless this is a dry run
+    printf '+'
+    printf ' %q' "$@"
+    printf '\n'
+    $dry_run || "$@"
+}
+
+quietly() { # as run, with the output in a log that is shown if the command fails
+    run "$@" >>"$venv/setup.log" 2>&1 || {
+        tail -n 30 "$venv/setup.log" >&2
+        echo "eval.sh: set-up failed; the whole output is in $venv/setup.log" >&2
+        exit 1
+    }
+}
+
+torch_index() { # prints the index to take torch from; nothing for pip's own
+    if [ -n "${REFUSION_EVAL_TORCH_INDEX:-}" ]; then
+        printf '%s' "$REFUSION_EVAL_TORCH_INDEX"
+    elif ! nvidia-smi -L >/dev/null 2>&1 &&
+        "$python" -m pip install --quiet --dry-run --ignore-installed --report - "$1" 2>/dev/null | grep -q '"nvidia-'; then
+        # Without a GPU the gigabytes of CUDA libraries would be of no use.
+        printf 'https://download.pytorch.org/whl/cpu'
+    fi
+}
+
+stamp() { # changes whenever the environment has to be made anew
+    "${PYTHON:-python3}" - <<'TEXT'
+import hashlib, pathlib, sys
+parts = [pathlib.Path(name).read_bytes() for name in ("pyproject.toml", "hatch_build.py", "constraints.txt")]
+print(hashlib.sha256(b"".join([*parts, sys.version.encode(), str(pathlib.Path.cwd()).encode()])).hexdigest())
+TEXT
+}
+
+set_up() {
+    "${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+        fail "Python 3.11 or later is needed; name one with PYTHON=..."
+    if [ -f "$venv/set-up" ] && [ "$(cat "$venv/set-up")" = "$(stamp)" ]; then
+        return
+    fi
+    local torch index
+    torch=$(grep '^torch==' constraints.txt)
+    echo "Setting up $venv (the first time takes minutes; the details go to $venv/setup.log)"
+    if [ -e "$venv" ] && [ ! -f "$venv/setup.log" ]; then
+        fail "$venv exists and was not made by this script: move it away, or name another place with REFUSION_EVAL_VENV"
+    fi
+    $dry_run || { rm -rf "$venv" && mkdir -p "$venv" && : >"$venv/setup.log"; }
+    run "${PYTHON:-python3}" -m venv "$venv" ||
+        fail "no virtual environment could be made; on Debian and Ubuntu install python3-venv"
+    if $dry_run; then
+        run "$python" -m pip install "$torch"
+        run "$python" -m pip install -e . -c constraints.txt
+        return
+    fi
+    index=$(torch_index "$torch")
+    echo "  installing $torch${index:+ from $index}"
+    quietly "$python" -m pip install "$torch" ${index:+--index-url "$index"}
+    echo "  installing refusion_eval and what it needs"
+    quietly "$python" -m pip install -e . -c constraints.txt
+    stamp >"$venv/set-up"
+}
+
+set_up
+if $setup_only; then
+    exit 0
+fi
+
+results=${results:-results}
+name=$(basename "$model")
+common=()
+[ -z "$tasks" ] || common+=(--tasks "$tasks")
+[ -z "$limit" ] || common+=(--limit "$limit")
+[ -z "$data" ] || common+=(--data "$data")
+[ -z "$sandbox" ] || common+=(--sandbox "$sandbox")
+status=0
+
+evaluate() { # runs one system; status 3 says that it finished but some samples failed
+    local run_dir=$1 code=0
+    shift
+    run "$python" -m refusion_eval run --run-dir "$run_dir" "$@" ${common[@]+"${common[@]}"} || code=$?
+    if [ "$code" -eq 3 ]; then status=3; elif [ "$code" -ne 0 ]; then exit "$code"; fi
+    run_dirs+=("$run_dir")
+}
+
+run_dirs=()
+evaluate "$results/runs/$name-refusion" --model "$model" --decoder refusion
+if $with_baseline && [ "$model" = embedded ] && [ -z "$baseline" ]; then
+    evaluate "$results/runs/embedded-autoregressive" --model embedded --decoder autoregressive
+elif $with_baseline; then
+    baseline=${baseline:-Qwen/Qwen3-8B}
+    evaluate "$results/runs/$(basename "$baseline")-autoregressive" --model "$baseline" --decoder autoregressive --no-thinking
+fi
+run mkdir -p "$results/$name"
+run "$python" -m refusion_eval table "${run_dirs[@]}" --csv "$results/$name/results.csv" --markdown "$results/$name/table.md"
+exit "$status"
