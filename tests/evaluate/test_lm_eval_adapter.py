@@ -1,0 +1,217 @@
+import json
+import math
+
+import pytest
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import CachingLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from refusion_eval.errors import ConfigError, DecodeError, StoreError
+from refusion_eval.evaluate.lm_eval_adapter import RefusionLM
+from refusion_eval.evaluate.sealed import seal
+from refusion_eval.store.run_reader import RunReader
+
+GENERATION = {"gen_length": 16, "slot_size": 4, "block_size": 8}
+
+
+@pytest.fixture(scope="session")
+def tiny(shared):
+    return str(shared / "parity" / "tiny")
+
+
+@pytest.fixture(scope="session")
+def prompts(shared):
+    tokenizer = AutoTokenizer.from_pretrained(shared / "parity" / "tiny")
+    lines = (shared / "parity" / "golden.jsonl").read_text().splitlines()
+    found = dict.fromkeys(tokenizer.decode(json.loads(line)["prompt_ids"]) for line in lines)
+    return list(found)[:6]
+
+
+def build(checkpoint, **arguments):
+    return RefusionLM.create_from_arg_obj({"pretrained": checkpoint, "warmup": 0, **GENERATION, **arguments})
+
+
+def asked(prompts, task="gsm8k", **generation_kwargs):
+    return [
+        Instance("generate_until", {"question": prompt}, (prompt, generation_kwargs), 0, (task, number, 1))
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+@pytest.fixture(scope="session")
+def responses(tiny, prompts):
+    return build(tiny).generate_until(asked(prompts))
+
+
+def stored(run_dir):
+    with RunReader.open(run_dir) as run:
+        return list(run.samples())
+
+
+def test_one_text_for_each_request_in_order(responses, prompts, tiny):
+    lm = build(tiny)
+    assert lm.generate_until(list(reversed(asked(prompts)))) == list(reversed(responses))
+    assert len(responses) == len(prompts)
+    assert any(responses)
+
+
+def test_batch_size_does_not_change_a_text(responses, prompts, tiny):
+    assert build(tiny, batch_size=4).generate_until(asked(prompts)) == responses
+
+
+def test_a_stop_string_cuts_the_text_and_nothing_else(responses, prompts, tiny):
+    stop = next(text for text in responses if len(text) > 3)[2]
+    cut = build(tiny).generate_until(asked(prompts, until=[stop]))
+    assert cut == [text.split(stop)[0] for text in responses]
+
+
+def test_every_sample_is_recorded_with_settings_and_their_sources(responses, prompts, tiny, tmp_path):
+    build(tiny, run_dir=str(tmp_path)).generate_until(asked(prompts, until=["zzz"], temperature=0))
+    samples = stored(tmp_path)
+    assert sorted(sample.text for sample in samples) == sorted(responses)
+    for sample in samples:
+        assert (sample.benchmark, sample.key.task, sample.batch_size) == ("gsm8k", "gsm8k", 1)
+        assert sample.num_tokens == len(sample.tokens) <= 16
+        assert sample.num_forwards == sum(event[0] == "forward" for event in sample.trace)
+        assert sample.seconds > 0
+        assert sample.settings["tau_slot"] == 0.9
+        assert sample.settings["until"] == ["zzz"]
+        assert sample.settings_source["tau_slot"] == "tasks/settings/refusion.yaml:gsm8k"
+        assert sample.settings_source["slot_size"] == "model_args"
+        assert sample.settings_source["temperature"] == "generation_kwargs"
+        assert sample.settings_source["mask_id"] == "checkpoint"
+
+
+def test_a_second_run_serves_what_the_first_recorded(responses, prompts, tiny, tmp_path, monkeypatch):
+    first = build(tiny, run_dir=str(tmp_path))
+    first.generate_until(asked(prompts[:3]))
+    first.close()
+    second = build(tiny, run_dir=str(tmp_path))
+    decoded = []
+    run = second.system.decoder.run
+    monkeypatch.setattr(second.system.decoder, "run", lambda jobs: (decoded.extend(jobs), run(jobs))[1])
+    assert second.generate_until(asked(prompts)) == responses
+    assert len(decoded) == len(prompts) - 3
+
+
+def test_another_system_in_the_same_directory_is_refused(prompts, tiny, tmp_path):
+    first = build(tiny, run_dir=str(tmp_path))
+    first.generate_until(asked(prompts[:1]))
+    first.close()
+    with pytest.raises(StoreError, match="tau_slot"):
+        build(tiny, run_dir=str(tmp_path), tau_slot=0.1).generate_until(asked(prompts[:1]))
+
+
+def test_a_failed_sample_is_recorded_as_error_ends_the_run_and_is_retried(responses, prompts, tiny, tmp_path, caplog):
+    requests = asked([prompts[0], prompts[1] * 4000])
+    lm = build(tiny, run_dir=str(tmp_path))
+    with pytest.raises(
+        DecodeError, match=r"1 of 2 samples could not be decoded; the others are in .*; run again"
+    ):
+        lm.generate_until(requests)
+    lm.close()
+    errors = [sample.error for sample in stored(tmp_path)]
+    assert sorted(error is None for error in errors) == [False, True]
+    assert "exceed the context" in next(error for error in errors if error)
+    retry = build(tiny, run_dir=str(tmp_path))
+    with pytest.raises(DecodeError, match="1 of 2"):
+        retry.generate_until(requests)
+
+
+def test_samples_of_one_item_differ_when_drawn_and_repeat_when_run_again(prompts, tiny):
+    requests = asked(prompts[:1], do_sample=True, temperature=5.0) * 4
+    drawn = build(tiny, seed=1).generate_until(requests)
+    assert len(set(drawn)) > 1
+    assert build(tiny, seed=1).generate_until(requests) == drawn
+    assert build(tiny, seed=2).generate_until(requests) != drawn
+
+
+def test_greedy_samples_of_one_item_are_equal(responses, prompts, tiny):
+    assert build(tiny).generate_until(asked(prompts[:1]) * 3) == [responses[0]] * 3
+
+
+def test_sealed_questions_stay_out_of_the_record(tiny, tmp_path):
+    question = "which of these nine plain words would be quoted verbatim by a model"
+    lm = build(tiny, run_dir=str(tmp_path))
+    lm.generate_until(asked([f"Q: {seal('gpqa/1/question', question)}"], task="refusion_gpqa"))
+    (sample,) = stored(tmp_path)
+    assert sample.tokens is None
+    assert sample.num_tokens > 0
+    assert {token for tag, *rest in sample.trace if tag in ("fix", "draft") for token in rest[2]} == {0}
+    assert question.encode() not in b"".join(path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
+
+
+def test_lm_evals_own_cache_is_filled_sample_by_sample(responses, prompts, tiny, tmp_path):
+    lm = build(tiny)
+    cached = CachingLM(lm, str(tmp_path / "cache.db"))
+    seen = []
+    add = lm.cache_hook.add_partial
+    lm.cache_hook.add_partial = lambda *partial: (seen.append(partial[2]), add(*partial))
+    assert cached.generate_until(asked(prompts)) == responses
+    assert seen == responses
+
+
+def test_both_entry_points_build_the_same(tiny):
+    text = f"pretrained={tiny},tau_slot=1,gen_length=8.0"
+    assert (
+        RefusionLM.create_from_arg_string(text).args
+        == RefusionLM.create_from_arg_obj({"pretrained": tiny, "tau_slot": 1, "gen_length": 8.0}).args
+    )
+
+
+def test_nothing_is_loaded_before_the_first_request(tiny):
+    assert "model" not in build(tiny).system.__dict__
+
+
+def test_chat_template_is_the_checkpoints_own_and_leaves_a_prefix_open(tiny):
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    user = [{"role": "user", "content": "hello"}]
+    prefixed = [*user, {"role": "assistant", "content": "The answer"}]
+    lm = build(tiny)
+    expected = tokenizer.apply_chat_template(user, tokenize=False, add_generation_prompt=True)
+    assert lm.apply_chat_template(user) == expected
+    assert lm.apply_chat_template(prefixed, add_generation_prompt=False).endswith("The answer")
+
+
+def test_a_chat_model_without_its_template_is_warned_about(prompts, tiny, caplog):
+    build(tiny).generate_until(asked(prompts[:1]))
+    assert "--apply_chat_template" in caplog.text
+
+
+def reference_log_likelihood(model, context, continuation):
+    with torch.no_grad():
+        logits = model(torch.tensor([context + continuation])).logits[0].double().log_softmax(-1)
+    rows = logits[len(context) - 1 : -1]
+    total = sum(row[token].item() for row, token in zip(rows, continuation, strict=True))
+    return total, rows.argmax(-1).tolist() == continuation
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_log_likelihood_equals_transformers(tiny, prompts, batch_size):
+    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    pairs = [(prompt, prompts[number - 1][:20]) for number, prompt in enumerate(prompts)]
+    requests = [Instance("loglikelihood", {}, pair, 0, ("x", 0, 1)) for pair in pairs]
+    found = build(tiny, batch_size=batch_size).loglikelihood(requests)
+    for (context, continuation), (value, greedy) in zip(pairs, found, strict=True):
+        given = tokenizer.encode(context.rstrip())
+        both = tokenizer.encode(context + continuation)
+        expected, expected_greedy = reference_log_likelihood(model, given, both[len(given) :])
+        assert math.isclose(value, expected, rel_tol=1e-4, abs_tol=1e-4)
+        assert greedy == expected_greedy
+
+
+def test_rolling_log_likelihood_scores_every_token_once(tiny, prompts):
+    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    lm = build(tiny)
+    text = prompts[0]
+    tokens = lm.tok_encode(text)
+    (found,) = lm.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, (text,), 0, ("x", 0, 1))])
+    expected, _ = reference_log_likelihood(model, [lm.prefix_token_id], tokens)
+    assert math.isclose(found, expected, rel_tol=1e-4)
+
+
+def test_unknown_argument_of_a_task_stops_before_decoding(prompts, tiny):
+    with pytest.raises(ConfigError, match="did you mean tau_slot"):
+        build(tiny).generate_until(asked(prompts, tau_slt=0.5))
