@@ -28,9 +28,8 @@ def main() -> None:
     seconds = time.perf_counter() - started_s
     reasons = collections.Counter(verdict.reason for verdict in verdicts)
     tier = "none" if options.sandbox == "none" else probe().tier
-    print(
-        f"{len(verdicts)} checks in {seconds:.2f} s: {len(verdicts) / seconds:.1f} checks/s, tier {tier}, {dict(reasons)}"
-    )
+    rate = len(verdicts) / seconds
+    print(f"{len(verdicts)} checks in {seconds:.2f} s: {rate:.1f} checks/s, tier {tier}, {dict(reasons)}")
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ class Guest:
                 return
             wire.send(self._sock, self._answer(nonce, name, packed))
 
-    def _answer(self, nonce: str, name: str, packed: list) -> list:
+    def _answer(self, nonce: str, name: str, packed: list[Any]) -> list[Any]:
         try:
             operands = [wire.unpack(item, self._objects.__getitem__) for item in packed]
             result = self._operations[name](*operands)
@@ -69,13 +69,13 @@ class Guest:
                 if name == "call" and (after := wire.pack(operand, self._handle_of)) != before
             ]
             return [nonce, "ok", answer, changes]
-        except Exception as error:  # a failure of the candidate becomes a record
+        except Exception as error:  # noqa: BLE001 - a failure of the candidate becomes a record
             return [nonce, "raised", *_describe(error)]
-        except BaseException as error:  # sys.exit() and the like
+        except BaseException as error:  # noqa: BLE001 - sys.exit() and the like
             return [nonce, "exited", *_describe(error)]
 
-    def _pack_result(self, name: str, operands: list, result: Any) -> Any:
-        """Pack a result; an instance made by calling a class of the candidate stays an object, even if it is a tuple."""
+    def _pack_result(self, name: str, operands: list[Any], result: Any) -> Any:
+        """Pack a result; what calling a class of the candidate made stays an object, even if it is a tuple."""
         if name == "call" and isinstance(operands[0], type) and operands[0].__module__ != "builtins":
             return ["h", self._handle_of(result)]
         return wire.pack(result, self._handle_of)
@@ -96,21 +96,21 @@ class Guest:
         sys.setrecursionlimit(RECURSION_LIMIT)
         exec(code, self._module.__dict__)  # the purpose of this process
 
-    def _look_up(self, names: list[str]) -> list:
+    def _look_up(self, names: list[str]) -> list[tuple[str, Any]]:
         """Pairs of name and object for the names that the program defines."""
         known = self._module.__dict__
         return [(name, known[name]) for name in names if name in known]
 
     @staticmethod
-    def _call(function: Callable, args: list, kwargs: dict) -> Any:
+    def _call(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
         return function(*args, **kwargs)
 
 
-def _describe(error: BaseException) -> list:
+def _describe(error: BaseException) -> list[str]:
     """Class name, nearest builtin class name and message of an exception."""
     builtin = next(base for base in type(error).__mro__ if base.__module__ == "builtins")
     try:
         text = str(error)[:_MAX_MESSAGE_CHARS]
-    except Exception:  # a hostile __str__
+    except Exception:  # noqa: BLE001 - a hostile __str__
         text = ""
     return [str(type(error).__name__), builtin.__name__, text]

@@ -6,9 +6,9 @@ Order matters below and is the reason for most comments: each step gives up what
 import os
 import resource
 import signal
-from dataclasses import dataclass
 
 from refusion_eval.evaluate.sandbox import landlock, layout, linux, seccomp
+from refusion_eval.evaluate.sandbox.profiles import Profile
 
 _INSIDE_ID = 1000  # uid and gid that a user namespace shows to the program
 _MIB = 1 << 20
@@ -21,61 +21,8 @@ _FIRST_UID, _NUM_UIDS = 20000, 20000  # two per worker, chosen by its pid; below
 _MOUNT_POINTS = ("/mnt", "/media", "/srv", "/opt", "/home", "/tmp")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Profile:
-    """One way to isolate a program.
-
-    Attributes:
-        name: how it is asked for.
-        tier: "A", "B", "C" or "none", as shown in verdicts.
-        layers: what it consists of, for a reader.
-        namespaces: own mount, pid, network, ipc and uts namespaces with a small read-only root.
-        user_namespace: these through a user namespace of our own.
-        change_uid: run as an unprivileged uid (the caller is root).
-        restrict_files: Landlock.
-        filter_calls: seccomp and no new privileges.
-    """
-
-    name: str
-    tier: str
-    layers: tuple[str, ...]
-    namespaces: bool = False
-    user_namespace: bool = False
-    change_uid: bool = False
-    restrict_files: bool = False
-    filter_calls: bool = True
-
-
-_COMMON = ("seccomp filter", "resource limits", "memory and time watchdog", "empty environment")
-_ROOT = ("mount, pid, network, ipc and uts namespaces", "read-only root with the standard library", "private /tmp")
-PROFILES = {
-    profile.name: profile
-    for profile in (
-        Profile(
-            name="namespaces", tier="A", layers=(*_ROOT, "unprivileged uid", *_COMMON), namespaces=True, change_uid=True
-        ),
-        Profile(
-            name="user-namespaces",
-            tier="A",
-            layers=("user namespace", *_ROOT, *_COMMON),
-            namespaces=True,
-            user_namespace=True,
-        ),
-        Profile(
-            name="root-landlock",
-            tier="B",
-            layers=("unprivileged uid", "Landlock", *_COMMON),
-            change_uid=True,
-            restrict_files=True,
-        ),
-        Profile(name="landlock", tier="C", layers=("Landlock with signal scope", *_COMMON), restrict_files=True),
-        Profile(name="none", tier="none", layers=("resource limits", "memory and time watchdog"), filter_calls=False),
-    )
-}
-
-
 def unprivileged_ids(pid: int) -> tuple[int, int]:
-    """uids for the program and for its judge, their own for each worker: processes of one uid count together."""
+    """Uids for the program and for its judge, their own for each worker: processes of one uid count together."""
     guest = _FIRST_UID + 2 * (pid % _NUM_UIDS)
     return guest, guest + 1
 
@@ -155,7 +102,7 @@ def become(uid: int) -> None:
 
 
 def make_ruleset(profile: Profile, folders: list[str]) -> int | None:
-    """Landlock ruleset for a profile that leaves these folders readable, made once per worker; None where the profile has none."""
+    """Landlock ruleset that leaves these folders readable, made once per worker; None where the profile has none."""
     if not profile.restrict_files:
         return None
     if not profile.change_uid and linux.landlock_abi() < landlock.ABI_SIGNALS:

@@ -1,7 +1,7 @@
 """The judge's side: run the dataset's test in a process of its own, with the candidate's names bound to handles.
 
-The only way to pass is that this process reaches the end of the test. What the candidate prints, returns as exit code or
-sends unasked cannot make it pass.
+The only way to pass is that this process reaches the end of the test. What the candidate prints, returns as exit code
+or sends unasked cannot make it pass.
 """
 
 import ast
@@ -52,7 +52,7 @@ def judge(sock: socket.socket, job: dict[str, str]) -> Outcome:
         test = ast.parse(job["test"], _TEST_FILE)
         code = compile(test, _TEST_FILE, "exec", dont_inherit=True)
         namespace = _trusted(job["helpers"])
-    except Exception as error:  # any fault in trusted text is ours
+    except Exception as error:  # noqa: BLE001 - any fault in trusted text is ours
         return Outcome("sandbox_error", f"the test or its helpers cannot be used: {_one_line(error)}")
     candidate = Candidate(sock)
     try:
@@ -72,7 +72,7 @@ def _run(candidate: Candidate, job: dict[str, str], code: Any, names: Names, nam
         return Outcome(broken.reason, broken.detail)
     except SyntaxError as error:
         return Outcome("syntax_error", _one_line(error))
-    except Exception as error:  # whatever the candidate's import raised
+    except Exception as error:  # noqa: BLE001 - whatever the candidate's import raised
         return _raised(candidate, error)
     try:
         namespace.update({name: importlib.import_module(name) for name in names.modules})
@@ -80,7 +80,7 @@ def _run(candidate: Candidate, job: dict[str, str], code: Any, names: Names, nam
         exec(code, namespace)  # the dataset's test, trusted
     except Broken as broken:
         return Outcome(broken.reason, broken.detail)
-    except BaseException as error:  # whatever ends a test early is its verdict
+    except BaseException as error:  # noqa: BLE001 - whatever ends a test early is its verdict
         return _raised(candidate, error)
     return Outcome("passed", "")
 
@@ -114,7 +114,7 @@ def names_of(test: ast.Module, known: set[str]) -> Names:
 
 
 def _trusted(helpers: str) -> dict[str, Any]:
-    """Namespace with the helpers' definitions, less the placeholders (functions with nothing but a docstring and imports)."""
+    """Namespace with the helpers' definitions, less the placeholders (only a docstring, or imports besides)."""
     namespace: dict[str, Any] = {"__name__": "judge"}
     tree = ast.parse(helpers)
     tree.body = [node for node in tree.body if not _is_placeholder(node)]

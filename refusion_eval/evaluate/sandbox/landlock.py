@@ -7,10 +7,10 @@ import struct
 from refusion_eval.evaluate.sandbox import linux
 
 ABI_SIGNALS = 6  # first version that stops signals to processes outside
-_ABI_TCP, _ABI_DEVICES, _ABI_TRUNCATE, _ABI_REFER = 4, 5, 3, 2
+_ABI_TCP = 4
 _READ_FILE, _READ_DIR, _WRITE_FILE = 1 << 2, 1 << 3, 1 << 1
 _FIRST_RIGHTS = (1 << 13) - 1
-_RIGHT_REFER, _RIGHT_TRUNCATE, _RIGHT_DEVICES = 1 << 13, 1 << 14, 1 << 15
+_LATER_RIGHTS = ((2, 1 << 13), (3, 1 << 14), (5, 1 << 15))  # since version: move between folders, truncate, ioctl
 _BOTH_TCP, _BOTH_SCOPES = 3, 3
 
 
@@ -29,11 +29,7 @@ def ruleset(readable: list[str], hidden_names: frozenset[str]) -> int:
     """
     abi = linux.landlock_abi()
     files = _FIRST_RIGHTS
-    for version, right in (
-        (_ABI_REFER, _RIGHT_REFER),
-        (_ABI_TRUNCATE, _RIGHT_TRUNCATE),
-        (_ABI_DEVICES, _RIGHT_DEVICES),
-    ):
+    for version, right in _LATER_RIGHTS:
         files |= right if abi >= version else 0
     attributes = struct.pack("=Q", files)
     if abi >= _ABI_TCP:

@@ -7,13 +7,16 @@ import sys
 HIDDEN_NAMES = frozenset({"site-packages", "dist-packages"})
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
-# Imported before the first fork, so that every program finds them loaded; the rest of the standard library is read when
-# it is asked for.
+# Imported before the first fork, so that every program finds them loaded; the rest of the standard library is read
+# when it is asked for.
+# fmt: off
 _PRELOADED = (
-    "array bisect calendar cmath collections contextlib copy csv dataclasses datetime decimal enum fractions functools "
-    "hashlib heapq inspect io itertools json math numbers operator queue random re statistics string textwrap threading "
-    "time traceback typing unicodedata"
-).split()
+    "array", "bisect", "calendar", "cmath", "collections", "contextlib", "copy", "csv", "dataclasses", "datetime",
+    "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "inspect", "io", "itertools", "json", "math",
+    "numbers", "operator", "queue", "random", "re", "statistics", "string", "textwrap", "threading", "time",
+    "traceback", "typing", "unicodedata",
+)
+# fmt: on
 
 
 def preload() -> None:

@@ -1,11 +1,9 @@
 """The few Linux calls that Python's standard library lacks, through ctypes; each raises OSError like its own."""
 
 import ctypes
+import functools
 import os
 import struct
-import sys
-
-_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -29,6 +27,11 @@ _SYS_LANDLOCK_CREATE_RULESET, _SYS_LANDLOCK_ADD_RULE, _SYS_LANDLOCK_RESTRICT_SEL
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 
 
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
 def _check(result: int, what: str) -> int:
     if result < 0:
         number = ctypes.get_errno()
@@ -38,12 +41,12 @@ def _check(result: int, what: str) -> int:
 
 def _call(name: str, *args: int | bytes | None) -> int:
     wrapped = [ctypes.c_char_p(arg) if arg is None or isinstance(arg, bytes) else ctypes.c_ulong(arg) for arg in args]
-    return _check(getattr(_libc, name)(*wrapped), name)
+    return _check(getattr(_libc(), name)(*wrapped), name)
 
 
 def _syscall(what: str, number: int, *args: int | bytes | None) -> int:
     wrapped = [ctypes.c_char_p(arg) if arg is None or isinstance(arg, bytes) else ctypes.c_long(arg) for arg in args]
-    return _check(_libc.syscall(ctypes.c_long(number), *wrapped), what)
+    return _check(_libc().syscall(ctypes.c_long(number), *wrapped), what)
 
 
 def unshare(flags: int) -> None:

@@ -21,8 +21,7 @@ from typing import Any
 import refusion_eval
 from refusion_eval.errors import SandboxError
 from refusion_eval.evaluate.sandbox import wire
-from refusion_eval.evaluate.sandbox.verdict import Program, Verdict, verdict_of
-from refusion_eval.evaluate.sandbox.watch import hard_wall_s
+from refusion_eval.evaluate.sandbox.verdict import Program, Verdict, hard_wall_s, verdict_of
 
 # The packages' own __init__ files are stepped over: the bare interpreter has none of their dependencies.
 _START = """
@@ -37,6 +36,12 @@ main({control_fd}, {profile!r})
 """
 _START_LIMIT_S = 30.0
 _ANSWER_SLACK_S = 15.0
+_DETAILS = {
+    "timeout_cpu": "the time limit, computing",
+    "timeout_wall": "the time limit, waiting",
+    "memory": "the memory limit, all processes together",
+    "sandbox_error": "the machine is too busy to run the program in time",
+}
 
 
 def _interpreter(profile_name: str) -> str:
@@ -148,7 +153,7 @@ def _merge(outcome: list[str] | None, report: dict[str, Any]) -> tuple[str, str]
     if outcome is not None and outcome[0] not in ("exited", "protocol_error"):
         return outcome[0], outcome[1]
     if stopped:
-        return stopped, ""
+        return stopped, _DETAILS.get(stopped, "")
     if status is not None and os.WIFSIGNALED(status):
         return "signal", f"the program ended by {signal.Signals(os.WTERMSIG(status)).name}"
     if outcome is None:
@@ -241,7 +246,7 @@ def check_all(
                         on_done(index, verdict)
         except StopIteration:
             return
-        except BaseException as error:  # handed to the caller's thread below
+        except BaseException as error:  # noqa: BLE001 - handed to the caller's thread below
             faults.put(error)
             stopping.set()
 

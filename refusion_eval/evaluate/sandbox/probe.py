@@ -7,7 +7,8 @@ import sys
 from dataclasses import dataclass, field
 
 from refusion_eval.errors import SandboxError
-from refusion_eval.evaluate.sandbox import jail, linux, pool
+from refusion_eval.evaluate.sandbox import linux, pool
+from refusion_eval.evaluate.sandbox.profiles import PROFILES
 from refusion_eval.evaluate.sandbox.verdict import Program
 
 # In order of preference. Root needs no user namespace; without root there is no uid to change to.
@@ -94,7 +95,7 @@ def probe() -> SandboxReport:
     for name in _FOR_ROOT if os.geteuid() == 0 else _FOR_USERS:
         fault = self_test(name)
         if not fault:
-            profile = jail.PROFILES[name]
+            profile = PROFILES[name]
             return SandboxReport(
                 tier=profile.tier, profile=name, layers=profile.layers, missing=missing, advice=_advice(profile.tier)
             )
@@ -104,7 +105,7 @@ def probe() -> SandboxReport:
 
 def self_test(profile_name: str) -> str:
     """Set a profile up and attack it; empty if it holds, else what went wrong."""
-    tier = jail.PROFILES[profile_name].tier
+    tier = PROFILES[profile_name].tier
     paths = [os.path.expanduser("~"), __file__, "/etc/passwd", "/proc/self/environ", os.getcwd()]
     program = f"PATHS = {paths!r}\nPIDS = {[os.getpid(), os.getppid()]!r}\n{_SELF_TEST_PROGRAM}"
     try:

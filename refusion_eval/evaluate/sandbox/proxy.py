@@ -1,7 +1,7 @@
 """The judge's view of the candidate: handles whose every use is a request, answered with data.
 
-A handle never lends its own idea of equality to a comparison with plain data: that is always False. So a returned object
-that claims to equal everything equals nothing; only two objects of the candidate are compared by the candidate.
+A handle never lends its own idea of equality to a comparison with plain data: that is always False. So a returned
+object that claims to equal everything equals nothing; only two objects of the candidate are compared by the candidate.
 """
 
 import builtins
@@ -9,9 +9,11 @@ import secrets
 import socket
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from refusion_eval.evaluate.sandbox import wire
+
+_MAX_TEXT_CHARS = 300
 
 
 class Broken(BaseException):
@@ -63,15 +65,18 @@ class Candidate:
         if self.broken:
             raise self.broken
         try:
-            return self._request(name, operands)
-        except wire.PeerGone:
+            how, *parts = self._exchange(name, operands)
+        except (wire.PeerGone, OSError):
             self._fail("exited", "the program ended before the test did")
         except (wire.FrameTooLarge, MemoryError) as error:
-            self._fail("output_limit", f"a value is too large: {error}")
+            self._fail("output_limit", f"a value is too large {error}".rstrip())
         except (wire.WireError, RecursionError) as error:
             self._fail("protocol_error", str(error))
-        except OSError:
-            self._fail("exited", "the program ended before the test did")
+        if how == "exited":
+            self._fail("exited", f"{parts[0]}: {parts[2]}")
+        if how == "raised":
+            self._raise(*parts)
+        return parts[0]
 
     def look_up(self, names: list[str]) -> dict[str, Any]:
         """Objects that the candidate defines under some of these names; nothing else it answers gets a name here."""
@@ -80,7 +85,8 @@ class Candidate:
             self._fail("protocol_error", "malformed names")
         return {name: value for name, value in found if isinstance(name, str) and name in names}
 
-    def _request(self, name: str, operands: tuple) -> Any:
+    def _exchange(self, name: str, operands: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Send a request and check the form of its answer: ("ok", result) or (how, class, builtin class, message)."""
         nonce = secrets.token_hex(8)
         wire.send(self._sock, [nonce, name, [wire.pack(operand, _number_of) for operand in operands]])
         reply = wire.receive(self._sock)
@@ -88,15 +94,15 @@ class Candidate:
             raise wire.WireError("an answer to no question")
         if reply[1] == "ok" and len(reply) == 4:
             self._apply(reply[3], operands)
-            return self._unpack(reply[2])
+            return "ok", self._unpack(reply[2])
         if reply[1] in ("raised", "exited") and len(reply) == 5:
-            self._raise(*(str(item)[:300] for item in reply[1:]))
+            return tuple(_printable(str(part)) for part in reply[1:])
         raise wire.WireError("an answer of no known form")
 
     def _unpack(self, message: Any) -> Any:
         return wire.unpack(message, lambda number: Handle(self, number))
 
-    def _apply(self, changes: Any, operands: tuple) -> None:
+    def _apply(self, changes: Any, operands: tuple[Any, ...]) -> None:
         """Bring what the candidate changed in its arguments back into the test's own objects."""
         if not isinstance(changes, list):
             raise wire.WireError("malformed changes")
@@ -105,17 +111,18 @@ class Candidate:
                 raise wire.WireError("malformed changes")
             _update(operands[change[0]], self._unpack(change[1]))
 
-    def _raise(self, how: str, class_name: str, builtin_name: str, text: str) -> None:
-        if how == "exited":
-            self._fail("exited", f"{class_name}: {text}")
+    def _raise(self, class_name: str, builtin_name: str, text: str) -> NoReturn:
+        """Raise an exception of the candidate again, as the builtin class nearest to its own."""
         found = vars(builtins).get(builtin_name)
         kind = found if isinstance(found, type) and issubclass(found, Exception) else Exception
-        error = kind.__new__(kind)
-        error.args = (text,)
+        try:
+            error = kind(text)
+        except TypeError:  # UnicodeDecodeError and its like want more
+            error = Exception(text)
         self.remote_errors.append((error, class_name))
         raise error
 
-    def _fail(self, reason: str, detail: str) -> None:
+    def _fail(self, reason: str, detail: str) -> NoReturn:
         self.broken = Broken(reason, detail)
         raise self.broken
 
@@ -181,7 +188,7 @@ class Handle:
 
     def __len__(self) -> int:
         """Its length."""
-        return self._candidate.request("len", self)
+        return int(self._candidate.request("len", self))
 
     def __getitem__(self, key: Any) -> Any:
         """One item."""
@@ -208,14 +215,19 @@ class Handle:
         return isinstance(instance, Handle) and bool(self._candidate.request("isinstance", instance, self))
 
 
+def _printable(text: str) -> str:
+    """A program's text, fit for a terminal and a table."""
+    return "".join(char if char.isprintable() else " " for char in text[:_MAX_TEXT_CHARS])
+
+
 def _number_of(value: Any) -> int:
     if isinstance(value, Handle):
-        return value._number
+        return int(value._number)
     raise TypeError(f"a {type(value).__name__} cannot be passed to the program: it is not data")
 
 
 def _update(old: Any, new: Any) -> None:
-    """Give a mutable container of the test the contents of its changed copy, keeping nested containers the same objects."""
+    """Give a mutable container of the test the contents of its changed copy; nested ones stay the same objects."""
     if type(old) is not type(new):
         return
     if isinstance(old, list | deque):

@@ -31,10 +31,10 @@ class Program:
     Attributes:
         candidate: source text of the untrusted program (for HumanEval the prompt plus the completion).
         test: source text of the trusted test; it may call whatever the candidate defines by name.
-        timeout_s: seconds the check may take, on a processor or asleep; time spent waiting for a busy processor is free.
+        timeout_s: seconds the check may take, on a processor or asleep; waiting for a busy processor is free.
         memory_mb: mebibytes the candidate may use, all its processes together.
         helpers: trusted source text that the test needs (for HumanEval the prompt). Its functions win over functions of
-            the same name in the candidate; a function whose body is only a docstring is a placeholder and does not.
+            the same name in the candidate; a function with nothing but a docstring is a placeholder and does not.
     """
 
     candidate: str
@@ -71,3 +71,8 @@ class Verdict:
 def verdict_of(reason: str, detail: str, seconds: float, tier: str) -> Verdict:
     """Build the verdict that belongs to a reason (its status follows from `STATUS_OF_REASON`)."""
     return Verdict(status=STATUS_OF_REASON[reason], reason=reason, detail=detail, seconds=round(seconds, 4), tier=tier)
+
+
+def hard_wall_s(timeout_s: float) -> float:
+    """Seconds after which a check is given up, as an error, because the machine is too busy to run it."""
+    return max(60.0, 6 * timeout_s)

@@ -1,7 +1,7 @@
 """The worker process: a warm Python that forks a judge and a locked-in guest for every check and watches both.
 
 It never sees a program or a test, so a guest, which begins as its copy, holds none but its own. It runs under the bare
-interpreter (`python -S`, empty environment), is started by `pool.Worker`, and ends when that end of the connection closes.
+interpreter (`python -S`, empty environment), is started by `pool.Worker`, and ends when that closes the connection.
 """
 
 import contextlib
@@ -15,9 +15,10 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from refusion_eval.evaluate.sandbox import guest, jail, judge, layout, linux, wire
+from refusion_eval.evaluate.sandbox.profiles import PROFILES, Profile
 from refusion_eval.evaluate.sandbox.watch import Limits, Proc, Watched
 
 _CPU_SLACK_S = 2  # the kernel's limit on processor seconds comes after the watchdog's
@@ -30,7 +31,7 @@ _SWEEP_PAUSE_S = 0.002
 class Warden:
     """One worker: isolation set up once, one check at a time."""
 
-    def __init__(self, control: socket.socket, profile: jail.Profile, proc: Proc, folders: list[str]) -> None:
+    def __init__(self, control: socket.socket, profile: Profile, proc: Proc, folders: list[str]) -> None:
         """Prepare what all checks share.
 
         Args:
@@ -65,7 +66,7 @@ class Warden:
             timeout_s, memory_mb = json.loads(data)
             wire.send(self._control, self._check(timeout_s, memory_mb, fds[0]))
 
-    def _check(self, timeout_s: float, memory_mb: int, result_fd: int) -> dict:
+    def _check(self, timeout_s: float, memory_mb: int, result_fd: int) -> dict[str, Any]:
         """Run one check; says how the guest ended and who stopped it."""
         started_s = time.monotonic()
         guest_end, judge_end = socket.socketpair()
@@ -134,7 +135,7 @@ class Warden:
         _kill(guest_pid, signal.SIGKILL)
         if self._profile.namespaces:
             return  # it was the first process of its pid namespace: all others die with it
-        # Orphans became children of this process. They are stopped before they are killed, so that none forks meanwhile.
+        # Orphans became children of this process. They are stopped before they are killed, so that none forks.
         while alive := [pid for pid in self._proc.tree(self._own_pid)[1:] if not self._proc.is_zombie(pid)]:
             for signal_number in (signal.SIGSTOP, signal.SIGKILL):
                 for pid in alive:
@@ -168,10 +169,10 @@ def main(control_fd: int, profile_name: str) -> NoReturn:
 
     Args:
         control_fd: connection to the pool.
-        profile_name: one of `jail.PROFILES`.
+        profile_name: one of `PROFILES`.
     """
     control = socket.socket(fileno=control_fd)
-    profile = jail.PROFILES[profile_name]
+    profile = PROFILES[profile_name]
     try:
         proc = Proc()
         layout.preload()

@@ -1,7 +1,7 @@
 """The watchdog: what the kernel says of running processes, and when a check has to be stopped.
 
-A check's own time is the wall clock less the time its processes were ready to run and had no processor, so a busy machine
-does not change verdicts; a program that sleeps is stopped as soon as one that computes.
+A check's own time is the wall clock less the time its processes were ready to run and had no processor, so a busy
+machine does not change verdicts; a program that sleeps is stopped as soon as one that computes.
 """
 
 import contextlib
@@ -13,9 +13,11 @@ import socket
 import time
 from typing import NamedTuple
 
+from refusion_eval.evaluate.sandbox.verdict import hard_wall_s
+
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _TICK_MS = 50
-_GRACE_S = 2.0  # for a judge to end by itself once its guest was stopped
+_GRACE_S = 0.5  # for a judge to end by itself once its guest was stopped
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -144,11 +146,6 @@ class Limits(NamedTuple):
     started_s: float
 
 
-def hard_wall_s(timeout_s: float) -> float:
-    """Seconds after which a check is stopped however long it had to wait for a processor."""
-    return max(60.0, 6 * timeout_s)
-
-
 class Watched:
     """A guest and its judge while they run.
 
@@ -228,8 +225,10 @@ class Watched:
             return "memory"
         if guest.cpu_s > timeout_s:
             return "timeout_cpu"
-        if own_s > timeout_s or wall_s > hard_wall_s(timeout_s):
+        if own_s > timeout_s:
             return "timeout_cpu" if guest.cpu_s + judge.cpu_s > own_s / 2 else "timeout_wall"
+        if wall_s > hard_wall_s(timeout_s):
+            return "sandbox_error"  # a machine too busy to tell is no fault of the program
         return None
 
     def reap(self) -> None:

@@ -1,8 +1,8 @@
 """Values as tagged, data-only JSON between the judge and the candidate; neither side can send the other code.
 
-None, booleans, finite floats, strings and small integers are themselves; everything else is a list whose first item is a
-tag. Subclasses are flattened to their base, so an object that claims to equal everything arrives as the plain value it is.
-What is not data is turned into a handle: a number that names an object living on the candidate's side.
+None, booleans, finite floats, strings and small integers are themselves; everything else is a list whose first item is
+a tag. Subclasses are flattened to their base, so an object that claims to equal everything arrives as the plain value
+it is. What is not data is turned into a handle: a number that names an object living on the candidate's side.
 """
 
 import builtins
@@ -12,7 +12,7 @@ import math
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, ItemsView, KeysView
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -77,14 +77,14 @@ def _read(sock: socket.socket, num_bytes: int) -> bytes:
 
 
 # tag -> (base class, iterator over the bare items, constructor from a list of items)
-_SEQUENCES: dict[str, tuple[type, Callable[[Any], Any], Callable[[list], Any]]] = {
+_SEQUENCES: dict[str, tuple[type, Callable[[Any], Any], Callable[[list[Any]], Any]]] = {
     "l": (list, list.__iter__, list),
     "t": (tuple, tuple.__iter__, tuple),
     "s": (set, set.__iter__, set),
     "z": (frozenset, frozenset.__iter__, frozenset),
     "q": (deque, deque.__iter__, deque),
 }
-_VIEWS = (type({}.keys()), type({}.items()))
+_VIEWS = (KeysView, ItemsView)
 # tag -> (class, text of a value, value of a text)
 _TEXTS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
     "b": (bytes, bytes.hex, bytes.fromhex),
@@ -112,8 +112,8 @@ def pack(value: Any, handle_of: Callable[[Any], int], depth: int = 0) -> Any:
         number = int.__int__(value)
         return number if -_JSON_INT_LIMIT < number < _JSON_INT_LIMIT else ["i", hex(number)]
     if isinstance(value, float):
-        number = float.__float__(value)
-        return number if math.isfinite(number) else ["f", repr(number)]
+        real = float.__float__(value)
+        return real if math.isfinite(real) else ["f", repr(real)]
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, complex):
@@ -129,14 +129,14 @@ def pack(value: Any, handle_of: Callable[[Any], int], depth: int = 0) -> Any:
         return ["r", *(pack(bound, handle_of) for bound in (value.start, value.stop, value.step))]
     if kind is datetime.timedelta:
         return ["td", value.days, value.seconds, value.microseconds]
-    if kind is type and getattr(builtins, value.__name__, None) is value:
-        return ["T", value.__name__]
-    if value is Ellipsis:
+    if kind is type and vars(builtins).get(name := str(value.__name__)) is value:
+        return ["T", name]
+    if value is ...:
         return ["E"]
     return ["h", handle_of(value)]
 
 
-def _pack_container(value: Any, handle_of: Callable[[Any], int], depth: int) -> list | None:
+def _pack_container(value: Any, handle_of: Callable[[Any], int], depth: int) -> list[Any] | None:
     for tag, (base, items_of, _) in _SEQUENCES.items():
         if isinstance(value, base):
             return [tag, *[pack(item, handle_of, depth) for item in items_of(value)]]
@@ -173,7 +173,7 @@ def unpack(message: Any, object_of: Callable[[int], Any], depth: int = 0) -> Any
         raise WireError(f"malformed value: {type(error).__name__}") from None
 
 
-def _unpack_scalar(tag: str, items: list, object_of: Callable[[int], Any]) -> Any:
+def _unpack_scalar(tag: str, items: list[Any], object_of: Callable[[int], Any]) -> Any:
     if tag == "i":
         return int(items[0], 16)
     if tag == "f":
