@@ -6,10 +6,11 @@ length of the text: patterns repeat single characters or are bounded, so no text
 """
 
 import re
-from collections.abc import Iterator
+from collections import deque
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
+from itertools import islice
 
 from refusion_eval.evaluate.prompts import LETTERS
 
@@ -32,10 +33,14 @@ NOTHING = Extraction(None, "no answer found")
 # How far behind "the answer is" an answer may stand, in characters.
 STATEMENT_REACH = 240
 
+# Statements looked at in one text, from its end (or start, where the first counts); more is a stuck model.
+MOST_STATEMENTS = 50
+
 # No benchmark asks for a number of more characters; exact arithmetic on 100,000 digits would stall the scoring.
 LONGEST_NUMBER = 120
 
-_ANSWER = r"(?i:\banswers?\b[^\n.:=]{0,60}?(?:\bis\b|\bare\b|:|=))"
+_ANSWER = r"(?i:\banswers?\b[^\n.:=]{0,40}?(?:\bis\b|\bare\b|:|=))"
+ANSWER_LEAD = re.compile(_ANSWER)
 _NUMBER_LEAD = re.compile(_ANSWER + r"|^[ \t]{0,8}A:|####|\\boxed\b", re.MULTILINE)
 _CHOICE_LEAD = re.compile(
     _ANSWER + r"|(?i:\b(?:correct|right|best) (?:option|choice)\b[^\n.:=]{0,40}?(?:\bis\b|:|=))|\\boxed\b"
@@ -92,8 +97,8 @@ def show_number(value: Fraction) -> str:
 def last_number_stated(text: str) -> Extraction:
     """The number of the last statement of an answer; without any statement, the last number of the text."""
     plain = _plain_numbers(text)
-    for lead in reversed(list(_NUMBER_LEAD.finditer(plain))):
-        number = _number_behind(plain, lead.end())
+    for start in last_statements(_NUMBER_LEAD, plain):
+        number = _number_behind(plain, start)
         if number is not None:
             return Extraction(number, "statement")
     numbers = [parsed for parsed in map(_value, _NUMBER.findall(plain[-4000:])) if parsed is not None]
@@ -103,7 +108,7 @@ def last_number_stated(text: str) -> Extraction:
 def first_number_stated(text: str) -> Extraction:
     """The number of the first statement of an answer, for text that runs on; no other number counts."""
     plain = _plain_numbers(text)
-    for lead in _NUMBER_LEAD.finditer(plain):
+    for lead in islice(_NUMBER_LEAD.finditer(plain), MOST_STATEMENTS):
         number = _number_behind(plain, lead.end())
         if number is not None:
             return Extraction(number, "statement")
@@ -119,8 +124,8 @@ def strict_number(text: str) -> Extraction:
 def last_letter_stated(text: str, num_choices: int) -> Extraction:
     """The letter of the last statement of an answer; without one, an answer that is nothing but a choice's label."""
     valid = LETTERS[:num_choices]
-    for lead in reversed(list(_CHOICE_LEAD.finditer(text))):
-        letter = _letter_behind(text, lead.end(), valid)
+    for start in last_statements(_CHOICE_LEAD, text):
+        letter = _letter_behind(text, start, valid)
         if letter is not None:
             return Extraction(letter, "statement")
     return _letter_line(text, valid)
@@ -199,6 +204,7 @@ def _letter_line(text: str, valid: str) -> Extraction:
     return NOTHING
 
 
-def statements(text: str) -> Iterator[int]:
-    """Yields the offset behind every statement of an answer ("the answer is", "Answer:"), in order."""
-    return (lead.end() for lead in re.finditer(_ANSWER, text))
+def last_statements(lead: re.Pattern[str], text: str) -> list[int]:
+    """The offsets behind the last statements that a pattern finds, the last one first."""
+    ends = deque((found.end() for found in lead.finditer(text)), maxlen=MOST_STATEMENTS)
+    return list(reversed(ends))

@@ -8,6 +8,7 @@ import ast
 import re
 import textwrap
 import warnings
+from functools import lru_cache
 
 from refusion_eval.evaluate.extract import Extraction
 from refusion_eval.evaluate.prompts import Row
@@ -18,7 +19,7 @@ _PYTHON = ("python", "python3", "py", "py3")
 _CODE_START = re.compile(r"^(?:def|class|import|from|async def)[ \t]|^@\w", re.MULTILINE)
 
 # A solution of more characters is none; the bounds keep hostile or endless text from stalling the scoring.
-_LONGEST_CODE = 50_000
+_LONGEST_CODE = 20_000
 _MOST_CUTS = 12
 
 
@@ -47,6 +48,7 @@ def fenced_blocks(text: str) -> list[str]:
     return [textwrap.dedent("\n".join(lines)).rstrip() + "\n" for lines in chosen if any(map(str.strip, lines))]
 
 
+@lru_cache(maxsize=8)
 def parse(code: str) -> ast.Module | SyntaxError | None:
     """Parses without warnings; None where the text cannot be source code at all (surrogates, absurd nesting)."""
     with warnings.catch_warnings():

@@ -2,7 +2,7 @@
 
 import re
 
-from refusion_eval.evaluate.extract import NOTHING, STATEMENT_REACH, Extraction, statements
+from refusion_eval.evaluate.extract import ANSWER_LEAD, NOTHING, STATEMENT_REACH, Extraction, last_statements
 
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{|\\.|[{}]", re.DOTALL)
 _BARE_BOX = re.compile(r"\\boxed\s{1,4}([^\s{}$\\]{1,40})")
@@ -33,7 +33,7 @@ def last_box_or_statement(text: str) -> Extraction:
     found = last_box(text)
     if found.answer is not None:
         return found
-    for start in reversed(list(statements(text))):
+    for start in last_statements(ANSWER_LEAD, text):
         line = text[start : start + STATEMENT_REACH].lstrip(" \t\n*_:").split("\n", 1)[0]
         answer = re.split(r"\.(?=\s|$|\*)", line, maxsplit=1)[0].strip(" \t*$.")
         answer = answer.removeprefix("\\(").removesuffix("\\)").strip(" $")
