@@ -1,0 +1,93 @@
+"""Results CSV -> one picture: accuracy, speed and parallelism of every system on every task, with intervals.
+
+python plots/overview.py results/embedded/results.csv --out results/embedded/overview.png
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+from refusion_eval.store.tables import MEAN_TASK, TableRow, read_csv
+
+PANELS = (
+    (("accuracy", "pass@1"), "Accuracy (%)"),
+    (("tps",), "Tokens per second, batch 1"),
+    (("tpf",), "Tokens per forward"),
+)
+# Light, dark and hatched: told apart in greyscale and by colour-blind readers.
+STYLES = ({"color": "#1b4965"}, {"color": "#bee3f8"}, {"color": "#f2a541", "hatch": "//"}, {"color": "#7a7a7a"})
+
+
+def draw(rows: Sequence[TableRow], target: Path) -> None:
+    """Writes the picture; a figure that was not measured has no bar."""
+    tasks = sorted({row.task for row in rows if row.task != MEAN_TASK})
+    if any(row.task == MEAN_TASK for row in rows):
+        tasks.append(MEAN_TASK)
+    systems = sorted({row.system for row in rows}, reverse=True)
+    figure, panels = plt.subplots(
+        1, len(PANELS), figsize=(13, 0.42 * len(tasks) * len(systems) ** 0.5 + 1.6), sharey=True
+    )
+    for axes, (metrics, title) in zip(panels, PANELS, strict=True):
+        for number, system in enumerate(systems):
+            chosen = {row.task: row for row in rows if row.system == system and row.metric in metrics}
+            _bars(axes, tasks, chosen, number, len(systems), system)
+        axes.set_title(title, fontsize=11)
+        axes.set_xlim(left=0)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_yticks(range(len(tasks)), [task.removeprefix("mini_") for task in tasks])
+    panels[0].invert_yaxis()
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=len(systems), frameon=False)
+    figure.text(0.99, 0.01, _caption(rows), ha="right", fontsize=8, color="#444444")
+    figure.tight_layout(rect=(0, 0.07, 1, 1))
+    figure.savefig(target, dpi=150, metadata={"Software": None})
+    plt.close(figure)
+
+
+def _bars(axes: Axes, tasks: Sequence[str], rows: dict[str, TableRow], number: int, count: int, label: str) -> None:
+    height = 0.8 / count
+    places = [place for place, task in enumerate(tasks) if task in rows]
+    values = [rows[tasks[place]] for place in places]
+    centres = [place - 0.4 + height * (number + 0.5) for place in places]
+    errors = [
+        [max(row.value - row.ci_low, 0) for row in values],
+        [max(row.ci_high - row.value, 0) for row in values],
+    ]
+    style = STYLES[number % len(STYLES)]
+    bars = [row.value for row in values]
+    axes.barh(
+        centres,
+        bars,
+        height,
+        xerr=errors,
+        label=label,
+        edgecolor="black",
+        linewidth=0.6,
+        error_kw={"elinewidth": 1, "capsize": 2},
+        **style,
+    )
+
+
+def _caption(rows: Sequence[TableRow]) -> str:
+    hardware = ", ".join(sorted({row.hardware for row in rows if row.hardware}))
+    mini = "Mini tasks (synthetic), not the real benchmarks. " if any(row.mini for row in rows) else ""
+    return f"{mini}Bars: 95% bootstrap intervals. {hardware}"
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("csv", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    draw(read_csv(arguments.csv), arguments.out)
+
+
+if __name__ == "__main__":
+    main()
