@@ -21,6 +21,8 @@ from refusion_eval.errors import DataError
 # Index draws held in memory at once (int32): bounds memory on large benchmarks without changing any result.
 _MAX_DRAWS_AT_ONCE = 2_000_000
 
+RESAMPLES = 2000
+
 Array = NDArray[Any]
 
 
@@ -64,13 +66,17 @@ class Bootstrap:
         low, high = np.quantile(defined, [tail, 1.0 - tail])
         return Interval(self.value, float(low), float(high), self.n)
 
+    def scaled(self, factor: float) -> Bootstrap:
+        """The same statistic in another unit."""
+        return Bootstrap(self.value * factor, self.replicates * factor, self.n)
+
 
 def bootstrap(
     columns: Sequence[ArrayLike],
     statistic: Callable[..., Array],
     *,
     seed: int = 0,
-    resamples: int = 2000,
+    resamples: int = RESAMPLES,
 ) -> Bootstrap:
     """Resample items and evaluate a statistic on each resample.
 
@@ -136,13 +142,13 @@ def ratio_statistic(numerators: Array, denominators: Array) -> Array:
     return np.divide(numerators.sum(axis=1), total, out=np.full(total.shape, np.nan), where=total != 0)
 
 
-def bootstrap_mean(values: ArrayLike, *, seed: int = 0, resamples: int = 2000, level: float = 0.95) -> Interval:
+def bootstrap_mean(values: ArrayLike, *, seed: int = 0, resamples: int = RESAMPLES, level: float = 0.95) -> Interval:
     """Mean of one number per item, with its interval. Raises DataError without values."""
     return bootstrap([values], mean_statistic, seed=seed, resamples=resamples).interval(level)
 
 
 def bootstrap_ratio(
-    numerators: ArrayLike, denominators: ArrayLike, *, seed: int = 0, resamples: int = 2000, level: float = 0.95
+    numerators: ArrayLike, denominators: ArrayLike, *, seed: int = 0, resamples: int = RESAMPLES, level: float = 0.95
 ) -> Interval:
     """Sum of numerators / sum of denominators (tokens / seconds, tokens / forwards), resampled by item.
 
@@ -154,7 +160,7 @@ def bootstrap_ratio(
 
 
 def paired_difference(
-    a: ArrayLike, b: ArrayLike, *, seed: int = 0, resamples: int = 2000, level: float = 0.95
+    a: ArrayLike, b: ArrayLike, *, seed: int = 0, resamples: int = RESAMPLES, level: float = 0.95
 ) -> Interval:
     """Mean of a - b over items both systems answered, in the same order; a positive value favours `a`.
 

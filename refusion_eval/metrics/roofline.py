@@ -6,7 +6,11 @@ the cache. MBU near 1 leaves nothing to gain but fewer forwards or smaller weigh
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from refusion_eval.errors import DataError
+from refusion_eval.metrics.bootstrap import Bootstrap, bootstrap, check_denominators, ratio_statistic
 from refusion_eval.trace import ForwardDone, Trace
 
 
@@ -21,19 +25,20 @@ def bytes_read(trace: Trace, *, weight_bytes: float, cache_bytes_per_row: float)
     return sum(weight_bytes + event.cached * cache_bytes_per_row for event in trace.of(ForwardDone))
 
 
-def mbu(total_bytes: float, seconds: float, copy_bytes_per_second: float) -> float:
-    """Bytes that had to be read / bytes the device could have moved in that time.
+def mbu(bytes_read: ArrayLike, seconds: ArrayLike, copy_bytes_per_second: float, *, seed: int = 0) -> Bootstrap:
+    """Bytes that had to be read / bytes the device could have moved in that time, resampled by item.
 
     Args:
-        total_bytes: sum of `bytes_read` over requests.
-        seconds: sum of their decoding times, each decoded alone.
+        bytes_read: [items], bytes each item's decoding had to read.
+        seconds: [items], its decoding time, alone on the device.
         copy_bytes_per_second: measured on this device with a large copy, bytes read plus bytes written.
+        seed: of the resampling.
 
     Raises:
-        DataError: no time or no bandwidth.
+        DataError: no items, no time, or no bandwidth.
     """
-    if seconds <= 0 or copy_bytes_per_second <= 0:
-        raise DataError(
-            f"MBU needs positive seconds and bandwidth; got {seconds} s, {copy_bytes_per_second} bytes/s; measure both"
-        )
-    return total_bytes / seconds / copy_bytes_per_second
+    if copy_bytes_per_second <= 0:
+        raise DataError(f"copy bandwidth is {copy_bytes_per_second} bytes/s; measure it on this device")
+    possible = np.asarray(seconds, dtype=np.float64) * copy_bytes_per_second
+    check_denominators(possible)
+    return bootstrap([bytes_read, possible], ratio_statistic, seed=seed)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,9 +42,13 @@ class Timing:
     warm: bool = True
     hardware: str = ""
 
+    @property
+    def counts(self) -> bool:
+        """Whether speed may be computed from it: decoded alone, after the warm-up."""
+        return self.batch_size == 1 and self.warm
 
-@dataclass(frozen=True, slots=True)
-class Speedup:
+
+class Speedup(NamedTuple):
     """Ratio of two systems' TPS on the items both answered.
 
     Attributes:
@@ -62,7 +66,7 @@ def measured(timings: Sequence[Timing]) -> list[Timing]:
     Raises:
         DataError: they come from more than one machine.
     """
-    alone = [timing for timing in timings if timing.batch_size == 1 and timing.warm]
+    alone = [timing for timing in timings if timing.counts]
     machines = sorted({timing.hardware for timing in alone})
     if len(machines) > 1:
         raise DataError(

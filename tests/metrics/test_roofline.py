@@ -15,11 +15,11 @@ def test_each_forward_reads_the_weights_and_the_cache_before_it():
 
 
 def test_mbu_is_one_when_time_is_spent_reading_only():
-    assert mbu(2e9, 2.0, 1e9) == 1.0
-    assert mbu(2e9, 4.0, 1e9) == 0.5
+    assert mbu([1e9, 2e9], [1.0, 2.0], 1e9).value == 1.0
+    assert mbu([1e9, 2e9], [2.0, 4.0], 1e9).value == 0.5
 
 
-@pytest.mark.parametrize(("seconds", "bandwidth"), [(0.0, 1.0), (1.0, 0.0)])
+@pytest.mark.parametrize(("seconds", "bandwidth"), [([0.0], 1.0), ([1.0], 0.0)])
 def test_mbu_without_time_or_bandwidth_is_refused(seconds, bandwidth):
-    with pytest.raises(DataError, match="measure both"):
-        mbu(1.0, seconds, bandwidth)
+    with pytest.raises(DataError):
+        mbu([1.0], seconds, bandwidth)

@@ -1,0 +1,133 @@
+"""What tables need of a run, task by task: samples reduced to numbers, joined with their scores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from refusion_eval.metrics.parallelism import tpf_release
+from refusion_eval.metrics.roofline import bytes_read
+from refusion_eval.metrics.speed import Timing
+from refusion_eval.store.manifest import is_mini
+from refusion_eval.store.records import PASSED, Sample, SampleKey, ScoreRow
+from refusion_eval.store.run_reader import Run, RunReader
+from refusion_eval.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFacts:
+    """One good sample.
+
+    Attributes:
+        sample: its number among the samples of the item.
+        timing: its cost; `timing.item` is the hash of the item, equal across runs on the same data.
+        tpf_release: the release's TPF, None where it does not exist.
+        bytes_read: bytes its forwards had to read, None if not known.
+        copy_bytes_per_second: measured bandwidth of its device, None if not known.
+        scores: metric -> judgement; empty if it was not scored.
+    """
+
+    sample: int
+    timing: Timing
+    tpf_release: float | None
+    bytes_read: float | None
+    copy_bytes_per_second: float | None
+    scores: Mapping[str, ScoreRow]
+
+    @property
+    def verdict(self) -> ScoreRow | None:
+        """The judgement whether the answer is right."""
+        return self.scores.get(PASSED)
+
+
+@dataclass(slots=True)
+class TaskFacts:
+    """All samples of one task under one set of settings, in canonical order.
+
+    Attributes:
+        task: name of the task.
+        task_version: its version.
+        benchmark: what it belongs to.
+        settings: the decoder settings in force.
+        samples: the good ones.
+        num_errors: attempts that failed and were not made good since.
+        hardware: labels of the machines the samples come from.
+    """
+
+    task: str
+    task_version: str
+    benchmark: str
+    settings: Mapping[str, Any]
+    samples: list[SampleFacts] = field(default_factory=list)
+    num_errors: int = 0
+    hardware: set[str] = field(default_factory=set)
+
+    @property
+    def mini(self) -> bool:
+        """Whether this is a synthetic look-alike of the benchmark."""
+        return is_mini(self.task)
+
+    @property
+    def timings(self) -> list[Timing]:
+        """Cost of every good sample."""
+        return [sample.timing for sample in self.samples]
+
+    def by_item(self, samples: list[SampleFacts] | None = None) -> list[list[SampleFacts]]:
+        """Samples (default: all good ones) grouped by item, in a fixed order of items."""
+        groups: dict[Any, list[SampleFacts]] = {}
+        for sample in self.samples if samples is None else samples:
+            groups.setdefault(sample.timing.item, []).append(sample)
+        return [sorted(groups[item], key=lambda one: one.sample) for item in sorted(groups)]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """One run: what it is, and its tasks ordered by name."""
+
+    run: Run
+    tasks: list[TaskFacts]
+
+
+def read_facts(run_dir: str | os.PathLike[str]) -> RunFacts:
+    """Reads a run directory. Raises StoreError if it holds no readable run."""
+    with RunReader.open(run_dir) as reader:
+        run = reader.run
+        # Scores come in the order in which they were written: of two scorers of a metric, the later one counts.
+        scores: dict[SampleKey, dict[str, ScoreRow]] = {}
+        for score in reader.scores():
+            scores.setdefault(score.key, {})[score.metric] = score
+        tasks: dict[tuple[str, str, str], TaskFacts] = {}
+        for sample in reader.samples():
+            identity = (sample.key.task, sample.key.task_version, sample.key.settings_hash)
+            if identity not in tasks:
+                tasks[identity] = TaskFacts(*identity[:2], sample.benchmark, sample.settings)
+            facts = tasks[identity]
+            facts.hardware.add(run.hardware(sample.process_id).label())
+            if sample.error is not None:
+                facts.num_errors += 1
+            else:
+                facts.samples.append(_reduced(sample, run, scores.get(sample.key, {})))
+    return RunFacts(run, [tasks[identity] for identity in sorted(tasks)])
+
+
+def _reduced(sample: Sample, run: Run, scores: Mapping[str, ScoreRow]) -> SampleFacts:
+    timing = Timing(
+        item=sample.key.doc_hash,
+        tokens=sample.num_tokens,
+        forwards=sample.num_forwards,
+        seconds=sample.seconds,
+        batch_size=sample.batch_size,
+        warm=sample.warm,
+        hardware=run.hardware(sample.process_id).fingerprint(),
+    )
+    release, traffic, bandwidth = None, None, None
+    if sample.trace is not None:
+        trace = Trace.from_json(sample.trace)
+        if "slot_size" in sample.settings:
+            release = tpf_release(trace, int(sample.settings["slot_size"]))
+        if roofline := run.processes[sample.process_id].get("roofline"):
+            sizes = {name: roofline[name] for name in ("weight_bytes", "cache_bytes_per_row")}
+            traffic, bandwidth = bytes_read(trace, **sizes), roofline["copy_bytes_per_second"]
+    return SampleFacts(sample.key.sample, timing, release, traffic, bandwidth, scores)
