@@ -18,7 +18,9 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from refusion_eval.evaluate.prompts import prompt
 from refusion_eval.training.check import exact_share
+from refusion_eval.training.checkpoint import save_checkpoint
 from refusion_eval.training.data import Sample, encode
+from refusion_eval.training.mini.drills import DRILLS, drill_pairs
 from refusion_eval.training.mini.generate import DRAWS, held_out_items, items
 from refusion_eval.training.mini.item import Item
 from refusion_eval.training.model_card import write_card
@@ -29,6 +31,8 @@ SEED = 2512
 VOCABULARY_SIZE = 1536
 NUM_TOKENIZER_ITEMS = 3000
 NUM_TRAIN_ITEMS = 15_000
+NUM_DRILL_ITEMS = 20_000
+WITH_DRILLS = ("autoregressive",)
 NUM_CHECK_ITEMS = 60
 NUM_POSITIONS = 2048
 
@@ -36,11 +40,14 @@ STAGES: dict[str, TrainConfig] = {
     "pretrain": TrainConfig(
         objective="pretrain", num_steps=500, tokens_per_batch=2048, peak_lr=2e-3, final_lr_share=1.0, seed=SEED
     ),
-    "autoregressive": TrainConfig(
+    "basics": TrainConfig(
         objective="sft", num_steps=2500, tokens_per_batch=2048, peak_lr=2e-3, final_lr_share=0.05, seed=SEED + 1
     ),
+    "autoregressive": TrainConfig(
+        objective="sft", num_steps=1300, tokens_per_batch=2048, peak_lr=2e-3, final_lr_share=0.05, seed=SEED + 3
+    ),
     "refusion": TrainConfig(
-        objective="refusion", num_steps=5000, tokens_per_batch=2560, peak_lr=1.5e-3, seed=SEED + 2, eos_multiple=32
+        objective="refusion", num_steps=3600, tokens_per_batch=2560, peak_lr=1.5e-3, seed=SEED + 2, eos_multiple=32
     ),
 }
 
@@ -75,15 +82,6 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
         mask_token_id=tokenizer.mask_token_id,
     )
     return Qwen3ForCausalLM(config).float()
-
-
-def save_checkpoint(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, target: Path) -> None:
-    """Writes a Hugging Face checkpoint with weights rounded to bfloat16; `model` itself is left in float32."""
-    target.mkdir(parents=True, exist_ok=True)
-    copy = Qwen3ForCausalLM(model.config)
-    copy.load_state_dict(model.state_dict())
-    copy.to(torch.bfloat16).save_pretrained(target)
-    tokenizer.save_pretrained(target)
 
 
 def _log(stage: str, model: Qwen3ForCausalLM, check: dict[str, list[Sample]], every: int, line: dict[str, Any]) -> None:
@@ -126,9 +124,17 @@ def build(work_dir: Path, out_dir: Path, *, num_threads: int, stages: dict[str, 
     print(f"{sum(parameter.numel() for parameter in model.parameters())} parameters", flush=True)
     hardware = f"{os.cpu_count()} CPU cores ({platform.machine()}), {num_threads} threads, torch {torch.__version__}"
     done: dict[str, TrainConfig] = {}
+    drills = [pair for name in DRILLS for pair in drill_pairs(name, seed=SEED, count=NUM_DRILL_ITEMS)]
+    practice = samples + encode(tokenizer, drills)
     for stage, config in (stages or STAGES).items():
         done[stage] = config
-        train(model, samples, config, work_dir / stage, on_log=functools.partial(_log, stage, model, check, 200))
+        train(
+            model,
+            practice if stage in WITH_DRILLS else samples,
+            config,
+            work_dir / stage,
+            on_log=functools.partial(_log, stage, model, check, 200),
+        )
         if stage in ("autoregressive", "refusion"):
             save_checkpoint(model, tokenizer, out_dir / stage)
             write_card(out_dir / stage, stage, done, work_dir, num_samples=len(samples), hardware=hardware)

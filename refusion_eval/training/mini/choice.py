@@ -11,9 +11,13 @@ from refusion_eval.training.mini.knowledge import COMMON_CLUES, KINDS, RELATIONS
 SOURCE = "refusion_eval synthetic"
 
 
+def option_sentence(text: str, index: int) -> str:
+    """Names the letter of the option with this text."""
+    return f"{text} is option {LETTERS[index]}."
+
+
 def _ending(text: str, index: int) -> str:
-    letter = LETTERS[index]
-    return f"{text} is option {letter}. The answer is ({letter})."
+    return f"{option_sentence(text, index)} The answer is ({LETTERS[index]})."
 
 
 def draw_mmlu_pro(rng: random.Random) -> Item:
@@ -66,7 +70,7 @@ def draw_arc_challenge(rng: random.Random) -> Item:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Law:
+class Law:
     """A product or quotient asked for in words.
 
     Attributes:
@@ -84,71 +88,71 @@ class _Law:
     unit: str
 
 
-_LAWS: tuple[_Law, ...] = (
-    _Law(
+LAWS: tuple[Law, ...] = (
+    Law(
         domain="Physics",
         question="A net force of {a} N acts on a body of mass {b} kg. What is its acceleration?",
         working="a=F/m",
         operation="/",
         unit="m/s^2",
     ),
-    _Law(
+    Law(
         domain="Physics",
         question="A current of {a} A flows through a resistor of {b} ohm. What is the voltage across it?",
         working="U=I*R",
         operation="*",
         unit="V",
     ),
-    _Law(
+    Law(
         domain="Physics",
         question="A particle covers {a} m in {b} s at constant speed. What is the speed?",
         working="v=d/t",
         operation="/",
         unit="m/s",
     ),
-    _Law(
+    Law(
         domain="Physics",
         question="A force of {a} N moves a load over {b} m along its direction. How much work is done?",
         working="W=F*d",
         operation="*",
         unit="J",
     ),
-    _Law(
+    Law(
         domain="Physics",
         question="A lamp of {a} W runs for {b} s. How much energy does it use?",
         working="E=P*t",
         operation="*",
         unit="J",
     ),
-    _Law(
+    Law(
         domain="Chemistry",
         question="A solution holds {a} mol of salt in {b} L. What is its concentration?",
         working="c=n/V",
         operation="/",
         unit="mol/L",
     ),
-    _Law(
+    Law(
         domain="Chemistry",
         question="Each molecule of a compound has {b} hydrogen atoms. How many are in {a} molecules?",
         working="N=n*k",
         operation="*",
         unit="atoms",
     ),
-    _Law(
+    Law(
         domain="Chemistry",
         question="A sample of {a} g fills {b} mL. What is its density?",
         working="d=m/V",
         operation="/",
         unit="g/mL",
     ),
-    _Law(
+    Law(
         domain="Biology",
         question="Each of {a} cells makes {b} copies of a plasmid. How many copies are there?",
         working="N=n*k",
         operation="*",
         unit="copies",
     ),
-    _Law(
+    Law(
         domain="Biology",
         question="A culture of {a} million cells is split evenly over {b} dishes. How much does a dish get?",
         working="x=n/k",
@@ -166,7 +170,7 @@ def _near_misses(rng: random.Random, answer: int, a: int, b: int) -> list[int]:
 
 def draw_gpqa(rng: random.Random) -> Item:
     """A product or quotient from a law of physics, chemistry or biology, among near misses."""
-    law = rng.choice(_LAWS)
+    law = rng.choice(LAWS)
     small, other = rng.randint(2, 9), rng.randint(2, 9)
     a, b, answer = (small * other, other, small) if law.operation == "/" else (small, other, small * other)
     question = law.question.format(a=a, b=b)
