@@ -68,7 +68,7 @@ def test_humaneval_comes_from_its_installed_package() -> None:
 
 
 def test_the_directory_goes_before_the_package(tmp_path: Path) -> None:
-    row = {column: "x" for column in SOURCES["humaneval"].columns}
+    row = dict.fromkeys(SOURCES["humaneval"].columns, "x")
     write(tmp_path / "humaneval" / "test.jsonl", [row])
     assert load_rows("humaneval", data_dir=tmp_path) == [row]
 

@@ -147,8 +147,9 @@ def test_strict_letters_need_exactly_the_asked_for_form() -> None:
 
 
 HOSTILE = (
-    "answer ", "the answer is ", "answer is *** ", "1", "111,", "1,111", "1/", "-", "$", "\\boxed{", "\\boxed{1} ", "\\frac{",
-    "####", "The answer is (", "1 1/", "A:\n", "**", "\n", " ", "\\text{a", "<<1", "`", "```\n", "(", "\ud800", "\0",
+    "answer ", "the answer is ", "answer is *** ", "1", "111,", "1,111", "1/", "-", "$", "\\boxed{", "\\boxed{1} ",
+    "\\frac{", "####", "The answer is (", "1 1/", "A:\n", "**", "\n", " ", "\\text{a", "<<1",
+    "`", "```\n", "(", "\ud800", "\0",
 )  # fmt: skip
 
 
