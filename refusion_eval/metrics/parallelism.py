@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -49,16 +51,17 @@ def tpf_release(trace: Trace, slot_size: int) -> float | None:
     plans = [event for event in trace.of(Select) if event.unit == "slot"]
     if not plans or any(kinds[plan.forward] != "plan" for plan in plans):
         return None
-    fixes = list(trace.of(Fix))
-    ends = [*(plan.forward for plan in plans[1:]), len(kinds)]
+    starts = [plan.forward for plan in plans]
+    fixed: list[set[int]] = [set() for _ in plans]
+    for fix in trace.of(Fix):
+        fixed[bisect_right(starts, fix.forward) - 1].update(fix.positions)
     ratios = []
-    for plan, end in zip(plans, ends, strict=True):
+    for plan, end, positions in zip(plans, [*starts[1:], len(kinds)], fixed, strict=True):
         forwards = kinds[plan.forward : end]
         completed = len([kind for kind in forwards if kind != "refresh"]) > 2
         if completed:
             num_slots = len(plan.chosen)
         else:
-            fixed = {position for fix in fixes if plan.forward <= fix.forward < end for position in fix.positions}
-            num_slots = sum(not fixed.isdisjoint(range(slot, slot + slot_size)) for slot in plan.chosen)
+            num_slots = sum(not positions.isdisjoint(range(slot, slot + slot_size)) for slot in plan.chosen)
         ratios.append(slot_size * num_slots / len(forwards))
     return float(np.mean(ratios))

@@ -13,7 +13,7 @@ from refusion_eval.metrics.speed import Timing
 from refusion_eval.store.manifest import is_mini
 from refusion_eval.store.records import PASSED, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_reader import Run, RunReader
-from refusion_eval.trace import Trace
+from refusion_eval.trace import Draft, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def _reduced(sample: Sample, run: Run, scores: Mapping[str, ScoreRow]) -> Sample
     )
     release, traffic, bandwidth = None, None, None
     if sample.trace is not None:
-        trace = Trace.from_json(sample.trace)
+        trace = Trace.from_json([event for event in sample.trace if event[0] != Draft.tag])
         if "slot_size" in sample.settings:
             release = tpf_release(trace, int(sample.settings["slot_size"]))
         if roofline := run.processes[sample.process_id].get("roofline"):
