@@ -11,6 +11,10 @@ import typer
 import refusion_eval
 from refusion_eval.errors import ConfigError, RefusionEvalError
 
+# Exit status of a run that finished, but with samples that failed.
+EXIT_INCOMPLETE = 3
+WIDTH_WITHOUT_TERMINAL = 140
+
 app = typer.Typer(
     name="refusion-eval",
     help="Accuracy and batch-1 speed of ReFusion and of the systems it competes with.",
@@ -56,7 +60,7 @@ def run(
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
     thinking: Annotated[bool, typer.Option(help="What the chat template is told about thinking.")] = True,
     warmup: Annotated[int, typer.Option(min=0, help="Decodings thrown away before the first measured one.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of everything random; 0 if not given.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="A decoder setting, KEY=VALUE; outranks the settings table.")
     ] = None,
@@ -80,7 +84,7 @@ def run(
             "revision": revision,
             "enable_thinking": thinking,
             "warmup": warmup,
-            "seed": seed,
+            **({} if seed is None else {"seed": seed}),
             **dict(_pair(text) for text in settings or []),
         }
     )
@@ -93,7 +97,7 @@ def run(
             "they are missing from the table. Run the same command again to retry them",
             file=sys.stderr,
         )
-        raise typer.Exit(1)
+        raise typer.Exit(EXIT_INCOMPLETE)
 
 
 @app.command()
@@ -103,7 +107,19 @@ def table(
     markdown: Annotated[Path | None, typer.Option(help="Also write the table as Markdown.")] = None,
 ) -> None:
     """Print the table of one or more runs: accuracy, TPS, TPF, speed-up, each with its interval."""
-    raise NotImplementedError
+    from rich.console import Console
+
+    from refusion_eval.store import summary
+    from refusion_eval.store.tables import tidy_rows, write_csv
+
+    rows = tidy_rows(run_dirs)
+    lines = summary.summary(rows)
+    console = Console(width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL)
+    console.print(summary.rich_table(lines))
+    if csv is not None:
+        write_csv(rows, csv)
+    if markdown is not None:
+        markdown.write_text(summary.markdown(lines), encoding="utf-8")
 
 
 @app.command()
