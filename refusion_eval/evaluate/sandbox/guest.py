@@ -56,7 +56,10 @@ class Guest:
                 nonce, name, packed = wire.receive(self._sock)
             except wire.PeerGone:
                 return
-            wire.send(self._sock, self._answer(nonce, name, packed))
+            try:
+                wire.send(self._sock, self._answer(nonce, name, packed))
+            except wire.FrameTooLarge as error:
+                wire.send(self._sock, [nonce, "oversized", "", "", str(error)])
 
     def _answer(self, nonce: str, name: str, packed: list[Any]) -> list[Any]:
         try:

@@ -72,6 +72,8 @@ class Candidate:
             self._fail("output_limit", f"a value is too large {error}".rstrip())
         except (wire.WireError, RecursionError) as error:
             self._fail("protocol_error", str(error))
+        if how == "oversized":
+            self._fail("output_limit", f"a value is too large: {parts[2]}")
         if how == "exited":
             self._fail("exited", f"{parts[0]}: {parts[2]}")
         if how == "raised":
@@ -95,7 +97,7 @@ class Candidate:
         if reply[1] == "ok" and len(reply) == 4:
             self._apply(reply[3], operands)
             return "ok", self._unpack(reply[2])
-        if reply[1] in ("raised", "exited") and len(reply) == 5:
+        if reply[1] in ("raised", "exited", "oversized") and len(reply) == 5:
             return tuple(_printable(str(part)) for part in reply[1:])
         raise wire.WireError("an answer of no known form")
 

@@ -169,7 +169,7 @@ def unpack(message: Any, object_of: Callable[[int], Any], depth: int = 0) -> Any
         if tag == "d":
             return {unpack(key, object_of, depth + 1): unpack(item, object_of, depth + 1) for key, item in items}
         return _unpack_scalar(tag, items, object_of)
-    except (TypeError, ValueError, ArithmeticError, KeyError) as error:
+    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
         raise WireError(f"malformed value: {type(error).__name__}") from None
 
 
