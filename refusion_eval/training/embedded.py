@@ -38,16 +38,13 @@ NUM_POSITIONS = 2048
 
 STAGES: dict[str, TrainConfig] = {
     "pretrain": TrainConfig(
-        objective="pretrain", num_steps=500, tokens_per_batch=2048, peak_lr=2e-3, final_lr_share=1.0, seed=SEED
-    ),
-    "basics": TrainConfig(
-        objective="sft", num_steps=2500, tokens_per_batch=2048, peak_lr=2e-3, final_lr_share=0.05, seed=SEED + 1
+        objective="pretrain", num_steps=400, tokens_per_batch=2048, peak_lr=2e-3, final_lr_share=1.0, seed=SEED
     ),
     "autoregressive": TrainConfig(
-        objective="sft", num_steps=1300, tokens_per_batch=2048, peak_lr=2e-3, final_lr_share=0.05, seed=SEED + 3
+        objective="sft", num_steps=2600, tokens_per_batch=2048, peak_lr=2e-3, final_lr_share=0.05, seed=SEED + 3
     ),
     "refusion": TrainConfig(
-        objective="refusion", num_steps=3600, tokens_per_batch=2560, peak_lr=1.5e-3, seed=SEED + 2, eos_multiple=32
+        objective="refusion", num_steps=3400, tokens_per_batch=2560, peak_lr=1.5e-3, seed=SEED + 2, eos_multiple=32
     ),
 }
 

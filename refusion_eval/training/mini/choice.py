@@ -11,13 +11,18 @@ from refusion_eval.training.mini.knowledge import COMMON_CLUES, KINDS, RELATIONS
 SOURCE = "refusion_eval synthetic"
 
 
-def option_sentence(text: str, index: int) -> str:
-    """Names the letter of the option with this text."""
-    return f"{text} is option {LETTERS[index]}."
+def walk(options: Sequence[str], remarks: Sequence[str], last: int) -> str:
+    """Goes through the options in order, with a remark on each, up to the last one: "A. zinc: no. B. oil: yes."
+
+    Copying forwards is what a tiny model learns first; naming the letter in front of an option it would hardly learn.
+    """
+    return " ".join(f"{LETTERS[i]}. {options[i]}: {remarks[i]}." for i in range(last + 1))
 
 
-def _ending(text: str, index: int) -> str:
-    return f"{option_sentence(text, index)} The answer is ({LETTERS[index]})."
+def search(options: Sequence[str], index: int) -> str:
+    """Walks to the right option and answers with its letter."""
+    remarks = ["no"] * index + ["yes"]
+    return f"{walk(options, remarks, index)} The answer is ({LETTERS[index]})."
 
 
 def draw_mmlu_pro(rng: random.Random) -> Item:
@@ -42,7 +47,7 @@ def draw_mmlu_pro(rng: random.Random) -> Item:
         "category": relation.category,
         "src": SOURCE,
     }
-    response = f"{relation.statement.format(entity=entity, value=value)} {_ending(value, index)}"
+    response = f"{relation.statement.format(entity=entity, value=value)} {search(options, index)}"
     held_out = fact_is_held_out(number, phrasing_number, len(relation.phrasings))
     return Item(held_out=held_out, row=row, prompt_row=row, response=response)
 
@@ -55,16 +60,17 @@ def draw_arc_challenge(rng: random.Random) -> Item:
     phrasings = COMMON_CLUES + kind.clues
     phrasing_number = rng.randrange(len(phrasings))
     answer = kind.members[number]
-    options = [answer] + [rng.choice(other.members) for other in kinds[1:]]
-    rng.shuffle(options)
+    pairs = [(answer, kind.name)] + [(rng.choice(other.members), other.name) for other in kinds[1:]]
+    rng.shuffle(pairs)
+    options, names = zip(*pairs, strict=True)
     index = options.index(answer)
     question = phrasings[phrasing_number].format(kind=kind.name)
     row = {
         "question": question,
-        "choices": {"text": options, "label": list(LETTERS[: len(options)])},
+        "choices": {"text": list(options), "label": list(LETTERS[: len(options)])},
         "answerKey": LETTERS[index],
     }
-    response = f"{kind.name[0].upper()}{kind.name[1:]}: {answer}. {_ending(answer, index)}"
+    response = f"Look for {kind.name}. {walk(options, names, index)} The answer is ({LETTERS[index]})."
     held_out = fact_is_held_out(number, phrasing_number, len(phrasings))
     return Item(held_out=held_out, row=row, prompt_row=row, response=response)
 
@@ -185,6 +191,6 @@ def draw_gpqa(rng: random.Random) -> Item:
     choices: Sequence[str] = rng.sample([right, *wrong], 4)
     index = choices.index(right)
     prompt_row = {"question": question, "choices": choices, "answer": LETTERS[index]}
-    response = f"{law.working}={a}{law.operation}{b}={answer}. {_ending(right, index)}"
+    response = f"{law.working}={a}{law.operation}{b}={answer}. {search(choices, index)}"
     held_out = key_is_held_out(f"{law.domain} {law.working} {a} {b}")
     return Item(held_out=held_out, row=row, prompt_row=prompt_row, response=response)

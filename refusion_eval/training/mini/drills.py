@@ -1,18 +1,17 @@
 """Drills: training-only conversations that practise one step of the tasks many times each.
 
-The steps a tiny model is slowest to find are looking up the letter of an option, telling kinds of things apart and
-knowing sums and products. A task item holds one of them among twenty other tokens; a drill holds four to six.
+The steps a tiny model is slowest to find are going through a list of options, telling kinds of things apart and knowing
+sums and products. A task item holds one of them among twenty other tokens; a drill holds several.
 """
 
 import random
 from collections.abc import Callable, Mapping, Sequence
 
 from refusion_eval.evaluate.prompts import lettered
-from refusion_eval.training.mini.choice import LAWS, option_sentence
+from refusion_eval.training.mini.choice import LAWS, search, walk
 from refusion_eval.training.mini.knowledge import KINDS, RELATIONS
 
 NUM_SUMS = 6
-NUM_LOOKUPS = 5
 
 
 def _some_options(rng: random.Random) -> list[str]:
@@ -26,25 +25,19 @@ def _some_options(rng: random.Random) -> list[str]:
     return [f"{number} {unit}" for number in rng.sample(range(1, 82), 4)]
 
 
-def draw_letters(rng: random.Random) -> tuple[str, str]:
-    """Which letters do these options have?"""
+def draw_search(rng: random.Random) -> tuple[str, str]:
+    """Which letter does this option have?"""
     options = _some_options(rng)
-    asked = rng.sample(options, min(NUM_LOOKUPS, len(options)))
-    query = f"Give the letters of: {', '.join(asked)}.\n\n{lettered(options)}"
-    return query, " ".join(option_sentence(text, options.index(text)) for text in asked)
+    index = rng.randrange(len(options))
+    return f"Find {options[index]}.\n\n{lettered(options)}", search(options, index)
 
 
 def draw_kinds(rng: random.Random) -> tuple[str, str]:
-    """Which option is of which kind?"""
-    kinds = rng.sample(KINDS, 4)
+    """Of which kind is each of these?"""
+    kinds = rng.sample(KINDS, 5)
     options = [rng.choice(kind.members) for kind in kinds]
-    shuffled = rng.sample(options, 4)
-    query = f"Find {', '.join(kind.name for kind in kinds)}.\n\n{lettered(shuffled)}"
-    found = (
-        f"{kind.name[0].upper()}{kind.name[1:]}: {option}. {option_sentence(option, shuffled.index(option))}"
-        for kind, option in zip(kinds, options, strict=True)
-    )
-    return query, " ".join(found)
+    names = [kind.name for kind in kinds]
+    return f"Name the kinds.\n\n{lettered(options)}", walk(options, names, len(options) - 1)
 
 
 def _sum(rng: random.Random) -> tuple[str, int]:
@@ -68,7 +61,7 @@ def draw_sums(rng: random.Random) -> tuple[str, str]:
 
 
 DRILLS: Mapping[str, Callable[[random.Random], tuple[str, str]]] = {
-    "letters": draw_letters,
+    "search": draw_search,
     "kinds": draw_kinds,
     "sums": draw_sums,
 }
