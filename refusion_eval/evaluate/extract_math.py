@@ -20,6 +20,8 @@ _THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _NAMED = re.compile(r"[A-Za-z](?:\([a-z]\))?=(?=[^=]{1,400}\Z)")
 _BASED = re.compile(r"(-?(?=[A-Z]{0,20}\d)[0-9A-Z]{1,60})_(\d{1,3})")
 _BRACED_BASE = re.compile(r"_\{(\d{1,3})\}\Z")
+# A space that ends a command (\pi r) is part of it; all others mean nothing.
+_GAP = re.compile(r"(\\[A-Za-z]{1,30})?\s+(?=([A-Za-z])?)")
 _CLOCK = re.compile(r"(?<![A-Za-z])([ap])\.?m\b")
 
 
@@ -79,7 +81,7 @@ def normalise(answer: str) -> str:
     commas of a number that is nothing but thousands groups, a final dot. Unified: \dfrac, \frac12, \sqrt2, .5.
     """
     text = answer.strip().rstrip(".").strip()
-    text = _SPACING.sub("", text)
+    text = _SPACING.sub(" ", text)
     text = text.replace("\\$", "").replace("$", "").replace("\\%", "").replace("%", "")
     text = _DEGREES.sub("", text)
     text = _UNIT.sub("", text)
@@ -88,7 +90,9 @@ def normalise(answer: str) -> str:
     text = _SHORT_FRACTION.sub(_braced_fraction, text)
     text = _BRACED_BASE.sub(r"_\1", text)
     text = _SHORT_ROOT.sub(r"\\sqrt{\1}", text)
-    text = "".join(text.split())
+    text = _GAP.sub(
+        lambda gap: gap.group(1) + " " if gap.group(1) and gap.group(2) else gap.group(1) or "", text.strip()
+    )
     text = _NAMED.sub("", text, count=1) if _NAMED.match(text) else text
     text = f"0{text}" if re.fullmatch(r"\.\d+", text) else text
     text = re.sub(r"\A(-?\d+)\.0+\Z", r"\1", text)
