@@ -13,13 +13,20 @@ def test_the_same_seed_gives_the_same_pairs(drill: str) -> None:
     assert drill_pairs(drill, seed=3, count=50) != drill_pairs(drill, seed=4, count=50)
 
 
-@pytest.mark.parametrize("drill", ["letters", "kinds"])
-def test_the_named_letter_stands_before_the_text_in_the_query(drill: str) -> None:
+@pytest.mark.parametrize("drill", ["search", "kinds"])
+def test_a_walk_quotes_the_lines_of_the_query_in_order(drill: str) -> None:
     for query, response in drill_pairs(drill, seed=0, count=200):
-        named = re.findall(r"(?:^|\. )(?:[A-Z][a-z ]+: [^.]+\. )?([^.:]+) is option ([A-J])\.", response)
-        assert named
-        for text, letter in named:
-            assert f"\n{letter}. {text}\n" in query + "\n"
+        lines = query.split("\n\n")[1].split("\n")
+        quoted = re.findall(r"([A-J]\. .+?): [a-z ]+\.", response)
+        assert quoted
+        assert quoted == lines[: len(quoted)]
+
+
+def test_a_search_stops_at_the_option_asked_for() -> None:
+    for query, response in drill_pairs("search", seed=0, count=200):
+        wanted = query.split(".\n\n")[0].removeprefix("Find ")
+        letter = re.search(r"The answer is \(([A-J])\)\.$", response).group(1)
+        assert f"\n{letter}. {wanted}\n" in query + "\n"
 
 
 def test_sums_are_right() -> None:
