@@ -69,7 +69,6 @@ def evaluate(
     tasks: Sequence[str],
     *,
     limit: int | None = None,
-    generation_kwargs: Mapping[str, Any] | None = None,
     sandbox: str = "auto",
 ) -> Outcome:
     """Runs tasks and stores every sample and score.
@@ -78,7 +77,6 @@ def evaluate(
         args: the system; its `run_dir` must be set.
         tasks: names of this project's tasks or groups.
         limit: only the first items of every task.
-        generation_kwargs: what `--gen_kwargs` gives.
         sandbox: "auto", or "none" to run model-written code without isolation.
 
     Raises:
@@ -92,13 +90,15 @@ def evaluate(
     loaded = load_tasks(tasks, args.data_dir)
     lm = RefusionLM(args, task_versions={name: str(task.VERSION) for name, task in loaded.items()}, keep_going=True)
     with contextlib.closing(lm), _environment(SANDBOX_VARIABLE, sandbox):
-        results = lm_eval.simple_evaluate(
-            model=lm,
-            tasks=list(loaded.values()),
+        # Not simple_evaluate: that would also spend seconds on listing every package of the environment.
+        results = lm_eval.evaluate(
+            lm=lm,
+            task_dict={"tasks": loaded},
             limit=limit,
-            gen_kwargs=dict(generation_kwargs or {}) or None,
             apply_chat_template=bool(lm.tokenizer.chat_template),
+            fewshot_as_multiturn=True,
             bootstrap_iters=0,
+            log_samples=True,
             confirm_run_unsafe_code=True,
         )
         assert results is not None

@@ -1,0 +1,88 @@
+import logging
+
+import pytest
+
+from refusion_eval.errors import ConfigError, DataError
+from refusion_eval.evaluate.model_args import parse_model_args
+from refusion_eval.evaluate.run import evaluate, load_tasks, task_names
+from refusion_eval.evaluate.settings import benchmark_of
+from refusion_eval.store.records import PASSED
+from refusion_eval.store.run_reader import RunReader
+
+TASKS = ["mini_gsm8k", "mini_mbpp"]
+
+
+def arguments(shared, run_dir, **more):
+    short = {"gen_length": 8, "slot_size": 4, "block_size": 8, "warmup": 0, **more}
+    return parse_model_args({"pretrained": str(shared / "parity" / "tiny"), "run_dir": str(run_dir), **short})
+
+
+def read(run_dir):
+    with RunReader.open(run_dir) as run:
+        return list(run.samples()), list(run.scores())
+
+
+@pytest.fixture(scope="module")
+def finished(shared, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("run")
+    outcome = evaluate(arguments(shared, run_dir), TASKS, limit=2, sandbox="none")
+    return run_dir, outcome
+
+
+def test_every_sample_is_recorded_and_scored_once(finished):
+    run_dir, outcome = finished
+    samples, scores = read(run_dir)
+    assert outcome.is_complete
+    assert [sample.key.task for sample in samples] == ["mini_gsm8k"] * 2 + ["mini_mbpp"] * 2
+    assert {score.key for score in scores if score.metric == PASSED} == {sample.key for sample in samples}
+    assert all(score.verdict and score.reason for score in scores if score.metric == PASSED)
+
+
+def test_records_carry_the_task_version(finished):
+    samples, _ = read(finished[0])
+    assert all(sample.key.task_version == "1.0" for sample in samples)
+
+
+def test_running_again_changes_nothing_and_more_items_are_added(finished, shared):
+    run_dir, _ = finished
+    before = read(run_dir)
+    assert evaluate(arguments(shared, run_dir), TASKS, limit=2, sandbox="none").is_complete
+    assert read(run_dir)[0] == before[0]
+    evaluate(arguments(shared, run_dir), ["mini_gsm8k"], limit=3)
+    assert len(read(run_dir)[0]) == len(before[0]) + 1
+
+
+def test_a_sample_that_failed_has_no_score(shared, tmp_path, caplog):
+    with caplog.at_level(logging.ERROR):
+        outcome = evaluate(arguments(shared, tmp_path, gen_length=2**20), ["mini_gsm8k"], limit=2)
+    samples, scores = read(tmp_path)
+    assert not outcome.is_complete
+    assert len(outcome.failed) == 2
+    assert all(sample.error for sample in samples)
+    assert scores == []
+
+
+def test_an_unknown_task_is_refused_with_the_likeliest_one():
+    with pytest.raises(ConfigError, match="unknown key 'mini_gsm9k'; did you mean mini_gsm8k"):
+        load_tasks(["mini_gsm9k"], None)
+
+
+def test_missing_data_is_reported_before_the_checkpoint_is_touched(tmp_path):
+    args = parse_model_args(
+        {"pretrained": "/no/such/checkpoint", "run_dir": str(tmp_path), "data_dir": str(tmp_path / "none")}
+    )
+    with pytest.raises(DataError, match="data directory"):
+        evaluate(args, ["refusion_gsm8k"])
+
+
+def test_benchmark_names_mean_mini_tasks_for_the_embedded_checkpoint_only():
+    assert task_names(["gsm8k", "mini_math"], "embedded") == ["mini_gsm8k", "mini_math"]
+    assert task_names(["gsm8k"], "GSAI-ML/ReFusion") == ["refusion_gsm8k"]
+    assert task_names([], "embedded") == ["mini_suite"]
+    assert task_names([], "GSAI-ML/ReFusion") == ["refusion_suite"]
+
+
+def test_every_mini_task_loads_and_is_recognised():
+    loaded = load_tasks(["mini_suite"], None)
+    assert len(loaded) == 7
+    assert all(benchmark_of(name).mini for name in loaded)

@@ -1,0 +1,82 @@
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from refusion_eval.cli import app, main
+
+RUNNER = CliRunner()
+
+
+@pytest.fixture
+def refusal(monkeypatch, capsys):
+    """Runs the command line and returns its exit status and error output."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["refusion-eval", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        return stopped.value.code, capsys.readouterr().err
+
+    return run
+
+
+def test_every_command_is_listed():
+    text = RUNNER.invoke(app, ["--help"]).output
+    for command in ("run", "score", "table", "doctor", "tasks-path", "lm-eval", "version"):
+        assert command in text
+
+
+def test_help_loads_no_torch():
+    code = "import sys, refusion_eval.cli; print([name for name in ('torch', 'lm_eval') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "tau_slt=1"], "unknown key 'tau_slt'; did you mean tau_slot"),
+        (["--set", "tau_slot"], "write it as KEY=VALUE"),
+        (["--decoder", "refuson"], "did you mean refusion"),
+        (["--tasks", "gsm9k"], "did you mean"),
+        (["--model", "/no/such", "--tasks", "mini_gsm8k"], "no directory '/no/such'"),
+    ],
+)
+def test_what_is_refused_is_one_line_and_status_1(refusal, arguments, message, tmp_path):
+    status, text = refusal("run", "--run-dir", str(tmp_path), *arguments)
+    lines = [line for line in text.splitlines() if line.startswith("error: ")]
+    assert status == 1
+    assert message in lines[-1]
+    assert "Traceback" not in text
+
+
+def test_score_of_the_gold_answers_is_perfect():
+    result = RUNNER.invoke(app, ["score", "--task", "mini_gsm8k", "--outputs", "gold"])
+    assert result.exit_code == 0
+    assert "100.00%" in result.output
+
+
+def test_run_writes_records_and_table_writes_csv_and_markdown(shared, tmp_path):
+    tiny = str(shared / "parity" / "tiny")
+    options = ["--limit", "2", "--tasks", "mini_gsm8k", "--set", "gen_length=8", "--warmup", "0"]
+    command = ["run", "--model", tiny, "--decoder", "autoregressive", "--run-dir", str(tmp_path / "run"), *options]
+    result = RUNNER.invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert "mini_gsm8k" in result.output
+    outputs = ["--csv", str(tmp_path / "out.csv"), "--markdown", str(tmp_path / "out.md")]
+    assert RUNNER.invoke(app, ["table", str(tmp_path / "run"), *outputs]).exit_code == 0
+    assert "mini_gsm8k" in (tmp_path / "out.csv").read_text()
+    assert "mini" in (tmp_path / "out.md").read_text()
+
+
+def test_a_run_with_failed_samples_ends_with_status_3(shared, tmp_path):
+    tiny = str(shared / "parity" / "tiny")
+    command = ["run", "--model", tiny, "--run-dir", str(tmp_path), "--limit", "1", "--tasks", "mini_gsm8k"]
+    assert RUNNER.invoke(app, [*command, "--set", "gen_length=1048576"]).exit_code == 3
+
+
+def test_doctor_names_versions_device_attention_sandbox_tasks_and_data():
+    text = RUNNER.invoke(app, ["doctor"]).output
+    for word in ("torch: ", "cuda", "attention: ", "sandbox", "tasks: ", "lm_eval hook: ", "data gsm8k: "):
+        assert word in text

@@ -1,0 +1,109 @@
+"""eval.sh up to the commands it would run; what they do is tested where they are written."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+if shutil.which("bash") is None:
+    pytest.skip("needs bash", allow_module_level=True)
+
+
+def eval_sh(*arguments, cwd=ROOT, **environment):
+    return subprocess.run(
+        ["bash", ROOT / "eval.sh", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "REFUSION_EVAL_VENV": "no-such-environment", **environment},
+    )
+
+
+def commands(*arguments, **options):
+    done = eval_sh("--dry-run", *arguments, **options)
+    assert done.returncode == 0, done.stderr
+    return [line[2:] for line in done.stdout.splitlines() if line.startswith("+ ")]
+
+
+def test_a_dry_run_sets_up_torch_first_then_runs_both_systems_and_the_table():
+    lines = commands()
+    steps = [
+        "-m venv",
+        "pip install torch==",
+        "pip install -e .",
+        "--decoder refusion",
+        "--decoder autoregressive",
+        "table",
+    ]
+    found = [next(number for number, line in enumerate(lines) if step in line) for step in steps]
+    assert found == sorted(found)
+    assert not (ROOT / "no-such-environment").exists()
+
+
+def test_a_real_model_is_compared_with_its_backbone_by_default():
+    lines = commands("--model", "GSAI-ML/ReFusion")
+    runs = [line for line in lines if " run " in line]
+    assert "--model GSAI-ML/ReFusion --decoder refusion" in runs[0]
+    assert "--model Qwen/Qwen3-8B --decoder autoregressive" in runs[1]
+
+
+def test_no_baseline_runs_one_system():
+    assert sum(" run " in line for line in commands("--no-baseline")) == 1
+
+
+def test_options_reach_every_run(tmp_path):
+    lines = commands("--tasks", "gsm8k", "--limit", "3", "--data", str(tmp_path), "--sandbox", "none")
+    for line in lines:
+        if " run " in line:
+            assert f"--tasks gsm8k --limit 3 --data {tmp_path} --sandbox none" in line
+
+
+def test_relative_paths_mean_where_the_user_stands(tmp_path):
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "rows").mkdir()
+    lines = commands("--model", "checkpoint", "--data", "rows", "--results", "out", "--no-baseline", cwd=tmp_path)
+    assert f"--run-dir {tmp_path}/out/runs/checkpoint-refusion --model {tmp_path}/checkpoint" in lines[-3]
+    assert f"--data {tmp_path}/rows" in lines[-3]
+    assert f"--csv {tmp_path}/out/checkpoint/results.csv" in lines[-1]
+
+
+def test_setup_stops_after_the_environment():
+    assert not any(" run " in line for line in commands("--setup"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--modle", "x"], "unknown option '--modle'"),
+        (["--limit", "0"], "--limit is '0'"),
+        (["--limit", "many"], "--limit is 'many'"),
+        (["--limit"], "--limit needs a value"),
+        (["--data", "/no/such/folder"], "there is no directory '/no/such/folder'"),
+        (["--sandbox", "off"], "--sandbox is 'off'"),
+        (["gsm8k"], "unknown option 'gsm8k'"),
+    ],
+)
+def test_a_wrong_option_is_one_clear_line_and_status_2(arguments, message):
+    done = eval_sh(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert message in line
+
+
+def test_an_environment_that_somebody_else_made_is_left_alone(tmp_path):
+    (tmp_path / "precious").touch()
+    done = eval_sh("--setup", REFUSION_EVAL_VENV=str(tmp_path))
+    assert done.returncode == 2
+    assert "was not made by this script" in done.stderr
+    assert (tmp_path / "precious").exists()
+
+
+def test_help_names_every_option():
+    text = eval_sh("--help").stdout
+    for option in ("--model", "--baseline", "--no-baseline", "--tasks", "--limit", "--data", "--results", "--setup"):
+        assert option in text
