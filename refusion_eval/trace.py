@@ -4,7 +4,7 @@ The decoder reports choices and fixed tokens, the engine reports forwards; both 
 anyway. Positions are response indices: 0 is the first generated position.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -64,7 +64,7 @@ class Stop:
 
 Event = ForwardDone | Select | Draft | Fix | Stop
 E = TypeVar("E", ForwardDone, Select, Draft, Fix, Stop)
-_EVENTS: dict[str, type[Event]] = {event.tag: event for event in (ForwardDone, Select, Draft, Fix, Stop)}
+_EVENTS: dict[str, Callable[..., Event]] = {event.tag: event for event in (ForwardDone, Select, Draft, Fix, Stop)}
 
 
 @dataclass(slots=True)
@@ -123,13 +123,14 @@ class Trace:
     @classmethod
     def from_json(cls, rows: Sequence[Sequence[Any]]) -> Self:
         """Rebuilds a trace from `to_json`."""
-        events = [
-            _EVENTS[tag](*(tuple(value) if isinstance(value, list) else value for value in values))
-            for tag, *values in rows
-        ]
+        events = [_event(*row) for row in rows]
         return cls(events, sum(isinstance(event, ForwardDone) for event in events))
 
 
 def _values(event: Event) -> list[Any]:
     values = (getattr(event, name) for name in event.__slots__)
     return [list(value) if isinstance(value, tuple) else value for value in values]
+
+
+def _event(tag: str, *values: Any) -> Event:
+    return _EVENTS[tag](*(tuple(value) if isinstance(value, list) else value for value in values))

@@ -23,5 +23,6 @@ def test_an_event_carries_the_number_of_the_last_forward():
 
 
 def test_fixed_at_maps_positions_to_the_forward_that_fixed_them():
-    assert example().fixed_at() == {4: 1, 5: 1} and example().fixed_tokens() == {4: 7, 5: 8}
+    assert example().fixed_at() == {4: 1, 5: 1}
+    assert example().fixed_tokens() == {4: 7, 5: 8}
     assert [event.positions for event in example().of(Fix)] == [(4, 5)]

@@ -12,7 +12,7 @@ SOURCE = "refusion_eval synthetic"
 
 
 def walk(options: Sequence[str], remarks: Sequence[str], last: int) -> str:
-    """Goes through the options in order, with a remark on each, up to the last one: "A. zinc: no. B. oil: yes."
+    """Goes through the options in order with a remark on each ("A. zinc: no. B. oil: yes."), up to the last one.
 
     Copying forwards is what a tiny model learns first; naming the letter in front of an option it would hardly learn.
     """
