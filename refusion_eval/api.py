@@ -1,8 +1,9 @@
 """The Python interface: load a checkpoint, decode prompts with any decoder, score texts.
 
-model = refusion_eval.load_model("GSAI-ML/ReFusion")
-out = refusion_eval.generate(model, prompt_ids, decoder="refusion", gen_length=512)
-out.tokens, out.num_forwards, out.seconds, out.trace
+Example:
+    model = refusion_eval.load_model("GSAI-ML/ReFusion")
+    out = refusion_eval.generate(model, prompt_ids, decoder="refusion", gen_length=512)
+    out.tokens, out.num_forwards, out.seconds, out.trace
 """
 
 import dataclasses

@@ -15,9 +15,9 @@ import torch
 from refusion_eval.engine import masks
 from refusion_eval.engine.readout import PackedRead, read_out
 from refusion_eval.errors import DecodeError
-from refusion_eval.models.attention import Backend, ManySequences, OneSequence
+from refusion_eval.models.attention import Backend
 from refusion_eval.models.cache import KVCache
-from refusion_eval.models.transformer import Attend, Transformer
+from refusion_eval.models.transformer import Transformer
 from refusion_eval.trace import Trace
 from refusion_eval.types import Decode, Decoded, Decoding, Forward, Readout, Response
 
@@ -185,31 +185,13 @@ class Engine:
         tokens = [token for forward in forwards for token in forward.tokens]
         positions = [position for forward in forwards for position in forward.positions]
         tokens_T, positions_T = torch.from_numpy(np.array([tokens, positions], dtype=np.int64)).to(device)
-        hidden_TC = model.hidden(tokens_T, positions_T, max(positions), self._attend(cache, forwards))
+        attend = masks.attend_over(cache, [forward.attention for forward in forwards], self.attention)
+        hidden_TC = model.hidden(tokens_T, positions_T, max(positions), attend)
         packed_reads, first_row = [], 0
         for forward, width in zip(forwards, widths, strict=True):
             packed_reads += [PackedRead(read, first_row) for read in forward.reads]
             first_row += width
         return read_out(packed_reads, hidden_TC, model.logits, model.config.vocab_size)
-
-    def _attend(self, cache: KVCache, forwards: Sequence[Forward]) -> Attend:
-        """How the rows of this model call attend."""
-        model = self.model
-        if len(forwards) > 1:
-            attentions, widths = [forward.attention for forward in forwards], [len(f.tokens) for f in forwards]
-            mask_SQK = masks.additive_batch(attentions, cache.lengths[: len(forwards)], model.dtype, model.device)
-            return ManySequences(cache, widths, mask_SQK)
-        attention, length = forwards[0].attention, cache.lengths[0]
-        num_rows = len(forwards[0].tokens)
-        causal = masks.is_causal(attention)
-        if causal and self.attention == "flash":
-            return OneSequence(cache, 0, num_rows, None, causal=True, flash=True)
-        if masks.sees_everything(attention):
-            return OneSequence(cache, 0, num_rows, None, causal=False, flash=False)
-        if causal and length == 0:
-            return OneSequence(cache, 0, num_rows, None, causal=True, flash=False)
-        mask_QK = masks.additive(masks.visible(attention), length, model.dtype, model.device)
-        return OneSequence(cache, 0, num_rows, mask_QK, causal=False, flash=False)
 
     def _finish(self, live: _Live) -> Decoded:
         self._synchronize()

@@ -1,4 +1,4 @@
-"""Who may see whom: the segments of a forward as masks."""
+"""Who may see whom: the segments of a forward as masks, and the cheapest attention that computes them."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from refusion_eval.errors import DecodeError
+from refusion_eval.models.attention import Backend, ManySequences, OneSequence
+from refusion_eval.models.cache import KVCache
+from refusion_eval.models.transformer import Attend
 from refusion_eval.types import Attention
 
 BoolArray = npt.NDArray[np.bool_]
@@ -90,3 +93,25 @@ def additive_batch(
         seen_QK[num_rows:, 0] = True
     mask_SQK = torch.zeros(seen_SQK.shape, dtype=dtype, device=device)
     return mask_SQK.masked_fill_(torch.from_numpy(~seen_SQK).to(device), float("-inf"))
+
+
+def attend_over(cache: KVCache, attentions: Sequence[Attention], backend: Backend) -> Attend:
+    """How the rows of one model call attend; builds a mask only where a kernel cannot do without.
+
+    Args:
+        cache: holds the sequences at 0 .. len(attentions) - 1, with room for their rows.
+        attentions: of each sequence.
+        backend: flash-attn serves causal forwards of one sequence.
+    """
+    dtype, device = cache.keys.dtype, cache.keys.device
+    widths = [sum(segment.size for segment in attention) for attention in attentions]
+    if len(attentions) > 1:
+        return ManySequences(cache, widths, additive_batch(attentions, cache.lengths[: len(widths)], dtype, device))
+    attention, length = attentions[0], cache.lengths[0]
+    flash = backend == "flash" and is_causal(attention)
+    if flash or sees_everything(attention):
+        return OneSequence(cache, 0, widths[0], None, causal=flash, flash=flash)
+    if length == 0 and is_causal(attention):
+        return OneSequence(cache, 0, widths[0], None, causal=True, flash=False)
+    mask_QK = additive(visible(attention), length, dtype, device)
+    return OneSequence(cache, 0, widths[0], mask_QK, causal=False, flash=False)

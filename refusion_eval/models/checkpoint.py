@@ -45,7 +45,7 @@ def locate(name: str, revision: str | None) -> Location:
         CheckpointError: no such directory; hub id unknown, gated or unreachable; or a revision of a local directory.
     """
     directory = Path(name).expanduser()
-    if directory.is_dir():
+    if name and directory.is_dir():
         if revision is not None:
             raise CheckpointError(f"{name} is a local directory; revision={revision!r} is for hub ids, leave it out")
         return Location(name, directory, None)

@@ -45,9 +45,9 @@ class RotaryTable:
     """
 
     def __init__(self, head_dim: int, theta: float, device: torch.device) -> None:
-        # Frequencies in float64, rounded once: a float32 power is off by an ulp on some platforms.
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
-        self._frequencies = (theta**-exponents).float().to(device)
+        # Rounded as in training, to float32: at position 40 000 one ulp of a frequency is 0.002 rad.
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+        self._frequencies = (1.0 / theta**exponents).to(device)
         self._num_positions = 0
         self._grow(2048)
 

@@ -1,0 +1,69 @@
+"""A random transformer made without a checkpoint, and its uncached reading under an arbitrary dense mask."""
+
+from collections.abc import Sequence
+
+import torch
+
+from refusion_eval.engine.engine import Engine
+from refusion_eval.models.attention import OneSequence
+from refusion_eval.models.cache import KVCache
+from refusion_eval.models.config import ModelConfig
+from refusion_eval.models.transformer import LayerWeights, Transformer, Weights
+
+CPU = torch.device("cpu")
+VOCAB_SIZE = 23
+
+
+def random_transformer(seed: int = 0, num_layers: int = 2, num_heads: int = 4, num_kv_heads: int = 2) -> Transformer:
+    width, head_dim, mlp = 24, 8, 40
+    config = ModelConfig(
+        family="qwen3",
+        vocab_size=VOCAB_SIZE,
+        hidden_size=width,
+        intermediate_size=mlp,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=1e-6,
+        rope_theta=1e4,
+        max_positions=512,
+        tied_head=False,
+        dtype="float32",
+    )
+    generator = torch.Generator().manual_seed(seed)
+
+    def matrix(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator) * 0.3
+
+    def scales(*shape: int) -> torch.Tensor:
+        return torch.rand(*shape, generator=generator) + 0.5
+
+    layers = tuple(
+        LayerWeights(
+            input_norm=scales(width),
+            qkv=matrix((num_heads + 2 * num_kv_heads) * head_dim, width),
+            qk_norm=scales(num_heads + num_kv_heads, head_dim),
+            out=matrix(width, num_heads * head_dim),
+            mlp_norm=scales(width),
+            gate_up=matrix(2 * mlp, width),
+            down=matrix(width, mlp),
+        )
+        for _ in range(num_layers)
+    )
+    weights = Weights(matrix(VOCAB_SIZE, width), layers, scales(width), matrix(VOCAB_SIZE, width))
+    return Transformer(config, weights)
+
+
+def random_engine(seed: int = 0) -> Engine:
+    return Engine(random_transformer(seed), "sdpa")
+
+
+def dense_logits(
+    model: Transformer, tokens: Sequence[int], positions: Sequence[int], visible: torch.Tensor
+) -> torch.Tensor:
+    """Logits of all rows in one uncached forward; `visible` [rows, rows] says who sees whom."""
+    cache = KVCache(model.config, 1, len(tokens), model.dtype, CPU)
+    mask = torch.zeros(visible.shape).masked_fill(~visible, float("-inf"))
+    attend = OneSequence(cache, 0, len(tokens), mask, causal=False, flash=False)
+    return model.logits(model.hidden(torch.tensor(tokens), torch.tensor(positions), max(positions), attend))

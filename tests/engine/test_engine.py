@@ -1,0 +1,227 @@
+"""The engine: cached equals uncached, a batch equals one by one, forwards are counted, and failures stay alone."""
+
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from refusion_eval.engine import masks
+from refusion_eval.engine.engine import Request
+from refusion_eval.errors import DecodeError
+from refusion_eval.trace import ForwardDone
+from refusion_eval.types import (
+    NOTHING,
+    Commit,
+    Forward,
+    Read,
+    Response,
+    Segment,
+    bidirectional,
+    block_causal,
+    causal,
+    draw_key,
+    groups,
+)
+from tests.engine.random_model import VOCAB_SIZE, dense_logits, random_engine
+
+
+@dataclass
+class Script:
+    """Forwards to be asked for, in order, and the readouts that came back."""
+
+    forwards: list[Forward] = field(default_factory=list)
+    readouts: list = field(default_factory=list)
+
+
+def play(prompt, script, trace):
+    for forward in script.forwards:
+        script.readouts.append((yield forward))
+    return Response((1,), "length")
+
+
+def random_attention(chooser, num_rows):
+    cut = chooser.randrange(num_rows + 1)
+    sizes = [size for size in (cut, num_rows - cut) if size]
+    hypotheses = (
+        (Segment(cut), Segment(num_rows - cut, sees=((0, chooser.randint(0, cut)),))) if len(sizes) == 2 else ()
+    )
+    patterns = (causal(num_rows), bidirectional(num_rows), groups(sizes), block_causal(sizes), hypotheses)
+    return chooser.choice([pattern for pattern in patterns if pattern])
+
+
+def random_script(seed):
+    """Random forwards with random commits, and for every row ever computed what it sees of all rows."""
+    chooser = random.Random(seed)
+    script, tokens, positions, seen, cached, previous = Script(), [], [], [], [], []
+    for _ in range(chooser.randint(1, 6)):
+        kept = chooser.sample(range(len(previous)), chooser.randint(0, len(previous)))
+        if chooser.random() < 0.4:
+            kept = list(range(len(kept)))
+        replace = None
+        if kept and len(cached) >= len(kept) and chooser.random() < 0.3:
+            replace = chooser.sample(range(len(cached)), len(kept))
+            for row, place in zip(kept, replace, strict=True):
+                cached[place] = previous[row]
+        else:
+            cached += [previous[row] for row in kept]
+        width, start = chooser.randint(1, 6), len(tokens)
+        attention = random_attention(chooser, width)
+        tokens += [chooser.randrange(VOCAB_SIZE) for _ in range(width)]
+        positions += chooser.sample(range(100), width)
+        seen += [
+            [*cached, *(start + key for key in range(width) if masks.visible(attention)[row, key])]
+            for row in range(width)
+        ]
+        previous = list(range(start, start + width))
+        commit = Commit(kept, replace) if kept else NOTHING
+        reads = (Read(range(width), entropy=True, margin=True),)
+        script.forwards.append(Forward(tokens[start:], positions[start:], attention, reads, commit))
+    visible = torch.zeros(len(tokens), len(tokens), dtype=torch.bool)
+    for row, keys in enumerate(seen):
+        visible[row, keys] = True
+    return script, tokens, positions, visible
+
+
+@given(st.integers(0, 10**9))
+@settings(max_examples=60, deadline=None)
+def test_any_commits_drops_and_replacements_equal_one_uncached_forward(seed):
+    engine = random_engine()
+    script, tokens, positions, visible = random_script(seed)
+    engine.run(play, [0], script)
+    logits = dense_logits(engine.model, tokens, positions, visible)
+    probs = logits.softmax(dim=-1)
+    got = {name: np.concatenate([getattr(r, name) for (r,) in script.readouts]) for name in ("tokens", "probs")}
+    assert got["tokens"].tolist() == logits.argmax(dim=-1).tolist()
+    np.testing.assert_allclose(got["probs"], probs.max(dim=-1).values, rtol=1e-4)
+
+
+def wander(prompt, seed, trace):
+    """A decoder whose every forward depends on what it read: widths, patterns, commits and tokens."""
+    chooser = random.Random(seed)
+    length = len(prompt)
+    (readout,) = yield Forward(prompt, range(length), causal(length), (Read([length - 1]),), kind="prefill")
+    commit, tokens = Commit(range(length)), [int(readout.tokens[0])]
+    for step in range(chooser.randint(1, 8)):
+        width = chooser.randint(1, 7)
+        row_tokens = [(tokens[-1] + offset) % VOCAB_SIZE for offset in range(width)]
+        rows = range(length, length + width)
+        sampled = Read(range(width), temperature=0.8, draws=tuple(draw_key(seed, step, row) for row in range(width)))
+        reads = (Read(range(width), given=row_tokens, entropy=True), sampled)
+        greedy, drawn = yield Forward(row_tokens, rows, random_attention(chooser, width), reads, commit)
+        kept = sorted(chooser.sample(range(width), chooser.randint(0, width)))
+        commit, length = Commit(kept), length + len(kept)
+        tokens += [*greedy.tokens.tolist(), *drawn.tokens.tolist()]
+    return Response(tuple(tokens), "length")
+
+
+def wander_requests(count):
+    chooser = random.Random(7)
+    prompts = [[chooser.randrange(VOCAB_SIZE) for _ in range(chooser.randint(1, 20))] for _ in range(count)]
+    return [Request(wander, prompt, seed) for seed, prompt in enumerate(prompts)]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5, 64])
+def test_tokens_and_traces_are_the_same_at_any_batch_size(batch_size):
+    engine, requests = random_engine(), wander_requests(17)
+    alone = [engine.run(request.decode, request.prompt, request.settings) for request in requests]
+    together = dict(engine.run_many(iter(requests), batch_size))
+    assert sorted(together) == list(range(17))
+    for index, expected in enumerate(alone):
+        assert together[index].tokens == expected.tokens
+        assert together[index].trace == expected.trace
+
+
+def test_requests_are_taken_as_places_become_free():
+    engine, taken = random_engine(), []
+
+    def requests():
+        for index, request in enumerate(wander_requests(5)):
+            taken.append(index)
+            yield request
+
+    running = engine.run_many(requests(), 2)
+    next(running)
+    assert len(taken) == 2
+    assert len(list(running)) == 4
+
+
+def test_forwards_are_counted_with_their_rows_and_cached_rows():
+    def decode(prompt, settings, trace):
+        yield Forward([1, 2, 3], [0, 1, 2], causal(3), (), kind="first")
+        yield Forward([4], [3], causal(1), (), Commit([0, 2]), kind="second")
+        yield Forward([5], [3], causal(1), (Read([0]),), kind="third")
+        return Response((), "length")
+
+    decoded = random_engine().run(decode, [1], None)
+    assert list(decoded.trace.of(ForwardDone)) == [
+        ForwardDone(0, "first", 3, 0),
+        ForwardDone(1, "second", 1, 2),
+        ForwardDone(2, "third", 1, 2),
+    ]
+    assert decoded.num_forwards == 3
+    assert decoded.seconds > 0
+
+
+def test_the_buffer_grows_when_needed():
+    engine = random_engine()
+    prompt = [index % VOCAB_SIZE for index in range(1500)]
+    script = Script([Forward(prompt[:700], range(700), causal(700), ())])
+    script.forwards.append(Forward(prompt[700:], range(700, 1500), causal(800), (Read([799]),), Commit(range(700))))
+    engine.run(play, [0], script)
+    whole = Script([Forward(prompt, range(1500), causal(1500), (Read([1499]),))])
+    engine.run(play, [0], whole)
+    np.testing.assert_allclose(script.readouts[1][0].probs, whole.readouts[0][0].probs, rtol=1e-4)
+
+
+def fail(prompt, settings, trace):
+    yield Forward([1], [0], causal(1), (Read([0]),))
+    raise ZeroDivisionError("by design")
+
+
+BAD_FORWARDS = {
+    "token": Forward([VOCAB_SIZE], [0], causal(1), ()),
+    "position": Forward([1], [-1], causal(1), ()),
+    "sizes": Forward([1, 2], [0, 1], causal(3), ()),
+    "empty": Forward([], [], (), ()),
+    "read": Forward([1], [0], causal(1), (Read([1]),)),
+    "draws": Forward([1], [0], causal(1), (Read([0], temperature=1.0),)),
+    "commit": Forward([1], [0], causal(1), (), Commit([0])),
+    "segment": Forward([1], [0], (Segment(1, sees=((0, 1),)),), ()),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FORWARDS)
+def test_impossible_forwards_are_refused(name):
+    with pytest.raises(DecodeError):
+        random_engine().run(play, [0], Script([BAD_FORWARDS[name]]))
+
+
+def test_a_failing_request_leaves_the_others_alone():
+    engine, requests = random_engine(), wander_requests(6)
+    expected = [engine.run(request.decode, request.prompt, request.settings).tokens for request in requests]
+    requests.insert(1, Request(fail, [1], None))
+    requests.insert(4, Request(play, [1], Script([BAD_FORWARDS["commit"]])))
+    outcomes = dict(engine.run_many(requests, 3))
+    assert isinstance(outcomes[1].__cause__, ZeroDivisionError)
+    assert isinstance(outcomes[4], DecodeError)
+    assert [outcomes[index].tokens for index in (0, 2, 3, 5, 6, 7)] == expected
+
+
+def test_logits_that_are_not_finite_end_only_their_request():
+    engine, requests = random_engine(), wander_requests(6)
+    engine.model.weights.embedding[0] = float("nan")
+    requests = [Request(wander, [token or 1 for token in r.prompt], r.settings) for r in requests]
+    requests.insert(0, Request(wander, [0], 0))
+    outcomes = dict(engine.run_many(requests, 2))
+    assert "not finite" in str(outcomes[0])
+    for index, request in enumerate(requests[1:], start=1):
+        try:
+            expected = engine.run(request.decode, request.prompt, request.settings).tokens
+        except DecodeError:
+            assert isinstance(outcomes[index], DecodeError)
+        else:
+            assert outcomes[index].tokens == expected

@@ -1,0 +1,57 @@
+"""Masks say exactly what the segments of a forward say."""
+
+import numpy as np
+import pytest
+import torch
+
+from refusion_eval.engine import masks
+from refusion_eval.errors import DecodeError
+from refusion_eval.types import Segment, bidirectional, block_causal, causal, groups
+
+CPU = torch.device("cpu")
+
+
+def test_causal_segments_that_see_all_before_them_are_causal():
+    assert masks.is_causal(causal(4))
+    assert masks.is_causal((Segment(2), Segment(2, sees=((0, 2),))))
+    assert not masks.is_causal(groups([2, 2]))
+    assert not masks.is_causal(bidirectional(3))
+
+
+def test_no_mask_is_needed_where_everything_is_seen():
+    assert masks.sees_everything(bidirectional(5))
+    assert masks.sees_everything(causal(1))
+    assert not masks.sees_everything(causal(2))
+    assert not masks.sees_everything(block_causal([2, 2]))
+
+
+def test_groups_are_blind_to_each_other():
+    expected = [[1, 0, 0], [0, 1, 0], [0, 1, 1]]
+    assert np.array_equal(masks.visible(groups([1, 2])), np.array(expected, dtype=bool))
+
+
+def test_a_hypothesis_sees_the_rows_it_names():
+    attention = (Segment(3), Segment(1, sees=((0, 1), (2, 3))))
+    assert masks.visible(attention)[3].tolist() == [True, False, True, True]
+
+
+@pytest.mark.parametrize("segment", [Segment(1, sees=((0, 3),)), Segment(1, sees=((-1, 1),)), Segment(0)])
+def test_impossible_segments_are_refused(segment):
+    with pytest.raises(DecodeError, match="attention segment"):
+        masks.visible((Segment(2), segment))
+
+
+def test_committed_rows_are_seen_by_all():
+    mask_QK = masks.additive(masks.visible(groups([1, 1])), 3, torch.float32, CPU)
+    assert (mask_QK[:, :3] == 0).all()
+    assert torch.equal(mask_QK[:, 3:] == 0, torch.eye(2, dtype=torch.bool))
+
+
+def test_padding_is_seen_by_none_and_no_row_is_blind():
+    mask_SQK = masks.additive_batch([causal(1), causal(3)], [5, 0], torch.float32, CPU)
+    seen = mask_SQK == 0
+    assert seen.shape == (2, 3, 6)
+    assert seen.any(dim=-1).all()
+    assert seen[0, 0].all()
+    assert not seen[1, :, 3:].any()
+    assert torch.equal(seen[1, :, :3], torch.ones(3, 3, dtype=torch.bool).tril())

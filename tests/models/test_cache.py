@@ -1,0 +1,107 @@
+"""The KV buffer holds exactly the rows that were committed, in their order."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from refusion_eval.errors import DecodeError
+from refusion_eval.models.cache import KVCache
+from refusion_eval.models.config import ModelConfig
+
+CONFIG = ModelConfig(
+    family="qwen3",
+    vocab_size=5,
+    hidden_size=4,
+    intermediate_size=4,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=2,
+    rms_norm_eps=1e-6,
+    rope_theta=1e4,
+    max_positions=64,
+    tied_head=True,
+    dtype="float32",
+)
+
+
+def new_cache(num_sequences=1, capacity=2):
+    return KVCache(CONFIG, num_sequences, capacity, torch.float32, torch.device("cpu"))
+
+
+@torch.inference_mode()
+def stage(cache, sequence, marks):
+    """Writes rows that carry a number each, as a forward would."""
+    start = cache.lengths[sequence]
+    cache.reserve(start + len(marks))
+    cache.stage(sequence, len(marks))
+    for offset, mark in enumerate(marks):
+        cache.keys[:, sequence, :, start + offset] = mark
+        cache.values[:, sequence, :, start + offset] = -mark
+
+
+def stored(cache, sequence):
+    rows = cache.keys[:, sequence, :, : cache.lengths[sequence]]
+    assert torch.equal(rows, -cache.values[:, sequence, :, : cache.lengths[sequence]])
+    assert (rows == rows[:1, :, :, :1]).all()
+    return rows[0, 0, :, 0].int().tolist()
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_sequence_of_commits_drops_and_replacements(data):
+    cache, expected, mark = new_cache(), [], 0
+    for _ in range(data.draw(st.integers(1, 6))):
+        width = data.draw(st.integers(1, 5))
+        marks = list(range(mark + 1, mark + 1 + width))
+        mark += width
+        stage(cache, 0, marks)
+        rows = data.draw(st.permutations(range(width)))[: data.draw(st.integers(0, width))]
+        if len(expected) >= len(rows) and data.draw(st.booleans()):
+            replace = data.draw(st.permutations(range(len(expected))))[: len(rows)]
+            cache.commit(0, rows, replace)
+            for row, place in zip(rows, replace, strict=True):
+                expected[place] = marks[row]
+        else:
+            cache.commit(0, rows)
+            expected += [marks[row] for row in rows]
+        assert stored(cache, 0) == expected
+
+
+def test_a_prefix_is_committed_in_place():
+    cache = new_cache(capacity=8)
+    stage(cache, 0, [1, 2, 3])
+    before = cache.keys.clone()
+    cache.commit(0, [0, 1])
+    assert torch.equal(cache.keys, before)
+    assert stored(cache, 0) == [1, 2]
+
+
+def test_sequences_do_not_touch_each_other_and_can_be_moved():
+    cache = new_cache(num_sequences=3)
+    for sequence, marks in enumerate(([1, 2, 3], [4], [5, 6])):
+        stage(cache, sequence, marks)
+        cache.commit(sequence, range(len(marks)))
+    cache.move(2, 0)
+    assert [stored(cache, sequence) for sequence in (0, 1)] == [[5, 6], [4]]
+    assert not cache.keys[:, 0, :, 2:].any()
+
+
+def test_growing_keeps_what_is_stored():
+    cache = new_cache(capacity=2)
+    stage(cache, 0, [1, 2])
+    cache.commit(0, [0, 1])
+    cache.reserve(9)
+    assert cache.capacity >= 9
+    assert stored(cache, 0) == [1, 2]
+
+
+@pytest.mark.parametrize(("rows", "replace"), [([3], None), ([-1], None), ([0], [1]), ([0, 1], [0])])
+def test_rows_that_do_not_exist_are_refused(rows, replace):
+    cache = new_cache()
+    stage(cache, 0, [1])
+    cache.commit(0, [0])
+    stage(cache, 0, [2, 3])
+    with pytest.raises(DecodeError, match="row"):
+        cache.commit(0, rows, replace)

@@ -1,0 +1,110 @@
+"""config.json and its neighbours: shapes, mask id and EOS ids, and what is refused."""
+
+import json
+
+import pytest
+
+from refusion_eval.errors import CheckpointError
+from refusion_eval.models.config import CARDS, checkpoint_card, model_config
+from tests.models import tiny
+
+
+@pytest.fixture
+def directory(tmp_path):
+    tiny.save_checkpoint(tmp_path)
+    (tmp_path / "generation_config.json").unlink()
+    return tmp_path
+
+
+def change(directory, **changes):
+    path = directory / "config.json"
+    config = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+
+
+def test_parameters_are_counted_as_transformers_counts_them(tmp_path):
+    reference = tiny.save_checkpoint(tmp_path)
+    matrices = sum(weight.numel() for weight in reference.parameters() if weight.dim() == 2)
+    assert model_config(tmp_path).num_parameters == matrices
+
+
+def test_rotary_base_is_found_in_either_layout(directory):
+    assert model_config(directory).rope_theta == 5000.0
+    change(directory, rope_parameters=None, rope_theta=70.0)
+    assert model_config(directory).rope_theta == 70.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "mamba"}, "model_type is 'mamba'"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0}}, "rotary scaling 'yarn'"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2}}, "rotary scaling 'linear'"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"quantization_config": {"bits": 4}}, "quantised"),
+        ({"num_hidden_layers": "two"}, "num_hidden_layers is 'two'"),
+        ({"vocab_size": None}, "vocab_size is None"),
+        ({"num_key_value_heads": 3}, "multiple of 3"),
+    ],
+)
+def test_what_is_not_computed_is_refused(directory, changes, message):
+    change(directory, **changes)
+    with pytest.raises(CheckpointError, match=message):
+        model_config(directory)
+
+
+def test_missing_and_broken_config(tmp_path):
+    with pytest.raises(CheckpointError, match=r"no config\.json"):
+        model_config(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="cannot be read as JSON"):
+        model_config(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(CheckpointError, match="not an object"):
+        model_config(tmp_path)
+
+
+@pytest.mark.parametrize(("value", "ids"), [(7, (7,)), ([7, 9], (7, 9)), (None, ())])
+def test_eos_may_be_one_id_a_list_or_absent(directory, value, ids):
+    change(directory, eos_token_id=value)
+    assert checkpoint_card("local", directory).eos_ids == ids
+
+
+def test_generation_config_decides_over_config_about_eos(directory):
+    (directory / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
+    assert checkpoint_card("local", directory).eos_ids == (3, 4)
+
+
+def test_mask_id_comes_from_the_config_first(directory):
+    assert checkpoint_card("local", directory).mask_id == tiny.MASK_ID
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer_config.json", {"added_tokens_decoder": {"41": {"content": "<|mask|>"}}}),
+        (
+            "tokenizer_config.json",
+            {"mask_token": {"content": "[M]"}, "added_tokens_decoder": {"41": {"content": "[M]"}}},
+        ),
+        ("tokenizer.json", {"added_tokens": [{"id": 41, "content": "<|mask|>"}]}),
+    ],
+)
+def test_mask_id_is_found_in_the_tokenizer_files(directory, name, content):
+    change(directory, mask_token_id=None)
+    (directory / "tokenizer_config.json").write_text("{}")
+    (directory / name).write_text(json.dumps(content))
+    assert checkpoint_card("local", directory).mask_id == 41
+
+
+def test_a_checkpoint_without_a_mask_token_decodes_autoregressively_only(directory):
+    change(directory, mask_token_id=None)
+    card = checkpoint_card("local", directory)
+    assert card.mask_id is None
+    assert card.decoders == ("autoregressive",)
+
+
+def test_a_known_checkpoint_has_its_card(directory):
+    assert checkpoint_card("GSAI-ML/ReFusion", directory) == CARDS["GSAI-ML/ReFusion"]

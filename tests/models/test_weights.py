@@ -1,0 +1,98 @@
+"""A checkpoint loads whatever its shards, and every kind of broken one gives one clear error."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from refusion_eval.errors import CheckpointError
+from tests.models import tiny
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    tiny.save_checkpoint(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def sharded(tmp_path):
+    tiny.save_checkpoint(tmp_path, shard_size="20KB")
+    return tmp_path
+
+
+def test_weights_are_cast_while_loading(checkpoint):
+    model = tiny.load(checkpoint, torch.bfloat16)
+    stored = load_file(checkpoint / "model.safetensors")["model.embed_tokens.weight"]
+    assert torch.equal(model.weights.embedding, stored.bfloat16())
+    assert model.weights.num_bytes == 2 * sum(
+        tensor.numel() for tensor in (*_layer_tensors(model), model.weights.head, model.weights.embedding)
+    ) + 2 * len(model.weights.final_norm)
+
+
+def _layer_tensors(model):
+    return [tensor for layer in model.weights.layers for tensor in vars(layer).values()]
+
+
+def test_a_tied_head_is_the_embedding_itself(tmp_path):
+    tiny.save_checkpoint(tmp_path, tie_word_embeddings=True)
+    model = tiny.load(tmp_path)
+    assert model.weights.head is model.weights.embedding
+
+
+def test_missing_shard(sharded):
+    gone = sorted(sharded.glob("*.safetensors"))[1]
+    gone.unlink()
+    with pytest.raises(CheckpointError, match=gone.name):
+        tiny.load(sharded)
+
+
+def test_truncated_file(checkpoint):
+    path = checkpoint / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="truncated or not safetensors"):
+        tiny.load(checkpoint)
+
+
+def test_wrong_shapes(checkpoint):
+    path = checkpoint / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"intermediate_size": 96}))
+    with pytest.raises(CheckpointError, match=r"gate_proj.weight has shape \(80, 48\).*\(96, 48\)"):
+        tiny.load(checkpoint)
+
+
+def test_missing_tensor(checkpoint):
+    path = checkpoint / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["model.norm.weight"]
+    save_file(tensors, path)
+    with pytest.raises(CheckpointError, match=r"no tensor model\.norm\.weight"):
+        tiny.load(checkpoint)
+
+
+def test_quantised_tensor(checkpoint):
+    path = checkpoint / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.int8)
+    save_file(tensors, path)
+    with pytest.raises(CheckpointError, match="quantised"):
+        tiny.load(checkpoint)
+
+
+def test_pickled_weights_are_never_opened(checkpoint):
+    (checkpoint / "model.safetensors").rename(checkpoint / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="pickled weights"):
+        tiny.load(checkpoint)
+
+
+def test_no_weights_at_all(checkpoint):
+    (checkpoint / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="has no weights"):
+        tiny.load(checkpoint)
+
+
+def test_index_without_a_map(sharded):
+    (sharded / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="no weight_map"):
+        tiny.load(sharded)
