@@ -47,7 +47,9 @@ def _humaneval(row: Row) -> str:
 
 def _mbpp(row: Row) -> str:
     tests = "\n".join(test.strip() for test in row["test_list"])
-    return f"{row['text'].strip()}\n\nYour code must pass these tests:\n{tests}\n\nReply with the code in a python block."
+    return (
+        f"{row['text'].strip()}\n\nYour code must pass these tests:\n{tests}\n\nReply with the code in a python block."
+    )
 
 
 PROMPTS: dict[str, Callable[[Row], str]] = {
