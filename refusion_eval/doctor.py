@@ -48,10 +48,9 @@ def _devices() -> Iterator[str]:
         yield "cuda: none"
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        attention = choose_backend("flash", torch.bfloat16, device)
+        yield f"attention: {choose_backend('flash', torch.bfloat16, device)}"
     except ConfigError as error:
-        attention = f"sdpa ({error})"
-    yield f"attention: {attention}"
+        yield f"attention: sdpa; {error}"
 
 
 def _hook() -> str:

@@ -234,7 +234,8 @@ class RefusionLM(TemplateLM):
             scored = iter(api.score_tokens_many(self.system.model, [pair for pair in pairs if pair[1]], size))
             for (text, _, _), (_, continuation) in zip(part, pairs, strict=True):
                 # A continuation that the tokenizer merged into its context has nothing left to score.
-                result = tuple(next(scored)) if continuation else (0.0, True)
+                log_prob, is_greedy = next(scored) if continuation else (0.0, True)
+                result = (log_prob, is_greedy)
                 if text is not None:
                     self.cache_hook.add_partial("loglikelihood", text, result)
                 results.append(result)

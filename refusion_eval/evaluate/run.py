@@ -19,6 +19,7 @@ from lm_eval.tasks import TaskManager
 import refusion_eval
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluate.arguments import check_keys
+from refusion_eval.evaluate.jobs import Job
 from refusion_eval.evaluate.lm_eval_adapter import RefusionLM
 from refusion_eval.evaluate.model_args import EMBEDDED, ModelArgs
 from refusion_eval.evaluate.paths import tasks_path
@@ -142,23 +143,21 @@ def score_rows(lm: RefusionLM, samples: Mapping[str, Sequence[Mapping[str, Any]]
                 if job.key in failed:
                     continue
                 if judged["verdict"] == ERROR:
-                    log.error("%s item %s is not scored: %s", task, entry["doc_id"], judged["reason"])
+                    log.error("%s item %s is not scored: %s", task, job.item_id, judged["reason"])
                     unscored += 1
-                    continue
-                common = {"key": job.key, "item_id": job.item_id, "scorer": scorer}
-                rows.append(
-                    ScoreRow(
-                        **common,
-                        metric=PASSED,
-                        value=float(judged["passed"]),
-                        extracted=judged["extracted"],
-                        verdict=judged["verdict"],
-                        reason=judged["reason"],
-                    )
-                )
-                if "strict" in judged:
-                    rows.append(ScoreRow(**common, metric="strict", value=float(judged["strict"])))
+                else:
+                    rows.extend(_rows_of(job, judged, scorer))
     return rows, unscored
+
+
+def _rows_of(job: Job, judged: Mapping[str, Any], scorer: str) -> Iterator[ScoreRow]:
+    """The verdict on one sample, and beside it the strict one where the benchmark has such a rule."""
+    words = {name: judged[name] for name in ("extracted", "verdict", "reason")}
+    value = float(judged["passed"])
+    yield ScoreRow(key=job.key, item_id=job.item_id, scorer=scorer, metric=PASSED, value=value, **words)
+    if "strict" in judged:
+        value = float(judged["strict"])
+        yield ScoreRow(key=job.key, item_id=job.item_id, scorer=scorer, metric="strict", value=value)
 
 
 @contextlib.contextmanager
