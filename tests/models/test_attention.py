@@ -1,0 +1,47 @@
+"""Which attention backend serves: chosen, named, or refused with the reason."""
+
+import pytest
+import torch
+
+from refusion_eval.errors import ConfigError
+from refusion_eval.models import attention
+from refusion_eval.models.attention import choose_backend
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture
+def flash_installed(monkeypatch):
+    monkeypatch.setattr(attention, "flash_attn_func", lambda *args, **options: None)
+
+
+@pytest.mark.parametrize("name", ["auto", "sdpa"])
+def test_a_cpu_takes_sdpa(name, flash_installed):
+    assert choose_backend(name, torch.float32, CPU) == "sdpa"
+
+
+def test_flash_is_chosen_where_it_can_run(flash_installed):
+    assert choose_backend("auto", torch.bfloat16, CUDA) == "flash"
+    assert choose_backend("auto", torch.float32, CUDA) == "sdpa"
+    assert choose_backend("sdpa", torch.bfloat16, CUDA) == "sdpa"
+
+
+def test_without_flash_everything_is_sdpa(monkeypatch):
+    monkeypatch.setattr(attention, "flash_attn_func", None)
+    assert choose_backend("auto", torch.bfloat16, CUDA) == "sdpa"
+    with pytest.raises(ConfigError, match="not installed"):
+        choose_backend("flash", torch.bfloat16, CUDA)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "reason"),
+    [(torch.bfloat16, CPU, "needs a CUDA device"), (torch.float32, CUDA, "needs bfloat16")],
+)
+def test_flash_is_refused_where_it_cannot_run(flash_installed, dtype, device, reason):
+    with pytest.raises(ConfigError, match=reason):
+        choose_backend("flash", dtype, device)
+
+
+def test_unknown_backend():
+    with pytest.raises(ConfigError, match="choose auto, sdpa or flash"):
+        choose_backend("eager", torch.float32, CPU)

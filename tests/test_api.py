@@ -1,0 +1,191 @@
+"""The Python interface: settings from the card, checks before any compute, and goldens through the front door."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import refusion_eval
+from refusion_eval import api
+from refusion_eval.errors import CheckpointError, ConfigError
+from tests.models import tiny
+
+SMALL = {"gen_length": 16, "slot_size": 4, "block_size": 8}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("checkpoint")
+    tiny.save_checkpoint(directory)
+    return refusion_eval.load_model(directory, device="cpu")
+
+
+@pytest.fixture
+def unloaded(model, monkeypatch):
+    """The model with an engine that must not be touched."""
+
+    class Untouchable:
+        def __getattr__(self, name):
+            raise AssertionError("something was computed before the arguments were checked")
+
+    monkeypatch.setitem(vars(model), "engine", Untouchable())
+    return model
+
+
+def test_importing_the_package_loads_no_torch():
+    code = "import sys, refusion_eval; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_unknown_names_of_the_package_are_attribute_errors():
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = refusion_eval.no_such_name
+
+
+def test_a_loaded_model_says_what_it_is(model):
+    assert (model.dtype, model.device.type, model.attention, model.revision) == (torch.float32, "cpu", "sdpa", None)
+    assert (model.card.mask_id, model.card.eos_ids) == (tiny.MASK_ID, (tiny.EOS_ID,))
+
+
+def test_opening_needs_no_weights(tmp_path):
+    tiny.save_checkpoint(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    opened = api.LoadedModel.open(tmp_path)
+    assert opened.config.num_layers == 2
+    with pytest.raises(CheckpointError, match="no weights"):
+        _ = opened.engine
+
+
+def test_mask_and_eos_come_from_the_card_unless_given(model):
+    settings = api.decoder_settings(model, "refusion", **SMALL)
+    assert (settings.mask_id, settings.eos_ids) == (tiny.MASK_ID, (tiny.EOS_ID,))
+    assert api.decoder_settings(model, "refusion", mask_id=3, eos_ids=(4, 5), **SMALL).eos_ids == (4, 5)
+
+
+@pytest.mark.parametrize("decoder", ["refusion", "autoregressive"])
+def test_many_equals_one_by_one(model, decoder):
+    settings = SMALL if decoder == "refusion" else {"gen_length": 16}
+    prompts = [[1, 2, 3], [4], [5, 6, 7, 8, 9], [10, 11]]
+    together = refusion_eval.generate_many(model, prompts, decoder, batch_size=3, **settings)
+    alone = [refusion_eval.generate(model, prompt, decoder, **settings) for prompt in prompts]
+    assert [out.tokens for out in together] == [out.tokens for out in alone]
+    assert [out.num_forwards for out in together] == [out.num_forwards for out in alone]
+
+
+def test_numpy_and_tensor_prompts_are_taken(model):
+    expected = refusion_eval.generate(model, [1, 2, 3], **SMALL).tokens
+    assert refusion_eval.generate(model, torch.tensor([1, 2, 3]), **SMALL).tokens == expected
+    assert refusion_eval.generate(model, torch.tensor([1, 2, 3]).numpy(), **SMALL).tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "decoder", "settings", "message"),
+    [
+        ([1], "refuson", {}, "did you mean 'refusion'"),
+        ([1], "refusion", {"gen_lenght": 8}, "did you mean 'gen_length'"),
+        ([1], "autoregressive", {"tau_slot": 0.5}, "no setting 'tau_slot'"),
+        ([1], "refusion", {"gen_length": 0}, "gen_length"),
+        ([1], "refusion", {"mask_id": 61}, "vocabulary"),
+        ([1], "autoregressive", {"eos_ids": (99,)}, "vocabulary"),
+        ([], "autoregressive", {"gen_length": 8}, "prompt is empty"),
+        ([1, 61], "autoregressive", {"gen_length": 8}, "prompt token 61"),
+        ([-1], "autoregressive", {"gen_length": 8}, "prompt token -1"),
+        ([1], "autoregressive", {"gen_length": 512}, "exceed the context of 512"),
+        ([1] * 500, "refusion", {**SMALL, "gen_length": 13}, "exceed the context of 512"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_computed(unloaded, prompt, decoder, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        refusion_eval.generate(unloaded, prompt, decoder, **settings)
+    with pytest.raises(ConfigError, match=message):
+        refusion_eval.generate_many(unloaded, [[1], prompt], decoder, **settings)
+
+
+def test_the_last_position_of_the_context_is_usable(model):
+    out = refusion_eval.generate(model, [1] * 500, "autoregressive", gen_length=12, eos_ids=())
+    assert len(out.tokens) == 12
+
+
+def test_batch_size_must_be_positive(unloaded):
+    with pytest.raises(ConfigError, match="batch_size=0"):
+        refusion_eval.generate_many(unloaded, [[1]], batch_size=0, **SMALL)
+
+
+def test_a_decoder_that_needs_a_mask_token_is_refused_without_one(tmp_path):
+    tiny.save_checkpoint(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    del config["mask_token_id"]
+    path.write_text(json.dumps(config))
+    opened = api.LoadedModel.open(tmp_path)
+    with pytest.raises(ConfigError, match="needs a mask token"):
+        refusion_eval.generate(opened, [1], **SMALL)
+    assert api.decoder_settings(opened, "refusion", mask_id=3, **SMALL).mask_id == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dtype": "int8"}, "dtype='int8'"),
+        ({"device": "tpu"}, "device='tpu'"),
+        ({"device": "meta"}, "device='meta'"),
+        ({"device": "cuda:99"}, "CUDA devices"),
+        ({"attention": "eager"}, "attention='eager'"),
+    ],
+)
+def test_unknown_or_impossible_load_arguments(model, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        refusion_eval.load_model(model.name, **arguments)
+
+
+def test_scores_of_continuations(model):
+    greedy = refusion_eval.generate(model, [1, 2, 3], "autoregressive", gen_length=5, eos_ids=()).tokens
+    assert api.score_tokens(model, [1, 2, 3], greedy).is_greedy
+    (first, second) = api.score_tokens_many(model, [([1, 2, 3], greedy), ([4], [5])])
+    assert first.is_greedy
+    assert second.log_prob < 0
+
+
+@pytest.mark.parametrize(("prefix", "continuation"), [([], [1]), ([1], []), ([1], [61]), ([1] * 500, [1] * 13)])
+def test_texts_that_cannot_be_scored_are_refused(unloaded, prefix, continuation):
+    with pytest.raises(ConfigError):
+        api.score_tokens(unloaded, prefix, continuation)
+
+
+def golden_cases(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_autoregressive_goldens(shared):
+    folder = shared / "parity" / "baselines"
+    for case in golden_cases(folder / "golden_ar.jsonl"):
+        model = refusion_eval.load_model(folder / "checkpoints" / case["checkpoint"], device="cpu")
+        eos_ids = model.card.eos_ids if case["settings"]["stop_ids"] == "eos" else (189, 190)
+        gen_length = case["settings"]["max_new_tokens"]
+        out = refusion_eval.generate(
+            model, case["prompt_ids"], "autoregressive", gen_length=gen_length, eos_ids=eos_ids
+        )
+        assert (list(out.tokens), out.num_forwards) == (case["output_ids"], case["num_forwards"]), case["id"]
+
+
+def test_refusion_goldens_in_a_batch(shared):
+    cases = golden_cases(shared / "parity" / "golden.jsonl")[::9]
+    model = refusion_eval.load_model(shared / "parity" / "tiny", device="cpu")
+    requests = []
+    for case in cases:
+        given = case["settings"]
+        settings = api.decoder_settings(
+            model,
+            "refusion",
+            gen_length=given["gen_length"],
+            slot_size=given["slot_size"],
+            block_size=case["block_size"],
+            tau_slot=given["slot_threshold"],
+            tau_token=given["token_threshold"],
+        )
+        requests.append(("refusion", case["prompt_ids"], settings))
+    for index, out in api.generate_stream(model, requests, batch_size=8):
+        expected = cases[index]["fixed"]
+        assert (list(out.tokens), out.num_forwards) == (expected["output_ids"], expected["n_forward"]), index
