@@ -53,7 +53,7 @@ class Example:
 
 def draw_slot_size(rng: np.random.Generator, slot_sizes: Sequence[int] = SLOT_SIZES) -> int:
     """Draws k, one for each sample."""
-    return int(slot_sizes[rng.integers(len(slot_sizes))])
+    return slot_sizes[int(rng.integers(len(slot_sizes)))]
 
 
 def draw(rng: np.random.Generator, answer_length: int, slot_size: int) -> Draws:

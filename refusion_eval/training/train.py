@@ -97,7 +97,8 @@ class _Schedule:
 
     def __init__(self, config: TrainConfig, samples: Sequence[Sample]) -> None:
         self._config, self._lengths = config, [sample.length for sample in samples]
-        self._epoch, self._first_step, self._batches = -1, 0, []
+        self._epoch, self._first_step = -1, 0
+        self._batches: list[list[int]] = []
 
     def at(self, step: int) -> list[int]:
         while step >= self._first_step + len(self._batches):

@@ -51,13 +51,14 @@ def normalised(text: str) -> str:
 
 def _identity(benchmark: str, number: int) -> dict[str, Any]:
     """The id columns of a row, named as in the hub dataset; gsm8k and math have none."""
-    return {
+    columns: dict[str, dict[str, Any]] = {
         "mmlu_pro": {"question_id": number},
         "arc_challenge": {"id": f"mini_arc_{number}"},
         "gpqa": {"Record ID": f"mini_gpqa_{number}"},
         "humaneval": {"task_id": f"MiniHumanEval/{number}"},
         "mbpp": {"task_id": number},
-    }.get(benchmark, {})
+    }
+    return columns.get(benchmark, {})
 
 
 def held_out_rows(benchmark: str) -> list[dict[str, Any]]:
