@@ -141,6 +141,8 @@ def _raised(candidate: Candidate, error: BaseException) -> Outcome:
     if isinstance(error, AssertionError):
         wrong_type = candidate.compared_with_data
         return Outcome("wrong_type" if wrong_type else "failed_assertion", _where(error))
+    if isinstance(error, ImportError):
+        return Outcome("sandbox_error", f"the test needs what is not here: {_one_line(error)}")
     if isinstance(error, NameError):
         return Outcome("no_code", f"the program does not define it: {_one_line(error)}")
     if isinstance(error, MemoryError):

@@ -58,6 +58,20 @@ def _interpreter(profile_name: str) -> str:
     return shutil.which("python3", path="/usr/bin:/usr/local/bin") or own
 
 
+def _start(interpreter: str, code: str, control_fd: int) -> "subprocess.Popen[bytes]":
+    """Start a bare interpreter with nothing of ours but one descriptor."""
+    return subprocess.Popen(
+        [interpreter, "-s", "-S", "-B", "-c", code],
+        env={"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1"},  # the same set order in every run
+        cwd="/",
+        pass_fds=[control_fd],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
 class Worker:
     """One worker process, started at once; checks one program at a time."""
 
@@ -81,16 +95,11 @@ class Worker:
         ]
         code = _START.format(packages=packages, control_fd=other.fileno(), profile=profile_name)
         with other:
-            self._process = subprocess.Popen(
-                [_interpreter(profile_name), "-s", "-S", "-B", "-c", code],
-                env={"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1"},  # the same set order in every run
-                cwd="/",
-                pass_fds=[other.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            try:
+                self._process = _start(_interpreter(profile_name), code, other.fileno())
+            except OSError as error:
+                self._control.close()
+                raise SandboxError(f"the worker process did not start: {error}") from error
         self._control.settimeout(_START_LIMIT_S)
         try:
             answer = wire.receive(self._control)

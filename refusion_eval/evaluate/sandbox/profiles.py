@@ -46,11 +46,16 @@ PROFILES = {
         Profile(
             name="root-landlock",
             tier="B",
-            layers=("unprivileged uid", "Landlock", *_COMMON),
+            layers=("unprivileged uid", "Landlock", "no writable folder", *_COMMON),
             change_uid=True,
             restrict_files=True,
         ),
-        Profile(name="landlock", tier="C", layers=("Landlock with signal scope", *_COMMON), restrict_files=True),
+        Profile(
+            name="landlock",
+            tier="C",
+            layers=("Landlock with signal scope", "no writable folder", *_COMMON),
+            restrict_files=True,
+        ),
         Profile(name="none", tier="none", layers=("resource limits", "memory and time watchdog"), filter_calls=False),
     )
 }

@@ -189,8 +189,9 @@ def main(control_fd: int, profile_name: str) -> NoReturn:
         else:
             linux.adopt_orphans()
         warden = Warden(control, profile, proc, folders)
-    except (OSError, KeyError, StopIteration) as error:
+    except Exception as error:  # noqa: BLE001 - whatever is missing here becomes the reason why this profile fails
         wire.send(control, ["failed", f"{type(error).__name__}: {error}"])
         os._exit(0)
-    warden.serve()
+    with contextlib.suppress(OSError):  # the pool is gone
+        warden.serve()
     os._exit(0)

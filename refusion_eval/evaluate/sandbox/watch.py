@@ -28,11 +28,13 @@ class Usage(NamedTuple):
         cpu_s: processor seconds, ended and waited-for children included.
         memory_bytes: resident memory now.
         starved_s: seconds the first process was ready to run and had no processor.
+        num_tasks: processes and threads.
     """
 
     cpu_s: float
     memory_bytes: int
     starved_s: float
+    num_tasks: int
 
 
 class Proc:
@@ -82,18 +84,19 @@ class Proc:
 
     def usage(self, pids: list[int]) -> Usage:
         """Sums over processes; those that are gone count nothing."""
-        cpu_ticks = memory_pages = 0
+        cpu_ticks = memory_pages = num_tasks = 0
         starved_s = 0.0
         for index, pid in enumerate(pids):
             try:
                 after_name = self._read(f"{pid}/stat").rpartition(")")[2].split()
                 cpu_ticks += sum(int(word) for word in after_name[11:15])
                 memory_pages += int(after_name[21])
+                num_tasks += int(after_name[17])
                 if index == 0:
                     starved_s = int(self._read(f"{pid}/schedstat").split()[1]) / 1e9
             except (OSError, IndexError):
                 continue
-        return Usage(cpu_ticks / _TICKS_PER_SECOND, memory_pages * _PAGE_BYTES, starved_s)
+        return Usage(cpu_ticks / _TICKS_PER_SECOND, memory_pages * _PAGE_BYTES, starved_s, num_tasks)
 
     def is_zombie(self, pid: int) -> bool:
         """Whether a process has ended (or is gone) and only waits to be collected."""
@@ -170,6 +173,7 @@ class Watched:
         self._limits = limits
         self._guest_pid, self._guest_number, self._judge_pid = guest_pid, guest_number, judge_pid
         self._judge_alive = True
+        self._had_company = False
         self._pool_gone = False
         self._deadline_s = math.inf
 
@@ -221,6 +225,7 @@ class Watched:
         """Reason to stop, or None."""
         timeout_s = self._limits.timeout_s
         own_s = wall_s - guest.starved_s - judge.starved_s
+        self._had_company |= guest.num_tasks > 1
         if guest.memory_bytes > self._limits.memory_bytes:
             return "memory"
         if guest.cpu_s > timeout_s:
@@ -228,7 +233,8 @@ class Watched:
         if own_s > timeout_s:
             return "timeout_cpu" if guest.cpu_s + judge.cpu_s > own_s / 2 else "timeout_wall"
         if wall_s > hard_wall_s(timeout_s):
-            return "sandbox_error"  # a machine too busy to tell is no fault of the program
+            # A machine too busy to tell is no fault of the program, unless it may itself be what keeps it busy.
+            return "timeout_cpu" if self._had_company else "sandbox_error"
         return None
 
     def reap(self) -> None:

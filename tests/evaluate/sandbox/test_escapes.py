@@ -1,5 +1,10 @@
 """Programs that try to reach something outside; solve(20) is 6765 only if one could."""
 
+import json
+import os
+import subprocess
+from pathlib import Path
+
 import pytest
 
 ESCAPES = {
@@ -91,3 +96,36 @@ def test_nothing_outside_can_be_reached(every_judge, name):
 
 def test_a_worker_survives_all_escapes(every_judge):
     assert every_judge("def solve(n):\n    return 6765").passed
+
+
+_AS_USER = """
+import json, sys
+from refusion_eval.evaluate.sandbox import Program
+from refusion_eval.evaluate.sandbox.pool import check_on
+def status(program):
+    return check_on({profile!r}, "", Program(candidate=program, test="assert solve(20) == 6765", memory_mb=256)).status
+print(json.dumps({{name: status(program) for name, program in json.load(sys.stdin).items()}}))
+"""
+
+
+@pytest.mark.parametrize("profile", ["user-namespaces", "landlock"])
+def test_nothing_outside_can_be_reached_where_an_unprivileged_user_runs_the_check(profile):
+    python = "/usr/bin/python3"
+    if os.geteuid() != 0 or not Path(python).exists():
+        pytest.skip(f"needs root to become another user, and {python}")
+    done = subprocess.run(
+        [python, "-B", "-c", _AS_USER.format(profile=profile)],
+        user=54321,
+        group=54321,
+        extra_groups=[],
+        env={"PYTHONPATH": str(Path(__file__).parents[3]), "HOME": "/nonexistent"},
+        input=json.dumps({**ESCAPES, "honest": "def solve(n):\n    return 6765"}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        pytest.skip(f"{profile} is not to be had for an unprivileged user: {done.stderr.strip()[-200:]}")
+    statuses = json.loads(done.stdout)
+    assert statuses.pop("honest") == "passed"
+    assert {name: status for name, status in statuses.items() if status not in ("failed", "killed")} == {}

@@ -48,6 +48,7 @@ def test_a_standard_module_is_imported_by_the_judge():
         ("def f(x):\n    raise MemoryError", "assert f(1) == 1", "memory"),
         ("def f(x):\n    return 'x' * (40 << 20)", "assert f(1) == 1", "output_limit"),
         ("def f(x):\n    return 1", "assert f(1) == 1 and", "sandbox_error"),
+        ("def f(x):\n    return 1", "import no_such_module", "sandbox_error"),
     ],
 )
 def test_each_end_has_its_reason(judge, program, test, reason):

@@ -1,6 +1,5 @@
 """Isolation is found by trying; without any, code is refused."""
 
-import json
 import os
 import subprocess
 import sys
@@ -10,10 +9,11 @@ import pytest
 
 from refusion_eval.errors import SandboxError
 from refusion_eval.evaluate import sandbox
-from refusion_eval.evaluate.sandbox import SandboxReport, check_program, probe
+from refusion_eval.evaluate.sandbox import SandboxReport, check_program, landlock, linux, probe
 from refusion_eval.evaluate.sandbox.probe import self_test
 
 _UNPRIVILEGED_UID = 54321
+_PYTHON = "/usr/bin/python3"  # one that every user may read
 
 
 @pytest.fixture
@@ -41,32 +41,56 @@ def test_the_report_names_tier_and_layers():
     assert bool(report.layers) == (report.tier != "D")
 
 
-@pytest.mark.parametrize("profile", ["user-namespaces", "landlock"])
-def test_an_unprivileged_user_is_isolated_too(profile):
-    """Either the self-test holds, or it says what the machine lacks; it never claims what does not hold."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root to become another user")
-    python = "/usr/bin/python3"
-    if not Path(python).exists():
-        pytest.skip(f"needs an interpreter that every user may read; there is no {python}")
-    imports = "import json; from refusion_eval.evaluate.sandbox.probe import self_test"
-    code = f"{imports}; print(json.dumps(self_test({profile!r})))"
+_WITHOUT = """
+import struct
+from refusion_eval.evaluate.sandbox import check_program, linux, probe
+# A filter that refuses some calls, as containers and older kernels do: load the number, compare, refuse.
+steps = [(0x20, 0, 0, 0)]
+for number in {numbers}:
+    steps += [(0x15, 0, 1, number), (0x06, 0, 0, 0x00050001)]
+steps.append((0x06, 0, 0, 0x7FFF0000))
+if len(steps) > 2:
+    linux.no_new_privileges()
+    linux.install_seccomp(b"".join(struct.pack("=HBBI", *step) for step in steps))
+report = probe()
+print(report.tier, report.profile)
+try:
+    print(check_program("def f():\\n    return 1", "assert f() == 1").reason)
+except Exception as error:
+    print(type(error).__name__)
+"""
+_UNSHARE = {"x86_64": 272, "aarch64": 97}
+_LANDLOCK = 444
+
+
+@pytest.mark.parametrize(
+    ("uid", "missing", "expected"),
+    [
+        (0, (), "A namespaces passed"),
+        (0, ("unshare",), "B root-landlock passed"),
+        (0, ("unshare", "landlock"), "D SandboxError"),
+        (_UNPRIVILEGED_UID, (), "A user-namespaces passed"),
+        (_UNPRIVILEGED_UID, ("unshare",), "C landlock passed"),
+        (_UNPRIVILEGED_UID, ("unshare", "landlock"), "D SandboxError"),
+    ],
+)
+def test_the_next_tier_is_found_when_one_is_missing(uid, missing, expected):
+    if os.geteuid() != 0 or os.uname().machine not in _UNSHARE:
+        pytest.skip("needs root, to become another user, on a known machine")
+    if linux.landlock_abi() < landlock.ABI_SIGNALS or self_test("namespaces") or not Path(_PYTHON).exists():
+        pytest.skip(f"needs namespaces, Landlock and {_PYTHON}, to take them away one by one")
+    numbers = [{"unshare": _UNSHARE[os.uname().machine], "landlock": _LANDLOCK}[name] for name in missing]
     done = subprocess.run(
-        [python, "-B", "-c", code],
-        user=_UNPRIVILEGED_UID,
-        group=_UNPRIVILEGED_UID,
+        [_PYTHON, "-B", "-c", _WITHOUT.replace("{numbers}", str(numbers))],
+        user=uid,
+        group=uid,
         extra_groups=[],
         env={"PYTHONPATH": str(Path(__file__).parents[3]), "HOME": "/nonexistent"},
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode:
-        pytest.skip(f"{python} cannot run the package as another user: {done.stderr.strip().splitlines()[-1:]}")
-    fault = json.loads(done.stdout)
-    if fault and "self-test" not in fault:
-        pytest.skip(f"{profile} is not to be had here: {fault}")
-    assert fault == ""
+    assert done.stdout.split() == expected.split(), done.stderr
 
 
 def test_the_package_can_be_imported_without_the_rest():
