@@ -65,7 +65,7 @@ def run(
         list[str] | None, typer.Option("--set", help="A decoder setting, KEY=VALUE; outranks the settings table.")
     ] = None,
 ) -> None:
-    """Run tasks with one system, record every sample, score them and print the table."""
+    """Run tasks with one system, record every sample, score them, print the table and write it beside the records."""
     _log_to_stderr()
     from refusion_eval.evaluate.model_args import parse_model_args
     from refusion_eval.evaluate.run import evaluate, task_names
@@ -90,7 +90,7 @@ def run(
     )
     names = task_names([name.strip() for name in tasks.split(",") if name.strip()], model)
     outcome = evaluate(args, names, limit=limit, sandbox=sandbox)
-    table([run_dir])
+    table([run_dir], csv=run_dir / "results.csv", markdown=run_dir / "table.md")
     if not outcome.is_complete:
         print(
             f"error: {len(outcome.failed)} samples could not be decoded and {outcome.unscored} not be judged; "

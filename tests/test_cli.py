@@ -57,13 +57,14 @@ def test_score_of_the_gold_answers_is_perfect():
     assert "100.00%" in result.output
 
 
-def test_run_writes_records_and_table_writes_csv_and_markdown(shared, tmp_path):
+def test_run_and_table_write_csv_and_markdown(shared, tmp_path):
     tiny = str(shared / "parity" / "tiny")
     options = ["--limit", "2", "--tasks", "mini_gsm8k", "--set", "gen_length=8", "--warmup", "0"]
     command = ["run", "--model", tiny, "--decoder", "autoregressive", "--run-dir", str(tmp_path / "run"), *options]
     result = RUNNER.invoke(app, command)
     assert result.exit_code == 0, result.output
     assert "mini_gsm8k" in result.output
+    assert "mini_gsm8k" in (tmp_path / "run" / "results.csv").read_text()
     outputs = ["--csv", str(tmp_path / "out.csv"), "--markdown", str(tmp_path / "out.md")]
     assert RUNNER.invoke(app, ["table", str(tmp_path / "run"), *outputs]).exit_code == 0
     assert "mini_gsm8k" in (tmp_path / "out.csv").read_text()

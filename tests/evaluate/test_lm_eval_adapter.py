@@ -5,7 +5,10 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CachingLM
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from refusion_eval.errors import ConfigError, DecodeError, StoreError
 from refusion_eval.evaluate.lm_eval_adapter import RefusionLM
@@ -106,9 +109,7 @@ def test_another_system_in_the_same_directory_is_refused(prompts, tiny, tmp_path
 def test_a_failed_sample_is_recorded_as_error_ends_the_run_and_is_retried(responses, prompts, tiny, tmp_path, caplog):
     requests = asked([prompts[0], prompts[1] * 4000])
     lm = build(tiny, run_dir=str(tmp_path))
-    with pytest.raises(
-        DecodeError, match=r"1 of 2 samples could not be decoded; the others are in .*; run again"
-    ):
+    with pytest.raises(DecodeError, match=r"1 of 2 samples could not be decoded; the others are in .*; run again"):
         lm.generate_until(requests)
     lm.close()
     errors = [sample.error for sample in stored(tmp_path)]
@@ -177,6 +178,50 @@ def test_chat_template_is_the_checkpoints_own_and_leaves_a_prefix_open(tiny):
 def test_a_chat_model_without_its_template_is_warned_about(prompts, tiny, caplog):
     build(tiny).generate_until(asked(prompts[:1]))
     assert "--apply_chat_template" in caplog.text
+
+
+@pytest.fixture(scope="session")
+def random_checkpoint(tmp_path_factory):
+    """Other shapes than the reference checkpoint's: grouped heads, a head of its own, random weights, no mask token."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=97,
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=128,
+        tie_word_embeddings=False,
+        eos_token_id=1,
+    )
+    folder = tmp_path_factory.mktemp("random")
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    words = {"<unk>": 0, "<end>": 1} | {f"w{number}": number for number in range(2, 97)}
+    model = Tokenizer(WordLevel(words, unk_token="<unk>"))
+    model.pre_tokenizer = WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=model, eos_token="<end>", unk_token="<unk>").save_pretrained(folder)
+    return str(folder)
+
+
+def test_log_likelihood_of_a_random_model_equals_transformers(random_checkpoint):
+    model = AutoModelForCausalLM.from_pretrained(random_checkpoint, dtype=torch.float32)
+    lm = RefusionLM.create_from_arg_obj({"pretrained": random_checkpoint, "decoder": "autoregressive"})
+    pairs = [("w5 w9 w44", " w7"), ("w2", " w3 w4 w5 w6"), ("", "w10 w11"), (" ".join(["w8 w9"] * 70), " w3 w2")]
+    found = lm.loglikelihood([Instance("loglikelihood", {}, pair, 0, ("x", 0, 1)) for pair in pairs])
+    for (context, continuation), (value, greedy) in zip(pairs, found, strict=True):
+        wanted = lm.tok_encode(continuation)
+        # A text beyond the model's range loses its beginning.
+        given = (lm.tok_encode(context) or [lm.prefix_token_id])[-(lm.max_length + 1 - len(wanted)) :]
+        expected, expected_greedy = reference_log_likelihood(model, given, wanted)
+        assert math.isclose(value, expected, rel_tol=1e-4, abs_tol=1e-4)
+        assert greedy == expected_greedy
+
+
+def test_a_checkpoint_without_mask_token_needs_the_other_decoder(random_checkpoint, prompts):
+    with pytest.raises(ConfigError, match=r"has no mask token.*pass decoder=autoregressive"):
+        build(random_checkpoint).generate_until(asked(prompts[:1]))
 
 
 def reference_log_likelihood(model, context, continuation):

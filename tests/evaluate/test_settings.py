@@ -54,11 +54,12 @@ def test_other_tasks_are_not(task):
     assert benchmark_of(task) is None
 
 
+@pytest.mark.parametrize("mini", [False, True])
 @pytest.mark.parametrize("decoder", sorted(DECODERS))
-def test_the_shipped_table_covers_all_benchmarks(decoder):
+def test_the_shipped_table_covers_all_benchmarks(decoder, mini):
     settings_type = DECODERS[decoder].Settings
     checkpoint = {key: value for key, value in CHECKPOINT.items() if key in settings_type.__dataclass_fields__}
-    table = load_table(tasks_path() / "settings", decoder, False, settings_type, checkpoint)
+    table = load_table(tasks_path() / "settings", decoder, mini, settings_type, checkpoint)
     assert table.benchmarks.keys() == PROMPTS.keys()
 
 

@@ -3,6 +3,7 @@
 A fresh environment sees the libraries of this one (lm_eval, torch, ...), but not this one's own start-up files.
 """
 
+import json
 import os
 import statistics
 import subprocess
@@ -103,6 +104,24 @@ def test_editable_wheel_copies_no_task(editable):
 def test_wheel_makes_lm_eval_find_our_model_and_its_own(installed):
     done = installed.run("-c", FIND_MODELS)
     assert done.stdout.split() == ["DummyLM", "RefusionLM"], done.stderr
+
+
+@pytest.mark.slow
+def test_the_stock_command_evaluates_a_mini_task_with_our_model(installed, tmp_path):
+    arguments = "decoder=autoregressive,pretrained=embedded,gen_length=64,run_dir=" + str(tmp_path / "run")
+    done = installed.run(
+        *("-m", "lm_eval", "--model", "refusion", "--model_args", arguments, "--limit", "2", "--apply_chat_template"),
+        *("--include_path", installed.site / "refusion_eval" / "tasks", "--tasks", "mini_gsm8k", "--log_samples"),
+        *("--output_path", tmp_path / "out"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "gen_length=64" in done.stderr
+    assert "[model_args]" in done.stderr
+    (results,) = tmp_path.glob("out/*/results_*.json")
+    content = json.loads(results.read_text())
+    assert set(content["results"]["mini_gsm8k"]) >= {"acc,last", "extracted,last"}
+    assert content["config"]["decoder_settings"]["mini_gsm8k"]["source"]["gen_length"] == "model_args"
+    assert (tmp_path / "run" / "run.json").exists()
 
 
 def test_editable_install_makes_lm_eval_find_our_model_and_reads_the_checkouts_tasks(editable, tmp_path):
