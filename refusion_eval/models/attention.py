@@ -96,8 +96,25 @@ class OneSequence:
         return out_GRTD.permute(2, 0, 1, 3).flatten(1, 2)
 
 
-class ManySequences:
-    """Attention for a forward of several sequences of different widths and lengths.
+class OneByOne:
+    """Attention for a forward of several sequences, each on its own: the least arithmetic, the most calls.
+
+    Args:
+        sequences: in the order of their rows.
+        widths: query rows of each.
+    """
+
+    def __init__(self, sequences: Sequence[OneSequence], widths: Sequence[int]) -> None:
+        self._sequences, self._widths = sequences, list(widths)
+
+    def __call__(self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> Tensor:
+        """Stores the rows of one layer and attends; returns [T, H, D]."""
+        parts = zip(*(rows.split(self._widths) for rows in (q_THD, k_TGD, v_TGD)), strict=True)
+        return torch.cat([attend(layer, *part) for attend, part in zip(self._sequences, parts, strict=True)])
+
+
+class Padded:
+    """Attention for a forward of several sequences, padded to one width: one call, arithmetic on padding.
 
     Only attention is padded; everything else of a forward runs over the packed rows.
 

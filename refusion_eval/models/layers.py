@@ -13,10 +13,15 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     Args:
         x: any shape, last axis normalised.
-        weight: one scale for each entry of the last axis; may carry leading axes (one scale row a head).
+        weight: one scale for each entry of the last axis.
         eps: added to the mean square.
     """
-    return functional.rms_norm(x, x.shape[-1:], None, eps) * weight
+    return functional.rms_norm(x, weight.shape, weight, eps)
+
+
+def head_rms_norm(x_THD: Tensor, weight_HD: Tensor, eps: float) -> Tensor:
+    """`rms_norm` of every head by its own row of scales."""
+    return functional.rms_norm(x_THD, x_THD.shape[-1:], None, eps) * weight_HD
 
 
 def swiglu(gate_up_TI: Tensor) -> Tensor:

@@ -124,8 +124,10 @@ def wander_requests(count):
     return [Request(wander, prompt, seed) for seed, prompt in enumerate(prompts)]
 
 
+@pytest.mark.parametrize("max_padding", [0.0, 1.5, float("inf")])
 @pytest.mark.parametrize("batch_size", [1, 2, 5, 64])
-def test_tokens_and_traces_are_the_same_at_any_batch_size(batch_size):
+def test_tokens_and_traces_are_the_same_at_any_batch_size(batch_size, max_padding, monkeypatch):
+    monkeypatch.setattr(masks, "MAX_CPU_PADDING", max_padding)
     engine, requests = random_engine(), wander_requests(17)
     alone = [engine.run(request.decode, request.prompt, request.settings) for request in requests]
     together = dict(engine.run_many(iter(requests), batch_size))
@@ -211,7 +213,9 @@ def test_a_failing_request_leaves_the_others_alone():
     assert [outcomes[index].tokens for index in (0, 2, 3, 5, 6, 7)] == expected
 
 
-def test_logits_that_are_not_finite_end_only_their_request():
+@pytest.mark.parametrize("max_padding", [0.0, float("inf")])
+def test_logits_that_are_not_finite_end_only_their_request(max_padding, monkeypatch):
+    monkeypatch.setattr(masks, "MAX_CPU_PADDING", max_padding)
     engine, requests = random_engine(), wander_requests(6)
     engine.model.weights.embedding[0] = float("nan")
     requests = [Request(wander, [token or 1 for token in r.prompt], r.settings) for r in requests]
