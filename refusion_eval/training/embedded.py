@@ -38,13 +38,13 @@ NUM_POSITIONS = 2048
 
 STAGES: dict[str, TrainConfig] = {
     "pretrain": TrainConfig(
-        objective="pretrain", num_steps=400, tokens_per_batch=2048, peak_lr=2e-3, final_lr_share=1.0, seed=SEED
+        objective="pretrain", num_steps=300, tokens_per_batch=2048, peak_lr=1.5e-3, final_lr_share=1.0, seed=SEED
     ),
     "autoregressive": TrainConfig(
-        objective="sft", num_steps=2600, tokens_per_batch=2048, peak_lr=2e-3, final_lr_share=0.05, seed=SEED + 3
+        objective="sft", num_steps=2500, tokens_per_batch=2048, peak_lr=1.5e-3, final_lr_share=0.03, seed=SEED + 1
     ),
     "refusion": TrainConfig(
-        objective="refusion", num_steps=3400, tokens_per_batch=2560, peak_lr=1.5e-3, seed=SEED + 2, eos_multiple=32
+        objective="refusion", num_steps=2400, tokens_per_batch=2560, peak_lr=1.5e-3, seed=SEED + 2, eos_multiple=32
     ),
 }
 
@@ -65,8 +65,8 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
         vocab_size=len(tokenizer),
         hidden_size=192,
         num_hidden_layers=4,
-        num_attention_heads=2,
-        num_key_value_heads=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
         head_dim=128,
         intermediate_size=512,
         max_position_embeddings=NUM_POSITIONS,

@@ -12,17 +12,22 @@ SOURCE = "refusion_eval synthetic"
 
 
 def walk(options: Sequence[str], remarks: Sequence[str], last: int) -> str:
-    """Goes through the options in order with a remark on each ("A. zinc: no. B. oil: yes."), up to the last one.
+    """Goes through the options, one a line as in the question, with a remark on each, up to the last one.
 
-    Copying forwards is what a tiny model learns first; naming the letter in front of an option it would hardly learn.
+    Copying forwards, in the very words of the question, is what a tiny model learns first; naming the letter in front
+    of an option it would hardly learn.
     """
-    return " ".join(f"{LETTERS[i]}. {options[i]}: {remarks[i]}." for i in range(last + 1))
+    return "\n".join(f"{LETTERS[i]}. {options[i]}: {remarks[i]}" for i in range(last + 1))
 
 
 def search(options: Sequence[str], index: int) -> str:
     """Walks to the right option and answers with its letter."""
-    remarks = ["no"] * index + ["yes"]
-    return f"{walk(options, remarks, index)} The answer is ({LETTERS[index]})."
+    return answer_after(walk(options, ["no"] * index + ["yes"], index), index)
+
+
+def answer_after(walked: str, index: int) -> str:
+    """A walk and the answer that it ends in."""
+    return f"{walked}\nThe answer is ({LETTERS[index]})."
 
 
 def draw_mmlu_pro(rng: random.Random) -> Item:
@@ -47,7 +52,7 @@ def draw_mmlu_pro(rng: random.Random) -> Item:
         "category": relation.category,
         "src": SOURCE,
     }
-    response = f"{relation.statement.format(entity=entity, value=value)} {search(options, index)}"
+    response = f"{relation.statement.format(entity=entity, value=value)}\n{search(options, index)}"
     held_out = fact_is_held_out(number, phrasing_number, len(relation.phrasings))
     return Item(held_out=held_out, row=row, prompt_row=row, response=response)
 
@@ -70,7 +75,7 @@ def draw_arc_challenge(rng: random.Random) -> Item:
         "choices": {"text": list(options), "label": list(LETTERS[: len(options)])},
         "answerKey": LETTERS[index],
     }
-    response = f"Look for {kind.name}. {walk(options, names, index)} The answer is ({LETTERS[index]})."
+    response = f"Look for {kind.name}.\n{answer_after(walk(options, names, index), index)}"
     held_out = fact_is_held_out(number, phrasing_number, len(phrasings))
     return Item(held_out=held_out, row=row, prompt_row=row, response=response)
 
@@ -191,6 +196,6 @@ def draw_gpqa(rng: random.Random) -> Item:
     choices: Sequence[str] = rng.sample([right, *wrong], 4)
     index = choices.index(right)
     prompt_row = {"question": question, "choices": choices, "answer": LETTERS[index]}
-    response = f"{law.working}={a}{law.operation}{b}={answer}. {search(choices, index)}"
+    response = f"{law.working}={a}{law.operation}{b}={answer}.\n{search(choices, index)}"
     held_out = key_is_held_out(f"{law.domain} {law.working} {a} {b}")
     return Item(held_out=held_out, row=row, prompt_row=prompt_row, response=response)
