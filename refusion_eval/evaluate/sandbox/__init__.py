@@ -40,7 +40,7 @@ def check_programs(
 
     Args:
         programs: what to check; read as workers become free.
-        workers: number of programs at a time; by default one per processor this process may use.
+        workers: number of programs at a time; by default two per processor this process may use.
         sandbox: "auto", or "none" to run without isolation (only for programs you trust; verdicts then say so).
         on_done: called with index and verdict as each check ends, by one thread at a time.
 

@@ -17,7 +17,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder with humaneval/test.jsonl")
     parser.add_argument("--rounds", type=int, default=1, help="how often to check all references")
-    parser.add_argument("--workers", type=int, help="programs at a time (default: one per processor)")
+    parser.add_argument("--workers", type=int, help="programs at a time (default: two per processor)")
     parser.add_argument("--sandbox", default="auto", help="auto or none")
     options = parser.parse_args()
     programs = humaneval_programs(options.data / "humaneval" / "test.jsonl") * options.rounds

@@ -29,7 +29,6 @@ class Guest:
         self._module = types.ModuleType(MODULE_NAME)
         self._operations: dict[str, Callable[..., Any]] = {
             "load": self._load,
-            "look_up": self._look_up,
             "call": self._call,
             "getattr": getattr,
             "setattr": setattr,
@@ -90,7 +89,8 @@ class Guest:
             self._objects.append(value)  # keeps it alive, so its id() stays its own
         return number
 
-    def _load(self, source: str) -> None:
+    def _load(self, source: str, names: list[str]) -> list[tuple[str, Any]]:
+        """Run the program; returns pairs of name and object for those of the names that it defines."""
         try:
             code = compile(source, f"{MODULE_NAME}.py", "exec", dont_inherit=True)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -98,9 +98,6 @@ class Guest:
         sys.modules[MODULE_NAME] = self._module
         sys.setrecursionlimit(RECURSION_LIMIT)
         exec(code, self._module.__dict__)  # the purpose of this process
-
-    def _look_up(self, names: list[str]) -> list[tuple[str, Any]]:
-        """Pairs of name and object for the names that the program defines."""
         known = self._module.__dict__
         return [(name, known[name]) for name in names if name in known]
 

@@ -67,7 +67,7 @@ def judge(sock: socket.socket, job: dict[str, str]) -> Outcome:
 
 def _run(candidate: Candidate, job: dict[str, str], code: Any, names: Names, namespace: dict[str, Any]) -> Outcome:
     try:
-        candidate.request("load", job["candidate"])
+        found = candidate.load(job["candidate"], names.wanted)
     except Broken as broken:
         return Outcome(broken.reason, broken.detail)
     except SyntaxError as error:
@@ -76,7 +76,7 @@ def _run(candidate: Candidate, job: dict[str, str], code: Any, names: Names, nam
         return _raised(candidate, error)
     try:
         namespace.update({name: importlib.import_module(name) for name in names.modules})
-        namespace.update(candidate.look_up(names.wanted))
+        namespace.update(found)
         exec(code, namespace)  # the dataset's test, trusted
     except Broken as broken:
         return Outcome(broken.reason, broken.detail)

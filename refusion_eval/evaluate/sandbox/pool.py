@@ -35,6 +35,7 @@ from refusion_eval.evaluate.sandbox.warden import main
 main({control_fd}, {profile!r})
 """
 _START_LIMIT_S = 30.0
+_WORKERS_PER_PROCESSOR = 2  # a check is a chain of short steps of four processes, which wait for each other
 _ANSWER_SLACK_S = 15.0
 _DETAILS = {
     "timeout_cpu": "the time limit, computing",
@@ -259,7 +260,10 @@ def check_all(
             faults.put(error)
             stopping.set()
 
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(workers or len(os.sched_getaffinity(0)))]
+    threads = [
+        threading.Thread(target=work, daemon=True)
+        for _ in range(workers or _WORKERS_PER_PROCESSOR * len(os.sched_getaffinity(0)))
+    ]
     try:
         for thread in threads:
             thread.start()

@@ -80,9 +80,15 @@ class Candidate:
             self._raise(*parts)
         return parts[0]
 
-    def look_up(self, names: list[str]) -> dict[str, Any]:
-        """Objects that the candidate defines under some of these names; nothing else it answers gets a name here."""
-        found = self.request("look_up", names)
+    def load(self, source: str, names: list[str]) -> dict[str, Any]:
+        """Have the program run; returns what it defines under some of these names, and under no other.
+
+        Raises:
+            SyntaxError: it is no program.
+            Broken: as `request`.
+            Exception: what running it raised.
+        """
+        found = self.request("load", source, names)
         if not (isinstance(found, list) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in found)):
             self._fail("protocol_error", "malformed names")
         return {name: value for name, value in found if isinstance(name, str) and name in names}

@@ -90,21 +90,23 @@ ESCAPES = {
 
 @pytest.mark.parametrize("name", ESCAPES)
 def test_nothing_outside_can_be_reached(every_judge, name):
-    verdict = every_judge(ESCAPES[name])
+    verdict = every_judge.all(ESCAPES)[name]
     assert verdict.status in ("failed", "killed"), verdict
 
 
 def test_a_worker_survives_all_escapes(every_judge):
+    every_judge.all(ESCAPES)
     assert every_judge("def solve(n):\n    return 6765").passed
 
 
 _AS_USER = """
 import json, sys
 from refusion_eval.evaluate.sandbox import Program
-from refusion_eval.evaluate.sandbox.pool import check_on
-def status(program):
-    return check_on({profile!r}, "", Program(candidate=program, test="assert solve(20) == 6765", memory_mb=256)).status
-print(json.dumps({{name: status(program) for name, program in json.load(sys.stdin).items()}}))
+from refusion_eval.evaluate.sandbox.pool import check_all
+candidates = json.load(sys.stdin)
+programs = [Program(candidate=text, test="assert solve(20) == 6765", memory_mb=256) for text in candidates.values()]
+verdicts = check_all(programs, {profile!r}, "", None, None)
+print(json.dumps({{name: verdict.status for name, verdict in zip(candidates, verdicts)}}))
 """
 
 

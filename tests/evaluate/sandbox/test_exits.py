@@ -31,8 +31,12 @@ EXITS = {
 
 @pytest.mark.parametrize("name", EXITS)
 def test_an_early_end_is_not_a_pass(every_judge, name):
-    verdict = every_judge(EXITS[name])
+    verdict = every_judge.all(EXITS)[name]
     assert verdict.status in ("failed", "killed"), verdict
+
+
+def test_a_worker_survives_all_exits(every_judge):
+    every_judge.all(EXITS)
     assert every_judge("def solve(n):\n    return 6765").passed
 
 
