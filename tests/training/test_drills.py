@@ -17,7 +17,7 @@ def test_the_same_seed_gives_the_same_pairs(drill: str) -> None:
 def test_a_walk_quotes_the_lines_of_the_query_in_order(drill: str) -> None:
     for query, response in drill_pairs(drill, seed=0, count=200):
         lines = query.split("\n\n")[1].split("\n")
-        quoted = re.findall(r"([A-J]\. .+?): [a-z ]+\.", response)
+        quoted = re.findall(r"^([A-J]\. .+): [a-z ]+$", response, re.MULTILINE)
         assert quoted
         assert quoted == lines[: len(quoted)]
 
