@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 import refusion_eval
+from refusion_eval.engine.bandwidth import cache_bytes_per_row, copy_bandwidth, weight_bytes
 from refusion_eval.evaluate.system import System
 from refusion_eval.store.environment import collect_hardware, git_commit, package_versions
 from refusion_eval.store.manifest import Manifest
@@ -53,6 +54,11 @@ def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest
         versions=package_versions(),
         git_commit=git_commit(),
         command=sys.argv,
+        roofline={
+            "weight_bytes": weight_bytes(model.config, model.dtype),
+            "cache_bytes_per_row": cache_bytes_per_row(model.config, model.dtype),
+            "copy_bytes_per_second": copy_bandwidth(model.device),
+        },
     )
 
 

@@ -1,0 +1,47 @@
+"""Bytes that a forward reads, counted from shapes."""
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from refusion_eval.engine.bandwidth import cache_bytes_per_row, copy_bandwidth, weight_bytes
+from refusion_eval.models.config import ModelConfig
+
+CONFIG = ModelConfig(
+    family="qwen3",
+    vocab_size=300,
+    hidden_size=64,
+    intermediate_size=96,
+    num_layers=3,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    rms_norm_eps=1e-6,
+    rope_theta=1e6,
+    max_positions=64,
+    tied_head=True,
+    dtype="float32",
+)
+
+
+def test_with_a_tied_head_every_parameter_is_read_by_each_forward():
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=300,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+            tie_word_embeddings=True,
+        )
+    )
+    assert weight_bytes(CONFIG, torch.float32) == 4 * sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_a_cache_row_holds_keys_and_values_of_every_layer():
+    assert cache_bytes_per_row(CONFIG, torch.bfloat16) == 2 * (3 * 2 * 16) * 2
+
+
+def test_copy_bandwidth_is_that_of_a_memory_and_not_of_a_disk():
+    assert copy_bandwidth(torch.device("cpu")) > 1e8
