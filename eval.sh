@@ -98,13 +98,11 @@ quietly() { # as run, with the output in a log that is shown if the command fail
     }
 }
 
-torch_index() { # prints the index to take torch from; nothing for pip's own
-    if [ -n "${REFUSION_EVAL_TORCH_INDEX:-}" ]; then
-        printf '%s' "$REFUSION_EVAL_TORCH_INDEX"
-    elif ! nvidia-smi -L >/dev/null 2>&1 &&
+warn_of_cuda() { # without a GPU the gigabytes of CUDA libraries are of no use
+    if [ -z "${REFUSION_EVAL_TORCH_INDEX:-}" ] && ! nvidia-smi -L >/dev/null 2>&1 &&
         "$python" -m pip install --quiet --dry-run --ignore-installed --report - "$1" 2>/dev/null | grep -q '"nvidia-'; then
-        # Without a GPU the gigabytes of CUDA libraries would be of no use.
-        printf 'https://download.pytorch.org/whl/cpu'
+        echo "  no NVIDIA GPU here, and pip brings PyTorch with CUDA (gigabytes, works on the CPU too); for the small CPU build"
+        echo "  set REFUSION_EVAL_TORCH_INDEX to the CPU index that PyTorch's installation page names"
     fi
 }
 
@@ -122,7 +120,7 @@ set_up() {
     if [ -f "$venv/set-up" ] && [ "$(cat "$venv/set-up")" = "$(stamp)" ]; then
         return
     fi
-    local torch index
+    local torch
     torch=$(grep '^torch==' constraints.txt)
     echo "Setting up $venv (the first time takes minutes; the details go to $venv/setup.log)"
     if [ -e "$venv" ] && [ ! -f "$venv/setup.log" ]; then
@@ -136,9 +134,9 @@ set_up() {
         run "$python" -m pip install -e . -c constraints.txt
         return
     fi
-    index=$(torch_index "$torch")
-    echo "  installing $torch${index:+ from $index}"
-    quietly "$python" -m pip install "$torch" ${index:+--index-url "$index"}
+    warn_of_cuda "$torch"
+    echo "  installing $torch"
+    quietly "$python" -m pip install "$torch" ${REFUSION_EVAL_TORCH_INDEX:+--index-url "$REFUSION_EVAL_TORCH_INDEX"}
     echo "  installing refusion_eval and what it needs"
     quietly "$python" -m pip install -e . -c constraints.txt
     stamp >"$venv/set-up"
