@@ -42,7 +42,8 @@ def _gpqa(row: Row) -> str:
 
 
 def _humaneval(row: Row) -> str:
-    return f"Complete this function. Reply with the whole function in a python block.\n\n```python\n{row['prompt'].strip()}\n```"
+    function = row["prompt"].strip()
+    return f"Complete this function. Reply with the whole function in a python block.\n\n```python\n{function}\n```"
 
 
 def _mbpp(row: Row) -> str:

@@ -1,0 +1,60 @@
+"""A run that is killed and started again ends with the records of a run that was not."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from refusion_eval.errors import StoreError
+from refusion_eval.store.run_reader import RunReader
+
+NUM_ITEMS = 40
+SECONDS_TO_START = 300
+
+
+def start(checkpoint, run_dir):
+    command = ["run", "--model", checkpoint, "--decoder", "autoregressive", "--run-dir", run_dir, "--warmup", "0"]
+    options = ["--tasks", "mini_gsm8k", "--limit", str(NUM_ITEMS), "--set", "gen_length=48"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "refusion_eval", *command, *options],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def recorded(run_dir):
+    try:
+        with RunReader.open(run_dir) as run:
+            return list(run.samples(traces=False)), list(run.scores())
+    except StoreError:
+        return [], []
+
+
+def facts(run_dir):
+    """Samples without what may differ between two runs: times, process, date, and which came first in a process."""
+    samples, scores = recorded(run_dir)
+    return [replace(sample, seconds=0, process_id="", created="", warm=True) for sample in samples], scores
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_equals_uninterrupted(shared, tmp_path):
+    checkpoint = str(shared / "parity" / "tiny")
+    process = start(checkpoint, tmp_path / "killed")
+    deadline = time.monotonic() + SECONDS_TO_START
+    while len(recorded(tmp_path / "killed")[0]) < 3:
+        assert time.monotonic() < deadline, "no sample was recorded"
+        assert process.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    interrupted = len(recorded(tmp_path / "killed")[0])
+    assert 3 <= interrupted < NUM_ITEMS
+    assert start(checkpoint, tmp_path / "killed").wait() == 0
+    assert start(checkpoint, tmp_path / "whole").wait() == 0
+    assert facts(tmp_path / "killed") == facts(tmp_path / "whole")
+    assert len(facts(tmp_path / "whole")[0]) == NUM_ITEMS
