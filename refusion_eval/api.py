@@ -155,16 +155,14 @@ def check_prompt(model: LoadedModel, prompt_ids: Sequence[int], num_positions: i
     Raises:
         ConfigError: the prompt is empty, holds ids outside the vocabulary, or leaves no room for the response.
     """
-    config = model.config
     if len(prompt_ids) == 0:
         raise ConfigError("the prompt is empty; give at least one token id")
-    if not 0 <= min(prompt_ids) <= max(prompt_ids) < config.vocab_size:
-        outside = next(token for token in prompt_ids if not 0 <= token < config.vocab_size)
-        raise ConfigError(f"prompt token {outside} lies outside the vocabulary, 0..{config.vocab_size - 1}")
-    if len(prompt_ids) + num_positions > config.max_positions:
+    _check_vocabulary(model, prompt_ids)
+    max_positions = model.config.max_positions
+    if len(prompt_ids) + num_positions > max_positions:
         raise ConfigError(
             f"prompt of {len(prompt_ids)} tokens and {num_positions} generated positions exceed the context of "
-            f"{config.max_positions}; shorten the prompt or lower gen_length"
+            f"{max_positions}; shorten the prompt or lower gen_length"
         )
 
 
@@ -270,8 +268,18 @@ def score_tokens_many(
     for prefix_ids, continuation_ids in pairs:
         if not prefix_ids or not continuation_ids:
             raise ConfigError("scoring needs at least one prefix token and one continuation token")
-        check_prompt(model, [*prefix_ids, *continuation_ids], 0)
+        _check_vocabulary(model, [*prefix_ids, *continuation_ids])
+        # The last token is only predicted, so it takes no position.
+        if (num_read := len(prefix_ids) + len(continuation_ids) - 1) > model.config.max_positions:
+            raise ConfigError(f"scoring reads {num_read} tokens; the context is {model.config.max_positions}")
     return score_many(model.engine.model, pairs, batch_size)
+
+
+def _check_vocabulary(model: LoadedModel, token_ids: Sequence[int]) -> None:
+    vocab_size = model.config.vocab_size
+    if not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+        outside = next(token for token in token_ids if not 0 <= token < vocab_size)
+        raise ConfigError(f"token {outside} lies outside the vocabulary, 0..{vocab_size - 1}")
 
 
 def _suggestion(name: str, known: Iterable[str]) -> str:

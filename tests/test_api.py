@@ -90,8 +90,8 @@ def test_numpy_and_tensor_prompts_are_taken(model):
         ([1], "refusion", {"mask_id": 61}, "vocabulary"),
         ([1], "autoregressive", {"eos_ids": (99,)}, "vocabulary"),
         ([], "autoregressive", {"gen_length": 8}, "prompt is empty"),
-        ([1, 61], "autoregressive", {"gen_length": 8}, "prompt token 61"),
-        ([-1], "autoregressive", {"gen_length": 8}, "prompt token -1"),
+        ([1, 61], "autoregressive", {"gen_length": 8}, "token 61 lies outside"),
+        ([-1], "autoregressive", {"gen_length": 8}, "token -1 lies outside"),
         ([1], "autoregressive", {"gen_length": 512}, "exceed the context of 512"),
         ([1] * 500, "refusion", {**SMALL, "gen_length": 13}, "exceed the context of 512"),
     ],
@@ -148,7 +148,11 @@ def test_scores_of_continuations(model):
     assert second.log_prob < 0
 
 
-@pytest.mark.parametrize(("prefix", "continuation"), [([], [1]), ([1], []), ([1], [61]), ([1] * 500, [1] * 13)])
+def test_the_last_token_of_a_scored_text_takes_no_position(model):
+    assert api.score_tokens(model, [1] * 512, [2]).log_prob < 0
+
+
+@pytest.mark.parametrize(("prefix", "continuation"), [([], [1]), ([1], []), ([1], [61]), ([1] * 500, [1] * 14)])
 def test_texts_that_cannot_be_scored_are_refused(unloaded, prefix, continuation):
     with pytest.raises(ConfigError):
         api.score_tokens(unloaded, prefix, continuation)

@@ -112,8 +112,3 @@ class KVCache:
         for buffer in (self.keys, self.values):
             # The gather is complete before the write begins, so overlapping rows are safe.
             buffer[:, sequence].index_copy_(2, index[1], buffer[:, sequence].index_select(2, index[0]))
-
-    def row_bytes(self) -> int:
-        """Bytes of the keys and values of one row over all layers."""
-        num_layers, _, num_kv_heads, _, head_dim = self.keys.shape
-        return 2 * num_layers * num_kv_heads * head_dim * self.keys.element_size()

@@ -45,13 +45,6 @@ class ModelConfig:
     tied_head: bool
     dtype: str
 
-    @property
-    def num_parameters(self) -> int:
-        """Number of weights of the matrices that a forward reads (norms are left out, a tied head counts once)."""
-        heads = (2 * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        layer = self.hidden_size * (heads + 3 * self.intermediate_size)
-        return self.num_layers * layer + self.vocab_size * self.hidden_size * (1 if self.tied_head else 2)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Card:

@@ -56,15 +56,6 @@ class Weights:
     final_norm: Tensor
     head: Tensor
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all weights; a tied head counts once."""
-        tensors = [self.embedding, self.final_norm]
-        tensors += [tensor for layer in self.layers for tensor in vars(layer).values()]
-        if self.head is not self.embedding:
-            tensors.append(self.head)
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
 
 class Attend(Protocol):
     """Stores the keys and values of a layer's rows and lets its queries attend."""
