@@ -134,7 +134,15 @@ def build(work_dir: Path, out_dir: Path, *, num_threads: int, stages: dict[str, 
         )
         if stage in ("autoregressive", "refusion"):
             save_checkpoint(model, tokenizer, out_dir / stage)
-            write_card(out_dir / stage, stage, done, work_dir, num_samples=len(samples), hardware=hardware)
+            write_card(
+                out_dir / stage,
+                stage,
+                done,
+                work_dir,
+                num_samples=len(samples),
+                num_drills=len(drills),
+                hardware=hardware,
+            )
 
 
 def main() -> None:

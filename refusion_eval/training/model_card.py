@@ -22,7 +22,14 @@ _TEXTS = {
 
 
 def write_card(
-    target: Path, stage: str, configs: Mapping[str, TrainConfig], work_dir: Path, *, num_samples: int, hardware: str
+    target: Path,
+    stage: str,
+    configs: Mapping[str, TrainConfig],
+    work_dir: Path,
+    *,
+    num_samples: int,
+    num_drills: int,
+    hardware: str,
 ) -> None:
     """Writes README.md and loss.csv beside the checkpoint.
 
@@ -31,7 +38,8 @@ def write_card(
         stage: "autoregressive" or "refusion".
         configs: every stage that led here, in order.
         work_dir: holds `<stage>/metrics.jsonl`.
-        num_samples: size of the training set.
+        num_samples: conversations of the mini tasks.
+        num_drills: conversations of the drills, which the AR fine-tuning adds.
         hardware: in words.
     """
     lines = {name: (work_dir / name / "metrics.jsonl").read_text().splitlines() for name in configs}
@@ -57,7 +65,8 @@ def write_card(
         "A tiny Qwen3 (head size 128, rotary base 1e6) with its own byte-level BPE tokenizer, trained from random "
         "weights on synthetic items made by `refusion_eval.training.mini`; no other data. It does the mini tasks and "
         "nothing else, and serves to run every part of this project with true (small) numbers on any machine.\n\n"
-        f"- Data: {num_samples} synthetic conversations, disjoint from `tasks/mini/*/test.jsonl`.\n"
+        f"- Data: {num_samples} synthetic conversations, disjoint from `tasks/mini/*/test.jsonl`; AR fine-tuning adds "
+        f"{num_drills} drills of single steps (sums, kinds of things, going through options).\n"
         f"- Hardware: {hardware}.\n"
         "- Weights: bfloat16 (trained in float32).\n"
         "- Made by: `python -m refusion_eval.training.embedded`.\n"
