@@ -32,7 +32,7 @@ VOCABULARY_SIZE = 1536
 NUM_TOKENIZER_ITEMS = 3000
 NUM_TRAIN_ITEMS = 15_000
 NUM_DRILL_ITEMS = 20_000
-WITH_DRILLS = ("autoregressive",)
+WITH_DRILLS = ("basics", "autoregressive")
 NUM_CHECK_ITEMS = 60
 NUM_POSITIONS = 2048
 
@@ -40,11 +40,14 @@ STAGES: dict[str, TrainConfig] = {
     "pretrain": TrainConfig(
         objective="pretrain", num_steps=300, tokens_per_batch=2048, peak_lr=1.5e-3, final_lr_share=1.0, seed=SEED
     ),
-    "autoregressive": TrainConfig(
+    "basics": TrainConfig(
         objective="sft", num_steps=2500, tokens_per_batch=2048, peak_lr=1.5e-3, final_lr_share=0.03, seed=SEED + 1
     ),
+    "autoregressive": TrainConfig(
+        objective="sft", num_steps=900, tokens_per_batch=2048, peak_lr=1e-3, final_lr_share=0.03, seed=SEED + 3
+    ),
     "refusion": TrainConfig(
-        objective="refusion", num_steps=2400, tokens_per_batch=2560, peak_lr=1.5e-3, seed=SEED + 2, eos_multiple=32
+        objective="refusion", num_steps=2000, tokens_per_batch=2560, peak_lr=1.2e-3, seed=SEED + 2, eos_multiple=32
     ),
 }
 
