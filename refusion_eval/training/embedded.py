@@ -47,7 +47,7 @@ STAGES: dict[str, TrainConfig] = {
         objective="sft", num_steps=900, tokens_per_batch=2048, peak_lr=1e-3, final_lr_share=0.03, seed=SEED + 3
     ),
     "refusion": TrainConfig(
-        objective="refusion", num_steps=2000, tokens_per_batch=2560, peak_lr=1.2e-3, seed=SEED + 2, eos_multiple=32
+        objective="refusion", num_steps=1200, tokens_per_batch=2560, peak_lr=1.2e-3, seed=SEED + 2, eos_multiple=32
     ),
 }
 
