@@ -16,12 +16,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         weight: one scale for each entry of the last axis.
         eps: added to the mean square.
     """
-    return functional.rms_norm(x, weight.shape, weight, eps)
+    return torch.rms_norm(x, weight.shape, weight, eps)
 
 
 def head_rms_norm(x_THD: Tensor, weight_HD: Tensor, eps: float) -> Tensor:
     """`rms_norm` of every head by its own row of scales."""
-    return functional.rms_norm(x_THD, x_THD.shape[-1:], None, eps) * weight_HD
+    return torch.rms_norm(x_THD, x_THD.shape[-1:], None, eps) * weight_HD
 
 
 def swiglu(gate_up_TI: Tensor) -> Tensor:

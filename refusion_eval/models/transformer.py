@@ -100,9 +100,9 @@ class Transformer:
         num_rows = x_TC.shape[0]
         for index, layer in enumerate(self.weights.layers):
             qkv_THD = linear(rms_norm(x_TC, layer.input_norm, eps), layer.qkv).view(num_rows, -1, config.head_dim)
-            qk_THD, v_TGD = qkv_THD.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
+            qk_THD, v_TGD = qkv_THD.split_with_sizes((num_heads + num_kv_heads, num_kv_heads), dim=1)
             qk_THD = rotate(head_rms_norm(qk_THD, layer.qk_norm, eps), cos_T1D, sin_T1D)
-            q_THD, k_TGD = qk_THD.split((num_heads, num_kv_heads), dim=1)
+            q_THD, k_TGD = qk_THD.split_with_sizes((num_heads, num_kv_heads), dim=1)
             attended_THD = attend(index, q_THD, k_TGD, v_TGD)
             x_TC = x_TC + linear(attended_THD.reshape(num_rows, -1), layer.out)
             x_TC = x_TC + linear(swiglu(linear(rms_norm(x_TC, layer.mlp_norm, eps), layer.gate_up)), layer.down)
