@@ -14,7 +14,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
 
-from refusion_eval.engine.scoring import score_many
+from refusion_eval import api
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.evaluate.benchmarks import BENCHMARKS
 from refusion_eval.evaluate.jobs import Job, doc_hash, prompt_hash
@@ -231,7 +231,7 @@ class RefusionLM(TemplateLM):
         for start in range(0, len(requests), size):
             part = requests[start : start + size]
             pairs = [self._fit(context, continuation) for _, context, continuation in part]
-            scored = iter(score_many(self.system.model.engine.model, [pair for pair in pairs if pair[1]], size))
+            scored = iter(api.score_tokens_many(self.system.model, [pair for pair in pairs if pair[1]], size))
             for (text, _, _), (_, continuation) in zip(part, pairs, strict=True):
                 # A continuation that the tokenizer merged into its context has nothing left to score.
                 log_prob, is_greedy = next(scored) if continuation else (0.0, True)
