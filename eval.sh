@@ -147,6 +147,8 @@ if $setup_only; then
     exit 0
 fi
 
+# The embedded models are too small to share between threads, which would wait for each other most of the time.
+[ "$model" != embedded ] || export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 results=${results:-results}
 name=$(basename "$model")
 common=()
