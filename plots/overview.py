@@ -43,7 +43,7 @@ def draw(rows: Sequence[TableRow], target: Path) -> None:
     panels[0].set_yticks(range(len(tasks)), [task.removeprefix("mini_") for task in tasks])
     panels[0].invert_yaxis()
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=len(systems), frameon=False)
+    figure.legend(handles, labels, loc="lower left", ncols=len(systems), frameon=False)
     figure.text(0.99, 0.01, _caption(rows), ha="right", fontsize=8, color="#444444")
     figure.tight_layout(rect=(0, 0.07, 1, 1))
     figure.savefig(target, dpi=150, metadata={"Software": None})
