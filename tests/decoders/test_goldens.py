@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from refusion_eval.api import generate, load_model
+from refusion_eval.api import load_model
+from tests.decoders.goldens import decode_golden
 
 PARITY = Path(__file__).parents[2].parent / "shared" / "parity"
 pytestmark = pytest.mark.skipif(not PARITY.is_dir(), reason=f"{PARITY} is absent")
@@ -22,25 +23,10 @@ def model() -> Any:
     return load_model(PARITY / "tiny", dtype="float32", device="cpu")
 
 
-def decode(model: Any, case: dict[str, Any], *, release_compatible: bool) -> Any:
-    settings = case["settings"]
-    return generate(
-        model,
-        case["prompt_ids"],
-        decoder="refusion",
-        gen_length=settings["gen_length"],
-        slot_size=settings["slot_size"],
-        block_size=case["block_size"],
-        tau_slot=settings["slot_threshold"],
-        tau_token=settings["token_threshold"],
-        release_compatible=release_compatible,
-    )
-
-
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_default_gives_the_right_tokens_and_forwards(model: Any, number: int):
     case = CASES[number]
-    out = decode(model, case, release_compatible=False)
+    out = decode_golden(model, case, release_compatible=False)
     assert list(out.tokens) == case["fixed"]["output_ids"]
     assert out.num_forwards == case["fixed"]["n_forward"]
 
@@ -48,6 +34,6 @@ def test_default_gives_the_right_tokens_and_forwards(model: Any, number: int):
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_release_compatible_gives_the_tokens_and_forwards_of_the_release(model: Any, number: int):
     case = CASES[number]
-    out = decode(model, case, release_compatible=True)
+    out = decode_golden(model, case, release_compatible=True)
     assert list(out.tokens) == case["output_ids"]
     assert out.num_forwards == case["n_forward"]

@@ -80,23 +80,13 @@ def test_a_slot_without_positions_is_refused():
 @pytest.mark.parametrize("part", ["shortest", pytest.param("rest", marks=pytest.mark.slow)])
 def test_the_release_figure_equals_what_the_release_printed(shared, part):
     """Stored decodings of the public release, decoded again with its defects."""
-    from refusion_eval.api import generate, load_model
+    from refusion_eval.api import load_model
+    from tests.decoders.goldens import decode_golden
 
     model = load_model(shared / "parity" / "tiny", dtype="float32", device="cpu")
     cases = [json.loads(line) for line in (shared / "parity" / "golden.jsonl").open()]
     cases.sort(key=lambda case: case["n_forward"])
     for case in cases[:4] if part == "shortest" else cases[4:]:
-        settings = case["settings"]
-        out = generate(
-            model,
-            case["prompt_ids"],
-            decoder="refusion",
-            gen_length=settings["gen_length"],
-            slot_size=settings["slot_size"],
-            block_size=case["block_size"],
-            tau_slot=settings["slot_threshold"],
-            tau_token=settings["token_threshold"],
-            release_compatible=True,
-        )
-        assert tpf_release(out.trace, settings["slot_size"]) == pytest.approx(case["tpf"], abs=1e-9)
+        out = decode_golden(model, case, release_compatible=True)
+        assert tpf_release(out.trace, case["settings"]["slot_size"]) == pytest.approx(case["tpf"], abs=1e-9)
         assert tpf([len(out.tokens)], [out.num_forwards]).value == pytest.approx(case["tokens_per_forward_total"])
