@@ -47,7 +47,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, pairs: Iterable[tuple[str, str]])
 
 
 def plan_batches(
-    lengths: Sequence[int], *, tokens_per_batch: int, seed: int, epoch: int, pool: int = 2048
+    lengths: Sequence[int], *, tokens_per_batch: int, seed: int, epoch: int, pool: int = 256
 ) -> list[list[int]]:
     """Cuts one epoch into batches of samples of similar length, in a random order that the seed decides.
 

@@ -41,13 +41,19 @@ STAGES: dict[str, TrainConfig] = {
         objective="pretrain", num_steps=300, tokens_per_batch=2048, peak_lr=1.5e-3, final_lr_share=1.0, seed=SEED
     ),
     "basics": TrainConfig(
-        objective="sft", num_steps=2500, tokens_per_batch=2048, peak_lr=1.5e-3, final_lr_share=0.03, seed=SEED + 1
+        objective="sft", num_steps=2400, tokens_per_batch=2048, peak_lr=1.5e-3, final_lr_share=0.03, seed=SEED + 1
     ),
     "autoregressive": TrainConfig(
-        objective="sft", num_steps=900, tokens_per_batch=2048, peak_lr=1e-3, final_lr_share=0.03, seed=SEED + 3
+        objective="sft", num_steps=800, tokens_per_batch=2048, peak_lr=1e-3, final_lr_share=0.03, seed=SEED + 3
     ),
     "refusion": TrainConfig(
-        objective="refusion", num_steps=1200, tokens_per_batch=2560, peak_lr=1.2e-3, seed=SEED + 2, eos_multiple=32
+        objective="refusion",
+        num_steps=4000,
+        tokens_per_batch=2560,
+        peak_lr=1.2e-3,
+        seed=SEED + 2,
+        slot_sizes=(4, 8),
+        eos_multiple=32,
     ),
 }
 

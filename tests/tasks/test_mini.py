@@ -88,8 +88,8 @@ def test_the_walk_ends_at_the_gold_option(benchmark: str, options: str, gold: st
         row = item.prompt_row
         text = row[options][LETTERS.index(row[gold])]
         assert len(set(row[options])) == len(row[options])
-        assert item.response.endswith(f"\n{row[gold]}. {text}: yes\nThe answer is ({row[gold]}).")
-        assert item.response.count(": no\n") == LETTERS.index(row[gold])
+        assert item.response.endswith(f"\n{row[gold]}. {text}.\nThe answer is ({row[gold]}).")
+        assert item.response.count("\n") == LETTERS.index(row[gold]) + 2
 
 
 def test_arc_options_hold_one_thing_of_the_kind_asked_for() -> None:

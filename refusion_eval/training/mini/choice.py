@@ -11,34 +11,36 @@ from refusion_eval.training.mini.knowledge import COMMON_CLUES, KINDS, RELATIONS
 SOURCE = "refusion_eval synthetic"
 
 
-def walk(options: Sequence[str], remarks: Sequence[str], last: int) -> str:
-    """Goes through the options, one a line as in the question, with a remark on each, up to the last one.
+def walk(options: Sequence[str], last: int, remarks: Sequence[str] | None = None) -> str:
+    """Goes through the options, one a line as in the question, up to the last one, which gets a full stop.
 
     Copying forwards, in the very words of the question, is what a tiny model learns first; naming the letter in front
-    of an option it would hardly learn.
+    of an option it would hardly learn. The full stop is what followed the answer in the sentence before the walk, so
+    that where to stop is copied too.
+
+    Args:
+        options: in the question's order.
+        last: where the walk ends.
+        remarks: a remark on each option.
     """
-    return "\n".join(f"{LETTERS[i]}. {options[i]}: {remarks[i]}" for i in range(last + 1))
+    lines = [f"{LETTERS[i]}. {options[i]}" + (f": {remarks[i]}" if remarks else "") for i in range(last + 1)]
+    return "\n".join(lines) + "."
 
 
-def search(options: Sequence[str], index: int) -> str:
+def search(options: Sequence[str], index: int, remarks: Sequence[str] | None = None) -> str:
     """Walks to the right option and answers with its letter."""
-    return answer_after(walk(options, ["no"] * index + ["yes"], index), index)
-
-
-def answer_after(walked: str, index: int) -> str:
-    """A walk and the answer that it ends in."""
-    return f"{walked}\nThe answer is ({LETTERS[index]})."
+    return f"{walk(options, index, remarks)}\nThe answer is ({LETTERS[index]})."
 
 
 def draw_mmlu_pro(rng: random.Random) -> Item:
-    """A fact asked for in one of four phrasings, among 4 to 10 options of the same relation."""
+    """A fact asked for in one of four phrasings, among 4 to 6 options of the same relation."""
     relation = rng.choice(RELATIONS)
     entities = list(relation.facts)
     number = rng.randrange(len(entities))
     phrasing_number = rng.randrange(len(relation.phrasings))
     entity, value = entities[number], relation.facts[entities[number]]
     others = [other for other in relation.facts.values() if other != value]
-    options = [*rng.sample(others, rng.choice((3, 5, 7, 9, 9))), value]
+    options = [*rng.sample(others, rng.randint(3, 5)), value]
     rng.shuffle(options)
     index = options.index(value)
     question = relation.phrasings[phrasing_number].format(entity=entity)
@@ -75,7 +77,7 @@ def draw_arc_challenge(rng: random.Random) -> Item:
         "choices": {"text": list(options), "label": list(LETTERS[: len(options)])},
         "answerKey": LETTERS[index],
     }
-    response = f"Look for {kind.name}.\n{answer_after(walk(options, names, index), index)}"
+    response = f"Look for {kind.name}.\n{search(options, index, names)}"
     held_out = fact_is_held_out(number, phrasing_number, len(phrasings))
     return Item(held_out=held_out, row=row, prompt_row=row, response=response)
 
@@ -86,97 +88,89 @@ class Law:
 
     Attributes:
         domain: GPQA's high-level domain.
-        question: with `{a}` and `{b}`.
+        question: with `{a}` and `{b}`; names the unit of the answer.
         working: the formula as the response quotes it.
         operation: "*" (answer a*b) or "/" (answer a/b).
-        unit: follows the answer.
     """
 
     domain: str
     question: str
     working: str
     operation: str
-    unit: str
 
 
 LAWS: tuple[Law, ...] = (
     Law(
         domain="Physics",
-        question="A net force of {a} N acts on a body of mass {b} kg. What is its acceleration?",
+        question="A net force of {a} N acts on a body of mass {b} kg. What is its acceleration in m/s^2?",
         working="a=F/m",
         operation="/",
-        unit="m/s^2",
     ),
     Law(
         domain="Physics",
-        question="A current of {a} A flows through a resistor of {b} ohm. What is the voltage across it?",
+        question="A current of {a} A flows through a resistor of {b} ohm. What is the voltage across it in V?",
         working="U=I*R",
         operation="*",
-        unit="V",
     ),
     Law(
         domain="Physics",
-        question="A particle covers {a} m in {b} s at constant speed. What is the speed?",
+        question="A particle covers {a} m in {b} s at constant speed. What is the speed in m/s?",
         working="v=d/t",
         operation="/",
-        unit="m/s",
     ),
     Law(
         domain="Physics",
-        question="A force of {a} N moves a load over {b} m along its direction. How much work is done?",
+        question="A force of {a} N moves a load over {b} m along its direction. How much work in J is done?",
         working="W=F*d",
         operation="*",
-        unit="J",
     ),
     Law(
         domain="Physics",
-        question="A lamp of {a} W runs for {b} s. How much energy does it use?",
+        question="A lamp of {a} W runs for {b} s. How many J of energy does it use?",
         working="E=P*t",
         operation="*",
-        unit="J",
     ),
     Law(
         domain="Chemistry",
-        question="A solution holds {a} mol of salt in {b} L. What is its concentration?",
+        question="A solution holds {a} mol of salt in {b} L. What is its concentration in mol/L?",
         working="c=n/V",
         operation="/",
-        unit="mol/L",
     ),
     Law(
         domain="Chemistry",
         question="Each molecule of a compound has {b} hydrogen atoms. How many are in {a} molecules?",
         working="N=n*k",
         operation="*",
-        unit="atoms",
     ),
     Law(
         domain="Chemistry",
-        question="A sample of {a} g fills {b} mL. What is its density?",
+        question="A sample of {a} g fills {b} mL. What is its density in g/mL?",
         working="d=m/V",
         operation="/",
-        unit="g/mL",
     ),
     Law(
         domain="Biology",
         question="Each of {a} cells makes {b} copies of a plasmid. How many copies are there?",
         working="N=n*k",
         operation="*",
-        unit="copies",
     ),
     Law(
         domain="Biology",
-        question="A culture of {a} million cells is split evenly over {b} dishes. How much does a dish get?",
+        question="A culture of {a} million cells is split evenly over {b} dishes. How many million does a dish get?",
         working="x=n/k",
         operation="/",
-        unit="million",
     ),
 )
 
 
 def _near_misses(rng: random.Random, answer: int, a: int, b: int) -> list[int]:
-    """Three wrong results: the other operations on the same numbers, and neighbours of the answer."""
-    pool = {a + b, abs(a - b), a * b, answer + 1, answer - 1, answer + 2, answer + b} - {answer}
-    return rng.sample(sorted(value for value in pool if 0 < value < 100), 3)
+    """Three wrong results: the other operations on the same numbers, and neighbours of the answer.
+
+    None holds the answer's last digit, so that its digits alone tell the answer from them.
+    """
+    pool = {a + b, abs(a - b), a * b, a, b, *range(answer - 4, answer + 5)}
+    last = str(answer)[-1]
+    return rng.sample(sorted(value for value in pool if 0 < value < 100 and last not in str(value)), 3)
 
 
 def draw_gpqa(rng: random.Random) -> Item:
@@ -185,8 +179,8 @@ def draw_gpqa(rng: random.Random) -> Item:
     small, other = rng.randint(2, 9), rng.randint(2, 9)
     a, b, answer = (small * other, other, small) if law.operation == "/" else (small, other, small * other)
     question = law.question.format(a=a, b=b)
-    wrong = [f"{value} {law.unit}" for value in _near_misses(rng, answer, a, b)]
-    right = f"{answer} {law.unit}"
+    wrong = [str(value) for value in _near_misses(rng, answer, a, b)]
+    right = str(answer)
     row = {
         "Question": question,
         "Correct Answer": right,

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 
 from refusion_eval.evaluate.prompts import lettered
-from refusion_eval.training.mini.choice import LAWS, search, walk
+from refusion_eval.training.mini.choice import search, walk
 from refusion_eval.training.mini.knowledge import KINDS, RELATIONS
 
 NUM_SUMS = 6
@@ -18,18 +18,17 @@ def _some_options(rng: random.Random) -> list[str]:
     source = rng.randrange(3)
     if source == 0:
         values = list(rng.choice(RELATIONS).facts.values())
-        return rng.sample(values, rng.randint(4, 10))
+        return rng.sample(values, rng.randint(4, 6))
     if source == 1:
         return [rng.choice(kind.members) for kind in rng.sample(KINDS, 4)]
-    unit = rng.choice(LAWS).unit
-    return [f"{number} {unit}" for number in rng.sample(range(1, 82), 4)]
+    return [str(10 * rng.randint(0, 8) + last) for last in rng.sample(range(1, 10), 4)]
 
 
 def draw_search(rng: random.Random) -> tuple[str, str]:
     """Which letter does this option have?"""
     options = _some_options(rng)
     index = rng.randrange(len(options))
-    return f"Find {options[index]}.\n\n{lettered(options)}", search(options, index)
+    return f"Find {options[index]}.\n\n{lettered(options)}", f"It is {options[index]}.\n{search(options, index)}"
 
 
 def draw_kinds(rng: random.Random) -> tuple[str, str]:
@@ -37,7 +36,7 @@ def draw_kinds(rng: random.Random) -> tuple[str, str]:
     kinds = rng.sample(KINDS, 5)
     options = [rng.choice(kind.members) for kind in kinds]
     names = [kind.name for kind in kinds]
-    return f"Name the kinds.\n\n{lettered(options)}", walk(options, names, len(options) - 1)
+    return f"Name the kinds.\n\n{lettered(options)}", walk(options, len(options) - 1, names)
 
 
 def _sum(rng: random.Random) -> tuple[str, int]:
