@@ -8,7 +8,7 @@ Example:
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.engine.scoring import TokenScore, score_many
+from refusion_eval.engine.width import WidthCost, measure
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.models.attention import Backend, choose_backend
 from refusion_eval.models.checkpoint import Location, fetch_weights, locate
@@ -82,6 +83,11 @@ class LoadedModel:
         weights = load_weights(self._location.directory, self.config, self.dtype, self.device)
         return Engine(Transformer(self.config, weights), self.attention)
 
+    @cached_property
+    def width_cost(self) -> WidthCost:
+        """How the time of a forward grows with its rows on this device; measured when it is first asked for."""
+        return measure(self.engine.model, self.attention)
+
 
 def load_model(
     name: str,
@@ -144,6 +150,20 @@ def decoder_settings(model: LoadedModel, decoder: str, **settings: Any) -> Any:
     return resolved
 
 
+def with_width_cost(settings: Any, width_cost: Callable[[], WidthCost]) -> Any:
+    """Fills in what the device decides about how a decoder fuses its forwards, where the settings leave it open.
+
+    Args:
+        settings: of any decoder; those of one that fuses nothing come back as they are.
+        width_cost: gives the device's width curve; called only if it is needed.
+    """
+    if not getattr(settings, "fused", False) or settings.row_cost is not None:
+        return settings
+    measured = width_cost()
+    free_rows = measured.free_rows if settings.free_rows is None else settings.free_rows
+    return dataclasses.replace(settings, free_rows=free_rows, row_cost=measured.row_cost)
+
+
 def check_prompt(model: LoadedModel, prompt_ids: Sequence[int], num_positions: int) -> None:
     """Refuses a prompt that cannot be decoded, before anything is computed.
 
@@ -184,7 +204,8 @@ def generate(model: LoadedModel, prompt_ids: Sequence[int], decoder: str = "refu
     """
     resolved = decoder_settings(model, decoder, **settings)
     check_prompt(model, prompt_ids, resolved.num_positions)
-    return model.engine.run(DECODERS[decoder].decode, prompt_ids, resolved)
+    settings_here = with_width_cost(resolved, lambda: model.width_cost)
+    return model.engine.run(DECODERS[decoder].decode, prompt_ids, settings_here)
 
 
 def generate_stream(
@@ -209,7 +230,8 @@ def generate_stream(
     def checked() -> Iterator[Request]:
         for decoder, prompt_ids, settings in requests:
             check_prompt(model, prompt_ids, settings.num_positions)
-            yield Request(DECODERS[decoder].decode, prompt_ids, settings)
+            settings_here = with_width_cost(settings, lambda: model.width_cost)
+            yield Request(DECODERS[decoder].decode, prompt_ids, settings_here)
 
     return model.engine.run_many(checked(), batch_size)
 

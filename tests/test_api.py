@@ -9,6 +9,7 @@ import torch
 
 import refusion_eval
 from refusion_eval import api
+from refusion_eval.engine.width import WidthCost
 from refusion_eval.errors import CheckpointError, ConfigError
 from tests.models import tiny
 
@@ -174,7 +175,8 @@ def test_autoregressive_goldens(shared):
         assert (list(out.tokens), out.num_forwards) == (case["output_ids"], case["num_forwards"]), case["id"]
 
 
-def test_refusion_goldens_in_a_batch(shared):
+@pytest.mark.parametrize("fuse", [False, True])
+def test_refusion_goldens_in_a_batch(shared, fuse):
     cases = golden_cases(shared / "parity" / "golden.jsonl")[::9]
     model = refusion_eval.load_model(shared / "parity" / "tiny", device="cpu")
     requests = []
@@ -188,8 +190,25 @@ def test_refusion_goldens_in_a_batch(shared):
             block_size=case["block_size"],
             tau_slot=given["slot_threshold"],
             tau_token=given["token_threshold"],
+            fuse=fuse,
+            row_cost=0.0,
         )
         requests.append(("refusion", case["prompt_ids"], settings))
     for index, out in api.generate_stream(model, requests, batch_size=8):
         expected = cases[index]["fixed"]
-        assert (list(out.tokens), out.num_forwards) == (expected["output_ids"], expected["n_forward"]), index
+        assert list(out.tokens) == expected["output_ids"], index
+        assert fuse or out.num_forwards == expected["n_forward"], index
+
+
+def test_what_the_device_decides_is_measured_only_where_it_is_left_open(model):
+    def never():
+        raise AssertionError("measured for nothing")
+
+    settings = api.decoder_settings(model, "refusion", **SMALL)
+    filled = api.with_width_cost(settings, lambda: WidthCost(free_rows=5, row_cost=0.5))
+    assert (filled.free_rows, filled.row_cost) == (5, 0.5)
+    assert api.with_width_cost(filled, never) is filled
+    plain = api.decoder_settings(model, "refusion", fuse=False, **SMALL)
+    assert api.with_width_cost(plain, never) is plain
+    greedy = api.decoder_settings(model, "autoregressive", gen_length=4)
+    assert api.with_width_cost(greedy, never) is greedy

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from refusion_eval.decoders import validate
+from refusion_eval.decoders.fuse import ForwardCost
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import StopRule
 
@@ -28,6 +29,10 @@ class RefusionSettings:
         verify_independently: begin a completion by verifying every slot on its own, as Eq. 7 is written, instead of
             keeping the prefixes that the global verification found.
         release_compatible: reproduce the defects of the public release (README, "Paper and release").
+        fuse: let verifications carry likely next plans and predictions: the same tokens in fewer forwards. False is the
+            paper's algorithm; None is on, except with `release_compatible`, whose forward counts are the release's.
+        free_rows, row_cost: how the time of a forward grows with its rows (see `ForwardCost`), which decides how many
+            hypotheses ride along; None takes what was measured on this device (0 and 0.02 where nothing was).
         stop_rule: told the tokens decoded without a gap from the start; decoding ends when it says so.
 
     Raises:
@@ -47,6 +52,9 @@ class RefusionSettings:
     recompute_kv: bool = False
     verify_independently: bool = False
     release_compatible: bool = False
+    fuse: bool | None = None
+    free_rows: int | None = None
+    row_cost: float | None = None
     stop_rule: StopRule | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -65,6 +73,12 @@ class RefusionSettings:
             verify_independently=self.verify_independently,
             release_compatible=self.release_compatible,
         )
+        if self.fuse is not None:
+            validate.require_flags("refusion", fuse=self.fuse)
+        if self.free_rows is not None:
+            validate.require_integer("refusion", "free_rows", self.free_rows, at_least=0)
+        if self.row_cost is not None:
+            validate.require_number("refusion", "row_cost", self.row_cost, 0.0)
         if self.block_size < self.slot_size or self.block_size % self.slot_size:
             multiple = max(1, round(self.block_size / self.slot_size)) * self.slot_size
             raise ConfigError(
@@ -78,6 +92,16 @@ class RefusionSettings:
     def num_positions(self) -> int:
         """Positions behind the prompt that decoding may touch: `gen_length` in whole slots."""
         return -(-self.gen_length // self.slot_size) * self.slot_size
+
+    @property
+    def fused(self) -> bool:
+        """Whether forwards are fused."""
+        return not self.release_compatible if self.fuse is None else self.fuse
+
+    @property
+    def forward_cost(self) -> ForwardCost:
+        """What a forward costs."""
+        return ForwardCost(self.free_rows or 0, 0.02 if self.row_cost is None else self.row_cost)
 
     @property
     def suppress(self) -> tuple[int, ...]:

@@ -3,10 +3,12 @@
 import logging
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from refusion_eval import api
 from refusion_eval.engine.engine import Request
+from refusion_eval.engine.width import WidthCost
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.evaluate.jobs import Job, record, record_error
 from refusion_eval.evaluate.text import Detokenizer
@@ -25,17 +27,30 @@ class JobDecoder:
         detokenizer: writes text from tokens.
         batch_size: jobs decoded at the same time.
         warmup: decodings thrown away before the first measured one of each settings.
+        width_cost: gives the width curve that decides how forwards are fused; called only if it is needed.
     """
 
     def __init__(
-        self, model: api.LoadedModel, decode: Decode, detokenizer: Detokenizer, *, batch_size: int, warmup: int
+        self,
+        model: api.LoadedModel,
+        decode: Decode,
+        detokenizer: Detokenizer,
+        *,
+        batch_size: int,
+        warmup: int,
+        width_cost: Callable[[], WidthCost],
     ) -> None:
         self.model = model
         self.decode = decode
         self.detokenizer = detokenizer
         self.batch_size = batch_size
         self.warmup = warmup
+        self.width_cost = width_cost
         self._warm: set[str] = set()
+
+    def _settings(self, job: Job) -> Any:
+        """The settings for one request, with what this device decides."""
+        return api.with_width_cost(job.settings(self.detokenizer), self.width_cost)
 
     def run(self, jobs: Sequence[Job]) -> Iterator[tuple[int, Sample]]:
         """Decodes jobs and yields each one's index and record as it ends, in whatever order that is."""
@@ -57,7 +72,7 @@ class JobDecoder:
             job = jobs[index]
             try:
                 warm = self._warm_up(job)
-                decoded = self.model.engine.run(self.decode, job.prompt_ids, job.settings(self.detokenizer))
+                decoded = self.model.engine.run(self.decode, job.prompt_ids, self._settings(job))
             # RuntimeError: what torch raises when memory runs out or a kernel fails.
             except (DecodeError, RuntimeError):
                 yield index, record_error(job, traceback.format_exc(), batch_size=1)
@@ -66,9 +81,7 @@ class JobDecoder:
 
     def _together(self, indices: Sequence[int], jobs: Sequence[Job]) -> Iterator[tuple[int, Sample]]:
         left = dict.fromkeys(indices)
-        requests = (
-            Request(self.decode, jobs[index].prompt_ids, jobs[index].settings(self.detokenizer)) for index in indices
-        )
+        requests = (Request(self.decode, jobs[index].prompt_ids, self._settings(jobs[index])) for index in indices)
         try:
             for place, outcome in self.model.engine.run_many(requests, self.batch_size):
                 job = jobs[indices[place]]
@@ -90,7 +103,7 @@ class JobDecoder:
             return True
         started = time.perf_counter()
         for _ in range(self.warmup):
-            self.model.engine.run(self.decode, job.prompt_ids, job.settings(self.detokenizer))
+            self.model.engine.run(self.decode, job.prompt_ids, self._settings(job))
         self._warm.add(job.resolved.digest)
         log.info("%s: %d warm-up decodings, %.1f s", job.key.task, self.warmup, time.perf_counter() - started)
         return self.warmup > 0

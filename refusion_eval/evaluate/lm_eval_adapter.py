@@ -80,6 +80,7 @@ class RefusionLM(TemplateLM):
         """The run store, opened at the first request; None without a run directory."""
         if self._store is None and self.args.run_dir is not None:
             self._store = RunStore.open(self.args.run_dir, build_manifest(self.system, self.task_versions))
+            self.system.settle = self._store.settle
         return self._store
 
     @property

@@ -3,11 +3,12 @@
 import functools
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from refusion_eval import api
 from refusion_eval.decoders import DECODERS
+from refusion_eval.engine.width import WidthCost
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluate.decode_jobs import JobDecoder
 from refusion_eval.evaluate.model_args import ModelArgs
@@ -21,14 +22,25 @@ log = logging.getLogger(__name__)
 TOKEN_SETTINGS = ("mask_id", "eos_ids")
 
 
+Settle = Callable[[str, Callable[[], Any]], Any]
+
+
+def _settle_anew(name: str, make: Callable[[], Any]) -> Any:
+    return make()
+
+
 class System:
     """A checkpoint under a decoder. Nothing is loaded before it is needed, weights last of all.
+
+    Attributes:
+        settle: gives a measured fact as a resumed run recorded it, or makes it (see `RunStore.settle`).
 
     Args:
         args: what to load and how to run it.
     """
 
     def __init__(self, args: ModelArgs) -> None:
+        self.settle: Settle = _settle_anew
         self.args = args
         self.entry = DECODERS[args.decoder]
         self._resolved: dict[tuple[str, str], Resolved] = {}
@@ -59,8 +71,20 @@ class System:
         """Runs jobs."""
         args = self.args
         return JobDecoder(
-            self.model, self.entry.decode, self.detokenizer, batch_size=args.batch_size, warmup=args.warmup
+            self.model,
+            self.entry.decode,
+            self.detokenizer,
+            batch_size=args.batch_size,
+            warmup=args.warmup,
+            width_cost=lambda: self.width_cost,
         )
+
+    @functools.cached_property
+    def width_cost(self) -> WidthCost:
+        """The width curve that decides how forwards are fused; one for a run, so that resuming changes no count."""
+        cost = WidthCost(**self.settle("width_cost", lambda: self.model.width_cost._asdict()))
+        log.info("fusing for a device with %d free rows, %g of a forward for each further one", *cost)
+        return cost
 
     @functools.cached_property
     def checkpoint_settings(self) -> dict[str, Any]:

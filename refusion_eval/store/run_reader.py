@@ -17,6 +17,8 @@ from refusion_eval.store.environment import Hardware
 from refusion_eval.store.manifest import Manifest
 from refusion_eval.store.records import Sample, ScoreRow
 
+SETTLED = "settled:"  # what begins the names of settled facts among the run's own
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -26,11 +28,13 @@ class Run:
         run_id: name of the directory.
         manifest: the first invocation; `tasks` holds those of all invocations.
         processes: process id -> its record, `hardware` included.
+        settled: measured facts that decided how the run went, by name.
     """
 
     run_id: str
     manifest: Manifest
     processes: Mapping[str, Mapping[str, Any]]
+    settled: Mapping[str, Any]
 
     def hardware(self, process_id: str) -> Hardware:
         """Machine of a process."""
@@ -44,6 +48,7 @@ class Run:
             "fingerprint": self.manifest.fingerprint(),
             "manifest": self.manifest.to_json(),
             "processes": dict(self.processes),
+            "settled": dict(self.settled),
         }
 
 
@@ -82,7 +87,8 @@ def read_run(directory: Path, connection: sqlite3.Connection) -> Run:
     processes = {name: json.loads(body) for name, body in bodies.items()}
     tasks = {task: version for process in processes.values() for task, version in process.get("tasks", {}).items()}
     manifest = Manifest.from_json(json.loads(rows["manifest"]))
-    return Run(directory.resolve().name, replace(manifest, tasks={**manifest.tasks, **tasks}), processes)
+    settled = {n.removeprefix(SETTLED): json.loads(value) for n, value in rows.items() if n.startswith(SETTLED)}
+    return Run(directory.resolve().name, replace(manifest, tasks={**manifest.tasks, **tasks}), processes, settled)
 
 
 def _has_tables(connection: sqlite3.Connection) -> bool:

@@ -11,7 +11,7 @@ import os
 import sqlite3
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ from refusion_eval.store.environment import Hardware
 from refusion_eval.store.lock import DirectoryLock
 from refusion_eval.store.manifest import Manifest, differences
 from refusion_eval.store.records import Sample, SampleKey, ScoreRow, dump, pack
-from refusion_eval.store.run_reader import iterate_samples, iterate_scores, read_run
+from refusion_eval.store.run_reader import SETTLED, iterate_samples, iterate_scores, read_run
 
 RUN_JSON = "run.json"
 
@@ -110,6 +110,22 @@ class RunStore:
             connection.execute("INSERT INTO processes VALUES (?, ?)", (process_id, dump(body)))
         self._write_run_json()
         return process_id
+
+    def settle(self, name: str, make: Callable[[], Any]) -> Any:
+        """A measured fact that decides how this run goes: the first process makes it, later ones get the recorded one.
+
+        Args:
+            name: of the fact.
+            make: gives a JSON value; called only if nothing is recorded yet.
+        """
+        with self._mutex, refusing(self.directory):
+            row = self._connection.execute("SELECT value FROM meta WHERE name = ?", (SETTLED + name,)).fetchone()
+        if row is None:
+            row = (dump(make()),)
+            with self._transaction() as connection:
+                connection.execute("INSERT INTO meta VALUES (?, ?)", (SETTLED + name, row[0]))
+            self._write_run_json()
+        return json.loads(row[0])
 
     def _write_run_json(self) -> None:
         run = read_run(self.directory, self._connection)

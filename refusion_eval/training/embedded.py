@@ -32,25 +32,28 @@ VOCABULARY_SIZE = 1536
 NUM_TOKENIZER_ITEMS = 3000
 NUM_TRAIN_ITEMS = 15_000
 NUM_DRILL_ITEMS = 20_000
-WITH_DRILLS = ("basics", "autoregressive")
 NUM_CHECK_ITEMS = 60
 NUM_POSITIONS = 2048
 
 STAGES: dict[str, TrainConfig] = {
-    "pretrain": TrainConfig(
-        objective="pretrain", num_steps=300, tokens_per_batch=2048, peak_lr=1.5e-3, final_lr_share=1.0, seed=SEED
-    ),
-    "basics": TrainConfig(
-        objective="sft", num_steps=2400, tokens_per_batch=2048, peak_lr=1.5e-3, final_lr_share=0.03, seed=SEED + 1
+    "drills": TrainConfig(
+        objective="sft",
+        num_steps=700,
+        tokens_per_batch=1536,
+        peak_lr=3e-3,
+        muon_lr=0.02,
+        final_lr_share=0.5,
+        seed=SEED,
     ),
     "autoregressive": TrainConfig(
-        objective="sft", num_steps=800, tokens_per_batch=2048, peak_lr=1e-3, final_lr_share=0.03, seed=SEED + 3
+        objective="sft", num_steps=1800, tokens_per_batch=2048, peak_lr=3e-3, muon_lr=0.02, seed=SEED + 1
     ),
     "refusion": TrainConfig(
         objective="refusion",
-        num_steps=4000,
+        num_steps=3400,
         tokens_per_batch=2560,
-        peak_lr=1.2e-3,
+        peak_lr=3e-3,
+        muon_lr=0.02,
         seed=SEED + 2,
         slot_sizes=(4, 8),
         eos_multiple=32,
@@ -131,12 +134,12 @@ def build(work_dir: Path, out_dir: Path, *, num_threads: int, stages: dict[str, 
     hardware = f"{os.cpu_count()} CPU cores ({platform.machine()}), {num_threads} threads, torch {torch.__version__}"
     done: dict[str, TrainConfig] = {}
     drills = [pair for name in DRILLS for pair in drill_pairs(name, seed=SEED, count=NUM_DRILL_ITEMS)]
-    practice = samples + encode(tokenizer, drills)
+    practice = encode(tokenizer, drills)
     for stage, config in (stages or STAGES).items():
         done[stage] = config
         train(
             model,
-            practice if stage in WITH_DRILLS else samples,
+            practice if stage == "drills" else [*samples, *practice],
             config,
             work_dir / stage,
             on_log=functools.partial(_log, stage, model, check, 200),

@@ -17,6 +17,7 @@ from refusion_eval.errors import ConfigError
 from refusion_eval.training.collate import Batch, Normalisation, collate
 from refusion_eval.training.corrupt import SLOT_SIZES, arrange, causal_example, draw, draw_slot_size, fill_with_eos
 from refusion_eval.training.data import Sample, plan_batches
+from refusion_eval.training.muon import Muon
 from refusion_eval.training.objectives import hybrid_loss
 
 Objective = Literal["pretrain", "sft", "refusion"]
@@ -30,7 +31,8 @@ class TrainConfig:
         objective: "pretrain" (next token, prompt included), "sft" (next token of the answer) or "refusion" (hybrid).
         num_steps: optimizer steps.
         tokens_per_batch: padded tokens of a batch, at most.
-        peak_lr: learning rate after warm-up; falls along a cosine to `final_lr_share` of it.
+        peak_lr: learning rate of AdamW after warm-up; falls along a cosine to `final_lr_share` of it.
+        muon_lr: likewise of Muon, which then trains the layers' matrices; 0 leaves them to AdamW.
         num_warmup_steps: linear warm-up.
         final_lr_share: last learning rate / peak.
         weight_decay: of AdamW, on matrices only.
@@ -47,6 +49,7 @@ class TrainConfig:
     num_steps: int
     tokens_per_batch: int = 4096
     peak_lr: float = 2e-3
+    muon_lr: float = 0.0
     num_warmup_steps: int = 100
     final_lr_share: float = 0.02
     weight_decay: float = 0.01
@@ -68,13 +71,12 @@ class TrainConfig:
             raise ConfigError(f"eos_multiple is {self.eos_multiple}; use 0 for none or a block length")
 
 
-def learning_rate(config: TrainConfig, step: int) -> float:
-    """Linear warm-up, then a cosine from the peak to its final share."""
+def learning_rate_share(config: TrainConfig, step: int) -> float:
+    """Learning rate of a step / peak: linear warm-up, then a cosine to the final share."""
     if step < config.num_warmup_steps:
-        return config.peak_lr * (step + 1) / config.num_warmup_steps
+        return (step + 1) / config.num_warmup_steps
     progress = (step - config.num_warmup_steps) / max(config.num_steps - config.num_warmup_steps, 1)
-    share = config.final_lr_share + (1 - config.final_lr_share) * 0.5 * (1 + math.cos(math.pi * progress))
-    return config.peak_lr * share
+    return config.final_lr_share + (1 - config.final_lr_share) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def build_batch(config: TrainConfig, samples: Sequence[Sample], step: int, *, eos: int, mask: int, pad: int) -> Batch:
@@ -111,11 +113,19 @@ class _Schedule:
         return self._batches[step - self._first_step]
 
 
-def _optimizer(model: Qwen3ForCausalLM, config: TrainConfig) -> torch.optim.AdamW:
-    matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
-    vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=config.peak_lr, betas=(0.9, 0.98))
+def _optimizers(model: Qwen3ForCausalLM, config: TrainConfig) -> list[torch.optim.Optimizer]:
+    """AdamW, and Muon for the matrices of the layers if it is wanted."""
+    inner = {id(parameter) for layer in model.model.layers for parameter in layer.parameters() if parameter.ndim == 2}
+    with_muon = [parameter for parameter in model.parameters() if config.muon_lr and id(parameter) in inner]
+    others = [parameter for parameter in model.parameters() if not config.muon_lr or id(parameter) not in inner]
+    groups = [
+        {"params": [parameter for parameter in others if parameter.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [parameter for parameter in others if parameter.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=config.peak_lr, betas=(0.9, 0.98))]
+    if with_muon:
+        optimizers.append(Muon(with_muon, lr=config.muon_lr))
+    return optimizers
 
 
 def _save_state(path: Path, state: dict[str, Any]) -> None:
@@ -147,14 +157,16 @@ def train(
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     state_path, metrics_path = run_dir / "state.pt", run_dir / "metrics.jsonl"
-    optimizer = _optimizer(model, config)
+    optimizers = _optimizers(model, config)
+    peaks = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
     first_step, seconds_before = 0, 0.0
     if state_path.exists():
         state = torch.load(state_path, weights_only=True)
         if state["config"] != json.dumps(asdict(config)):
             raise ConfigError(f"{run_dir} was trained with {state['config']}; choose another directory or remove it")
         model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
         first_step, seconds_before = state["step"], state["seconds"]
         kept = [line for line in metrics_path.read_text().splitlines() if json.loads(line)["step"] <= first_step]
         metrics_path.write_text("".join(line + "\n" for line in kept))
@@ -164,14 +176,17 @@ def train(
     model.train()
     started, sums, num_tokens = time.perf_counter(), np.zeros(2), 0
     for step in range(first_step, config.num_steps):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(config, step)
+        share = learning_rate_share(config, step)
+        groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+        for group, peak in zip(groups, peaks, strict=True):
+            group["lr"] = peak * share
         batch = build_batch(config, [samples[number] for number in schedule.at(step)], step, **ids)
         losses = hybrid_loss(model, batch)
         losses.total.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         sums += (losses.ar.item(), losses.mdm.item())
         num_tokens += batch.tokens_BT.numel()
 
@@ -179,7 +194,7 @@ def train(
         if done % config.log_every == 0 or done == config.num_steps:
             since = (done - 1) % config.log_every + 1
             rate = num_tokens / (seconds - seconds_before)
-            line = {"step": done, "seconds": round(seconds, 1), "lr": learning_rate(config, step)}
+            line = {"step": done, "seconds": round(seconds, 1), "lr": config.peak_lr * share}
             line |= {"ar": sums[0] / since, "mdm": sums[1] / since, "tokens_per_second": round(rate)}
             with metrics_path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
@@ -192,7 +207,7 @@ def train(
                 {
                     "config": json.dumps(asdict(config)),
                     "model": model.state_dict(),
-                    "optimizer": optimizer.state_dict(),
+                    "optimizers": [optimizer.state_dict() for optimizer in optimizers],
                     "step": done,
                     "seconds": seconds,
                 },

@@ -6,17 +6,18 @@ from refusion_eval.api import generate
 from refusion_eval.types import Decoded
 
 
-def decode_golden(model: Any, case: dict[str, Any], *, release_compatible: bool) -> Decoded:
-    """Runs a case of golden.jsonl with its own settings."""
-    settings = case["settings"]
+def decode_golden(model: Any, case: dict[str, Any], *, release_compatible: bool, **settings: Any) -> Decoded:
+    """Runs a case of golden.jsonl with its own settings, and further ones."""
+    named = case["settings"]
     return generate(
         model,
         case["prompt_ids"],
         decoder="refusion",
-        gen_length=settings["gen_length"],
-        slot_size=settings["slot_size"],
+        gen_length=named["gen_length"],
+        slot_size=named["slot_size"],
         block_size=case["block_size"],
-        tau_slot=settings["slot_threshold"],
-        tau_token=settings["token_threshold"],
+        tau_slot=named["slot_threshold"],
+        tau_token=named["token_threshold"],
         release_compatible=release_compatible,
+        **settings,
     )

@@ -24,11 +24,28 @@ def model() -> Any:
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))
-def test_default_gives_the_right_tokens_and_forwards(model: Any, number: int):
+def test_plainly_the_default_gives_the_right_tokens_and_forwards(model: Any, number: int):
     case = CASES[number]
-    out = decode_golden(model, case, release_compatible=False)
+    out = decode_golden(model, case, release_compatible=False, fuse=False)
     assert list(out.tokens) == case["fixed"]["output_ids"]
     assert out.num_forwards == case["fixed"]["n_forward"]
+
+
+@pytest.mark.parametrize("row_cost", [0.0, 0.02])
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_fused_the_tokens_are_the_same_in_no_more_forwards(model: Any, number: int, row_cost: float):
+    case = CASES[number]
+    out = decode_golden(model, case, release_compatible=False, fuse=True, row_cost=row_cost)
+    assert list(out.tokens) == case["fixed"]["output_ids"]
+    assert out.num_forwards <= case["fixed"]["n_forward"]
+
+
+@pytest.mark.parametrize("number", range(0, len(CASES), 4))
+def test_fused_the_release_is_reproduced_in_no_more_forwards(model: Any, number: int):
+    case = CASES[number]
+    out = decode_golden(model, case, release_compatible=True, fuse=True, row_cost=0.0)
+    assert list(out.tokens) == case["output_ids"]
+    assert out.num_forwards <= case["n_forward"]
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))

@@ -26,19 +26,22 @@ class Script:
         self, text: Sequence[int], certainty: dict[int, float], rejected: Sequence[int] = (), slot_size: int = 2
     ):
         self.text, self.certainty, self.rejected, self.k = text, certainty, set(rejected), slot_size
+        self.doubted: dict[int, float] = {}  # response position -> probability of its draft, if not the slot's
 
     def __call__(self, forward: Forward, read: Read) -> Readout:
         where = [forward.positions[row] - len(PROMPT) for row in read.rows]
-        if forward.kind == "verify":
+        if read.given is not None:
             probs = [0.0 if position + 1 in self.rejected else 1.0 for position in where]
             return readout([0] * len(where), 0.5, probs)
         tokens = [self.text[position] for position in where]
-        return readout(tokens, [self.certainty.get(position // self.k * self.k, 0.5) for position in where])
+        slots = [position // self.k * self.k for position in where]
+        certain = [self.certainty.get(slot, 0.5) for slot in slots]
+        return readout(tokens, [self.doubted.get(p, c) for p, c in zip(where, certain, strict=True)])
 
 
 def settings(**changes: object) -> RefusionSettings:
     base = {"gen_length": 8, "slot_size": 2, "block_size": 8, "tau_slot": 0.9, "tau_token": 0.4, "mask_id": MASK}
-    return RefusionSettings(**{**base, "eos_ids": (EOS,), **changes})
+    return RefusionSettings(**{**base, "eos_ids": (EOS,), "fuse": False, **changes})
 
 
 def test_confident_slots_are_accepted_in_two_forwards():
@@ -236,6 +239,8 @@ def random_cases(draw: st.DrawFn) -> tuple[RefusionSettings, int]:
         left_to_right=draw(st.booleans()),
         recompute_kv=draw(st.booleans()),
         verify_independently=draw(st.booleans()),
+        fuse=draw(st.booleans()),
+        row_cost=draw(st.sampled_from([0.0, 0.01, 0.05])),
     )
     return chosen, draw(st.integers(0, 2**32 - 1))
 
@@ -262,6 +267,81 @@ def test_any_readouts_give_a_gapless_response_whose_positions_are_fixed_once(cas
     assert trace.num_forwards == len(forwards) <= 2 * chosen.num_positions * 2
 
 
+FREE = {"fuse": True, "row_cost": 0.0}  # rows cost nothing: every hypothesis rides along
+
+
+def test_fused_an_accepted_draft_brings_its_next_plan_along():
+    answer = Script(TEXT, {0: 1.0, 2: 0.5, 4: 0.5, 6: 0.5})
+    response, trace, forwards = run_scripted(decode, PROMPT, settings(**FREE), answer)
+    assert response.tokens == tuple(TEXT)
+    assert [forward.kind for forward in forwards] == ["plan", "verify", "verify", "verify", "verify"]
+    assert [event.chosen for event in trace.of(Select)] == [(0,), (2,), (4,), (6,)]
+    first = forwards[1]
+    assert list(first.tokens[:2]) == [10, 11]
+    plan = first.attention[1]
+    assert (plan.size, plan.sees, plan.causal) == (6, ((0, 2),), True)
+    assert list(first.positions[2:8]) == [len(PROMPT) + position for position in range(2, 8)]
+    assert list(forwards[2].commit.rows) == [0, 1]
+
+
+def test_fused_each_likely_number_of_accepted_slots_has_a_plan_of_its_own():
+    answer = Script(TEXT, {0: 1.0, 2: 1.0, 4: 0.5, 6: 0.5}, rejected=[3])
+    answer.doubted = {3: 0.5}
+    _, trace, forwards = run_scripted(decode, PROMPT, settings(**FREE), answer)
+    riders = [segment for segment in forwards[1].attention[1:] if segment.sees]
+    assert {(segment.size, segment.sees) for segment in riders} >= {(4, ((0, 4),)), (6, ((0, 2),))}
+    assert [forward.kind for forward in forwards[:3]] == ["plan", "verify", "verify"]
+    assert [event.candidates for event in trace.of(Select)][1] == (2, 4, 6)
+
+
+def test_fused_the_plan_of_the_next_block_rides_along_at_the_end_of_a_block():
+    answer = Script(TEXT, {0: 1.0, 2: 1.0, 4: 1.0, 6: 1.0})
+    _, _, forwards = run_scripted(decode, PROMPT, settings(block_size=4, **FREE), answer)
+    assert [forward.kind for forward in forwards] == ["plan", "verify", "verify"]
+
+
+def test_fused_a_rejected_token_finds_its_next_prediction_computed():
+    answer = Script(TEXT, {0: 1.0}, rejected=[2], slot_size=4)
+    answer.doubted = {1: 0.9, 2: 0.1, 3: 0.9}
+    response, _, forwards = run_scripted(decode, PROMPT, settings(slot_size=4, gen_length=4, **FREE), answer)
+    assert response.tokens == tuple(TEXT[:4])
+    assert [forward.kind for forward in forwards] == ["plan", "verify", "verify"]
+
+
+def test_fused_later_slots_are_predicted_from_an_independent_copy():
+    answer = Script(TEXT, {0: 1.0, 4: 1.0}, rejected=[1, 5])
+    answer.doubted = {1: 0.1, 5: 0.1}
+    _, _, forwards = run_scripted(decode, PROMPT, settings(**FREE), answer)
+    copy = forwards[1].attention[1]
+    assert (copy.size, copy.sees) == (2, ())
+    assert list(forwards[1].tokens[4:6]) == [14, 15]
+    assert ((4, 5),) in [segment.sees for segment in forwards[1].attention]
+    assert [forward.kind for forward in forwards[:3]] == ["plan", "verify", "verify"]
+
+
+def test_fused_the_refresh_and_the_plan_behind_it_are_one_forward():
+    answer = Script(TEXT, {0: 1.0, 4: 1.0}, rejected=[1])
+    chosen = settings(recompute_kv=True, fuse=True, row_cost=10.0)
+    _, _, forwards = run_scripted(decode, PROMPT, chosen, answer)
+    assert [forward.kind for forward in forwards[:5]] == ["plan", "verify", "predict", "verify", "plan"]
+    assert list(forwards[4].tokens) == [10, 11, 14, 15, *[MASK] * 4]
+    assert list(forwards[5].commit.rows) == [0, 1, 2, 3]
+
+
+def test_fused_nothing_uncertain_rides_along_where_rows_are_dear():
+    answer = Script(TEXT, {0: 0.95, 2: 0.5, 4: 0.5})
+    answer.doubted = {3: 0.9, 5: 0.9, 7: 0.9}
+    _, _, plain = run_scripted(decode, PROMPT, settings(), answer)
+    _, _, fused = run_scripted(decode, PROMPT, settings(fuse=True, row_cost=1e6), answer)
+    assert fused == plain
+
+
+def test_fusing_is_on_by_default_except_where_the_release_is_reproduced():
+    assert settings(fuse=None).fused
+    assert not settings(fuse=None, release_compatible=True).fused
+    assert settings(fuse=True, release_compatible=True).fused
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -277,6 +357,9 @@ def test_any_readouts_give_a_gapless_response_whose_positions_are_fixed_once(cas
         ({"mask_id": -1}, "mask_id is -1"),
         ({"mask_id": EOS}, "also an end-of-sequence id"),
         ({"left_to_right": 1}, "left_to_right is 1"),
+        ({"fuse": 1}, "fuse is 1"),
+        ({"free_rows": -1}, "free_rows is -1"),
+        ({"row_cost": -0.1}, "row_cost is -0.1"),
     ],
 )
 def test_bad_settings_are_refused_with_the_offending_value(changes: dict[str, object], named: str):

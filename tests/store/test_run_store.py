@@ -255,3 +255,12 @@ def test_the_database_can_be_queried_by_hand(tmp_path, make_manifest, make_sampl
     query = "SELECT task, item_id, json_extract(body, '$.seconds') FROM samples"
     assert connection.execute(query).fetchall() == [("mini_gsm8k", "1", 0.5)]
     connection.close()
+
+
+def test_a_settled_fact_is_made_once_and_read_back_by_later_processes(tmp_path, make_manifest):
+    with RunStore.open(tmp_path, make_manifest()) as store:
+        assert store.settle("cost", lambda: {"free_rows": 4}) == {"free_rows": 4}
+        assert store.settle("cost", lambda: pytest.fail("made twice")) == {"free_rows": 4}
+    with RunStore.open(tmp_path, make_manifest()) as store:
+        assert store.settle("cost", lambda: pytest.fail("made again")) == {"free_rows": 4}
+    assert json.loads((tmp_path / "run.json").read_text())["settled"] == {"cost": {"free_rows": 4}}

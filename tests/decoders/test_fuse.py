@@ -1,0 +1,77 @@
+"""Fusing forwards changes their number and nothing else: on a random model, and chances and costs by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from refusion_eval.decoders.fuse import ForwardCost, SlotOdds, length_chances, lengths_to_cover, plans_that_pay
+from refusion_eval.decoders.refusion import decode
+from refusion_eval.decoders.refusion_settings import RefusionSettings
+from tests.engine.random_model import VOCAB_SIZE, random_engine
+
+ENGINE = random_engine(5)
+
+
+@st.composite
+def any_settings(draw: st.DrawFn) -> dict[str, object]:
+    slot_size = draw(st.sampled_from([1, 2, 4, 8]))
+    return {
+        "gen_length": draw(st.integers(1, 24)),
+        "slot_size": slot_size,
+        "block_size": slot_size * draw(st.integers(1, 4)),
+        "tau_slot": draw(st.sampled_from([0.0, 0.2, 0.5, 0.9])),
+        "tau_token": draw(st.sampled_from([0.0, 0.05, 0.2, 0.6])),
+        "temperature": draw(st.sampled_from([0.0, 0.0, 1.0])),
+        "seed": draw(st.integers(0, 3)),
+        "mask_id": VOCAB_SIZE - 1,
+        "eos_ids": (VOCAB_SIZE - 2,),
+        "left_to_right": draw(st.booleans()),
+        "recompute_kv": draw(st.booleans()),
+        "verify_independently": draw(st.booleans()),
+    }
+
+
+@given(any_settings(), st.sampled_from([0.0, 0.02, 0.3]), st.sampled_from([0, 40]))
+@settings(max_examples=80, deadline=None)
+def test_fused_or_not_the_tokens_are_the_same(common: dict[str, object], row_cost: float, free_rows: int):
+    prompt = [3, 1, 4, 1, 5]
+    plain = ENGINE.run(decode, prompt, RefusionSettings(**common, fuse=False))
+    costs = {"row_cost": row_cost, "free_rows": free_rows}
+    fused = ENGINE.run(decode, prompt, RefusionSettings(**common, fuse=True, **costs))
+    assert fused.tokens == plain.tokens
+    assert fused.stop == plain.stop
+    assert fused.num_forwards <= plain.num_forwards
+
+
+def test_chances_of_lengths_add_up_to_one():
+    chances = length_chances(np.array([0.9, 0.5, 0.8]))
+    assert chances == pytest.approx([0.1, 0.45, 0.09, 0.36])
+
+
+def test_free_rows_cost_nothing_and_further_ones_their_share():
+    cost = ForwardCost(free_rows=100, row_cost=0.01)
+    assert [cost.of(rows) for rows in (1, 100, 150)] == [1.0, 1.0, 1.5]
+    assert cost.gain(0.5, saved_rows=50, num_rows=80, extra_rows=40) == pytest.approx(0.5 - 0.2)
+
+
+def test_the_token_behind_the_valid_prefix_is_certain_and_an_eos_finishes_a_slot():
+    probs = np.array([0.3, 0.3, 0.9, 0.5], dtype=np.float32)
+    odds = SlotOdds.of([1, 2, 3, 4], probs, valid=1, eos_ids=())
+    assert odds.finished == pytest.approx(0.45)
+    assert odds.lengths == [(pytest.approx(0.45), 3), (pytest.approx(0.1), 2)]
+    ended = SlotOdds.of([1, 2, 9, 4], probs, valid=1, eos_ids=(9,))
+    assert ended.finished == pytest.approx(0.9)
+    assert ended.lengths == [(pytest.approx(0.1), 2)]
+
+
+def test_predictions_ride_along_only_if_all_slots_are_likely_covered():
+    sure, open_ = SlotOdds(1.0, []), SlotOdds(0.2, [(0.7, 2), (0.1, 1)])
+    cheap, dear = ForwardCost(0, 0.001), ForwardCost(0, 2.0)
+    assert lengths_to_cover([sure, open_], 4, cheap, num_rows=8) == [[], [2, 1]]
+    assert lengths_to_cover([open_], 4, dear, num_rows=8) == [[2]]
+    assert lengths_to_cover([sure], 4, cheap, num_rows=8) == [[]]
+
+
+def test_no_plan_is_no_rider():
+    assert plans_that_pay([], ForwardCost(0, 0.0), 8) == []

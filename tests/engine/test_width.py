@@ -1,0 +1,44 @@
+"""The width curve and its hinge (`refusion_eval.engine.width`)."""
+
+import pytest
+
+from refusion_eval.decoders.fuse import ForwardCost
+from refusion_eval.engine.width import WidthCost, fit, measure, time_forwards
+from tests.engine.random_model import random_transformer
+
+
+def hinge(free_rows: int, row_cost: float, noise: float = 0.0) -> dict[int, float]:
+    widths = (1, 8, 16, 32, 64, 128, 256)
+    return {
+        width: 0.003 * (1 + row_cost * max(0, width - free_rows)) * (1 + noise * (-1) ** number)
+        for number, width in enumerate(widths)
+    }
+
+
+@pytest.mark.parametrize("free_rows", [0, 64])
+@pytest.mark.parametrize("row_cost", [0.005, 0.03])
+def test_the_fitted_hinge_gives_every_time_of_a_noisy_one(free_rows: int, row_cost: float):
+    curve = hinge(free_rows, row_cost, noise=0.01)
+    cost = ForwardCost(*fit(curve))
+    assert [cost.of(width) * curve[1] for width in curve] == pytest.approx(list(curve.values()), rel=0.2)
+
+
+def test_a_flat_curve_makes_all_its_rows_free():
+    assert fit(hinge(256, 0.01)) == WidthCost(256, 0.0)
+
+
+def test_forwards_are_timed_for_every_width_as_often_as_asked():
+    times = time_forwards(random_transformer(), "sdpa", widths=(1, 4, 9), context=5, num_rounds=3)
+    assert {width: len(seconds) for width, seconds in times.items()} == {1: 3, 4: 3, 9: 3}
+    assert min(second for seconds in times.values() for second in seconds) > 0
+
+
+def test_without_time_two_widths_are_timed_once():
+    times = time_forwards(random_transformer(), "sdpa", widths=(1, 4, 9), num_rounds=3, max_seconds=0.0)
+    assert {width: len(seconds) for width, seconds in times.items()} == {1: 1, 4: 1}
+
+
+def test_what_is_measured_can_be_used():
+    cost = measure(random_transformer(), "sdpa")
+    assert cost.free_rows >= 0
+    assert cost.row_cost >= 0
