@@ -36,21 +36,23 @@ NUM_CHECK_ITEMS = 60
 NUM_POSITIONS = 2048
 
 STAGES: dict[str, TrainConfig] = {
-    "drills": TrainConfig(
+    # Looking up is what nothing else can begin without, and what short sequences full of it teach soonest.
+    "letters": TrainConfig(
         objective="sft",
-        num_steps=700,
+        num_steps=800,
         tokens_per_batch=1536,
         peak_lr=3e-3,
         muon_lr=0.02,
-        final_lr_share=0.5,
+        num_warmup_steps=50,
+        final_lr_share=1.0,
         seed=SEED,
     ),
     "autoregressive": TrainConfig(
-        objective="sft", num_steps=1800, tokens_per_batch=2048, peak_lr=3e-3, muon_lr=0.02, seed=SEED + 1
+        objective="sft", num_steps=1700, tokens_per_batch=2048, peak_lr=3e-3, muon_lr=0.02, seed=SEED + 1
     ),
     "refusion": TrainConfig(
         objective="refusion",
-        num_steps=3400,
+        num_steps=2800,
         tokens_per_batch=2560,
         peak_lr=3e-3,
         muon_lr=0.02,
@@ -133,13 +135,13 @@ def build(work_dir: Path, out_dir: Path, *, num_threads: int, stages: dict[str, 
     print(f"{sum(parameter.numel() for parameter in model.parameters())} parameters", flush=True)
     hardware = f"{os.cpu_count()} CPU cores ({platform.machine()}), {num_threads} threads, torch {torch.__version__}"
     done: dict[str, TrainConfig] = {}
-    drills = [pair for name in DRILLS for pair in drill_pairs(name, seed=SEED, count=NUM_DRILL_ITEMS)]
-    practice = encode(tokenizer, drills)
+    drills = {name: encode(tokenizer, drill_pairs(name, seed=SEED, count=NUM_DRILL_ITEMS)) for name in DRILLS}
+    samples += [sample for drill in drills.values() for sample in drill]
     for stage, config in (stages or STAGES).items():
         done[stage] = config
         train(
             model,
-            practice if stage == "drills" else [*samples, *practice],
+            drills.get(stage, samples),
             config,
             work_dir / stage,
             on_log=functools.partial(_log, stage, model, check, 200),
@@ -152,7 +154,6 @@ def build(work_dir: Path, out_dir: Path, *, num_threads: int, stages: dict[str, 
                 done,
                 work_dir,
                 num_samples=len(samples),
-                num_drills=len(drills),
                 hardware=hardware,
             )
 

@@ -13,7 +13,7 @@ _TITLES = {
     "refusion": "Embedded ReFusion fine-tune",
 }
 _TEXTS = {
-    "autoregressive": "Next-token training on the seven mini tasks: first prompt and answer, then the answer alone.",
+    "autoregressive": "Next-token training on the answers of the seven mini tasks and of drills of single steps.",
     "refusion": (
         "ReFusion's hybrid objective (AR on clean slots, MDM on masked slots, release normalisation) on the same data, "
         "from the embedded autoregressive backbone."
@@ -28,7 +28,6 @@ def write_card(
     work_dir: Path,
     *,
     num_samples: int,
-    num_drills: int,
     hardware: str,
 ) -> None:
     """Writes README.md and loss.csv beside the checkpoint.
@@ -38,8 +37,7 @@ def write_card(
         stage: "autoregressive" or "refusion".
         configs: every stage that led here, in order.
         work_dir: holds `<stage>/metrics.jsonl`.
-        num_samples: conversations of the mini tasks.
-        num_drills: conversations of the drills, which the AR fine-tuning adds.
+        num_samples: conversations of the mini tasks and of the drills.
         hardware: in words.
     """
     lines = {name: (work_dir / name / "metrics.jsonl").read_text().splitlines() for name in configs}
@@ -53,7 +51,7 @@ def write_card(
                 writer.writerow([name, row["step"], row["seconds"], *numbers])
 
     table = "".join(
-        f"| {name} | {config.objective} | {config.num_steps} | {config.tokens_per_batch} | {config.peak_lr:g} "
+        f"| {name} | {config.objective} | {config.num_steps} | {config.tokens_per_batch} | {config.peak_lr:g}, {config.muon_lr:g} "
         f"| {config.seed} | {metrics[name][-1]['seconds'] / 60:.1f} | {metrics[name][-1]['ar']:.4f} "
         f"| {metrics[name][-1]['mdm']:.4f} |\n"
         for name, config in configs.items()
@@ -65,13 +63,13 @@ def write_card(
         "A tiny Qwen3 (head size 128, rotary base 1e6) with its own byte-level BPE tokenizer, trained from random "
         "weights on synthetic items made by `refusion_eval.training.mini`; no other data. It does the mini tasks and "
         "nothing else, and serves to run every part of this project with true (small) numbers on any machine.\n\n"
-        f"- Data: {num_samples} synthetic conversations, disjoint from `tasks/mini/*/test.jsonl`; AR fine-tuning adds "
-        f"{num_drills} drills of single steps (sums, kinds of things, going through options).\n"
+        f"- Data: {num_samples} synthetic conversations, disjoint from `tasks/mini/*/test.jsonl`: items of the seven mini "
+        "tasks, and drills of single steps (sums, kinds of things, letters of options).\n"
         f"- Hardware: {hardware}.\n"
         "- Weights: bfloat16 (trained in float32).\n"
         "- Made by: `python -m refusion_eval.training.embedded`.\n"
         "- Loss curve: `loss.csv`.\n\n"
-        "| stage | objective | steps | tokens a batch | peak lr | seed | minutes | last AR loss | last MDM loss |\n"
+        "| stage | objective | steps | tokens a batch | peak lr (AdamW, Muon) | seed | minutes | last AR loss | last MDM loss |\n"
         "|---|---|---|---|---|---|---|---|---|\n"
         f"{table}\n"
         f"Settings of the last stage:\n\n```json\n{settings}\n```\n",

@@ -15,7 +15,7 @@ NUM_SUMS = 6
 
 
 def _some_options(rng: random.Random) -> list[str]:
-    source, count = rng.randrange(3), rng.randint(2, 6)
+    source, count = rng.randrange(3), rng.randint(2, 4)
     if source == 0:
         return rng.sample(list(rng.choice(RELATIONS).facts.values()), count)
     if source == 1:
