@@ -159,6 +159,41 @@ def doctor(data: Data = None) -> None:
         print(line)
 
 
+@app.command()
+def bench(
+    model: Annotated[str, typer.Option(help="Checkpoint folder, hub id, embedded, or a shape: 0.6B.")] = "embedded",
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds of the contest.")] = 3,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts a round.")] = 14,
+    gen_length: Annotated[int, typer.Option(min=1, help="Most tokens of a response.")] = 128,
+    slot_size: Annotated[int, typer.Option(min=1, help="k.")] = 8,
+    block_size: Annotated[int, typer.Option(min=1, help="b.")] = 32,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's choice if not given.")] = None,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    baseline: Annotated[bool, typer.Option(help="Also run the plain baseline on stock transformers.")] = True,
+    out: Annotated[Path | None, typer.Option(help="Also write everything as JSON.")] = None,
+) -> None:
+    """Measure decoding speed: against a plain baseline, by width and batch, and against the memory's limit."""
+    import json
+
+    from refusion_eval.bench.command import run_bench
+
+    report, text = run_bench(
+        model,
+        num_prompts=prompts,
+        num_rounds=rounds,
+        settings={"gen_length": gen_length, "slot_size": slot_size, "block_size": block_size},
+        threads=threads,
+        dtype=dtype,
+        device=device,
+        with_baseline=baseline,
+        progress=lambda text: print(text, file=sys.stderr),
+    )
+    print(text)
+    if out is not None:
+        out.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
+
+
 @app.command("tasks-path")
 def print_tasks_path() -> None:
     """Print the folder of task files, for lm_eval's --include_path."""

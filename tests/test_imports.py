@@ -22,12 +22,13 @@ MAY_IMPORT = {
     "store": BASE | {"metrics"},
     "embedded": set(),
     "evaluate": BASE | {"api", "decoders", "embedded", "engine", "metrics", "models", "store"},
+    "bench": BASE | {"api", "decoders", "embedded", "engine", "evaluate", "models"},
     "training": BASE | {"api", "decoders", "embedded", "engine", "evaluate", "models"},
 }
 NO_TORCH = {"types", "trace", "errors", "decoders", "metrics", "store"}
 ONLY_IN = {
     "lm_eval": {"evaluate/lm_eval_adapter.py", "evaluate/run.py", "cli.py"},
-    "transformers": {"models/tokenizer.py", "models/config.py", "training/"},
+    "transformers": {"models/tokenizer.py", "models/config.py", "training/", "bench/"},
 }
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 

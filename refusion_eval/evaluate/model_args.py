@@ -3,13 +3,12 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
-from refusion_eval import embedded
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluate.arguments import check_keys, convert_all, field_types
+from refusion_eval.evaluate.paths import embedded_path
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +71,7 @@ class ModelArgs:
     def checkpoint(self) -> str:
         """The checkpoint's folder or hub id."""
         if self.pretrained == EMBEDDED:
-            return str(Path(embedded.__file__).parent / self.decoder)
+            return str(embedded_path(self.decoder))
         return self.pretrained
 
     @property

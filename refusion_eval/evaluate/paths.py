@@ -1,8 +1,14 @@
-"""Where the package finds the files that are not Python: the task folder."""
+"""Where the package finds the files that are not Python: the task folder and the embedded checkpoints."""
 
 from pathlib import Path
 
+from refusion_eval import embedded
 from refusion_eval.errors import DataError
+
+
+def embedded_path(decoder: str) -> Path:
+    """Returns the folder of the checkpoint that was trained for a decoder."""
+    return Path(embedded.__file__).parent / decoder
 
 
 def tasks_path() -> Path:

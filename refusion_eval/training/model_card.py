@@ -51,8 +51,9 @@ def write_card(
                 writer.writerow([name, row["step"], row["seconds"], *numbers])
 
     table = "".join(
-        f"| {name} | {config.objective} | {config.num_steps} | {config.tokens_per_batch} | {config.peak_lr:g}, {config.muon_lr:g} "
-        f"| {config.seed} | {metrics[name][-1]['seconds'] / 60:.1f} | {metrics[name][-1]['ar']:.4f} "
+        f"| {name} | {config.objective} | {config.num_steps} | {config.tokens_per_batch} "
+        f"| {config.peak_lr:g}, {config.muon_lr:g} | {config.seed} | {metrics[name][-1]['seconds'] / 60:.1f}"
+        f" | {metrics[name][-1]['ar']:.4f} "
         f"| {metrics[name][-1]['mdm']:.4f} |\n"
         for name, config in configs.items()
     )
@@ -63,13 +64,14 @@ def write_card(
         "A tiny Qwen3 (head size 128, rotary base 1e6) with its own byte-level BPE tokenizer, trained from random "
         "weights on synthetic items made by `refusion_eval.training.mini`; no other data. It does the mini tasks and "
         "nothing else, and serves to run every part of this project with true (small) numbers on any machine.\n\n"
-        f"- Data: {num_samples} synthetic conversations, disjoint from `tasks/mini/*/test.jsonl`: items of the seven mini "
-        "tasks, and drills of single steps (sums, kinds of things, letters of options).\n"
+        f"- Data: {num_samples} synthetic conversations, disjoint from `tasks/mini/*/test.jsonl`: items of the seven "
+        "mini tasks, and drills of single steps (sums, kinds of things, letters of options).\n"
         f"- Hardware: {hardware}.\n"
         "- Weights: bfloat16 (trained in float32).\n"
         "- Made by: `python -m refusion_eval.training.embedded`.\n"
         "- Loss curve: `loss.csv`.\n\n"
-        "| stage | objective | steps | tokens a batch | peak lr (AdamW, Muon) | seed | minutes | last AR loss | last MDM loss |\n"
+        "| stage | objective | steps | tokens a batch | peak lr (AdamW, Muon) | seed | minutes | last AR loss "
+        "| last MDM loss |\n"
         "|---|---|---|---|---|---|---|---|---|\n"
         f"{table}\n"
         f"Settings of the last stage:\n\n```json\n{settings}\n```\n",

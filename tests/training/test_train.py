@@ -12,7 +12,7 @@ from refusion_eval.errors import ConfigError, DataError
 from refusion_eval.training.check import exact_share
 from refusion_eval.training.data import Sample, encode, plan_batches
 from refusion_eval.training.tokenizer import train_tokenizer
-from refusion_eval.training.train import TrainConfig, learning_rate, train
+from refusion_eval.training.train import TrainConfig, learning_rate_share, train
 
 SAMPLES = [Sample((1, 2, 3 + n % 4), (3 + n % 4, 8, 9 + n % 3, 13)) for n in range(24)]
 CONFIG = TrainConfig(
@@ -49,17 +49,19 @@ def _losses(run_dir: Path) -> list[tuple[int, float, float]]:
     return [(line["step"], line["ar"], line["mdm"]) for line in lines]
 
 
-def test_an_interrupted_run_resumes_to_the_same_losses_and_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("muon_lr", [0.0, 0.02])
+def test_an_interrupted_run_resumes_to_the_same_losses_and_weights(tmp_path: Path, muon_lr: float) -> None:
+    config = dataclasses.replace(CONFIG, muon_lr=muon_lr)
     whole, resumed = _model(), _model()
-    train(whole, SAMPLES, CONFIG, tmp_path / "whole")
+    train(whole, SAMPLES, config, tmp_path / "whole")
 
     def stop_at_six(line: dict) -> None:
         if line["step"] == 6:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(_model(), SAMPLES, CONFIG, tmp_path / "cut", on_log=stop_at_six)
-    train(resumed, SAMPLES, CONFIG, tmp_path / "cut")
+        train(_model(), SAMPLES, config, tmp_path / "cut", on_log=stop_at_six)
+    train(resumed, SAMPLES, config, tmp_path / "cut")
     assert _losses(tmp_path / "cut") == _losses(tmp_path / "whole")
     for name, value in whole.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[name]), name
@@ -82,9 +84,9 @@ def test_next_token_training_learns_a_constant_answer(tmp_path: Path) -> None:
 
 def test_learning_rate_warms_up_and_ends_at_its_final_share() -> None:
     config = TrainConfig(objective="sft", num_steps=100, peak_lr=1.0, num_warmup_steps=10, final_lr_share=0.1)
-    assert learning_rate(config, 0) == pytest.approx(0.1)
-    assert learning_rate(config, 10) == pytest.approx(1.0)
-    assert learning_rate(config, 100) == pytest.approx(0.1)
+    assert learning_rate_share(config, 0) == pytest.approx(0.1)
+    assert learning_rate_share(config, 10) == pytest.approx(1.0)
+    assert learning_rate_share(config, 100) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("wrong", [{"num_steps": 0}, {"slot_sizes": ()}, {"slot_sizes": (0,)}, {"eos_multiple": -1}])

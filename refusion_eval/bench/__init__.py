@@ -1,0 +1,1 @@
+"""How fast decoding is on this device, as ratios measured in one run."""

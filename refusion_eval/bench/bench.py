@@ -1,0 +1,268 @@
+"""`refusion-eval bench`: decoding speed against a plain baseline, the width curve and the limit of the memory.
+
+Imports neither lm-eval nor anything that needs a network.
+"""
+
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from refusion_eval import api
+from refusion_eval.bench.contest import Entrant, Standing, compete
+from refusion_eval.bench.plain import PlainEngine
+from refusion_eval.decoders import DECODERS
+from refusion_eval.engine.bandwidth import cache_bytes_per_row, copy_bandwidth, weight_bytes
+from refusion_eval.engine.engine import Request
+from refusion_eval.engine.width import synchronize, time_forwards
+from refusion_eval.errors import ConfigError, DecodeError
+from refusion_eval.trace import Trace
+from refusion_eval.types import Decoded
+
+WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+CONTEXTS = (0, 512, 4096)
+SHAPES: Mapping[str, Mapping[str, int]] = {
+    "0.6B": {
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "intermediate_size": 3072,
+        "vocab_size": 151671,
+    },
+}
+# Name of a ratio -> (numerator, denominator): systems in `Report.standings`.
+RATIOS = {
+    "refusion fused / plain baseline": ("refusion fused", "refusion baseline"),
+    "refusion unfused / plain baseline": ("refusion", "refusion baseline"),
+    "refusion fused / refusion unfused": ("refusion fused", "refusion"),
+    "refusion fused / our autoregressive": ("refusion fused", "autoregressive"),
+    "our autoregressive / model.generate": ("autoregressive", "model.generate"),
+    "our autoregressive / plain baseline": ("autoregressive", "autoregressive baseline"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What was measured.
+
+    Attributes:
+        conditions: model, device, dtype, threads, versions, settings.
+        standings: system -> speeds, tokens, forwards.
+        batch: batch size -> tokens per second of fused ReFusion, all prompts, several times over.
+        curves: committed rows -> width -> seconds of each forward.
+        weight_bytes, cache_bytes_per_row: what a forward reads.
+        copy_bytes_per_second: what the device moves.
+    """
+
+    conditions: Mapping[str, Any]
+    standings: Mapping[str, Standing]
+    batch: Mapping[int, float]
+    curves: Mapping[int, Mapping[int, list[float]]]
+    weight_bytes: int
+    cache_bytes_per_row: int
+    copy_bytes_per_second: float
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """The figures that travel between machines: all of one run."""
+        speeds = {name: standing.median for name, standing in self.standings.items()}
+        found = {name: speeds[a] / speeds[b] for name, (a, b) in RATIOS.items() if a in speeds and b in speeds}
+        forwards = {name: standing.num_forwards for name, standing in self.standings.items()}
+        found["forwards: fused / unfused"] = forwards["refusion fused"] / forwards["refusion"]
+        if 1 in self.batch:
+            found |= {
+                f"batch {size} / batch 1": speed / self.batch[1] for size, speed in self.batch.items() if size > 1
+            }
+        curve = {width: statistics.median(seconds) for width, seconds in self.curves[min(self.curves)].items()}
+        found |= {
+            f"forward of {width} rows / of 1": curve[width] / curve[1] for width in (8, 32, 128) if width in curve
+        }
+        found["MBU of a forward of 1 row"] = self.weight_bytes / curve[1] / self.copy_bytes_per_second
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, ratios first."""
+        return {"ratios": self.ratios, **asdict(self)}
+
+
+def measure(
+    directory: Path,
+    prompts: Sequence[Sequence[int]],
+    settings: Mapping[str, Any],
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    num_rounds: int = 3,
+    batch_sizes: Sequence[int] = (1, 16),
+    with_baseline: bool = True,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Report:
+    """Measures one checkpoint.
+
+    Args:
+        directory: checkpoint in Hugging Face layout.
+        prompts: token ids to decode.
+        settings: of the ReFusion decoder, but for `fuse`; `gen_length` and `eos_ids` serve all systems.
+        dtype: as `load_model`.
+        device: as `load_model`.
+        num_rounds: of the contest.
+        batch_sizes: of `run_many`; 1 is needed for the ratios.
+        with_baseline: also load transformers' own model, for the systems that run on it.
+        progress: told what is being done.
+    """
+    model = api.load_model(str(directory), dtype=dtype, device=device)
+    entrants = _entrants(model, directory if with_baseline else None, settings)
+    standings = compete(entrants, prompts, num_rounds, progress)
+    batch = {}
+    for size in batch_sizes:
+        progress(f"batch of {size}")
+        batch[size] = _batch_speed(model, list(prompts) * 2, settings, size)
+    curves = {}
+    for context in CONTEXTS:
+        if context + max(WIDTHS) <= model.config.max_positions:
+            progress(f"forwards behind {context} rows")
+            curves[context] = time_forwards(
+                model.engine.model, model.attention, widths=WIDTHS, context=context, num_rounds=20
+            )
+    progress("copy bandwidth")
+    return Report(
+        conditions={
+            "model": str(directory),
+            "shapes": asdict(model.config),
+            "device": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else platform.processor(),
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "attention": model.attention,
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            "num_prompts": len(prompts),
+            "num_rounds": num_rounds,
+            "settings": dict(settings),
+            "width_cost": model.width_cost._asdict(),
+        },
+        standings=standings,
+        batch=batch,
+        curves=curves,
+        weight_bytes=weight_bytes(model.config, model.dtype),
+        cache_bytes_per_row=cache_bytes_per_row(model.config, model.dtype),
+        copy_bytes_per_second=copy_bandwidth(model.device),
+    )
+
+
+def _entrants(model: api.LoadedModel, baseline: Path | None, settings: Mapping[str, Any]) -> dict[str, Entrant]:
+    shared = {name: settings[name] for name in ("gen_length", "eos_ids") if name in settings}
+    unfused = api.decoder_settings(model, "refusion", **settings, fuse=False)
+    greedy = api.decoder_settings(model, "autoregressive", **shared)
+    entrants = {
+        "refusion fused": Entrant(partial(_generate, model, "refusion", {**settings, "fuse": True}), "refusion"),
+        "refusion": Entrant(partial(_generate, model, "refusion", {**settings, "fuse": False})),
+        "autoregressive": Entrant(partial(_generate, model, "autoregressive", shared)),
+    }
+    if baseline is not None:
+        stock = Qwen3ForCausalLM.from_pretrained(baseline, dtype=model.dtype).to(model.device).eval()
+        plain = PlainEngine(stock)
+        entrants["refusion baseline"] = Entrant(
+            lambda prompt: plain.run(DECODERS["refusion"].decode, prompt, unfused), "refusion"
+        )
+        entrants["autoregressive baseline"] = Entrant(
+            lambda prompt: plain.run(DECODERS["autoregressive"].decode, prompt, greedy), "autoregressive"
+        )
+        entrants["model.generate"] = Entrant(partial(_stock_generate, stock, greedy), "autoregressive")
+    return entrants
+
+
+def _generate(model: api.LoadedModel, decoder: str, settings: Mapping[str, Any], prompt: Sequence[int]) -> Decoded:
+    return api.generate(model, prompt, decoder=decoder, **settings)
+
+
+def _stock_generate(stock: Qwen3ForCausalLM, greedy: Any, prompt: Sequence[int]) -> Decoded:
+    """`model.generate`, greedy, as a user of transformers would call it."""
+    tokens = torch.tensor([list(prompt)], device=stock.device)
+    synchronize(stock.device)
+    started = time.perf_counter()
+    output = stock.generate(
+        tokens,
+        attention_mask=torch.ones_like(tokens),
+        max_new_tokens=greedy.gen_length,
+        do_sample=False,
+        eos_token_id=list(greedy.eos_ids) or None,
+        pad_token_id=0,
+    )
+    response = tuple(output[0, len(prompt) :].tolist())
+    seconds = time.perf_counter() - started
+    return Decoded(response, "eos" if response[-1] in greedy.eos_ids else "length", len(response), seconds, Trace())
+
+
+def _batch_speed(
+    model: api.LoadedModel, prompts: Sequence[Sequence[int]], settings: Mapping[str, Any], batch_size: int
+) -> float:
+    """Tokens per second of wall time with `batch_size` requests alive."""
+    resolved = api.with_width_cost(api.decoder_settings(model, "refusion", **settings), lambda: model.width_cost)
+    requests = [Request(DECODERS["refusion"].decode, prompt, resolved) for prompt in prompts]
+    synchronize(model.device)
+    started = time.perf_counter()
+    num_tokens = 0
+    for _, result in model.engine.run_many(requests, batch_size):
+        if isinstance(result, DecodeError):
+            raise result
+        num_tokens += len(result.tokens)
+    synchronize(model.device)
+    return num_tokens / (time.perf_counter() - started)
+
+
+def random_checkpoint(shape: str, directory: Path, dtype: torch.dtype) -> None:
+    """Writes a checkpoint of random weights in a named shape.
+
+    Raises:
+        ConfigError: the shape is unknown.
+    """
+    if shape not in SHAPES:
+        raise ConfigError(f"shape {shape!r} is unknown; choose {', '.join(SHAPES)}, or give a checkpoint")
+    torch.manual_seed(0)
+    vocabulary = SHAPES[shape]["vocab_size"]
+    config = Qwen3Config(
+        **SHAPES[shape],
+        head_dim=128,
+        max_position_embeddings=8192,
+        rope_theta=1_000_000.0,
+        tie_word_embeddings=True,
+        bos_token_id=vocabulary - 2,
+        eos_token_id=vocabulary - 3,
+        pad_token_id=vocabulary - 4,
+    )
+    config.mask_token_id = vocabulary - 1
+    Qwen3ForCausalLM(config).to(dtype).save_pretrained(directory)
+
+
+def table(report: Report) -> str:
+    """The report as text, ratios first."""
+    lines = ["Ratios (medians of one run)"]
+    lines += [f"  {name:<40} {ratio:8.2f}" for name, ratio in report.ratios.items()]
+    lines += ["", f"{'Tokens per second, batch 1':<40} {'median':>9} {'lowest':>9} {'highest':>9} {'TPF':>6}  tokens"]
+    verdicts = {True: "same", False: "DIFFERENT", None: ""}
+    for name, standing in report.standings.items():
+        speeds, tpf = standing.tokens_per_second, standing.num_tokens / standing.num_forwards
+        figures = f"{standing.median:9.1f} {min(speeds):9.1f} {max(speeds):9.1f} {tpf:6.2f}"
+        lines.append(f"  {name:<38} {figures}  {verdicts[standing.same_tokens]}")
+    lines += ["", "Tokens per second, continuous batching"]
+    lines += [f"  batch {size:<34} {speed:9.1f}" for size, speed in report.batch.items()]
+    for context, curve in report.curves.items():
+        lines += ["", f"Milliseconds of a forward behind {context} rows: median (lowest)"]
+        for width, seconds in curve.items():
+            lines.append(f"  {width:>5} rows {1e3 * statistics.median(seconds):9.2f} ({1e3 * min(seconds):.2f})")
+    lines += [
+        "",
+        f"Weights {report.weight_bytes / 1e6:.1f} MB a forward, cache {report.cache_bytes_per_row} bytes a row, "
+        f"copy {report.copy_bytes_per_second / 1e9:.1f} GB/s",
+        f"{report.conditions['device']}, {report.conditions['dtype']}, {report.conditions['threads']} threads, "
+        f"torch {report.conditions['torch']}, {report.conditions['num_prompts']} prompts, "
+        f"{report.conditions['num_rounds']} rounds",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,80 @@
+"""What `refusion-eval bench` measures by default: prompts and settings for embedded, real and random checkpoints."""
+
+import random
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from refusion_eval import api
+from refusion_eval.bench.bench import SHAPES, Report, measure, random_checkpoint, table
+from refusion_eval.evaluate.data import read_rows
+from refusion_eval.evaluate.paths import embedded_path, tasks_path
+from refusion_eval.evaluate.prompts import prompt
+
+BENCHMARKS = ("gsm8k", "math", "humaneval", "mbpp", "mmlu_pro", "arc_challenge")
+RANDOM_PROMPT_LENGTH = 64
+
+
+def run_bench(
+    name: str,
+    *,
+    num_prompts: int,
+    num_rounds: int,
+    settings: Mapping[str, Any],
+    threads: int | None,
+    dtype: str,
+    device: str,
+    with_baseline: bool,
+    progress: Callable[[str], None],
+) -> tuple[Report, str]:
+    """Measures one checkpoint or shape and returns the report and its text.
+
+    Args:
+        name: checkpoint folder, hub id, "embedded" or a key of `SHAPES`.
+        num_prompts: prompts of a round: of the mini tasks in turn, or random ids where the weights are random.
+        num_rounds: of the contest.
+        settings: of the ReFusion decoder.
+        threads: CPU threads; None leaves torch's choice.
+        dtype: as `load_model`.
+        device: as `load_model`.
+        with_baseline: also measure the systems that run on transformers.
+        progress: told what is being done.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "device": device,
+        "num_rounds": num_rounds,
+        "with_baseline": with_baseline,
+        "progress": progress,
+    }
+    if name in SHAPES:
+        with tempfile.TemporaryDirectory() as folder:
+            progress(f"random weights of shape {name}")
+            random_checkpoint(name, Path(folder), torch.float32)
+            # Random weights accept nothing: without a threshold the drafts are, so that slots are decoded in parallel.
+            chosen = {**settings, "tau_token": 0.0, "eos_ids": ()}
+            report = measure(Path(folder), _random_prompts(num_prompts), chosen, **options)
+        return report, f"{name}: random weights, random prompts, tau_token 0\n{table(report)}"
+    checkpoint = embedded_path("refusion") if name == "embedded" else Path(name)
+    model = api.LoadedModel.open(str(checkpoint), dtype=dtype, device=device)
+    report = measure(checkpoint, _mini_prompts(model, num_prompts), settings, **options)
+    return report, f"{name}: prompts of the mini tasks (synthetic)\n{table(report)}"
+
+
+def _random_prompts(count: int) -> list[list[int]]:
+    chooser = random.Random(0)
+    return [[chooser.randrange(1000) for _ in range(RANDOM_PROMPT_LENGTH)] for _ in range(count)]
+
+
+def _mini_prompts(model: api.LoadedModel, count: int) -> Sequence[Sequence[int]]:
+    rows = {name: read_rows(tasks_path() / "mini" / name / "test.jsonl") for name in BENCHMARKS}
+    texts = [prompt(name, rows[name][number]) for number in range(-(-count // len(BENCHMARKS))) for name in BENCHMARKS]
+    return [
+        model.tokenizer.encode(model.tokenizer.render_chat([{"role": "user", "content": text}]))
+        for text in texts[:count]
+    ]
