@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ class Card:
         mask_id: id of the mask token; None if it has none.
         eos_ids: ids that end a response.
         decoders: names of the decoders that it was trained for, the main one first.
+        shape: entries of config.json by which a local copy is recognised; empty for none.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Card:
     mask_id: int | None
     eos_ids: tuple[int, ...]
     decoders: tuple[str, ...]
+    shape: Mapping[str, int | str] = field(default_factory=dict)
 
 
 CARDS: dict[str, Card] = {
@@ -75,6 +77,7 @@ CARDS: dict[str, Card] = {
             mask_id=151670,
             eos_ids=(151645,),
             decoders=("refusion", "autoregressive"),
+            shape={"model_type": "qwen3", "vocab_size": 151671, "hidden_size": 4096, "num_hidden_layers": 36},
         ),
         Card(
             name="Qwen/Qwen3-8B",
@@ -82,6 +85,7 @@ CARDS: dict[str, Card] = {
             mask_id=None,
             eos_ids=(151645, 151643),
             decoders=("autoregressive",),
+            shape={"model_type": "qwen3", "vocab_size": 151936, "hidden_size": 4096, "num_hidden_layers": 36},
         ),
     )
 }
@@ -147,9 +151,9 @@ def model_config(directory: Path) -> ModelConfig:
 
 
 def checkpoint_card(name: str, directory: Path) -> Card:
-    """The card of a known checkpoint, else one read from the directory's own files.
+    """The card of a known checkpoint or of a local copy of it, else one read from the directory's own files.
 
-    The mask id is config.json's mask_token_id, else the tokenizer's mask token, else its token "<|mask|>". The EOS ids
+    A copy, or a fine-tune, is recognised by its shape, unless its config.json names a backbone of its own. The mask id is config.json's mask_token_id, else the tokenizer's mask token, else its token "<|mask|>". The EOS ids
     are generation_config.json's, else config.json's; either may be one id or a list.
 
     Args:
@@ -162,6 +166,9 @@ def checkpoint_card(name: str, directory: Path) -> Card:
     if name in CARDS:
         return CARDS[name]
     config = read_json(directory / "config.json")
+    for card in CARDS.values():
+        if "backbone" not in config and all(config.get(key) == value for key, value in card.shape.items()):
+            return replace(card, name=name)
     generation_path = directory / "generation_config.json"
     generation = read_json(generation_path) if generation_path.is_file() else {}
     mask_id = config.get("mask_token_id")

@@ -36,23 +36,12 @@ NUM_CHECK_ITEMS = 60
 NUM_POSITIONS = 2048
 
 STAGES: dict[str, TrainConfig] = {
-    # Looking up is what nothing else can begin without, and what short sequences full of it teach soonest.
-    "letters": TrainConfig(
-        objective="sft",
-        num_steps=800,
-        tokens_per_batch=1536,
-        peak_lr=3e-3,
-        muon_lr=0.02,
-        num_warmup_steps=50,
-        final_lr_share=1.0,
-        seed=SEED,
-    ),
     "autoregressive": TrainConfig(
-        objective="sft", num_steps=1700, tokens_per_batch=2048, peak_lr=3e-3, muon_lr=0.02, seed=SEED + 1
+        objective="sft", num_steps=1500, tokens_per_batch=2048, peak_lr=3e-3, muon_lr=0.02, seed=SEED + 1
     ),
     "refusion": TrainConfig(
         objective="refusion",
-        num_steps=2800,
+        num_steps=2200,
         tokens_per_batch=2560,
         peak_lr=3e-3,
         muon_lr=0.02,
@@ -135,13 +124,13 @@ def build(work_dir: Path, out_dir: Path, *, num_threads: int, stages: dict[str, 
     print(f"{sum(parameter.numel() for parameter in model.parameters())} parameters", flush=True)
     hardware = f"{os.cpu_count()} CPU cores ({platform.machine()}), {num_threads} threads, torch {torch.__version__}"
     done: dict[str, TrainConfig] = {}
-    drills = {name: encode(tokenizer, drill_pairs(name, seed=SEED, count=NUM_DRILL_ITEMS)) for name in DRILLS}
-    samples += [sample for drill in drills.values() for sample in drill]
+    for name in DRILLS:
+        samples += encode(tokenizer, drill_pairs(name, seed=SEED, count=NUM_DRILL_ITEMS))
     for stage, config in (stages or STAGES).items():
         done[stage] = config
         train(
             model,
-            drills.get(stage, samples),
+            samples,
             config,
             work_dir / stage,
             on_log=functools.partial(_log, stage, model, check, 200),

@@ -1,6 +1,7 @@
 """config.json and its neighbours: shapes, mask id and EOS ids, and what is refused."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -102,3 +103,11 @@ def test_a_checkpoint_without_a_mask_token_decodes_autoregressively_only(directo
 
 def test_a_known_checkpoint_has_its_card(directory):
     assert checkpoint_card("GSAI-ML/ReFusion", directory) == CARDS["GSAI-ML/ReFusion"]
+
+
+@pytest.mark.parametrize("known", CARDS)
+def test_a_local_copy_of_a_known_checkpoint_is_recognised_by_its_shape(directory, known):
+    change(directory, backbone=None, **CARDS[known].shape)
+    assert checkpoint_card("/models/copy", directory) == replace(CARDS[known], name="/models/copy")
+    change(directory, backbone="another")
+    assert checkpoint_card("/models/copy", directory).backbone == "another"

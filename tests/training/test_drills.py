@@ -13,12 +13,21 @@ def test_the_same_seed_gives_the_same_pairs(drill: str) -> None:
     assert drill_pairs(drill, seed=3, count=50) != drill_pairs(drill, seed=4, count=50)
 
 
-@pytest.mark.parametrize("drill", ["letters", "kinds"])
-def test_every_option_is_found_once_with_its_letter(drill: str) -> None:
-    for query, response in drill_pairs(drill, seed=0, count=200):
+def test_the_kinds_walk_quotes_every_line_of_the_query_in_order() -> None:
+    for query, response in drill_pairs("kinds", seed=0, count=200):
+        assert re.findall(r"^([A-E]\. .+): [a-z ]+\.?$", response, re.MULTILINE) == query.split("\n\n")[1].split("\n")
+
+
+def test_a_search_quotes_the_lines_up_to_the_option_asked_for() -> None:
+    for query, response in drill_pairs("search", seed=0, count=200):
+        wanted = query.split(".\n\n")[0].removeprefix("Find ")
         listed = query.split("\n\n")[1].split("\n")
-        found = re.findall(r"(\w[\w ]*): ([A-F])\.", response.removeprefix("Found "))
-        assert sorted(f"{letter}. {option}" for option, letter in found) == listed
+        first, *walked, last = response.split("\n")
+        assert first == f"It is {wanted}."
+        assert walked[-1] == f"{listed[len(walked) - 1]}."
+        assert walked[:-1] == listed[: len(walked) - 1]
+        assert walked[-1].endswith(f" {wanted}.")
+        assert last == f"The answer is ({walked[-1][0]})."
 
 
 def test_sums_are_right() -> None:

@@ -11,14 +11,25 @@ from refusion_eval.training.mini.knowledge import COMMON_CLUES, KINDS, RELATIONS
 SOURCE = "refusion_eval synthetic"
 
 
-def found(option: str, options: Sequence[str]) -> str:
-    """An option and its letter: what a response looks up before it answers."""
-    return f"{option}: {LETTERS[options.index(option)]}."
+def walk(options: Sequence[str], last: int, remarks: Sequence[str] | None = None) -> str:
+    """Goes through the options, one a line as in the question, up to the last one, which gets a full stop.
+
+    Copying forwards, in the very words of the question, is what a tiny model learns first; naming the letter in front
+    of an option it would hardly learn. The full stop is what followed the answer in the sentence before the walk, so
+    that where to stop is copied too.
+
+    Args:
+        options: in the question's order.
+        last: where the walk ends.
+        remarks: a remark on each option.
+    """
+    lines = [f"{LETTERS[i]}. {options[i]}" + (f": {remarks[i]}" if remarks else "") for i in range(last + 1)]
+    return "\n".join(lines) + "."
 
 
-def lookup(sentence: str, option: str, options: Sequence[str]) -> str:
-    """A sentence that leads to an option, the option's letter, and the answer."""
-    return f"{sentence}{found(option, options)}\nThe answer is ({LETTERS[options.index(option)]})."
+def search(options: Sequence[str], index: int, remarks: Sequence[str] | None = None) -> str:
+    """Walks to the right option and answers with its letter."""
+    return f"{walk(options, index, remarks)}\nThe answer is ({LETTERS[index]})."
 
 
 def draw_mmlu_pro(rng: random.Random) -> Item:
@@ -43,7 +54,7 @@ def draw_mmlu_pro(rng: random.Random) -> Item:
         "category": relation.category,
         "src": SOURCE,
     }
-    response = lookup(relation.statement.format(entity=entity), value, options)
+    response = f"{relation.statement.format(entity=entity, value=value)}\n{search(options, index)}"
     held_out = fact_is_held_out(number, phrasing_number, len(relation.phrasings))
     return Item(held_out=held_out, row=row, prompt_row=row, response=response)
 
@@ -56,16 +67,17 @@ def draw_arc_challenge(rng: random.Random) -> Item:
     phrasings = COMMON_CLUES + kind.clues
     phrasing_number = rng.randrange(len(phrasings))
     answer = kind.members[number]
-    options = [answer, *(rng.choice(other.members) for other in kinds[1:])]
-    rng.shuffle(options)
+    pairs = [(answer, kind.name)] + [(rng.choice(other.members), other.name) for other in kinds[1:]]
+    rng.shuffle(pairs)
+    options, names = zip(*pairs, strict=True)
     index = options.index(answer)
     question = phrasings[phrasing_number].format(kind=kind.name)
     row = {
         "question": question,
-        "choices": {"text": options, "label": list(LETTERS[: len(options)])},
+        "choices": {"text": list(options), "label": list(LETTERS[: len(options)])},
         "answerKey": LETTERS[index],
     }
-    response = lookup(f"{kind.name[0].upper()}{kind.name[1:]}: ", answer, options)
+    response = f"Look for {kind.name}.\n{search(options, index, names)}"
     held_out = fact_is_held_out(number, phrasing_number, len(phrasings))
     return Item(held_out=held_out, row=row, prompt_row=row, response=response)
 
@@ -178,6 +190,6 @@ def draw_gpqa(rng: random.Random) -> Item:
     choices: Sequence[str] = rng.sample([right, *wrong], 4)
     index = choices.index(right)
     prompt_row = {"question": question, "choices": choices, "answer": LETTERS[index]}
-    response = lookup(f"{law.working}={a}{law.operation}{b}=", right, choices)
+    response = f"{law.working}={a}{law.operation}{b}={answer}.\n{search(choices, index)}"
     held_out = key_is_held_out(f"{law.domain} {law.working} {a} {b}")
     return Item(held_out=held_out, row=row, prompt_row=prompt_row, response=response)

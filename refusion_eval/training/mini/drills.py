@@ -1,6 +1,6 @@
 """Drills: training-only conversations that practise one step of the tasks many times each.
 
-The steps a tiny model is slowest to find are looking up an option's letter, telling kinds of things apart and knowing
+The steps a tiny model is slowest to find are going through a list of options, telling kinds of things apart and knowing
 sums and products. A task item holds one of them among twenty other tokens; a drill holds several.
 """
 
@@ -8,37 +8,36 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 
 from refusion_eval.evaluate.prompts import lettered
-from refusion_eval.training.mini.choice import found
+from refusion_eval.training.mini.choice import search, walk
 from refusion_eval.training.mini.knowledge import KINDS, RELATIONS
 
 NUM_SUMS = 6
 
 
 def _some_options(rng: random.Random) -> list[str]:
-    source, count = rng.randrange(3), rng.randint(2, 4)
+    source = rng.randrange(3)
     if source == 0:
-        return rng.sample(list(rng.choice(RELATIONS).facts.values()), count)
+        values = list(rng.choice(RELATIONS).facts.values())
+        return rng.sample(values, rng.randint(4, 6))
     if source == 1:
-        return [rng.choice(kind.members) for kind in rng.sample(KINDS, count)]
+        return [rng.choice(kind.members) for kind in rng.sample(KINDS, 4)]
     digits = rng.sample(range(1, 10), 9)
-    return [f"{rng.choice(('', *digits[6:]))}{last}" for last in digits[:count]]
+    return [f"{rng.choice(('', *digits[4:]))}{last}" for last in digits[:4]]
 
 
-def draw_letters(rng: random.Random) -> tuple[str, str]:
-    """Which letters do these options have?"""
+def draw_search(rng: random.Random) -> tuple[str, str]:
+    """Which letter does this option have?"""
     options = _some_options(rng)
-    wanted = rng.sample(options, len(options))
-    return f"Find all.\n{lettered(options)}", f"Found {' '.join(found(option, options) for option in wanted)}"
+    index = rng.randrange(len(options))
+    return f"Find {options[index]}.\n\n{lettered(options)}", f"It is {options[index]}.\n{search(options, index)}"
 
 
 def draw_kinds(rng: random.Random) -> tuple[str, str]:
-    """Which of these is of this kind?"""
+    """Of which kind is each of these?"""
     kinds = rng.sample(KINDS, 5)
-    members = [rng.choice(kind.members) for kind in kinds]
-    options = rng.sample(members, len(members))
-    query = f"Find {', '.join(kind.name for kind in kinds)}.\n\n{lettered(options)}"
-    pairs = zip(kinds, members, strict=True)
-    return query, f"Found {' '.join(f'{kind.name}: {found(member, options)}' for kind, member in pairs)}"
+    options = [rng.choice(kind.members) for kind in kinds]
+    names = [kind.name for kind in kinds]
+    return f"Name the kinds.\n\n{lettered(options)}", walk(options, len(options) - 1, names)
 
 
 def _sum(rng: random.Random) -> tuple[str, int]:
@@ -62,7 +61,7 @@ def draw_sums(rng: random.Random) -> tuple[str, str]:
 
 
 DRILLS: Mapping[str, Callable[[random.Random], tuple[str, str]]] = {
-    "letters": draw_letters,
+    "search": draw_search,
     "kinds": draw_kinds,
     "sums": draw_sums,
 }
