@@ -1,0 +1,64 @@
+"""The forward on a CUDA device against the CPU; skipped where there is none."""
+
+from dataclasses import fields
+
+import pytest
+import torch
+
+from refusion_eval.decoders import autoregressive, refusion
+from refusion_eval.decoders.autoregressive import AutoregressiveSettings
+from refusion_eval.decoders.refusion_settings import RefusionSettings
+from refusion_eval.engine.engine import Engine
+from refusion_eval.engine.masks import attend_over
+from refusion_eval.models.attention import Backend, flash_attn_func
+from refusion_eval.models.cache import KVCache
+from refusion_eval.models.transformer import LayerWeights, Transformer, Weights
+from refusion_eval.types import causal
+from tests.engine.random_model import VOCAB_SIZE, random_transformer
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+def moved(model: Transformer, device: str, dtype: torch.dtype) -> Transformer:
+    def to(part: LayerWeights | Weights, names: list[str]) -> dict[str, torch.Tensor]:
+        return {name: getattr(part, name).to(device, dtype) for name in names}
+
+    of_layer = [field.name for field in fields(LayerWeights)]
+    layers = tuple(LayerWeights(**to(layer, of_layer)) for layer in model.weights.layers)
+    return Transformer(model.config, Weights(layers=layers, **to(model.weights, ["embedding", "final_norm", "head"])))
+
+
+def logits(model: Transformer, backend: Backend) -> torch.Tensor:
+    cache = KVCache(model.config, 1, len(PROMPT), model.dtype, model.device)
+    cache.stage(0, len(PROMPT))
+    positions = torch.arange(len(PROMPT), device=model.device)
+    attend = attend_over(cache, [causal(len(PROMPT))], backend)
+    hidden = model.hidden(torch.tensor(PROMPT, device=model.device), positions, len(PROMPT) - 1, attend)
+    return model.logits(hidden).float().cpu()
+
+
+def test_float32_logits_are_those_of_the_cpu():
+    model = random_transformer()
+    assert torch.allclose(logits(moved(model, "cuda", torch.float32), "sdpa"), logits(model, "sdpa"), atol=1e-3)
+
+
+def test_float32_tokens_are_those_of_the_cpu_fused_or_not():
+    model = random_transformer()
+    here, there = Engine(model, "sdpa"), Engine(moved(model, "cuda", torch.float32), "sdpa")
+    greedy = AutoregressiveSettings(gen_length=12)
+    decode = autoregressive.decode
+    assert there.run(decode, PROMPT, greedy).tokens == here.run(decode, PROMPT, greedy).tokens
+    for fuse in (False, True):
+        settings = RefusionSettings(gen_length=16, slot_size=4, block_size=8, mask_id=VOCAB_SIZE - 1, fuse=fuse)
+        mine = here.run(refusion.decode, PROMPT, settings)
+        assert there.run(refusion.decode, PROMPT, settings).tokens == mine.tokens
+
+
+@pytest.mark.skipif(flash_attn_func is None, reason="flash-attn is not installed")
+def test_flash_attention_agrees_with_sdpa_in_bfloat16():
+    model = moved(random_transformer(), "cuda", torch.bfloat16)
+    assert torch.allclose(logits(model, "flash"), logits(model, "sdpa"), atol=0.1, rtol=0.05)
