@@ -110,8 +110,11 @@ def table(
     from rich.console import Console
 
     from refusion_eval.store import summary
+    from refusion_eval.store.atomic_write import prepare_output, write_output
     from refusion_eval.store.tables import tidy_rows, write_csv
 
+    for path in filter(None, (csv, markdown)):
+        prepare_output(path)
     rows = tidy_rows(run_dirs)
     lines = summary.summary(rows)
     console = Console(width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL)
@@ -119,7 +122,7 @@ def table(
     if csv is not None:
         write_csv(rows, csv)
     if markdown is not None:
-        markdown.write_text(summary.markdown(lines), encoding="utf-8")
+        write_output(markdown, summary.markdown(lines))
 
 
 @app.command()
@@ -128,7 +131,9 @@ def score(
     outputs: Annotated[str, typer.Option(help='JSON lines {"id": ..., "text": ...}, or gold for the gold answers.')],
     data: Data = None,
     split: Annotated[str | None, typer.Option(help="Another split than the evaluated one.")] = None,
-    csv: Annotated[Path | None, typer.Option(help="Write one line for each text.")] = None,
+    csv: Annotated[
+        Path | None, typer.Option(help="One line a text; OUTPUTS.scores.csv, or TASK.gold.csv here, if not given.")
+    ] = None,
     filter_name: Annotated[str | None, typer.Option("--filter", help="Another extraction rule.")] = None,
     allow_partial: Annotated[bool, typer.Option(help="Leave rows without a text out of the score.")] = False,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes for code and mathematics.")] = None,
@@ -177,7 +182,10 @@ def bench(
     import json
 
     from refusion_eval.bench.command import run_bench
+    from refusion_eval.store.atomic_write import prepare_output, write_output
 
+    if out is not None:
+        prepare_output(out)
     report, text = run_bench(
         model,
         num_prompts=prompts,
@@ -191,7 +199,7 @@ def bench(
     )
     print(text)
     if out is not None:
-        out.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
+        write_output(out, json.dumps(report.to_json(), indent=2) + "\n")
 
 
 @app.command("tasks-path")

@@ -51,10 +51,12 @@ def test_what_is_refused_is_one_line_and_status_1(refusal, arguments, message, t
     assert "Traceback" not in text
 
 
-def test_score_of_the_gold_answers_is_perfect():
+def test_score_of_the_gold_answers_is_perfect(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     result = RUNNER.invoke(app, ["score", "--task", "mini_gsm8k", "--outputs", "gold"])
     assert result.exit_code == 0
     assert "100.00%" in result.output
+    assert (tmp_path / "mini_gsm8k.gold.csv").is_file()
 
 
 def test_run_and_table_write_csv_and_markdown(shared, tmp_path):
@@ -65,10 +67,19 @@ def test_run_and_table_write_csv_and_markdown(shared, tmp_path):
     assert result.exit_code == 0, result.output
     assert "mini_gsm8k" in result.output
     assert "mini_gsm8k" in (tmp_path / "run" / "results.csv").read_text()
-    outputs = ["--csv", str(tmp_path / "out.csv"), "--markdown", str(tmp_path / "out.md")]
+    outputs = ["--csv", str(tmp_path / "new" / "out.csv"), "--markdown", str(tmp_path / "other" / "out.md")]
     assert RUNNER.invoke(app, ["table", str(tmp_path / "run"), *outputs]).exit_code == 0
-    assert "mini_gsm8k" in (tmp_path / "out.csv").read_text()
-    assert "mini" in (tmp_path / "out.md").read_text()
+    assert "mini_gsm8k" in (tmp_path / "new" / "out.csv").read_text()
+    assert "mini" in (tmp_path / "other" / "out.md").read_text()
+
+
+@pytest.mark.parametrize("option", ["--csv", "--markdown"])
+def test_a_table_that_cannot_be_written_is_one_line_and_status_1(refusal, tmp_path, option):
+    (tmp_path / "file").touch()
+    status, text = refusal("table", str(tmp_path), option, str(tmp_path / "file" / "table"))
+    assert status == 1
+    assert text.startswith(f"error: {tmp_path}/file/table cannot be written")
+    assert len(text.splitlines()) == 1
 
 
 def test_a_run_with_failed_samples_ends_with_status_3(shared, tmp_path):

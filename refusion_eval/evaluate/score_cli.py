@@ -1,6 +1,7 @@
 """`refusion-eval score`: scores texts that were generated anywhere, by the same path as the tasks."""
 
 import csv
+import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,10 @@ from refusion_eval.evaluate.data import json_lines, load_rows
 from refusion_eval.evaluate.prompts import Row
 from refusion_eval.evaluate.score import ERROR, MISSING, NO_ANSWER, Score, index_rows, score_texts
 from refusion_eval.metrics.accuracy import Interval, bootstrap_mean, majority_passed, pass_at_k
+from refusion_eval.store.atomic_write import prepare_output, write_output
+
+# As `outputs`: the benchmark's own answers.
+GOLD = "gold"
 
 COLUMNS = ("id", "sample", "extracted", "verdict", "passed", "reason")
 
@@ -71,7 +76,7 @@ def score_command(
             benchmark's own answers.
         data: directory with the rows, see `load_rows`.
         split: another split than the one that is evaluated.
-        csv_path: where to write id, sample, extracted, verdict, passed, reason.
+        csv_path: where to write the columns `COLUMNS`; `default_csv_path` if None.
         filter_name: another extraction rule than the benchmark's first.
         allow_partial: score only the rows that have a text, instead of counting the others as wrong.
         workers: processes for code and mathematics.
@@ -82,23 +87,33 @@ def score_command(
     Raises:
         DataError: unknown task, or rows or outputs are malformed (with file and line).
         SandboxError: code cannot be run in isolation here.
+        StoreError: the CSV cannot be written; known before anything is scored.
     """
     benchmark, is_mini = _benchmark_of(task)
     bench = BENCHMARKS[benchmark]
     rows = load_rows(benchmark, mini=is_mini, data_dir=data, split=split)
     ids = index_rows(bench, rows)
-    texts = gold_texts(bench, rows) if outputs == "gold" else read_outputs(Path(outputs), set(ids))
+    texts = gold_texts(bench, rows) if outputs == GOLD else read_outputs(Path(outputs), set(ids))
+    target = prepare_output(csv_path if csv_path is not None else default_csv_path(task, outputs))
     scores = score_texts(
         benchmark, rows, texts, filter_name=filter_name, workers=workers, sandbox=sandbox, on_done=on_done
     )
-    if csv_path is not None:
-        write_csv(Path(csv_path), scores)
+    write_csv(target, scores)
     counted = [score for score in scores if score.verdict != MISSING] if allow_partial else scores
     name = f"mini {benchmark}" if is_mini else benchmark
     summary = summarise(name, bench, scores, counted, filter_name or bench.default_filter)
     for line in report(summary, allow_partial=allow_partial):
         echo(line)
+    echo(f"  one line a text: {target}")
     return summary
+
+
+def default_csv_path(task: str, outputs: str) -> Path:
+    """Where the scores go unless the user says otherwise: beside the outputs; for gold answers, the current folder."""
+    if outputs == GOLD:
+        return Path(f"{task}.gold.csv")
+    path = Path(outputs)
+    return path.with_name(Path(path.name.removesuffix(".gz")).stem + ".scores.csv")
 
 
 def gold_texts(bench: Benchmark, rows: Sequence[Row]) -> dict[str, list[str]]:
@@ -139,16 +154,18 @@ def read_outputs(path: Path, known: set[str]) -> dict[str, list[str]]:
 
 
 def write_csv(path: Path, scores: Sequence[Score]) -> None:
-    """Writes one line a text. What is not valid Unicode is written as an escape."""
-    try:
-        with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(COLUMNS)
-            for it in scores:
-                extracted = "" if it.extracted is None else it.extracted.replace("\0", "\\0")
-                writer.writerow((it.id, it.sample, extracted, it.verdict, int(it.passed), it.reason))
-    except OSError as problem:
-        raise DataError(f"cannot write {path}: {problem}") from problem
+    """Writes one line a text. What is not valid Unicode is written as an escape.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(COLUMNS)
+    for it in scores:
+        extracted = "" if it.extracted is None else it.extracted.replace("\0", "\\0")
+        writer.writerow((it.id, it.sample, extracted, it.verdict, int(it.passed), it.reason))
+    write_output(path, text.getvalue())
 
 
 def summarise(

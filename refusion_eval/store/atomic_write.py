@@ -1,10 +1,12 @@
-"""Replacing a file in one step."""
+"""Replacing a file in one step, and the folders that results are written to."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 from pathlib import Path
+
+from refusion_eval.errors import StoreError
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -25,3 +27,41 @@ def write_atomically(path: Path, text: str) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def prepare_output(path: str | os.PathLike[str]) -> Path:
+    """Makes sure that a result can be written, before the work that it is the result of.
+
+    Args:
+        path: the file; its folder is created if it is missing.
+
+    Raises:
+        StoreError: the folder cannot be made or written to, or the path is a folder itself.
+    """
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _refusal(target, error.strerror) from error
+    if target.is_dir():
+        raise _refusal(target, "it is a folder")
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise _refusal(target, f"no permission to write in {target.parent}")
+    return target
+
+
+def write_output(path: str | os.PathLike[str], text: str) -> None:
+    """Writes a result atomically, in a folder that is created if it is missing; lone surrogates become escapes.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
+    target = prepare_output(path)
+    try:
+        write_atomically(target, text.encode("utf-8", "backslashreplace").decode("utf-8"))
+    except OSError as error:
+        raise _refusal(target, error.strerror) from error
+
+
+def _refusal(target: Path, why: str | None) -> StoreError:
+    return StoreError(f"{target} cannot be written ({why}); name another file")

@@ -11,12 +11,11 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 from refusion_eval.errors import StoreError
 from refusion_eval.metrics.bootstrap import Interval
-from refusion_eval.store.atomic_write import write_atomically
+from refusion_eval.store.atomic_write import write_output
 
 MEAN_TASK = "mean"
 SETTING_PREFIX = "setting_"
@@ -97,12 +96,7 @@ def write_csv(rows: Sequence[TableRow], path: str | os.PathLike[str]) -> None:
     for row in rows:
         cells = {**{name: _cell(getattr(row, name)) for name in _FIELDS}, **_setting_columns(row)}
         writer.writerow([cells.get(column, "") for column in columns])
-    target = Path(path)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(target, text.getvalue().encode("utf-8", "backslashreplace").decode("utf-8"))
-    except OSError as error:
-        raise StoreError(f"{target} cannot be written ({error.strerror}); choose another file") from error
+    write_output(path, text.getvalue())
 
 
 def read_csv(path: str | os.PathLike[str]) -> list[TableRow]:

@@ -8,8 +8,15 @@ from typing import Any
 
 import pytest
 
-from refusion_eval.errors import DataError
+from refusion_eval.errors import DataError, StoreError
+from refusion_eval.evaluate import score_cli
 from refusion_eval.evaluate.score_cli import COLUMNS, Summary, score_command
+
+
+@pytest.fixture(autouse=True)
+def stands_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scores of gold answers are written where the user stands."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
@@ -90,6 +97,39 @@ def test_the_csv_has_one_line_a_text(data: Path, tmp_path: Path) -> None:
     assert lines[1] == ["0", "0", "0", "correct", "1", "statement; expected 0"]
     assert lines[2][:5] == ["0", "1", "5", "wrong", "0"]
     assert [line[3] for line in lines[3:]] == ["missing"] * 3
+
+
+@pytest.mark.parametrize("name", ["mine.jsonl", "mine.jsonl.gz", "mine"])
+def test_without_a_path_the_csv_lies_beside_the_outputs(data: Path, tmp_path: Path, name: str) -> None:
+    line = json.dumps({"id": 0, "text": says(0)}).encode()
+    path = tmp_path / "texts" / name
+    path.parent.mkdir()
+    path.write_bytes(gzip.compress(line) if name.endswith(".gz") else line)
+    _, printed = run(data, str(path))
+    assert (tmp_path / "texts" / "mine.scores.csv").read_text().startswith("id,sample,")
+    assert f"one line a text: {tmp_path}/texts/mine.scores.csv" in printed
+
+
+def test_the_csv_of_gold_answers_lies_in_the_current_folder(data: Path, tmp_path: Path) -> None:
+    _, printed = run(data, "gold")
+    assert (tmp_path / "gsm8k.gold.csv").is_file()
+    assert "one line a text: gsm8k.gold.csv" in printed
+
+
+def test_the_folder_of_the_csv_is_created(data: Path, tmp_path: Path) -> None:
+    run(data, "gold", csv_path=tmp_path / "new" / "folder" / "scores.csv")
+    assert (tmp_path / "new" / "folder" / "scores.csv").is_file()
+
+
+def test_a_csv_that_cannot_be_written_is_refused_before_scoring(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(score_cli, "score_texts", lambda *_args, **_more: pytest.fail("scored"))
+    (tmp_path / "file").touch()
+    refused = {tmp_path / "file" / "scores.csv": "(File exists|Not a directory)", tmp_path: "it is a folder"}
+    for path, why in refused.items():
+        with pytest.raises(StoreError, match=rf"cannot be written \({why}\); name another file"):
+            run(data, "gold", csv_path=path)
 
 
 def test_compressed_outputs_and_a_byte_order_mark_are_read(data: Path, tmp_path: Path) -> None:
