@@ -65,15 +65,18 @@ def _digest(text: str) -> str:
 def record(job: Job, decoded: Decoded, detokenizer: Detokenizer, *, batch_size: int, warm: bool) -> Sample:
     """The record of a decoded job.
 
-    Of a job with sealed texts the token ids are withheld, because they spell what the redacted text does not say.
+    Tokens behind a stop string are no part of the output, so they are neither recorded nor counted: a parallel decoder
+    may have fixed some in the step that completed the string. The trace keeps them, as it tells what happened. Of a
+    job with sealed texts the token ids are withheld, because they spell what the redacted text does not say.
     """
+    tokens = detokenizer.kept(decoded.tokens, job.resolved.until)
     text = redact(detokenizer.text(decoded.tokens, job.resolved.until), job.sealed)
     trace = without_tokens(decoded.trace) if job.sealed else decoded.trace
     return Sample(
         **_identity(job, batch_size),
         text=text,
-        tokens=None if job.sealed else [int(token) for token in decoded.tokens],
-        num_tokens=len(decoded.tokens),
+        tokens=None if job.sealed else [int(token) for token in tokens],
+        num_tokens=len(tokens),
         num_forwards=decoded.num_forwards,
         seconds=decoded.seconds,
         stop=decoded.stop,

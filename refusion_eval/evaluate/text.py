@@ -4,6 +4,7 @@ A stop string may itself be a special token ("<|im_end|>", "</s>"), so stop stri
 special tokens spelled out, and special tokens are left out of what is returned. Nothing else is removed.
 """
 
+import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -56,6 +57,20 @@ class Detokenizer:
             if left <= 0:
                 break
         return "".join(kept)
+
+    def kept(self, tokens: Sequence[int], until: Sequence[str]) -> Sequence[int]:
+        """The shortest beginning of the tokens whose text holds a stop string; all tokens if none does.
+
+        A text that holds a stop string still does when tokens are added, so the end is found by halving.
+        """
+
+        def stopped(length: int) -> bool:
+            text = self.spelled(tokens[:length])
+            return any(stop in text for stop in until)
+
+        if not stopped(len(tokens)):
+            return tokens
+        return tokens[: bisect.bisect_left(range(len(tokens)), True, key=stopped)]
 
     def stop_rule(self, until: Sequence[str]) -> StopRule | None:
         """A rule that ends decoding once a stop string is complete; for one request, as it remembers what it saw.

@@ -53,7 +53,7 @@ class Sample:
         benchmark: name of the benchmark the task belongs to.
         item_id: the benchmark's own name for the item.
         text: the response; empty with an error.
-        tokens: kept token ids up to and including the first EOS, or None if not recorded.
+        tokens: kept token ids up to and including the first EOS or stop string, or None if not recorded.
         num_tokens: their number.
         num_forwards: model calls.
         seconds: from the prompt on the device to the last token on the host.

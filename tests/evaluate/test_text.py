@@ -51,3 +51,27 @@ def test_rule_fires_when_the_stop_string_is_complete_and_not_before(step, stop):
             break
     else:
         pytest.fail("never fired")
+
+
+@pytest.mark.parametrize(
+    ("written", "until", "kept"),
+    [
+        ("4Q: next<end>", ("Q:",), "4Q:"),
+        ("4Q: next", ("Q:", "next"), "4Q:"),
+        ("next Q:Q:", ("Q:", "next"), "next"),
+        ("4<end>", ("<end>",), "4<end>"),
+        ("4é\n\nnext", ("é\n",), "4é\n"),
+        ("4<end>", ("Q:",), "4<end>"),
+        ("4 Q", (), "4 Q"),
+        ("", ("x",), ""),
+    ],
+)
+def test_tokens_are_kept_up_to_the_end_of_the_first_complete_stop_string(written, until, kept):
+    assert list(DETOKENIZER.kept(ids(written), until)) == ids(kept)
+
+
+def test_kept_tokens_of_a_long_text_are_found_in_few_looks():
+    looks = []
+    counting = Detokenizer(lambda tokens: looks.append(1) or DETOKENIZER.decode(tokens), DETOKENIZER.special)
+    assert len(counting.kept(ids("word " * 200 + "Q:" + " more" * 200), ("Q:",))) == 1002
+    assert len(looks) < 15
