@@ -40,8 +40,22 @@ def field_types(settings_type: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in fields(settings_type) if field.init and field.compare}
 
 
-def check_keys(keys: Collection[str], known: Collection[str], where: str) -> None:
+def check_keys(
+    keys: Collection[str],
+    known: Collection[str],
+    where: str,
+    *,
+    what: str = "key",
+    offered: Collection[str] | None = None,
+) -> None:
     """Refuses unknown keys, with the likeliest known one.
+
+    Args:
+        keys: what was given.
+        known: what is allowed.
+        where: where the keys stand, for messages; empty where `what` says enough.
+        what: what a key is called in messages.
+        offered: names to offer in messages instead of `known`.
 
     Raises:
         ConfigError: a key is not among `known`.
@@ -50,9 +64,10 @@ def check_keys(keys: Collection[str], known: Collection[str], where: str) -> Non
         if key in known:
             continue
         other = OTHER_NAMES.get(key)
-        near = [other] if other in known else difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(sorted(known))}"
-        raise ConfigError(f"{where}: unknown key {key!r}; {hint}")
+        names = known if offered is None else offered
+        near = [other] if other in known else difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"known {what}s: {', '.join(sorted(names))}"
+        raise ConfigError(f"{f'{where}: ' if where else ''}unknown {what} {key!r}; {hint}")
 
 
 def convert(key: str, value: Any, wanted: Any, where: str) -> Any:
@@ -95,9 +110,10 @@ def convert_all(values: Mapping[str, Any], wanted: Mapping[str, Any], where: str
 
 
 def _bool(value: Any) -> bool | None:
-    if isinstance(value, bool):
-        return value
-    return {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else None
+    # lm-eval hands true and false over as bools, but 1 and 0 as ints; as text where --set or JSON carried them.
+    if isinstance(value, bool | int):
+        return bool(value) if value in (0, 1) else None
+    return {"true": True, "1": True, "false": False, "0": False}.get(value.lower()) if isinstance(value, str) else None
 
 
 def _int(value: Any) -> int | None:
@@ -127,4 +143,4 @@ def _str(value: Any) -> str | None:
 
 
 _SCALARS: dict[Any, Any] = {bool: _bool, int: _int, float: _float, str: _str}
-_WORDS: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+_WORDS: dict[Any, str] = {bool: "true or false (1 or 0)", int: "a whole number", float: "a number", str: "text"}

@@ -97,7 +97,7 @@ def parse_model_args(given: Mapping[str, Any], additional: Mapping[str, Any] | N
     arguments.pop("max_batch_size", None)
     arguments["batch_size"] = _batch_size(arguments.get("batch_size", 1))
     decoder = arguments.get("decoder", "refusion")
-    check_keys([decoder] if isinstance(decoder, str) else [str(decoder)], DECODERS, f"{where}: decoder")
+    check_keys([str(decoder)], DECODERS, "", what="decoder")
     own = field_types(ModelArgs)
     of_decoder = field_types(DECODERS[decoder].Settings)
     check_keys(arguments, own.keys() | of_decoder.keys(), where)

@@ -117,8 +117,8 @@ def load_tasks(names: Sequence[str], data_dir: str | None) -> dict[str, Task]:
         DataError: a task's data cannot be found.
     """
     manager = TaskManager(include_path=str(tasks_path()), include_defaults=False, metadata={"data_dir": data_dir})
-    where = "tasks (lm-eval's own run with `lm_eval --model refusion`)"
-    check_keys(names, manager.all_tasks, where)
+    # Benchmark names stand for tasks (see `task_names`), and are what a user most likely meant to write.
+    check_keys(names, manager.all_tasks, "", what="task", offered=[*PROMPTS, *manager.all_tasks])
     return dict(manager.load(list(names))["tasks"])
 
 

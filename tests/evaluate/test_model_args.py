@@ -22,13 +22,23 @@ def test_both_of_lm_evals_parsers_give_the_same_arguments(typed):
     assert args.settings["gen_length"] == 1000
 
 
+@pytest.mark.parametrize("typed", [typed_by_the_command_line, simple_parse_args_string])
+def test_optional_settings_arrive_from_both_of_lm_evals_parsers(typed):
+    args = parse_model_args(typed("pretrained=x,left_to_right=1,fuse=false,row_cost=0.01,free_rows=0"))
+    assert args.settings == {"left_to_right": True, "fuse": False, "row_cost": 0.01, "free_rows": 0}
+    assert [type(value) for value in args.settings.values()] == [bool, bool, float, int]
+    assert parse_model_args(typed("pretrained=x,fuse=1")).settings["fuse"] is True
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({}, "pretrained is missing"),
         ({"model_path": "x"}, "unknown key 'model_path'; did you mean pretrained"),
         ({"pretrained": "x", "gen_lenght": 5}, "did you mean gen_length"),
-        ({"pretrained": "x", "decoder": "refuson"}, "decoder: unknown key 'refuson'; did you mean refusion"),
+        ({"pretrained": "x", "decoder": "refuson"}, "^unknown decoder 'refuson'; did you mean refusion"),
+        ({"pretrained": "x", "decoder": "foo"}, "^unknown decoder 'foo'; known decoders: autoregressive, refusion"),
+        ({"pretrained": "x", "decoder": 1}, "^unknown decoder '1'; known decoders: "),
         ({"pretrained": "x", "decoder": "autoregressive", "tau_slot": 0.5}, "unknown key 'tau_slot'"),
         ({"pretrained": "x", "trust_remote_code": True}, "code from a checkpoint is never run"),
         ({"pretrained": 100000.0}, "pass the arguments as JSON"),

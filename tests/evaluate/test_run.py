@@ -62,9 +62,18 @@ def test_a_sample_that_failed_has_no_score(shared, tmp_path, caplog):
     assert scores == []
 
 
-def test_an_unknown_task_is_refused_with_the_likeliest_one():
-    with pytest.raises(ConfigError, match="unknown key 'mini_gsm9k'; did you mean mini_gsm8k"):
-        load_tasks(["mini_gsm9k"], None)
+@pytest.mark.parametrize(
+    ("model", "name", "meant"),
+    [("embedded", "mini_gsm9k", "mini_gsm8k"), ("embedded", "gsm9k", "gsm8k"), ("GSAI-ML/ReFusion", "mat", "math")],
+)
+def test_an_unknown_task_is_refused_with_the_likeliest_one(model, name, meant):
+    with pytest.raises(ConfigError, match=rf"^unknown task '{name}'; did you mean {meant}\?"):
+        load_tasks(task_names([name], model), None)
+
+
+def test_an_unknown_task_like_none_lists_what_there_is():
+    with pytest.raises(ConfigError, match=r"^unknown task 'zzz'; known tasks: arc_challenge, gpqa, gsm8k, "):
+        load_tasks(["zzz"], None)
 
 
 def test_missing_data_is_reported_before_the_checkpoint_is_touched(tmp_path):
