@@ -30,6 +30,12 @@ from refusion_eval.store.run_reader import SETTLED, iterate_samples, iterate_sco
 
 RUN_JSON = "run.json"
 
+# Said by all three front ends alike: the store does not know which of them opened it.
+ANOTHER = (
+    "remove the folder, or give another one: --results DIR of eval.sh, --run-dir DIR of refusion-eval run, "
+    "the model argument run_dir=DIR of lm_eval"
+)
+
 
 class RunStore:
     """The one writer of a run directory; a context manager, usable from several threads of its process."""
@@ -78,8 +84,7 @@ class RunStore:
             if row is None:
                 if (self.directory / RUN_JSON).exists():
                     raise StoreError(
-                        f"{self.directory} has a {RUN_JSON} but its records are gone; restore them, or use another "
-                        "directory"
+                        f"{self.directory} has a {RUN_JSON} but its records are gone; restore them, {ANOTHER}"
                     )
                 names = {"fingerprint": fingerprint, "manifest": manifest.to_json()}
                 connection.executemany("INSERT INTO meta VALUES (?, ?)", [(k, dump(v)) for k, v in names.items()])
@@ -87,7 +92,7 @@ class RunStore:
                 raise StoreError(
                     f"{self.directory} holds a run of something else; "
                     + "; ".join(differing)
-                    + ". Use another directory, or the recorded settings"
+                    + f". Use the recorded settings, {ANOTHER}"
                 )
         self.process_id = self.register_process(manifest.hardware, manifest)
 

@@ -197,6 +197,7 @@ def test_another_fingerprint_is_refused_with_every_differing_key_and_both_values
     assert "settings.refusion.tau_slot: recorded 0.9, now 0.8" in message
     assert "settings.extra: recorded nothing, now 1" in message
     assert "slot_size" not in message
+    assert "remove the folder, or give another one: --results DIR of eval.sh, --run-dir DIR of" in message
     RunStore.open(tmp_path, make_manifest()).close()
 
 
