@@ -92,8 +92,9 @@ def test_missing_rows_are_reported_with_every_place_tried(tmp_path: Path) -> Non
         load_rows("mbpp", data_dir=tmp_path)
 
 
-def test_missing_gpqa_is_reported_with_licence_and_token() -> None:
-    with pytest.raises(DataError, match=r"accept the licence.*HF_TOKEN"):
+def test_missing_gpqa_is_reported_with_licence_and_token_and_the_tasks_that_need_none() -> None:
+    others = "mmlu_pro,arc_challenge,gsm8k,math,humaneval,mbpp"
+    with pytest.raises(DataError, match=rf"accept the licence.*HF_TOKEN, or leave gpqa out with --tasks {others}$"):
         load_rows("gpqa")
 
 
