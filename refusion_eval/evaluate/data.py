@@ -225,8 +225,8 @@ def _find(benchmark: str, source: Source, data_dir: str | Path | None, split: st
     except (OSError, ValueError) as problem:
         tried.append(f"the hub dataset {source.hub} ({type(problem).__name__}: {str(problem).splitlines()[0][:200]})")
     advice = (
-        f"accept the licence at https://huggingface.co/datasets/{source.hub}, then log in: `hf auth login` or HF_TOKEN, "
-        f"or leave {benchmark} out with --tasks {','.join(name for name in SOURCES if name != benchmark)}"
+        f"accept the licence at https://huggingface.co/datasets/{source.hub}, then log in: `hf auth login` or "
+        f"HF_TOKEN, or leave {benchmark} out with --tasks {','.join(name for name in SOURCES if name != benchmark)}"
         if source.gated
         else f"put the rows, in hub columns, into DIR/{benchmark}/{split}.jsonl and name DIR, or allow the download"
     )
