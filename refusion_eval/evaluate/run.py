@@ -152,7 +152,7 @@ def score_rows(lm: RefusionLM, samples: Mapping[str, Sequence[Mapping[str, Any]]
 
 def _rows_of(job: Job, judged: Mapping[str, Any], scorer: str) -> Iterator[ScoreRow]:
     """The verdict on one sample, and beside it the strict one where the benchmark has such a rule."""
-    words = {name: judged[name] for name in ("extracted", "verdict", "reason")}
+    words = {name: judged[name] for name in ("extracted", "verdict", "reason", "tier") if name in judged}
     value = float(judged["passed"])
     yield ScoreRow(key=job.key, item_id=job.item_id, scorer=scorer, metric=PASSED, value=value, **words)
     if "strict" in judged:

@@ -31,6 +31,7 @@ class Score:
         verdict: "correct", "wrong", "no_answer" (nothing extracted), "missing" (no text for the item); for code also
             "timed_out", "killed" and "error" (the sandbox failed: says nothing about the text, never counts as wrong).
         reason: what decided, in words.
+        tier: of code, the isolation it ran under: "A", "B", "C" or "none"; else empty.
     """
 
     id: str
@@ -39,6 +40,7 @@ class Score:
     passed: bool
     verdict: str
     reason: str
+    tier: str = ""
 
 
 class Outcome(NamedTuple):
@@ -46,6 +48,7 @@ class Outcome(NamedTuple):
 
     verdict: str
     reason: str
+    tier: str = ""
 
 
 class Judged(NamedTuple):
@@ -54,6 +57,7 @@ class Judged(NamedTuple):
     extracted: str | None
     verdict: str
     reason: str
+    tier: str = ""
 
     @property
     def passed(self) -> bool:
@@ -107,7 +111,7 @@ def score_texts(
     items = [(by_id[key], texts[key][sample]) for key, sample in keys]
     judged = judge_texts(bench, items, filter_name=filter_name, workers=workers, sandbox=sandbox, on_done=on_done)
     scores = {
-        (key, sample): Score(key, sample, it.extracted, it.passed, it.verdict, it.reason)
+        (key, sample): Score(key, sample, it.extracted, it.passed, it.verdict, it.reason, it.tier)
         for (key, sample), it in zip(keys, judged, strict=True)
     }
     result: list[Score] = []
@@ -166,7 +170,7 @@ def judge_texts(
 
 
 def _judged(found: Extraction, outcome: Outcome) -> Judged:
-    return Judged(found.answer, outcome.verdict, f"{found.how}; {outcome.reason}")
+    return Judged(found.answer, outcome.verdict, f"{found.how}; {outcome.reason}", outcome.tier)
 
 
 def _judge_value(bench: Benchmark, attempt: _Attempt) -> Outcome:
@@ -211,6 +215,6 @@ def _judge_code(
 
     verdicts = check_programs(programs, workers=workers, sandbox=sandbox, on_done=report)
     return [
-        Outcome(_VERDICT_OF_STATUS[verdict.status], f"{verdict.reason} {verdict.detail}".strip())
+        Outcome(_VERDICT_OF_STATUS[verdict.status], f"{verdict.reason} {verdict.detail}".strip(), verdict.tier)
         for verdict in verdicts
     ]

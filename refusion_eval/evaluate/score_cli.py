@@ -14,11 +14,12 @@ from refusion_eval.evaluate.prompts import Row
 from refusion_eval.evaluate.score import ERROR, MISSING, NO_ANSWER, Score, index_rows, score_texts
 from refusion_eval.metrics.accuracy import Interval, bootstrap_mean, majority_passed, pass_at_k
 from refusion_eval.store.atomic_write import prepare_output, write_output
+from refusion_eval.store.records import NO_ISOLATION
 
 # As `outputs`: the benchmark's own answers.
 GOLD = "gold"
 
-COLUMNS = ("id", "sample", "extracted", "verdict", "passed", "reason")
+COLUMNS = ("id", "sample", "extracted", "verdict", "passed", "reason", "tier")
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Summary:
         num_texts: texts scored.
         num_nothing: texts without an answer in them.
         num_errors: texts whose judge failed; their rows are outside the score.
+        num_unisolated: programs that ran without isolation.
         score: mean over rows of the share of right texts.
         pass_at: k -> pass@k, for more than one text an id.
         majority: share of rows whose most frequent answer is right, for more than one text an id; not for code.
@@ -49,6 +51,7 @@ class Summary:
     num_texts: int
     num_nothing: int
     num_errors: int
+    num_unisolated: int
     score: Interval
     pass_at: dict[int, Interval]
     majority: Interval | None
@@ -164,7 +167,7 @@ def write_csv(path: Path, scores: Sequence[Score]) -> None:
     writer.writerow(COLUMNS)
     for it in scores:
         extracted = "" if it.extracted is None else it.extracted.replace("\0", "\\0")
-        writer.writerow((it.id, it.sample, extracted, it.verdict, int(it.passed), it.reason))
+        writer.writerow((it.id, it.sample, extracted, it.verdict, int(it.passed), it.reason, it.tier))
     write_output(path, text.getvalue())
 
 
@@ -198,6 +201,7 @@ def summarise(
         num_texts=sum(score.verdict != MISSING for score in scores),
         num_nothing=sum(score.verdict == NO_ANSWER for score in scores),
         num_errors=sum(score.verdict == ERROR for score in scores),
+        num_unisolated=sum(score.tier == NO_ISOLATION for score in scores),
         score=bootstrap_mean([sum(it.passed for it in item) / len(item) for item in items]),
         pass_at={k: _pass_at(items, k) for k in _powers(smallest)},
         majority=None if smallest < 2 or bench.kind == "code" else bootstrap_mean([_vote(item) for item in items]),
@@ -218,6 +222,8 @@ def report(summary: Summary, *, allow_partial: bool) -> list[str]:
     if s.num_missing:
         what = "left out" if allow_partial else "counted as wrong (--allow-partial leaves them out)"
         lines.append(f"  {s.num_missing} rows have no text: {what}")
+    if s.num_unisolated:
+        lines.append(f"  {s.num_unisolated} programs ran without isolation, so their verdicts can be forged")
     if s.num_errors:
         lines.append(f"  {s.num_errors} texts could not be judged and are left out: run again, or see `doctor`")
     return lines

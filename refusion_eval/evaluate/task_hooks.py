@@ -84,8 +84,9 @@ def score_responses(benchmark: str, resps: Sequence[Sequence[str]], docs: Sequen
         docs: the documents, possibly a part of the task's.
 
     Returns:
-        For each document, for each response: extracted, passed, verdict, reason, and where the benchmark has a strict
-        rule, strict (whether the answer in exactly the asked-for form is right).
+        For each document, for each response: extracted, passed, verdict, reason; for code, tier (the isolation it ran
+        under); and where the benchmark has a strict rule, strict (whether the answer in exactly the asked-for form is
+        right).
     """
     bench = BENCHMARKS[benchmark]
     items = [(doc, text) for doc, texts in zip(docs, resps, strict=True) for text in texts]
@@ -97,7 +98,14 @@ def score_responses(benchmark: str, resps: Sequence[Sequence[str]], docs: Sequen
         scored.append([])
         for _ in texts:
             one = next(judged)
-            entry = {"extracted": one.extracted, "passed": one.passed, "verdict": one.verdict, "reason": one.reason}
+            entry: dict[str, Any] = {
+                "extracted": one.extracted,
+                "passed": one.passed,
+                "verdict": one.verdict,
+                "reason": one.reason,
+            }
+            if one.tier:
+                entry["tier"] = one.tier
             scored[-1].append(entry if strict is None else entry | {"strict": next(strict).passed})
     return scored
 

@@ -18,6 +18,9 @@ from refusion_eval.errors import StoreError
 # ScoreRow.metric of the verdict itself; tables call it accuracy, or pass@1 where the answer is a program.
 PASSED = "passed"
 
+# ScoreRow.tier of a program that ran with the rights of the user: it could have read the answers or forged a verdict.
+NO_ISOLATION = "none"
+
 
 @dataclass(frozen=True, slots=True)
 class SampleKey:
@@ -125,6 +128,7 @@ class ScoreRow:
         extracted: the answer found in the text, None if none was.
         verdict: one word, e.g. correct, wrong, timed_out.
         reason: a sentence on how the verdict came about.
+        tier: of a program, the isolation it ran under: "A", "B", "C" or `NO_ISOLATION`; else empty.
     """
 
     key: SampleKey
@@ -135,6 +139,7 @@ class ScoreRow:
     extracted: str | None = None
     verdict: str = ""
     reason: str = ""
+    tier: str = ""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.value):

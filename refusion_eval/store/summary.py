@@ -11,7 +11,7 @@ from rich.table import Table
 
 from refusion_eval.metrics.bootstrap import Interval
 from refusion_eval.store.table_rows import MEAN_TASK, TableRow
-from refusion_eval.store.task_metrics import ACCURACY, PASS_AT_1
+from refusion_eval.store.task_metrics import ACCURACY, PASS_AT_1, UNISOLATED
 
 MINI_CAPTION = "mini: tasks of this project's synthetic look-alikes, not the real benchmarks."
 _HEADINGS = ("Task", "System", "n", "Accuracy %", "TPS", "TPF", "Speed-up")
@@ -32,6 +32,7 @@ class SummaryRow:
         speedup: TPS relative to the autoregressive run.
         mini: whether it is a synthetic look-alike.
         errors: samples in no figure.
+        unisolated: whether programs ran without isolation.
     """
 
     task: str
@@ -43,11 +44,14 @@ class SummaryRow:
     speedup: Interval | None
     mini: bool
     errors: int
+    unisolated: bool
 
     def cells(self) -> tuple[str, ...]:
         """What the renderers print, in the order of the headings."""
         task = f"{self.task} (mini)" if self.mini and not self.task.startswith("mini_") else self.task
-        system = f"{self.system} [{self.errors} errors]" if self.errors else self.system
+        marks = [f"{self.errors} errors"] if self.errors else []
+        marks += ["no isolation"] if self.unisolated else []
+        system = f"{self.system} [{', '.join(marks)}]" if marks else self.system
         figures = (
             _shown(self.accuracy, 1),
             _shown(self.tps, 1),
@@ -113,6 +117,7 @@ def _summary_row(metrics: dict[str, TableRow], system: str) -> SummaryRow:
         **{name: metrics[name].interval if name in metrics else None for name in ("tps", "tpf", "speedup")},
         mini=any_row.mini,
         errors=max(row.errors for row in metrics.values()),
+        unisolated=any(UNISOLATED in row.note for row in metrics.values()),
     )
 
 
@@ -122,6 +127,8 @@ def _caption(lines: Sequence[SummaryRow]) -> str:
         sentences.append(MINI_CAPTION)
     if num_errors := sum(line.errors for line in lines if line.task != MEAN_TASK):
         sentences.append(f"{num_errors} samples are errors and in no figure; run the same command again to retry them.")
+    if any(line.unisolated for line in lines):
+        sentences.append(f"No isolation: {UNISOLATED}.")
     if any(line.tps is None for line in lines):
         sentences.append("No TPS where no sample was decoded alone after a warm-up, or on several machines.")
     return " ".join(filter(None, sentences))

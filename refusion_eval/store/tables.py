@@ -16,6 +16,7 @@ from refusion_eval.store.table_rows import MEAN_TASK, TableRow, read_csv, write_
 from refusion_eval.store.task_metrics import (
     ACCURACY,
     PASS_AT_1,
+    UNISOLATED,
     Measure,
     Reference,
     TaskMeasures,
@@ -94,6 +95,8 @@ def _mean_rows(run: Run, part: Sequence[tuple[TaskFacts, TaskMeasures]]) -> Iter
     notes = [f"unweighted mean over {len(tasks)} tasks ({', '.join(task.task for task in tasks)})"]
     if num_errors := sum(task.num_errors for task in tasks):
         notes.append(f"{num_errors} samples are errors and in no figure")
+    if any(UNISOLATED in result.notes for _, result in part):
+        notes.append(UNISOLATED)
     for metric in by_name[0]:
         if all(metric in measures for measures in by_name):
             yield _row(run, MEAN_TASK, tasks, [measures[metric] for measures in by_name], notes)

@@ -17,11 +17,14 @@ from refusion_eval.metrics.parallelism import tpf
 from refusion_eval.metrics.roofline import mbu
 from refusion_eval.metrics.speed import latency, mean_tps, measured, speedup, total_tps
 from refusion_eval.store.facts import SampleFacts, TaskFacts
-from refusion_eval.store.records import PASSED
+from refusion_eval.store.records import NO_ISOLATION, PASSED
 
 # Benchmarks whose answer is a program: their accuracy is called pass@1.
 CODE_BENCHMARKS = ("humaneval", "mbpp")
 ACCURACY, PASS_AT_1 = "accuracy", "pass@1"
+
+# The note on every figure of a task with a program that ran without isolation; the compact table finds it by this text.
+UNISOLATED = "programs ran without isolation (--sandbox none), so their verdicts can be forged"
 
 _PASS_KS = (2, 5, 10, 20, 50, 100)
 _PERCENT = "percent"
@@ -81,6 +84,8 @@ def measure_task(facts: TaskFacts, reference: Reference | None) -> TaskMeasures:
     num_unscored = sum(sample.verdict is None for sample in facts.samples)
     if num_unscored:
         result.notes.append(f"{num_unscored} of {len(facts.samples)} samples are not scored")
+    if any(sample.verdict is not None and sample.verdict.tier == NO_ISOLATION for sample in facts.samples):
+        result.notes.append(UNISOLATED)
     result.measures += [*_accuracy(facts), *_other_scores(facts)]
     _add_speed(result, facts, reference)
     result.measures += _counts(facts)

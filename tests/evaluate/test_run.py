@@ -1,12 +1,14 @@
 import logging
+from types import SimpleNamespace
 
 import pytest
 
 from refusion_eval.errors import ConfigError, DataError
 from refusion_eval.evaluate.model_args import parse_model_args
-from refusion_eval.evaluate.run import evaluate, load_tasks, task_names
+from refusion_eval.evaluate.run import evaluate, load_tasks, score_rows, task_names
 from refusion_eval.evaluate.settings import benchmark_of
-from refusion_eval.store.records import PASSED
+from refusion_eval.evaluate.task_hooks import SANDBOX_VARIABLE, score_responses
+from refusion_eval.store.records import PASSED, SampleKey
 from refusion_eval.store.run_reader import RunReader
 
 TASKS = ["mini_gsm8k", "mini_mbpp"]
@@ -36,6 +38,18 @@ def test_every_sample_is_recorded_and_scored_once(finished):
     assert [sample.key.task for sample in samples] == ["mini_gsm8k"] * 2 + ["mini_mbpp"] * 2
     assert {score.key for score in scores if score.metric == PASSED} == {sample.key for sample in samples}
     assert all(score.verdict and score.reason for score in scores if score.metric == PASSED)
+
+
+def test_the_score_of_a_program_says_which_isolation_it_ran_under(monkeypatch):
+    key = SampleKey("mini_mbpp", "1.0", "doc", "prompt", 0, "settings")
+    job = SimpleNamespace(key=key, item_id="7")
+    lm = SimpleNamespace(failed=[], jobs={("mini_mbpp", 0, 0): job})
+    row = {"task_id": 7, "text": "t", "code": "", "test_list": ["assert f() == 1"], "test_setup_code": ""}
+    monkeypatch.setenv(SANDBOX_VARIABLE, "none")
+    judged = score_responses("mbpp", [["```python\ndef f():\n    return 1\n```"]], [row])
+    samples = {"mini_mbpp": [{"filter": "first", "doc_id": 0, "filtered_resps": judged}]}
+    (score,), _ = score_rows(lm, samples)
+    assert (score.verdict, score.tier) == ("correct", "none")
 
 
 def test_records_carry_the_task_version(finished):

@@ -79,6 +79,11 @@ def test_code_is_run_against_its_tests() -> None:
     assert verdicts("mbpp", [PROGRAM], {"7": [right, wrong, "Sorry."]}, workers=1) == ["correct", "wrong", "no_answer"]
 
 
+def test_a_verdict_on_code_says_which_isolation_it_ran_under() -> None:
+    texts = {"7": ["```python\ndef add(x):\n    return x + 1\n```", "Sorry."]}
+    assert [score.tier for score in score_texts("mbpp", [PROGRAM], texts, workers=1, sandbox="none")] == ["none", ""]
+
+
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_the_first_filter_is_the_default(name: str) -> None:
     assert BENCHMARKS[name].default_filter == ("first" if BENCHMARKS[name].kind == "code" else "last")

@@ -94,7 +94,7 @@ def test_the_csv_has_one_line_a_text(data: Path, tmp_path: Path) -> None:
     with path.open(newline="") as file:
         lines = list(csv.reader(file))
     assert tuple(lines[0]) == COLUMNS
-    assert lines[1] == ["0", "0", "0", "correct", "1", "statement; expected 0"]
+    assert lines[1] == ["0", "0", "0", "correct", "1", "statement; expected 0", ""]
     assert lines[2][:5] == ["0", "1", "5", "wrong", "0"]
     assert [line[3] for line in lines[3:]] == ["missing"] * 3
 
@@ -181,6 +181,18 @@ def test_outputs_that_do_not_exist_are_refused(data: Path) -> None:
 def test_an_unknown_task_is_refused() -> None:
     with pytest.raises(DataError, match="unknown task 'gsm9k'"):
         score_command("gsm9k", "gold")
+
+
+def test_programs_that_ran_without_isolation_are_told(tmp_path: Path) -> None:
+    printed: list[str] = []
+    rows = tmp_path / "mbpp"
+    rows.mkdir()
+    row = {"task_id": 7, "text": "t", "code": "def f():\n    return 1", "test_setup_code": ""}
+    (rows / "test.jsonl").write_text(json.dumps(row | {"test_list": ["assert f() == 1"]}))
+    score_command("mbpp", "gold", data=tmp_path, sandbox="none", workers=1, echo=printed.append)
+    assert "  1 programs ran without isolation, so their verdicts can be forged" in printed
+    with (tmp_path / "mbpp.gold.csv").open(newline="") as file:
+        assert [line["tier"] for line in csv.DictReader(file)] == ["none"]
 
 
 def test_a_mini_task_says_so() -> None:

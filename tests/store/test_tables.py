@@ -101,6 +101,22 @@ def test_errors_are_counted_and_never_scored_as_wrong(write_run, make_sample):
     assert "1 of 2 samples are errors" in rows["accuracy"].note
 
 
+@pytest.mark.parametrize(("tier", "is_told"), [("A", False), ("none", True)])
+def test_programs_without_isolation_are_told_in_csv_and_table(write_run, make_sample, tmp_path, tier, is_told):
+    programs = [make_sample(item, task="mini_mbpp") for item in (1, 2)]
+    others = [make_sample(item) for item in (1, 2)]
+    scores = [score_of(programs[0], True, tier="A"), score_of(programs[1], True, tier=tier)]
+    rows = tidy_rows([write_run("refusion", [*programs, *others], [*scores, *(score_of(s, True) for s in others)])])
+    told = {row.task for row in rows if "ran without isolation" in row.note}
+    assert told == ({"mini_mbpp", "mean"} if is_told else set())
+    write_csv(rows, tmp_path / "rows.csv")
+    for source in (rows, read_csv(tmp_path / "rows.csv")):
+        lines = {line.task: line.cells()[1] for line in summary(source)}
+        assert lines["mini_mbpp"] == ("ReFusion [no isolation]" if is_told else "ReFusion")
+        assert lines["mini_gsm8k"] == "ReFusion"
+        assert ("No isolation: programs ran without" in markdown(summary(source))) == is_told
+
+
 def test_a_task_with_nothing_but_errors_still_has_a_row(write_run, make_sample):
     rows = tidy_rows([write_run("refusion", [make_sample(1, text="", error="x")])])
     assert len(rows) == 1
