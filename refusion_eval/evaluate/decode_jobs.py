@@ -52,16 +52,23 @@ class JobDecoder:
         """The settings for one request, with what this device decides."""
         return api.with_width_cost(job.settings(self.detokenizer), self.width_cost)
 
+    def refusal(self, job: Job) -> str | None:
+        """Why a job cannot be decoded, known before anything is computed; None if it can."""
+        try:
+            api.check_prompt(self.model, job.prompt_ids, job.resolved.settings.num_positions)
+        except ConfigError as error:
+            return str(error)
+        return None
+
     def run(self, jobs: Sequence[Job]) -> Iterator[tuple[int, Sample]]:
         """Decodes jobs and yields each one's index and record as it ends, in whatever order that is."""
         possible = []
         for index, job in enumerate(jobs):
-            try:
-                api.check_prompt(self.model, job.prompt_ids, job.resolved.settings.num_positions)
-            except ConfigError as error:
-                yield index, record_error(job, str(error), batch_size=self.batch_size)
-            else:
+            refusal = self.refusal(job)
+            if refusal is None:
                 possible.append(index)
+            else:
+                yield index, record_error(job, refusal, batch_size=self.batch_size)
         if self.batch_size == 1:
             yield from self._one_by_one(possible, jobs)
         else:

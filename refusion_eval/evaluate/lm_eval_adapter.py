@@ -151,6 +151,7 @@ class RefusionLM(TemplateLM):
         """Decodes every request and returns its text up to the first stop string.
 
         Raises:
+            ConfigError: a prompt cannot be decoded; nothing was.
             DecodeError: samples failed; all others are recorded.
         """
         if not self._chat_applied and self.tokenizer.chat_template:
@@ -168,6 +169,7 @@ class RefusionLM(TemplateLM):
                 else:
                     pending.setdefault(job.key, number)
             numbers = list(pending.values())
+            self._refuse([jobs[number] for number in numbers])
             for index, sample in self.system.decoder.run([jobs[number] for number in numbers]):
                 if self.store:
                     self.store.append(sample)
@@ -175,6 +177,16 @@ class RefusionLM(TemplateLM):
                 progress.decoded(sample)
         self._raise_failures(len(jobs))
         return [texts[job.key] for job in jobs]
+
+    def _refuse(self, jobs: Sequence[Job]) -> None:
+        """Ends a run that cannot succeed before it costs hours: lm-eval scores nothing unless every text is there."""
+        if self.keep_going:
+            return
+        refused = [(job, refusal) for job in jobs if (refusal := self.system.decoder.refusal(job))]
+        if refused:
+            job, refusal = refused[0]
+            more = f" ({len(refused)} of {len(jobs)} prompts are refused; this is the first)" if refused[1:] else ""
+            raise ConfigError(f"{job.key.task} item {job.item_id}: {refusal}{more}; nothing was decoded")
 
     def _take(self, request: Instance, sample: Sample, texts: dict[SampleKey, str]) -> None:
         texts[sample.key] = sample.text

@@ -1,4 +1,3 @@
-import json
 import math
 
 import pytest
@@ -10,8 +9,11 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from refusion_eval.engine.engine import Engine
 from refusion_eval.errors import ConfigError, DecodeError, StoreError
+from refusion_eval.evaluate.data import load_rows
 from refusion_eval.evaluate.lm_eval_adapter import RefusionLM
+from refusion_eval.evaluate.model_args import parse_model_args
 from refusion_eval.evaluate.sealed import seal
 from refusion_eval.store.run_reader import RunReader
 
@@ -19,16 +21,13 @@ GENERATION = {"gen_length": 16, "slot_size": 4, "block_size": 8}
 
 
 @pytest.fixture(scope="session")
-def tiny(shared):
-    return str(shared / "parity" / "tiny")
+def tiny(checkpoint):
+    return checkpoint
 
 
 @pytest.fixture(scope="session")
-def prompts(shared):
-    tokenizer = AutoTokenizer.from_pretrained(shared / "parity" / "tiny")
-    lines = (shared / "parity" / "golden.jsonl").read_text().splitlines()
-    found = dict.fromkeys(tokenizer.decode(json.loads(line)["prompt_ids"]) for line in lines)
-    return list(found)[:6]
+def prompts():
+    return [f"Question: {row['question']}\nAnswer:" for row in load_rows("gsm8k", mini=True)[:6]]
 
 
 def build(checkpoint, **arguments):
@@ -106,18 +105,61 @@ def test_another_system_in_the_same_directory_is_refused(prompts, tiny, tmp_path
         build(tiny, run_dir=str(tmp_path), tau_slot=0.1).generate_until(asked(prompts[:1]))
 
 
-def test_a_failed_sample_is_recorded_as_error_ends_the_run_and_is_retried(responses, prompts, tiny, tmp_path, caplog):
-    requests = asked([prompts[0], prompts[1] * 4000])
+@pytest.fixture
+def failing(monkeypatch):
+    """Makes the engine fail at every prompt that is longer than a given number of tokens."""
+
+    def fail_beyond(num_tokens):
+        run = Engine.run
+
+        def run_or_fail(engine, decode, prompt, settings):
+            if len(prompt) > num_tokens:
+                raise DecodeError("made to fail")
+            return run(engine, decode, prompt, settings)
+
+        monkeypatch.setattr(Engine, "run", run_or_fail)
+
+    return fail_beyond
+
+
+def test_a_failed_sample_is_recorded_as_error_ends_the_run_and_is_retried(prompts, tiny, tmp_path, failing):
+    requests = asked([prompts[0], prompts[1] * 4])
     lm = build(tiny, run_dir=str(tmp_path))
+    failing(max(len(lm.tok_encode(prompts[0])), len(lm.tok_encode(prompts[1]))))
     with pytest.raises(DecodeError, match=r"1 of 2 samples could not be decoded; the others are in .*; run again"):
         lm.generate_until(requests)
     lm.close()
     errors = [sample.error for sample in stored(tmp_path)]
     assert sorted(error is None for error in errors) == [False, True]
-    assert "exceed the context" in next(error for error in errors if error)
+    assert "made to fail" in next(error for error in errors if error)
     retry = build(tiny, run_dir=str(tmp_path))
     with pytest.raises(DecodeError, match="1 of 2"):
         retry.generate_until(requests)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_prompt_that_is_too_long_is_refused_before_anything_is_decoded(prompts, tiny, tmp_path, batch_size):
+    lm = build(tiny, run_dir=str(tmp_path), batch_size=batch_size)
+    with pytest.raises(ConfigError, match=r"^gsm8k item 1: prompt of \d+ tokens .* shorten the prompt .*nothing was"):
+        lm.generate_until(asked([prompts[0], prompts[1] * 4000]))
+    lm.close()
+    assert stored(tmp_path) == []
+
+
+def test_several_prompts_that_are_too_long_are_one_error(prompts, tiny):
+    with pytest.raises(ConfigError, match=r"gsm8k item 0: .*\(2 of 3 prompts are refused; this is the first\)"):
+        build(tiny).generate_until(asked([prompts[0] * 4000, prompts[0], prompts[1] * 4000]))
+
+
+def test_a_run_that_keeps_going_records_what_it_refuses_and_decodes_the_rest(prompts, tiny, tmp_path):
+    lm = RefusionLM(
+        parse_model_args({"pretrained": tiny, "warmup": 0, "run_dir": str(tmp_path), **GENERATION}), keep_going=True
+    )
+    lm.generate_until(asked([prompts[0], prompts[1] * 4000]))
+    lm.close()
+    errors = {sample.item_id: sample.error for sample in stored(tmp_path)}
+    assert errors["0"] is None
+    assert "exceed the context" in errors["1"]
 
 
 def test_samples_of_one_item_differ_when_drawn_and_repeat_when_run_again(prompts, tiny):
