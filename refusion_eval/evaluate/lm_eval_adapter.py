@@ -21,7 +21,7 @@ from refusion_eval.evaluate.jobs import Job, doc_hash, prompt_hash
 from refusion_eval.evaluate.model_args import ModelArgs, parse_model_args
 from refusion_eval.evaluate.progress import ProgressDisplay
 from refusion_eval.evaluate.run_manifest import build_manifest
-from refusion_eval.evaluate.sealed import unseal
+from refusion_eval.evaluate.sealed import texts_of, unseal
 from refusion_eval.evaluate.settings import TaskBenchmark
 from refusion_eval.evaluate.system import System
 from refusion_eval.store.records import Sample, SampleKey
@@ -215,6 +215,8 @@ class RefusionLM(TemplateLM):
         prompt, generation_kwargs = request.args
         resolved = self.system.resolve(task, generation_kwargs)
         real_prompt, sealed = unseal(prompt)
+        if not sealed and _asks_gpqa(task, resolved.benchmark):
+            sealed = texts_of(request.doc, real_prompt)
         key = SampleKey(
             task=task,
             task_version=self.task_versions.get(task, ""),
@@ -279,6 +281,11 @@ def _item_id(doc: Mapping[str, Any], doc_number: int, benchmark: TaskBenchmark |
     known = BENCHMARKS.get(benchmark.name) if benchmark else None
     has_id = known is not None and (known.id_column is None or known.id_column in doc)
     return known.id_of(doc, doc_number) if known is not None and has_id else str(doc_number)
+
+
+def _asks_gpqa(task: str, benchmark: TaskBenchmark | None) -> bool:
+    """Whether a task's rows are GPQA's; by its name too, as a user's own variant may be none of the known tasks."""
+    return "gpqa" in task.lower() and not (benchmark is not None and benchmark.mini)
 
 
 def _log_like_lm_eval() -> None:

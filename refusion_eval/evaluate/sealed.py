@@ -7,10 +7,13 @@ held in this process's memory alone.
 
 import hashlib
 import re
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from refusion_eval.errors import DataError
 
 _MARKER = re.compile(r"\[sealed ([^\s\[\]]{1,80}) ([0-9a-f]{24})\]")
+_OPTION_LABEL = re.compile(r"^\s*\(?[A-Z][).:]\s*")
 _WORD = re.compile(r"\w+")
 _TEXTS: dict[str, str] = {}
 
@@ -53,6 +56,26 @@ def unseal(prompt: str) -> tuple[str, tuple[str, ...]]:
         return texts[-1]
 
     return _MARKER.sub(reveal, prompt), tuple(texts)
+
+
+def texts_of(doc: Mapping[str, Any], prompt: str) -> tuple[str, ...]:
+    """What must not be written of an item whose task does not seal its rows itself, as lm-eval's own tasks do not.
+
+    The prompt is taken line by line, because its few-shot examples are questions too. The label before a choice is
+    left out: a response may say it in front of the choice's text, and it is the answer.
+    """
+    lines = (_OPTION_LABEL.sub("", line) for line in prompt.splitlines())
+    return tuple(dict.fromkeys(text for text in (*_strings(doc.values()), *lines) if text.strip()))
+
+
+def _strings(values: Iterable[Any]) -> Iterable[str]:
+    for value in values:
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, Mapping):
+            yield from _strings(value.values())
+        elif isinstance(value, list | tuple):
+            yield from _strings(value)
 
 
 def redact(text: str, sealed_texts: tuple[str, ...]) -> str:

@@ -14,7 +14,8 @@ from refusion_eval.errors import ConfigError, DecodeError, StoreError
 from refusion_eval.evaluate.data import load_rows
 from refusion_eval.evaluate.lm_eval_adapter import RefusionLM
 from refusion_eval.evaluate.model_args import parse_model_args
-from refusion_eval.evaluate.sealed import seal
+from refusion_eval.evaluate.sealed import WITHHELD, seal
+from refusion_eval.evaluate.text import Detokenizer
 from refusion_eval.store.run_reader import RunReader
 
 GENERATION = {"gen_length": 16, "slot_size": 4, "block_size": 8}
@@ -183,6 +184,37 @@ def test_sealed_questions_stay_out_of_the_record(tiny, tmp_path):
     assert sample.num_tokens > 0
     assert {token for tag, *rest in sample.trace if tag in ("fix", "draft") for token in rest[2]} == {0}
     assert question.encode() not in b"".join(path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
+
+
+EXAMPLE = "an earlier question which stands in the prompt as an example of nine words"
+STOCK_GPQA = {
+    "Question": "which of these nine plain words would be quoted verbatim by a model",
+    "choice1": "the first choice is long enough to be recognised when it is quoted",
+    "choice2": "short",
+    "answer": "(A)",
+}
+
+
+@pytest.mark.parametrize("task", ["gpqa_main_cot_zeroshot", "gpqa_diamond_generative_n_shot", "my_gpqa"])
+def test_questions_of_gpqa_tasks_that_seal_nothing_stay_out_of_the_record(tiny, tmp_path, monkeypatch, task):
+    quoted = f"{EXAMPLE}. {STOCK_GPQA['Question']}: {STOCK_GPQA['choice1']}. The answer is (A)."
+    monkeypatch.setattr(Detokenizer, "text", lambda *_: quoted)
+    prompt = (
+        f"Question: {EXAMPLE}\nAnswer: (B)\n\nQuestion: {STOCK_GPQA['Question']}\nChoices:\n"
+        f"(A) {STOCK_GPQA['choice1']}\n(B) {STOCK_GPQA['choice2']}\nAnswer:"
+    )
+    lm = build(tiny, run_dir=str(tmp_path))
+    texts = lm.generate_until([Instance("generate_until", STOCK_GPQA, (prompt, {}), 0, (task, 0, 1))])
+    (sample,) = stored(tmp_path)
+    assert sample.text == texts[0] == f"{WITHHELD}. {WITHHELD}: {WITHHELD}. The answer is (A)."
+    assert sample.tokens is None
+    assert {token for tag, *rest in sample.trace if tag in ("fix", "draft") for token in rest[2]} == {0}
+
+
+def test_other_tasks_and_the_synthetic_look_alike_are_recorded_in_full(prompts, tiny, tmp_path):
+    lm = build(tiny, run_dir=str(tmp_path))
+    lm.generate_until([*asked(prompts[:1], task="mini_gpqa"), *asked(prompts[:1], task="mmlu_pro")])
+    assert all(sample.tokens for sample in stored(tmp_path))
 
 
 def test_lm_evals_own_cache_is_filled_sample_by_sample(responses, prompts, tiny, tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 
 from refusion_eval.errors import DataError
-from refusion_eval.evaluate.sealed import WITHHELD, redact, seal, unseal
+from refusion_eval.evaluate.sealed import WITHHELD, redact, seal, texts_of, unseal
 
 QUESTION = "Which invented particle decays into two invented bosons when the moon of Zorb is full?"
 
@@ -46,3 +46,21 @@ def test_a_quoted_part_of_eight_words_is_withheld_and_seven_words_are_not() -> N
 
 def test_other_text_is_left_alone() -> None:
     assert redact("The answer is (B).", (QUESTION,)) == "The answer is (B)."
+
+
+def test_the_texts_of_an_unsealed_item_are_its_fields_and_the_lines_of_its_prompt() -> None:
+    doc = {"Question": QUESTION, "choices": ["one", "two"], "answer": "(B)", "score": 3}
+    prompt = "Question: an example\n(A) its choice\n\nQuestion: " + QUESTION
+    texts = texts_of(doc, prompt)
+    assert texts == (QUESTION, "one", "two", "(B)", "Question: an example", "its choice", f"Question: {QUESTION}")
+
+
+def test_the_letter_before_a_quoted_choice_is_kept() -> None:
+    choice = "The invented boson decays into nine invented quarks at once"
+    sealed_texts = texts_of({}, f"Which one?\n(B) {choice}")
+    assert redact(f"The answer is (B) {choice}.", sealed_texts) == f"The answer is (B) {WITHHELD}."
+
+
+def test_a_letter_inside_a_question_is_no_label() -> None:
+    line = "Which invented deficit follows a lack of vitamin D. Which of vitamin E?"
+    assert texts_of({}, line) == (line,)
