@@ -109,7 +109,10 @@ warn_of_cuda() { # without a GPU the gigabytes of CUDA libraries are of no use
 stamp() { # changes whenever the environment has to be made anew
     "${PYTHON:-python3}" - <<'TEXT'
 import hashlib, pathlib, sys
-parts = [pathlib.Path(name).read_bytes() for name in ("pyproject.toml", "hatch_build.py", "constraints.txt")]
+# Even an editable install copies the start-up files.
+start_up = ("_refusion_eval_autoload.py", "refusion_eval_autoload.pth", "refusion_eval_autoload.start")
+names = ("pyproject.toml", "hatch_build.py", "constraints.txt", *start_up)
+parts = [pathlib.Path(name).read_bytes() for name in names]
 print(hashlib.sha256(b"".join([*parts, sys.version.encode(), str(pathlib.Path.cwd()).encode()])).hexdigest())
 TEXT
 }
@@ -158,21 +161,41 @@ common=()
 [ -z "$sandbox" ] || common+=(--sandbox "$sandbox")
 status=0
 
-evaluate() { # runs one system; status 3 says that it finished but some samples failed
+evaluate() { # runs one system for the table; status 3 says that it finished but some samples failed
     local run_dir=$1 code=0
     shift
     run "$python" -m refusion_eval run --run-dir "$run_dir" "$@" ${common[@]+"${common[@]}"} || code=$?
-    if [ "$code" -eq 3 ]; then status=3; elif [ "$code" -ne 0 ]; then exit "$code"; fi
+    case $code in
+        0) ;;
+        3) status=3 ;;
+        *) return "$code" ;;
+    esac
     run_dirs+=("$run_dir")
 }
 
-run_dirs=()
-evaluate "$results/runs/$name-refusion" --model "$model" --decoder refusion
-if $with_baseline && [ "$model" = embedded ] && [ -z "$baseline" ]; then
-    evaluate "$results/runs/embedded-autoregressive" --model embedded --decoder autoregressive
-elif $with_baseline; then
+without_baseline() { # the first run is worth its table even if the baseline failed, unless the user interrupted it
+    [ "$1" -lt 128 ] || exit "$1"
+    status=$1
+    echo "eval.sh: the baseline failed, so the table has no speed-up; run the same command again to continue it" >&2
+}
+
+if $with_baseline && [ "$model" != embedded ]; then
     baseline=${baseline:-Qwen/Qwen3-8B}
-    evaluate "$results/runs/$(basename "$baseline")-autoregressive" --model "$baseline" --decoder autoregressive --no-thinking
+fi
+if $with_baseline && [ -n "$baseline" ]; then
+    # The first run may take hours; that the second can begin is known in seconds.
+    run "$python" -m refusion_eval check --model "$baseline" --decoder autoregressive || {
+        echo "eval.sh: name another baseline with --baseline, or run without one with --no-baseline" >&2
+        exit 1
+    }
+fi
+run_dirs=()
+evaluate "$results/runs/$name-refusion" --model "$model" --decoder refusion || exit
+if $with_baseline && [ -z "$baseline" ]; then
+    evaluate "$results/runs/embedded-autoregressive" --model embedded --decoder autoregressive || without_baseline $?
+elif $with_baseline; then
+    evaluate "$results/runs/$(basename "$baseline")-autoregressive" --model "$baseline" --decoder autoregressive \
+        --no-thinking || without_baseline $?
 fi
 run mkdir -p "$results/$name"
 run "$python" -m refusion_eval table "${run_dirs[@]}" --csv "$results/$name/results.csv" --markdown "$results/$name/table.md"

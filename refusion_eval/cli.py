@@ -101,6 +101,22 @@ def run(
 
 
 @app.command()
+def check(
+    model: Annotated[str, typer.Option(help="Checkpoint folder, hub id, or embedded.")] = "embedded",
+    decoder: Annotated[str, typer.Option(help="refusion or autoregressive.")] = "refusion",
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
+) -> None:
+    """Say whether a decoder can run a checkpoint: reads its configuration, not its weights."""
+    from refusion_eval.evaluate.model_args import parse_model_args
+    from refusion_eval.evaluate.system import System
+
+    system = System(parse_model_args({"pretrained": model, "decoder": decoder, "revision": revision}))
+    config = system.model.config
+    brought = "".join(f", {key}={value}" for key, value in system.checkpoint_settings.items())
+    print(f"{model}: {config.family}, {config.num_layers} layers{brought}; {decoder} can run it")
+
+
+@app.command()
 def table(
     run_dirs: Annotated[list[Path], typer.Argument(help="Run directories; speed-up needs the baseline's beside.")],
     csv: Annotated[Path | None, typer.Option(help="Also write every figure as CSV, one row each.")] = None,

@@ -12,7 +12,7 @@ from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluate.data import DATA_VARIABLE, SOURCES
 from refusion_eval.evaluate.model_args import EMBEDDED, ModelArgs
-from refusion_eval.evaluate.paths import tasks_path
+from refusion_eval.evaluate.paths import code_metric_path, tasks_path
 from refusion_eval.evaluate.sandbox import probe
 from refusion_eval.models.attention import choose_backend
 from refusion_eval.store.environment import package_versions
@@ -31,6 +31,7 @@ def report(data_dir: Path | None = None) -> Iterator[str]:
     yield from _devices()
     yield f"lm_eval hook: {_hook()}"
     yield f"tasks: {tasks_path()}"
+    yield f"code metric, for evaluate.load(PATH): {code_metric_path()}"
     for decoder in DECODERS:
         path = Path(ModelArgs(pretrained=EMBEDDED, decoder=decoder).checkpoint)
         yield f"embedded {decoder}: {path if (path / 'config.json').exists() else 'missing: reinstall the package'}"

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -92,3 +93,17 @@ def test_doctor_names_versions_device_attention_sandbox_tasks_and_data():
     text = RUNNER.invoke(app, ["doctor"]).output
     for word in ("torch: ", "cuda", "attention: ", "sandbox", "tasks: ", "lm_eval hook: ", "data gsm8k: "):
         assert word in text
+    (metric,) = (line for line in text.splitlines() if line.startswith("code metric"))
+    assert Path(metric.partition(": ")[2]).is_file()
+
+
+def test_check_says_whether_a_decoder_can_run_a_checkpoint_without_weights(shared, tmp_path, refusal):
+    tiny = shared / "parity" / "tiny"
+    for path in tiny.glob("*.json"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    result = RUNNER.invoke(app, ["check", "--model", str(tmp_path), "--decoder", "autoregressive"])
+    assert result.exit_code == 0, result.output
+    assert "autoregressive can run it" in result.output
+    status, text = refusal("check", "--model", "/no/such/checkpoint")
+    assert status == 1
+    assert text.startswith("error: no directory '/no/such/checkpoint'")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+STARTUP_FILES = ("_refusion_eval_autoload.py", "refusion_eval_autoload.pth", "refusion_eval_autoload.start")
 
 if shutil.which("bash") is None:
     pytest.skip("needs bash", allow_module_level=True)
@@ -49,6 +50,82 @@ def test_a_real_model_is_compared_with_its_backbone_by_default():
     runs = [line for line in lines if " run " in line]
     assert "--model GSAI-ML/ReFusion --decoder refusion" in runs[0]
     assert "--model Qwen/Qwen3-8B --decoder autoregressive" in runs[1]
+
+
+def test_a_baseline_is_checked_before_the_first_run():
+    lines = commands("--model", "GSAI-ML/ReFusion", "--baseline", "some/model")
+    (checked,) = (number for number, line in enumerate(lines) if "check --model some/model" in line)
+    assert " run " in lines[checked + 1]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--model", "some/model", "--no-baseline"]])
+def test_without_a_baseline_to_name_nothing_is_checked(arguments):
+    assert not any(" check " in line for line in commands(*arguments))
+
+
+@pytest.fixture
+def fake_environment(tmp_path):
+    """An environment that is set up, and whose Python ends with the given status where a command holds a word."""
+
+    def make(word, status):
+        python = tmp_path / "bin" / "python"
+        python.parent.mkdir()
+        cases = f'*" "{word}*) exit {status};; -) cat >/dev/null; echo stamp;;'
+        python.write_text(f'#!/bin/sh\ncase "$*" in {cases} esac\n')
+        python.chmod(0o755)
+        (tmp_path / "set-up").write_text("stamp\n")
+        return {"REFUSION_EVAL_VENV": str(tmp_path), "PYTHON": str(python)}
+
+    return make
+
+
+def run_with(environment, tmp_path):
+    done = eval_sh("--model", "some/model", "--results", str(tmp_path / "results"), **environment)
+    return done.returncode, [line for line in done.stdout.splitlines() if line.startswith("+ ")], done.stderr
+
+
+def test_a_failed_baseline_leaves_the_table_of_the_first_run_and_a_status(fake_environment, tmp_path):
+    status, lines, errors = run_with(fake_environment("run*autoregressive", 1), tmp_path)
+    assert status == 1
+    assert f" table {tmp_path}/results/runs/model-refusion --csv " in lines[-1]
+    assert "the baseline failed, so the table has no speed-up" in errors
+
+
+def test_an_interrupted_baseline_ends_at_once(fake_environment, tmp_path):
+    status, lines, _ = run_with(fake_environment("run*autoregressive", 130), tmp_path)
+    assert status == 130
+    assert " run " in lines[-1]
+
+
+def test_failed_samples_of_a_baseline_are_in_the_table_and_in_the_status(fake_environment, tmp_path):
+    status, lines, _ = run_with(fake_environment("run*autoregressive", 3), tmp_path)
+    assert status == 3
+    assert "model-refusion" in lines[-1]
+    assert "Qwen3-8B-autoregressive" in lines[-1]
+
+
+def test_a_failed_first_run_ends_with_its_status(fake_environment, tmp_path):
+    status, lines, _ = run_with(fake_environment("run*refusion", 1), tmp_path)
+    assert status == 1
+    assert " run " in lines[-1]
+
+
+def test_a_baseline_that_cannot_be_run_is_refused_before_the_first_run(fake_environment, tmp_path):
+    status, lines, errors = run_with(fake_environment("check", 1), tmp_path)
+    assert status == 1
+    assert not any(" run " in line for line in lines)
+    assert "--no-baseline" in errors
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt", "hatch_build.py", *STARTUP_FILES])
+def test_the_environment_is_made_anew_when_what_it_was_made_from_changes(tmp_path, name):
+    for source in ("eval.sh", "pyproject.toml", "constraints.txt", "hatch_build.py", *STARTUP_FILES):
+        shutil.copy(ROOT / source, tmp_path)
+    stamp = ["bash", "-c", "eval \"$(sed -n '/^stamp()/,/^}/p' eval.sh)\"; stamp"]
+    before = subprocess.run(stamp, cwd=tmp_path, capture_output=True, check=True).stdout
+    with (tmp_path / name).open("a") as file:
+        file.write("\n")
+    assert subprocess.run(stamp, cwd=tmp_path, capture_output=True, check=True).stdout != before
 
 
 def test_no_baseline_runs_one_system():

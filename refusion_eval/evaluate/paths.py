@@ -11,6 +11,11 @@ def embedded_path(decoder: str) -> Path:
     return Path(embedded.__file__).parent / decoder
 
 
+def code_metric_path() -> Path:
+    """Returns the metric module that `evaluate.load` takes in place of the name code_eval."""
+    return Path(__file__).resolve().parent / "code_metric" / "code_metric.py"
+
+
 def tasks_path() -> Path:
     """Returns the folder with the lm-eval task files and the mini data.
 
