@@ -5,13 +5,15 @@ import pytest
 from refusion_eval.evaluate.paths import embedded_path
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+PARTS = ("benchmarks", "outputs", "parity", "published")
 
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """Folder of reference data beside the checkout."""
-    if not SHARED.is_dir():
-        pytest.skip(f"needs the reference data in {SHARED}")
+    missing = [part for part in PARTS if not (SHARED / part).is_dir()]
+    if missing:
+        pytest.skip(f"needs the reference data in {SHARED}, where {', '.join(missing)} is absent")
     return SHARED
 
 

@@ -60,10 +60,10 @@ def test_score_of_the_gold_answers_is_perfect(tmp_path, monkeypatch):
     assert (tmp_path / "mini_gsm8k.gold.csv").is_file()
 
 
-def test_run_and_table_write_csv_and_markdown(shared, tmp_path):
-    tiny = str(shared / "parity" / "tiny")
-    options = ["--limit", "2", "--tasks", "mini_gsm8k", "--set", "gen_length=8", "--warmup", "0"]
-    command = ["run", "--model", tiny, "--decoder", "autoregressive", "--run-dir", str(tmp_path / "run"), *options]
+def test_run_and_table_write_csv_and_markdown(checkpoint, tmp_path):
+    options = ["--decoder", "autoregressive", "--set", "gen_length=8", "--warmup", "0"]
+    options += ["--limit", "2", "--tasks", "mini_gsm8k"]
+    command = ["run", "--model", checkpoint, "--run-dir", str(tmp_path / "run"), *options]
     result = RUNNER.invoke(app, command)
     assert result.exit_code == 0, result.output
     assert "mini_gsm8k" in result.output
@@ -83,9 +83,8 @@ def test_a_table_that_cannot_be_written_is_one_line_and_status_1(refusal, tmp_pa
     assert len(text.splitlines()) == 1
 
 
-def test_a_run_with_failed_samples_ends_with_status_3(shared, tmp_path):
-    tiny = str(shared / "parity" / "tiny")
-    command = ["run", "--model", tiny, "--run-dir", str(tmp_path), "--limit", "1", "--tasks", "mini_gsm8k"]
+def test_a_run_with_failed_samples_ends_with_status_3(checkpoint, tmp_path):
+    command = ["run", "--model", checkpoint, "--run-dir", str(tmp_path), "--limit", "1", "--tasks", "mini_gsm8k"]
     assert RUNNER.invoke(app, [*command, "--set", "gen_length=1048576"]).exit_code == 3
 
 

@@ -1,6 +1,6 @@
 """The real data: gold answers score 100%, and recorded verdicts on real model texts are reproduced."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,32 +11,34 @@ from refusion_eval.evaluate.data import json_lines, load_rows
 from refusion_eval.evaluate.score import score_texts
 from refusion_eval.evaluate.score_cli import gold_texts
 
-SHARED = Path(__file__).parents[3] / "shared"
-DATA, OUTPUTS = SHARED / "benchmarks", SHARED / "outputs"
-
-pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason=f"the real benchmark rows are not at {DATA}")
-
 NUM_ROWS = {"mmlu_pro": 12032, "arc_challenge": 1172, "gsm8k": 1319, "math": 5000, "humaneval": 164, "mbpp": 500}
 CODE = [pytest.param(name, marks=pytest.mark.slow) for name in ("humaneval", "mbpp")]
 
 
-def recorded(name: str) -> Iterator[dict[str, Any]]:
-    if not OUTPUTS.is_dir():
-        pytest.skip(f"the recorded outputs are not at {OUTPUTS}")
-    return (row for _, row in json_lines(OUTPUTS / name))
+Recorded = Callable[[str], Iterator[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def data(shared: Path) -> Path:
+    return shared / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def recorded(shared: Path) -> Recorded:
+    return lambda name: (row for _, row in json_lines(shared / "outputs" / name))
 
 
 @pytest.mark.parametrize("name", ["mmlu_pro", "arc_challenge", "gsm8k", "math", *CODE])
-def test_every_gold_answer_is_right(name: str) -> None:
-    rows = load_rows(name, data_dir=DATA)
+def test_every_gold_answer_is_right(data: Path, name: str) -> None:
+    rows = load_rows(name, data_dir=data)
     scores = score_texts(name, rows, gold_texts(BENCHMARKS[name], rows))
     assert len(scores) == NUM_ROWS[name]
     assert [score for score in scores if not score.passed] == []
 
 
 @pytest.mark.parametrize("name", ["mmlu_pro", "arc_challenge", "gsm8k"])
-def test_every_gold_answer_is_right_in_the_asked_for_form(name: str) -> None:
-    rows = load_rows(name, data_dir=DATA)
+def test_every_gold_answer_is_right_in_the_asked_for_form(data: Path, name: str) -> None:
+    rows = load_rows(name, data_dir=data)
     scores = score_texts(name, rows, gold_texts(BENCHMARKS[name], rows), filter_name="strict")
     assert all(score.passed for score in scores)
 
@@ -46,18 +48,20 @@ def test_every_gold_answer_is_right_in_the_asked_for_form(name: str) -> None:
     [("6b_finetuning", 286), ("6b_verification", 515), ("175b_finetuning", 458), ("175b_verification", 742)],
 )
 @pytest.mark.parametrize("filter_name", ["last", "first"])
-def test_gsm8k_verdicts_of_openai_are_reproduced(model: str, num_correct: int, filter_name: str) -> None:
+def test_gsm8k_verdicts_of_openai_are_reproduced(
+    data: Path, recorded: Recorded, model: str, num_correct: int, filter_name: str
+) -> None:
     outputs = list(recorded("gsm8k_openai_solutions.jsonl.gz"))
     texts = {str(row["idx"]): [row["outputs"][model]["solution"]] for row in outputs}
-    scores = score_texts("gsm8k", load_rows("gsm8k", data_dir=DATA), texts, filter_name=filter_name)
+    scores = score_texts("gsm8k", load_rows("gsm8k", data_dir=data), texts, filter_name=filter_name)
     assert [score.passed for score in scores] == [row["outputs"][model]["is_correct"] for row in outputs]
     assert sum(score.passed for score in scores) == num_correct
 
 
-def test_mmlu_pro_predictions_of_its_authors_are_reproduced() -> None:
+def test_mmlu_pro_predictions_of_its_authors_are_reproduced(data: Path, recorded: Recorded) -> None:
     outputs = {str(row["question_id"]): row for row in recorded("mmlu_pro_llama-3-8b.jsonl.gz")}
     texts = {key: [row["model_output"]] for key, row in outputs.items()}
-    rows = load_rows("mmlu_pro", data_dir=DATA)
+    rows = load_rows("mmlu_pro", data_dir=data)
     scores = score_texts("mmlu_pro", rows, texts, filter_name="first")
     assert all(score.extracted == outputs[score.id]["pred"] for score in scores)
     assert sum(score.extracted == outputs[score.id]["answer"] for score in scores) == 4112
@@ -70,16 +74,16 @@ def test_mmlu_pro_predictions_of_its_authors_are_reproduced() -> None:
     )
 
 
-def test_humaneval_verdicts_on_function_bodies_are_reproduced() -> None:
+def test_humaneval_verdicts_on_function_bodies_are_reproduced(data: Path, recorded: Recorded) -> None:
     outputs = {row["task_id"]: row for row in recorded("humaneval_gpt-4_body_only.jsonl.gz")}
     texts = {key: [row["solution"]] for key, row in outputs.items()}
-    scores = score_texts("humaneval", load_rows("humaneval", data_dir=DATA), texts)
+    scores = score_texts("humaneval", load_rows("humaneval", data_dir=data), texts)
     assert [score.passed for score in scores] == [outputs[score.id]["is_solved"] for score in scores]
     assert sum(score.passed for score in scores) == 134
 
 
 @pytest.mark.slow
-def test_mbpp_verdicts_are_those_of_a_clean_run_of_each_program() -> None:
+def test_mbpp_verdicts_are_those_of_a_clean_run_of_each_program(recorded: Recorded) -> None:
     outputs = {str(row["task_id"]): row for row in recorded("mbpp_gpt-4_run1.jsonl.gz")}
     rows = [
         {"task_id": row["task_id"], "text": "", "code": "", "test_list": [row["test"]], "test_setup_code": ""}

@@ -42,8 +42,7 @@ def facts(run_dir):
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_equals_uninterrupted(shared, tmp_path):
-    checkpoint = str(shared / "parity" / "tiny")
+def test_killed_and_resumed_equals_uninterrupted(checkpoint, tmp_path):
     process = start(checkpoint, tmp_path / "killed")
     deadline = time.monotonic() + SECONDS_TO_START
     while len(recorded(tmp_path / "killed")[0]) < 3:

@@ -14,9 +14,9 @@ from refusion_eval.store.run_reader import RunReader
 TASKS = ["mini_gsm8k", "mini_mbpp"]
 
 
-def arguments(shared, run_dir, **more):
+def arguments(checkpoint, run_dir, **more):
     short = {"gen_length": 8, "slot_size": 4, "block_size": 8, "warmup": 0, **more}
-    return parse_model_args({"pretrained": str(shared / "parity" / "tiny"), "run_dir": str(run_dir), **short})
+    return parse_model_args({"pretrained": checkpoint, "run_dir": str(run_dir), **short})
 
 
 def read(run_dir):
@@ -25,9 +25,9 @@ def read(run_dir):
 
 
 @pytest.fixture(scope="module")
-def finished(shared, tmp_path_factory):
+def finished(checkpoint, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("run")
-    outcome = evaluate(arguments(shared, run_dir), TASKS, limit=2, sandbox="none")
+    outcome = evaluate(arguments(checkpoint, run_dir), TASKS, limit=2, sandbox="none")
     return run_dir, outcome
 
 
@@ -57,18 +57,18 @@ def test_records_carry_the_task_version(finished):
     assert all(sample.key.task_version == "1.0" for sample in samples)
 
 
-def test_running_again_changes_nothing_and_more_items_are_added(finished, shared):
+def test_running_again_changes_nothing_and_more_items_are_added(finished, checkpoint):
     run_dir, _ = finished
     before = read(run_dir)
-    assert evaluate(arguments(shared, run_dir), TASKS, limit=2, sandbox="none").is_complete
+    assert evaluate(arguments(checkpoint, run_dir), TASKS, limit=2, sandbox="none").is_complete
     assert read(run_dir)[0] == before[0]
-    evaluate(arguments(shared, run_dir), ["mini_gsm8k"], limit=3)
+    evaluate(arguments(checkpoint, run_dir), ["mini_gsm8k"], limit=3)
     assert len(read(run_dir)[0]) == len(before[0]) + 1
 
 
-def test_a_sample_that_failed_has_no_score(shared, tmp_path, caplog):
+def test_a_sample_that_failed_has_no_score(checkpoint, tmp_path, caplog):
     with caplog.at_level(logging.ERROR):
-        outcome = evaluate(arguments(shared, tmp_path, gen_length=2**20), ["mini_gsm8k"], limit=2)
+        outcome = evaluate(arguments(checkpoint, tmp_path, gen_length=2**20), ["mini_gsm8k"], limit=2)
     samples, scores = read(tmp_path)
     assert not outcome.is_complete
     assert len(outcome.failed) == 2
