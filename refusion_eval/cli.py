@@ -121,6 +121,9 @@ def table(
     run_dirs: Annotated[list[Path], typer.Argument(help="Run directories; speed-up needs the baseline's beside.")],
     csv: Annotated[Path | None, typer.Option(help="Also write every figure as CSV, one row each.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Also write the table as Markdown.")] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="Folder name of the run that speed-ups are relative to; found if not given.")
+    ] = None,
 ) -> None:
     """Print the table of one or more runs: accuracy, TPS, TPF, speed-up, each with its interval."""
     from rich.console import Console
@@ -131,7 +134,7 @@ def table(
 
     for path in filter(None, (csv, markdown)):
         prepare_output(path)
-    rows = tidy_rows(run_dirs)
+    rows = tidy_rows(run_dirs, baseline=baseline)
     lines = summary.summary(rows)
     console = Console(width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL)
     console.print(summary.rich_table(lines))

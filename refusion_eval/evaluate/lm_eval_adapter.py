@@ -69,6 +69,11 @@ class RefusionLM(TemplateLM):
         """What lm-eval's Python API calls when the model arguments are a string."""
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
+    def __del__(self) -> None:
+        """lm-eval closes no model: a second evaluation in the same process may want the same run directory."""
+        if getattr(self, "_store", None) is not None:
+            self.close()
+
     def close(self) -> None:
         """Lets go of the run directory."""
         if self._store is not None:

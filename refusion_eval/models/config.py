@@ -153,7 +153,8 @@ def model_config(directory: Path) -> ModelConfig:
 def checkpoint_card(name: str, directory: Path) -> Card:
     """The card of a known checkpoint or of a local copy of it, else one read from the directory's own files.
 
-    A copy, or a fine-tune, is recognised by its shape, unless its config.json names a backbone of its own. The mask id is config.json's mask_token_id, else the tokenizer's mask token, else its token "<|mask|>". The EOS ids
+    A copy, or a fine-tune, is recognised by its shape, unless its config.json names a backbone of its own. Else the
+    mask id is config.json's mask_token_id, else the tokenizer's mask token, else its token "<|mask|>", and the EOS ids
     are generation_config.json's, else config.json's; either may be one id or a list.
 
     Args:

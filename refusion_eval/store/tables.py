@@ -163,6 +163,8 @@ def _reference_run(facts: RunFacts, runs: Sequence[RunFacts], baseline: str | No
     if len(candidates) > 1:
         names = ", ".join(sorted(other.run.run_id for other in candidates))
         return None, f"no speed-up: several autoregressive runs could be the baseline ({names}); name one"
+    if not candidates and len(runs) > 1:
+        return None, f"no speed-up: no autoregressive run of the same {', '.join(comparable)} lies beside this one"
     return (candidates[0] if candidates else None), ""
 
 

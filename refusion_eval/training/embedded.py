@@ -41,7 +41,7 @@ STAGES: dict[str, TrainConfig] = {
     ),
     "refusion": TrainConfig(
         objective="refusion",
-        num_steps=2200,
+        num_steps=1500,
         tokens_per_batch=2560,
         peak_lr=3e-3,
         muon_lr=0.02,

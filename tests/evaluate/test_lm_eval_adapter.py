@@ -52,6 +52,16 @@ def stored(run_dir):
         return list(run.samples())
 
 
+def test_a_model_that_nobody_holds_any_more_lets_go_of_its_run_directory(tiny, prompts, tmp_path):
+    lm = build(tiny, run_dir=str(tmp_path))
+    lm.generate_until(asked(prompts[:1]))
+    del lm
+    again = build(tiny, run_dir=str(tmp_path))
+    again.generate_until(asked(prompts[:2]))
+    again.close()
+    assert len(stored(tmp_path)) == 2
+
+
 def test_one_text_for_each_request_in_order(responses, prompts, tiny):
     lm = build(tiny)
     assert lm.generate_until(list(reversed(asked(prompts)))) == list(reversed(responses))

@@ -197,7 +197,9 @@ def test_several_possible_baselines_must_be_named(two_systems, write_run, make_s
 
 def test_another_dtype_is_no_baseline(two_systems, write_run, make_sample):
     half = write_run("half", [make_sample(1)], decoder="autoregressive", dtype="bfloat16")
-    assert "speedup" not in figures(tidy_rows([two_systems[0], half]))
+    rows = figures(tidy_rows([two_systems[0], half]))
+    assert "speedup" not in rows
+    assert "no autoregressive run of the same backbone, dtype, device" in rows["tps"].note
     named = figures(tidy_rows([two_systems[0], half], baseline="half"))
     assert "dtype differ" in named["tps"].note
 
