@@ -20,8 +20,9 @@ from refusion_eval.bench.contest import Entrant, Standing, compete
 from refusion_eval.bench.plain import PlainEngine
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.bandwidth import cache_bytes_per_row, copy_bandwidth, weight_bytes
+from refusion_eval.engine.device import synchronize
 from refusion_eval.engine.engine import Request
-from refusion_eval.engine.width import synchronize, time_forwards
+from refusion_eval.engine.width import time_forwards
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.trace import Trace
 from refusion_eval.types import Decoded

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, Qwen3ForCausalLM
 
+from refusion_eval.engine.device import synchronize
 from refusion_eval.errors import DecodeError
 from refusion_eval.trace import Trace
 from refusion_eval.types import Attention, Commit, Decode, Decoded, Forward, Read, Readout
@@ -35,7 +36,7 @@ class PlainEngine:
     def run(self, decode: Decode, prompt: Sequence[int], settings: Any) -> Decoded:
         """Decodes one prompt; forwards that need more than causal rows or equal groups are refused (DecodeError)."""
         self._committed, self._last = [], []
-        self._synchronize()
+        synchronize(self.model.device)
         started = time.perf_counter()
         trace = Trace()
         decoding = decode(prompt, settings, trace)
@@ -47,7 +48,7 @@ class PlainEngine:
             try:
                 forward = decoding.send(readouts)
             except StopIteration as stop:
-                self._synchronize()
+                synchronize(self.model.device)
                 seconds = time.perf_counter() - started
                 return Decoded(stop.value.tokens, stop.value.stop, trace.num_forwards, seconds, trace)
 
@@ -89,10 +90,6 @@ class PlainEngine:
         logits_QV = output.logits.flatten(0, 1).float()
         probs_QV = logits_QV.softmax(dim=-1)
         return tuple(_read(read, logits_QV, probs_QV) for read in forward.reads)
-
-    def _synchronize(self) -> None:
-        if self.model.device.type == "cuda":
-            torch.cuda.synchronize(self.model.device)
 
 
 def _num_groups(attention: Attention) -> int:

@@ -4,6 +4,7 @@ import time
 
 import torch
 
+from refusion_eval.engine.device import synchronize
 from refusion_eval.models.config import ModelConfig
 
 NUM_COPIES = 5
@@ -38,14 +39,9 @@ def copy_bandwidth(device: torch.device) -> float:
     target = torch.empty_like(source)
     seconds = []
     for _ in range(NUM_COPIES + 1):  # the first one pays for the pages of the target
-        _synchronize(device)
+        synchronize(device)
         started = time.perf_counter()
         target.copy_(source)
-        _synchronize(device)
+        synchronize(device)
         seconds.append(time.perf_counter() - started)
     return 2 * num_bytes / min(seconds[1:])
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from refusion_eval.engine import masks
+from refusion_eval.engine.device import synchronize
 from refusion_eval.engine.readout import PackedRead, read_out
 from refusion_eval.errors import DecodeError
 from refusion_eval.models.attention import Backend
@@ -145,7 +146,7 @@ class Engine:
 
     def _start(self, cache: KVCache, place: int, index: int, request: Request) -> _Live:
         trace = Trace()
-        self._synchronize()
+        synchronize(self.model.device)
         started = time.perf_counter()
         live = _Live(index, request.decode(request.prompt, request.settings, trace), trace, started)
         self._advance(cache, place, live, None)
@@ -194,15 +195,11 @@ class Engine:
         return read_out(packed_reads, hidden_TC, model.logits, model.config.vocab_size)
 
     def _finish(self, live: _Live) -> Decoded:
-        self._synchronize()
+        synchronize(self.model.device)
         seconds = time.perf_counter() - live.started
         assert live.response is not None
         response, trace = live.response, live.trace
         return Decoded(tuple(response.tokens), response.stop, trace.num_forwards, seconds, trace)
-
-    def _synchronize(self) -> None:
-        if self.model.device.type == "cuda":
-            torch.cuda.synchronize(self.model.device)
 
 
 def _validate(forward: Forward, vocab_size: int) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from refusion_eval.engine.device import synchronize
 from refusion_eval.engine.masks import attend_over
 from refusion_eval.models.attention import Backend
 from refusion_eval.models.cache import KVCache
@@ -107,9 +108,3 @@ def measure(model: Transformer, attention: Backend) -> WidthCost:
     """Times a few forwards and fits them; takes a second on a small model, some seconds on a large one."""
     times = time_forwards(model, attention)
     return fit({width: statistics.median(seconds) for width, seconds in times.items()})
-
-
-def synchronize(device: torch.device) -> None:
-    """Waits until the device has done everything asked of it."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
