@@ -18,7 +18,7 @@ import numpy.typing as npt
 from refusion_eval.decoders.choose import first_eos
 from refusion_eval.types import Forward, Read, Readout, Segment
 
-MOST_LENGTHS = 8  # hypotheses for one slot; more than these never paid in any measurement
+MOST_LENGTHS = 8  # hypotheses for one slot: bounds the host's work, whatever rows cost
 
 Key = tuple[object, ...]
 
