@@ -1,7 +1,8 @@
 """Muon (Jordan et al., 2024) for the hidden matrices of a small model, in float32.
 
 The momentum of each matrix is replaced by the nearest matrix with equal singular values before it is applied. On the
-embedded backbone the mini gsm8k stood at 0.9 after 800 steps, with AdamW after 2,200. torch's own implementation computes in bfloat16, which a CPU without bfloat16 units emulates: there it took twice as long a step.
+embedded backbone the mini gsm8k stood at 0.9 after 800 steps, with AdamW after 2,200. torch's own implementation
+computes in bfloat16, which a CPU without bfloat16 units emulates: there it took twice as long a step.
 """
 
 from collections.abc import Iterable
