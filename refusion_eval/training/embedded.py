@@ -20,6 +20,7 @@ from refusion_eval.evaluate.prompts import prompt
 from refusion_eval.training.check import exact_share
 from refusion_eval.training.checkpoint import save_checkpoint
 from refusion_eval.training.data import Sample, encode
+from refusion_eval.training.initial import prepare_for_lookup
 from refusion_eval.training.mini.drills import DRILLS, drill_pairs
 from refusion_eval.training.mini.generate import DRAWS, held_out_items, items
 from refusion_eval.training.mini.item import Item
@@ -28,7 +29,7 @@ from refusion_eval.training.tokenizer import train_tokenizer
 from refusion_eval.training.train import TrainConfig, train
 
 SEED = 2512
-VOCABULARY_SIZE = 1536
+VOCABULARY_SIZE = 2048
 NUM_TOKENIZER_ITEMS = 3000
 NUM_TRAIN_ITEMS = 15_000
 NUM_DRILL_ITEMS = 20_000
@@ -37,11 +38,11 @@ NUM_POSITIONS = 2048
 
 STAGES: dict[str, TrainConfig] = {
     "autoregressive": TrainConfig(
-        objective="sft", num_steps=1500, tokens_per_batch=2048, peak_lr=3e-3, muon_lr=0.02, seed=SEED + 1
+        objective="sft", num_steps=1600, tokens_per_batch=2048, peak_lr=3e-3, muon_lr=0.02, seed=SEED + 1
     ),
     "refusion": TrainConfig(
         objective="refusion",
-        num_steps=1500,
+        num_steps=3600,
         tokens_per_batch=2560,
         peak_lr=3e-3,
         muon_lr=0.02,
@@ -62,7 +63,7 @@ def train_pairs(benchmark: str, count: int) -> list[tuple[str, str]]:
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """A tiny Qwen3 with the head size and rotary base of the 8B model, randomly initialised from the seed."""
+    """A tiny Qwen3 with the head size and rotary base of the 8B model, initialised at random from the seed."""
     torch.manual_seed(SEED)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -81,7 +82,9 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
         eos_token_id=tokenizer.eos_token_id,
         mask_token_id=tokenizer.mask_token_id,
     )
-    return Qwen3ForCausalLM(config).float()
+    model = Qwen3ForCausalLM(config).float()
+    prepare_for_lookup(model)
+    return model
 
 
 def _log(stage: str, model: Qwen3ForCausalLM, check: dict[str, list[Sample]], every: int, line: dict[str, Any]) -> None:

@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerFast
 PAD, TURN_START, END, START, MASK = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|beginoftext|>", "<|mask|>"
 SPECIAL_TOKENS = (PAD, TURN_START, END, START, MASK)
 
-# The letter that begins an option's line (whole, so that an option and its letter are neighbours), a word with its
-# blank, one digit, a run of signs with its blank, a line break with its indentation, other blanks.
-_PIECES = r"\n[A-J]\.| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\n *|\s+"
+# A letter that begins an option's line and a letter in brackets (each whole, so that an option and its letter are
+# neighbours), a word with its blank, one digit, a run of signs with its blank, a line break with its indentation, other blanks.
+_PIECES = r"\n[A-J]\.| \([A-J]\)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\n *|\s+"
 
 CHAT_TEMPLATE = (
     "{%- for message in messages %}"

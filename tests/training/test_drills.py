@@ -5,6 +5,7 @@ import re
 import pytest
 
 from refusion_eval.training.mini.drills import DRILLS, drill_pairs
+from refusion_eval.training.mini.knowledge import KINDS
 
 
 @pytest.mark.parametrize("drill", DRILLS)
@@ -13,21 +14,25 @@ def test_the_same_seed_gives_the_same_pairs(drill: str) -> None:
     assert drill_pairs(drill, seed=3, count=50) != drill_pairs(drill, seed=4, count=50)
 
 
-def test_the_kinds_walk_quotes_every_line_of_the_query_in_order() -> None:
+def _letter_of(query: str) -> dict[str, str]:
+    """Option -> letter, from the lettered lines of a query."""
+    return {option: letter for letter, option in re.findall(r"^([A-F])\. (.+)$", query, re.MULTILINE)}
+
+
+def test_the_letters_drill_names_every_option_once_with_its_letter() -> None:
+    for query, response in drill_pairs("letters", seed=0, count=200):
+        found = re.findall(r"(\w[\w ]*) \(([A-F])\)", response.removeprefix("Found "))
+        assert len(found) == len(_letter_of(query))
+        assert dict(found) == _letter_of(query)
+
+
+def test_the_kinds_drill_finds_a_member_of_every_kind_asked_for() -> None:
+    members = {kind.name: kind.members for kind in KINDS}
     for query, response in drill_pairs("kinds", seed=0, count=200):
-        assert re.findall(r"^([A-E]\. .+): [a-z ]+\.?$", response, re.MULTILINE) == query.split("\n\n")[1].split("\n")
-
-
-def test_a_search_quotes_the_lines_up_to_the_option_asked_for() -> None:
-    for query, response in drill_pairs("search", seed=0, count=200):
-        wanted = query.split(".\n\n")[0].removeprefix("Find ")
-        listed = query.split("\n\n")[1].split("\n")
-        first, *walked, last = response.split("\n")
-        assert first == f"It is {wanted}."
-        assert walked[-1] == f"{listed[len(walked) - 1]}."
-        assert walked[:-1] == listed[: len(walked) - 1]
-        assert walked[-1].endswith(f" {wanted}.")
-        assert last == f"The answer is ({walked[-1][0]})."
+        found = re.findall(r"^([a-z ]+): (\w+) \(([A-E])\)$", response, re.MULTILINE)
+        assert [name for name, _, _ in found] == query.split("\n\n")[0].removeprefix("Find ").rstrip(".").split(", ")
+        assert all(option in members[name] for name, option, _ in found)
+        assert {option: letter for _, option, letter in found} == _letter_of(query)
 
 
 def test_sums_are_right() -> None:

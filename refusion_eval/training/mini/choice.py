@@ -11,25 +11,14 @@ from refusion_eval.training.mini.knowledge import COMMON_CLUES, KINDS, RELATIONS
 SOURCE = "refusion_eval synthetic"
 
 
-def walk(options: Sequence[str], last: int, remarks: Sequence[str] | None = None) -> str:
-    """Goes through the options, one a line as in the question, up to the last one, which gets a full stop.
-
-    Copying forwards, in the very words of the question, is what a tiny model learns first; naming the letter in front
-    of an option it would hardly learn. The full stop is what followed the answer in the sentence before the walk, so
-    that where to stop is copied too.
-
-    Args:
-        options: in the question's order.
-        last: where the walk ends.
-        remarks: a remark on each option.
-    """
-    lines = [f"{LETTERS[i]}. {options[i]}" + (f": {remarks[i]}" if remarks else "") for i in range(last + 1)]
-    return "\n".join(lines) + "."
+def found(option: str, options: Sequence[str]) -> str:
+    """An option and, right behind it, its letter: what a response looks up before it answers."""
+    return f"{option} ({LETTERS[options.index(option)]})"
 
 
-def search(options: Sequence[str], index: int, remarks: Sequence[str] | None = None) -> str:
-    """Walks to the right option and answers with its letter."""
-    return f"{walk(options, index, remarks)}\nThe answer is ({LETTERS[index]})."
+def answer(sentence: str, option: str, options: Sequence[str]) -> str:
+    """A sentence that leads to an option, the option's letter, and the answer."""
+    return f"{sentence} {found(option, options)}.\nThe answer is ({LETTERS[options.index(option)]})."
 
 
 def draw_mmlu_pro(rng: random.Random) -> Item:
@@ -54,7 +43,7 @@ def draw_mmlu_pro(rng: random.Random) -> Item:
         "category": relation.category,
         "src": SOURCE,
     }
-    response = f"{relation.statement.format(entity=entity, value=value)}\n{search(options, index)}"
+    response = answer(relation.statement.format(entity=entity), value, options)
     held_out = fact_is_held_out(number, phrasing_number, len(relation.phrasings))
     return Item(held_out=held_out, row=row, prompt_row=row, response=response)
 
@@ -66,18 +55,16 @@ def draw_arc_challenge(rng: random.Random) -> Item:
     number = rng.randrange(len(kind.members))
     phrasings = COMMON_CLUES + kind.clues
     phrasing_number = rng.randrange(len(phrasings))
-    answer = kind.members[number]
-    pairs = [(answer, kind.name)] + [(rng.choice(other.members), other.name) for other in kinds[1:]]
-    rng.shuffle(pairs)
-    options, names = zip(*pairs, strict=True)
-    index = options.index(answer)
+    member = kind.members[number]
+    options = [member, *(rng.choice(other.members) for other in kinds[1:])]
+    rng.shuffle(options)
     question = phrasings[phrasing_number].format(kind=kind.name)
     row = {
         "question": question,
-        "choices": {"text": list(options), "label": list(LETTERS[: len(options)])},
-        "answerKey": LETTERS[index],
+        "choices": {"text": options, "label": list(LETTERS[: len(options)])},
+        "answerKey": LETTERS[options.index(member)],
     }
-    response = f"Look for {kind.name}.\n{search(options, index, names)}"
+    response = answer(f"{kind.name[0].upper()}{kind.name[1:]}:", member, options)
     held_out = fact_is_held_out(number, phrasing_number, len(phrasings))
     return Item(held_out=held_out, row=row, prompt_row=row, response=response)
 
@@ -177,10 +164,10 @@ def draw_gpqa(rng: random.Random) -> Item:
     """A product or quotient from a law of physics, chemistry or biology, among near misses."""
     law = rng.choice(LAWS)
     small, other = rng.randint(2, 9), rng.randint(2, 9)
-    a, b, answer = (small * other, other, small) if law.operation == "/" else (small, other, small * other)
+    a, b, result = (small * other, other, small) if law.operation == "/" else (small, other, small * other)
     question = law.question.format(a=a, b=b)
-    wrong = [str(value) for value in _near_misses(rng, answer, a, b)]
-    right = str(answer)
+    wrong = [str(value) for value in _near_misses(rng, result, a, b)]
+    right = str(result)
     row = {
         "Question": question,
         "Correct Answer": right,
@@ -188,8 +175,7 @@ def draw_gpqa(rng: random.Random) -> Item:
         "High-level domain": law.domain,
     }
     choices: Sequence[str] = rng.sample([right, *wrong], 4)
-    index = choices.index(right)
-    prompt_row = {"question": question, "choices": choices, "answer": LETTERS[index]}
-    response = f"{law.working}={a}{law.operation}{b}={answer}.\n{search(choices, index)}"
+    prompt_row = {"question": question, "choices": choices, "answer": LETTERS[choices.index(right)]}
+    response = answer(f"{law.working} and {a}{law.operation}{b}={result}:", right, choices)
     held_out = key_is_held_out(f"{law.domain} {law.working} {a} {b}")
     return Item(held_out=held_out, row=row, prompt_row=prompt_row, response=response)

@@ -8,36 +8,36 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 
 from refusion_eval.evaluate.prompts import lettered
-from refusion_eval.training.mini.choice import search, walk
+from refusion_eval.training.mini.choice import found
 from refusion_eval.training.mini.knowledge import KINDS, RELATIONS
 
 NUM_SUMS = 6
 
 
 def _some_options(rng: random.Random) -> list[str]:
-    source = rng.randrange(3)
+    source, count = rng.randrange(3), rng.randint(2, 6)
     if source == 0:
-        values = list(rng.choice(RELATIONS).facts.values())
-        return rng.sample(values, rng.randint(4, 6))
+        return rng.sample(list(rng.choice(RELATIONS).facts.values()), count)
     if source == 1:
-        return [rng.choice(kind.members) for kind in rng.sample(KINDS, 4)]
+        return [rng.choice(kind.members) for kind in rng.sample(KINDS, count)]
     digits = rng.sample(range(1, 10), 9)
-    return [f"{rng.choice(('', *digits[4:]))}{last}" for last in digits[:4]]
+    return [f"{rng.choice(('', *digits[6:]))}{last}" for last in digits[:count]]
 
 
-def draw_search(rng: random.Random) -> tuple[str, str]:
-    """Which letter does this option have?"""
+def draw_letters(rng: random.Random) -> tuple[str, str]:
+    """Which letters do these options have?"""
     options = _some_options(rng)
-    index = rng.randrange(len(options))
-    return f"Find {options[index]}.\n\n{lettered(options)}", f"It is {options[index]}.\n{search(options, index)}"
+    wanted = rng.sample(options, len(options))
+    return f"Find all.\n\n{lettered(options)}", f"Found {', '.join(found(option, options) for option in wanted)}."
 
 
 def draw_kinds(rng: random.Random) -> tuple[str, str]:
-    """Of which kind is each of these?"""
+    """Which of these is of this kind?"""
     kinds = rng.sample(KINDS, 5)
-    options = [rng.choice(kind.members) for kind in kinds]
-    names = [kind.name for kind in kinds]
-    return f"Name the kinds.\n\n{lettered(options)}", walk(options, len(options) - 1, names)
+    members = [rng.choice(kind.members) for kind in kinds]
+    options = rng.sample(members, len(members))
+    lines = [f"{kind.name}: {found(member, options)}" for kind, member in zip(kinds, members, strict=True)]
+    return f"Find {', '.join(kind.name for kind in kinds)}.\n\n{lettered(options)}", "\n".join(lines)
 
 
 def _sum(rng: random.Random) -> tuple[str, int]:
@@ -61,7 +61,7 @@ def draw_sums(rng: random.Random) -> tuple[str, str]:
 
 
 DRILLS: Mapping[str, Callable[[random.Random], tuple[str, str]]] = {
-    "search": draw_search,
+    "letters": draw_letters,
     "kinds": draw_kinds,
     "sums": draw_sums,
 }

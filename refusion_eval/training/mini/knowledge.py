@@ -9,7 +9,7 @@ class Relation:
 
     Attributes:
         category: the MMLU-Pro category it stands in for.
-        statement: the fact as a sentence, with `{entity}` and `{value}`.
+        statement: the sentence about `{entity}` that the value ends.
         phrasings: questions with `{entity}`.
         facts: entity -> value; values are distinct.
     """
@@ -27,7 +27,7 @@ def _pairs(text: str) -> dict[str, str]:
 RELATIONS: tuple[Relation, ...] = (
     Relation(
         category="chemistry",
-        statement="The symbol of {entity} is {value}.",
+        statement="The symbol of {entity} is",
         phrasings=(
             "What is the chemical symbol of {entity}?",
             "Which symbol stands for the element {entity}?",
@@ -41,7 +41,7 @@ RELATIONS: tuple[Relation, ...] = (
     ),
     Relation(
         category="other",
-        statement="The capital of {entity} is {value}.",
+        statement="The capital of {entity} is",
         phrasings=(
             "What is the capital of {entity}?",
             "Which city is the capital of {entity}?",
@@ -55,7 +55,7 @@ RELATIONS: tuple[Relation, ...] = (
     ),
     Relation(
         category="physics",
-        statement="The unit of {entity} is the {value}.",
+        statement="The unit of {entity} is the",
         phrasings=(
             "What is the SI unit of {entity}?",
             "Which unit measures {entity}?",
@@ -69,7 +69,7 @@ RELATIONS: tuple[Relation, ...] = (
     ),
     Relation(
         category="biology",
-        statement="The subject of {entity} is {value}.",
+        statement="The subject of {entity} is",
         phrasings=(
             "What is the subject of {entity}?",
             "What does {entity} study?",
@@ -83,7 +83,7 @@ RELATIONS: tuple[Relation, ...] = (
     ),
     Relation(
         category="health",
-        statement="In {entity} the inflamed part is the {value}.",
+        statement="In {entity} the inflamed part is the",
         phrasings=(
             "Which part of the body is inflamed in {entity}?",
             "A patient with {entity} has an inflamed what?",
@@ -97,7 +97,7 @@ RELATIONS: tuple[Relation, ...] = (
     ),
     Relation(
         category="history",
-        statement="The {entity} goes back to {value}.",
+        statement="The {entity} goes back to",
         phrasings=(
             "Who is known for the {entity}?",
             "The {entity} goes back to whom?",
@@ -112,7 +112,7 @@ RELATIONS: tuple[Relation, ...] = (
     ),
     Relation(
         category="computer science",
-        statement="The creator of {entity} is {value}.",
+        statement="The creator of {entity} is",
         phrasings=(
             "Who created {entity}?",
             "Who is the creator of {entity}?",
@@ -126,7 +126,7 @@ RELATIONS: tuple[Relation, ...] = (
     ),
     Relation(
         category="philosophy",
-        statement="The author of {entity} is {value}.",
+        statement="The author of {entity} is",
         phrasings=(
             "Who wrote {entity}?",
             "Who is the author of {entity}?",
