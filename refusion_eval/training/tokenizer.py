@@ -13,7 +13,8 @@ PAD, TURN_START, END, START, MASK = "<|endoftext|>", "<|im_start|>", "<|im_end|>
 SPECIAL_TOKENS = (PAD, TURN_START, END, START, MASK)
 
 # A letter that begins an option's line and a letter in brackets (each whole, so that an option and its letter are
-# neighbours), a word with its blank, one digit, a run of signs with its blank, a line break with its indentation, other blanks.
+# neighbours), a word with its blank, one digit, a run of signs with its blank, a line break with its indentation, other
+# blanks.
 _PIECES = r"\n[A-J]\.| \([A-J]\)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\n *|\s+"
 
 CHAT_TEMPLATE = (
