@@ -3,6 +3,9 @@
 Shapes: T rows of one forward (of one or more sequences, packed), H heads, D head width, C residual width.
 """
 
+import math
+from functools import cache
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -13,15 +16,24 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     Args:
         x: any shape, last axis normalised.
-        weight: one scale for each entry of the last axis.
+        weight: scales, one for each entry of the last axis, or of the last two axes (each head its own).
         eps: added to the mean square.
     """
-    return torch.rms_norm(x, weight.shape, weight, eps)
+    if x.is_cuda:
+        if weight.ndim == 1:
+            return torch.rms_norm(x, weight.shape, weight, eps)
+        return torch.rms_norm(x, x.shape[-1:], None, eps) * weight
+    # On a CPU torch's own is nine operations, 60 to 90 microseconds for a small row; this is five.
+    size = x.shape[-1]
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+    root_mean_square = torch.hypot(norm * _scalar(size**-0.5), _scalar(math.sqrt(eps)))
+    return (x * (weight / root_mean_square)).to(x.dtype)
 
 
-def head_rms_norm(x_THD: Tensor, weight_HD: Tensor, eps: float) -> Tensor:
-    """`rms_norm` of every head by its own row of scales."""
-    return torch.rms_norm(x_THD, x_THD.shape[-1:], None, eps) * weight_HD
+@cache
+def _scalar(value: float) -> Tensor:
+    """A number as a tensor: as a Python number it would be converted again in every call, at 9 microseconds."""
+    return torch.tensor(value, dtype=torch.float32)
 
 
 def swiglu(gate_up_TI: Tensor) -> Tensor:

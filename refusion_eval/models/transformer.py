@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear
 
 from refusion_eval.models.config import ModelConfig
-from refusion_eval.models.layers import RotaryTable, head_rms_norm, rms_norm, rotate, swiglu
+from refusion_eval.models.layers import RotaryTable, rms_norm, rotate, swiglu
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Transformer:
         for index, layer in enumerate(self.weights.layers):
             qkv_THD = linear(rms_norm(x_TC, layer.input_norm, eps), layer.qkv).view(num_rows, -1, config.head_dim)
             qk_THD, v_TGD = qkv_THD.split_with_sizes((num_heads + num_kv_heads, num_kv_heads), dim=1)
-            qk_THD = rotate(head_rms_norm(qk_THD, layer.qk_norm, eps), cos_T1D, sin_T1D)
+            qk_THD = rotate(rms_norm(qk_THD, layer.qk_norm, eps), cos_T1D, sin_T1D)
             q_THD, k_TGD = qk_THD.split_with_sizes((num_heads, num_kv_heads), dim=1)
             attended_THD = attend(index, q_THD, k_TGD, v_TGD)
             x_TC = x_TC + linear(attended_THD.reshape(num_rows, -1), layer.out)
