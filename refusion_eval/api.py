@@ -40,10 +40,17 @@ class LoadedModel:
         card: mask id, EOS ids, backbone, decoders that it was trained for.
         dtype, device: of the weights.
         attention: the attention backend.
+        kv_budget: bytes that the keys and values of a batch may take; None is what is free when a batch begins.
     """
 
     def __init__(
-        self, location: Location, config: ModelConfig, dtype: torch.dtype, device: torch.device, attention: Backend
+        self,
+        location: Location,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        attention: Backend,
+        kv_budget: int | None = None,
     ) -> None:
         self._location = location
         self.name = location.name
@@ -53,6 +60,7 @@ class LoadedModel:
         self.dtype = dtype
         self.device = device
         self.attention = attention
+        self._kv_budget = kv_budget
 
     @classmethod
     def open(
@@ -63,13 +71,16 @@ class LoadedModel:
         device: str = "auto",
         attention: str = "auto",
         revision: str | None = None,
+        kv_budget_gib: float | None = None,
     ) -> "LoadedModel":
         """Reads a checkpoint's config and card without its weights; arguments and errors as `load_model`."""
         location = locate(str(name), revision)
         config = model_config(location.directory)
         torch_device = _device(device)
         torch_dtype = _dtype(dtype, config, torch_device)
-        return cls(location, config, torch_dtype, torch_device, choose_backend(attention, torch_dtype, torch_device))
+        backend = choose_backend(attention, torch_dtype, torch_device)
+        kv_budget = None if kv_budget_gib is None else int(kv_budget_gib * 2**30)
+        return cls(location, config, torch_dtype, torch_device, backend, kv_budget)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -81,7 +92,7 @@ class LoadedModel:
         """The engine over the checkpoint's weights."""
         fetch_weights(self._location)
         weights = load_weights(self._location.directory, self.config, self.dtype, self.device)
-        return Engine(Transformer(self.config, weights), self.attention)
+        return Engine(Transformer(self.config, weights), self.attention, self._kv_budget)
 
     @cached_property
     def width_cost(self) -> WidthCost:
@@ -96,6 +107,7 @@ def load_model(
     device: str = "auto",
     attention: str = "auto",
     revision: str | None = None,
+    kv_budget_gib: float | None = None,
 ) -> LoadedModel:
     """Loads a checkpoint.
 
@@ -105,12 +117,15 @@ def load_model(
         device: "cpu", "cuda", "cuda:1", ...; "auto" is CUDA where there is one.
         attention: "sdpa" or "flash"; "auto" is flash-attn where it is installed and can run.
         revision: branch, tag or commit of a hub id.
+        kv_budget_gib: GiB that the keys and values of a batch may take; None is what is free when a batch begins.
 
     Raises:
         CheckpointError: the checkpoint cannot be found or loaded.
         ConfigError: an argument is unknown or impossible here.
     """
-    model = LoadedModel.open(name, dtype=dtype, device=device, attention=attention, revision=revision)
+    model = LoadedModel.open(
+        name, dtype=dtype, device=device, attention=attention, revision=revision, kv_budget_gib=kv_budget_gib
+    )
     _ = model.engine
     return model
 

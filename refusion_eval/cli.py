@@ -53,7 +53,13 @@ def run(
     ] = None,
     data: Data = None,
     sandbox: Sandbox = "auto",
-    batch_size: Annotated[int, typer.Option(min=1, help="Requests decoded together; speed is measured at 1.")] = 1,
+    batch_size: Annotated[str, typer.Option(help="Requests decoded together, or auto; speed is measured at 1.")] = "1",
+    tps_samples: Annotated[
+        int, typer.Option(min=0, help="Items of every task decoded alone, to measure speed beside a batch.")
+    ] = 0,
+    kv_budget_gib: Annotated[
+        float | None, typer.Option(min=0, help="GiB for the keys and values of a batch; what is free if not given.")
+    ] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     attention: Annotated[str, typer.Option(help="auto, sdpa or flash.")] = "auto",
@@ -78,6 +84,8 @@ def run(
             "run_dir": str(run_dir),
             "data_dir": None if data is None else str(data),
             "batch_size": batch_size,
+            "tps_samples": tps_samples,
+            "kv_budget_gib": kv_budget_gib,
             "dtype": dtype,
             "device": device,
             "attention": attention,

@@ -5,6 +5,7 @@ next one in when one ends (continuous batching). No decoder knows the difference
 """
 
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,10 @@ import numpy as np
 import torch
 
 from refusion_eval.engine import masks
+from refusion_eval.engine.bandwidth import cache_bytes_per_row
 from refusion_eval.engine.device import synchronize
+from refusion_eval.engine.memory import default_budget, rows_within
+from refusion_eval.engine.prefix import SharedPrefix, behind
 from refusion_eval.engine.readout import PackedRead, read_out
 from refusion_eval.errors import DecodeError
 from refusion_eval.models.attention import Backend
@@ -45,6 +49,7 @@ class _Live:
     """A request being decoded: its generator, and the forward that it waits for, or how it ended."""
 
     index: int
+    request: Request
     decoding: Decoding
     trace: Trace
     started: float
@@ -77,11 +82,13 @@ class Engine:
     Args:
         model: the transformer.
         attention: the attention backend, as `choose_backend` resolved it.
+        kv_budget: bytes that the keys and values of a batch may take; None is what `default_budget` finds free.
     """
 
-    def __init__(self, model: Transformer, attention: Backend) -> None:
+    def __init__(self, model: Transformer, attention: Backend, kv_budget: int | None = None) -> None:
         self.model = model
         self.attention = attention
+        self.kv_budget = kv_budget
         self._cache = self._new_cache(1)
 
     def run(self, decode: Decode, prompt: Sequence[int], settings: Any) -> Decoded:
@@ -101,15 +108,18 @@ class Engine:
         self._cache.clear(0)
         batch = [self._start(self._cache, 0, 0, Request(decode, prompt, settings))]
         while batch[0].pending is not None:
-            self._step(self._cache, batch)
+            self._cache.reserve(self._rows_needed(self._cache, batch))
+            self._step(self._cache, batch, None)
         if batch[0].error is not None:
             raise batch[0].error
         return self._finish(batch[0])
 
     def run_many(self, requests: Iterable[Request], batch_size: int) -> Iterator[tuple[int, Decoded | DecodeError]]:
-        """Decodes many prompts, `batch_size` at a time.
+        """Decodes many prompts, up to `batch_size` at a time.
 
         In float32 the tokens are those of `run`, whatever the batch size. A request that fails yields its error.
+        Prompts that begin alike share their prefill. Keys and values stay within the budget: where requests grow too
+        long for it, the youngest leave the batch and begin again later.
 
         Args:
             requests: consumed as places become free.
@@ -118,17 +128,23 @@ class Engine:
         Yields:
             (index of the request, what `run` returns or the error that it raises), in the order in which they end.
         """
-        cache = self._new_cache(batch_size)
-        waiting = enumerate(requests)
+        budget = default_budget(self.model.device) if self.kv_budget is None else self.kv_budget
+        max_rows = rows_within(budget, self.model.config, self.model.dtype)
+        batch_size = max(1, min(batch_size, max_rows // FIRST_CAPACITY))
+        cache, shared = self._new_cache(batch_size), SharedPrefix()
+        waiting, again = enumerate(requests), deque[tuple[int, Request]]()
         batch: list[_Live] = []
         while True:
-            while len(batch) < batch_size and (entry := next(waiting, None)) is not None:
+            while len(batch) < batch_size and (entry := again.popleft() if again else next(waiting, None)) is not None:
                 cache.wipe(len(batch))
                 batch.append(self._start(cache, len(batch), *entry))
             if not batch:
                 return
             if all(live.pending is not None for live in batch):
-                self._step(cache, batch)
+                batch_size, left = self._make_room(cache, batch, max_rows)
+                again.extendleft(reversed(left))
+                if batch[0].pending is not None:
+                    self._step(cache, batch, shared)
             for place in reversed(range(len(batch))):
                 live = batch[place]
                 if live.pending is not None:
@@ -140,6 +156,38 @@ class Engine:
                     batch[place] = last
                 yield live.index, live.error or self._finish(live)
 
+    def _rows_needed(self, cache: KVCache, batch: Sequence[_Live]) -> int:
+        """Rows of the longest sequence once the pending forwards are computed."""
+        forwards = [live.pending for live in batch if live.pending is not None]
+        return max(length + len(forward.tokens) for length, forward in zip(cache.lengths, forwards, strict=False))
+
+    def _make_room(self, cache: KVCache, batch: list[_Live], max_rows: int) -> tuple[int, list[tuple[int, Request]]]:
+        """Grows the buffer for the pending forwards, within the budget.
+
+        Returns:
+            How many sequences the buffer holds now, and what had to leave the batch for it.
+        """
+        needed = self._rows_needed(cache, batch)
+        if needed <= cache.capacity:
+            return cache.num_sequences, []
+        num_sequences = min(cache.num_sequences, max_rows // needed)
+        if num_sequences == 0:
+            budget = max_rows * cache_bytes_per_row(self.model.config, self.model.dtype) / 2**30
+            batch[0].fail(
+                DecodeError(
+                    f"a sequence of {needed} rows exceeds the KV budget of {max_rows} rows ({budget:.2f} GiB); "
+                    "raise kv_budget_gib or shorten the prompt"
+                )
+            )
+            num_sequences = 1
+        left = [(live.index, live.request) for live in batch[num_sequences:]]
+        for live in batch[num_sequences:]:
+            live.decoding.close()
+        del batch[num_sequences:]
+        if batch[0].pending is not None:
+            cache.resize(num_sequences, min(max(needed, 2 * cache.capacity), max_rows // num_sequences))
+        return num_sequences, left
+
     def _new_cache(self, num_sequences: int) -> KVCache:
         model = self.model
         return KVCache(model.config, num_sequences, FIRST_CAPACITY, model.dtype, model.device)
@@ -148,7 +196,7 @@ class Engine:
         trace = Trace()
         synchronize(self.model.device)
         started = time.perf_counter()
-        live = _Live(index, request.decode(request.prompt, request.settings, trace), trace, started)
+        live = _Live(index, request, request.decode(request.prompt, request.settings, trace), trace, started)
         self._advance(cache, place, live, None)
         return live
 
@@ -165,10 +213,16 @@ class Engine:
         else:
             cache.stage(place, len(live.pending.tokens))
 
-    def _step(self, cache: KVCache, batch: Sequence[_Live]) -> None:
-        """Computes the pending forwards of sequences 0 .. len(batch) - 1 in one model call and advances each."""
+    def _step(self, cache: KVCache, batch: Sequence[_Live], shared: SharedPrefix | None) -> None:
+        """Computes the pending forwards of sequences 0 .. len(batch) - 1 in one model call and advances each.
+
+        The trace tells the rows that a decoder asked for, whether they were computed or shared.
+        """
         forwards = [live.pending for live in batch if live.pending is not None]
-        readouts = iter(self._compute(cache, forwards))
+        if shared is None:
+            readouts = iter(self._compute(cache, forwards))
+        else:
+            readouts = iter(self._compute_shared(cache, forwards, shared))
         for place, (live, forward) in enumerate(zip(batch, forwards, strict=True)):
             live.trace.forward(forward.kind, len(forward.tokens), cache.lengths[place])
             answers = tuple(next(readouts) for _ in forward.reads)
@@ -177,12 +231,22 @@ class Engine:
             else:
                 live.fail(DecodeError(f"forward {live.trace.num_forwards - 1} ({forward.kind}): logits are not finite"))
 
+    def _compute_shared(self, cache: KVCache, forwards: Sequence[Forward], shared: SharedPrefix) -> list[Readout]:
+        """As `_compute`, without the rows that prompts have in common with the stored one."""
+        filled = [shared.fill(cache, place, forward) for place, forward in enumerate(forwards)]
+        for place, num_rows in enumerate(filled):
+            cache.lengths[place] += num_rows  # for this one call they count as committed
+        readouts = self._compute(cache, [behind(*pair) for pair in zip(forwards, filled, strict=True)])
+        for place, num_rows in enumerate(filled):
+            cache.lengths[place] -= num_rows
+            shared.keep(cache, place, forwards[place], num_rows)
+        return readouts
+
     @torch.inference_mode()
     def _compute(self, cache: KVCache, forwards: Sequence[Forward]) -> list[Readout]:
         """One model call: the answers to all reads of all forwards, one after the other."""
         model, device = self.model, self.model.device
         widths = [len(forward.tokens) for forward in forwards]
-        cache.reserve(max(length + width for length, width in zip(cache.lengths, widths, strict=False)))
         tokens = [token for forward in forwards for token in forward.tokens]
         positions = [position for forward in forwards for position in forward.positions]
         tokens_T, positions_T = torch.from_numpy(np.array([tokens, positions], dtype=np.int64)).to(device)

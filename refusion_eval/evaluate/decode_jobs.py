@@ -13,7 +13,7 @@ from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.evaluate.jobs import Job, record, record_error
 from refusion_eval.evaluate.text import Detokenizer
 from refusion_eval.store.records import Sample
-from refusion_eval.types import Decode
+from refusion_eval.types import Decode, Decoded
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,10 @@ class JobDecoder:
         return None
 
     def run(self, jobs: Sequence[Job]) -> Iterator[tuple[int, Sample]]:
-        """Decodes jobs and yields each one's index and record as it ends, in whatever order that is."""
+        """Decodes jobs and yields each one's index and record as it ends, in whatever order that is.
+
+        Jobs that are to be measured come first, one at a time.
+        """
         possible = []
         for index, job in enumerate(jobs):
             refusal = self.refusal(job)
@@ -69,10 +72,9 @@ class JobDecoder:
                 possible.append(index)
             else:
                 yield index, record_error(job, refusal, batch_size=self.batch_size)
-        if self.batch_size == 1:
-            yield from self._one_by_one(possible, jobs)
-        else:
-            yield from self._together(possible, jobs)
+        alone = [index for index in possible if self.batch_size == 1 or jobs[index].alone]
+        yield from self._one_by_one(alone, jobs)
+        yield from self._together([index for index in possible if index not in set(alone)], jobs)
 
     def _one_by_one(self, indices: Sequence[int], jobs: Sequence[Job]) -> Iterator[tuple[int, Sample]]:
         for index in indices:
@@ -87,22 +89,29 @@ class JobDecoder:
                 yield index, record(job, decoded, self.detokenizer, batch_size=1, warm=warm)
 
     def _together(self, indices: Sequence[int], jobs: Sequence[Job]) -> Iterator[tuple[int, Sample]]:
-        left = dict.fromkeys(indices)
+        left, batch_size = dict.fromkeys(indices), self.batch_size
+        while left and batch_size > 1:
+            try:
+                for index, outcome in self._batches(list(left), jobs, batch_size):
+                    del left[index]
+                    if isinstance(outcome, DecodeError):
+                        error = "".join(traceback.format_exception(outcome))
+                        yield index, record_error(jobs[index], error, batch_size=batch_size)
+                    else:
+                        # Times of a batch are no measure of speed, so no warm-up is spent on it.
+                        sample = record(jobs[index], outcome, self.detokenizer, batch_size=batch_size, warm=False)
+                        yield index, sample
+            except RuntimeError as error:  # memory ran out, most likely
+                log.warning("a batch of %d failed (%s): half of it is tried", batch_size, error)
+                batch_size //= 2
+        yield from self._one_by_one(list(left), jobs)
+
+    def _batches(
+        self, indices: Sequence[int], jobs: Sequence[Job], batch_size: int
+    ) -> Iterator[tuple[int, Decoded | DecodeError]]:
         requests = (Request(self.decode, jobs[index].prompt_ids, self._settings(jobs[index])) for index in indices)
-        try:
-            for place, outcome in self.model.engine.run_many(requests, self.batch_size):
-                job = jobs[indices[place]]
-                del left[indices[place]]
-                if isinstance(outcome, DecodeError):
-                    error = "".join(traceback.format_exception(outcome))
-                    yield indices[place], record_error(job, error, batch_size=self.batch_size)
-                else:
-                    # Times of a batch are no measure of speed, so no warm-up is spent on it.
-                    sample = record(job, outcome, self.detokenizer, batch_size=self.batch_size, warm=False)
-                    yield indices[place], sample
-        except RuntimeError as error:
-            log.warning("a batch of %d failed (%s): the rest is decoded one by one", self.batch_size, error)
-            yield from self._one_by_one(list(left), jobs)
+        for place, outcome in self.model.engine.run_many(requests, batch_size):
+            yield indices[place], outcome
 
     def _warm_up(self, job: Job) -> bool:
         """Decodes the first job of each settings for nothing, so that no measured one pays for first-time work."""

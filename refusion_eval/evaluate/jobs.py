@@ -25,6 +25,7 @@ class Job:
         prompt_ids: token ids of the real prompt.
         resolved: the settings of its task.
         sealed: texts in the prompt that must not appear in anything written.
+        alone: whether it is decoded alone whatever the batch size, so that its time measures speed.
     """
 
     key: SampleKey
@@ -33,6 +34,7 @@ class Job:
     prompt_ids: Sequence[int]
     resolved: Resolved
     sealed: tuple[str, ...] = ()
+    alone: bool = False
 
     def settings(self, detokenizer: Detokenizer) -> Any:
         """The decoder's settings for this one request, to be used once: with its stop rule and its own seed.

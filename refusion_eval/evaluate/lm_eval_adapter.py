@@ -209,14 +209,18 @@ class RefusionLM(TemplateLM):
     def _jobs(self, requests: Sequence[Instance]) -> list[Job]:
         # lm-eval asks for K samples of an item by handing over its request K times.
         seen: Counter[tuple[str, int]] = Counter()
+        documents: Counter[str] = Counter()
         jobs = []
         for request in requests:
-            place = (str(request.task_name), int(request.doc_id or 0))
-            jobs.append(self._job(request, *place, seen[place]))
+            task, doc_number = place = (str(request.task_name), int(request.doc_id or 0))
+            if not seen[place]:
+                documents[task] += 1
+            alone = not seen[place] and documents[task] <= self.args.tps_samples
+            jobs.append(self._job(request, task, doc_number, seen[place], alone))
             seen[place] += 1
         return jobs
 
-    def _job(self, request: Instance, task: str, doc_number: int, sample: int) -> Job:
+    def _job(self, request: Instance, task: str, doc_number: int, sample: int, alone: bool) -> Job:
         prompt, generation_kwargs = request.args
         resolved = self.system.resolve(task, generation_kwargs)
         real_prompt, sealed = unseal(prompt)
@@ -237,6 +241,7 @@ class RefusionLM(TemplateLM):
             prompt_ids=self.tok_encode(real_prompt),
             resolved=resolved,
             sealed=sealed,
+            alone=alone,
         )
         self.jobs[task, doc_number, sample] = job
         return job
@@ -247,7 +252,7 @@ class RefusionLM(TemplateLM):
         if "autoregressive" not in self.system.model.card.decoders:
             raise ConfigError(f"{self.args.pretrained} does not read text from left to right: it has no log-likelihood")
         results: list[tuple[float, bool]] = []
-        size = self.args.batch_size
+        size = self.system.batch_size
         for start in range(0, len(requests), size):
             part = requests[start : start + size]
             pairs = [self._fit(context, continuation) for _, context, continuation in part]

@@ -12,9 +12,6 @@ from refusion_eval.evaluate.paths import embedded_path
 
 log = logging.getLogger(__name__)
 
-# Requests decoded together when lm-eval is told `--batch_size auto`.
-AUTO_BATCH_SIZE = 16
-
 # As `pretrained`: the tiny checkpoint of the decoder that comes with the package.
 EMBEDDED = "embedded"
 
@@ -32,7 +29,11 @@ class ModelArgs:
         dtype: of weights and cache; auto is bfloat16 on a GPU and float32 on a CPU.
         device: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one.
         attention: attention backend; auto takes the best one that works here.
-        batch_size: requests decoded at the same time. Speed is only measured at 1.
+        batch_size: requests decoded at the same time, as far as the KV budget allows; None ("auto") is what suits the
+            device. Speed is only measured at 1.
+        tps_samples: documents of each task that are decoded alone, so that their speed is measured beside a batch; at
+            batch size 1 all are.
+        kv_budget_gib: GiB that the keys and values of a batch may take; None is what is free.
         run_dir: where every sample is recorded as it finishes, and found again by the next run; None records nothing.
         data_dir: folder with benchmark data; the tasks read it.
         enable_thinking: passed to the chat template.
@@ -48,7 +49,9 @@ class ModelArgs:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
     attention: str = "auto"
-    batch_size: int = 1
+    batch_size: int | None = 1
+    tps_samples: int = 0
+    kv_budget_gib: float | None = None
     run_dir: str | None = None
     data_dir: str | None = None
     enable_thinking: bool = True
@@ -58,9 +61,10 @@ class ModelArgs:
     settings: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        for name, low in (("batch_size", 1), ("warmup", 0)):
-            if getattr(self, name) < low:
-                raise ConfigError(f"model_args: {name}={getattr(self, name)}; it must be at least {low}")
+        for name, low in (("batch_size", 1), ("warmup", 0), ("tps_samples", 0), ("kv_budget_gib", 0)):
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise ConfigError(f"model_args: {name}={value}; it must be at least {low}")
 
     @property
     def settings_type(self) -> type:
@@ -117,7 +121,4 @@ def _from_flags(additional: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _batch_size(value: Any) -> Any:
-    if isinstance(value, str) and value.startswith("auto"):
-        log.info("batch_size=%s: %d requests at a time", value, AUTO_BATCH_SIZE)
-        return AUTO_BATCH_SIZE
-    return value
+    return None if isinstance(value, str) and value.startswith("auto") else value

@@ -48,7 +48,7 @@ def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest
         device=model.device.type,
         attention=model.attention,
         package_version=refusion_eval.__version__,
-        batch_size=args.batch_size,
+        batch_size=system.batch_size,
         warmup=args.warmup,
         hardware=collect_hardware(threads=torch.get_num_threads(), gpu_index=physical_gpu(model.device)),
         versions=package_versions(),

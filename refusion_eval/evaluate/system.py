@@ -18,6 +18,9 @@ from refusion_eval.evaluate.text import Detokenizer
 
 log = logging.getLogger(__name__)
 
+# Requests decoded together when nobody says how many, by type of device; the KV budget may allow fewer.
+AUTO_BATCH_SIZES = {"cpu": 16, "cuda": 64}
+
 # Settings that say which tokens are special; a checkpoint without a card of its own may need them from the user.
 TOKEN_SETTINGS = ("mask_id", "eos_ids")
 
@@ -55,8 +58,18 @@ class System:
         """
         args = self.args
         return api.LoadedModel.open(
-            args.checkpoint, dtype=args.dtype, device=args.device, attention=args.attention, revision=args.revision
+            args.checkpoint,
+            dtype=args.dtype,
+            device=args.device,
+            attention=args.attention,
+            revision=args.revision,
+            kv_budget_gib=args.kv_budget_gib,
         )
+
+    @functools.cached_property
+    def batch_size(self) -> int:
+        """Requests decoded at the same time."""
+        return self.args.batch_size or AUTO_BATCH_SIZES[self.model.device.type]
 
     @functools.cached_property
     def detokenizer(self) -> Detokenizer:
@@ -69,13 +82,12 @@ class System:
     @functools.cached_property
     def decoder(self) -> JobDecoder:
         """Runs jobs."""
-        args = self.args
         return JobDecoder(
             self.model,
             self.entry.decode,
             self.detokenizer,
-            batch_size=args.batch_size,
-            warmup=args.warmup,
+            batch_size=self.batch_size,
+            warmup=self.args.warmup,
             width_cost=lambda: self.width_cost,
         )
 

@@ -75,6 +75,8 @@ class Detokenizer:
     def stop_rule(self, until: Sequence[str]) -> StopRule | None:
         """A rule that ends decoding once a stop string is complete; for one request, as it remembers what it saw.
 
+        A request that begins again may keep its rule: fewer tokens than before mean that it does.
+
         Only the end of the text is spelled out each time. A token is at least one byte, so a stop string that became
         complete reaches back at most its own length in bytes.
         """
@@ -85,6 +87,8 @@ class Detokenizer:
 
         def rule(tokens: Sequence[int]) -> bool:
             nonlocal checked
+            if len(tokens) < checked:
+                checked = 0
             tail = self.spelled(tokens[max(0, checked - reach) :])
             checked = len(tokens)
             return any(stop in tail for stop in until)

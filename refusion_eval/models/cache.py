@@ -42,14 +42,28 @@ class KVCache:
         """Rows that fit for each sequence, committed and scratch together."""
         return self.keys.shape[3]
 
-    @torch.inference_mode()
+    @property
+    def num_sequences(self) -> int:
+        """How many sequences fit."""
+        return self.keys.shape[1]
+
     def reserve(self, num_rows: int) -> None:
         """Makes room for at least `num_rows` rows of each sequence, keeping what is stored."""
-        if num_rows <= self.capacity:
-            return
-        extra = max(num_rows, 2 * self.capacity) - self.capacity
-        self.keys = torch.nn.functional.pad(self.keys, (0, 0, 0, extra))
-        self.values = torch.nn.functional.pad(self.values, (0, 0, 0, extra))
+        if num_rows > self.capacity:
+            self.resize(self.num_sequences, max(num_rows, 2 * self.capacity))
+
+    @torch.inference_mode()
+    def resize(self, num_sequences: int, capacity: int) -> None:
+        """Gives the buffer another size, keeping the first sequences; the others are dropped.
+
+        Args:
+            num_sequences: at most as many as there are.
+            capacity: rows of each sequence, at least as many as there are.
+        """
+        more = (0, 0, 0, capacity - self.capacity)
+        self.keys = torch.nn.functional.pad(self.keys[:, :num_sequences], more)
+        self.values = torch.nn.functional.pad(self.values[:, :num_sequences], more)
+        del self.lengths[num_sequences:], self.staged[num_sequences:]
 
     def clear(self, sequence: int) -> None:
         """Forgets what a sequence holds."""

@@ -179,6 +179,73 @@ def test_the_buffer_grows_when_needed():
     np.testing.assert_allclose(script.readouts[1][0].probs, whole.readouts[0][0].probs, rtol=1e-4)
 
 
+def few_shot_requests(count, num_shared=150):
+    """Requests that begin with the same long text, the first one without it."""
+    shared = [index * index % VOCAB_SIZE for index in range(num_shared)]
+    requests = wander_requests(count)
+    return requests[:1] + [Request(wander, [*shared, *r.prompt], r.settings) for r in requests[1:]]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_common_beginning_is_computed_once_and_changes_no_token(batch_size, monkeypatch):
+    engine, requests, computed = random_engine(), few_shot_requests(9), []
+    alone = [engine.run(request.decode, request.prompt, request.settings) for request in requests]
+    hidden = engine.model.hidden
+    monkeypatch.setattr(
+        engine.model, "hidden", lambda tokens_T, *rest: computed.append(len(tokens_T)) or hidden(tokens_T, *rest)
+    )
+    together = dict(engine.run_many(requests, batch_size))
+    assert [together[index].tokens for index in range(9)] == [decoded.tokens for decoded in alone]
+    assert [together[index].trace for index in range(9)] == [decoded.trace for decoded in alone]
+    asked = sum(event.rows for decoded in alone for event in decoded.trace.of(ForwardDone))
+    # The beginning is computed by those that start together with the first one that has it.
+    assert asked - 150 * 7 <= sum(computed) <= asked - 150 * (8 - batch_size)
+
+
+def test_samples_of_one_prompt_share_all_of_it_but_what_is_read():
+    engine, prompt = random_engine(), [index % VOCAB_SIZE for index in range(60)]
+    requests = [Request(wander, prompt, seed) for seed in range(4)]
+    alone = [engine.run(wander, prompt, seed).tokens for seed in range(4)]
+    together = dict(engine.run_many(requests, 1))
+    assert [together[index].tokens for index in range(4)] == alone
+
+
+def long_requests(count):
+    """Requests of 600 to 800 rows, beyond the first capacity."""
+    return [Request(wander, [i % VOCAB_SIZE for i in range(600 + 40 * n)], n) for n in range(count)]
+
+
+def test_where_memory_runs_short_the_batch_shrinks_and_every_token_stays():
+    engine, requests = random_engine(), [*wander_requests(4), *long_requests(5)]
+    expected = [engine.run(request.decode, request.prompt, request.settings).tokens for request in requests]
+    bytes_per_row = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, head width, float32
+    engine.kv_budget = int(4 * 600 * bytes_per_row / 0.8)
+    together = dict(engine.run_many(requests, 4))
+    assert [together[index].tokens for index in range(9)] == expected
+
+
+def test_the_buffer_of_a_batch_stays_within_its_budget(monkeypatch):
+    engine, sizes = random_engine(), []
+    bytes_per_row = 2 * 2 * 2 * 8 * 4
+    engine.kv_budget = 3000 * bytes_per_row
+    step = engine._step
+    monkeypatch.setattr(
+        engine,
+        "_step",
+        lambda cache, *rest: sizes.append(cache.keys.nbytes + cache.values.nbytes) or step(cache, *rest),
+    )
+    assert len(list(engine.run_many([*wander_requests(4), *long_requests(5)], 8))) == 9
+    assert 0 < max(sizes) <= engine.kv_budget
+
+
+def test_a_request_beyond_the_budget_fails_alone():
+    engine, requests = random_engine(), [*wander_requests(2), *long_requests(1), *wander_requests(2)]
+    engine.kv_budget = 560 * 2 * 2 * 2 * 8 * 4
+    outcomes = dict(engine.run_many(requests, 4))
+    assert "KV budget" in str(outcomes[2])
+    assert all(not isinstance(outcomes[index], DecodeError) for index in (0, 1, 3, 4))
+
+
 def fail(prompt, settings, trace):
     yield Forward([1], [0], causal(1), (Read([0]),))
     raise ZeroDivisionError("by design")

@@ -73,6 +73,32 @@ def test_batch_size_does_not_change_a_text(responses, prompts, tiny):
     assert build(tiny, batch_size=4).generate_until(asked(prompts)) == responses
 
 
+def test_the_first_documents_of_each_task_are_decoded_alone_if_asked(responses, prompts, tiny, tmp_path):
+    lm = build(tiny, run_dir=str(tmp_path), batch_size="auto", tps_samples=2, warmup=1)
+    requests = [*asked(prompts), *asked(prompts[:1]), *asked(prompts[:3], task="gsm8k_cot")]
+    assert lm.generate_until(requests) == [*responses, responses[0], *responses[:3]]
+    lm.close()
+    alone = [(s.key.task, s.item_id, s.key.sample) for s in stored(tmp_path) if s.batch_size == 1]
+    assert alone == [("gsm8k", "0", 0), ("gsm8k", "1", 0), ("gsm8k_cot", "0", 0), ("gsm8k_cot", "1", 0)]
+    assert all(sample.warm == (sample.batch_size == 1) for sample in stored(tmp_path))
+    assert {sample.batch_size for sample in stored(tmp_path)} == {1, 16}
+
+
+def test_a_batch_that_runs_out_of_memory_goes_on_with_half_of_it(responses, prompts, tiny, tmp_path, monkeypatch):
+    compute = Engine._compute
+
+    def compute_few(self, cache, forwards):
+        if len(forwards) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory, by design")
+        return compute(self, cache, forwards)
+
+    monkeypatch.setattr(Engine, "_compute", compute_few)
+    lm = build(tiny, run_dir=str(tmp_path), batch_size=5)
+    assert lm.generate_until(asked(prompts)) == responses
+    lm.close()
+    assert {sample.batch_size for sample in stored(tmp_path)} == {2}
+
+
 def test_a_stop_string_cuts_the_text_and_nothing_else(responses, prompts, tiny):
     stop = next(text for text in responses if len(text) > 3)[2]
     cut = build(tiny).generate_until(asked(prompts, until=[stop]))

@@ -3,7 +3,7 @@ from lm_eval._cli.utils import handle_cli_value_string
 from lm_eval.utils import simple_parse_args_string
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.evaluate.model_args import AUTO_BATCH_SIZE, parse_model_args
+from refusion_eval.evaluate.model_args import parse_model_args
 
 
 def typed_by_the_command_line(text):
@@ -43,6 +43,7 @@ def test_optional_settings_arrive_from_both_of_lm_evals_parsers(typed):
         ({"pretrained": "x", "trust_remote_code": True}, "code from a checkpoint is never run"),
         ({"pretrained": 100000.0}, "pass the arguments as JSON"),
         ({"pretrained": "x", "batch_size": 0}, "batch_size=0; it must be at least 1"),
+        ({"pretrained": "x", "tps_samples": -1}, "tps_samples=-1; it must be at least 0"),
     ],
 )
 def test_a_wrong_argument_is_refused_with_what_to_do(given, message):
@@ -56,9 +57,7 @@ def test_lm_evals_own_device_is_a_wish_and_ours_an_order():
     assert parse_model_args({"pretrained": "x"}, {"device": "cpu"}).device == "cpu"
 
 
-@pytest.mark.parametrize(
-    ("flag", "expected"), [("4", 4), (2, 2), ("auto", AUTO_BATCH_SIZE), ("auto:4", AUTO_BATCH_SIZE)]
-)
+@pytest.mark.parametrize(("flag", "expected"), [("4", 4), (2, 2), ("auto", None), ("auto:4", None)])
 def test_batch_size_of_the_flag_arrives(flag, expected):
     args = parse_model_args({"pretrained": "x"}, {"batch_size": flag, "max_batch_size": None})
     assert args.batch_size == expected

@@ -53,6 +53,13 @@ def test_rule_fires_when_the_stop_string_is_complete_and_not_before(step, stop):
         pytest.fail("never fired")
 
 
+def test_a_rule_follows_a_request_that_begins_again():
+    tokens = ids("xQ: and a longer text")
+    rule = DETOKENIZER.stop_rule(("Q:",))
+    rule(ids("nothing to stop at in this longer text"))
+    assert rule(tokens)
+
+
 @pytest.mark.parametrize(
     ("written", "until", "kept"),
     [
