@@ -193,7 +193,9 @@ def doctor(data: Data = None) -> None:
 
 @app.command()
 def bench(
-    model: Annotated[str, typer.Option(help="Checkpoint folder, hub id, embedded, or a shape: 0.6B.")] = "embedded",
+    model: Annotated[
+        str, typer.Option(help="Checkpoint folder, hub id, embedded, or a shape: 0.6B, 8B, 0.6B-inflated, 8B-inflated.")
+    ] = "embedded",
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds of the contest.")] = 3,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts a round.")] = 14,
     gen_length: Annotated[int, typer.Option(min=1, help="Most tokens of a response.")] = 128,

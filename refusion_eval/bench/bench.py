@@ -17,27 +17,37 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from refusion_eval import api
 from refusion_eval.bench.contest import Entrant, Standing, compete
+from refusion_eval.bench.inflate import Shape
 from refusion_eval.bench.plain import PlainEngine
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.bandwidth import cache_bytes_per_row, copy_bandwidth, weight_bytes
 from refusion_eval.engine.device import synchronize
 from refusion_eval.engine.engine import Request
 from refusion_eval.engine.width import time_forwards
-from refusion_eval.errors import ConfigError, DecodeError
+from refusion_eval.errors import DecodeError
 from refusion_eval.trace import Trace
 from refusion_eval.types import Decoded
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CONTEXTS = (0, 512, 4096)
-SHAPES: Mapping[str, Mapping[str, int]] = {
-    "0.6B": {
-        "hidden_size": 1024,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "intermediate_size": 3072,
-        "vocab_size": 151671,
-    },
+# Qwen3's sizes with ReFusion's vocabulary.
+SHAPES: Mapping[str, Shape] = {
+    "0.6B": Shape(
+        hidden_size=1024,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        intermediate_size=3072,
+        vocab_size=151671,
+    ),
+    "8B": Shape(
+        hidden_size=4096,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        intermediate_size=12288,
+        vocab_size=151671,
+    ),
 }
 # Name of a ratio -> (numerator, denominator): systems in `Report.standings`.
 RATIOS = {
@@ -218,18 +228,12 @@ def _batch_speed(
     return num_tokens / (time.perf_counter() - started)
 
 
-def random_checkpoint(shape: str, directory: Path, dtype: torch.dtype) -> None:
-    """Writes a checkpoint of random weights in a named shape.
-
-    Raises:
-        ConfigError: the shape is unknown.
-    """
-    if shape not in SHAPES:
-        raise ConfigError(f"shape {shape!r} is unknown; choose {', '.join(SHAPES)}, or give a checkpoint")
+def random_checkpoint(shape: Shape, directory: Path, dtype: torch.dtype) -> None:
+    """Writes a checkpoint of random weights in a shape, with a mask and an end token at the end of the vocabulary."""
     torch.manual_seed(0)
-    vocabulary = SHAPES[shape]["vocab_size"]
+    vocabulary = shape.vocab_size
     config = Qwen3Config(
-        **SHAPES[shape],
+        **asdict(shape),
         head_dim=128,
         max_position_embeddings=8192,
         rope_theta=1_000_000.0,

@@ -10,12 +10,14 @@ import torch
 
 from refusion_eval import api
 from refusion_eval.bench.bench import SHAPES, Report, measure, random_checkpoint, table
+from refusion_eval.bench.inflate import inflate
 from refusion_eval.evaluate.data import read_rows
 from refusion_eval.evaluate.paths import embedded_path, tasks_path
 from refusion_eval.evaluate.prompts import prompt
 
 BENCHMARKS = ("gsm8k", "math", "humaneval", "mbpp", "mmlu_pro", "arc_challenge")
 RANDOM_PROMPT_LENGTH = 64
+INFLATED = "-inflated"
 
 
 def run_bench(
@@ -33,7 +35,8 @@ def run_bench(
     """Measures one checkpoint or shape and returns the report and its text.
 
     Args:
-        name: checkpoint folder, hub id, "embedded" or a key of `SHAPES`.
+        name: checkpoint folder, hub id, "embedded", a key of `SHAPES` for random weights, or such a key and
+            "-inflated" for the embedded checkpoint at the cost of that shape.
         num_prompts: prompts of a round: of the mini tasks in turn, or random ids where the weights are random.
         num_rounds: of the contest.
         settings: of the ReFusion decoder.
@@ -52,16 +55,30 @@ def run_bench(
         "with_baseline": with_baseline,
         "progress": progress,
     }
-    if name in SHAPES:
+    shape = SHAPES.get(name.removesuffix(INFLATED))
+    if shape is not None:
+        half = dtype == "bfloat16" or (dtype == "auto" and torch.cuda.is_available() and device != "cpu")
         with tempfile.TemporaryDirectory() as folder:
+            checkpoint = Path(folder) / name
+            written = torch.bfloat16 if half else torch.float32
+            if name.endswith(INFLATED):
+                progress(f"the embedded checkpoint in shape {name.removesuffix(INFLATED)}")
+                inflate(embedded_path("refusion"), checkpoint, shape, written)
+                return _bench_trained(checkpoint, name, num_prompts, settings, options)
             progress(f"random weights of shape {name}")
-            random_checkpoint(name, Path(folder), torch.float32)
+            random_checkpoint(shape, checkpoint, written)
             # Random weights accept nothing: without a threshold the drafts are, so that slots are decoded in parallel.
             chosen = {**settings, "tau_token": 0.0, "eos_ids": ()}
-            report = measure(Path(folder), _random_prompts(num_prompts), chosen, **options)
+            report = measure(checkpoint, _random_prompts(num_prompts), chosen, **options)
         return report, f"{name}: random weights, random prompts, tau_token 0\n{table(report)}"
     checkpoint = embedded_path("refusion") if name == "embedded" else Path(name)
-    model = api.LoadedModel.open(str(checkpoint), dtype=dtype, device=device)
+    return _bench_trained(checkpoint, name, num_prompts, settings, options)
+
+
+def _bench_trained(
+    checkpoint: Path, name: str, num_prompts: int, settings: Mapping[str, Any], options: Mapping[str, Any]
+) -> tuple[Report, str]:
+    model = api.LoadedModel.open(str(checkpoint), dtype=options["dtype"], device=options["device"])
     report = measure(checkpoint, _mini_prompts(model, num_prompts), settings, **options)
     return report, f"{name}: prompts of the mini tasks (synthetic)\n{table(report)}"
 

@@ -2,13 +2,9 @@
 
 import json
 
-import pytest
-import torch
-
 from refusion_eval.bench import bench
 from refusion_eval.bench.command import run_bench
 from refusion_eval.bench.contest import Entrant, compete
-from refusion_eval.errors import ConfigError
 from refusion_eval.trace import Trace
 from refusion_eval.types import Decoded
 
@@ -49,8 +45,3 @@ def test_a_report_on_the_embedded_checkpoint_puts_ratios_first(monkeypatch):
     assert as_json["conditions"]["dtype"] == "float32"
     assert "synthetic" in text.splitlines()[0]
     assert text.splitlines()[1].startswith("Ratios")
-
-
-def test_an_unknown_shape_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"'7B' is unknown; choose 0\.6B"):
-        bench.random_checkpoint("7B", tmp_path, torch.float32)
