@@ -205,6 +205,7 @@ def bench(
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     baseline: Annotated[bool, typer.Option(help="Also run the plain baseline on stock transformers.")] = True,
+    profile: Annotated[bool, typer.Option("--profile", help="Also print where the time of a decode goes.")] = False,
     out: Annotated[Path | None, typer.Option(help="Also write everything as JSON.")] = None,
 ) -> None:
     """Measure decoding speed: against a plain baseline, by width and batch, and against the memory's limit."""
@@ -224,6 +225,7 @@ def bench(
         dtype=dtype,
         device=device,
         with_baseline=baseline,
+        with_profile=profile,
         progress=lambda text: print(text, file=sys.stderr),
     )
     print(text)

@@ -19,6 +19,8 @@ from refusion_eval import api
 from refusion_eval.bench.contest import Entrant, Standing, compete
 from refusion_eval.bench.inflate import Shape
 from refusion_eval.bench.plain import PlainEngine
+from refusion_eval.bench.profile import Profile, profile
+from refusion_eval.bench.profile import table as profile_table
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.bandwidth import cache_bytes_per_row, copy_bandwidth, weight_bytes
 from refusion_eval.engine.device import synchronize
@@ -71,6 +73,7 @@ class Report:
         curves: committed rows -> width -> seconds of each forward.
         weight_bytes, cache_bytes_per_row: what a forward reads.
         copy_bytes_per_second: what the device moves.
+        profile: where the time of fused ReFusion goes; None if it was not asked for.
     """
 
     conditions: Mapping[str, Any]
@@ -80,6 +83,7 @@ class Report:
     weight_bytes: int
     cache_bytes_per_row: int
     copy_bytes_per_second: float
+    profile: Profile | None = None
 
     @property
     def ratios(self) -> dict[str, float]:
@@ -114,6 +118,7 @@ def measure(
     num_rounds: int = 3,
     batch_sizes: Sequence[int] = (1, 16),
     with_baseline: bool = True,
+    with_profile: bool = False,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Report:
     """Measures one checkpoint.
@@ -127,6 +132,7 @@ def measure(
         num_rounds: of the contest.
         batch_sizes: of `run_many`; 1 is needed for the ratios.
         with_baseline: also load transformers' own model, for the systems that run on it.
+        with_profile: also measure where the time of a decode goes.
         progress: told what is being done.
     """
     model = api.load_model(str(directory), dtype=dtype, device=device)
@@ -143,6 +149,10 @@ def measure(
             curves[context] = time_forwards(
                 model.engine.model, model.attention, widths=WIDTHS, context=context, num_rounds=20
             )
+    profiled = None
+    if with_profile:
+        progress("profile")
+        profiled = profile(model, prompts, settings)
     progress("copy bandwidth")
     return Report(
         conditions={
@@ -164,6 +174,7 @@ def measure(
         weight_bytes=weight_bytes(model.config, model.dtype),
         cache_bytes_per_row=cache_bytes_per_row(model.config, model.dtype),
         copy_bytes_per_second=copy_bandwidth(model.device),
+        profile=profiled,
     )
 
 
@@ -262,6 +273,8 @@ def table(report: Report) -> str:
         lines += ["", f"Milliseconds of a forward behind {context} rows: median (lowest)"]
         for width, seconds in curve.items():
             lines.append(f"  {width:>5} rows {1e3 * statistics.median(seconds):9.2f} ({1e3 * min(seconds):.2f})")
+    if report.profile is not None:
+        lines += ["", profile_table(report.profile)]
     lines += [
         "",
         f"Weights {report.weight_bytes / 1e6:.1f} MB a forward, cache {report.cache_bytes_per_row} bytes a row, "

@@ -30,6 +30,7 @@ def run_bench(
     dtype: str,
     device: str,
     with_baseline: bool,
+    with_profile: bool,
     progress: Callable[[str], None],
 ) -> tuple[Report, str]:
     """Measures one checkpoint or shape and returns the report and its text.
@@ -44,6 +45,7 @@ def run_bench(
         dtype: as `load_model`.
         device: as `load_model`.
         with_baseline: also measure the systems that run on transformers.
+        with_profile: also measure where the time of a decode goes.
         progress: told what is being done.
     """
     if threads is not None:
@@ -53,6 +55,7 @@ def run_bench(
         "device": device,
         "num_rounds": num_rounds,
         "with_baseline": with_baseline,
+        "with_profile": with_profile,
         "progress": progress,
     }
     shape = SHAPES.get(name.removesuffix(INFLATED))

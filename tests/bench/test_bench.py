@@ -2,9 +2,13 @@
 
 import json
 
+import pytest
+
 from refusion_eval.bench import bench
 from refusion_eval.bench.command import run_bench
 from refusion_eval.bench.contest import Entrant, compete
+from refusion_eval.bench.profile import ATTENTION, HOST, PARTS
+from refusion_eval.engine import masks
 from refusion_eval.trace import Trace
 from refusion_eval.types import Decoded
 
@@ -34,6 +38,7 @@ def test_a_report_on_the_embedded_checkpoint_puts_ratios_first(monkeypatch):
         dtype="float32",
         device="cpu",
         with_baseline=True,
+        with_profile=True,
         progress=lambda text: None,
     )
     assert {standing.same_tokens for standing in report.standings.values()} == {True, None}
@@ -43,5 +48,11 @@ def test_a_report_on_the_embedded_checkpoint_puts_ratios_first(monkeypatch):
     as_json = json.loads(json.dumps(report.to_json()))
     assert next(iter(as_json)) == "ratios"
     assert as_json["conditions"]["dtype"] == "float32"
+    assert report.profile.num_forwards == report.standings["refusion fused"].num_forwards
+    assert set(report.profile.seconds) == {ATTENTION, HOST, *(part for _, _, part in PARTS)}
+    assert sum(report.profile.shares.values()) == pytest.approx(1)
+    # The stopwatches are gone.
+    assert masks.attend_over.__name__ == "attend_over"
+    assert not [name for owner, name, _ in PARTS if "timed" in getattr(owner, name).__qualname__]
     assert "synthetic" in text.splitlines()[0]
     assert text.splitlines()[1].startswith("Ratios")

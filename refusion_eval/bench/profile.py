@@ -1,0 +1,143 @@
+"""Where the time of a batch-1 decode goes, part by part: what the next one who makes it faster has to attack."""
+
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from refusion_eval import api
+from refusion_eval.decoders import DECODERS
+from refusion_eval.engine import engine as engine_module
+from refusion_eval.engine import masks
+from refusion_eval.engine.device import synchronize
+from refusion_eval.models import transformer as transformer_module
+from refusion_eval.models.attention import Backend
+from refusion_eval.models.cache import KVCache
+from refusion_eval.models.transformer import Attend, Transformer
+from refusion_eval.types import Attention
+
+ATTENTION = "attention"
+HEAD = "output head"
+HOST = "decoder and engine (host)"
+# What is timed: (owner, attribute, part). A part's time excludes that of the parts called within it.
+PARTS: Sequence[tuple[Any, str, str]] = (
+    (transformer_module, "linear", "matrix products"),
+    (transformer_module, "rms_norm", "norms"),
+    (transformer_module, "rotate", "rotary embedding"),
+    (transformer_module, "swiglu", "activation"),
+    (Transformer, "hidden", "embedding and residual sums"),
+    (Transformer, "logits", HEAD),
+    (engine_module, "read_out", "readout and its copy to the host"),
+    (KVCache, "commit", "cache commits"),
+    (masks, "attend_over", "masks"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What was measured.
+
+    Attributes:
+        seconds: part -> seconds, all parts together the time of the decoding with the stopwatches on.
+        num_forwards: model calls.
+        unwatched: seconds of the same decoding without stopwatches.
+    """
+
+    seconds: Mapping[str, float]
+    num_forwards: int
+    unwatched: float
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Part -> share of the time, largest first."""
+        total = sum(self.seconds.values())
+        return {name: part / total for name, part in sorted(self.seconds.items(), key=lambda item: -item[1])}
+
+
+class _Stopwatches:
+    """Exclusive times of nested parts; the device is synchronised at every change."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._device = device
+        self._parts: list[str] = []
+        self._since = 0.0
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        self._switch()
+        self._parts.append(HEAD if HEAD in self._parts else name)  # its norm and product are parts elsewhere
+        try:
+            yield
+        finally:
+            self._switch()
+            self._parts.pop()
+
+    def _switch(self) -> None:
+        synchronize(self._device)
+        now = time.perf_counter()
+        if self._parts:
+            self.seconds[self._parts[-1]] += now - self._since
+        self._since = now
+
+    def timed(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            with self.part(name):
+                return function(*arguments, **named)
+
+        return call
+
+
+def profile(model: api.LoadedModel, prompts: Sequence[Sequence[int]], settings: Mapping[str, Any]) -> Profile:
+    """Decodes prompts with ReFusion at batch 1, once without and once with a stopwatch on every part.
+
+    Args:
+        model: the checkpoint.
+        prompts: token ids.
+        settings: of the decoder.
+    """
+    resolved = api.with_width_cost(api.decoder_settings(model, "refusion", **settings), lambda: model.width_cost)
+    decode, engine = DECODERS["refusion"].decode, model.engine
+    engine.run(decode, prompts[0], resolved)
+    unwatched = sum(engine.run(decode, prompt, resolved).seconds for prompt in prompts)
+    watches = _Stopwatches(model.device)
+    with _watching(watches), watches.part(HOST):
+        num_forwards = sum(engine.run(decode, prompt, resolved).num_forwards for prompt in prompts)
+    return Profile(dict(watches.seconds), num_forwards, unwatched)
+
+
+@contextlib.contextmanager
+def _watching(watches: _Stopwatches) -> Iterator[None]:
+    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in PARTS]
+    for owner, name, part in PARTS:
+        setattr(owner, name, watches.timed(getattr(owner, name), part))
+    attend_over = masks.attend_over
+
+    def timed_attend_over(cache: KVCache, attentions: Sequence[Attention], backend: Backend) -> Attend:
+        return watches.timed(attend_over(cache, attentions, backend), ATTENTION)
+
+    masks.attend_over = timed_attend_over
+    try:
+        yield
+    finally:
+        for owner, name, original in originals:
+            setattr(owner, name, original)
+
+
+def table(measured: Profile) -> str:
+    """The profile as text, largest part first."""
+    watched = sum(measured.seconds.values())
+    lines = [f"{'Part of a batch-1 decode':<40} {'share':>7} {'ms a forward':>13}"]
+    lines += [
+        f"  {name:<38} {share:7.1%} {1e3 * share * watched / measured.num_forwards:13.3f}"
+        for name, share in measured.shares.items()
+    ]
+    lines.append(
+        f"{measured.num_forwards} forwards, {1e3 * watched / measured.num_forwards:.3f} ms each with stopwatches, "
+        f"{1e3 * measured.unwatched / measured.num_forwards:.3f} ms without"
+    )
+    return "\n".join(lines)
