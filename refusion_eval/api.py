@@ -41,6 +41,7 @@ class LoadedModel:
         dtype, device: of the weights.
         attention: the attention backend.
         kv_budget: bytes that the keys and values of a batch may take; None is what is free when a batch begins.
+        cuda_graphs: whether forwards of one request are recorded graphs.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class LoadedModel:
         device: torch.device,
         attention: Backend,
         kv_budget: int | None = None,
+        cuda_graphs: bool = False,
     ) -> None:
         self._location = location
         self.name = location.name
@@ -61,6 +63,7 @@ class LoadedModel:
         self.device = device
         self.attention = attention
         self._kv_budget = kv_budget
+        self.cuda_graphs = cuda_graphs
 
     @classmethod
     def open(
@@ -72,6 +75,7 @@ class LoadedModel:
         attention: str = "auto",
         revision: str | None = None,
         kv_budget_gib: float | None = None,
+        cuda_graphs: bool = False,
     ) -> "LoadedModel":
         """Reads a checkpoint's config and card without its weights; arguments and errors as `load_model`."""
         location = locate(str(name), revision)
@@ -80,7 +84,9 @@ class LoadedModel:
         torch_dtype = _dtype(dtype, config, torch_device)
         backend = choose_backend(attention, torch_dtype, torch_device)
         kv_budget = None if kv_budget_gib is None else int(kv_budget_gib * 2**30)
-        return cls(location, config, torch_dtype, torch_device, backend, kv_budget)
+        if cuda_graphs and torch_device.type != "cuda":
+            raise ConfigError(f"cuda_graphs needs a CUDA device, not {torch_device.type}; leave it out")
+        return cls(location, config, torch_dtype, torch_device, backend, kv_budget, cuda_graphs)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -92,7 +98,7 @@ class LoadedModel:
         """The engine over the checkpoint's weights."""
         fetch_weights(self._location)
         weights = load_weights(self._location.directory, self.config, self.dtype, self.device)
-        return Engine(Transformer(self.config, weights), self.attention, self._kv_budget)
+        return Engine(Transformer(self.config, weights), self.attention, self._kv_budget, self.cuda_graphs)
 
     @cached_property
     def width_cost(self) -> WidthCost:
@@ -108,6 +114,7 @@ def load_model(
     attention: str = "auto",
     revision: str | None = None,
     kv_budget_gib: float | None = None,
+    cuda_graphs: bool = False,
 ) -> LoadedModel:
     """Loads a checkpoint.
 
@@ -118,13 +125,20 @@ def load_model(
         attention: "sdpa" or "flash"; "auto" is flash-attn where it is installed and can run.
         revision: branch, tag or commit of a hub id.
         kv_budget_gib: GiB that the keys and values of a batch may take; None is what is free when a batch begins.
+        cuda_graphs: record the forwards of a request decoded alone, one CUDA graph for each of a few widths.
 
     Raises:
         CheckpointError: the checkpoint cannot be found or loaded.
         ConfigError: an argument is unknown or impossible here.
     """
     model = LoadedModel.open(
-        name, dtype=dtype, device=device, attention=attention, revision=revision, kv_budget_gib=kv_budget_gib
+        name,
+        dtype=dtype,
+        device=device,
+        attention=attention,
+        revision=revision,
+        kv_budget_gib=kv_budget_gib,
+        cuda_graphs=cuda_graphs,
     )
     _ = model.engine
     return model

@@ -63,6 +63,9 @@ def run(
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     attention: Annotated[str, typer.Option(help="auto, sdpa or flash.")] = "auto",
+    cuda_graphs: Annotated[
+        bool, typer.Option("--cuda-graphs", help="Record the forwards of a request decoded alone as CUDA graphs.")
+    ] = False,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
     thinking: Annotated[bool, typer.Option(help="What the chat template is told about thinking.")] = True,
     warmup: Annotated[int, typer.Option(min=0, help="Decodings thrown away before the first measured one.")] = 1,
@@ -89,6 +92,7 @@ def run(
             "dtype": dtype,
             "device": device,
             "attention": attention,
+            "cuda_graphs": cuda_graphs,
             "revision": revision,
             "enable_thinking": thinking,
             "warmup": warmup,

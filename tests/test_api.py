@@ -212,3 +212,8 @@ def test_what_the_device_decides_is_measured_only_where_it_is_left_open(model):
     assert api.with_width_cost(plain, never) is plain
     greedy = api.decoder_settings(model, "autoregressive", gen_length=4)
     assert api.with_width_cost(greedy, never) is greedy
+
+
+def test_graphs_are_refused_where_there_is_no_gpu(checkpoint):
+    with pytest.raises(ConfigError, match="cuda_graphs needs a CUDA device, not cpu"):
+        refusion_eval.load_model(checkpoint, device="cpu", cuda_graphs=True)

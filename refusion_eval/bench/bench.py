@@ -24,7 +24,7 @@ from refusion_eval.bench.profile import table as profile_table
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.bandwidth import cache_bytes_per_row, copy_bandwidth, weight_bytes
 from refusion_eval.engine.device import synchronize
-from refusion_eval.engine.engine import Request
+from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.engine.width import time_forwards
 from refusion_eval.errors import DecodeError
 from refusion_eval.trace import Trace
@@ -57,6 +57,8 @@ RATIOS = {
     "refusion unfused / plain baseline": ("refusion", "refusion baseline"),
     "refusion fused / refusion unfused": ("refusion fused", "refusion"),
     "refusion fused / our autoregressive": ("refusion fused", "autoregressive"),
+    "refusion fused: graphs / without": ("refusion fused, graphs", "refusion fused"),
+    "our autoregressive: graphs / without": ("autoregressive, graphs", "autoregressive"),
     "our autoregressive / model.generate": ("autoregressive", "model.generate"),
     "our autoregressive / plain baseline": ("autoregressive", "autoregressive baseline"),
 }
@@ -187,6 +189,16 @@ def _entrants(model: api.LoadedModel, baseline: Path | None, settings: Mapping[s
         "refusion": Entrant(partial(_generate, model, "refusion", {**settings, "fuse": False})),
         "autoregressive": Entrant(partial(_generate, model, "autoregressive", shared)),
     }
+    if model.device.type == "cuda":
+        graphed = Engine(model.engine.model, model.attention, static=True)
+        fused = api.decoder_settings(model, "refusion", **settings, fuse=True)
+        fused = api.with_width_cost(fused, lambda: model.width_cost)
+        entrants["refusion fused, graphs"] = Entrant(
+            lambda prompt: graphed.run(DECODERS["refusion"].decode, prompt, fused), "refusion"
+        )
+        entrants["autoregressive, graphs"] = Entrant(
+            lambda prompt: graphed.run(DECODERS["autoregressive"].decode, prompt, greedy), "autoregressive"
+        )
     if baseline is not None:
         stock = Qwen3ForCausalLM.from_pretrained(baseline, dtype=model.dtype).to(model.device).eval()
         plain = PlainEngine(stock)

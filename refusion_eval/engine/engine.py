@@ -19,6 +19,7 @@ from refusion_eval.engine.device import synchronize
 from refusion_eval.engine.memory import default_budget, rows_within
 from refusion_eval.engine.prefix import SharedPrefix, behind
 from refusion_eval.engine.readout import PackedRead, read_out
+from refusion_eval.engine.static import StaticForwards
 from refusion_eval.errors import DecodeError
 from refusion_eval.models.attention import Backend
 from refusion_eval.models.cache import KVCache
@@ -83,13 +84,17 @@ class Engine:
         model: the transformer.
         attention: the attention backend, as `choose_backend` resolved it.
         kv_budget: bytes that the keys and values of a batch may take; None is what `default_budget` finds free.
+        static: whether `run` computes all but prefills with fixed shapes, on CUDA as recorded graphs.
     """
 
-    def __init__(self, model: Transformer, attention: Backend, kv_budget: int | None = None) -> None:
+    def __init__(
+        self, model: Transformer, attention: Backend, kv_budget: int | None = None, static: bool = False
+    ) -> None:
         self.model = model
         self.attention = attention
         self.kv_budget = kv_budget
         self._cache = self._new_cache(1)
+        self._static = StaticForwards(model, self._cache) if static else None
 
     def run(self, decode: Decode, prompt: Sequence[int], settings: Any) -> Decoded:
         """Decodes one prompt.
@@ -247,11 +252,14 @@ class Engine:
         """One model call: the answers to all reads of all forwards, one after the other."""
         model, device = self.model, self.model.device
         widths = [len(forward.tokens) for forward in forwards]
-        tokens = [token for forward in forwards for token in forward.tokens]
-        positions = [position for forward in forwards for position in forward.positions]
-        tokens_T, positions_T = torch.from_numpy(np.array([tokens, positions], dtype=np.int64)).to(device)
-        attend = masks.attend_over(cache, [forward.attention for forward in forwards], self.attention)
-        hidden_TC = model.hidden(tokens_T, positions_T, max(positions), attend)
+        if self._static is not None and cache is self._cache and self._static.serves(forwards[0]):
+            hidden_TC = self._static.hidden(forwards[0])
+        else:
+            tokens = [token for forward in forwards for token in forward.tokens]
+            positions = [position for forward in forwards for position in forward.positions]
+            tokens_T, positions_T = torch.from_numpy(np.array([tokens, positions], dtype=np.int64)).to(device)
+            attend = masks.attend_over(cache, [forward.attention for forward in forwards], self.attention)
+            hidden_TC = model.hidden(tokens_T, positions_T, max(positions), attend)
         packed_reads, first_row = [], 0
         for forward, width in zip(forwards, widths, strict=True):
             packed_reads += [PackedRead(read, first_row) for read in forward.reads]

@@ -34,6 +34,7 @@ class ModelArgs:
         tps_samples: documents of each task that are decoded alone, so that their speed is measured beside a batch; at
             batch size 1 all are.
         kv_budget_gib: GiB that the keys and values of a batch may take; None is what is free.
+        cuda_graphs: record the forwards of a request decoded alone as CUDA graphs.
         run_dir: where every sample is recorded as it finishes, and found again by the next run; None records nothing.
         data_dir: folder with benchmark data; the tasks read it.
         enable_thinking: passed to the chat template.
@@ -52,6 +53,7 @@ class ModelArgs:
     batch_size: int | None = 1
     tps_samples: int = 0
     kv_budget_gib: float | None = None
+    cuda_graphs: bool = False
     run_dir: str | None = None
     data_dir: str | None = None
     enable_thinking: bool = True

@@ -46,7 +46,7 @@ def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest
         seed=int(args.settings.get("seed", 0)),
         dtype=str(model.dtype).removeprefix("torch."),
         device=model.device.type,
-        attention=model.attention,
+        attention=model.attention + ("+graphs" if model.cuda_graphs else ""),
         package_version=refusion_eval.__version__,
         batch_size=system.batch_size,
         warmup=args.warmup,

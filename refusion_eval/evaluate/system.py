@@ -64,6 +64,7 @@ class System:
             attention=args.attention,
             revision=args.revision,
             kv_budget_gib=args.kv_budget_gib,
+            cuda_graphs=args.cuda_graphs,
         )
 
     @functools.cached_property

@@ -50,6 +50,29 @@ def choose_backend(name: str, dtype: torch.dtype, device: torch.device) -> Backe
     return "flash" if name != "sdpa" and obstacle is None else "sdpa"
 
 
+def grouped_attention(
+    q_THD: Tensor, keys_GKD: Tensor, values_GKD: Tensor, mask_TK: Tensor | None, is_causal: bool
+) -> Tensor:
+    """Attention of one sequence's queries.
+
+    Args:
+        q_THD: queries.
+        keys_GKD: all keys that any of them may see.
+        values_GKD: their values.
+        mask_TK: added to the scores; None adds nothing.
+        is_causal: query i sees keys 0 .. i; then no mask is given.
+
+    Returns:
+        Attended values, [T, H, D].
+    """
+    num_kv_heads, num_keys, head_dim = keys_GKD.shape
+    q_GRTD = q_THD.unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)
+    shape = (num_kv_heads, q_GRTD.shape[1], num_keys, head_dim)
+    keys, values = keys_GKD[:, None].expand(shape), values_GKD[:, None].expand(shape)
+    out_GRTD = scaled_dot_product_attention(q_GRTD, keys, values, attn_mask=mask_TK, is_causal=is_causal)
+    return out_GRTD.permute(2, 0, 1, 3).flatten(1, 2)
+
+
 class OneSequence:
     """Attention for a forward of one sequence: writes its scratch rows in place, then attends over all its rows.
 
@@ -83,17 +106,7 @@ class OneSequence:
             batch = (q_THD[None], keys_GKD.transpose(0, 1)[None], values_GKD.transpose(0, 1)[None])
             # flash-attn aligns the causal triangle with the last key, which is what committed rows need.
             return flash_attn_func(*batch, causal=self._causal)[0]
-        num_kv_heads, num_keys, head_dim = keys_GKD.shape
-        q_GRTD = q_THD.unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)
-        shape = (num_kv_heads, q_GRTD.shape[1], num_keys, head_dim)
-        out_GRTD = scaled_dot_product_attention(
-            q_GRTD,
-            keys_GKD[:, None].expand(shape),
-            values_GKD[:, None].expand(shape),
-            attn_mask=self._mask_QK,
-            is_causal=self._causal,
-        )
-        return out_GRTD.permute(2, 0, 1, 3).flatten(1, 2)
+        return grouped_attention(q_THD, keys_GKD, values_GKD, self._mask_QK, self._causal)
 
 
 class OneByOne:
@@ -177,11 +190,8 @@ class SideBySide:
 
     def __call__(self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> Tensor:
         """Attends in one layer; returns [T, H, D]."""
-        num_kv_heads = k_TGD.shape[1]
         outputs = []
         for q_QHD, k_QGD, v_QGD in zip(*(rows.split(self._widths) for rows in (q_THD, k_TGD, v_TGD)), strict=True):
-            q_GRQD = q_QHD.unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)
-            keys, values = (rows.transpose(0, 1)[:, None].expand_as(q_GRQD) for rows in (k_QGD, v_QGD))
-            out_GRQD = scaled_dot_product_attention(q_GRQD, keys, values, is_causal=True)
-            outputs.append(out_GRQD.permute(2, 0, 1, 3).flatten(1, 2))
+            keys_GQD, values_GQD = k_QGD.transpose(0, 1), v_QGD.transpose(0, 1)
+            outputs.append(grouped_attention(q_QHD, keys_GQD, values_GQD, None, is_causal=True))
         return torch.cat(outputs)

@@ -80,6 +80,10 @@ class Transformer:
         self.dtype = weights.embedding.dtype
         self._rotary = RotaryTable(config.head_dim, config.rope_theta, self.device)
 
+    def prepare_positions(self, num_positions: int) -> None:
+        """Fills the rotary tables up to a position, so that no forward below it moves them."""
+        self._rotary.lookup(torch.zeros(1, dtype=torch.int64, device=self.device), num_positions - 1)
+
     @torch.inference_mode()
     def hidden(self, tokens_T: Tensor, positions_T: Tensor, last_position: int, attend: Attend) -> Tensor:
         """Runs all layers.

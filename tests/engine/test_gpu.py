@@ -58,6 +58,18 @@ def test_float32_tokens_are_those_of_the_cpu_fused_or_not():
         assert there.run(refusion.decode, PROMPT, settings).tokens == mine.tokens
 
 
+def test_recorded_graphs_give_the_tokens_of_free_forwards():
+    model = moved(random_transformer(), "cuda", torch.float32)
+    free, graphed = Engine(model, "sdpa"), Engine(model, "sdpa", static=True)
+    for prompt in (PROMPT, PROMPT * 100, PROMPT):
+        for fuse in (False, True):
+            settings = RefusionSettings(
+                gen_length=32, slot_size=8, block_size=16, mask_id=VOCAB_SIZE - 1, tau_token=0.0, fuse=fuse
+            )
+            mine = graphed.run(refusion.decode, prompt, settings)
+            assert mine.tokens == free.run(refusion.decode, prompt, settings).tokens
+
+
 @pytest.mark.skipif(flash_attn_func is None, reason="flash-attn is not installed")
 def test_flash_attention_agrees_with_sdpa_in_bfloat16():
     model = moved(random_transformer(), "cuda", torch.bfloat16)
