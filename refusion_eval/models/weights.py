@@ -18,6 +18,9 @@ PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 class CheckpointFiles:
     """The tensors of a checkpoint directory, whatever shards they lie in.
 
+    A file is opened anew for each tensor: open files are mapped into memory, and every page that was read stays there
+    until they are closed, beside the model that it was copied into.
+
     Args:
         directory: holds one model.safetensors, or shards and their index.
 
@@ -27,9 +30,7 @@ class CheckpointFiles:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._shards = {path: _open(path) for path in _shard_paths(directory)}
-        names = {path: shard.keys() for path, shard in self._shards.items()}
-        self._shard_of = {name: path for path in names for name in names[path]}
+        self._shard_of = {name: path for path in _shard_paths(directory) for name in _names(path)}
 
     def read(self, name: str, shape: Sequence[int]) -> Tensor:
         """One tensor, in the dtype it was saved in.
@@ -43,7 +44,7 @@ class CheckpointFiles:
                 f"{self._directory} has no tensor {name} (of {len(self._shard_of)} tensors); "
                 "the checkpoint is incomplete or does not fit its config.json"
             )
-        tensor: Tensor = self._shards[path].get_tensor(name)
+        tensor: Tensor = _open(path).get_tensor(name)
         if tuple(tensor.shape) != tuple(shape):
             raise CheckpointError(
                 f"{path}: {name} has shape {tuple(tensor.shape)}, but config.json means {tuple(shape)}; "
@@ -153,3 +154,7 @@ def _open(path: Path) -> safe_open:
         raise CheckpointError(
             f"{path} ({path.stat().st_size} bytes) is truncated or not safetensors ({error}); download the file again"
         ) from error
+
+
+def _names(path: Path) -> list[str]:
+    return list(_open(path).keys())

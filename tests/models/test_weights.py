@@ -1,11 +1,15 @@
 """A checkpoint loads whatever its shards, and every kind of broken one gives one clear error."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from refusion_eval.bench.bench import random_checkpoint
+from refusion_eval.bench.inflate import Shape
 from refusion_eval.errors import CheckpointError
 from tests.models import tiny
 
@@ -89,3 +93,41 @@ def test_index_without_a_map(sharded):
     (sharded / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(CheckpointError, match="no weight_map"):
         tiny.load(sharded)
+
+
+PEAK_SCRIPT = """
+import sys
+from pathlib import Path
+import torch
+
+from refusion_eval.bench.bench import random_checkpoint
+from refusion_eval.bench.inflate import Shape
+from refusion_eval.models.config import model_config
+from refusion_eval.models.weights import load_weights
+
+def peak():  # not getrusage: its figure is handed down from the process that started this one
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+directory = Path(sys.argv[1])
+config, before = model_config(directory), peak()
+weights = load_weights(directory, config, torch.float32, torch.device("cpu"))
+print(peak() - before)
+"""
+
+
+def test_loading_takes_hardly_more_memory_than_the_checkpoint(tmp_path):
+    shape = Shape(
+        hidden_size=1024,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        intermediate_size=3072,
+        vocab_size=8000,
+    )
+    random_checkpoint(shape, tmp_path, torch.float32)
+    num_bytes = sum(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK_SCRIPT, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert 0.9 * num_bytes < int(done.stdout) < 1.2 * num_bytes
