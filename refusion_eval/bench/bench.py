@@ -10,14 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
 from refusion_eval import api
 from refusion_eval.bench.contest import Entrant, Standing, compete
-from refusion_eval.bench.inflate import Shape
 from refusion_eval.bench.plain import PlainEngine
 from refusion_eval.bench.profile import Profile, profile
 from refusion_eval.bench.profile import table as profile_table
@@ -32,25 +31,6 @@ from refusion_eval.types import Decoded
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CONTEXTS = (0, 512, 4096)
-# Qwen3's sizes with ReFusion's vocabulary.
-SHAPES: Mapping[str, Shape] = {
-    "0.6B": Shape(
-        hidden_size=1024,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        intermediate_size=3072,
-        vocab_size=151671,
-    ),
-    "8B": Shape(
-        hidden_size=4096,
-        num_hidden_layers=36,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        intermediate_size=12288,
-        vocab_size=151671,
-    ),
-}
 # Name of a ratio -> (numerator, denominator): systems in `Report.standings`.
 RATIOS = {
     "refusion fused / plain baseline": ("refusion fused", "refusion baseline"),
@@ -64,6 +44,19 @@ RATIOS = {
 }
 
 
+class BatchSpeed(NamedTuple):
+    """What continuous batching did at one batch size.
+
+    Attributes:
+        tokens_per_second: of wall time, all prompts several times over.
+        same: share of the requests whose tokens are those of the smallest batch size; below 1 only where rounding
+            differs, as in bfloat16.
+    """
+
+    tokens_per_second: float
+    same: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """What was measured.
@@ -71,7 +64,7 @@ class Report:
     Attributes:
         conditions: model, device, dtype, threads, versions, settings.
         standings: system -> speeds, tokens, forwards.
-        batch: batch size -> tokens per second of fused ReFusion, all prompts, several times over.
+        batch: decoder -> batch size -> its speed.
         curves: committed rows -> width -> seconds of each forward.
         weight_bytes, cache_bytes_per_row: what a forward reads.
         copy_bytes_per_second: what the device moves.
@@ -80,7 +73,7 @@ class Report:
 
     conditions: Mapping[str, Any]
     standings: Mapping[str, Standing]
-    batch: Mapping[int, float]
+    batch: Mapping[str, Mapping[int, BatchSpeed]]
     curves: Mapping[int, Mapping[int, list[float]]]
     weight_bytes: int
     cache_bytes_per_row: int
@@ -94,10 +87,11 @@ class Report:
         found = {name: speeds[a] / speeds[b] for name, (a, b) in RATIOS.items() if a in speeds and b in speeds}
         forwards = {name: standing.num_forwards for name, standing in self.standings.items()}
         found["forwards: fused / unfused"] = forwards["refusion fused"] / forwards["refusion"]
-        if 1 in self.batch:
-            found |= {
-                f"batch {size} / batch 1": speed / self.batch[1] for size, speed in self.batch.items() if size > 1
-            }
+        for decoder, speeds_by_size in self.batch.items():
+            first, *others = speeds_by_size
+            for size in others:
+                ratio = speeds_by_size[size].tokens_per_second / speeds_by_size[first].tokens_per_second
+                found[f"{decoder}: batch {size} / batch {first}"] = ratio
         curve = {width: statistics.median(seconds) for width, seconds in self.curves[min(self.curves)].items()}
         found |= {
             f"forward of {width} rows / of 1": curve[width] / curve[1] for width in (8, 32, 128) if width in curve
@@ -132,7 +126,7 @@ def measure(
         dtype: as `load_model`.
         device: as `load_model`.
         num_rounds: of the contest.
-        batch_sizes: of `run_many`; 1 is needed for the ratios.
+        batch_sizes: of `run_many`, ascending; the first is what the others are compared with.
         with_baseline: also load transformers' own model, for the systems that run on it.
         with_profile: also measure where the time of a decode goes.
         progress: told what is being done.
@@ -141,9 +135,10 @@ def measure(
     entrants = _entrants(model, directory if with_baseline else None, settings)
     standings = compete(entrants, prompts, num_rounds, progress)
     batch = {}
-    for size in batch_sizes:
-        progress(f"batch of {size}")
-        batch[size] = _batch_speed(model, list(prompts) * 2, settings, size)
+    for decoder in ("refusion", "autoregressive"):
+        progress(f"{decoder} in batches of {', '.join(map(str, batch_sizes))}")
+        resolved = api.decoder_settings(model, decoder, **_settings_of(decoder, settings))
+        batch[decoder] = _batch_speeds(model, decoder, resolved, list(prompts) * 2, batch_sizes)
     curves = {}
     for context in CONTEXTS:
         if context + max(WIDTHS) <= model.config.max_positions:
@@ -181,7 +176,7 @@ def measure(
 
 
 def _entrants(model: api.LoadedModel, baseline: Path | None, settings: Mapping[str, Any]) -> dict[str, Entrant]:
-    shared = {name: settings[name] for name in ("gen_length", "eos_ids") if name in settings}
+    shared = _settings_of("autoregressive", settings)
     unfused = api.decoder_settings(model, "refusion", **settings, fuse=False)
     greedy = api.decoder_settings(model, "autoregressive", **shared)
     entrants = {
@@ -212,6 +207,12 @@ def _entrants(model: api.LoadedModel, baseline: Path | None, settings: Mapping[s
     return entrants
 
 
+def _settings_of(decoder: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the settings of ReFusion those that another decoder has as well."""
+    known = DECODERS[decoder].Settings.__dataclass_fields__
+    return {name: value for name, value in settings.items() if name in known}
+
+
 def _generate(model: api.LoadedModel, decoder: str, settings: Mapping[str, Any], prompt: Sequence[int]) -> Decoded:
     return api.generate(model, prompt, decoder=decoder, **settings)
 
@@ -234,39 +235,28 @@ def _stock_generate(stock: Qwen3ForCausalLM, greedy: Any, prompt: Sequence[int])
     return Decoded(response, "eos" if response[-1] in greedy.eos_ids else "length", len(response), seconds, Trace())
 
 
-def _batch_speed(
-    model: api.LoadedModel, prompts: Sequence[Sequence[int]], settings: Mapping[str, Any], batch_size: int
-) -> float:
-    """Tokens per second of wall time with `batch_size` requests alive."""
-    resolved = api.with_width_cost(api.decoder_settings(model, "refusion", **settings), lambda: model.width_cost)
-    requests = [Request(DECODERS["refusion"].decode, prompt, resolved) for prompt in prompts]
-    synchronize(model.device)
-    started = time.perf_counter()
-    num_tokens = 0
-    for _, result in model.engine.run_many(requests, batch_size):
-        if isinstance(result, DecodeError):
-            raise result
-        num_tokens += len(result.tokens)
-    synchronize(model.device)
-    return num_tokens / (time.perf_counter() - started)
-
-
-def random_checkpoint(shape: Shape, directory: Path, dtype: torch.dtype) -> None:
-    """Writes a checkpoint of random weights in a shape, with a mask and an end token at the end of the vocabulary."""
-    torch.manual_seed(0)
-    vocabulary = shape.vocab_size
-    config = Qwen3Config(
-        **asdict(shape),
-        head_dim=128,
-        max_position_embeddings=8192,
-        rope_theta=1_000_000.0,
-        tie_word_embeddings=True,
-        bos_token_id=vocabulary - 2,
-        eos_token_id=vocabulary - 3,
-        pad_token_id=vocabulary - 4,
-    )
-    config.mask_token_id = vocabulary - 1
-    Qwen3ForCausalLM(config).to(dtype).save_pretrained(directory)
+def _batch_speeds(
+    model: api.LoadedModel, decoder: str, settings: Any, prompts: Sequence[Sequence[int]], batch_sizes: Sequence[int]
+) -> dict[int, BatchSpeed]:
+    """Speed of wall time with so many requests alive, and whether the tokens stayed."""
+    resolved = api.with_width_cost(settings, lambda: model.width_cost)
+    requests = [Request(DECODERS[decoder].decode, prompt, resolved) for prompt in prompts]
+    speeds: dict[int, BatchSpeed] = {}
+    expected: dict[int, tuple[int, ...]] = {}
+    for size in batch_sizes:
+        synchronize(model.device)
+        started = time.perf_counter()
+        tokens: dict[int, tuple[int, ...]] = {}
+        for index, result in model.engine.run_many(requests, size):
+            if isinstance(result, DecodeError):
+                raise result
+            tokens[index] = result.tokens
+        synchronize(model.device)
+        seconds = time.perf_counter() - started
+        expected = expected or tokens
+        same = sum(tokens[index] == expected[index] for index in tokens) / len(tokens)
+        speeds[size] = BatchSpeed(sum(map(len, tokens.values())) / seconds, same)
+    return speeds
 
 
 def table(report: Report) -> str:
@@ -280,7 +270,10 @@ def table(report: Report) -> str:
         figures = f"{standing.median:9.1f} {min(speeds):9.1f} {max(speeds):9.1f} {tpf:6.2f}"
         lines.append(f"  {name:<38} {figures}  {verdicts[standing.same_tokens]}")
     lines += ["", "Tokens per second, continuous batching"]
-    lines += [f"  batch {size:<34} {speed:9.1f}" for size, speed in report.batch.items()]
+    for decoder, speeds_by_size in report.batch.items():
+        for size, speed in speeds_by_size.items():
+            kept = f"same tokens in {speed.same:.1%} of the requests"
+            lines.append(f"  {f'{decoder}, batch {size}':<38} {speed.tokens_per_second:9.1f}  {kept}")
     for context, curve in report.curves.items():
         lines += ["", f"Milliseconds of a forward behind {context} rows: median (lowest)"]
         for width, seconds in curve.items():

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from refusion_eval import api
-from refusion_eval.bench.bench import SHAPES, Report, measure, random_checkpoint, table
+from refusion_eval.bench.bench import Report, measure, table
 from refusion_eval.bench.inflate import inflate
+from refusion_eval.bench.shapes import SHAPES, random_checkpoint
 from refusion_eval.evaluate.data import read_rows
 from refusion_eval.evaluate.paths import embedded_path, tasks_path
 from refusion_eval.evaluate.prompts import prompt

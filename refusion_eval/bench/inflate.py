@@ -9,13 +9,14 @@ import json
 import math
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from refusion_eval.bench.shapes import Shape
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.config import ModelConfig, model_config
 
@@ -41,18 +42,6 @@ _NORMS = {
     "k_norm": "self_attn.k_norm",
 }
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """Sizes of a Qwen3 model, named as in its config.json."""
-
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    intermediate_size: int
-    vocab_size: int
 
 
 class _Noise:

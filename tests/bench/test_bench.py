@@ -48,6 +48,8 @@ def test_a_report_on_the_embedded_checkpoint_puts_ratios_first(monkeypatch):
     as_json = json.loads(json.dumps(report.to_json()))
     assert next(iter(as_json)) == "ratios"
     assert as_json["conditions"]["dtype"] == "float32"
+    assert all(speed.same == 1 for speeds in report.batch.values() for speed in speeds.values())
+    assert "autoregressive: batch 16 / batch 1" in report.ratios
     assert report.profile.num_forwards == report.standings["refusion fused"].num_forwards
     assert set(report.profile.seconds) == {ATTENTION, HOST, *(part for _, _, part in PARTS)}
     assert sum(report.profile.shares.values()) == pytest.approx(1)

@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 import refusion_eval
-from refusion_eval.bench.inflate import Shape, inflate
+from refusion_eval.bench.inflate import inflate
+from refusion_eval.bench.shapes import Shape
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.attention import SideBySide
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from refusion_eval.bench.bench import random_checkpoint
-from refusion_eval.bench.inflate import Shape
+from refusion_eval.bench.shapes import Shape, random_checkpoint
 from refusion_eval.errors import CheckpointError
 from tests.models import tiny
 
@@ -100,8 +99,7 @@ import sys
 from pathlib import Path
 import torch
 
-from refusion_eval.bench.bench import random_checkpoint
-from refusion_eval.bench.inflate import Shape
+from refusion_eval.bench.shapes import Shape, random_checkpoint
 from refusion_eval.models.config import model_config
 from refusion_eval.models.weights import load_weights
 
