@@ -5,6 +5,7 @@ served from it. Weights are loaded at the first request, because lm-eval builds 
 """
 
 import logging
+import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -69,11 +70,6 @@ class RefusionLM(TemplateLM):
         """What lm-eval's Python API calls when the model arguments are a string."""
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
-    def __del__(self) -> None:
-        """lm-eval closes no model: a second evaluation in the same process may want the same run directory."""
-        if getattr(self, "_store", None) is not None:
-            self.close()
-
     def close(self) -> None:
         """Lets go of the run directory."""
         if self._store is not None:
@@ -85,6 +81,8 @@ class RefusionLM(TemplateLM):
         """The run store, opened at the first request; None without a run directory."""
         if self._store is None and self.args.run_dir is not None:
             self._store = RunStore.open(self.args.run_dir, build_manifest(self.system, self.task_versions))
+            # lm-eval closes no model: a second evaluation in the same process may want the same run directory.
+            weakref.finalize(self, self._store.close)
             self.system.settle = self._store.settle
         return self._store
 
