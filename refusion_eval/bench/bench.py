@@ -26,11 +26,12 @@ from refusion_eval.engine.device import synchronize
 from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.engine.width import time_forwards
 from refusion_eval.errors import DecodeError
-from refusion_eval.trace import Trace
+from refusion_eval.trace import ForwardDone, Trace
 from refusion_eval.types import Decoded
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CONTEXTS = (0, 512, 4096)
+FREE_ROWS = 1 << 20
 # Name of a ratio -> (numerator, denominator): systems in `Report.standings`.
 RATIOS = {
     "refusion fused / plain baseline": ("refusion fused", "refusion baseline"),
@@ -64,6 +65,8 @@ class Report:
     Attributes:
         conditions: model, device, dtype, threads, versions, settings.
         standings: system -> speeds, tokens, forwards.
+        forwards: how many ReFusion takes for all prompts: unfused, fused where further rows cost nothing, and the least
+            there can be, when every plan and prediction but the first of a prompt rides on a verification.
         batch: decoder -> batch size -> its speed.
         curves: committed rows -> width -> seconds of each forward.
         weight_bytes, cache_bytes_per_row: what a forward reads.
@@ -73,6 +76,7 @@ class Report:
 
     conditions: Mapping[str, Any]
     standings: Mapping[str, Standing]
+    forwards: Mapping[str, int]
     batch: Mapping[str, Mapping[int, BatchSpeed]]
     curves: Mapping[int, Mapping[int, list[float]]]
     weight_bytes: int
@@ -85,8 +89,10 @@ class Report:
         """The figures that travel between machines: all of one run."""
         speeds = {name: standing.median for name, standing in self.standings.items()}
         found = {name: speeds[a] / speeds[b] for name, (a, b) in RATIOS.items() if a in speeds and b in speeds}
-        forwards = {name: standing.num_forwards for name, standing in self.standings.items()}
-        found["forwards: fused / unfused"] = forwards["refusion fused"] / forwards["refusion"]
+        unfused = self.forwards["unfused"]
+        found["forwards: fused / unfused"] = self.standings["refusion fused"].num_forwards / unfused
+        found["forwards: fused with free rows / unfused"] = self.forwards["free rows"] / unfused
+        found["forwards: least possible / unfused"] = self.forwards["least"] / unfused
         for decoder, speeds_by_size in self.batch.items():
             first, *others = speeds_by_size
             for size in others:
@@ -134,6 +140,8 @@ def measure(
     model = api.load_model(str(directory), dtype=dtype, device=device)
     entrants = _entrants(model, directory if with_baseline else None, settings)
     standings = compete(entrants, prompts, num_rounds, progress)
+    progress("forwards where rows are free")
+    forwards = _count_forwards(model, settings, prompts)
     batch = {}
     for decoder in ("refusion", "autoregressive"):
         progress(f"{decoder} in batches of {', '.join(map(str, batch_sizes))}")
@@ -166,6 +174,7 @@ def measure(
             "width_cost": model.width_cost._asdict(),
         },
         standings=standings,
+        forwards=forwards,
         batch=batch,
         curves=curves,
         weight_bytes=weight_bytes(model.config, model.dtype),
@@ -211,6 +220,22 @@ def _settings_of(decoder: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Of the settings of ReFusion those that another decoder has as well."""
     known = DECODERS[decoder].Settings.__dataclass_fields__
     return {name: value for name, value in settings.items() if name in known}
+
+
+def _count_forwards(
+    model: api.LoadedModel, settings: Mapping[str, Any], prompts: Sequence[Sequence[int]]
+) -> dict[str, int]:
+    plain, free = [], []
+    for prompt in prompts:
+        plain.append(_generate(model, "refusion", {**settings, "fuse": False}, prompt))
+        costless = {"fuse": True, "free_rows": FREE_ROWS, "row_cost": 0.0}
+        free.append(_generate(model, "refusion", {**settings, **costless}, prompt))
+    verifications = sum(done.kind == "verify" for decoded in plain for done in decoded.trace.of(ForwardDone))
+    return {
+        "unfused": sum(decoded.num_forwards for decoded in plain),
+        "free rows": sum(decoded.num_forwards for decoded in free),
+        "least": len(prompts) + verifications,
+    }
 
 
 def _generate(model: api.LoadedModel, decoder: str, settings: Mapping[str, Any], prompt: Sequence[int]) -> Decoded:

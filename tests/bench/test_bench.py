@@ -43,6 +43,8 @@ def test_a_report_on_the_embedded_checkpoint_puts_ratios_first(monkeypatch):
     )
     assert {standing.same_tokens for standing in report.standings.values()} == {True, None}
     assert {name for name in bench.RATIOS if "graphs" not in name} <= set(report.ratios)
+    assert report.forwards["least"] <= report.forwards["free rows"] <= report.forwards["unfused"]
+    assert report.standings["refusion"].num_forwards == report.forwards["unfused"]
     assert report.ratios["forwards: fused / unfused"] <= 1
     assert all(ratio > 0 for ratio in report.ratios.values())
     as_json = json.loads(json.dumps(report.to_json()))
