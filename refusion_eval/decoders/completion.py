@@ -13,7 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from refusion_eval.decoders.choose import accepted_prefix, first_eos
-from refusion_eval.decoders.fuse import Key, Rider, SlotOdds, by_key, lengths_to_cover, plans_that_pay, with_riders
+from refusion_eval.decoders.fuse import (
+    Key,
+    Rider,
+    SlotOdds,
+    acceptance,
+    by_key,
+    lengths_to_cover,
+    plans_that_pay,
+    with_riders,
+)
 from refusion_eval.decoders.refusion_settings import RefusionSettings
 from refusion_eval.trace import Trace
 from refusion_eval.types import Forward, ProbArray, Read, Readout, Segment, TokenArray, groups
@@ -72,8 +81,8 @@ def first_predictions(
     if settings.verify_independently:  # the completion then begins with a verification of its own
         return forward, []
     k = settings.slot_size
-    slots = zip(drafts.tokens_SK.tolist(), drafts.probs_SK, strict=True)
-    odds = [SlotOdds.of(tokens_K, probs_K, 0, settings.eos_ids) for tokens_K, probs_K in slots]
+    slots = zip(drafts.tokens_SK.tolist(), acceptance(drafts.probs_SK, settings.tau_token), strict=True)
+    odds = [SlotOdds.of(tokens_K, accept_K, 0, settings.eos_ids) for tokens_K, accept_K in slots]
     # Were the first slot finished, there would be no completion.
     odds = [replace(odds[0], finished=0.0), *(replace(slot, copied_rows=k) for slot in odds[1:])]
     riders: list[Rider] = []
@@ -236,8 +245,9 @@ class Completion:
         settings, k = self.settings, self.settings.slot_size
         cost = settings.forward_cost
         unfinished = self._unfinished()
+        accept_SK = acceptance(self.probs_SK, settings.tau_token)
         odds = [
-            SlotOdds.of(self.tokens_SK[row].tolist(), self.probs_SK[row], self.valid_S[row], settings.eos_ids)
+            SlotOdds.of(self.tokens_SK[row].tolist(), accept_SK[row], self.valid_S[row], settings.eos_ids)
             for row in unfinished
         ]
         riders: list[Rider] = []

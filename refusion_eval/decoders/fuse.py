@@ -97,6 +97,16 @@ def plans_that_pay(plans: Sequence[tuple[float, Rider]], cost: ForwardCost, num_
     return riders
 
 
+def acceptance(probs: npt.NDArray[np.floating], tau_token: float) -> npt.NDArray[np.floating]:
+    """Chance that a verification accepts a token: the probability it was drafted with; certain without a threshold.
+
+    Args:
+        probs: of the drafts, any shape.
+        tau_token: the threshold.
+    """
+    return np.ones_like(probs) if tau_token <= 0 else probs.copy()
+
+
 def length_chances(accept_N: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
     """Chance that exactly the first l of N tokens are accepted, for l = 0 .. N.
 
@@ -124,18 +134,18 @@ class SlotOdds:
 
     @classmethod
     def of(
-        cls, tokens_K: Sequence[int], probs_K: npt.NDArray[np.floating], valid: int, eos_ids: Container[int]
+        cls, tokens_K: Sequence[int], accept_K: npt.NDArray[np.floating], valid: int, eos_ids: Container[int]
     ) -> "SlotOdds":
         """Estimates them.
 
         Args:
             tokens_K: the slot's tokens.
-            probs_K: probability with which each was drafted.
+            accept_K: chance that each is accepted.
             valid: the first tokens are valid, and the one behind them is accepted in any case.
             eos_ids: a valid EOS finishes a slot.
         """
         size = len(tokens_K)
-        chances = length_chances(probs_K[valid + 1 :])  # of valid + 1, ..., size valid tokens
+        chances = length_chances(accept_K[valid + 1 :])  # of valid + 1, ..., size valid tokens
         eos = first_eos(tokens_K[valid:], eos_ids)
         num_open = size - valid - 1 if eos is None else min(eos, size - valid - 1)
         lengths = sorted(((float(chances[i]), valid + 1 + i) for i in range(num_open)), reverse=True)

@@ -18,7 +18,7 @@ import numpy as np
 
 from refusion_eval.decoders.choose import above_or_best, accepted_prefix, first_eos
 from refusion_eval.decoders.completion import Completed, Completion, Drafts, first_predictions
-from refusion_eval.decoders.fuse import Key, Rider, by_key, length_chances, plans_that_pay, with_riders
+from refusion_eval.decoders.fuse import Key, Rider, acceptance, by_key, length_chances, plans_that_pay, with_riders
 from refusion_eval.decoders.refusion_settings import RefusionSettings
 from refusion_eval.trace import Trace
 from refusion_eval.types import (
@@ -242,7 +242,7 @@ class _Refusion:
 
     def _next_plans(self, drafts: Drafts, tokens: list[int]) -> list[tuple[float, Rider]]:
         """The plans that may follow the global verification, each with its chance."""
-        accept_SK = drafts.probs_SK.copy()
+        accept_SK = acceptance(drafts.probs_SK, self.settings.tau_token)
         accept_SK[:, 0] = 1
         chances: dict[_Outcome, float] = {}
         for num_accepted, chance in enumerate(length_chances(accept_SK.ravel()).tolist()):

@@ -10,6 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+# Entries of a matrix that a CPU's caches hold.
+SMALL_MATRIX = 1 << 20
+FEW_ROWS = (5, 48)
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root-mean-square norm over the last axis, statistics in float32.
@@ -34,6 +38,18 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def _scalar(value: float) -> Tensor:
     """A number as a tensor: as a Python number it would be converted again in every call, at 9 microseconds."""
     return torch.tensor(value, dtype=torch.float32)
+
+
+def product(x_TI: Tensor, weight_OI: Tensor) -> Tensor:
+    """Each row times the transposed matrix, [T, O].
+
+    On a CPU in float32 a large matrix times a few columns is faster than the same rows times the matrix: 0.65 to 0.85
+    of the time for 8 to 32 rows at 1024 to 6144 entries a side.
+    """
+    few = FEW_ROWS[0] <= x_TI.shape[0] <= FEW_ROWS[1]
+    if few and weight_OI.numel() > SMALL_MATRIX and x_TI.dtype == torch.float32 and not x_TI.is_cuda:
+        return torch.mm(weight_OI, x_TI.t()).t().contiguous()
+    return functional.linear(x_TI, weight_OI)
 
 
 def swiglu(gate_up_TI: Tensor) -> Tensor:

@@ -11,10 +11,10 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding
 
 from refusion_eval.models.config import ModelConfig
-from refusion_eval.models.layers import RotaryTable, rms_norm, rotate, swiglu
+from refusion_eval.models.layers import RotaryTable, product, rms_norm, rotate, swiglu
 
 
 @dataclass(frozen=True)
@@ -103,16 +103,16 @@ class Transformer:
         x_TC = embedding(tokens_T, self.weights.embedding)
         num_rows = x_TC.shape[0]
         for index, layer in enumerate(self.weights.layers):
-            qkv_THD = linear(rms_norm(x_TC, layer.input_norm, eps), layer.qkv).view(num_rows, -1, config.head_dim)
+            qkv_THD = product(rms_norm(x_TC, layer.input_norm, eps), layer.qkv).view(num_rows, -1, config.head_dim)
             qk_THD, v_TGD = qkv_THD.split_with_sizes((num_heads + num_kv_heads, num_kv_heads), dim=1)
             qk_THD = rotate(rms_norm(qk_THD, layer.qk_norm, eps), cos_T1D, sin_T1D)
             q_THD, k_TGD = qk_THD.split_with_sizes((num_heads, num_kv_heads), dim=1)
             attended_THD = attend(index, q_THD, k_TGD, v_TGD)
-            x_TC = x_TC + linear(attended_THD.reshape(num_rows, -1), layer.out)
-            x_TC = x_TC + linear(swiglu(linear(rms_norm(x_TC, layer.mlp_norm, eps), layer.gate_up)), layer.down)
+            x_TC = x_TC + product(attended_THD.reshape(num_rows, -1), layer.out)
+            x_TC = x_TC + product(swiglu(product(rms_norm(x_TC, layer.mlp_norm, eps), layer.gate_up)), layer.down)
         return x_TC
 
     @torch.inference_mode()
     def logits(self, x_NC: Tensor) -> Tensor:
         """Final norm and output head for the rows that are read; float32, [N, V]."""
-        return linear(rms_norm(x_NC, self.weights.final_norm, self.config.rms_norm_eps), self.weights.head).float()
+        return product(rms_norm(x_NC, self.weights.final_norm, self.config.rms_norm_eps), self.weights.head).float()

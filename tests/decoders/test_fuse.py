@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from refusion_eval.decoders.fuse import ForwardCost, SlotOdds, length_chances, lengths_to_cover, plans_that_pay
+from refusion_eval.decoders.fuse import (
+    ForwardCost,
+    SlotOdds,
+    acceptance,
+    length_chances,
+    lengths_to_cover,
+    plans_that_pay,
+)
 from refusion_eval.decoders.refusion import decode
 from refusion_eval.decoders.refusion_settings import RefusionSettings
 from tests.engine.random_model import VOCAB_SIZE, random_engine
@@ -75,3 +82,9 @@ def test_predictions_ride_along_only_if_all_slots_are_likely_covered():
 
 def test_no_plan_is_no_rider():
     assert plans_that_pay([], ForwardCost(0, 0.0), 8) == []
+
+
+def test_without_a_threshold_every_draft_is_certain_to_be_accepted():
+    probs_K = np.array([0.01, 0.4])
+    assert acceptance(probs_K, 0.0).tolist() == [1, 1]
+    assert acceptance(probs_K, 0.3).tolist() == [0.01, 0.4]
