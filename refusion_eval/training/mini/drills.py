@@ -1,6 +1,6 @@
 """Drills: training-only conversations that practise one step of the tasks many times each.
 
-The steps a tiny model is slowest to find are going through a list of options, telling kinds of things apart and knowing
+The steps a tiny model is slowest to find are looking up an option's letter, telling kinds of things apart and knowing
 sums and products. A task item holds one of them among twenty other tokens; a drill holds several.
 """
 
