@@ -148,7 +148,7 @@ class Engine:
             if all(live.pending is not None for live in batch):
                 batch_size, left = self._make_room(cache, batch, max_rows)
                 again.extendleft(reversed(left))
-                if batch[0].pending is not None:
+                if all(live.pending is not None for live in batch):
                     self._step(cache, batch, shared)
             for place in reversed(range(len(batch))):
                 live = batch[place]
@@ -161,10 +161,11 @@ class Engine:
                     batch[place] = last
                 yield live.index, live.error or self._finish(live)
 
-    def _rows_needed(self, cache: KVCache, batch: Sequence[_Live]) -> int:
-        """Rows of the longest sequence once the pending forwards are computed."""
+    def _rows_needed(self, cache: KVCache, batch: Sequence[_Live], first_place: int = 0) -> int:
+        """Rows of the longest of some sequences once their pending forwards are computed."""
         forwards = [live.pending for live in batch if live.pending is not None]
-        return max(length + len(forward.tokens) for length, forward in zip(cache.lengths, forwards, strict=False))
+        lengths = cache.lengths[first_place : first_place + len(forwards)]
+        return max(length + len(forward.tokens) for length, forward in zip(lengths, forwards, strict=True))
 
     def _make_room(self, cache: KVCache, batch: list[_Live], max_rows: int) -> tuple[int, list[tuple[int, Request]]]:
         """Grows the buffer for the pending forwards, within the budget.
@@ -175,23 +176,29 @@ class Engine:
         needed = self._rows_needed(cache, batch)
         if needed <= cache.capacity:
             return cache.num_sequences, []
+        if needed > max_rows:
+            self._fail_too_long(cache, batch, max_rows)
+            return cache.num_sequences, []
         num_sequences = min(cache.num_sequences, max_rows // needed)
-        if num_sequences == 0:
-            budget = max_rows * cache_bytes_per_row(self.model.config, self.model.dtype) / 2**30
-            batch[0].fail(
-                DecodeError(
-                    f"a sequence of {needed} rows exceeds the KV budget of {max_rows} rows ({budget:.2f} GiB); "
-                    "raise kv_budget_gib or shorten the prompt"
-                )
-            )
-            num_sequences = 1
         left = [(live.index, live.request) for live in batch[num_sequences:]]
         for live in batch[num_sequences:]:
             live.decoding.close()
         del batch[num_sequences:]
-        if batch[0].pending is not None:
-            cache.resize(num_sequences, min(max(needed, 2 * cache.capacity), max_rows // num_sequences))
+        cache.resize(num_sequences, min(max(needed, 2 * cache.capacity), max_rows // num_sequences))
         return num_sequences, left
+
+    def _fail_too_long(self, cache: KVCache, batch: Sequence[_Live], max_rows: int) -> None:
+        """Ends the requests that would not fit the budget even alone."""
+        budget = max_rows * cache_bytes_per_row(self.model.config, self.model.dtype) / 2**30
+        for place, live in enumerate(batch):
+            needed = self._rows_needed(cache, [live], place)
+            if needed > max_rows:
+                live.fail(
+                    DecodeError(
+                        f"a sequence of {needed} rows exceeds the KV budget of {max_rows} rows ({budget:.2f} GiB); "
+                        "raise kv_budget_gib or shorten the prompt"
+                    )
+                )
 
     def _new_cache(self, num_sequences: int) -> KVCache:
         model = self.model

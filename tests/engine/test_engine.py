@@ -246,6 +246,17 @@ def test_a_request_beyond_the_budget_fails_alone():
     assert all(not isinstance(outcomes[index], DecodeError) for index in (0, 1, 3, 4))
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_of_a_batch_the_request_beyond_the_budget_fails_and_no_other(place):
+    engine, requests = random_engine(), wander_requests(5)
+    expected = [engine.run(request.decode, request.prompt, request.settings).tokens for request in requests]
+    requests.insert(place, Request(wander, [index % VOCAB_SIZE for index in range(2500)], 0))
+    engine.kv_budget = int(3 * 600 * 2 * 2 * 2 * 8 * 4 / 0.8)
+    outcomes = dict(engine.run_many(requests, 3))
+    assert "a sequence of 2500 rows exceeds the KV budget" in str(outcomes.pop(place))
+    assert [outcomes[index].tokens for index in sorted(outcomes)] == expected
+
+
 def fail(prompt, settings, trace):
     yield Forward([1], [0], causal(1), (Read([0]),))
     raise ZeroDivisionError("by design")
