@@ -96,7 +96,7 @@ class Engine:
         self._cache = self._new_cache(1)
         self._static = StaticForwards(model, self._cache) if static else None
 
-    def run(self, decode: Decode, prompt: Sequence[int], settings: Any) -> Decoded:
+    def run(self, decode: Decode, prompt: Sequence[int], settings: Any, trace: Trace | None = None) -> Decoded:
         """Decodes one prompt.
 
         The time runs from the prompt to the last token on the host, the device synchronised at both ends; every forward
@@ -106,12 +106,13 @@ class Engine:
             decode: the decoder.
             prompt: token ids.
             settings: the decoder's own settings.
+            trace: an empty one of the caller's that receives the events, to be read while decoding goes on.
 
         Raises:
             DecodeError: the decoder failed or asked for something impossible.
         """
         self._cache.clear(0)
-        batch = [self._start(self._cache, 0, 0, Request(decode, prompt, settings))]
+        batch = [self._start(self._cache, 0, 0, Request(decode, prompt, settings), trace)]
         while batch[0].pending is not None:
             self._cache.reserve(self._rows_needed(self._cache, batch))
             self._step(self._cache, batch, None)
@@ -204,8 +205,8 @@ class Engine:
         model = self.model
         return KVCache(model.config, num_sequences, FIRST_CAPACITY, model.dtype, model.device)
 
-    def _start(self, cache: KVCache, place: int, index: int, request: Request) -> _Live:
-        trace = Trace()
+    def _start(self, cache: KVCache, place: int, index: int, request: Request, trace: Trace | None = None) -> _Live:
+        trace = Trace() if trace is None else trace
         synchronize(self.model.device)
         started = time.perf_counter()
         live = _Live(index, request, request.decode(request.prompt, request.settings, trace), trace, started)
