@@ -14,9 +14,10 @@ import numpy.typing as npt
 from refusion_eval.trace import Trace
 
 TokenArray = npt.NDArray[np.int64]
-ProbArray = npt.NDArray[np.float32]
+ProbArray = npt.NDArray[np.floating[Any]]
 
 StopReason = Literal["eos", "length", "stop_string"]
+ConfidenceDtype = Literal["float32", "float64", "model"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,40 @@ def block_causal(sizes: Sequence[int]) -> Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class Confidence:
+    """The distribution that probabilities, entropy and margin are taken from.
+
+    Attributes:
+        temperature: divides the logits, > 0; the one that tokens are sampled at is `Read.temperature`.
+        exclude: ids that get no probability here, though they may be chosen.
+        dtype: what the softmax is computed in; "model" is that of the weights, as several releases have it.
+        choose: whether the token itself is the most probable one at this precision instead of the largest logit; in a
+            short dtype several probabilities are equal where the logits differ. Only when nothing is sampled.
+    """
+
+    temperature: float = 1.0
+    exclude: tuple[int, ...] = ()
+    dtype: ConfidenceDtype = "float32"
+    choose: bool = False
+
+
+PLAIN = Confidence()
+
+
+@dataclass(frozen=True, slots=True)
+class Guidance:
+    """Classifier-free guidance: logits = u + (scale + 1) (c - u).
+
+    Attributes:
+        rows: for each read row, whose logits are c, the row of the same forward that gives u.
+        scale: > 0.
+    """
+
+    rows: Sequence[int]
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
 class Read:
     """Which query rows go through the output head, and what is wanted of their logits.
 
@@ -75,7 +110,13 @@ class Read:
         temperature: 0 chooses the largest logit (ties: the lowest id), above 0 samples softmax(logits / temperature).
         draws: for each row the key of its random draw (`draw_key`); needed when temperature > 0. Equal keys and logits
             give equal samples, whatever else is in the forward or the batch.
-        entropy, margin: whether these two statistics of the full softmax are wanted.
+        entropy, margin: whether these two statistics are wanted.
+        exclude: ids whose logits count as minus infinity for everything.
+        top_p: keeps the most probable tokens up to the first at which their sum exceeds it, in (0, 1]; of the
+            distribution that is sampled as well as of that of the confidences. 1 keeps all.
+        top_k: keeps this many of the largest logits, likewise; 0 keeps all.
+        confidence: what probabilities, entropy and margin are taken from.
+        guidance: replaces the logits by guided ones, before all else.
     """
 
     rows: Sequence[int]
@@ -85,6 +126,11 @@ class Read:
     draws: tuple[int, ...] = ()
     entropy: bool = False
     margin: bool = False
+    exclude: tuple[int, ...] = ()
+    top_p: float = 1.0
+    top_k: int = 0
+    confidence: Confidence = PLAIN
+    guidance: Guidance | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +139,10 @@ class Readout:
 
     Attributes:
         tokens: the chosen token ids.
-        probs: probability of the chosen token under the untempered softmax over the full vocabulary, at most 1.
+        probs: probability of the chosen token under `Read.confidence`, by default the untempered softmax over the full
+            vocabulary; at most 1. float64 if the confidence is, else float32.
         given: likewise of `Read.given`; None if it was None.
-        entropy: entropy of that softmax in nats; None if not wanted.
+        entropy: entropy of that distribution in nats; None if not wanted.
         margin: largest minus second largest probability; None if not wanted.
     """
 
@@ -110,16 +157,22 @@ class Readout:
 class Commit:
     """Which rows of the PREVIOUS forward stay in the KV cache; all its other rows vanish.
 
+    The cache is a set: its rows lie in any order, positions tell them apart. So keys and values that are to be computed
+    anew are not overwritten but left out, and those of a refreshed canvas begin with `keep=0`.
+
     Attributes:
         rows: query rows of the previous forward, in the order in which they are kept.
         replace: cache rows that they overwrite, one for each of `rows`; None appends them behind the committed rows.
+        keep: how many committed rows stay, the first ones; None keeps all. With `replace` it must be None.
     """
 
     rows: Sequence[int] = ()
     replace: Sequence[int] | None = None
+    keep: int | None = None
 
 
 NOTHING = Commit()
+DROP_ALL = Commit(keep=0)
 
 
 @dataclass(frozen=True, slots=True)

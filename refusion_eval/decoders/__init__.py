@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from refusion_eval.decoders import autoregressive, refusion
+from refusion_eval.decoders import autoregressive, llada, refusion
 from refusion_eval.decoders.refusion_settings import RefusionSettings
 from refusion_eval.types import Decode
 
@@ -16,5 +16,6 @@ class DecoderEntry(NamedTuple):
 
 DECODERS: dict[str, DecoderEntry] = {
     "autoregressive": DecoderEntry(autoregressive.decode, autoregressive.AutoregressiveSettings),
+    "llada": DecoderEntry(llada.decode, llada.LladaSettings),
     "refusion": DecoderEntry(refusion.decode, RefusionSettings),
 }

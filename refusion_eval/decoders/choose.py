@@ -22,6 +22,24 @@ def above_or_best(scores: npt.NDArray[np.floating], threshold: float) -> list[in
     return [int(index) for index in chosen]
 
 
+def most_confident(scores: npt.NDArray[np.floating], count: int) -> list[int]:
+    """Indices of the `count` best scores, ascending; among equal ones the lowest indices win.
+
+    Ties are common: where probabilities round to 1, or where a truncated distribution has one token left.
+    """
+    return sorted(int(index) for index in np.argsort(-scores, kind="stable")[:count])
+
+
+def even_quotas(num_masked: int, steps: int) -> list[int]:
+    """How many masks each step fills: as even as possible, what is left over in the first steps (LLaDA).
+
+    Returns:
+        One number a step; they add up to `num_masked` and differ by at most 1.
+    """
+    least, left_over = divmod(num_masked, steps)
+    return [least + (step < left_over) for step in range(steps)]
+
+
 def accepted_prefix(accepted: npt.NDArray[np.bool_]) -> int:
     """Length of the run of accepted entries from the start, 0 to len(accepted)."""
     rejected = np.flatnonzero(~accepted)

@@ -26,6 +26,13 @@ def require_flags(decoder: str, **flags: object) -> None:
             raise ConfigError(f"{decoder}: {name} is {value!r}; it must be true or false")
 
 
+def require_choice(decoder: str, name: str, value: object, choices: Sequence[object]) -> None:
+    """Raises ConfigError unless the value is one of the choices."""
+    if value not in choices:
+        known = ", ".join(str(choice) for choice in choices)
+        raise ConfigError(f"{decoder}: {name} is {value!r}; choose one of {known}")
+
+
 def require_token_ids(decoder: str, name: str, values: Sequence[object]) -> None:
     """Raises ConfigError unless every value is a possible token id."""
     for value in values:

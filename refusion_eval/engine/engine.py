@@ -220,7 +220,8 @@ class Engine:
             return
         try:
             _validate(live.pending, self.model.config.vocab_size)
-            cache.commit(place, live.pending.commit.rows, live.pending.commit.replace)
+            commit = live.pending.commit
+            cache.commit(place, commit.rows, commit.replace, commit.keep)
         except DecodeError as error:
             live.fail(error)
         else:
@@ -272,7 +273,7 @@ class Engine:
         for forward, width in zip(forwards, widths, strict=True):
             packed_reads += [PackedRead(read, first_row) for read in forward.reads]
             first_row += width
-        return read_out(packed_reads, hidden_TC, model.logits, model.config.vocab_size)
+        return read_out(packed_reads, hidden_TC, model.logits, model.config.vocab_size, model.dtype)
 
     def _finish(self, live: _Live) -> Decoded:
         synchronize(self.model.device)
@@ -298,7 +299,10 @@ def _validate(forward: Forward, vocab_size: int) -> None:
         )
     masks.visible(forward.attention)
     for read in forward.reads:
-        if any(not 0 <= row < num_rows for row in read.rows):
-            raise DecodeError(f"{forward.kind}: reads rows {list(read.rows)} of a forward of {num_rows} rows")
+        guides = read.guidance.rows if read.guidance else read.rows
+        if any(not 0 <= row < num_rows for row in (*read.rows, *guides)) or len(guides) != len(read.rows):
+            raise DecodeError(
+                f"{forward.kind}: reads rows {list(read.rows)}, guided by {list(guides)}, of {num_rows} rows"
+            )
         if read.temperature > 0 and len(read.draws) != len(read.rows):
             raise DecodeError(f"{forward.kind}: sampling {len(read.rows)} rows takes one draw key each")

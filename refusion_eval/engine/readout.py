@@ -1,18 +1,18 @@
-"""Logits to readouts: reduced on the device in float32, one device-to-host copy for all reads of a forward.
+"""Logits to readouts: reduced on the device, one device-to-host copy for all reads of a forward.
 
 Shapes: N rows that are read, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from refusion_eval.types import Read, Readout
+from refusion_eval.types import PLAIN, Confidence, Read, Readout
 
 # Logits of at most this many entries are held at once (256 MiB in float32); further rows are read chunk by chunk.
 MAX_LOGITS = 1 << 26
@@ -30,6 +30,31 @@ class _Style(NamedTuple):
     given: bool
     entropy: bool
     margin: bool
+    exclude: tuple[int, ...]
+    top_p: float
+    top_k: int
+    confidence: Confidence
+    guidance_scale: float | None
+
+    @classmethod
+    def of(cls, read: Read) -> "_Style":
+        return cls(
+            read.suppress,
+            read.temperature,
+            read.given is not None,
+            read.entropy,
+            read.margin,
+            read.exclude,
+            read.top_p,
+            read.top_k,
+            read.confidence,
+            read.guidance.scale if read.guidance else None,
+        )
+
+    @property
+    def truncated(self) -> bool:
+        """Whether only some tokens stay in the distributions."""
+        return self.top_p < 1 or self.top_k > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +66,11 @@ class PackedRead:
 
 
 def read_out(
-    packed_reads: Sequence[PackedRead], hidden_TC: Tensor, head: Callable[[Tensor], Tensor], vocab_size: int
+    packed_reads: Sequence[PackedRead],
+    hidden_TC: Tensor,
+    head: Callable[[Tensor], Tensor],
+    vocab_size: int,
+    model_dtype: torch.dtype = torch.float32,
 ) -> list[Readout]:
     """Answers all reads of one forward, reads of the same style together.
 
@@ -50,12 +79,11 @@ def read_out(
         hidden_TC: residual stream of the packed rows.
         head: turns rows of it into float32 logits.
         vocab_size: V.
+        model_dtype: of the weights, for confidences that are taken in it.
     """
     styles: dict[_Style, list[int]] = {}
     for index, packed in enumerate(packed_reads):
-        read = packed.read
-        style = _Style(read.suppress, read.temperature, read.given is not None, read.entropy, read.margin)
-        styles.setdefault(style, []).append(index)
+        styles.setdefault(_Style.of(packed.read), []).append(index)
 
     columns, order = [], []
     for style, indices in styles.items():
@@ -63,10 +91,14 @@ def read_out(
         rows = [packed_reads[index].first_row + row for index in indices for row in packed_reads[index].read.rows]
         given = [token for index in indices for token in packed_reads[index].read.given or ()]
         draws = [draw for index in indices for draw in packed_reads[index].read.draws]
+        guides = [row for index in indices for row in _guides(packed_reads[index])]
         for start in range(0, len(rows), chunk := max(1, MAX_LOGITS // vocab_size)):
             part = slice(start, start + chunk)
             logits_NV = head(_rows(hidden_TC, rows[part]))
-            columns.append(_statistics(logits_NV, style, given[part], draws[part]))
+            if style.guidance_scale is not None:
+                free_NV = head(_rows(hidden_TC, guides[part]))
+                logits_NV = free_NV + (style.guidance_scale + 1) * (logits_NV - free_NV)
+            columns.append(_statistics(logits_NV, style, given[part], draws[part], model_dtype))
     table = torch.cat(columns, dim=1).cpu().numpy() if columns else np.empty((5, 0), dtype=np.float32)
 
     readouts: list[Readout | None] = [None] * len(packed_reads)
@@ -86,35 +118,98 @@ def _rows(hidden_TC: Tensor, rows: Sequence[int]) -> Tensor:
     return hidden_TC[torch.tensor(rows, device=hidden_TC.device)]
 
 
-def _statistics(logits_NV: Tensor, style: _Style, given: Sequence[int], draws: Sequence[int]) -> Tensor:
-    """Chosen token, its probability, and what else is wanted: float32, [5, N], in the order of `_readout`.
+def _guides(packed: PackedRead) -> list[int]:
+    guidance = packed.read.guidance
+    return [] if guidance is None else [packed.first_row + row for row in guidance.rows]
+
+
+def _statistics(
+    logits_NV: Tensor, style: _Style, given: Sequence[int], draws: Sequence[int], model_dtype: torch.dtype
+) -> Tensor:
+    """Chosen token, its probability, and what else is wanted: [5, N], in the order of `_readout`.
 
     Token ids below 2**24 are exact in float32.
     """
-    device = logits_NV.device
+    if style.exclude:
+        logits_NV = _without(logits_NV, style.exclude)
+    if style.confidence != PLAIN or style.truncated:
+        return _shaped_statistics(logits_NV, style, given, draws, model_dtype)
     log_normaliser_N = logits_NV.logsumexp(dim=-1)
-    choosable_NV = logits_NV
-    if style.suppress:
-        choosable_NV = logits_NV.index_fill(1, torch.tensor(style.suppress, device=device), float("-inf"))
-    if style.temperature == 0:
-        chosen_logit_N, tokens_N = choosable_NV.max(dim=-1)
-    else:
-        noise_NV = gumbel_noise(draws, logits_NV.shape[1], device)
-        tokens_N = (choosable_NV.double() / style.temperature + noise_NV).argmax(dim=-1)
-        chosen_logit_N = logits_NV.gather(1, tokens_N[:, None])[:, 0]
+    tokens_N, chosen_logit_N = _choose(logits_NV, style, draws)
 
     probs_N = _probability(chosen_logit_N, log_normaliser_N)
     given_N = entropy_N = margin_N = probs_N
     if style.given:
-        given_logit_N1 = logits_NV.gather(1, torch.tensor(given, device=device)[:, None])
-        given_N = _probability(given_logit_N1[:, 0], log_normaliser_N)
+        given_N = _probability(_at(logits_NV, given), log_normaliser_N)
     if style.entropy:
-        probs_NV = (logits_NV - log_normaliser_N[:, None]).exp()
-        entropy_N = (log_normaliser_N - (probs_NV * logits_NV).sum(dim=-1)).clamp(min=0)
+        entropy_N = _entropy((logits_NV - log_normaliser_N[:, None]).exp())
     if style.margin:
         top_N2 = logits_NV.topk(2, dim=-1).values
         margin_N = _probability(top_N2[:, 0], log_normaliser_N) - _probability(top_N2[:, 1], log_normaliser_N)
     return torch.stack((tokens_N.float(), probs_N, given_N, entropy_N, margin_N))
+
+
+def _shaped_statistics(
+    logits_NV: Tensor, style: _Style, given: Sequence[int], draws: Sequence[int], model_dtype: torch.dtype
+) -> Tensor:
+    """As `_statistics`, where confidences come from another distribution than the plain softmax."""
+    confidence = style.confidence
+    dtype = {"float32": torch.float32, "float64": torch.float64, "model": model_dtype}[confidence.dtype]
+    shaped_NV = logits_NV.to(dtype)
+    if confidence.exclude:
+        shaped_NV = _without(shaped_NV, confidence.exclude)
+    probs_NV = _truncate(shaped_NV / confidence.temperature, style).softmax(dim=-1)
+    if confidence.choose and style.temperature == 0:
+        tokens_N = (_without(probs_NV, style.suppress) if style.suppress else probs_NV).argmax(dim=-1)
+    elif style.temperature > 0 and style.truncated:
+        tokens_N, _ = _choose(_truncate(logits_NV / style.temperature, style), style._replace(temperature=1.0), draws)
+    else:
+        tokens_N, _ = _choose(logits_NV, style, draws)
+
+    probs_N = probs_NV.gather(1, tokens_N[:, None])[:, 0]
+    given_N = _at(probs_NV, given) if style.given else probs_N
+    entropy_N = _entropy(probs_NV) if style.entropy else probs_N
+    top_N2 = probs_NV.topk(2, dim=-1).values
+    margin_N = top_N2[:, 0] - top_N2[:, 1]
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    return torch.stack([column.to(wide) for column in (tokens_N, probs_N, given_N, entropy_N, margin_N)])
+
+
+def _choose(logits_NV: Tensor, style: _Style, draws: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The largest logit's token or a sample, and its logit; each [N]."""
+    choosable_NV = _without(logits_NV, style.suppress) if style.suppress else logits_NV
+    if style.temperature == 0:
+        chosen_logit_N, tokens_N = choosable_NV.max(dim=-1)
+        return tokens_N, chosen_logit_N
+    noise_NV = gumbel_noise(draws, logits_NV.shape[1], logits_NV.device)
+    tokens_N = (choosable_NV.double() / style.temperature + noise_NV).argmax(dim=-1)
+    return tokens_N, logits_NV.gather(1, tokens_N[:, None])[:, 0]
+
+
+def _without(values_NV: Tensor, ids: tuple[int, ...]) -> Tensor:
+    return values_NV.index_fill(1, torch.tensor(ids, device=values_NV.device), float("-inf"))
+
+
+def _at(values_NV: Tensor, ids: Sequence[int]) -> Tensor:
+    return values_NV.gather(1, torch.tensor(ids, device=values_NV.device)[:, None])[:, 0]
+
+
+def _truncate(logits_NV: Tensor, style: _Style) -> Tensor:
+    """Top-p, then top-k: what is cut becomes minus infinity."""
+    if style.top_p < 1:
+        sorted_NV, order_NV = logits_NV.sort(dim=-1, descending=True, stable=True)
+        cut_NV = sorted_NV.softmax(dim=-1).cumsum(dim=-1) > style.top_p
+        # The token at which the sum first exceeds top_p stays.
+        cut_NV = torch.cat((torch.zeros_like(cut_NV[:, :1]), cut_NV[:, :-1]), dim=-1)
+        logits_NV = logits_NV.masked_fill(torch.empty_like(cut_NV).scatter_(1, order_NV, cut_NV), float("-inf"))
+    if 0 < style.top_k < logits_NV.shape[-1]:
+        smallest_N1 = logits_NV.topk(style.top_k, dim=-1).values[:, -1:]
+        logits_NV = logits_NV.masked_fill(logits_NV < smallest_N1, float("-inf"))
+    return logits_NV
+
+
+def _entropy(probs_NV: Tensor) -> Tensor:
+    return torch.special.entr(probs_NV).sum(dim=-1).clamp(min=0)
 
 
 def _probability(logit_N: Tensor, log_normaliser_N: Tensor) -> Tensor:
@@ -122,7 +217,9 @@ def _probability(logit_N: Tensor, log_normaliser_N: Tensor) -> Tensor:
     return (logit_N - log_normaliser_N).exp().clamp(max=1)
 
 
-def _readout(read: Read, table: npt.NDArray[np.float32]) -> Readout:
+def _readout(read: Read, table: npt.NDArray[np.floating[Any]]) -> Readout:
+    if read.confidence.dtype != "float64":
+        table = table.astype(np.float32, copy=False)
     tokens, probs, given, entropy, margin = table
     return Readout(
         tokens=tokens.astype(np.int64),

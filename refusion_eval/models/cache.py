@@ -90,7 +90,9 @@ class KVCache:
         self.staged[sequence] = num_rows
 
     @torch.inference_mode()
-    def commit(self, sequence: int, rows: Sequence[int], replace: Sequence[int] | None = None) -> None:
+    def commit(
+        self, sequence: int, rows: Sequence[int], replace: Sequence[int] | None = None, keep: int | None = None
+    ) -> None:
         """Keeps rows of the sequence's last forward and drops its others.
 
         A leading run 0, 1, 2, ... is already in place; the rest is moved by one gather.
@@ -99,11 +101,14 @@ class KVCache:
             sequence: whose rows.
             rows: staged rows to keep, in this order.
             replace: committed rows that they overwrite, one each; None appends them.
+            keep: how many committed rows stay, the first ones; None keeps all.
 
         Raises:
-            DecodeError: a row was not staged, or a row to replace is not committed.
+            DecodeError: a row was not staged, or a row to replace or keep is not committed.
         """
         length, staged = self.lengths[sequence], self.staged[sequence]
+        if keep is not None and (replace is not None or not 0 <= keep <= length):
+            raise DecodeError(f"keep={keep} of {length} committed rows, replace={replace}")
         if any(not 0 <= row < staged for row in rows):
             raise DecodeError(f"commit of rows {list(rows)} after a forward of {staged} rows")
         if replace is not None:
@@ -111,12 +116,13 @@ class KVCache:
                 raise DecodeError(f"{len(rows)} rows cannot replace cache rows {list(replace)} of {length} committed")
             self._copy(sequence, [length + row for row in rows], replace)
         else:
+            start = length if keep is None else keep
             in_place = 0
-            while in_place < len(rows) and rows[in_place] == in_place:
+            while in_place < len(rows) and start + in_place == length + rows[in_place]:
                 in_place += 1
             sources = [length + row for row in rows[in_place:]]
-            self._copy(sequence, sources, range(length + in_place, length + len(rows)))
-            self.lengths[sequence] = length + len(rows)
+            self._copy(sequence, sources, range(start + in_place, start + len(rows)))
+            self.lengths[sequence] = start + len(rows)
         self.staged[sequence] = 0
 
     def _copy(self, sequence: int, sources: Sequence[int], targets: Sequence[int]) -> None:

@@ -5,10 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from refusion_eval.engine import readout
 from refusion_eval.engine.readout import PackedRead, gumbel_noise, read_out
-from refusion_eval.types import Read, draw_key
+from refusion_eval.types import Confidence, Guidance, Read, draw_key
 
 
 def ask(logits, *reads, first_row=0):
@@ -137,3 +139,98 @@ def test_noise_equals_a_plain_reference():
             state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) % (1 << 64)
             uniform = (((state ^ (state >> 31)) >> 12) + 0.5) / (1 << 52)
             assert noise[row, token].item() == pytest.approx(-math.log(-math.log(uniform)), rel=1e-12)
+
+
+def test_excluded_ids_count_for_nothing(logits):
+    best = int(logits[0].argmax())
+    (got,) = ask(logits, Read([0], exclude=(best,), entropy=True))
+    probs = logits[0].index_fill(0, torch.tensor([best]), -math.inf).softmax(-1)
+    assert got.tokens[0] == int(probs.argmax())
+    np.testing.assert_allclose(got.probs[0], probs.max(), rtol=1e-6)
+    np.testing.assert_allclose(got.entropy[0], torch.special.entr(probs).sum(), rtol=1e-5)
+
+
+def test_ids_without_confidence_may_be_chosen(logits):
+    best = int(logits[0].argmax())
+    (got,) = ask(logits, Read([0, 1], confidence=Confidence(exclude=(best,))))
+    assert got.tokens[0] == best
+    assert got.probs[0] == 0
+    rest = logits[1].index_fill(0, torch.tensor([best]), -math.inf).softmax(-1)
+    np.testing.assert_allclose(got.probs[1], rest[got.tokens[1]], rtol=1e-6)
+
+
+def test_confidence_has_its_own_temperature(logits):
+    (got,) = ask(logits, Read(range(6), entropy=True, margin=True, confidence=Confidence(temperature=0.3)))
+    probs = (logits / 0.3).softmax(-1)
+    assert got.tokens.tolist() == logits.argmax(-1).tolist()
+    np.testing.assert_allclose(got.probs, probs.max(-1).values, rtol=1e-6)
+    np.testing.assert_allclose(got.entropy, torch.special.entr(probs).sum(-1), rtol=1e-5, atol=1e-7)
+    top = probs.topk(2).values
+    np.testing.assert_allclose(got.margin, top[:, 0] - top[:, 1], rtol=1e-5, atol=1e-7)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.floats(0.05, 1.0), st.integers(0, 12))
+def test_truncation_keeps_the_head_of_the_distribution(seed, top_p, top_k):
+    row = torch.randn(11, generator=torch.Generator().manual_seed(seed)) * 2
+    probs = row.softmax(-1)
+    order = probs.argsort(descending=True, stable=True)
+    kept, total = [], 0.0
+    for token in order.tolist():
+        kept.append(token)
+        total += float(probs[token])
+        if total > top_p + 1e-6:
+            break
+    assume(top_p == 1 or abs(float(probs[order].cumsum(0)[len(kept) - 1]) - top_p) > 1e-5)
+    kept = kept[: top_k or None]
+    wanted = torch.zeros(11).index_copy(0, torch.tensor(kept), probs[kept] / probs[kept].sum())
+    everyone = Read([0] * 11, given=list(range(11)), top_p=top_p, top_k=top_k)
+    (got,) = ask(row[None], everyone)
+    np.testing.assert_allclose(got.given, wanted, atol=1e-5)
+
+
+def test_samples_stay_within_what_truncation_keeps(logits):
+    draws = tuple(draw_key(5, index) for index in range(400))
+    (got,) = ask(logits, Read([2] * 400, temperature=2.0, top_k=2, draws=draws))
+    assert set(got.tokens.tolist()) == set(logits[2].topk(2).indices.tolist())
+
+
+def test_sampling_at_a_temperature_follows_the_truncated_distribution():
+    row = torch.tensor([[2.0, 1.0, 0.0, -8.0]])
+    draws = tuple(draw_key(3, index) for index in range(4000))
+    (got,) = ask(row, Read([0] * 4000, temperature=0.5, top_p=0.9, draws=draws))
+    counts = np.bincount(got.tokens, minlength=4) / 4000
+    kept = torch.tensor([4.0, 2.0]).softmax(-1)  # 0.867 + 0.117 exceeds 0.9
+    np.testing.assert_allclose(counts, [*kept, 0, 0], atol=0.02)
+
+
+def test_confidence_dtypes():
+    logits = torch.tensor([[20.0, 3.0, 2.0, 0.0], [20.0, 1.0, 2.0, 0.0]])
+    double, single = ask(logits, Read([0, 1], confidence=Confidence(dtype="float64")), Read([0, 1]))
+    assert double.probs.dtype == np.float64
+    assert single.probs.dtype == np.float32
+    assert double.probs[0] < double.probs[1] < 1  # told apart, where float32 sees two equal ones
+    hidden = [PackedRead(Read([0, 1], confidence=Confidence(dtype="model")), 0)]
+    (short,) = read_out(hidden, logits, lambda rows: rows, 4, torch.bfloat16)
+    np.testing.assert_array_equal(short.probs, logits.bfloat16().softmax(-1).max(-1).values.float())
+
+
+def test_the_most_probable_token_at_low_precision_can_be_another_than_the_largest_logit():
+    logits = torch.tensor([[8.0, 8.001, 0.0]])
+    reads = [PackedRead(Read([0], confidence=Confidence(dtype="model", choose=choose)), 0) for choose in (False, True)]
+    by_logit, by_probability = read_out(reads, logits, lambda rows: rows, 3, torch.bfloat16)
+    assert (by_logit.tokens[0], by_probability.tokens[0]) == (1, 0)
+
+
+def test_guidance_moves_away_from_the_unconditional_row(logits):
+    (got,) = ask(logits, Read([0, 1], guidance=Guidance([4, 5], 0.7)))
+    guided = logits[4:] + 1.7 * (logits[:2] - logits[4:])
+    assert got.tokens.tolist() == guided.argmax(-1).tolist()
+    np.testing.assert_allclose(got.probs, guided.softmax(-1).max(-1).values, rtol=1e-5)
+
+
+def test_reads_of_different_styles_are_answered_in_their_order(logits):
+    reads = [Read([0]), Read([1], top_k=1), Read([2], confidence=Confidence(dtype="float64")), Read([3])]
+    got = ask(logits, *reads)
+    assert [int(answer.tokens[0]) for answer in got] == logits[:4].argmax(-1).tolist()
+    assert got[1].probs[0] == 1

@@ -105,3 +105,21 @@ def test_rows_that_do_not_exist_are_refused(rows, replace):
     stage(cache, 0, [2, 3])
     with pytest.raises(DecodeError, match="row"):
         cache.commit(0, rows, replace)
+
+
+@given(st.integers(0, 4), st.permutations(range(5)), st.integers(0, 5))
+@settings(max_examples=60, deadline=None)
+def test_kept_rows_are_the_first_ones_and_new_rows_follow_them(keep, order, num_rows):
+    cache = new_cache(capacity=16)
+    stage(cache, 0, [1, 2, 3, 4])
+    cache.commit(0, range(4))
+    stage(cache, 0, [11, 12, 13, 14, 15])
+    cache.commit(0, order[:num_rows], keep=keep)
+    assert stored(cache, 0) == [1, 2, 3, 4][:keep] + [11 + row for row in order[:num_rows]]
+
+
+def test_more_rows_than_there_are_cannot_be_kept():
+    cache = new_cache()
+    stage(cache, 0, [1, 2])
+    with pytest.raises(DecodeError, match="keep=1 of 0 committed rows"):
+        cache.commit(0, [0], keep=1)

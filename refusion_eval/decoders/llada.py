@@ -1,0 +1,157 @@
+"""LLaDA's decoding (arXiv 2502.09992): a canvas of masks, a quota of the most confident tokens a step.
+
+Every forward sees the whole canvas both ways; nothing is cached. The canvas is filled block after block
+(semi-autoregressive remasking), each in the same number of steps.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from refusion_eval.decoders import validate
+from refusion_eval.decoders.canvas import Canvas, MaskedSettings
+from refusion_eval.decoders.choose import even_quotas, most_confident
+from refusion_eval.errors import ConfigError
+from refusion_eval.trace import Trace
+from refusion_eval.types import (
+    Attention,
+    Confidence,
+    Decoding,
+    Forward,
+    Guidance,
+    ProbArray,
+    Read,
+    Segment,
+    bidirectional,
+    draw_key,
+)
+
+Remasking = Literal["low_confidence", "random"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LladaSettings(MaskedSettings):
+    """Settings of LLaDA's decoder, named as in its release.
+
+    Attributes:
+        block_length: positions that are filled before the next ones begin; divides gen_length.
+        steps: forwards for the whole canvas, as many for each block; None is one for each position.
+        remasking: keep the most confident candidates of a step, or random ones.
+        cfg_scale: scale of classifier-free guidance, 0 for none; the other half sees the prompt masked.
+        logits_eos_inf: never choose the first of `eos_ids`.
+        confidence_eos_eot_inf: stop tokens that are chosen have confidence 0, so that they are committed last.
+        release_compatible: above temperature 0 the release forgets the first of `eos_ids` in `confidence_eos_eot_inf`.
+
+    Raises:
+        ConfigError: a value is out of its range, or sizes do not fit each other.
+    """
+
+    decoder: ClassVar[str] = "llada"
+
+    block_length: int = 32
+    steps: int | None = None
+    remasking: Remasking = "low_confidence"
+    cfg_scale: float = 0.0
+    logits_eos_inf: bool = False
+    confidence_eos_eot_inf: bool = False
+    release_compatible: bool = False
+
+    def __post_init__(self) -> None:
+        MaskedSettings.__post_init__(self)
+        check_blocks(self.decoder, self.gen_length, self.block_length, self.steps)
+        validate.require_choice("llada", "remasking", self.remasking, ("low_confidence", "random"))
+        validate.require_number("llada", "cfg_scale", self.cfg_scale, 0.0)
+        validate.require_flags(
+            "llada",
+            logits_eos_inf=self.logits_eos_inf,
+            confidence_eos_eot_inf=self.confidence_eos_eot_inf,
+            release_compatible=self.release_compatible,
+        )
+        if (self.logits_eos_inf or self.confidence_eos_eot_inf) and not self.eos_ids:
+            raise ConfigError("llada: logits_eos_inf and confidence_eos_eot_inf need eos_ids, and there are none")
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the canvas."""
+        return self.gen_length // self.block_length
+
+    @property
+    def steps_per_block(self) -> int:
+        """Forwards for each block."""
+        return (self.gen_length if self.steps is None else self.steps) // self.num_blocks
+
+    @property
+    def confidence(self) -> Confidence:
+        """The softmax that confidences are taken from, without what may not be confident."""
+        exclude = self.eos_ids if self.confidence_eos_eot_inf else ()
+        if self.release_compatible and self.temperature > 0:
+            exclude = exclude[1:]
+        return Confidence(dtype=self.confidence_dtype, exclude=exclude)
+
+
+def check_blocks(decoder: str, gen_length: int, block_length: int, steps: int | None) -> None:
+    """Raises ConfigError unless the canvas holds whole blocks, and each gets the same number of steps."""
+    validate.require_integer(decoder, "block_length", block_length, at_least=1)
+    if gen_length % block_length:
+        raise ConfigError(
+            f"{decoder}: gen_length is {gen_length} and block_length {block_length}; the canvas holds whole blocks, so "
+            "set gen_length to a multiple of block_length"
+        )
+    if steps is not None:
+        validate.require_integer(decoder, "steps", steps, at_least=1)
+        num_blocks = gen_length // block_length
+        if steps % num_blocks:
+            raise ConfigError(
+                f"{decoder}: steps is {steps} for {num_blocks} blocks; every block gets the same number, so set steps "
+                f"to a multiple of {num_blocks}"
+            )
+
+
+def decode(prompt: Sequence[int], settings: LladaSettings, trace: Trace) -> Decoding:
+    """Decodes one prompt; takes `steps` forwards, fewer only with `early_stop`."""
+    canvas = Canvas(prompt, settings, trace)
+    step = 0
+    for block in range(settings.num_blocks):
+        region = range(block * settings.block_length, (block + 1) * settings.block_length)
+        for quota in even_quotas(len(region), settings.steps_per_block):
+            masked = canvas.masked(region)
+            readouts = yield _forward(canvas, settings, masked, step)
+            if masked:
+                scores = _scores(readouts[0].probs, settings, masked, step)
+                chosen = most_confident(scores, quota)
+                positions = [masked[index] for index in chosen]
+                trace.select("token", masked, scores.tolist(), positions)
+                canvas.fix(positions, readouts[0].tokens[chosen])
+            step += 1
+            if reason := canvas.settled():
+                return canvas.finish(reason)
+    return canvas.finish()
+
+
+def _forward(canvas: Canvas, settings: LladaSettings, masked: Sequence[int], step: int) -> Forward:
+    """The whole canvas, and with guidance beside it the canvas without the prompt, neither seeing the other."""
+    length = len(canvas.tokens)
+    tokens, positions = canvas.tokens[:], list(range(length))
+    attention: Attention = bidirectional(length)
+    rows = [canvas.start + position for position in masked]
+    read = _read(settings, rows, step, masked)
+    if settings.cfg_scale > 0:
+        tokens = [*tokens, *[settings.mask_id] * canvas.start, *tokens[canvas.start :]]
+        positions, attention = positions * 2, (Segment(length, causal=False),) * 2
+        read = replace(read, guidance=Guidance([length + row for row in rows], settings.cfg_scale))
+    return Forward(tokens, positions, attention, (read,) if masked else (), kind="denoise")
+
+
+def _read(settings: LladaSettings, rows: Sequence[int], step: int, masked: Sequence[int]) -> Read:
+    read = settings.read(rows, step, masked)
+    return replace(read, exclude=settings.eos_ids[:1]) if settings.logits_eos_inf else read
+
+
+def _scores(probs: ProbArray, settings: LladaSettings, masked: Sequence[int], step: int) -> ProbArray:
+    """What candidates are ranked by."""
+    if settings.remasking == "low_confidence":
+        return probs
+    # A stream apart from that of the sampled tokens.
+    return np.array([draw_key(settings.seed, step, position, 1) / 2**64 for position in masked])

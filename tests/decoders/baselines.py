@@ -1,0 +1,65 @@
+"""Golden decodings of the baselines' public code: read, decoded anew, and compared forward by forward."""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from refusion_eval.api import LoadedModel, generate, load_model
+from refusion_eval.types import Decoded
+
+RECORDS_EACH = 5
+
+
+@cache
+def _load(directory: str) -> LoadedModel:
+    return load_model(directory, dtype="float32", device="cpu")
+
+
+def golden_model(shared: Path, case: Mapping[str, Any]) -> LoadedModel:
+    """The tiny checkpoint of a case."""
+    return _load(str(shared / "parity" / "baselines" / "checkpoints" / case["checkpoint"]))
+
+
+def golden_case(shared: Path, name: str, number: int) -> dict[str, Any]:
+    """One record of golden_<name>.jsonl."""
+    lines = (shared / "parity" / "baselines" / f"golden_{name}.jsonl").read_text().splitlines()
+    assert len(lines) == RECORDS_EACH
+    case: dict[str, Any] = json.loads(lines[number])
+    return case
+
+
+def decode_golden(shared: Path, case: Mapping[str, Any], decoder: str, **settings: Any) -> Decoded:
+    """Decodes the prompt of a case on its checkpoint."""
+    return generate(golden_model(shared, case), case["prompt_ids"], decoder, **settings)
+
+
+def forwards_of(out: Decoded) -> list[dict[str, Any]]:
+    """Rows, cached rows and commits of every forward, as the records have them."""
+    forwards: list[dict[str, Any]] = []
+    for row in out.trace.to_json():
+        tag, _, *values = row
+        if tag == "forward":
+            _, rows, cached = values
+            forwards.append({"q": rows, "ctx": cached, "commit": []})
+        elif tag == "fix":
+            forwards[-1]["commit"] += [list(pair) for pair in zip(*values, strict=True)]
+    return forwards
+
+
+def assert_equals_golden(out: Decoded, case: Mapping[str, Any]) -> None:
+    """Same tokens, number of forwards, rows of each forward and tokens committed after each."""
+    wanted = [
+        {"q": forward["q"] * forward["rows"], "ctx": forward["ctx"], "commit": forward["commit"]}
+        for forward in case["forwards"]
+    ]
+    got = forwards_of(out)
+    for forward in got:
+        forward["commit"].sort()
+    assert got == wanted
+    assert out.num_forwards == case["num_forwards"]
+    filled = out.trace.fixed_tokens()
+    assert [filled[position] for position in sorted(filled)] == case["output_ids"]
+    first_stop = case.get("first_eos_or_eot", case.get("first_stop", case["first_eos"]))
+    assert len(out.tokens) == (len(case["output_ids"]) if first_stop is None else first_stop + 1)
