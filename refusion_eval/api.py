@@ -20,8 +20,9 @@ from refusion_eval.engine.scoring import TokenScore, score_many
 from refusion_eval.engine.width import WidthCost, measure
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.models.attention import Backend, choose_backend
+from refusion_eval.models.cards import Card, checkpoint_card
 from refusion_eval.models.checkpoint import Location, fetch_weights, locate
-from refusion_eval.models.config import Card, ModelConfig, checkpoint_card, model_config
+from refusion_eval.models.config import ModelConfig, model_config
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.models.weights import load_weights

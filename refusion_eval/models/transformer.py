@@ -24,7 +24,8 @@ class LayerWeights:
     Attributes:
         input_norm: scales before attention, [C].
         qkv: queries, keys and values in one matrix, [(H + 2G) D, C].
-        qk_norm: per-head scales of queries and keys, one row a head, [H + G, D].
+        qkv_bias: added to them, [(H + 2G) D]; None in families without.
+        qk_norm: per-head scales of queries and keys, one row a head, [H + G, D]; None in families without.
         out: attention output, [C, H D].
         mlp_norm: scales before the MLP, [C].
         gate_up: gate and up projection in one matrix, [2 I, C].
@@ -33,11 +34,12 @@ class LayerWeights:
 
     input_norm: Tensor
     qkv: Tensor
-    qk_norm: Tensor
     out: Tensor
     mlp_norm: Tensor
     gate_up: Tensor
     down: Tensor
+    qkv_bias: Tensor | None = None
+    qk_norm: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Transformer:
         self.weights = weights
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
-        self._rotary = RotaryTable(config.head_dim, config.rope_theta, self.device)
+        self._rotary = RotaryTable(config.head_dim, config.rope_theta, self.device, config.rope_scaling)
 
     def prepare_positions(self, num_positions: int) -> None:
         """Fills the rotary tables up to a position, so that no forward below it moves them."""
@@ -103,10 +105,12 @@ class Transformer:
         x_TC = embedding(tokens_T, self.weights.embedding)
         num_rows = x_TC.shape[0]
         for index, layer in enumerate(self.weights.layers):
-            qkv_THD = product(rms_norm(x_TC, layer.input_norm, eps), layer.qkv).view(num_rows, -1, config.head_dim)
+            qkv_TO = product(rms_norm(x_TC, layer.input_norm, eps), layer.qkv, layer.qkv_bias)
+            qkv_THD = qkv_TO.view(num_rows, -1, config.head_dim)
             qk_THD, v_TGD = qkv_THD.split_with_sizes((num_heads + num_kv_heads, num_kv_heads), dim=1)
-            qk_THD = rotate(rms_norm(qk_THD, layer.qk_norm, eps), cos_T1D, sin_T1D)
-            q_THD, k_TGD = qk_THD.split_with_sizes((num_heads, num_kv_heads), dim=1)
+            if layer.qk_norm is not None:
+                qk_THD = rms_norm(qk_THD, layer.qk_norm, eps)
+            q_THD, k_TGD = rotate(qk_THD, cos_T1D, sin_T1D).split_with_sizes((num_heads, num_kv_heads), dim=1)
             attended_THD = attend(index, q_THD, k_TGD, v_TGD)
             x_TC = x_TC + product(attended_THD.reshape(num_rows, -1), layer.out)
             x_TC = x_TC + product(swiglu(product(rms_norm(x_TC, layer.mlp_norm, eps), layer.gate_up)), layer.down)

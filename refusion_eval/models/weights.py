@@ -10,6 +10,7 @@ from torch import Tensor
 
 from refusion_eval.errors import CheckpointError
 from refusion_eval.models.config import ModelConfig, read_json
+from refusion_eval.models.families import FAMILIES
 from refusion_eval.models.layers import SMALL_MATRIX
 from refusion_eval.models.transformer import LayerWeights, Weights
 
@@ -92,36 +93,42 @@ def load_weights(directory: Path, config: ModelConfig, dtype: torch.dtype, devic
             start += num_rows
         return target
 
+    names = FAMILIES[config.family].tensors
     width, head_dim, mlp = config.hidden_size, config.head_dim, config.intermediate_size
     num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
     q_rows, kv_rows = num_heads * head_dim, num_kv_heads * head_dim
 
     def layer(index: int) -> LayerWeights:
-        prefix = f"model.layers.{index}."
-        attention, feed = prefix + "self_attn.", prefix + "mlp."
-        projections = {"q_proj": q_rows, "k_proj": kv_rows, "v_proj": kv_rows}
-        q_norm = load((head_dim,), {attention + "q_norm.weight": head_dim})
-        k_norm = load((head_dim,), {attention + "k_norm.weight": head_dim})
+        prefix = names.layer.format(index)
+        qkv_rows = {prefix + names.q: q_rows, prefix + names.k: kv_rows, prefix + names.v: kv_rows}
+        num_qkv = q_rows + 2 * kv_rows
+        qkv_bias = qk_norm = None
+        if config.qkv_bias:
+            qkv_bias = load((num_qkv,), {f"{module}.bias": rows for module, rows in qkv_rows.items()})
+        if config.qk_norm:
+            q_norm = load((head_dim,), {f"{prefix}{names.q_norm}.weight": head_dim})
+            k_norm = load((head_dim,), {f"{prefix}{names.k_norm}.weight": head_dim})
+            qk_norm = torch.cat((q_norm.expand(num_heads, -1), k_norm.expand(num_kv_heads, -1)))
         return LayerWeights(
-            input_norm=load((width,), {prefix + "input_layernorm.weight": width}),
-            qkv=load_matrix(
-                (q_rows + 2 * kv_rows, width),
-                {f"{attention}{name}.weight": num_rows for name, num_rows in projections.items()},
+            input_norm=load((width,), {f"{prefix}{names.input_norm}.weight": width}),
+            qkv=load_matrix((num_qkv, width), {f"{module}.weight": rows for module, rows in qkv_rows.items()}),
+            qkv_bias=qkv_bias,
+            qk_norm=qk_norm,
+            out=load_matrix((width, q_rows), {f"{prefix}{names.out}.weight": width}),
+            mlp_norm=load((width,), {f"{prefix}{names.mlp_norm}.weight": width}),
+            gate_up=load_matrix(
+                (2 * mlp, width), {f"{prefix}{names.gate}.weight": mlp, f"{prefix}{names.up}.weight": mlp}
             ),
-            qk_norm=torch.cat((q_norm.expand(num_heads, -1), k_norm.expand(num_kv_heads, -1))),
-            out=load_matrix((width, q_rows), {attention + "o_proj.weight": width}),
-            mlp_norm=load((width,), {prefix + "post_attention_layernorm.weight": width}),
-            gate_up=load_matrix((2 * mlp, width), {feed + "gate_proj.weight": mlp, feed + "up_proj.weight": mlp}),
-            down=load_matrix((width, mlp), {feed + "down_proj.weight": width}),
+            down=load_matrix((width, mlp), {f"{prefix}{names.down}.weight": width}),
         )
 
     vocab_shape = (config.vocab_size, width)
-    embedding = load(vocab_shape, {"model.embed_tokens.weight": config.vocab_size})
+    embedding = load(vocab_shape, {f"{names.embedding}.weight": config.vocab_size})
     return Weights(
         embedding=embedding,
         layers=tuple(layer(index) for index in range(config.num_layers)),
-        final_norm=load((width,), {"model.norm.weight": width}),
-        head=embedding if config.tied_head else load(vocab_shape, {"lm_head.weight": config.vocab_size}),
+        final_norm=load((width,), {f"{names.final_norm}.weight": width}),
+        head=embedding if config.tied_head else load(vocab_shape, {f"{names.head}.weight": config.vocab_size}),
     )
 
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from refusion_eval.errors import CheckpointError
-from refusion_eval.models.config import CARDS, checkpoint_card, model_config
+from refusion_eval.models.cards import CARDS, MASKED_DECODERS, checkpoint_card
+from refusion_eval.models.config import model_config
 from tests.models import tiny
 
 
@@ -105,9 +106,16 @@ def test_a_known_checkpoint_has_its_card(directory):
     assert checkpoint_card("GSAI-ML/ReFusion", directory) == CARDS["GSAI-ML/ReFusion"]
 
 
-@pytest.mark.parametrize("known", CARDS)
+@pytest.mark.parametrize("known", [name for name, card in CARDS.items() if card.shape])
 def test_a_local_copy_of_a_known_checkpoint_is_recognised_by_its_shape(directory, known):
-    change(directory, backbone=None, **CARDS[known].shape)
+    change(directory, backbone=None, mask_token_id=CARDS[known].mask_id, **CARDS[known].shape)
     assert checkpoint_card("/models/copy", directory) == replace(CARDS[known], name="/models/copy")
     change(directory, backbone="another")
     assert checkpoint_card("/models/copy", directory).backbone == "another"
+
+
+def test_a_fine_tune_with_a_mask_token_of_its_own_is_no_copy(directory):
+    change(directory, mask_token_id=151670, **CARDS["Qwen/Qwen3-8B"].shape)
+    card = checkpoint_card("/models/fine-tune", directory)
+    assert card.mask_id == 151670
+    assert card.decoders == MASKED_DECODERS

@@ -1,0 +1,193 @@
+"""What checkpoints were trained for: the visible table of known ones, and what a directory says of itself."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from refusion_eval.errors import CheckpointError
+from refusion_eval.models.config import read_json
+from refusion_eval.models.families import FAMILIES
+
+# What a causal model with a mask token may have been trained for, where its config.json does not say.
+MASKED_DECODERS = ("refusion", "autoregressive", "bd3lm", "llada")
+CAUSAL_DECODERS = ("autoregressive",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """What a checkpoint was trained for, beyond its shapes.
+
+    Attributes:
+        name: hub id or directory name.
+        backbone: the model that it was trained from.
+        mask_id: id of the mask token; None if it has none.
+        eos_ids: ids that end a response.
+        decoders: names of the decoders that it was trained for, the main one first.
+        shape: entries of config.json by which a local copy is recognised; empty for none.
+    """
+
+    name: str
+    backbone: str
+    mask_id: int | None
+    eos_ids: tuple[int, ...]
+    decoders: tuple[str, ...]
+    shape: Mapping[str, int | str] = field(default_factory=dict)
+
+
+LLADA_EOS = (126081, 126348)  # <|endoftext|>, <|eot_id|>
+LLADA_SHAPE: Mapping[str, int | str] = {
+    "model_type": "llada",
+    "embedding_size": 126464,
+    "d_model": 4096,
+    "n_layers": 32,
+}
+QWEN_EOS = (151645, 151643)  # <|im_end|>, <|endoftext|>
+DREAM_SHAPE: Mapping[str, int | str] = {
+    "model_type": "Dream",
+    "vocab_size": 152064,
+    "hidden_size": 3584,
+    "num_hidden_layers": 28,
+}
+
+
+def _llada(name: str) -> Card:
+    decoders = FAMILIES["llada"].decoders
+    return Card(name=name, backbone="LLaDA-8B", mask_id=126336, eos_ids=LLADA_EOS, decoders=decoders, shape=LLADA_SHAPE)
+
+
+def _dream(name: str) -> Card:
+    decoders, eos_ids = FAMILIES["Dream"].decoders, QWEN_EOS[::-1]
+    return Card(name=name, backbone="Qwen2.5-7B", mask_id=151666, eos_ids=eos_ids, decoders=decoders, shape=DREAM_SHAPE)
+
+
+def _causal(name: str, backbone: str, eos_ids: tuple[int, ...], **shape: int | str) -> Card:
+    return Card(name=name, backbone=backbone, mask_id=None, eos_ids=eos_ids, decoders=CAUSAL_DECODERS, shape=shape)
+
+
+CARDS: dict[str, Card] = {
+    card.name: card
+    for card in (
+        # The release stops at <|im_end|> alone; its vocabulary ends with <|beginoftext|> and <|mask|>.
+        Card(
+            name="GSAI-ML/ReFusion",
+            backbone="Qwen3-8B",
+            mask_id=151670,
+            eos_ids=(151645,),
+            decoders=("refusion", "autoregressive"),
+            shape={"model_type": "qwen3", "vocab_size": 151671, "hidden_size": 4096, "num_hidden_layers": 36},
+        ),
+        _causal(
+            "Qwen/Qwen3-8B",
+            "Qwen3-8B",
+            QWEN_EOS,
+            model_type="qwen3",
+            vocab_size=151936,
+            hidden_size=4096,
+            num_hidden_layers=36,
+        ),
+        _causal(
+            "Qwen/Qwen3-0.6B",
+            "Qwen3-0.6B",
+            QWEN_EOS,
+            model_type="qwen3",
+            vocab_size=151936,
+            hidden_size=1024,
+            num_hidden_layers=28,
+        ),
+        # Llama 3.1 has these sizes too and another end token; its context tells it apart.
+        _causal(
+            "meta-llama/Meta-Llama-3-8B-Instruct",
+            "Llama-3-8B",
+            (128001, 128009),
+            model_type="llama",
+            vocab_size=128256,
+            hidden_size=4096,
+            num_hidden_layers=32,
+            max_position_embeddings=8192,
+        ),
+        # No shape: nothing in config.json tells it from Qwen2-7B-Instruct.
+        _causal("Qwen/Qwen2.5-7B-Instruct", "Qwen2.5-7B", QWEN_EOS),
+        # Trained for different ends, but alike in everything that is asked of a card.
+        *map(_llada, ("GSAI-ML/LLaDA-8B-Instruct", "GSAI-ML/LLaDA-8B-Base", "GSAI-ML/LLaDA-1.5")),
+        *map(_dream, ("Dream-org/Dream-v0-Instruct-7B", "Dream-org/Dream-v0-Base-7B")),
+    )
+}
+
+
+def checkpoint_card(name: str, directory: Path) -> Card:
+    """The card of a known checkpoint or of a local copy of it, else one read from the directory's own files.
+
+    A copy, or a fine-tune, is recognised by its shape, unless its config.json names a backbone, decoders or a mask
+    token of its own. Else the mask id is config.json's mask_token_id, else the tokenizer's mask token, else its token
+    "<|mask|>", the EOS ids are generation_config.json's, else config.json's (either may be one id or a list), and the
+    decoders are config.json's, else what the family and a mask token suggest.
+
+    Args:
+        name: hub id, or the path that the user gave.
+        directory: where the checkpoint's files lie.
+
+    Raises:
+        CheckpointError: a file is malformed.
+    """
+    if name in CARDS:
+        return CARDS[name]
+    path = directory / "config.json"
+    config = read_json(path)
+    for card in CARDS.values():
+        if _is_copy(config, card):
+            return replace(card, name=name)
+    generation_path = directory / "generation_config.json"
+    generation = read_json(generation_path) if generation_path.is_file() else {}
+    mask_id = config.get("mask_token_id")
+    if mask_id is None:
+        mask_id = _tokenizer_mask_id(directory)
+    family = str(config.get("model_type"))
+    decoders = _own_decoders(path, config)
+    if not decoders and family in FAMILIES:
+        decoders = FAMILIES[family].decoders
+    return Card(
+        name=name,
+        backbone=str(config.get("backbone", config.get("model_type", "unknown"))),
+        mask_id=mask_id,
+        eos_ids=_ids(generation.get("eos_token_id")) or _ids(config.get("eos_token_id")),
+        decoders=decoders or (CAUSAL_DECODERS if mask_id is None else MASKED_DECODERS),
+    )
+
+
+def _is_copy(config: Mapping[str, Any], card: Card) -> bool:
+    """Whether a config.json is that of a known checkpoint, or of a fine-tune that changed nothing of its card."""
+    if not card.shape or "backbone" in config or "decoders" in config:
+        return False
+    same_mask = config.get("mask_token_id", card.mask_id) == card.mask_id
+    return same_mask and all(config.get(key) == value for key, value in card.shape.items())
+
+
+def _own_decoders(path: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The decoders that config.json names for its checkpoint; empty if it names none."""
+    decoders = config.get("decoders", [])
+    if not isinstance(decoders, list) or not all(isinstance(decoder, str) and decoder for decoder in decoders):
+        raise CheckpointError(f"{path}: decoders is {decoders!r}; it must be a list of decoder names")
+    return tuple(decoders)
+
+
+def _ids(value: int | list[int] | None) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+def _tokenizer_mask_id(directory: Path) -> int | None:
+    path = directory / "tokenizer_config.json"
+    if not path.is_file():
+        return None
+    raw = read_json(path)
+    mask_token = raw.get("mask_token") or "<|mask|>"
+    if isinstance(mask_token, Mapping):
+        mask_token = mask_token.get("content")
+    for token_id, token in raw.get("added_tokens_decoder", {}).items():
+        if token.get("content") == mask_token:
+            return int(token_id)
+    path = directory / "tokenizer.json"
+    added = read_json(path).get("added_tokens", []) if path.is_file() else []
+    return next((token["id"] for token in added if token.get("content") == mask_token), None)

@@ -1,0 +1,132 @@
+"""What tells one family of models from another, as data: config entries, tensor names, and the switches of a layer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorNames:
+    """What a checkpoint calls its modules; a tensor is the module's name and ".weight" or ".bias".
+
+    Attributes:
+        embedding, final_norm, head: full names.
+        layer: what precedes the names inside a layer, with {} for its number.
+        input_norm, q, k, v, out, mlp_norm, gate, up, down, q_norm, k_norm: names inside a layer.
+    """
+
+    embedding: str = "model.embed_tokens"
+    final_norm: str = "model.norm"
+    head: str = "lm_head"
+    layer: str = "model.layers.{}."
+    input_norm: str = "input_layernorm"
+    q: str = "self_attn.q_proj"
+    k: str = "self_attn.k_proj"
+    v: str = "self_attn.v_proj"
+    out: str = "self_attn.o_proj"
+    mlp_norm: str = "post_attention_layernorm"
+    gate: str = "mlp.gate_proj"
+    up: str = "mlp.up_proj"
+    down: str = "mlp.down_proj"
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigKeys:
+    """What config.json calls the sizes; the attributes are those of `refusion_eval.models.config.ModelConfig`."""
+
+    vocab_size: str = "vocab_size"
+    hidden_size: str = "hidden_size"
+    intermediate_size: str = "intermediate_size"
+    num_layers: str = "num_hidden_layers"
+    num_heads: str = "num_attention_heads"
+    num_kv_heads: str = "num_key_value_heads"
+    max_positions: str = "max_position_embeddings"
+    tied_head: str = "tie_word_embeddings"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One family.
+
+    Attributes:
+        qkv_bias: whether queries, keys and values have biases.
+        qk_norm: whether each head of queries and keys is normed.
+        tensors: names in the checkpoint's weights.
+        keys: names in its config.json.
+        must_be: config entries that have to be there with this value, as the family's own default is another.
+        may_be: config entries that, where they are present, have to have one of these values.
+        decoders: what its checkpoints are trained for, where that is one thing; the main one first.
+    """
+
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    tensors: TensorNames = field(default_factory=TensorNames)
+    keys: ConfigKeys = field(default_factory=ConfigKeys)
+    must_be: Mapping[str, object] = field(default_factory=dict)
+    may_be: Mapping[str, tuple[object, ...]]
+    decoders: tuple[str, ...] = ()
+
+
+_OFF = (False, None)
+_SILU: Mapping[str, tuple[object, ...]] = {"hidden_act": ("silu",)}
+_QWEN2 = Family(qkv_bias=True, may_be=_SILU | {"use_sliding_window": _OFF, "use_mrope": _OFF})
+
+# By model_type of config.json.
+FAMILIES: Mapping[str, Family] = {
+    "qwen3": Family(qk_norm=True, may_be=_SILU | {"attention_bias": _OFF, "use_sliding_window": _OFF}),
+    "qwen2": _QWEN2,
+    "llama": Family(may_be=_SILU | {"attention_bias": _OFF, "mlp_bias": _OFF}),
+    # Qwen2 in every respect but what it was trained for: bidirectional attention, logits one position ahead.
+    "Dream": replace(_QWEN2, decoders=("dream", "fast_dllm_dream", "d2f_dream")),
+    "llada": Family(
+        tensors=TensorNames(
+            embedding="model.transformer.wte",
+            final_norm="model.transformer.ln_f",
+            head="model.transformer.ff_out",
+            layer="model.transformer.blocks.{}.",
+            input_norm="attn_norm",
+            q="q_proj",
+            k="k_proj",
+            v="v_proj",
+            out="attn_out",
+            mlp_norm="ff_norm",
+            gate="ff_proj",
+            up="up_proj",
+            down="ff_out",
+        ),
+        keys=ConfigKeys(
+            vocab_size="embedding_size",
+            hidden_size="d_model",
+            intermediate_size="mlp_hidden_size",
+            num_layers="n_layers",
+            num_heads="n_heads",
+            num_kv_heads="n_kv_heads",
+            max_positions="max_sequence_length",
+            tied_head="weight_tying",
+        ),
+        # The config class serves a whole line of research models: its defaults are not LLaDA.
+        must_be={
+            "activation_type": "silu",
+            "block_type": "llama",
+            "layer_norm_type": "rms",
+            "rope": True,
+            "weight_tying": False,
+        },
+        may_be={
+            "alibi": _OFF,
+            "attention_layer_norm": _OFF,
+            "bias_for_layer_norm": _OFF,
+            "block_group_size": (1,),
+            "clip_qkv": (None,),
+            "include_bias": _OFF,
+            "include_qkv_bias": _OFF,
+            "input_emb_norm": _OFF,
+            "layer_norm_with_affine": (True,),
+            "multi_query_attention": _OFF,
+            "rope_full_precision": (True,),
+            "scale_logits": _OFF,
+        },
+        decoders=("llada", "fast_dllm_llada", "d2f_llada"),
+    ),
+}
