@@ -22,6 +22,21 @@ def above_or_best(scores: npt.NDArray[np.floating], threshold: float) -> list[in
     return [int(index) for index in chosen]
 
 
+def at_least_or_best(scores: npt.NDArray[np.floating], threshold: float) -> list[int]:
+    """Indices whose score is not below the threshold, ascending, and always the best one (Fast-dLLM).
+
+    Args:
+        scores: [candidates], at least one.
+        threshold: the score not to fall below.
+
+    Returns:
+        At least one index. Among equally good best ones the lowest index wins.
+    """
+    chosen = ~(scores < threshold)
+    chosen[np.argmax(scores)] = True
+    return [int(index) for index in np.flatnonzero(chosen)]
+
+
 def most_confident(scores: npt.NDArray[np.floating], count: int) -> list[int]:
     """Indices of the `count` best scores, ascending; among equal ones the lowest indices win.
 

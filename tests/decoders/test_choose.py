@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refusion_eval.decoders.choose import above_or_best, accepted_prefix, first_eos
+from refusion_eval.decoders.choose import above_or_best, accepted_prefix, at_least_or_best, first_eos
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.floats(0, 1))
@@ -12,6 +12,13 @@ def test_at_least_one_is_chosen_and_several_only_above_the_threshold(scores: lis
     chosen = above_or_best(np.array(scores), threshold)
     above = [index for index, score in enumerate(scores) if score > threshold]
     assert chosen == (above or [scores.index(max(scores))])
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.floats(0, 2))
+def test_the_best_is_always_chosen_and_others_unless_below_the_threshold(scores: list[float], threshold: float):
+    best = scores.index(max(scores))
+    wanted = [index for index, score in enumerate(scores) if index == best or score >= threshold]
+    assert at_least_or_best(np.array(scores), threshold) == wanted
 
 
 def test_accepted_prefix_ends_at_the_first_rejection():
