@@ -2,13 +2,26 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
+
+import numpy as np
 
 from refusion_eval.decoders import validate
 from refusion_eval.decoders.choose import first_eos
 from refusion_eval.errors import ConfigError
 from refusion_eval.trace import Trace
-from refusion_eval.types import Confidence, ConfidenceDtype, Read, Response, StopReason, StopRule, draw_key
+from refusion_eval.types import (
+    Confidence,
+    ConfidenceDtype,
+    ProbArray,
+    Read,
+    Response,
+    StopReason,
+    StopRule,
+    draw_key,
+)
+
+Remasking = Literal["low_confidence", "random"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,6 +94,56 @@ class MaskedSettings:
             draws=tuple(draw_key(self.seed, step, position) for position in positions) if sampled else (),
             confidence=self.confidence,
         )
+
+    def random_scores(self, step: int, positions: Sequence[int]) -> ProbArray:
+        """Uniform scores in [0, 1) of response indices, apart from the draws of the tokens themselves."""
+        return np.array([draw_key(self.seed, step, position, 1) / 2**64 for position in positions])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockSettings(MaskedSettings):
+    """Settings of decoders that fill a canvas block after block, each in the same number of steps.
+
+    Attributes:
+        block_length: positions that are filled before the next ones begin; divides gen_length.
+        steps: for the whole canvas, as many for each block; None is one for each position.
+
+    Raises:
+        ConfigError: a value is out of its range, or sizes do not fit each other.
+    """
+
+    block_length: int = 32
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        MaskedSettings.__post_init__(self)
+        validate.require_integer(self.decoder, "block_length", self.block_length, at_least=1)
+        if self.gen_length % self.block_length:
+            raise ConfigError(
+                f"{self.decoder}: gen_length is {self.gen_length} and block_length {self.block_length}; the canvas "
+                "holds whole blocks, so set gen_length to a multiple of block_length"
+            )
+        if self.steps is not None:
+            validate.require_integer(self.decoder, "steps", self.steps, at_least=1)
+            if self.steps % self.num_blocks:
+                raise ConfigError(
+                    f"{self.decoder}: steps is {self.steps} for {self.num_blocks} blocks; every block gets the same "
+                    f"number, so set steps to a multiple of {self.num_blocks}"
+                )
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the canvas."""
+        return self.gen_length // self.block_length
+
+    @property
+    def steps_per_block(self) -> int:
+        """Steps for each block."""
+        return (self.gen_length if self.steps is None else self.steps) // self.num_blocks
+
+    def block(self, number: int) -> range:
+        """Response indices of a block."""
+        return range(number * self.block_length, (number + 1) * self.block_length)
 
 
 class Canvas:

@@ -6,12 +6,10 @@ Every forward sees the whole canvas both ways; nothing is cached. The canvas is 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
-
-import numpy as np
+from typing import ClassVar
 
 from refusion_eval.decoders import validate
-from refusion_eval.decoders.canvas import Canvas, MaskedSettings
+from refusion_eval.decoders.canvas import BlockSettings, Canvas, Remasking
 from refusion_eval.decoders.choose import even_quotas, most_confident
 from refusion_eval.errors import ConfigError
 from refusion_eval.trace import Trace
@@ -25,19 +23,14 @@ from refusion_eval.types import (
     Read,
     Segment,
     bidirectional,
-    draw_key,
 )
-
-Remasking = Literal["low_confidence", "random"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LladaSettings(MaskedSettings):
+class LladaSettings(BlockSettings):
     """Settings of LLaDA's decoder, named as in its release.
 
     Attributes:
-        block_length: positions that are filled before the next ones begin; divides gen_length.
-        steps: forwards for the whole canvas, as many for each block; None is one for each position.
         remasking: keep the most confident candidates of a step, or random ones.
         cfg_scale: scale of classifier-free guidance, 0 for none; the other half sees the prompt masked.
         logits_eos_inf: never choose the first of `eos_ids`.
@@ -50,8 +43,6 @@ class LladaSettings(MaskedSettings):
 
     decoder: ClassVar[str] = "llada"
 
-    block_length: int = 32
-    steps: int | None = None
     remasking: Remasking = "low_confidence"
     cfg_scale: float = 0.0
     logits_eos_inf: bool = False
@@ -59,8 +50,7 @@ class LladaSettings(MaskedSettings):
     release_compatible: bool = False
 
     def __post_init__(self) -> None:
-        MaskedSettings.__post_init__(self)
-        check_blocks(self.decoder, self.gen_length, self.block_length, self.steps)
+        BlockSettings.__post_init__(self)
         validate.require_choice("llada", "remasking", self.remasking, ("low_confidence", "random"))
         validate.require_number("llada", "cfg_scale", self.cfg_scale, 0.0)
         validate.require_flags(
@@ -73,16 +63,6 @@ class LladaSettings(MaskedSettings):
             raise ConfigError("llada: logits_eos_inf and confidence_eos_eot_inf need eos_ids, and there are none")
 
     @property
-    def num_blocks(self) -> int:
-        """Blocks of the canvas."""
-        return self.gen_length // self.block_length
-
-    @property
-    def steps_per_block(self) -> int:
-        """Forwards for each block."""
-        return (self.gen_length if self.steps is None else self.steps) // self.num_blocks
-
-    @property
     def confidence(self) -> Confidence:
         """The softmax that confidences are taken from, without what may not be confident."""
         exclude = self.eos_ids if self.confidence_eos_eot_inf else ()
@@ -91,30 +71,12 @@ class LladaSettings(MaskedSettings):
         return Confidence(dtype=self.confidence_dtype, exclude=exclude)
 
 
-def check_blocks(decoder: str, gen_length: int, block_length: int, steps: int | None) -> None:
-    """Raises ConfigError unless the canvas holds whole blocks, and each gets the same number of steps."""
-    validate.require_integer(decoder, "block_length", block_length, at_least=1)
-    if gen_length % block_length:
-        raise ConfigError(
-            f"{decoder}: gen_length is {gen_length} and block_length {block_length}; the canvas holds whole blocks, so "
-            "set gen_length to a multiple of block_length"
-        )
-    if steps is not None:
-        validate.require_integer(decoder, "steps", steps, at_least=1)
-        num_blocks = gen_length // block_length
-        if steps % num_blocks:
-            raise ConfigError(
-                f"{decoder}: steps is {steps} for {num_blocks} blocks; every block gets the same number, so set steps "
-                f"to a multiple of {num_blocks}"
-            )
-
-
 def decode(prompt: Sequence[int], settings: LladaSettings, trace: Trace) -> Decoding:
     """Decodes one prompt; takes `steps` forwards, fewer only with `early_stop`."""
     canvas = Canvas(prompt, settings, trace)
     step = 0
     for block in range(settings.num_blocks):
-        region = range(block * settings.block_length, (block + 1) * settings.block_length)
+        region = settings.block(block)
         for quota in even_quotas(len(region), settings.steps_per_block):
             masked = canvas.masked(region)
             readouts = yield _forward(canvas, settings, masked, step)
@@ -151,7 +113,4 @@ def _read(settings: LladaSettings, rows: Sequence[int], step: int, masked: Seque
 
 def _scores(probs: ProbArray, settings: LladaSettings, masked: Sequence[int], step: int) -> ProbArray:
     """What candidates are ranked by."""
-    if settings.remasking == "low_confidence":
-        return probs
-    # A stream apart from that of the sampled tokens.
-    return np.array([draw_key(settings.seed, step, position, 1) / 2**64 for position in masked])
+    return probs if settings.remasking == "low_confidence" else settings.random_scores(step, masked)
