@@ -69,7 +69,7 @@ class Family:
 
 
 _OFF = (False, None)
-_SILU: Mapping[str, tuple[object, ...]] = {"hidden_act": ("silu",)}
+_SILU: dict[str, tuple[object, ...]] = {"hidden_act": ("silu",)}
 _QWEN2 = Family(qkv_bias=True, may_be=_SILU | {"use_sliding_window": _OFF, "use_mrope": _OFF})
 
 # By model_type of config.json.

@@ -1,12 +1,17 @@
 """The tokenizer of a checkpoint: text to token ids and back, chat template. Runs no code from the checkpoint."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, Qwen2TokenizerFast
 
 from refusion_eval.errors import CheckpointError, ConfigError
+from refusion_eval.models.config import read_json
+
+# Classes that a checkpoint brings as Python code, and the class of transformers that does the same with its files.
+# AutoTokenizer refuses such a checkpoint, as it does not run the code.
+SAME_AS: Mapping[str, Any] = {"DreamTokenizer": Qwen2TokenizerFast}
 
 
 class Tokenizer:
@@ -19,16 +24,18 @@ class Tokenizer:
         directory: holds the tokenizer files.
 
     Raises:
-        CheckpointError: the files are missing or malformed.
+        CheckpointError: files are missing or malformed, or need code from the checkpoint.
     """
 
     def __init__(self, directory: Path) -> None:
         try:
-            self.inner: Any = AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+            self.inner: Any = _tokenizer_class(directory).from_pretrained(
+                directory, trust_remote_code=False, local_files_only=True
+            )
         except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
             raise CheckpointError(
-                f"{directory}: the tokenizer cannot be loaded ({error}); it needs tokenizer.json and "
-                "tokenizer_config.json"
+                f"{directory}: the tokenizer cannot be loaded ({error}); it needs tokenizer_config.json "
+                "and tokenizer.json, or vocab.json and merges.txt"
             ) from error
 
     def encode(self, text: str) -> list[int]:
@@ -64,3 +71,17 @@ class Tokenizer:
             list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **template_arguments
         )
         return text
+
+
+def _tokenizer_class(directory: Path) -> Any:
+    path = directory / "tokenizer_config.json"
+    declared = str(read_json(path).get("tokenizer_class")) if path.is_file() else ""
+    if declared not in SAME_AS:
+        return AutoTokenizer
+    # Without its files transformers would make an empty vocabulary, not an error.
+    missing = [name for name in ("vocab.json", "merges.txt") if not (directory / name).is_file()]
+    if missing and not (directory / "tokenizer.json").is_file():
+        raise CheckpointError(
+            f"{directory} lacks {' and '.join(missing)}, which {declared} is made from; download the files"
+        )
+    return SAME_AS[declared]

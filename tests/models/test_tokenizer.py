@@ -1,6 +1,7 @@
 """The tokenizer adds nothing to a rendered prompt, and says so when there is no chat template."""
 
 import contextlib
+import json
 
 import pytest
 
@@ -66,3 +67,70 @@ def test_code_in_the_checkpoint_is_never_run(saved, tmp_path):
     with contextlib.suppress(CheckpointError):
         Tokenizer(tmp_path)
     assert not witness.exists()
+
+
+TEXT = "Hello world, don't stop 2024\n\n"
+
+
+@pytest.fixture
+def dream(tmp_path):
+    """Files as Dream ships them: a byte-level vocabulary, its merges, and a tokenizer class as Python code."""
+    from tokenizers import ByteLevelBPETokenizer
+
+    bytes_only = ByteLevelBPETokenizer()
+    bytes_only.train_from_iterator([TEXT] * 9, vocab_size=290)
+    bytes_only.save_model(str(tmp_path))
+    first = bytes_only.get_vocab_size()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|beginoftext|>", "<|mask|>"]
+    added = {str(first + index): {"content": token, "special": True} for index, token in enumerate(special)}
+    config = {
+        "added_tokens_decoder": added,
+        "auto_map": {"AutoTokenizer": ["tokenization_dream.DreamTokenizer", None]},
+        "bos_token": "<|beginoftext|>",
+        "chat_template": "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}",
+        "eos_token": "<|endoftext|>",
+        "mask_token": "<|mask|>",
+        "tokenizer_class": "DreamTokenizer",
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenization_dream.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    model = {"model_type": "Dream", "auto_map": {"AutoConfig": "configuration_dream.DreamConfig"}}
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    (tmp_path / "configuration_dream.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    return tmp_path
+
+
+def test_dream_is_read_without_its_code(dream):
+    tokenizer = Tokenizer(dream)
+    special = {token["content"]: int(token_id) for token_id, token in added_tokens(dream).items()}
+    ids = tokenizer.encode(TEXT + "<|mask|><|im_end|>")
+    assert ids[-2:] == [special["<|mask|>"], special["<|im_end|>"]]
+    assert tokenizer.decode(ids) == TEXT
+    # Qwen2's rule: every digit is a token of its own, contractions are cut off.
+    pieces = tokenizer.inner.tokenize(TEXT)
+    assert pieces[-5:-1] == ["2", "0", "2", "4"]
+    assert "'t" in pieces
+    assert tokenizer.render_chat([{"role": "user", "content": "hi"}]) == "<|im_start|>hi<|im_end|>"
+    assert not (dream / "ran").exists()
+
+
+def added_tokens(directory):
+    return json.loads((directory / "tokenizer_config.json").read_text())["added_tokens_decoder"]
+
+
+def test_dream_without_its_files_is_one_clear_error(dream):
+    (dream / "merges.txt").unlink()
+    with pytest.raises(CheckpointError, match=r"lacks merges\.txt, which DreamTokenizer is made from"):
+        Tokenizer(dream)
+
+
+def test_llada_is_read_without_its_code(saved, tmp_path):
+    for path in saved.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}))
+    model = {"model_type": "llada", "auto_map": {"AutoConfig": "configuration_llada.LLaDAConfig"}}
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    (tmp_path / "configuration_llada.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    assert Tokenizer(tmp_path).encode("one two <|mask|>") == [5, 6, 2]
+    assert not (tmp_path / "ran").exists()
