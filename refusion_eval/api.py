@@ -20,7 +20,7 @@ from refusion_eval.engine.scoring import TokenScore, score_many
 from refusion_eval.engine.width import WidthCost, measure
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.models.attention import Backend, choose_backend
-from refusion_eval.models.cards import Card, checkpoint_card
+from refusion_eval.models.cards import CAUSAL_DECODERS, MASKED_DECODERS, Card, checkpoint_card
 from refusion_eval.models.checkpoint import Location, fetch_weights, locate
 from refusion_eval.models.config import ModelConfig, model_config
 from refusion_eval.models.tokenizer import Tokenizer
@@ -165,19 +165,45 @@ def decoder_settings(model: LoadedModel, decoder: str, **settings: Any) -> Any:
     for name in settings:
         if name not in names:
             raise ConfigError(f"{decoder} has no setting {name!r}{_suggestion(name, names)}; known: {', '.join(names)}")
+    check_fit(model, decoder, "mask_id" in settings)
     if "eos_ids" in names:
         settings.setdefault("eos_ids", model.card.eos_ids)
-    if "mask_id" in names and settings.setdefault("mask_id", model.card.mask_id) is None:
-        raise ConfigError(
-            f"decoder {decoder} needs a mask token and {model.name} names none; "
-            "give mask_id, or use decoder='autoregressive'"
-        )
+    if "mask_id" in names:
+        settings.setdefault("mask_id", model.card.mask_id)
     resolved = settings_class(**settings)
     vocab_size = model.config.vocab_size
     ids = (*getattr(resolved, "eos_ids", ()), *([resolved.mask_id] if "mask_id" in names else []))
     if any(not 0 <= token < vocab_size for token in ids):
         raise ConfigError(f"mask and EOS ids {list(ids)} must lie in the vocabulary, 0..{vocab_size - 1}")
     return resolved
+
+
+def check_fit(model: LoadedModel, decoder: str, mask_id_given: bool) -> None:
+    """Refuses a decoder that a checkpoint was not made for.
+
+    Args:
+        model: the checkpoint.
+        decoder: name in `DECODERS`.
+        mask_id_given: whether the user names a mask token, which says that a causal model was trained to fill masks.
+
+    Raises:
+        ConfigError: the checkpoint fits other decoders, or needs a mask token and names none.
+    """
+    card = model.card
+    fits = card.decoders
+    if mask_id_given and fits == CAUSAL_DECODERS:
+        fits = MASKED_DECODERS
+    if decoder not in fits:
+        obstacle = "" if card.mask_id is not None or mask_id_given else ": it has no mask token"
+        advice = "take one of these, or another checkpoint"
+        if obstacle:
+            advice += ", or give the mask token's id as mask_id if it was trained with one"
+        raise ConfigError(
+            f"{model.name} ({model.config.family}) does not fit decoder={decoder}{obstacle}; it fits "
+            f"{', '.join(fits)}: {advice}"
+        )
+    if "mask_id" in DECODERS[decoder].Settings.__dataclass_fields__ and card.mask_id is None and not mask_id_given:
+        raise ConfigError(f"decoder={decoder} needs a mask token and {model.name} names none; give its id as mask_id")
 
 
 def with_width_cost(settings: Any, width_cost: Callable[[], WidthCost]) -> Any:

@@ -1,5 +1,6 @@
 """The Python interface: settings from the card, checks before any compute, and goldens through the front door."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -121,7 +122,7 @@ def test_a_decoder_that_needs_a_mask_token_is_refused_without_one(tmp_path):
     del config["mask_token_id"]
     path.write_text(json.dumps(config))
     opened = api.LoadedModel.open(tmp_path)
-    with pytest.raises(ConfigError, match="needs a mask token"):
+    with pytest.raises(ConfigError, match=r"does not fit decoder=refusion: it has no mask token; it fits autoregressive"):
         refusion_eval.generate(opened, [1], **SMALL)
     assert api.decoder_settings(opened, "refusion", mask_id=3, **SMALL).mask_id == 3
 
@@ -217,3 +218,26 @@ def test_what_the_device_decides_is_measured_only_where_it_is_left_open(model):
 def test_graphs_are_refused_where_there_is_no_gpu(checkpoint):
     with pytest.raises(ConfigError, match="cuda_graphs needs a CUDA device, not cpu"):
         refusion_eval.load_model(checkpoint, device="cpu", cuda_graphs=True)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint_name", "decoder", "fits"),
+    [
+        ("llada_1", "dream", "llada, fast_dllm_llada, d2f_llada"),
+        ("llada_1", "autoregressive", "llada, fast_dllm_llada, d2f_llada"),
+        ("dream_1", "llada", "dream, fast_dllm_dream, d2f_dream"),
+        ("qwen3_1", "dream", "refusion, autoregressive, bd3lm, llada"),
+    ],
+)
+def test_a_checkpoint_of_another_kind_is_refused_with_the_decoders_that_fit(shared, checkpoint_name, decoder, fits):
+    opened = api.LoadedModel.open(str(shared / "parity" / "baselines" / "checkpoints" / checkpoint_name))
+    with pytest.raises(ConfigError, match=rf"does not fit decoder={decoder}; it fits {fits}: take one"):
+        api.decoder_settings(opened, decoder)
+
+
+def test_a_mask_id_says_that_a_causal_checkpoint_was_trained_with_masks(shared):
+    opened = api.LoadedModel.open(str(shared / "parity" / "baselines" / "checkpoints" / "qwen3_1"))
+    opened.card = dataclasses.replace(opened.card, mask_id=None, decoders=("autoregressive",))
+    assert api.decoder_settings(opened, "llada", mask_id=5).mask_id == 5
+    with pytest.raises(ConfigError, match="does not fit decoder=dream"):
+        api.decoder_settings(opened, "dream", mask_id=5)

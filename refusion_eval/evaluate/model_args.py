@@ -15,7 +15,17 @@ log = logging.getLogger(__name__)
 # As `pretrained`: the tiny checkpoint of the decoder that comes with the package.
 EMBEDDED = "embedded"
 
-SYSTEM_NAMES = {"refusion": "ReFusion", "autoregressive": "AR"}
+SYSTEM_NAMES = {
+    "autoregressive": "AR",
+    "bd3lm": "BD3-LM",
+    "d2f_dream": "Dream w/ D2F",
+    "d2f_llada": "LLaDA w/ D2F",
+    "dream": "Dream",
+    "fast_dllm_dream": "Dream w/ Fast-dLLM",
+    "fast_dllm_llada": "LLaDA w/ Fast-dLLM",
+    "llada": "LLaDA",
+    "refusion": "ReFusion",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +35,8 @@ class ModelArgs:
     Attributes:
         pretrained: a checkpoint folder, a hub id, or "embedded".
         decoder: name of the decoder.
+        adapter: LoRA adapter, folder or hub id, merged into the weights when they are loaded.
+        preset: which of the decoder's settings tables, where its file has several; None is the first.
         revision: hub revision.
         dtype: of weights and cache; auto is bfloat16 on a GPU and float32 on a CPU.
         device: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one.
@@ -46,6 +58,8 @@ class ModelArgs:
 
     pretrained: str
     decoder: str = "refusion"
+    adapter: str | None = None
+    preset: str | None = None
     revision: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"

@@ -63,15 +63,24 @@ class TaskBenchmark:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One settings file: the decoder's settings for each benchmark."""
+    """One settings file: the decoder's settings for each benchmark.
+
+    Attributes:
+        path: the file.
+        preset: which of the file's tables this is; None if it has one only.
+        benchmarks: benchmark -> settings.
+        sources: benchmark -> where its settings were published, in words.
+    """
 
     path: Path
+    preset: str | None
     benchmarks: Mapping[str, Mapping[str, Any]]
+    sources: Mapping[str, str]
 
     @property
     def label(self) -> str:
-        """How messages and records name the file."""
-        return f"tasks/settings/{self.path.name}"
+        """How messages and records name the table."""
+        return f"tasks/settings/{self.path.name}" + (f":{self.preset}" if self.preset else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +139,17 @@ def benchmark_of(task: str) -> TaskBenchmark | None:
 
 
 def load_table(
-    folder: Path, decoder: str, mini: bool, settings_type: type, checkpoint: Mapping[str, Any]
+    folder: Path,
+    decoder: str,
+    mini: bool,
+    settings_type: type,
+    checkpoint: Mapping[str, Any],
+    preset: str | None = None,
 ) -> Table | None:
     """Reads and checks a settings file.
+
+    A file holds one table, or several under `presets`: what the authors ran and what a comparison ran are two things.
+    A row may name a source of its own.
 
     Args:
         folder: the folder of settings files.
@@ -140,28 +157,41 @@ def load_table(
         mini: whether the synthetic look-alikes' file is meant.
         settings_type: the decoder's Settings, which every entry must satisfy.
         checkpoint: settings that the checkpoint brings, such as mask_id.
+        preset: which table; None for the first.
 
     Returns:
         The table, or None if the decoder has no such file.
 
     Raises:
-        ConfigError: the file has an unknown benchmark or key, or values that the decoder refuses.
+        ConfigError: there is no such preset; the file has an unknown benchmark or key, or values that the decoder
+            refuses.
     """
     path = folder / f"{'mini_' if mini else ''}{decoder}.yaml"
     if not path.exists():
         return None
     where = f"tasks/settings/{path.name}"
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    check_keys(content, ("source", "decoder", "benchmarks"), where)
-    if content.get("decoder") != decoder or not content.get("source"):
-        raise ConfigError(f"{where}: needs a source, and decoder: {decoder}")
+    if content.pop("decoder", None) != decoder:
+        raise ConfigError(f"{where}: needs decoder: {decoder}")
+    if "presets" in content:
+        check_keys(content, ("presets",), where)
+        preset = next(iter(content["presets"])) if preset is None else preset
+        check_keys([preset], content["presets"], where, what="preset")
+        content, where = content["presets"][preset], f"{where}:{preset}"
+    elif preset is not None:
+        raise ConfigError(f"{where} has no presets, so leave out preset={preset}")
+    check_keys(content, ("source", "benchmarks"), where)
     check_keys(content["benchmarks"], PROMPTS, where)
     types = field_types(settings_type)
-    benchmarks = {}
-    for benchmark, values in content["benchmarks"].items():
+    benchmarks, sources = {}, {}
+    for benchmark, row in content["benchmarks"].items():
+        values = {key: value for key, value in row.items() if key != "source"}
+        sources[benchmark] = row.get("source", content.get("source"))
+        if not sources[benchmark]:
+            raise ConfigError(f"{where}: {benchmark} needs a source, its own or the table's")
         benchmarks[benchmark] = convert_all(values, types, f"{where}: {benchmark}")
         _build(settings_type, {**checkpoint, **benchmarks[benchmark]}, f"{where}: {benchmark}")
-    return Table(path, benchmarks)
+    return Table(path, preset, benchmarks, sources)
 
 
 def read_generation_kwargs(kwargs: Mapping[str, Any], settings_type: type, where: str) -> Generation:

@@ -104,16 +104,12 @@ class System:
         """Decoder settings that the checkpoint brings: its mask and end tokens.
 
         Raises:
-            ConfigError: the decoder needs a mask token, and neither the checkpoint nor the user names one.
+            ConfigError: the checkpoint does not fit the decoder.
         """
+        api.check_fit(self.model, self.args.decoder, "mask_id" in self.args.settings)
         known = self.entry.Settings.__dataclass_fields__
         brought = {"mask_id": self.model.card.mask_id, "eos_ids": tuple(self.model.card.eos_ids)}
         brought = {key: value for key, value in brought.items() if key in known and value is not None}
-        if "mask_id" in known and "mask_id" not in brought.keys() | self.args.settings.keys():
-            raise ConfigError(
-                f"{self.args.pretrained} has no mask token, so decoder={self.args.decoder} cannot run it; "
-                "pass decoder=autoregressive, or the token's id as mask_id"
-            )
         return brought
 
     @functools.cached_property
@@ -122,8 +118,10 @@ class System:
         folder = tasks_path() / "settings"
         given = {key: value for key, value in self.args.settings.items() if key in TOKEN_SETTINGS}
         tokens = {**self.checkpoint_settings, **given}
+        presets = {False: self.args.preset, True: None}  # the synthetic tasks' settings are nobody's but ours
         return {
-            mini: load_table(folder, self.args.decoder, mini, self.entry.Settings, tokens) for mini in (False, True)
+            mini: load_table(folder, self.args.decoder, mini, self.entry.Settings, tokens, preset)
+            for mini, preset in presets.items()
         }
 
     def resolve(self, task: str, generation_kwargs: Mapping[str, Any]) -> Resolved:

@@ -37,7 +37,7 @@ def test_optional_settings_arrive_from_both_of_lm_evals_parsers(typed):
         ({"model_path": "x"}, "unknown key 'model_path'; did you mean pretrained"),
         ({"pretrained": "x", "gen_lenght": 5}, "did you mean gen_length"),
         ({"pretrained": "x", "decoder": "refuson"}, "^unknown decoder 'refuson'; did you mean refusion"),
-        ({"pretrained": "x", "decoder": "foo"}, "^unknown decoder 'foo'; known decoders: autoregressive, refusion"),
+        ({"pretrained": "x", "decoder": "foo"}, "^unknown decoder 'foo'; known decoders: autoregressive, .*refusion"),
         ({"pretrained": "x", "decoder": 1}, "^unknown decoder '1'; known decoders: "),
         ({"pretrained": "x", "decoder": "autoregressive", "tau_slot": 0.5}, "unknown key 'tau_slot'"),
         ({"pretrained": "x", "trust_remote_code": True}, "code from a checkpoint is never run"),
