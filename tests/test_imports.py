@@ -18,6 +18,7 @@ MAY_IMPORT = {
     "models": BASE,
     "engine": BASE | {"models"},
     "api": BASE | {"decoders", "engine", "models"},
+    "hf": BASE | {"api", "decoders", "engine", "models"},
     "metrics": BASE,
     "store": BASE | {"metrics"},
     "embedded": set(),
@@ -27,8 +28,8 @@ MAY_IMPORT = {
 }
 NO_TORCH = {"types", "trace", "errors", "decoders", "metrics", "store"}
 ONLY_IN = {
-    "lm_eval": {"evaluate/lm_eval_adapter.py", "evaluate/run.py", "cli.py"},
-    "transformers": {"models/tokenizer.py", "models/config.py", "training/", "bench/"},
+    "lm_eval": {"evaluate/lm_eval_adapter.py", "evaluate/run.py", "evaluate/stock_filters.py", "cli.py"},
+    "transformers": {"models/tokenizer.py", "models/config.py", "hf/", "training/", "bench/"},
 }
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
