@@ -138,8 +138,6 @@ def table(
     ] = None,
 ) -> None:
     """Print the table of one or more runs: accuracy, TPS, TPF, speed-up, each with its interval."""
-    from rich.console import Console
-
     from refusion_eval.store import summary
     from refusion_eval.store.atomic_write import prepare_output, write_output
     from refusion_eval.store.tables import tidy_rows, write_csv
@@ -148,8 +146,7 @@ def table(
         prepare_output(path)
     rows = tidy_rows(run_dirs, baseline=baseline)
     lines = summary.summary(rows)
-    console = Console(width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL)
-    console.print(summary.rich_table(lines))
+    _console().print(summary.rich_table(lines))
     if csv is not None:
         write_csv(rows, csv)
     if markdown is not None:
@@ -184,6 +181,39 @@ def score(
         workers=workers,
         sandbox=sandbox,
     )
+
+
+@app.command()
+def rescore(
+    run_dirs: Annotated[list[Path] | None, typer.Argument(help="Run directories, finished or not.")] = None,
+    filter_name: Annotated[
+        str, typer.Option("--filter", help="A public answer filter, your own as module:function, or list.")
+    ] = "ours",
+    list_filters: Annotated[bool, typer.Option("--list-filters", help="Print the filters, as --filter list.")] = False,
+    tasks: Annotated[str, typer.Option(help="Tasks or benchmarks, separated by commas; all if not given.")] = "",
+    data: Data = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the results, one folder a run; RUN/rescored if not given.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes for code and mathematics.")] = None,
+    sandbox: Sandbox = "auto",
+) -> None:
+    """Score the recorded texts of runs with another answer filter; decodes nothing and changes no record."""
+    from refusion_eval.evaluate import rescore_filters
+    from refusion_eval.evaluate.rescore_report import rescore_command
+
+    if list_filters or filter_name == rescore_filters.LIST:
+        print("\n".join(rescore_filters.describe()))
+        return
+    if not run_dirs:
+        raise ConfigError("no run directory is given; name one or more, as refusion-eval rescore RUN --filter NAME")
+    names = [name.strip() for name in tasks.split(",") if name.strip()]
+    num_differing = rescore_command(
+        run_dirs, filter_name, tasks=names, data=data, out=out, workers=workers, sandbox=sandbox, console=_console()
+    )
+    if num_differing:
+        print(f"error: {num_differing} verdicts are not the recorded ones", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -270,6 +300,13 @@ def version() -> None:
 def default_run_dir(runs: Path, model: str, decoder: str) -> Path:
     """Where a system's records lie unless the user says otherwise, for example runs/ReFusion-refusion."""
     return runs / f"{Path(model).name}-{decoder}"
+
+
+def _console() -> Any:
+    """Where tables are printed."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL)
 
 
 def _pair(text: str) -> tuple[str, Any]:

@@ -159,7 +159,20 @@ def judge_texts(
         One outcome an item, in order.
     """
     found = [bench.extract(text, row, filter_name) for row, text in items]
-    attempts = [_Attempt(row, it.answer) for (row, _), it in zip(items, found, strict=True) if it.answer is not None]
+    return judge_found(bench, [row for row, _ in items], found, workers=workers, sandbox=sandbox, on_done=on_done)
+
+
+def judge_found(
+    bench: Benchmark,
+    rows: Sequence[Row],
+    found: Sequence[Extraction],
+    *,
+    workers: int | None = None,
+    sandbox: str = "auto",
+    on_done: Callable[[], None] | None = None,
+) -> list[Judged]:
+    """Judges what any rule extracted; `found` goes with `rows`, all else is as in `judge_texts`."""
+    attempts = [_Attempt(row, it.answer) for row, it in zip(rows, found, strict=True) if it.answer is not None]
     if bench.kind == "code":
         outcomes = iter(_judge_code(bench, attempts, workers, sandbox, on_done))
     elif bench.kind == "mathematics":

@@ -53,10 +53,10 @@ class SummaryRow:
         marks += ["no isolation"] if self.unisolated else []
         system = f"{self.system} [{', '.join(marks)}]" if marks else self.system
         figures = (
-            _shown(self.accuracy, 1),
-            _shown(self.tps, 1),
-            _shown(self.tpf, 2),
-            _shown(self.speedup, 2),
+            shown(self.accuracy, 1),
+            shown(self.tps, 1),
+            shown(self.tpf, 2),
+            shown(self.speedup, 2),
         )
         return (task, system, str(self.n), *figures)
 
@@ -134,7 +134,7 @@ def _caption(lines: Sequence[SummaryRow]) -> str:
     return " ".join(filter(None, sentences))
 
 
-def _shown(interval: Interval | None, digits: int) -> str:
+def shown(interval: Interval | None, digits: int) -> str:
     """Value and bounds, or a dash."""
     if interval is None or math.isnan(interval.value):
         return "-"
