@@ -9,7 +9,11 @@ Usage: bash eval.sh [options]
 Without options: the tiny embedded models on the seven mini tasks, on any machine, in minutes.
 With --model: that checkpoint on the real benchmarks. Run again to continue an interrupted run.
 
-  --model M        ReFusion checkpoint: hub id or directory, for example GSAI-ML/ReFusion
+  --model M        ReFusion checkpoint: hub id or directory, for example GSAI-ML/ReFusion; with --system the checkpoint of
+                   that one system, or published for the published checkpoint of each
+  --system S       systems of the paper by name, separated by commas, or all (refusion-eval systems lists them): each with
+                   its tiny embedded checkpoint on the mini tasks where there is one, else as it was published
+  --preset P       with --system: which of the decoder's settings tables (official, paper_implied)
   --baseline B     autoregressive checkpoint to compare with (default for --model: Qwen/Qwen3-8B)
   --no-baseline    run no baseline; the table then has no speed-up
   --tasks T        benchmarks, separated by commas: mmlu_pro,arc_challenge,gsm8k,math,gpqa,humaneval,mbpp
@@ -41,11 +45,11 @@ checkpoint() { # a directory becomes absolute, a hub id stays
     if [ -d "$1" ]; then absolute "$1"; else printf '%s' "$1"; fi
 }
 
-model=embedded baseline='' with_baseline=true tasks='' limit='' data='' results='' sandbox='' setup_only=false dry_run=false
+model='' systems='' preset='' baseline='' with_baseline=true tasks='' limit='' data='' results='' sandbox='' setup_only=false dry_run=false
 while [ $# -gt 0 ]; do
     option=$1
     case $option in
-        --model | --baseline | --tasks | --limit | --data | --results | --sandbox)
+        --model | --system | --preset | --baseline | --tasks | --limit | --data | --results | --sandbox)
             [ $# -ge 2 ] && [ -n "$2" ] || fail "$option needs a value"
             value=$2
             shift 2
@@ -54,6 +58,8 @@ while [ $# -gt 0 ]; do
     esac
     case $option in
         --model) model=$(checkpoint "$value") ;;
+        --system) systems=$value ;;
+        --preset) preset=$value ;;
         --baseline) baseline=$(checkpoint "$value") ;;
         --no-baseline) with_baseline=false ;;
         --tasks) tasks=$value ;;
@@ -80,6 +86,49 @@ while [ $# -gt 0 ]; do
 done
 
 cd "$(dirname "${BASH_SOURCE[0]}")"
+table=tasks/settings/systems.yaml
+
+decoder_of() { # of a system; nothing if there is no such system
+    sed -n "s/^$1: {.*decoder: \([a-z0-9_]*\).*/\1/p" "$table"
+}
+
+is_embedded() { # whether a decoder has a tiny checkpoint in the package
+    [ -f "refusion_eval/embedded/$1/config.json" ]
+}
+
+chosen_systems() { # one name a line; "all" are those that can be run, each embedded checkpoint once
+    local name decoder seen=' '
+    if [ "$systems" != all ]; then
+        tr ',' '\n' <<<"$systems"
+        return
+    fi
+    sed -n 's/^\([a-z0-9_]*\): {.*/\1/p' "$table" | while read -r name; do
+        decoder=$(decoder_of "$name")
+        if [ -n "$model" ]; then
+            ! grep -q "^$name: {.*pretrained:" "$table" || echo "$name"
+        elif is_embedded "$decoder" && [ "${seen#* $decoder }" = "$seen" ]; then
+            seen="$seen$decoder "
+            echo "$name"
+        fi
+    done
+}
+
+if [ -n "$systems" ]; then
+    names=()
+    while read -r name; do
+        [ -n "$(decoder_of "$name")" ] || fail "--system: there is no system '$name'; $table lists them"
+        names+=("$name")
+    done < <(chosen_systems)
+    case $model in
+        '' | published) ;;
+        *) [ "${#names[@]}" = 1 ] || fail "--model $model is one checkpoint, and --system names ${#names[@]} systems" ;;
+    esac
+    [ -z "$preset" ] || grep -q "^  $preset:" tasks/settings/*.yaml || fail "--preset: no settings table is called '$preset'"
+elif [ -n "$preset" ]; then
+    fail "--preset needs --system"
+elif [ "$model" = published ]; then
+    fail "--model published needs --system"
+fi
 venv=${REFUSION_EVAL_VENV:-.venv}
 python=$venv/bin/python
 
@@ -150,16 +199,18 @@ if $setup_only; then
     exit 0
 fi
 
-# The embedded models are too small to share between threads, which would wait for each other most of the time.
-[ "$model" != embedded ] || export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-results=${results:-results}
-name=$(basename "$model")
 common=()
 [ -z "$tasks" ] || common+=(--tasks "$tasks")
 [ -z "$limit" ] || common+=(--limit "$limit")
 [ -z "$data" ] || common+=(--data "$data")
 [ -z "$sandbox" ] || common+=(--sandbox "$sandbox")
+results=${results:-results}
 status=0
+run_dirs=()
+
+for_embedded() { # the embedded models are too small to share between threads, which would wait for each other
+    export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+}
 
 evaluate() { # runs one system for the table; status 3 says that it finished but some samples failed
     local run_dir=$1 code=0
@@ -173,30 +224,81 @@ evaluate() { # runs one system for the table; status 3 says that it finished but
     run_dirs+=("$run_dir")
 }
 
-without_baseline() { # the first run is worth its table even if the baseline failed, unless the user interrupted it
+go_on_without() { # what is there is worth its table even if a system failed, unless the user interrupted it
     [ "$1" -lt 128 ] || exit "$1"
     status=$1
-    echo "eval.sh: the baseline failed, so the table has no speed-up; run the same command again to continue it" >&2
+    echo "eval.sh: $2; run the same command again to continue it" >&2
 }
 
-if $with_baseline && [ "$model" != embedded ]; then
-    baseline=${baseline:-Qwen/Qwen3-8B}
-fi
-if $with_baseline && [ -n "$baseline" ]; then
-    # The first run may take hours; that the second can begin is known in seconds.
+write_table() {
+    run mkdir -p "$1"
+    run "$python" -m refusion_eval table "${run_dirs[@]}" --csv "$1/results.csv" --markdown "$1/table.md"
+}
+
+check_baseline() { # the first run may take hours; that the second can begin is known in seconds
     run "$python" -m refusion_eval check --model "$baseline" --decoder autoregressive || {
         echo "eval.sh: name another baseline with --baseline, or run without one with --no-baseline" >&2
         exit 1
     }
-fi
-run_dirs=()
-evaluate "$results/runs/$name-refusion" --model "$model" --decoder refusion || exit
-if $with_baseline && [ -z "$baseline" ]; then
-    evaluate "$results/runs/embedded-autoregressive" --model embedded --decoder autoregressive || without_baseline $?
-elif $with_baseline; then
+}
+
+evaluate_baseline() {
     evaluate "$results/runs/$(basename "$baseline")-autoregressive" --model "$baseline" --decoder autoregressive \
-        --no-thinking || without_baseline $?
-fi
-run mkdir -p "$results/$name"
-run "$python" -m refusion_eval table "${run_dirs[@]}" --csv "$results/$name/results.csv" --markdown "$results/$name/table.md"
+        --no-thinking || go_on_without $? "the baseline failed, so the table has no speed-up"
+}
+
+evaluate_systems() { # those that --system names, one after the other, then one table
+    local name decoder arguments run_dir
+    [ -z "$baseline" ] || check_baseline
+    for name in "${names[@]}"; do
+        decoder=$(decoder_of "$name")
+        if [ -z "$model" ] && is_embedded "$decoder"; then
+            for_embedded
+            evaluate "$results/runs/embedded-$decoder" --model embedded --decoder "$decoder" ||
+                go_on_without $? "$name failed"
+            continue
+        fi
+        arguments=(--system "$name")
+        run_dir=$results/runs/$name
+        case $model in
+            '' | published) ;;
+            *)
+                arguments+=(--model "$model")
+                run_dir=$results/runs/$(basename "$model")-$name
+                ;;
+        esac
+        if [ -n "$preset" ] && grep -q "^  $preset:" "tasks/settings/$decoder.yaml"; then # one table is no choice
+            arguments+=(--preset "$preset")
+            run_dir+=-$preset
+        fi
+        evaluate "$run_dir" "${arguments[@]}" || go_on_without $? "$name failed"
+    done
+    [ -z "$baseline" ] || evaluate_baseline
+    [ "${#run_dirs[@]}" -gt 0 ] || $dry_run || exit "$status"
+    name=$systems
+    write_table "$results/${name//,/+}"
+}
+
+evaluate_refusion() { # ReFusion and its autoregressive baseline
+    local model=${model:-embedded} name
+    name=$(basename "$model")
+    if [ "$model" = embedded ]; then
+        for_embedded
+    elif $with_baseline; then
+        baseline=${baseline:-Qwen/Qwen3-8B}
+    fi
+    if $with_baseline && [ -n "$baseline" ]; then
+        check_baseline
+    fi
+    evaluate "$results/runs/$name-refusion" --model "$model" --decoder refusion || exit
+    if $with_baseline && [ -n "$baseline" ]; then
+        evaluate_baseline
+    elif $with_baseline; then
+        evaluate "$results/runs/embedded-autoregressive" --model embedded --decoder autoregressive ||
+            go_on_without $? "the baseline failed, so the table has no speed-up"
+    fi
+    write_table "$results/$name"
+}
+
+if [ -n "$systems" ]; then evaluate_systems; else evaluate_refusion; fi
 exit "$status"

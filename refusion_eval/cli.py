@@ -42,8 +42,17 @@ def main() -> None:
 
 @app.command()
 def run(
-    model: Annotated[str, typer.Option(help="Checkpoint folder, hub id, or embedded.")] = "embedded",
-    decoder: Annotated[str, typer.Option(help="refusion or autoregressive.")] = "refusion",
+    model: Annotated[
+        str | None, typer.Option(help="Checkpoint folder, hub id, or embedded; that of --system, else embedded.")
+    ] = None,
+    decoder: Annotated[str | None, typer.Option(help="Name of the decoder; refusion if not given.")] = None,
+    system: Annotated[
+        str | None, typer.Option(help="A published system instead: its decoder, checkpoint and adapter.")
+    ] = None,
+    adapter: Annotated[str | None, typer.Option(help="LoRA adapter, folder or hub id.")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="Settings table of the decoder, where it has several; the first if not given.")
+    ] = None,
     tasks: Annotated[
         str, typer.Option(help="Benchmarks or task names, separated by commas; all seven if not given.")
     ] = "",
@@ -67,7 +76,9 @@ def run(
         bool, typer.Option("--cuda-graphs", help="Record the forwards of a request decoded alone as CUDA graphs.")
     ] = False,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
-    thinking: Annotated[bool, typer.Option(help="What the chat template is told about thinking.")] = True,
+    thinking: Annotated[
+        bool | None, typer.Option(help="What the chat template is told about thinking; yes if nobody says.")
+    ] = None,
     warmup: Annotated[int, typer.Option(min=0, help="Decodings thrown away before the first measured one.")] = 1,
     seed: Annotated[int | None, typer.Option(min=0, help="Of everything random; 0 if not given.")] = None,
     settings: Annotated[
@@ -79,11 +90,14 @@ def run(
     from refusion_eval.evaluate.model_args import parse_model_args
     from refusion_eval.evaluate.run import evaluate, task_names
 
-    run_dir = run_dir or default_run_dir(Path("results/runs"), model, decoder)
+    chosen = _system(system, model, decoder)
+    run_dir = run_dir or default_run_dir(Path("results/runs"), str(chosen["pretrained"]), system or chosen["decoder"])
     args = parse_model_args(
         {
-            "pretrained": model,
-            "decoder": decoder,
+            **chosen,
+            **({} if adapter is None else {"adapter": adapter}),
+            **({} if thinking is None else {"enable_thinking": thinking}),
+            "preset": preset,
             "run_dir": str(run_dir),
             "data_dir": None if data is None else str(data),
             "batch_size": batch_size,
@@ -94,13 +108,12 @@ def run(
             "attention": attention,
             "cuda_graphs": cuda_graphs,
             "revision": revision,
-            "enable_thinking": thinking,
             "warmup": warmup,
             **({} if seed is None else {"seed": seed}),
             **dict(_pair(text) for text in settings or []),
         }
     )
-    names = task_names([name.strip() for name in tasks.split(",") if name.strip()], model)
+    names = task_names([name.strip() for name in tasks.split(",") if name.strip()], args.pretrained)
     outcome = evaluate(args, names, limit=limit, sandbox=sandbox)
     table([run_dir], csv=run_dir / "results.csv", markdown=run_dir / "table.md")
     if not outcome.is_complete:
@@ -112,20 +125,35 @@ def run(
         raise typer.Exit(EXIT_INCOMPLETE)
 
 
+@app.command("systems")
+def list_systems() -> None:
+    """List the published systems that --system names."""
+    from refusion_eval.evaluate.systems import published_systems
+
+    for system in published_systems().values():
+        checkpoint = system.pretrained or "no published checkpoint; give --model"
+        adapter = f" + {system.adapter}" if system.adapter else ""
+        print(f"{system.name:<16} {system.label:<22} {system.decoder:<16} {checkpoint}{adapter}")
+
+
 @app.command()
 def check(
-    model: Annotated[str, typer.Option(help="Checkpoint folder, hub id, or embedded.")] = "embedded",
-    decoder: Annotated[str, typer.Option(help="refusion or autoregressive.")] = "refusion",
+    model: Annotated[
+        str | None, typer.Option(help="Checkpoint folder, hub id, or embedded; that of --system, else embedded.")
+    ] = None,
+    decoder: Annotated[str | None, typer.Option(help="Name of the decoder; refusion if not given.")] = None,
+    system: Annotated[str | None, typer.Option(help="A published system instead.")] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
 ) -> None:
     """Say whether a decoder can run a checkpoint: reads its configuration, not its weights."""
     from refusion_eval.evaluate.model_args import parse_model_args
     from refusion_eval.evaluate.system import System
 
-    system = System(parse_model_args({"pretrained": model, "decoder": decoder, "revision": revision}))
-    config = system.model.config
-    brought = "".join(f", {key}={value}" for key, value in system.checkpoint_settings.items())
-    print(f"{model}: {config.family}, {config.num_layers} layers{brought}; {decoder} can run it")
+    opened = System(parse_model_args({**_system(system, model, decoder), "revision": revision}))
+    config = opened.model.config
+    brought = "".join(f", {key}={value}" for key, value in opened.checkpoint_settings.items())
+    name, decoder = opened.args.pretrained, opened.args.decoder
+    print(f"{name}: {config.family}, {config.num_layers} layers{brought}; {decoder} can run it")
 
 
 @app.command()
@@ -300,6 +328,17 @@ def version() -> None:
 def default_run_dir(runs: Path, model: str, decoder: str) -> Path:
     """Where a system's records lie unless the user says otherwise, for example runs/ReFusion-refusion."""
     return runs / f"{Path(model).name}-{decoder}"
+
+
+def _system(name: str | None, model: str | None, decoder: str | None) -> dict[str, Any]:
+    """Checkpoint and decoder: of a published system, or as given."""
+    from refusion_eval.evaluate.systems import system_arguments
+
+    if name is None:
+        return {"pretrained": model or "embedded", "decoder": decoder or "refusion"}
+    if decoder is not None:
+        raise ConfigError(f"--system {name} brings its decoder; leave out --decoder {decoder}")
+    return system_arguments(name, model)
 
 
 def _console() -> Any:

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import torch
 
-from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluate.data import DATA_VARIABLE, SOURCES
-from refusion_eval.evaluate.model_args import EMBEDDED, ModelArgs
 from refusion_eval.evaluate.paths import code_metric_path, tasks_path
 from refusion_eval.evaluate.sandbox import probe
 from refusion_eval.models.attention import choose_backend
@@ -32,9 +30,8 @@ def report(data_dir: Path | None = None) -> Iterator[str]:
     yield f"lm_eval hook: {_hook()}"
     yield f"tasks: {tasks_path()}"
     yield f"code metric, for evaluate.load(PATH): {code_metric_path()}"
-    for decoder in DECODERS:
-        path = Path(ModelArgs(pretrained=EMBEDDED, decoder=decoder).checkpoint)
-        yield f"embedded {decoder}: {path if (path / 'config.json').exists() else 'missing: reinstall the package'}"
+    for decoder in embedded_decoders():
+        yield f"embedded {decoder}: {embedded_path(decoder)}"
     yield from _sandbox()
     yield from _data(data_dir or (Path(os.environ[DATA_VARIABLE]) if os.environ.get(DATA_VARIABLE) else None))
 

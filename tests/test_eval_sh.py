@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from refusion_eval.evaluate.paths import embedded_decoders
+from refusion_eval.evaluate.systems import published_systems
+
 ROOT = Path(__file__).resolve().parents[1]
 STARTUP_FILES = ("_refusion_eval_autoload.py", "refusion_eval_autoload.pth", "refusion_eval_autoload.start")
 
@@ -184,3 +187,45 @@ def test_help_names_every_option():
     text = eval_sh("--help").stdout
     for option in ("--model", "--baseline", "--no-baseline", "--tasks", "--limit", "--data", "--results", "--setup"):
         assert option in text
+
+
+def runs_of(*arguments):
+    return [line.split(" run ", 1)[1] for line in commands(*arguments) if " run " in line]
+
+
+def test_systems_run_as_published_where_there_is_no_embedded_checkpoint():
+    runs = runs_of("--system", "llada,refusion")
+    assert runs == [
+        "--run-dir results/runs/llada --system llada",
+        "--run-dir results/runs/embedded-refusion --model embedded --decoder refusion",
+    ]
+
+
+def test_all_systems_are_the_embedded_ones_or_the_published_ones():
+    assert sorted(run.split("--decoder ")[1] for run in runs_of("--system", "all")) == embedded_decoders()
+    published = [name for name, system in published_systems().items() if system.pretrained]
+    assert [run.split("--system ")[1] for run in runs_of("--system", "all", "--model", "published")] == published
+
+
+def test_a_system_may_run_another_checkpoint():
+    (run,) = runs_of("--system", "llada", "--model", "some/copy", "--preset", "paper_implied")
+    assert (
+        run == "--run-dir results/runs/copy-llada-paper_implied --system llada --model some/copy --preset paper_implied"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--system", "ladda"], "there is no system 'ladda'"),
+        (["--system", "llada,dream", "--model", "some/copy"], "--system names 2 systems"),
+        (["--preset", "official"], "--preset needs --system"),
+        (["--system", "llada", "--preset", "mine"], "no settings table is called 'mine'"),
+        (["--model", "published"], "--model published needs --system"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_is_set_up(arguments, message):
+    done = eval_sh("--dry-run", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "+ " not in done.stdout

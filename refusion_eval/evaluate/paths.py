@@ -3,12 +3,26 @@
 from pathlib import Path
 
 from refusion_eval import embedded
-from refusion_eval.errors import DataError
+from refusion_eval.errors import ConfigError, DataError
+
+EMBEDDED_FOLDER = Path(embedded.__file__).parent
 
 
 def embedded_path(decoder: str) -> Path:
-    """Returns the folder of the checkpoint that was trained for a decoder."""
-    return Path(embedded.__file__).parent / decoder
+    """Returns the folder of the checkpoint that was trained for a decoder.
+
+    Raises:
+        ConfigError: there is none for this decoder.
+    """
+    if decoder not in embedded_decoders():
+        known = ", ".join(embedded_decoders())
+        raise ConfigError(f"there is no embedded checkpoint for decoder={decoder}, only for {known}; name a checkpoint")
+    return EMBEDDED_FOLDER / decoder
+
+
+def embedded_decoders() -> list[str]:
+    """The decoders that have a checkpoint in the package."""
+    return sorted(path.parent.name for path in EMBEDDED_FOLDER.glob("*/config.json"))
 
 
 def code_metric_path() -> Path:

@@ -9,7 +9,6 @@ from typing import Any
 from refusion_eval import api
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.width import WidthCost
-from refusion_eval.errors import ConfigError
 from refusion_eval.evaluate.decode_jobs import JobDecoder
 from refusion_eval.evaluate.model_args import ModelArgs
 from refusion_eval.evaluate.paths import tasks_path
@@ -109,8 +108,7 @@ class System:
         api.check_fit(self.model, self.args.decoder, "mask_id" in self.args.settings)
         known = self.entry.Settings.__dataclass_fields__
         brought = {"mask_id": self.model.card.mask_id, "eos_ids": tuple(self.model.card.eos_ids)}
-        brought = {key: value for key, value in brought.items() if key in known and value is not None}
-        return brought
+        return {key: value for key, value in brought.items() if key in known and value is not None}
 
     @functools.cached_property
     def tables(self) -> Mapping[bool, Table | None]:
