@@ -140,7 +140,7 @@ class SlotStreamer:
     @property
     def text(self) -> str:
         """The final text so far, gaps left out; of the whole response when it has ended."""
-        return self._decode([self._fixed[position] for position in sorted(self._fixed)])
+        return self._shown([self._fixed[position] for position in sorted(self._fixed)])
 
     def put(self, value: torch.Tensor) -> None:
         """Takes the prompt, and from other generations the tokens behind it."""
@@ -170,7 +170,8 @@ class SlotStreamer:
             self._newest = frozenset(new)
             if not self._redraws:
                 for run in self._runs(sorted(new)):
-                    text = self._decode([new[position] for position in run.positions])
+                    # With special tokens: a step that finished but the end of the text says so.
+                    text = self._decode([new[position] for position in run.positions], skip_special_tokens=False)
                     print(f"{run.positions[0]}-{run.positions[-1]}: {text!r}", file=self._file, flush=True)
         self._draw()
 
@@ -187,9 +188,12 @@ class SlotStreamer:
         print(self.text, file=self._file, flush=True)
         self._prompt_put = False
 
-    def _decode(self, tokens: Sequence[int]) -> str:
+    def _shown(self, tokens: Sequence[int]) -> str:
+        return self._decode(tokens, self._skip_special_tokens)
+
+    def _decode(self, tokens: Sequence[int], skip_special_tokens: bool) -> str:
         text: str = self._tokenizer.decode(
-            list(tokens), skip_special_tokens=self._skip_special_tokens, clean_up_tokenization_spaces=False
+            list(tokens), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
         return text
 
@@ -226,7 +230,7 @@ class SlotStreamer:
                 shown.append(MASK * len(run.positions), STYLES["mask"])
                 continue
             known = self._fixed if run.state in ("fixed", "newest") else self._drafts
-            shown.append(self._decode([known[position] for position in run.positions]), STYLES[run.state])
+            shown.append(self._shown([known[position] for position in run.positions]), STYLES[run.state])
             if run.state == "newest":
                 newest_end = len(shown)
         width, height = self._console.width, max(1, self._console.height - 1)
