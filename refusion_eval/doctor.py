@@ -10,7 +10,7 @@ import torch
 
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluate.data import DATA_VARIABLE, SOURCES
-from refusion_eval.evaluate.paths import code_metric_path, tasks_path
+from refusion_eval.evaluate.paths import code_metric_path, embedded_decoders, embedded_path, tasks_path
 from refusion_eval.evaluate.sandbox import probe
 from refusion_eval.models.attention import choose_backend
 from refusion_eval.store.environment import package_versions
@@ -32,6 +32,8 @@ def report(data_dir: Path | None = None) -> Iterator[str]:
     yield f"code metric, for evaluate.load(PATH): {code_metric_path()}"
     for decoder in embedded_decoders():
         yield f"embedded {decoder}: {embedded_path(decoder)}"
+    if not embedded_decoders():
+        yield "embedded: missing; reinstall the package"
     yield from _sandbox()
     yield from _data(data_dir or (Path(os.environ[DATA_VARIABLE]) if os.environ.get(DATA_VARIABLE) else None))
 
