@@ -19,6 +19,7 @@ from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.engine.scoring import TokenScore, score_many
 from refusion_eval.engine.width import WidthCost, measure
 from refusion_eval.errors import ConfigError, DecodeError
+from refusion_eval.models.adapter import LoraAdapter, lora_config
 from refusion_eval.models.attention import Backend, choose_backend
 from refusion_eval.models.cards import CAUSAL_DECODERS, MASKED_DECODERS, Card, checkpoint_card
 from refusion_eval.models.checkpoint import Location, fetch_weights, locate
@@ -43,6 +44,8 @@ class LoadedModel:
         attention: the attention backend.
         kv_budget: bytes that the keys and values of a batch may take; None is what is free when a batch begins.
         cuda_graphs: whether forwards of one request are recorded graphs.
+        adapter: the path or hub id of the LoRA adapter that is merged into the weights; None for none.
+        adapter_revision: commit of its files on the hub; None for a local directory.
     """
 
     def __init__(
@@ -54,8 +57,10 @@ class LoadedModel:
         attention: Backend,
         kv_budget: int | None = None,
         cuda_graphs: bool = False,
+        adapter: Location | None = None,
     ) -> None:
         self._location = location
+        self._adapter = adapter
         self.name = location.name
         self.revision = location.revision
         self.config = config
@@ -65,6 +70,8 @@ class LoadedModel:
         self.attention = attention
         self._kv_budget = kv_budget
         self.cuda_graphs = cuda_graphs
+        self.adapter = None if adapter is None else adapter.name
+        self.adapter_revision = None if adapter is None else adapter.revision
 
     @classmethod
     def open(
@@ -77,6 +84,7 @@ class LoadedModel:
         revision: str | None = None,
         kv_budget_gib: float | None = None,
         cuda_graphs: bool = False,
+        adapter: str | None = None,
     ) -> "LoadedModel":
         """Reads a checkpoint's config and card without its weights; arguments and errors as `load_model`."""
         location = locate(str(name), revision)
@@ -87,7 +95,10 @@ class LoadedModel:
         kv_budget = None if kv_budget_gib is None else int(kv_budget_gib * 2**30)
         if cuda_graphs and torch_device.type != "cuda":
             raise ConfigError(f"cuda_graphs needs a CUDA device, not {torch_device.type}; leave it out")
-        return cls(location, config, torch_dtype, torch_device, backend, kv_budget, cuda_graphs)
+        adapter_location = None if adapter is None else locate(str(adapter), None)
+        if adapter_location is not None:
+            lora_config(adapter_location.directory)  # what is wrong with it shows before gigabytes are loaded
+        return cls(location, config, torch_dtype, torch_device, backend, kv_budget, cuda_graphs, adapter_location)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -97,8 +108,12 @@ class LoadedModel:
     @cached_property
     def engine(self) -> Engine:
         """The engine over the checkpoint's weights."""
+        adapter = None
+        if self._adapter is not None:
+            fetch_weights(self._adapter)
+            adapter = LoraAdapter(lora_config(self._adapter.directory), self.config)
         fetch_weights(self._location)
-        weights = load_weights(self._location.directory, self.config, self.dtype, self.device)
+        weights = load_weights(self._location.directory, self.config, self.dtype, self.device, adapter)
         return Engine(Transformer(self.config, weights), self.attention, self._kv_budget, self.cuda_graphs)
 
     @cached_property
@@ -116,6 +131,7 @@ def load_model(
     revision: str | None = None,
     kv_budget_gib: float | None = None,
     cuda_graphs: bool = False,
+    adapter: str | None = None,
 ) -> LoadedModel:
     """Loads a checkpoint.
 
@@ -127,6 +143,7 @@ def load_model(
         revision: branch, tag or commit of a hub id.
         kv_budget_gib: GiB that the keys and values of a batch may take; None is what is free when a batch begins.
         cuda_graphs: record the forwards of a request decoded alone, one CUDA graph for each of a few widths.
+        adapter: directory or hub id of a LoRA adapter in peft's layout, merged into the weights.
 
     Raises:
         CheckpointError: the checkpoint cannot be found or loaded.
@@ -140,6 +157,7 @@ def load_model(
         revision=revision,
         kv_budget_gib=kv_budget_gib,
         cuda_graphs=cuda_graphs,
+        adapter=adapter,
     )
     _ = model.engine
     return model

@@ -1,64 +1,27 @@
 """Checkpoint tensors to our weights: streamed from safetensors, one tensor in memory beside the model itself."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from refusion_eval.errors import CheckpointError
-from refusion_eval.models.config import ModelConfig, read_json
+from refusion_eval.models.adapter import LoraAdapter
+from refusion_eval.models.config import ModelConfig
 from refusion_eval.models.families import FAMILIES
+from refusion_eval.models.files import CheckpointFiles
 from refusion_eval.models.layers import SMALL_MATRIX
 from refusion_eval.models.transformer import LayerWeights, Weights
 
-INDEX_FILE = "model.safetensors.index.json"
-PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
-
-class CheckpointFiles:
-    """The tensors of a checkpoint directory, whatever shards they lie in.
-
-    A file is opened anew for each tensor: open files are mapped into memory, and every page that was read stays there
-    until they are closed, beside the model that it was copied into.
-
-    Args:
-        directory: holds one model.safetensors, or shards and their index.
-
-    Raises:
-        CheckpointError: no weights, only pickled weights, a missing shard, or a file that is not safetensors.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._shard_of = {name: path for path in _shard_paths(directory) for name in _names(path)}
-
-    def read(self, name: str, shape: Sequence[int]) -> Tensor:
-        """One tensor, in the dtype it was saved in.
-
-        Raises:
-            CheckpointError: it is missing, or has another shape than the config says.
-        """
-        path = self._shard_of.get(name)
-        if path is None:
-            raise CheckpointError(
-                f"{self._directory} has no tensor {name} (of {len(self._shard_of)} tensors); "
-                "the checkpoint is incomplete or does not fit its config.json"
-            )
-        tensor: Tensor = _open(path).get_tensor(name)
-        if tuple(tensor.shape) != tuple(shape):
-            raise CheckpointError(
-                f"{path}: {name} has shape {tuple(tensor.shape)}, but config.json means {tuple(shape)}; "
-                "take weights and config.json from the same checkpoint"
-            )
-        if not tensor.is_floating_point():
-            raise CheckpointError(f"{path}: {name} is {tensor.dtype}; quantised weights are not read")
-        return tensor
-
-
-def load_weights(directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:
+def load_weights(
+    directory: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    adapter: LoraAdapter | None = None,
+) -> Weights:
     """Loads a checkpoint, cast to `dtype` on the way.
 
     Args:
@@ -66,6 +29,7 @@ def load_weights(directory: Path, config: ModelConfig, dtype: torch.dtype, devic
         config: its shapes.
         dtype: of all weights.
         device: where they go.
+        adapter: merged into them, before they are cast.
 
     Raises:
         CheckpointError: as `CheckpointFiles`.
@@ -89,7 +53,8 @@ def load_weights(directory: Path, config: ModelConfig, dtype: torch.dtype, devic
     def fill(target: Tensor, parts: Mapping[str, int]) -> Tensor:
         start = 0
         for name, num_rows in parts.items():
-            target[start : start + num_rows].copy_(files.read(name, (num_rows, *target.shape[1:])))
+            tensor = files.read(name, (num_rows, *target.shape[1:]))
+            target[start : start + num_rows].copy_(tensor if adapter is None else adapter.merge(name, tensor))
             start += num_rows
         return target
 
@@ -130,40 +95,3 @@ def load_weights(directory: Path, config: ModelConfig, dtype: torch.dtype, devic
         final_norm=load((width,), {f"{names.final_norm}.weight": width}),
         head=embedding if config.tied_head else load(vocab_shape, {f"{names.head}.weight": config.vocab_size}),
     )
-
-
-def _shard_paths(directory: Path) -> list[Path]:
-    index_path, single_path = directory / INDEX_FILE, directory / "model.safetensors"
-    if index_path.is_file():
-        weight_map = read_json(index_path).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise CheckpointError(f"{index_path} has no weight_map; download the file again")
-        names = sorted(set(weight_map.values()))
-        missing = [name for name in names if not (directory / name).is_file()]
-        if missing:
-            raise CheckpointError(
-                f"{directory} lacks {len(missing)} of {len(names)} weight files: {', '.join(missing)}; download them"
-            )
-        return [directory / name for name in names]
-    if single_path.is_file():
-        return [single_path]
-    pickled = sorted(path.name for pattern in PICKLED for path in directory.glob(pattern))
-    if pickled:
-        raise CheckpointError(
-            f"{directory} has only pickled weights ({', '.join(pickled)}), which can run code when they are opened; "
-            "convert them to safetensors first"
-        )
-    raise CheckpointError(f"{directory} has no weights: neither model.safetensors nor {INDEX_FILE}")
-
-
-def _open(path: Path) -> safe_open:
-    try:
-        return safe_open(path, framework="pt", device="cpu")
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{path} ({path.stat().st_size} bytes) is truncated or not safetensors ({error}); download the file again"
-        ) from error
-
-
-def _names(path: Path) -> list[str]:
-    return list(_open(path).keys())

@@ -25,7 +25,8 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
 def moved(model: Transformer, device: str, dtype: torch.dtype) -> Transformer:
     def to(part: LayerWeights | Weights, names: list[str]) -> dict[str, torch.Tensor]:
-        return {name: getattr(part, name).to(device, dtype) for name in names}
+        weights = {name: getattr(part, name) for name in names}
+        return {name: weight.to(device, dtype) for name, weight in weights.items() if weight is not None}
 
     of_layer = [field.name for field in fields(LayerWeights)]
     layers = tuple(LayerWeights(**to(layer, of_layer)) for layer in model.weights.layers)

@@ -102,6 +102,41 @@ def test_a_checkpoint_without_a_mask_token_decodes_autoregressively_only(directo
     assert card.decoders == ("autoregressive",)
 
 
+@pytest.mark.parametrize("family", ["llada", "Dream"])
+def test_a_family_of_masked_models_names_its_own_decoders(directory, family):
+    change(directory, model_type=family)
+    names = [f"{name}{family.lower()}" for name in ("", "fast_dllm_", "d2f_")]
+    assert checkpoint_card("local", directory).decoders == tuple(names)
+
+
+def test_a_causal_model_with_a_mask_token_may_name_its_decoders(directory):
+    assert checkpoint_card("local", directory).decoders == ("refusion", "autoregressive", "bd3lm", "llada")
+    change(directory, decoders=["bd3lm"])
+    assert checkpoint_card("local", directory).decoders == ("bd3lm",)
+
+
+@pytest.mark.parametrize("decoders", ["bd3lm", [1], [""], {"bd3lm": 1}])
+def test_decoders_are_a_list_of_names(directory, decoders):
+    change(directory, decoders=decoders)
+    with pytest.raises(CheckpointError, match=r"decoders is .* must be a list"):
+        checkpoint_card("local", directory)
+
+
+def test_decoders_of_a_fine_tune_go_before_those_of_its_shape(directory):
+    shape = CARDS["GSAI-ML/LLaDA-8B-Base"].shape
+    change(directory, mask_token_id=126336, decoders=["llada"], **shape)
+    assert checkpoint_card("local", directory).decoders == ("llada",)
+
+
+def test_cards_of_one_shape_say_the_same():
+    """Else a local copy would be taken for the wrong one."""
+    by_shape = {}
+    for card in CARDS.values():
+        if card.shape:
+            by_shape.setdefault(tuple(sorted(card.shape.items())), []).append(replace(card, name=""))
+    assert all(card == cards[0] for cards in by_shape.values() for card in cards)
+
+
 def test_a_known_checkpoint_has_its_card(directory):
     assert checkpoint_card("GSAI-ML/ReFusion", directory) == CARDS["GSAI-ML/ReFusion"]
 

@@ -5,7 +5,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from refusion_eval.engine.masks import attend_over
 from refusion_eval.models.cache import KVCache
@@ -17,14 +26,64 @@ from refusion_eval.types import Attention
 VOCAB_SIZE = 61
 MASK_ID, EOS_ID = 60, 59
 CPU = torch.device("cpu")
+CLASSES = {
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "llama": (LlamaConfig, LlamaForCausalLM),
+}
+# Families that transformers has no class for, and the one whose class computes them.
+COMPUTED_BY = {"Dream": "qwen2", "llada": "llama"}
+# Parts of LLaDA's tensor names, in the order in which they replace those of Llama.
+LLADA_NAMES = {
+    "model.embed_tokens": "model.transformer.wte",
+    "model.layers.": "model.transformer.blocks.",
+    "model.norm": "model.transformer.ln_f",
+    "lm_head": "model.transformer.ff_out",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ff_norm",
+    "self_attn.o_proj": "attn_out",
+    "self_attn.": "",
+    "mlp.gate_proj": "ff_proj",
+    "mlp.up_proj": "up_proj",
+    "mlp.down_proj": "ff_out",
+}
+LLADA_KEYS = {
+    "vocab_size": "embedding_size",
+    "hidden_size": "d_model",
+    "intermediate_size": "mlp_hidden_size",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "num_key_value_heads": "n_kv_heads",
+    "max_position_embeddings": "max_sequence_length",
+    "tie_word_embeddings": "weight_tying",
+    "hidden_act": "activation_type",
+    "rms_norm_eps": "rms_norm_eps",
+    "eos_token_id": "eos_token_id",
+}
+LLADA_SWITCHES = {
+    "model_type": "llada",
+    "rope": True,
+    "block_type": "llama",
+    "layer_norm_type": "rms",
+    "alibi": False,
+    "multi_query_attention": None,
+    "vocab_size": VOCAB_SIZE,
+}
 
 
 def save_checkpoint(
-    directory: Path, *, rope: str = "parameters", shard_size: str = "1GB", seed: int = 0, **changes: object
-) -> Qwen3ForCausalLM:
-    """Saves a random Qwen3 in Hugging Face layout and returns it, with eager attention, for comparison.
+    directory: Path,
+    *,
+    family: str = "qwen3",
+    rope: str = "parameters",
+    shard_size: str = "1GB",
+    seed: int = 0,
+    **changes: object,
+) -> PreTrainedModel:
+    """Saves a random model in Hugging Face layout and returns it, with eager attention, for comparison.
 
-    Norm scales are random too, so that leaving one out shows. `rope` says where config.json keeps the rotary base.
+    Norm scales and biases are random too, so that leaving one out shows. `rope` says where config.json keeps the rotary
+    base.
     """
     sizes = {
         "vocab_size": VOCAB_SIZE,
@@ -40,19 +99,47 @@ def save_checkpoint(
         "eos_token_id": EOS_ID,
         "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
     }
+    computed_by = COMPUTED_BY.get(family, family)
+    if computed_by != "qwen3":
+        sizes.pop("head_dim")
     torch.manual_seed(seed)
-    model = Qwen3ForCausalLM._from_config(Qwen3Config(**(sizes | changes)), attn_implementation="eager").eval()
+    make_config, make_model = CLASSES[computed_by]
+    model = make_model._from_config(make_config(**(sizes | changes)), attn_implementation="eager").eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "norm" in name:
                 weight.uniform_(0.5, 1.5)
+            elif name.endswith("bias"):
+                weight.uniform_(-0.5, 0.5)
     model.save_pretrained(directory, max_shard_size=shard_size)
     path = directory / "config.json"
     config = json.loads(path.read_text()) | {"mask_token_id": MASK_ID}
     if rope == "top level":
-        config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
+        config["rope_scaling"] = config.pop("rope_parameters")
+        config["rope_theta"] = config["rope_scaling"].pop("rope_theta")
+    if family == "Dream":
+        config["model_type"] = "Dream"
+    if family == "llada":
+        config = _as_llada(config)
+        for file in directory.glob("*.safetensors"):
+            save_file({llada_name(name): tensor for name, tensor in load_file(file).items()}, file)
+        for index in directory.glob("*.index.json"):
+            weight_map = json.loads(index.read_text())["weight_map"]
+            index.write_text(json.dumps({"weight_map": {llada_name(name): weight_map[name] for name in weight_map}}))
     path.write_text(json.dumps(config))
     return model
+
+
+def llada_name(name: str) -> str:
+    """LLaDA's name of a tensor or module of Llama."""
+    for old, new in LLADA_NAMES.items():
+        name = name.replace(old, new)
+    return name
+
+
+def _as_llada(config: dict) -> dict:
+    named = {new: config[old] for old, new in LLADA_KEYS.items()}
+    return named | LLADA_SWITCHES | {"rope_theta": config["rope_parameters"]["rope_theta"], "mask_token_id": MASK_ID}
 
 
 def load(directory: Path, dtype: torch.dtype = torch.float32) -> Transformer:
@@ -76,7 +163,7 @@ def forward(
 
 @torch.no_grad()
 def oracle(
-    reference: Qwen3ForCausalLM, tokens: Sequence[int], positions: Sequence[int], visible: torch.Tensor
+    reference: PreTrainedModel, tokens: Sequence[int], positions: Sequence[int], visible: torch.Tensor
 ) -> torch.Tensor:
     """Logits of transformers' model, without a cache, under an arbitrary dense mask [rows, rows]."""
     mask = torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)
