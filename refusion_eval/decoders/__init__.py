@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from refusion_eval.decoders import autoregressive, llada, refusion
+from refusion_eval.decoders import autoregressive, bd3lm, fast_dllm_llada, llada, refusion
 from refusion_eval.decoders.refusion_settings import RefusionSettings
 from refusion_eval.types import Decode
 
@@ -16,6 +16,8 @@ class DecoderEntry(NamedTuple):
 
 DECODERS: dict[str, DecoderEntry] = {
     "autoregressive": DecoderEntry(autoregressive.decode, autoregressive.AutoregressiveSettings),
+    "bd3lm": DecoderEntry(bd3lm.decode, bd3lm.Bd3lmSettings),
+    "fast_dllm_llada": DecoderEntry(fast_dllm_llada.decode, fast_dllm_llada.FastDllmLladaSettings),
     "llada": DecoderEntry(llada.decode, llada.LladaSettings),
     "refusion": DecoderEntry(refusion.decode, RefusionSettings),
 }

@@ -45,6 +45,40 @@ def most_confident(scores: npt.NDArray[np.floating], count: int) -> list[int]:
     return sorted(int(index) for index in np.argsort(-scores, kind="stable")[:count])
 
 
+def num_within_factor(scores: npt.NDArray[np.floating], factor: float) -> int:
+    """How many of the best scores go together: the longest run whose n-th reaches 1 - factor / (n + 1) (Fast-dLLM).
+
+    Args:
+        scores: [candidates], at least one.
+        factor: the larger, the more.
+
+    Returns:
+        At least 1: the best always counts.
+    """
+    ranks = np.arange(1, len(scores) + 1)
+    passes = np.sort(scores)[::-1] >= 1 - factor / (ranks + 1)
+    return 1 + accepted_prefix(passes[1:])
+
+
+def rounded_quotas(num_masked: int, steps: int) -> list[int]:
+    """How many masks each step fills on a linear schedule, each rounded by itself (dllm).
+
+    With i steps to go a step fills the i-th part of what is left, rounded half to even. Its schedule is in float32,
+    which decides where halves fall.
+
+    Returns:
+        Numbers above 0 that add up to `num_masked`; at most `steps` of them, as steps that would fill nothing are left
+        out.
+    """
+    one = np.float32(1)
+    quotas, left = [], num_masked
+    for step in range(steps, 0, -1):
+        masked_now, masked_next = (one - (one - np.float32(share / steps)) for share in (step, step - 1))
+        quotas.append(round(left * (1 - float(masked_next / masked_now))))
+        left -= quotas[-1]
+    return [quota for quota in quotas if quota]
+
+
 def even_quotas(num_masked: int, steps: int) -> list[int]:
     """How many masks each step fills: as even as possible, what is left over in the first steps (LLaDA).
 

@@ -1,12 +1,12 @@
 """Golden decodings of the baselines' public code: read, decoded anew, and compared forward by forward."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from refusion_eval.api import LoadedModel, generate, load_model
+from refusion_eval.api import LoadedModel, decoder_settings, generate, generate_stream, load_model
 from refusion_eval.types import Decoded
 
 RECORDS_EACH = 5
@@ -33,6 +33,23 @@ def golden_case(shared: Path, name: str, number: int) -> dict[str, Any]:
 def decode_golden(shared: Path, case: Mapping[str, Any], decoder: str, **settings: Any) -> Decoded:
     """Decodes the prompt of a case on its checkpoint."""
     return generate(golden_model(shared, case), case["prompt_ids"], decoder, **settings)
+
+
+def decode_in_batch(
+    shared: Path, case: Mapping[str, Any], decoder: str, requests: Sequence[tuple[Sequence[int], Mapping[str, Any]]]
+) -> list[Decoded]:
+    """Decodes (prompt, settings) requests together on the checkpoint of a case; each must go as it goes alone."""
+    model = golden_model(shared, case)
+    resolved = [(decoder, prompt, decoder_settings(model, decoder, **settings)) for prompt, settings in requests]
+    together = dict(generate_stream(model, resolved, batch_size=len(requests)))
+    outs = []
+    for index, (prompt, settings) in enumerate(requests):
+        out = together[index]
+        assert isinstance(out, Decoded)
+        alone = generate(model, prompt, decoder, **settings)
+        assert (out.tokens, forwards_of(out)) == (alone.tokens, forwards_of(alone))
+        outs.append(out)
+    return outs
 
 
 def forwards_of(out: Decoded) -> list[dict[str, Any]]:

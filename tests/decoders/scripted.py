@@ -21,6 +21,9 @@ def run_scripted(
     forward = next(decoding)
     while True:
         assert all(0 <= row < previous for row in forward.commit.rows)
+        if forward.commit.keep is not None:
+            assert forward.commit.keep <= cached
+            cached = forward.commit.keep
         cached += len(forward.commit.rows)
         previous = len(forward.tokens)
         assert previous == len(forward.positions) == sum(segment.size for segment in forward.attention) > 0

@@ -1,0 +1,160 @@
+"""Block diffusion's decoding (BD3-LM, arXiv 2503.09573): the response grows by blocks of masks, each filled in turn.
+
+A block sees itself both ways and all blocks before it, the prompt's too, which are cut so that one ends where the
+response begins. What is finished no longer changes, so that its keys and values are kept, and exact.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import ClassVar
+
+from refusion_eval.decoders import validate
+from refusion_eval.decoders.canvas import Canvas, MaskedSettings, Remasking
+from refusion_eval.decoders.choose import at_least_or_best, first_eos, most_confident, rounded_quotas
+from refusion_eval.errors import ConfigError
+from refusion_eval.trace import Trace
+from refusion_eval.types import (
+    DROP_ALL,
+    NOTHING,
+    Attention,
+    Commit,
+    Decoding,
+    Forward,
+    ProbArray,
+    Segment,
+    block_causal,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bd3lmSettings(MaskedSettings):
+    """Settings of block diffusion.
+
+    Decoding ends after the block that holds one of `eos_ids`, or at `gen_length`, which may cut the last block short.
+
+    Attributes:
+        block_length: positions of a block, >= 1; what the model was trained with.
+        steps: forwards for all blocks of gen_length together, each block getting an equal share, rounded up; None is
+            one for each position. How many tokens each of them commits is `rounded_quotas`.
+        steps_per_block: forwards for each block, in place of `steps`.
+        remasking: commit the most confident candidates, or random ones; with one step for each position the latter is
+            BD3-LM's first-hitting sampler.
+        threshold: in place of steps: commit every candidate whose confidence is not below it, and always the best.
+        separate_commit: compute the keys and values of finished blocks in forwards of their own, as BD3-LM does,
+            instead of along with the first forward of the block behind them.
+        release_compatible: the forwards of dllm's sampler: before each block one of everything before it, left-padded
+            to whole blocks; nobody sees the padding.
+
+    Raises:
+        ConfigError: a value is out of its range, or settings exclude each other.
+    """
+
+    decoder: ClassVar[str] = "bd3lm"
+
+    block_length: int = 32
+    steps: int | None = None
+    steps_per_block: int | None = None
+    remasking: Remasking = "low_confidence"
+    threshold: float | None = None
+    separate_commit: bool = False
+    release_compatible: bool = False
+
+    def __post_init__(self) -> None:
+        MaskedSettings.__post_init__(self)
+        name = self.decoder
+        validate.require_integer(name, "block_length", self.block_length, at_least=1)
+        for setting in ("steps", "steps_per_block"):
+            if getattr(self, setting) is not None:
+                validate.require_integer(name, setting, getattr(self, setting), at_least=1)
+        if self.threshold is not None:
+            validate.require_number(name, "threshold", self.threshold, 0.0)
+        validate.require_choice(name, "remasking", self.remasking, ("low_confidence", "random"))
+        validate.require_flags(name, separate_commit=self.separate_commit, release_compatible=self.release_compatible)
+        rules = {"steps": self.steps, "steps_per_block": self.steps_per_block, "threshold": self.threshold}
+        if len(given := [f"{rule} {value}" for rule, value in rules.items() if value is not None]) > 1:
+            raise ConfigError(f"{name}: {' and '.join(given)} each say how much a forward commits; give one of them")
+        if self.threshold is not None and self.remasking == "random":
+            raise ConfigError(
+                f"{name}: a threshold of {self.threshold} compares confidences, and remasking=random has none; set "
+                "remasking=low_confidence or threshold=None"
+            )
+
+    def quotas(self, num_masked: int) -> list[int]:
+        """How many masks of a block each of its steps fills."""
+        steps = self.steps_per_block
+        if steps is None:
+            num_blocks = -(-self.gen_length // self.block_length)
+            steps = self.block_length if self.steps is None else -(-self.steps // num_blocks)
+        return rounded_quotas(num_masked, steps)
+
+
+def decode(prompt: Sequence[int], settings: Bd3lmSettings, trace: Trace) -> Decoding:
+    """Decodes one prompt; the cache takes whole blocks, each once it is finished."""
+    canvas = Canvas(prompt, settings, trace, gen_length=0)
+    steps = count()
+    # The first `num_cached` tokens are cached as soon as `commit` is done.
+    num_cached, commit = 0, NOTHING
+    while canvas.gen_length < settings.gen_length:
+        start = len(canvas.tokens)
+        if settings.release_compatible:
+            num_cached, commit = 0, DROP_ALL
+        if num_cached < start and (settings.separate_commit or settings.release_compatible):
+            store = _store(canvas, settings, num_cached, commit)
+            yield store
+            num_rows = len(store.tokens)
+            commit, num_cached = Commit(range(num_rows - start + num_cached, num_rows)), start
+        canvas.extend(min(settings.block_length, settings.gen_length - canvas.gen_length))
+        block = range(start - canvas.start, canvas.gen_length)
+        quotas = iter(settings.quotas(len(block)))
+        while masked := canvas.masked(block):
+            step = next(steps)
+            (readout,) = yield _denoise(canvas, settings, num_cached, masked, commit, step)
+            commit, num_cached = Commit(range(start - num_cached)), start
+            scores = readout.probs
+            if settings.remasking == "random":
+                scores = settings.random_scores(step, masked)
+            chosen = _choose(scores, settings.threshold, quotas)
+            positions = [masked[index] for index in chosen]
+            trace.select("token", masked, scores.tolist(), positions)
+            canvas.fix(positions, readout.tokens[chosen])
+            if reason := canvas.settled():
+                return canvas.finish(reason)
+        if first_eos(canvas.tokens[start:], settings.eos_ids) is not None:
+            break
+    return canvas.finish()
+
+
+def _denoise(
+    canvas: Canvas, settings: Bd3lmSettings, num_cached: int, masked: Sequence[int], commit: Commit, step: int
+) -> Forward:
+    """The last block, and before it what is finished but not cached yet."""
+    fed = range(num_cached, len(canvas.tokens))
+    read = settings.read([canvas.start + position - num_cached for position in masked], step, masked)
+    tokens = canvas.tokens[num_cached:]
+    return Forward(tokens, fed, _attention(fed, canvas.start, settings.block_length), (read,), commit, "denoise")
+
+
+def _store(canvas: Canvas, settings: Bd3lmSettings, num_cached: int, commit: Commit) -> Forward:
+    """What is finished but not cached yet, for its keys and values alone."""
+    fed = range(num_cached, len(canvas.tokens))
+    attention = _attention(fed, canvas.start, settings.block_length)
+    tokens, positions = canvas.tokens[num_cached:], list(fed)
+    padding = -canvas.start % settings.block_length if settings.release_compatible else 0
+    if padding:
+        tokens, positions = [settings.mask_id] * padding + tokens, [0] * padding + positions
+        seen = (replace(part, sees=tuple((a + padding, b + padding) for a, b in part.sees)) for part in attention)
+        attention = (Segment(padding, causal=False), *seen)
+    return Forward(tokens, positions, attention, (), commit, "store")
+
+
+def _attention(fed: range, num_prompt: int, block_length: int) -> Attention:
+    """Full within blocks, which begin anew where the response begins, and each sees those before it."""
+    sizes = Counter((position - num_prompt) // block_length for position in fed)
+    return block_causal(list(sizes.values()))
+
+
+def _choose(scores: ProbArray, threshold: float | None, quotas: Iterator[int]) -> list[int]:
+    """Which of the candidates become final."""
+    return most_confident(scores, next(quotas)) if threshold is None else at_least_or_best(scores, threshold)

@@ -1,0 +1,128 @@
+"""Fast-dLLM's decoding of LLaDA (arXiv 2505.22618): parallel commits by confidence, keys and values kept for a block.
+
+The canvas is filled block after block. Each block begins with a forward of the whole canvas; those after it reuse its
+keys and values outside the part that is fed again, though in a bidirectional model they change with every token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import ClassVar, Literal
+
+from refusion_eval.decoders import validate
+from refusion_eval.decoders.canvas import BlockSettings, Canvas
+from refusion_eval.decoders.choose import at_least_or_best, even_quotas, most_confident, num_within_factor
+from refusion_eval.errors import ConfigError
+from refusion_eval.trace import Trace
+from refusion_eval.types import (
+    DROP_ALL,
+    NOTHING,
+    Commit,
+    ConfidenceDtype,
+    Decoding,
+    Forward,
+    ProbArray,
+    bidirectional,
+)
+
+Cache = Literal["none", "prefix", "dual"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FastDllmLladaSettings(BlockSettings):
+    """Settings of Fast-dLLM on LLaDA, named as in its release.
+
+    Without `threshold` and `factor` each step commits a quota, as LLaDA does. With one of them `steps` plays no part;
+    the release's scripts give both.
+
+    Attributes:
+        confidence_dtype: float64 as released.
+        threshold: commit every candidate whose confidence is not below it, and always the best; 0.9 in the release.
+        factor: commit the longest run of best candidates of which the n-th has a confidence of at least
+            1 - factor / (n + 1), and always the best.
+        cache: what is kept from a block's first forward: nothing; "prefix", all before the block, so that the block
+            and everything behind it are fed again; or "dual", all but the block.
+        release_compatible: with `factor` a run that ends just before the last candidate takes that too, as the release
+            has it.
+
+    Raises:
+        ConfigError: a value is out of its range, or settings do not fit each other.
+    """
+
+    decoder: ClassVar[str] = "fast_dllm_llada"
+
+    confidence_dtype: ConfidenceDtype = "float64"
+    threshold: float | None = None
+    factor: float | None = None
+    cache: Cache = "dual"
+    release_compatible: bool = False
+
+    def __post_init__(self) -> None:
+        BlockSettings.__post_init__(self)
+        name = self.decoder
+        if self.threshold is not None:
+            validate.require_number(name, "threshold", self.threshold, 0.0)
+        if self.factor is not None:
+            validate.require_number(name, "factor", self.factor, 0.0)
+        if self.threshold is not None and self.factor is not None:
+            raise ConfigError(
+                f"{name}: threshold is {self.threshold} and factor {self.factor}; they are two rules for the same "
+                "choice, so set one of them to None"
+            )
+        validate.require_choice(name, "cache", self.cache, ("none", "prefix", "dual"))
+        validate.require_flags(name, release_compatible=self.release_compatible)
+
+
+def decode(prompt: Sequence[int], settings: FastDllmLladaSettings, trace: Trace) -> Decoding:
+    """Decodes one prompt, all of the canvas unless `early_stop`; takes one to `block_length` forwards a block."""
+    canvas = Canvas(prompt, settings, trace)
+    steps = count()
+    for number in range(settings.num_blocks):
+        block = settings.block(number)
+        quotas = even_quotas(len(block), settings.steps_per_block)
+        num_before = 0
+        while masked := canvas.masked(block):
+            (readout,) = yield _forward(canvas, settings, block, masked, num_before, next(steps))
+            chosen = _choose(readout.probs, settings, quotas[num_before])
+            positions = [masked[index] for index in chosen]
+            trace.select("token", masked, readout.probs.tolist(), positions)
+            canvas.fix(positions, readout.tokens[chosen])
+            if reason := canvas.settled():
+                return canvas.finish(reason)
+            num_before += 1
+    return canvas.finish()
+
+
+def _forward(
+    canvas: Canvas, settings: FastDllmLladaSettings, block: range, masked: Sequence[int], num_before: int, step: int
+) -> Forward:
+    """A step's forward; `num_before` counts those of the same block before it."""
+    length, start = len(canvas.tokens), canvas.start + block.start
+    fed, commit, kind = range(length), DROP_ALL, "denoise"
+    if settings.cache != "none":
+        if num_before == 0:
+            kind = "refresh"
+        else:
+            fed = range(start, length if settings.cache == "prefix" else start + len(block))
+            commit = Commit([row for row in range(length) if row not in fed]) if num_before == 1 else NOTHING
+    rows = [canvas.start + position - fed.start for position in masked]
+    return Forward(
+        canvas.tokens[fed.start : fed.stop],
+        fed,
+        bidirectional(len(fed)),
+        (settings.read(rows, step, masked),),
+        commit,
+        kind,
+    )
+
+
+def _choose(scores: ProbArray, settings: FastDllmLladaSettings, quota: int) -> list[int]:
+    """Which of the candidates become final."""
+    if settings.threshold is not None:
+        return at_least_or_best(scores, settings.threshold)
+    if settings.factor is None:
+        return most_confident(scores, quota)
+    num_chosen = num_within_factor(scores, settings.factor)
+    if settings.release_compatible and num_chosen == len(scores) - 1:
+        num_chosen += 1
+    return most_confident(scores, num_chosen)
