@@ -11,7 +11,7 @@ from transformers import Qwen3ForCausalLM
 
 from refusion_eval.api import DTYPES, LoadedModel
 from refusion_eval.engine.engine import Engine
-from refusion_eval.errors import ConfigError
+from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.models.attention import choose_backend
 from refusion_eval.models.checkpoint import Location
 from refusion_eval.models.config import ModelConfig, model_config
@@ -99,8 +99,12 @@ def _host(module: Qwen3ForCausalLM) -> LoadedModel:
         )
     with tempfile.TemporaryDirectory() as directory:
         # Through the same door as a checkpoint's, so that the same variants are refused.
-        module.config.to_json_file(Path(directory, "config.json"), use_diff=False)
-        config = model_config(Path(directory))
+        path = Path(directory, "config.json")
+        module.config.to_json_file(path, use_diff=False)
+        try:
+            config = model_config(Path(directory))
+        except CheckpointError as error:
+            raise CheckpointError(str(error).replace(str(path), f"the config of {name}")) from None
         backend = choose_backend("auto", dtype, device)
         model = LoadedModel(Location(name, Path(directory), None), config, dtype, device, backend)
     model.engine = Engine(Transformer(config, _weights(name, tensors, config)), backend)

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 import refusion_eval
-from refusion_eval.errors import ConfigError, DecodeError
+from refusion_eval.errors import CheckpointError, ConfigError, DecodeError
 from refusion_eval.hf import SlotStreamer, generate_with, refusion_generate, release
 from refusion_eval.hf.hosted import hosted
 from refusion_eval.trace import Trace
@@ -182,6 +182,12 @@ def test_other_models_are_refused():
     )
     with pytest.raises(ConfigError, match="LlamaForCausalLM is not computed here; give a Qwen3ForCausalLM"):
         generate(LlamaForCausalLM(config), ids(PROMPT))
+
+
+def test_variants_of_the_family_are_refused(tmp_path):
+    model = tiny.save_checkpoint(tmp_path, attention_bias=True)
+    with pytest.raises(CheckpointError, match=r"^the config of Qwen3ForCausalLM: attention_bias"):
+        generate(model, ids(PROMPT))
 
 
 def test_parameters_that_would_be_left_out_are_refused(model):
