@@ -144,7 +144,7 @@ def lora_config(directory: Path) -> LoraConfig:
         raise CheckpointError(
             f"{path} is malformed ({error!r}); it needs r, lora_alpha and target_modules as peft writes them"
         ) from error
-    if not config.targets or min(config.rank, *config.rank_pattern.values()) < 1:
+    if not config.targets or min([config.rank, *config.rank_pattern.values()]) < 1:
         raise CheckpointError(f"{path}: target_modules is empty or a rank is below 1, so nothing would be adapted")
     return config
 
@@ -243,11 +243,14 @@ class LoraAdapter:
     def _check_complete(self, matrices: Mapping[str, _Matrix]) -> None:
         """The tensors have to be those of the targets, two for each."""
         selected = {module for module, matrix in matrices.items() if self._config.selects(module, matrix.layer)}
-        for module in sorted(selected | self._tensors.keys()):
-            if module not in selected:
-                raise CheckpointError(f"{self._path}: has tensors for {module}, which target_modules does not name")
+        for module in sorted(self._tensors.keys() - selected):
+            raise CheckpointError(
+                f"{self._path} has tensors for {module}, which {self._config.path.name} does not name as a target; "
+                "take both files from the same adapter"
+            )
+        for module in sorted(selected):
             if len(self._tensors.get(module, ())) < 2:
-                raise CheckpointError(f"{self._path}: lacks lora_A or lora_B of {module}; download the file again")
+                raise CheckpointError(f"{self._path} lacks lora_A or lora_B of {module}; download the file again")
 
 
 def _matrices(model: ModelConfig) -> dict[str, _Matrix]:
