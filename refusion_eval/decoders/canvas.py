@@ -117,19 +117,7 @@ class BlockSettings(MaskedSettings):
 
     def __post_init__(self) -> None:
         MaskedSettings.__post_init__(self)
-        validate.require_integer(self.decoder, "block_length", self.block_length, at_least=1)
-        if self.gen_length % self.block_length:
-            raise ConfigError(
-                f"{self.decoder}: gen_length is {self.gen_length} and block_length {self.block_length}; the canvas "
-                "holds whole blocks, so set gen_length to a multiple of block_length"
-            )
-        if self.steps is not None:
-            validate.require_integer(self.decoder, "steps", self.steps, at_least=1)
-            if self.steps % self.num_blocks:
-                raise ConfigError(
-                    f"{self.decoder}: steps is {self.steps} for {self.num_blocks} blocks; every block gets the same "
-                    f"number, so set steps to a multiple of {self.num_blocks}"
-                )
+        check_blocks(self.decoder, self.gen_length, self.block_length, self.steps)
 
     @property
     def num_blocks(self) -> int:
@@ -144,6 +132,31 @@ class BlockSettings(MaskedSettings):
     def block(self, number: int) -> range:
         """Response indices of a block."""
         return range(number * self.block_length, (number + 1) * self.block_length)
+
+
+def check_blocks(decoder: str, gen_length: int, block_length: int, steps: int | None) -> None:
+    """Raises ConfigError unless the canvas holds whole blocks and each gets the same number of steps.
+
+    Args:
+        decoder: for messages.
+        gen_length: size of the canvas, >= 1.
+        block_length: positions of a block.
+        steps: for the whole canvas; None where they need not be divided.
+    """
+    validate.require_integer(decoder, "block_length", block_length, at_least=1)
+    if gen_length % block_length:
+        raise ConfigError(
+            f"{decoder}: gen_length is {gen_length} and block_length {block_length}; the canvas holds whole blocks, so "
+            "set gen_length to a multiple of block_length"
+        )
+    if steps is not None:
+        validate.require_integer(decoder, "steps", steps, at_least=1)
+        num_blocks = gen_length // block_length
+        if steps % num_blocks:
+            raise ConfigError(
+                f"{decoder}: steps is {steps} for {num_blocks} blocks; every block gets the same number, so set steps "
+                f"to a multiple of {num_blocks}"
+            )
 
 
 class Canvas:
