@@ -17,10 +17,10 @@ import torch
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.engine.scoring import TokenScore, score_many
-from refusion_eval.engine.width import WidthCost, measure
+from refusion_eval.engine.width import WidthCost, fastest_backend, measure
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.models.adapter import LoraAdapter, lora_config
-from refusion_eval.models.attention import Backend, choose_backend
+from refusion_eval.models.attention import Backend, possible_backends
 from refusion_eval.models.cards import CAUSAL_DECODERS, MASKED_DECODERS, Card, checkpoint_card
 from refusion_eval.models.checkpoint import Location, fetch_weights, locate
 from refusion_eval.models.config import ModelConfig, model_config
@@ -41,7 +41,6 @@ class LoadedModel:
         config: its shapes.
         card: mask id, EOS ids, backbone, decoders that it was trained for.
         dtype, device: of the weights.
-        attention: the attention backend.
         kv_budget: bytes that the keys and values of a batch may take; None is what is free when a batch begins.
         cuda_graphs: whether forwards of one request are recorded graphs.
         adapter: the path or hub id of the LoRA adapter that is merged into the weights; None for none.
@@ -54,7 +53,7 @@ class LoadedModel:
         config: ModelConfig,
         dtype: torch.dtype,
         device: torch.device,
-        attention: Backend,
+        backends: Sequence[Backend],
         kv_budget: int | None = None,
         cuda_graphs: bool = False,
         adapter: Location | None = None,
@@ -67,7 +66,7 @@ class LoadedModel:
         self.card: Card = checkpoint_card(location.name, location.directory)
         self.dtype = dtype
         self.device = device
-        self.attention = attention
+        self._backends = backends
         self._kv_budget = kv_budget
         self.cuda_graphs = cuda_graphs
         self.adapter = None if adapter is None else adapter.name
@@ -91,14 +90,14 @@ class LoadedModel:
         config = model_config(location.directory)
         torch_device = _device(device)
         torch_dtype = _dtype(dtype, config, torch_device)
-        backend = choose_backend(attention, torch_dtype, torch_device)
+        backends = possible_backends(attention, torch_dtype, torch_device)
         kv_budget = None if kv_budget_gib is None else int(kv_budget_gib * 2**30)
         if cuda_graphs and torch_device.type != "cuda":
             raise ConfigError(f"cuda_graphs needs a CUDA device, not {torch_device.type}; leave it out")
         adapter_location = None if adapter is None else locate(str(adapter), None)
         if adapter_location is not None:
             lora_config(adapter_location.directory)  # what is wrong with it shows before gigabytes are loaded
-        return cls(location, config, torch_dtype, torch_device, backend, kv_budget, cuda_graphs, adapter_location)
+        return cls(location, config, torch_dtype, torch_device, backends, kv_budget, cuda_graphs, adapter_location)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -106,15 +105,25 @@ class LoadedModel:
         return Tokenizer(self._location.directory)
 
     @cached_property
-    def engine(self) -> Engine:
-        """The engine over the checkpoint's weights."""
+    def transformer(self) -> Transformer:
+        """The checkpoint's weights, ready for forwards."""
         adapter = None
         if self._adapter is not None:
             fetch_weights(self._adapter)
             adapter = LoraAdapter(lora_config(self._adapter.directory), self.config)
         fetch_weights(self._location)
         weights = load_weights(self._location.directory, self.config, self.dtype, self.device, adapter)
-        return Engine(Transformer(self.config, weights), self.attention, self._kv_budget, self.cuda_graphs)
+        return Transformer(self.config, weights)
+
+    @cached_property
+    def attention(self) -> Backend:
+        """The attention backend: the one asked for, or the faster of those that work here, measured on this model."""
+        return fastest_backend(self.transformer, self._backends) if len(self._backends) > 1 else self._backends[0]
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The engine over the checkpoint's weights."""
+        return Engine(self.transformer, self.attention, self._kv_budget, self.cuda_graphs)
 
     @cached_property
     def width_cost(self) -> WidthCost:
@@ -139,7 +148,7 @@ def load_model(
         name: directory in Hugging Face layout, or hub id.
         dtype: "float32", "bfloat16" or "float16"; "auto" is the checkpoint's own on CUDA and float32 on a CPU.
         device: "cpu", "cuda", "cuda:1", ...; "auto" is CUDA where there is one.
-        attention: "sdpa" or "flash"; "auto" is flash-attn where it is installed and can run.
+        attention: "sdpa" or "flash"; "auto" is the faster of those that can run here, by measurement.
         revision: branch, tag or commit of a hub id.
         kv_budget_gib: GiB that the keys and values of a batch may take; None is what is free when a batch begins.
         cuda_graphs: record the forwards of a request decoded alone, one CUDA graph for each of a few widths.

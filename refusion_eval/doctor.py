@@ -12,7 +12,7 @@ from refusion_eval.errors import ConfigError
 from refusion_eval.evaluate.data import DATA_VARIABLE, SOURCES
 from refusion_eval.evaluate.paths import code_metric_path, embedded_decoders, embedded_path, tasks_path
 from refusion_eval.evaluate.sandbox import probe
-from refusion_eval.models.attention import choose_backend
+from refusion_eval.models.attention import possible_backends
 from refusion_eval.store.environment import package_versions
 
 HOOK = "_refusion_eval_autoload"
@@ -48,7 +48,8 @@ def _devices() -> Iterator[str]:
         yield "cuda: none"
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        yield f"attention: {choose_backend('flash', torch.bfloat16, device)}"
+        possible_backends("flash", torch.bfloat16, device)
+        yield "attention: sdpa or flash, whichever a measurement finds faster"
     except ConfigError as error:
         yield f"attention: sdpa; {error}"
 

@@ -1,5 +1,6 @@
 """How the time of a forward grows with its rows on this device: the width curve, and the two numbers decoders need."""
 
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ WIDTHS = (1, 8, 16, 32, 64, 128, 256)
 CONTEXT = 128
 NUM_ROUNDS = 5
 MAX_SECONDS = 10.0  # a wider forward is not timed once this is spent
+ATTENTION_WIDTHS = (1, 32, 256)
+ATTENTION_CONTEXT = 1024
 WORTH_KEEPING = 1.1  # a forward that takes at most this multiple of one of a single row counts as free
 
 
@@ -108,3 +111,17 @@ def measure(model: Transformer, attention: Backend) -> WidthCost:
     """Times a few forwards and fits them; takes a second on a small model, some seconds on a large one."""
     times = time_forwards(model, attention)
     return fit({width: statistics.median(seconds) for width, seconds in times.items()})
+
+
+def fastest_backend(model: Transformer, backends: Sequence[Backend]) -> Backend:
+    """The backend whose forwards take least time on this device: narrow ones, of a slot, and wide ones alike.
+
+    Args:
+        model: the transformer.
+        backends: those that work here; of equally fast ones the first is taken.
+    """
+    costs: list[float] = []
+    for backend in backends:
+        times = time_forwards(model, backend, ATTENTION_WIDTHS, min(ATTENTION_CONTEXT, model.config.max_positions // 2))
+        costs.append(math.fsum(math.log(statistics.median(seconds)) for seconds in times.values()))
+    return backends[costs.index(min(costs))]

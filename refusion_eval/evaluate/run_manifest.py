@@ -10,7 +10,7 @@ import torch
 
 import refusion_eval
 from refusion_eval.engine.bandwidth import cache_bytes_per_row, copy_bandwidth, weight_bytes
-from refusion_eval.evaluate.system import System
+from refusion_eval.evaluate.system import WITH_GRAPHS, System
 from refusion_eval.store.environment import collect_hardware, git_commit, package_versions
 from refusion_eval.store.manifest import Manifest
 
@@ -38,6 +38,7 @@ def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest
             "enable_thinking": args.enable_thinking,
             "checkpoint": system.checkpoint_settings,
             "tables": tables,
+            **_adapter_facts(system),
         },
         checkpoint=args.pretrained,
         checkpoint_revision=model.revision or "",
@@ -46,7 +47,7 @@ def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest
         seed=int(args.settings.get("seed", 0)),
         dtype=str(model.dtype).removeprefix("torch."),
         device=model.device.type,
-        attention=model.attention + ("+graphs" if model.cuda_graphs else ""),
+        attention=model.attention + (WITH_GRAPHS if model.cuda_graphs else ""),
         package_version=refusion_eval.__version__,
         batch_size=system.batch_size,
         warmup=args.warmup,
@@ -60,6 +61,20 @@ def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest
             "copy_bytes_per_second": copy_bandwidth(model.device),
         },
     )
+
+
+def _adapter_facts(system: System) -> dict[str, str]:
+    """What is merged into the weights, if anything."""
+    name, revision = system.model.adapter, system.model.adapter_revision
+    if name is None:
+        return {}
+    return {"adapter": f"{name}@{revision}" if revision else adapter_hash(Path(name).expanduser())}
+
+
+def adapter_hash(directory: Path) -> str:
+    """Hash of a local adapter: configuration and weights. Moved weights are the same weights."""
+    names = ("adapter_config.json", "adapter_model.safetensors")
+    return hashlib.sha256(b"".join((directory / name).read_bytes() for name in names)).hexdigest()[:32]
 
 
 def checkpoint_hash(directory: Path) -> str:

@@ -4,6 +4,7 @@ import functools
 import json
 import logging
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from refusion_eval import api
@@ -14,6 +15,8 @@ from refusion_eval.evaluate.model_args import ModelArgs
 from refusion_eval.evaluate.paths import tasks_path
 from refusion_eval.evaluate.settings import Resolved, Table, benchmark_of, load_table, read_generation_kwargs, resolve
 from refusion_eval.evaluate.text import Detokenizer
+from refusion_eval.store.run_reader import RunReader
+from refusion_eval.store.run_store import RUN_JSON
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +32,9 @@ Settle = Callable[[str, Callable[[], Any]], Any]
 
 def _settle_anew(name: str, make: Callable[[], Any]) -> Any:
     return make()
+
+
+WITH_GRAPHS = "+graphs"  # what records add to the name of an attention backend
 
 
 class System:
@@ -60,11 +66,20 @@ class System:
             args.checkpoint,
             dtype=args.dtype,
             device=args.device,
-            attention=args.attention,
+            attention=self._attention(),
             revision=args.revision,
             kv_budget_gib=args.kv_budget_gib,
             cuda_graphs=args.cuda_graphs,
+            adapter=args.adapter,
         )
+
+    def _attention(self) -> str:
+        """The backend asked for; where a measurement decides, the one that a resumed run was begun with."""
+        args = self.args
+        if args.attention != "auto" or args.run_dir is None or not (Path(args.run_dir) / RUN_JSON).is_file():
+            return args.attention
+        with RunReader.open(args.run_dir) as reader:
+            return reader.run.manifest.attention.removesuffix(WITH_GRAPHS)
 
     @functools.cached_property
     def batch_size(self) -> int:

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from transformers import Qwen3ForCausalLM
 
 from refusion_eval.api import DTYPES, LoadedModel
-from refusion_eval.engine.engine import Engine
 from refusion_eval.errors import CheckpointError, ConfigError
-from refusion_eval.models.attention import choose_backend
+from refusion_eval.models.attention import possible_backends
 from refusion_eval.models.checkpoint import Location
 from refusion_eval.models.config import ModelConfig, model_config
 from refusion_eval.models.layers import SMALL_MATRIX
@@ -54,7 +53,9 @@ def hosted(module: nn.Module) -> LoadedModel:
     if known is not None and known.state == state:
         return known.model
     if known is not None:
-        del _HOSTED[module], known.model.engine  # the old copies go before the new ones are made
+        del _HOSTED[module]
+        for part in ("engine", "transformer"):  # the old copies go before the new ones are made
+            vars(known.model).pop(part, None)
     # Buffers made in a caller's inference mode could not be written outside of it.
     with torch.inference_mode(False):
         model = _host(module)
@@ -105,9 +106,9 @@ def _host(module: Qwen3ForCausalLM) -> LoadedModel:
             config = model_config(Path(directory))
         except CheckpointError as error:
             raise CheckpointError(str(error).replace(str(path), f"the config of {name}")) from None
-        backend = choose_backend("auto", dtype, device)
-        model = LoadedModel(Location(name, Path(directory), None), config, dtype, device, backend)
-    model.engine = Engine(Transformer(config, _weights(name, tensors, config)), backend)
+        backends = possible_backends("auto", dtype, device)
+        model = LoadedModel(Location(name, Path(directory), None), config, dtype, device, backends)
+    model.transformer = Transformer(config, _weights(name, tensors, config))
     return model
 
 

@@ -30,8 +30,8 @@ Backend = Literal["sdpa", "flash"]
 MAX_DENSE = 1 << 18
 
 
-def choose_backend(name: str, dtype: torch.dtype, device: torch.device) -> Backend:
-    """Resolves "auto" and refuses what this machine cannot do.
+def possible_backends(name: str, dtype: torch.dtype, device: torch.device) -> tuple[Backend, ...]:
+    """The backends that a name leaves open here: of "auto" all that can run, else the one that it names.
 
     Args:
         name: "auto", "sdpa" or "flash".
@@ -52,7 +52,9 @@ def choose_backend(name: str, dtype: torch.dtype, device: torch.device) -> Backe
         obstacle = f"flash-attn needs bfloat16 or float16, not {dtype}"
     if name == "flash" and obstacle is not None:
         raise ConfigError(f"attention='flash' is not possible: {obstacle}; use attention='sdpa'")
-    return "flash" if name != "sdpa" and obstacle is None else "sdpa"
+    if name != "auto":
+        return ("flash",) if name == "flash" else ("sdpa",)
+    return ("sdpa",) if obstacle is not None else ("sdpa", "flash")
 
 
 def grouped_attention(
@@ -197,19 +199,20 @@ class Padded:
 
 
 class SideBySide:
-    """Causal attention of whole texts that lie behind each other: nothing is cached, none sees another.
+    """Attention of whole texts that lie behind each other: nothing is cached, none sees another.
 
     Args:
         widths: rows of each text.
+        is_causal: whether a row sees only the rows of its text up to itself, else all of them.
     """
 
-    def __init__(self, widths: Sequence[int]) -> None:
-        self._widths = list(widths)
+    def __init__(self, widths: Sequence[int], is_causal: bool = True) -> None:
+        self._widths, self._is_causal = list(widths), is_causal
 
     def __call__(self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> Tensor:
         """Attends in one layer; returns [T, H, D]."""
         outputs = []
         for q_QHD, k_QGD, v_QGD in zip(*(rows.split(self._widths) for rows in (q_THD, k_TGD, v_TGD)), strict=True):
             keys_GQD, values_GQD = k_QGD.transpose(0, 1), v_QGD.transpose(0, 1)
-            outputs.append(grouped_attention(q_QHD, keys_GQD, values_GQD, None, is_causal=True))
+            outputs.append(grouped_attention(q_QHD, keys_GQD, values_GQD, None, self._is_causal))
         return torch.cat(outputs)

@@ -1,11 +1,11 @@
-"""Which attention backend serves: chosen, named, or refused with the reason."""
+"""Which attention backends can serve: open, named, or refused with the reason."""
 
 import pytest
 import torch
 
 from refusion_eval.errors import ConfigError
 from refusion_eval.models import attention
-from refusion_eval.models.attention import choose_backend
+from refusion_eval.models.attention import possible_backends
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -17,20 +17,21 @@ def flash_installed(monkeypatch):
 
 @pytest.mark.parametrize("name", ["auto", "sdpa"])
 def test_a_cpu_takes_sdpa(name, flash_installed):
-    assert choose_backend(name, torch.float32, CPU) == "sdpa"
+    assert possible_backends(name, torch.float32, CPU) == ("sdpa",)
 
 
-def test_flash_is_chosen_where_it_can_run(flash_installed):
-    assert choose_backend("auto", torch.bfloat16, CUDA) == "flash"
-    assert choose_backend("auto", torch.float32, CUDA) == "sdpa"
-    assert choose_backend("sdpa", torch.bfloat16, CUDA) == "sdpa"
+def test_where_flash_can_run_both_are_open_unless_one_is_named(flash_installed):
+    assert possible_backends("auto", torch.bfloat16, CUDA) == ("sdpa", "flash")
+    assert possible_backends("auto", torch.float32, CUDA) == ("sdpa",)
+    assert possible_backends("sdpa", torch.bfloat16, CUDA) == ("sdpa",)
+    assert possible_backends("flash", torch.bfloat16, CUDA) == ("flash",)
 
 
 def test_without_flash_everything_is_sdpa(monkeypatch):
     monkeypatch.setattr(attention, "flash_attn_func", None)
-    assert choose_backend("auto", torch.bfloat16, CUDA) == "sdpa"
+    assert possible_backends("auto", torch.bfloat16, CUDA) == ("sdpa",)
     with pytest.raises(ConfigError, match="not installed"):
-        choose_backend("flash", torch.bfloat16, CUDA)
+        possible_backends("flash", torch.bfloat16, CUDA)
 
 
 @pytest.mark.parametrize(
@@ -39,9 +40,9 @@ def test_without_flash_everything_is_sdpa(monkeypatch):
 )
 def test_flash_is_refused_where_it_cannot_run(flash_installed, dtype, device, reason):
     with pytest.raises(ConfigError, match=reason):
-        choose_backend("flash", dtype, device)
+        possible_backends("flash", dtype, device)
 
 
 def test_unknown_backend():
     with pytest.raises(ConfigError, match="choose auto, sdpa or flash"):
-        choose_backend("eager", torch.float32, CPU)
+        possible_backends("eager", torch.float32, CPU)
