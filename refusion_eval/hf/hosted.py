@@ -59,8 +59,9 @@ def hosted(module: nn.Module) -> LoadedModel:
     # Buffers made in a caller's inference mode could not be written outside of it.
     with torch.inference_mode(False):
         model = _host(module)
-    if known is not None and _shape(known.model) == _shape(model) and "width_cost" in vars(known.model):
-        model.width_cost = known.model.width_cost
+    if known is not None and _shape(known.model) == _shape(model):
+        measured = {"attention", "width_cost"} & vars(known.model).keys()
+        vars(model).update({name: vars(known.model)[name] for name in measured})
     _HOSTED[module] = _Hosted(state, model)
     return model
 

@@ -255,6 +255,16 @@ def test_a_cast_model_is_made_anew(model):
     assert hosted(model.to(torch.float32)) is not first
 
 
+def test_changed_weights_leave_no_copies_of_the_old_ones(model):
+    generate(model, ids(PROMPT))
+    first = hosted(model)
+    copies = weakref.ref(first.engine.model)
+    changed_in_place(model)
+    assert hosted(model) is not first
+    gc.collect()
+    assert copies() is None
+
+
 def test_a_call_in_inference_mode_spoils_no_later_one(model):
     with torch.inference_mode():
         inside = generate(model, ids(PROMPT))
