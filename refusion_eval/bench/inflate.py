@@ -100,6 +100,8 @@ def inflate(source: Path, target: Path, shape: Shape, dtype: torch.dtype) -> Non
 
 
 def _check(config: ModelConfig, shape: Shape) -> None:
+    if config.family != "qwen3":
+        raise ConfigError(f"inflate: the checkpoint's model_type is {config.family!r}; only 'qwen3' can be inflated")
     group, wide_group = config.num_heads // config.num_kv_heads, shape.num_attention_heads // shape.num_key_value_heads
     needs = {
         "hidden_size": (config.hidden_size + 1, shape.hidden_size),

@@ -243,9 +243,10 @@ class LoraAdapter:
     def _check_complete(self, matrices: Mapping[str, _Matrix]) -> None:
         """The tensors have to be those of the targets, two for each."""
         selected = {module for module, matrix in matrices.items() if self._config.selects(module, matrix.layer)}
-        for module in sorted(self._tensors.keys() - selected):
+        strays = sorted(self._tensors.keys() - selected)
+        if strays:
             raise CheckpointError(
-                f"{self._path} has tensors for {module}, which {self._config.path.name} does not name as a target; "
+                f"{self._path} has tensors for {strays[0]}, which {self._config.path.name} does not name as a target; "
                 "take both files from the same adapter"
             )
         for module in sorted(selected):

@@ -12,6 +12,7 @@ from refusion_eval.bench.inflate import inflate
 from refusion_eval.bench.shapes import Shape
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.attention import SideBySide
+from tests.models import tiny
 
 SHAPE = Shape(
     hidden_size=320,
@@ -78,3 +79,9 @@ def test_a_shape_that_is_too_small_is_refused(checkpoint, tmp_path) -> None:
     with pytest.raises(ConfigError, match="hidden_size is 100, the checkpoint needs at least"):
         inflate(Path(checkpoint), tmp_path / "model", narrow, torch.float32)
     assert not (tmp_path / "model").exists()
+
+
+def test_another_family_is_refused(tmp_path) -> None:
+    tiny.save_checkpoint(tmp_path / "llama", family="llama")
+    with pytest.raises(ConfigError, match="model_type is 'llama'; only 'qwen3'"):
+        inflate(tmp_path / "llama", tmp_path / "model", SHAPE, torch.float32)
