@@ -295,6 +295,58 @@ def bench(
         write_output(out, json.dumps(report.to_json(), indent=2) + "\n")
 
 
+@app.command()
+def locality(
+    out: Annotated[Path, typer.Option(help="CSV with every ratio and distance.")],
+    model: Annotated[str, typer.Option(help="Checkpoint folder, hub id, or embedded (mini task).")] = "embedded",
+    reading: Annotated[
+        Literal["auto", "bidirectional", "bidirectional_shifted", "refusion"],
+        typer.Option(help="How masks are read; auto asks the checkpoint's card."),
+    ] = "auto",
+    data: Data = None,
+    responses: Annotated[int, typer.Option(help="Gold responses, the first of the benchmark.")] = 100,
+    max_length: Annotated[
+        int | None, typer.Option(help="Pass over longer texts, prompt and response in tokens; what the model reads.")
+    ] = None,
+    ratios: Annotated[str, typer.Option(help="Shares of the response that are masked.")] = "0.2,0.4,0.6,0.8",
+    reveals: Annotated[int, typer.Option(help="Tokens revealed in a masked response, one at a time.")] = 8,
+    distances: Annotated[
+        str, typer.Option(help="Distances of the printed table, either side; the CSV has all to 128.")
+    ] = "1,2,4,8,16,32,64,128",
+    seed: Annotated[int, typer.Option(help="Of masks and reveals.")] = 0,
+    batch_size: Annotated[int, typer.Option(help="Texts in one forward.")] = 16,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
+) -> None:
+    """Measure how far one revealed token moves the predictions at masks, by distance (the paper's Figure 3)."""
+    from refusion_eval.evaluate.locality import LocalitySettings, parse_numbers
+    from refusion_eval.evaluate.locality_report import locality_command
+    from refusion_eval.training.mini.generate import held_out_pairs
+
+    settings = LocalitySettings(
+        ratios=parse_numbers(ratios, "--ratios", float),
+        reveals=reveals,
+        num_responses=responses,
+        max_length=max_length,
+        seed=seed,
+        batch_size=batch_size,
+    )
+    locality_command(
+        model,
+        settings,
+        out=out,
+        mini_pairs=lambda: held_out_pairs("gsm8k"),
+        reading=reading,
+        data=data,
+        distances=[int(distance) for distance in parse_numbers(distances, "--distances", int)],
+        dtype=dtype,
+        device=device,
+        revision=revision,
+        console=_console(),
+    )
+
+
 @app.command("tasks-path")
 def print_tasks_path() -> None:
     """Print the folder of task files, for lm_eval's --include_path."""

@@ -44,6 +44,11 @@ def held_out_items(benchmark: str) -> list[Item]:
     return list(distinct.values())
 
 
+def held_out_pairs(benchmark: str) -> list[tuple[str, str]]:
+    """(User turn, gold response) of the committed test items: the form that the embedded models were trained on."""
+    return [(prompt(benchmark, item.prompt_row), item.response) for item in held_out_items(benchmark)]
+
+
 def normalised(text: str) -> str:
     """Lower case, single blanks: the form in which prompts are compared."""
     return " ".join(text.lower().split())

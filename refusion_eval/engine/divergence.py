@@ -1,0 +1,165 @@
+"""How far the distributions at masked positions move when one more token is revealed (arXiv 2512.13586, section 4.1).
+
+The measure is the Jensen-Shannon divergence in nats: with m = (p + q) / 2 it is (KL(p, m) + KL(q, m)) / 2, between 0
+and ln 2. Divide by ln 2 (multiply by 1.4427) for bits.
+
+Shapes: N rows that are read, M masked positions, K revealed positions, C residual width, V vocabulary.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from refusion_eval.engine.readout import MAX_LOGITS
+from refusion_eval.errors import DecodeError
+from refusion_eval.models.attention import SideBySide
+from refusion_eval.models.transformer import Transformer
+
+Reading = Literal["bidirectional", "bidirectional_shifted", "refusion"]
+
+# Logits and what is computed from them for one chunk of rows, counted generously.
+_ARRAYS_AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedText:
+    """A text of which some tokens are hidden, and which of these are to be revealed.
+
+    Attributes:
+        tokens: the clean token ids; their index is their position.
+        masked: positions that hold the mask token, ascending; not the first one where logits are read shifted.
+        revealed: positions among `masked`; each is revealed alone, the others stay hidden.
+    """
+
+    tokens: Sequence[int]
+    masked: Sequence[int]
+    revealed: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Arranged:
+    """A text as a forward gets it: tokens and position ids in row order, and the rows that are read."""
+
+    tokens: list[int]
+    positions: list[int]
+    rows: list[int]
+
+
+def reveal_divergences(
+    model: Transformer, texts: Sequence[MaskedText], reading: Reading, mask_id: int, batch_size: int
+) -> Iterator[npt.NDArray[np.float64]]:
+    """Compares the distributions at all masked positions before and after each single reveal.
+
+    The readings:
+        bidirectional: every row sees every row, and the row of a mask predicts its own position (LLaDA).
+        bidirectional_shifted: every row sees every row, and row i - 1 predicts position i (Dream).
+        refusion: attention is causal over the prompt and all clean tokens in the order of their positions, then all
+            masks in that order, each with its own position id; the row of a mask predicts its own position. So a mask
+            sees every clean token, wherever it stands, but only the masks before it: to reveal a token moves its row in
+            front of all masks. The masks before it see something new, those behind it see its token in place of
+            its mask, and every mask may change; the two directions are not alike.
+
+    Args:
+        model: the transformer.
+        texts: in the order of the answers.
+        reading: see above.
+        mask_id: the mask token.
+        batch_size: texts in one forward, >= 1; a text counts once for itself and once for each reveal.
+
+    Yields:
+        For each text the divergences in nats, [K, M] in the orders of `revealed` and `masked`; NaN where a position
+        is the revealed one itself.
+
+    Raises:
+        DecodeError: logits are not finite.
+    """
+    arranged = chain.from_iterable(_variants(text, reading, mask_id) for text in texts)
+    read = _read_rows(model, arranged, batch_size, is_causal=reading == "refusion")
+    for text in texts:
+        base_MC = next(read)
+        divergence_KM = _divergences(model, base_MC, [next(read) for _ in text.revealed])
+        revealed_KM = np.array(text.revealed, dtype=np.int64)[:, None] == np.array(text.masked, dtype=np.int64)
+        if not np.isfinite(divergence_KM).all():
+            raise DecodeError(f"a text of {len(text.tokens)} tokens, {len(text.masked)} masked: logits are not finite")
+        yield np.where(revealed_KM, np.nan, divergence_KM)
+
+
+def jensen_shannon(log_p_NV: Tensor, log_q_NV: Tensor) -> Tensor:
+    """Jensen-Shannon divergence of distributions that are given by their log-probabilities.
+
+    With d = |log q - log p| a token contributes m (ln 2 - H(s)), where H is the entropy of a coin whose sides have the
+    probabilities s = 1 / (1 + exp(-d)) and 1 - s. Every contribution is >= 0, so nothing cancels between tokens; within
+    one, small d takes a form that keeps its digits: ln 2 - H(s) = (d tanh(d/2) + ln(1 - tanh(d/2)^2)) / 2.
+
+    Args:
+        log_p_NV: finite log-probabilities.
+        log_q_NV: likewise.
+
+    Returns:
+        Nats, float64, [N].
+    """
+    difference_NV = (log_q_NV - log_p_NV).abs()
+    tanh_NV = (difference_NV / 2).tanh()
+    small_NV = (difference_NV * tanh_NV + torch.log1p(-tanh_NV * tanh_NV)) / 2
+    large_NV = math.log(2) - difference_NV * torch.sigmoid(-difference_NV) - softplus(-difference_NV)
+    each_NV = torch.where(difference_NV < 1, small_NV, large_NV)
+    mean_NV = (log_p_NV.exp() + log_q_NV.exp()) / 2
+    return (mean_NV * each_NV).sum(dim=-1, dtype=torch.float64).clamp(0, math.log(2))
+
+
+def _variants(text: MaskedText, reading: Reading, mask_id: int) -> Iterator[_Arranged]:
+    """The text as it is, then with each reveal."""
+    yield _arrange(text, text.masked, reading, mask_id)
+    for revealed in text.revealed:
+        hidden = [position for position in text.masked if position != revealed]
+        yield _arrange(text, hidden, reading, mask_id)
+
+
+def _arrange(text: MaskedText, hidden: Sequence[int], reading: Reading, mask_id: int) -> _Arranged:
+    """Lays a text out for a forward; read are the rows for all of `text.masked`, so that variants can be compared."""
+    is_hidden = set(hidden)
+    order = list(range(len(text.tokens)))
+    if reading == "refusion":
+        order = [position for position in order if position not in is_hidden] + list(hidden)
+    row_of = {position: row for row, position in enumerate(order)}
+    shift = int(reading == "bidirectional_shifted")
+    return _Arranged(
+        tokens=[mask_id if position in is_hidden else text.tokens[position] for position in order],
+        positions=order,
+        rows=[row_of[position - shift] for position in text.masked],
+    )
+
+
+def _read_rows(model: Transformer, texts: Iterable[_Arranged], batch_size: int, is_causal: bool) -> Iterator[Tensor]:
+    """The residual stream of the rows that are read, [M, C] a text, `batch_size` texts in one forward."""
+    remaining = iter(texts)
+    while batch := list(islice(remaining, batch_size)):
+        widths = [len(text.tokens) for text in batch]
+        tokens = [token for text in batch for token in text.tokens]
+        positions = [position for text in batch for position in text.positions]
+        tokens_T, positions_T = torch.from_numpy(np.array([tokens, positions], dtype=np.int64)).to(model.device)
+        hidden_TC = model.hidden(tokens_T, positions_T, max(positions), SideBySide(widths, is_causal))
+        for text, hidden_QC in zip(batch, hidden_TC.split(widths), strict=True):
+            yield hidden_QC[torch.tensor(text.rows, device=model.device)]
+
+
+@torch.inference_mode()
+def _divergences(model: Transformer, base_MC: Tensor, revealed_MC: Sequence[Tensor]) -> npt.NDArray[np.float64]:
+    """Divergence of each variant from the base, row by row, [K, M]; logits are made and dropped chunk by chunk."""
+    rows_at_once = max(1, MAX_LOGITS // (_ARRAYS_AT_ONCE * model.config.vocab_size))
+    chunks = []
+    for base_NC, *variants_NC in zip(*(rows.split(rows_at_once) for rows in (base_MC, *revealed_MC)), strict=True):
+        log_p_NV = model.logits(base_NC).log_softmax(dim=-1)
+        chunks.append(
+            torch.stack([jensen_shannon(log_p_NV, model.logits(each).log_softmax(dim=-1)) for each in variants_NC])
+        )
+    found: npt.NDArray[np.float64] = torch.cat(chunks, dim=1).cpu().numpy()
+    return found
