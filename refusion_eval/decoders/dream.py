@@ -49,8 +49,8 @@ class DreamSettings(MaskedSettings):
             best ("topk_margin") or low entropy ("entropy"). "origin" picks them at random.
         alg_temp: above 0 draws positions without replacement from softmax(confidence / alg_temp).
         eps: noise level at which the schedule ends, in [0, 1].
-        confidence_temperature, confidence_top_p: the confidences' own, where tokens are not sampled; None is
-            `temperature` and `top_p`, as released.
+        confidence_temperature, confidence_top_p: the confidences' own, where tokens are not sampled (where they are, it
+            must be theirs); None is `temperature` and `top_p`, as released.
 
     Raises:
         ConfigError: a value is out of its range, or settings do not fit each other.
@@ -87,10 +87,13 @@ class DreamSettings(MaskedSettings):
                 f"{name}: alg_temp is {self.alg_temp}, and alg={self.alg} draws nothing by confidence; set alg_temp "
                 "to 0"
             )
-        if self._own_confidence and (self.temperature > 0 or self.alg == "origin"):
+        own = (self.confidence_temperature, self.confidence_top_p)
+        sampled_alike = own[0] in (None, self.temperature) and own[1] in (None, self.top_p)
+        if self._own_confidence and (self.alg == "origin" or (self.temperature > 0 and not sampled_alike)):
             raise ConfigError(
-                f"{name}: confidence_temperature and confidence_top_p are for temperature 0 and positions ranked by "
-                f"confidence, and temperature is {self.temperature}, alg {self.alg}; leave them out"
+                f"{name}: confidence_temperature {own[0]} and confidence_top_p {own[1]} are for positions ranked by "
+                f"confidence, and where tokens are sampled they are the sampler's; alg is {self.alg}, temperature "
+                f"{self.temperature}, top_p {self.top_p}: leave them out"
             )
 
     @property

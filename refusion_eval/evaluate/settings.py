@@ -149,7 +149,7 @@ def load_table(
     """Reads and checks a settings file.
 
     A file holds one table, or several under `presets`: what the authors ran and what a comparison ran are two things.
-    A row may name a source of its own.
+    A row outranks what the table says of all benchmarks (`common`), and may name a source of its own.
 
     Args:
         folder: the folder of settings files.
@@ -180,12 +180,12 @@ def load_table(
         content, where = content["presets"][preset], f"{where}:{preset}"
     elif preset is not None:
         raise ConfigError(f"{where} has no presets, so leave out preset={preset}")
-    check_keys(content, ("source", "benchmarks"), where)
+    check_keys(content, ("source", "common", "benchmarks"), where)
     check_keys(content["benchmarks"], PROMPTS, where)
     types = field_types(settings_type)
     benchmarks, sources = {}, {}
     for benchmark, row in content["benchmarks"].items():
-        values = {key: value for key, value in row.items() if key != "source"}
+        values = {key: value for key, value in {**content.get("common", {}), **row}.items() if key != "source"}
         sources[benchmark] = row.get("source", content.get("source"))
         if not sources[benchmark]:
             raise ConfigError(f"{where}: {benchmark} needs a source, its own or the table's")

@@ -54,13 +54,55 @@ def test_other_tasks_are_not(task):
     assert benchmark_of(task) is None
 
 
-@pytest.mark.parametrize("mini", [False, True])
-@pytest.mark.parametrize("decoder", sorted(DECODERS))
-def test_the_shipped_table_covers_all_benchmarks(decoder, mini):
+FOLDER = tasks_path() / "settings"
+TABLES = [
+    (decoder, mini, preset)
+    for decoder in sorted(DECODERS)
+    for mini in (False, True)
+    for preset in yaml.safe_load((FOLDER / f"{'mini_' * mini}{decoder}.yaml").read_text()).get("presets", [None])
+]
+
+
+def shipped(decoder, mini, preset=None):
     settings_type = DECODERS[decoder].Settings
     checkpoint = {key: value for key, value in CHECKPOINT.items() if key in settings_type.__dataclass_fields__}
-    table = load_table(tasks_path() / "settings", decoder, mini, settings_type, checkpoint)
-    assert table.benchmarks.keys() == PROMPTS.keys()
+    return load_table(FOLDER, decoder, mini, settings_type, checkpoint, preset)
+
+
+@pytest.mark.parametrize(("decoder", "mini", "preset"), TABLES)
+def test_the_shipped_tables_cover_all_benchmarks_and_name_their_sources(decoder, mini, preset):
+    table = shipped(decoder, mini, preset)
+    assert table.benchmarks.keys() == table.sources.keys() == PROMPTS.keys()
+    assert table.preset == preset
+    assert all(table.sources.values())
+
+
+def test_the_first_preset_is_taken_if_none_is_named_and_labels_say_which():
+    table = shipped("llada", False)
+    assert table.preset == "official"
+    assert table.label == "tasks/settings/llada.yaml:official"
+    assert shipped("llada", False, "paper_implied").benchmarks["gsm8k"] == {"gen_length": 256, "block_length": 8}
+
+
+def test_a_preset_that_is_not_there_is_refused():
+    with pytest.raises(ConfigError, match=r"llada.yaml: unknown preset 'oficial'; did you mean official"):
+        shipped("llada", False, "oficial")
+    with pytest.raises(ConfigError, match=r"refusion.yaml has no presets, so leave out preset=official"):
+        shipped("refusion", False, "official")
+
+
+def test_rows_outrank_what_is_common_and_every_row_has_a_source(tmp_path):
+    rows = {"gsm8k": {"gen_length": 64}, "math": {"gen_length": 64, "tau_slot": 0.5, "source": "elsewhere"}}
+    content = {"decoder": "refusion", "source": "a test", "common": {"tau_slot": 0.9}, "benchmarks": rows}
+    (tmp_path / "refusion.yaml").write_text(yaml.safe_dump(content))
+    table = load_table(tmp_path, "refusion", False, REFUSION, CHECKPOINT)
+    assert table.benchmarks["gsm8k"] == {"gen_length": 64, "tau_slot": 0.9}
+    assert table.benchmarks["math"] == {"gen_length": 64, "tau_slot": 0.5}
+    assert table.sources == {"gsm8k": "a test", "math": "elsewhere"}
+    del content["source"]
+    (tmp_path / "refusion.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(ConfigError, match="gsm8k needs a source"):
+        load_table(tmp_path, "refusion", False, REFUSION, CHECKPOINT)
 
 
 def test_published_table_6_equals_the_shipped_one(shared):
