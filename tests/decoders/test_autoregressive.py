@@ -5,6 +5,7 @@ import pytest
 from refusion_eval.decoders.autoregressive import AutoregressiveSettings, decode
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import Forward, Read, Readout
+from tests.decoders.baselines import RECORDS_EACH, assert_equals_golden, decode_golden, golden_case
 from tests.decoders.scripted import readout, run_scripted
 
 EOS = 9
@@ -54,3 +55,12 @@ def test_sampling_draws_a_new_key_for_every_position_and_seed():
 def test_bad_settings_are_refused(changes: dict[str, object]):
     with pytest.raises(ConfigError, match=next(iter(changes))):
         AutoregressiveSettings(**changes)
+
+
+@pytest.mark.parametrize("number", range(RECORDS_EACH))
+def test_tokens_and_forwards_are_those_of_the_public_code(shared, number):
+    case = golden_case(shared, "ar", number)
+    named = case["settings"]
+    assert named["stop_ids"] == "eos"
+    out = decode_golden(shared, case, "autoregressive", gen_length=named["max_new_tokens"], eos_ids=(190,))
+    assert_equals_golden(out, case)
