@@ -79,6 +79,9 @@ def run(
     thinking: Annotated[
         bool | None, typer.Option(help="What the chat template is told about thinking; yes if nobody says.")
     ] = None,
+    chat_template: Annotated[
+        str | None, typer.Option(help="A Jinja file instead of the checkpoint's template, or none for plain prompts.")
+    ] = None,
     warmup: Annotated[int, typer.Option(min=0, help="Decodings thrown away before the first measured one.")] = 1,
     seed: Annotated[int | None, typer.Option(min=0, help="Of everything random; 0 if not given.")] = None,
     settings: Annotated[
@@ -96,6 +99,7 @@ def run(
         {
             **chosen,
             **({} if adapter is None else {"adapter": adapter}),
+            **({} if chat_template is None else {"chat_template": chat_template}),
             **({} if thinking is None else {"enable_thinking": thinking}),
             "preset": preset,
             "run_dir": str(run_dir),

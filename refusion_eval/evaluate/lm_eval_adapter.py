@@ -107,6 +107,13 @@ class RefusionLM(TemplateLM):
         return next(iter(self.system.model.card.eos_ids), None)
 
     @property
+    def bos_token_id(self) -> int:
+        """What `add_bos_token` puts before a prompt."""
+        if self.tokenizer.bos_token_id is None:
+            raise ConfigError(f"{self.args.pretrained}: the tokenizer names no BOS token; leave out add_bos_token")
+        return int(self.tokenizer.bos_token_id)
+
+    @property
     def prefix_token_id(self) -> int:
         """What log-likelihood puts before a text without context: the tokenizer's BOS, else its EOS."""
         inner = self.tokenizer
@@ -148,6 +155,9 @@ class RefusionLM(TemplateLM):
         inner = self.tokenizer
         if add_special_tokens is None:
             add_special_tokens = not (inner.bos_token and string.startswith(inner.bos_token))
+            if self.args.add_bos_token:
+                tokens = list(inner.encode(string, add_special_tokens=add_special_tokens))
+                return tokens if tokens[:1] == [self.bos_token_id] else [self.bos_token_id, *tokens]
         return list(inner.encode(string, add_special_tokens=add_special_tokens))
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -157,7 +167,7 @@ class RefusionLM(TemplateLM):
             ConfigError: a prompt cannot be decoded; nothing was.
             DecodeError: samples failed; all others are recorded.
         """
-        if not self._chat_applied and self.tokenizer.chat_template:
+        if not self._chat_applied and self.tokenizer.chat_template and self.args.chat_template is None:
             log.warning("this checkpoint has a chat template, and it is not applied: pass --apply_chat_template")
         jobs = self._jobs(requests)
         totals = Counter(job.key.task for job in jobs)

@@ -21,6 +21,7 @@ SYSTEM_NAMES = {
     "d2f_dream": "Dream w/ D2F",
     "d2f_llada": "LLaDA w/ D2F",
     "dream": "Dream",
+    "esolm": "Eso-LM",
     "fast_dllm_dream": "Dream w/ Fast-dLLM",
     "fast_dllm_llada": "LLaDA w/ Fast-dLLM",
     "llada": "LLaDA",
@@ -50,6 +51,8 @@ class ModelArgs:
         run_dir: where every sample is recorded as it finishes, and found again by the next run; None records nothing.
         data_dir: folder with benchmark data; the tasks read it.
         enable_thinking: passed to the chat template.
+        chat_template: a Jinja file instead of the checkpoint's template, or "none" for plain prompts.
+        add_bos_token: begin every prompt with the tokenizer's BOS token, unless it does already.
         warmup: requests decoded and thrown away before the first measured one of each settings.
         system: name in tables; by default the decoder's.
         backbone: name of the model it was made from: speed-up compares systems of one backbone.
@@ -71,6 +74,8 @@ class ModelArgs:
     run_dir: str | None = None
     data_dir: str | None = None
     enable_thinking: bool = True
+    chat_template: str | None = None
+    add_bos_token: bool = False
     warmup: int = 1
     system: str | None = None
     backbone: str | None = None

@@ -10,7 +10,7 @@ import torch
 
 import refusion_eval
 from refusion_eval.engine.bandwidth import cache_bytes_per_row, copy_bandwidth, weight_bytes
-from refusion_eval.evaluate.system import WITH_GRAPHS, System
+from refusion_eval.evaluate.system import NO_TEMPLATE, WITH_GRAPHS, System
 from refusion_eval.store.environment import collect_hardware, git_commit, package_versions
 from refusion_eval.store.manifest import Manifest
 
@@ -39,6 +39,7 @@ def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest
             "checkpoint": system.checkpoint_settings,
             "tables": tables,
             **_adapter_facts(system),
+            **_prompt_facts(system),
         },
         checkpoint=args.pretrained,
         checkpoint_revision=model.revision or "",
@@ -69,6 +70,17 @@ def _adapter_facts(system: System) -> dict[str, str]:
     if name is None:
         return {}
     return {"adapter": f"{name}@{revision}" if revision else adapter_hash(Path(name).expanduser())}
+
+
+def _prompt_facts(system: System) -> dict[str, str | bool]:
+    """What prompts have that the checkpoint does not bring; nothing where it brings all."""
+    args, template = system.args, system.own_chat_template
+    facts: dict[str, str | bool] = {}
+    if args.chat_template is not None:
+        facts["chat_template"] = NO_TEMPLATE if template is None else hashlib.sha256(template.encode()).hexdigest()[:32]
+    if args.add_bos_token:
+        facts["add_bos_token"] = True
+    return facts
 
 
 def adapter_hash(directory: Path) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from refusion_eval import api
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.width import WidthCost
+from refusion_eval.errors import ConfigError
 from refusion_eval.evaluate.decode_jobs import JobDecoder
 from refusion_eval.evaluate.model_args import ModelArgs
 from refusion_eval.evaluate.paths import tasks_path
@@ -34,6 +35,7 @@ def _settle_anew(name: str, make: Callable[[], Any]) -> Any:
     return make()
 
 
+NO_TEMPLATE = "none"
 WITH_GRAPHS = "+graphs"  # what records add to the name of an attention backend
 
 
@@ -62,7 +64,7 @@ class System:
             ConfigError: dtype, device or attention are impossible here.
         """
         args = self.args
-        return api.LoadedModel.open(
+        opened = api.LoadedModel.open(
             args.checkpoint,
             dtype=args.dtype,
             device=args.device,
@@ -72,6 +74,24 @@ class System:
             cuda_graphs=args.cuda_graphs,
             adapter=args.adapter,
         )
+        if args.chat_template is not None:
+            opened.tokenizer.replace_chat_template(self.own_chat_template)
+        return opened
+
+    @functools.cached_property
+    def own_chat_template(self) -> str | None:
+        """The chat template that the user names instead of the checkpoint's; None for plain prompts.
+
+        Raises:
+            ConfigError: there is no such file.
+        """
+        name = self.args.chat_template
+        if name in (None, NO_TEMPLATE):
+            return None
+        try:
+            return Path(name).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"chat_template={name}: {error}; give a Jinja file, or {NO_TEMPLATE}") from error
 
     def _attention(self) -> str:
         """The backend asked for; where a measurement decides, the one that a resumed run was begun with."""

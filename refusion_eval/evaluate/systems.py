@@ -20,7 +20,7 @@ class PublishedSystem:
         decoder: its decoder.
         pretrained: hub id of its checkpoint; None where none was published.
         adapter: hub id of the LoRA adapter on it, if any.
-        enable_thinking: told to the chat template.
+        enable_thinking, chat_template, add_bos_token: as `ModelArgs` has them; how its authors made prompts.
     """
 
     name: str
@@ -29,6 +29,8 @@ class PublishedSystem:
     pretrained: str | None = None
     adapter: str | None = None
     enable_thinking: bool = True
+    chat_template: str | None = None
+    add_bos_token: bool = False
 
 
 def published_systems() -> dict[str, PublishedSystem]:
@@ -79,4 +81,6 @@ def system_arguments(name: str, model: str | None) -> dict[str, str | bool | Non
         "decoder": system.decoder,
         "system": system.label,
         "enable_thinking": system.enable_thinking,
+        "chat_template": system.chat_template,
+        "add_bos_token": system.add_bos_token,
     }

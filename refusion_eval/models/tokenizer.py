@@ -49,6 +49,10 @@ class Tokenizer:
         )
         return text
 
+    def replace_chat_template(self, template: str | None) -> None:
+        """Takes another chat template, in Jinja, than the checkpoint's; None for none."""
+        self.inner.chat_template = template
+
     def render_chat(
         self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True, **template_arguments: Any
     ) -> str:
