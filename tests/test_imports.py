@@ -28,7 +28,7 @@ MAY_IMPORT = {
 }
 NO_TORCH = {"types", "trace", "errors", "decoders", "metrics", "store"}
 ONLY_IN = {
-    "lm_eval": {"evaluate/lm_eval_adapter.py", "evaluate/run.py", "evaluate/stock_filters.py", "cli.py"},
+    "lm_eval": {"evaluate/lm_eval_adapter.py", "evaluate/run.py", "evaluate/stock_filters.py", "cli/decoding.py"},
     "transformers": {"models/tokenizer.py", "models/config.py", "hf/", "training/", "bench/"},
 }
 SOURCES = sorted(PACKAGE.rglob("*.py"))

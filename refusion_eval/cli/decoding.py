@@ -1,0 +1,181 @@
+"""Commands that decode: run, what can be run, and lm-eval's own."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from refusion_eval.cli.root import Data, Sandbox, app, log_to_stderr, names_of
+from refusion_eval.errors import ConfigError
+
+# Exit status of a run that finished, but with samples that failed.
+EXIT_INCOMPLETE = 3
+
+
+@app.command()
+def run(
+    model: Annotated[
+        str | None, typer.Option(help="Checkpoint folder, hub id, or embedded; that of --system, else embedded.")
+    ] = None,
+    decoder: Annotated[str | None, typer.Option(help="Name of the decoder; refusion if not given.")] = None,
+    system: Annotated[
+        str | None, typer.Option(help="A published system instead: its decoder, checkpoint and adapter.")
+    ] = None,
+    adapter: Annotated[str | None, typer.Option(help="LoRA adapter, folder or hub id.")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="Settings table of the decoder, where it has several; the first if not given.")
+    ] = None,
+    tasks: Annotated[
+        str, typer.Option(help="Benchmarks or task names, separated by commas; all seven if not given.")
+    ] = "",
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first items of every task.")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where samples are recorded and found again; by default under results/runs.")
+    ] = None,
+    data: Data = None,
+    sandbox: Sandbox = "auto",
+    batch_size: Annotated[str, typer.Option(help="Requests decoded together, or auto; speed is measured at 1.")] = "1",
+    tps_samples: Annotated[
+        int, typer.Option(min=0, help="Items of every task decoded alone, to measure speed beside a batch.")
+    ] = 0,
+    kv_budget_gib: Annotated[
+        float | None, typer.Option(min=0, help="GiB for the keys and values of a batch; what is free if not given.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    attention: Annotated[str, typer.Option(help="auto, sdpa or flash.")] = "auto",
+    cuda_graphs: Annotated[
+        bool, typer.Option("--cuda-graphs", help="Record the forwards of a request decoded alone as CUDA graphs.")
+    ] = False,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
+    thinking: Annotated[
+        bool | None, typer.Option(help="What the chat template is told about thinking; yes if nobody says.")
+    ] = None,
+    chat_template: Annotated[
+        str | None, typer.Option(help="A Jinja file instead of the checkpoint's template, or none for plain prompts.")
+    ] = None,
+    warmup: Annotated[int, typer.Option(min=0, help="Decodings thrown away before the first measured one.")] = 1,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of everything random; 0 if not given.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A decoder setting, KEY=VALUE; outranks the settings table.")
+    ] = None,
+) -> None:
+    """Run tasks with one system, record every sample, score them, print the table and write it beside the records."""
+    log_to_stderr()
+    from refusion_eval.cli.scoring import table
+    from refusion_eval.evaluate.model_args import parse_model_args
+    from refusion_eval.evaluate.run import evaluate, task_names
+
+    chosen = _system(system, model, decoder)
+    run_dir = run_dir or default_run_dir(Path("results/runs"), str(chosen["pretrained"]), system or chosen["decoder"])
+    args = parse_model_args(
+        {
+            **chosen,
+            **({} if adapter is None else {"adapter": adapter}),
+            **({} if chat_template is None else {"chat_template": chat_template}),
+            **({} if thinking is None else {"enable_thinking": thinking}),
+            "preset": preset,
+            "run_dir": str(run_dir),
+            "data_dir": None if data is None else str(data),
+            "batch_size": batch_size,
+            "tps_samples": tps_samples,
+            "kv_budget_gib": kv_budget_gib,
+            "dtype": dtype,
+            "device": device,
+            "attention": attention,
+            "cuda_graphs": cuda_graphs,
+            "revision": revision,
+            "warmup": warmup,
+            **({} if seed is None else {"seed": seed}),
+            **dict(_pair(text) for text in settings or []),
+        }
+    )
+    names = task_names(names_of(tasks), args.pretrained)
+    outcome = evaluate(args, names, limit=limit, sandbox=sandbox)
+    table([run_dir], csv=run_dir / "results.csv", markdown=run_dir / "table.md")
+    if not outcome.is_complete:
+        print(
+            f"error: {len(outcome.failed)} samples could not be decoded and {outcome.unscored} not be judged; "
+            "they are missing from the table. Run the same command again to retry them",
+            file=sys.stderr,
+        )
+        raise typer.Exit(EXIT_INCOMPLETE)
+
+
+@app.command("systems")
+def list_systems() -> None:
+    """List the published systems that --system names."""
+    from refusion_eval.evaluate.systems import published_systems
+
+    for system in published_systems().values():
+        checkpoint = system.pretrained or "no published checkpoint; give --model"
+        adapter = f" + {system.adapter}" if system.adapter else ""
+        print(f"{system.name:<16} {system.label:<22} {system.decoder:<16} {checkpoint}{adapter}")
+
+
+@app.command()
+def check(
+    model: Annotated[
+        str | None, typer.Option(help="Checkpoint folder, hub id, or embedded; that of --system, else embedded.")
+    ] = None,
+    decoder: Annotated[str | None, typer.Option(help="Name of the decoder; refusion if not given.")] = None,
+    system: Annotated[str | None, typer.Option(help="A published system instead.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
+) -> None:
+    """Say whether a decoder can run a checkpoint: reads its configuration, not its weights."""
+    from refusion_eval.evaluate.model_args import parse_model_args
+    from refusion_eval.evaluate.system import System
+
+    opened = System(parse_model_args({**_system(system, model, decoder), "revision": revision}))
+    config = opened.model.config
+    brought = "".join(f", {key}={value}" for key, value in opened.checkpoint_settings.items())
+    name, decoder = opened.args.pretrained, opened.args.decoder
+    print(f"{name}: {config.family}, {config.num_layers} layers{brought}; {decoder} can run it")
+
+
+@app.command("tasks-path")
+def print_tasks_path() -> None:
+    """Print the folder of task files, for lm_eval's --include_path."""
+    from refusion_eval.evaluate.paths import tasks_path
+
+    print(tasks_path())
+
+
+@app.command(
+    "lm-eval",
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
+def lm_eval_command(context: typer.Context) -> None:
+    """Run lm_eval with the models of this project registered, for where the start-up hook is not read."""
+    import lm_eval.models  # noqa: F401 - lm-eval lists its own models only while no other is registered
+    from lm_eval.__main__ import cli_evaluate
+
+    from refusion_eval.evaluate import lm_eval_adapter  # noqa: F401 - registers the model
+
+    sys.argv = ["lm_eval", *context.args]
+    cli_evaluate()
+
+
+def default_run_dir(runs: Path, model: str, decoder: str) -> Path:
+    """Where a system's records lie unless the user says otherwise, for example runs/ReFusion-refusion."""
+    return runs / f"{Path(model).name}-{decoder}"
+
+
+def _system(name: str | None, model: str | None, decoder: str | None) -> dict[str, Any]:
+    """Checkpoint and decoder: of a published system, or as given."""
+    from refusion_eval.evaluate.systems import system_arguments
+
+    if name is None:
+        return {"pretrained": model or "embedded", "decoder": decoder or "refusion"}
+    if decoder is not None:
+        raise ConfigError(f"--system {name} brings its decoder; leave out --decoder {decoder}")
+    return system_arguments(name, model)
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    key, separator, value = text.partition("=")
+    if not separator:
+        raise ConfigError(f"--set {text}: write it as KEY=VALUE, for example --set tau_slot=0.8")
+    return key.strip(), value.strip()
