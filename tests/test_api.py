@@ -226,7 +226,7 @@ def test_graphs_are_refused_where_there_is_no_gpu(checkpoint):
         ("llada_1", "dream", "llada, fast_dllm_llada, d2f_llada"),
         ("llada_1", "autoregressive", "llada, fast_dllm_llada, d2f_llada"),
         ("dream_1", "llada", "dream, fast_dllm_dream, d2f_dream"),
-        ("qwen3_1", "dream", "refusion, autoregressive, bd3lm, llada"),
+        ("qwen3_1", "dream", "refusion, autoregressive, bd3lm, esolm, llada"),
     ],
 )
 def test_a_checkpoint_of_another_kind_is_refused_with_the_decoders_that_fit(shared, checkpoint_name, decoder, fits):

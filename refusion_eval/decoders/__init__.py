@@ -2,7 +2,17 @@
 
 from typing import Any, NamedTuple
 
-from refusion_eval.decoders import autoregressive, bd3lm, d2f, dream, fast_dllm_dream, fast_dllm_llada, llada, refusion
+from refusion_eval.decoders import (
+    autoregressive,
+    bd3lm,
+    d2f,
+    dream,
+    esolm,
+    fast_dllm_dream,
+    fast_dllm_llada,
+    llada,
+    refusion,
+)
 from refusion_eval.decoders.refusion_settings import RefusionSettings
 from refusion_eval.types import Decode
 
@@ -20,6 +30,7 @@ DECODERS: dict[str, DecoderEntry] = {
     "d2f_dream": DecoderEntry(d2f.decode, d2f.D2fDreamSettings),
     "d2f_llada": DecoderEntry(d2f.decode, d2f.D2fLladaSettings),
     "dream": DecoderEntry(dream.decode, dream.DreamSettings),
+    "esolm": DecoderEntry(esolm.decode, esolm.EsolmSettings),
     "fast_dllm_dream": DecoderEntry(fast_dllm_dream.decode, fast_dllm_dream.FastDllmDreamSettings),
     "fast_dllm_llada": DecoderEntry(fast_dllm_llada.decode, fast_dllm_llada.FastDllmLladaSettings),
     "llada": DecoderEntry(llada.decode, llada.LladaSettings),

@@ -10,7 +10,7 @@ from refusion_eval.models.config import read_json
 from refusion_eval.models.families import FAMILIES
 
 # What a causal model with a mask token may have been trained for, where its config.json does not say.
-MASKED_DECODERS = ("refusion", "autoregressive", "bd3lm", "llada")
+MASKED_DECODERS = ("refusion", "autoregressive", "bd3lm", "esolm", "llada")
 CAUSAL_DECODERS = ("autoregressive",)
 
 
@@ -74,7 +74,7 @@ CARDS: dict[str, Card] = {
             backbone="Qwen3-8B",
             mask_id=151670,
             eos_ids=(151645,),
-            decoders=("refusion", "autoregressive"),
+            decoders=("refusion", "autoregressive", "esolm"),
             shape={"model_type": "qwen3", "vocab_size": 151671, "hidden_size": 4096, "num_hidden_layers": 36},
         ),
         _causal(

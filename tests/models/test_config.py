@@ -110,7 +110,7 @@ def test_a_family_of_masked_models_names_its_own_decoders(directory, family):
 
 
 def test_a_causal_model_with_a_mask_token_may_name_its_decoders(directory):
-    assert checkpoint_card("local", directory).decoders == ("refusion", "autoregressive", "bd3lm", "llada")
+    assert checkpoint_card("local", directory).decoders == ("refusion", "autoregressive", "bd3lm", "esolm", "llada")
     change(directory, decoders=["bd3lm"])
     assert checkpoint_card("local", directory).decoders == ("bd3lm",)
 
