@@ -164,15 +164,36 @@ class Commit:
         rows: query rows of the previous forward, in the order in which they are kept.
         replace: cache rows that they overwrite, one for each of `rows`; None appends them behind the committed rows.
         keep: how many committed rows stay, the first ones; None keeps all. With `replace` it must be None.
+        best: how many of `rows` stay, in each layer those that score best there; `rows` must be the keys of the
+            previous forward's `RowScores`, and `replace` None. Among equals the first of them stay. None keeps all.
     """
 
     rows: Sequence[int] = ()
     replace: Sequence[int] | None = None
     keep: int | None = None
+    best: int | None = None
 
 
 NOTHING = Commit()
 DROP_ALL = Commit(keep=0)
+
+
+@dataclass(frozen=True, slots=True)
+class RowScores:
+    """How much some rows of a forward look at others, in each layer: what `Commit.best` chooses by (Sparse-dLLM).
+
+    The score of a key row is its key times the mean query of the query rows, both rotated, averaged over the query
+    heads; then the largest score of its neighbourhood among the key rows.
+
+    Attributes:
+        queries: rows of the forward, at least one.
+        keys: rows of the forward, in the order in which they are neighbours.
+        pooling: size of the neighbourhood, centred; odd. 1 leaves every score its own.
+    """
+
+    queries: Sequence[int]
+    keys: Sequence[int]
+    pooling: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +207,7 @@ class Forward:
         reads: what is read of which rows.
         commit: what of the previous forward stays in the cache.
         kind: what the decoder calls this forward ("plan", "verify", ...): for traces, without effect.
+        scores: which rows are scored on the way, for the next forward's `Commit.best`.
     """
 
     tokens: Sequence[int]
@@ -194,6 +216,7 @@ class Forward:
     reads: tuple[Read, ...]
     commit: Commit = NOTHING
     kind: str = "decode"
+    scores: RowScores | None = None
 
 
 @dataclass(frozen=True, slots=True)

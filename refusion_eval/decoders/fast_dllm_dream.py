@@ -6,19 +6,19 @@ cache there are no blocks.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import ClassVar, Literal
 
-from refusion_eval.decoders import dream, validate
+from refusion_eval.decoders import dream, sparse_dllm, validate
 from refusion_eval.decoders.canvas import Canvas, check_blocks
 from refusion_eval.decoders.choose import at_least_or_best, most_confident
-from refusion_eval.decoders.dream import Alg, DreamSettings
+from refusion_eval.decoders.dream import RANKING_ALGS, Alg, DreamSettings
 from refusion_eval.errors import ConfigError
 from refusion_eval.trace import Trace
 from refusion_eval.types import DROP_ALL, NOTHING, Commit, Decoding, Forward, bidirectional
 
-Cache = Literal["none", "prefix", "dual"]
+Cache = Literal["none", "prefix", "dual", "sparse"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +27,7 @@ class FastDllmDreamSettings(DreamSettings):
 
     Attributes:
         alg: "confidence_threshold" commits by `threshold`. The others commit quotas: without a cache they are Dream's
-            decoder, with one there is only "entropy", on a schedule for each block.
+            decoder, with one there is only "entropy" (with "sparse" all but "origin"), on a schedule for each block.
         steps: of quotas, for the whole canvas, as many for each block. With confidence_threshold and a cache it plays
             no part; without a cache each of the first `steps` forwards adds gen_length / steps positions to those that
             may be committed (8 steps in the release's scripts).
@@ -35,7 +35,12 @@ class FastDllmDreamSettings(DreamSettings):
             the weights' dtype first: 0.9 is 0.8984375 in bfloat16.
         block_length: positions that are filled before the next ones begin; without a cache it plays no part.
         cache: what is kept from a block's first forward: nothing; "prefix", all before the block; "dual", all but the
-            block.
+            block; or "sparse", from the second forward, the best part of that (Sparse-dLLM, see
+            `refusion_eval.decoders.sparse_dllm`). Sparse-dLLM's release commits quotas, by entropy in its scripts. Its
+            layers are published code; its loop was read in public code derived from it, as the file itself was not at
+            hand: the same schedule for each block as here.
+        keep_ratio: with cache="sparse", the share of the rows outside the block that stays, in [0, 1].
+        kernel_size: with cache="sparse", neighbouring rows that share their largest score, odd; 1 is none.
 
     Raises:
         ConfigError: a value is out of its range, or settings do not fit each other.
@@ -48,12 +53,15 @@ class FastDllmDreamSettings(DreamSettings):
     threshold: float = 0.9
     block_length: int = 32
     cache: Cache = "dual"
+    keep_ratio: float = 0.5
+    kernel_size: int = 3
 
     def __post_init__(self) -> None:
         DreamSettings.__post_init__(self)
         name = self.decoder
         validate.require_number(name, "threshold", self.threshold, 0.0)
-        validate.require_choice(name, "cache", self.cache, ("none", "prefix", "dual"))
+        validate.require_choice(name, "cache", self.cache, ("none", "prefix", "dual", "sparse"))
+        sparse_dllm.check(name, self.keep_ratio, self.kernel_size)
         if self.cache != "none":
             self._check_cached()
         elif self.by_threshold and (self.steps is None or self.gen_length % self.steps):
@@ -66,7 +74,12 @@ class FastDllmDreamSettings(DreamSettings):
         check_blocks(self.decoder, self.gen_length, self.block_length, None if self.by_threshold else self.steps)
         if self.by_threshold:
             return
-        if self.alg != "entropy":
+        if self.cache == "sparse" and self.alg == "origin":
+            raise ConfigError(
+                f"{self.decoder}: alg is origin, and with cache sparse positions are ranked; set alg to one of "
+                f"{', '.join(RANKING_ALGS)}"
+            )
+        if self.cache != "sparse" and self.alg != "entropy":
             raise ConfigError(
                 f"{self.decoder}: alg is {self.alg}, and with a cache quotas go by entropy whatever it is; set alg to "
                 "entropy or confidence_threshold, or cache to none"
@@ -126,10 +139,11 @@ def _decode_cached(prompt: Sequence[int], settings: FastDllmDreamSettings, trace
     that fills the block; it would change nothing and is left out.
     """
     canvas, steps = Canvas(prompt, settings, trace), count()
+    kind = "denoise" if settings.cache == "sparse" else "refresh"
     shares = [] if settings.by_threshold else list(dream.shares(settings.steps_per_block, settings.eps))
     for first in range(0, settings.gen_length, settings.block_length):
         block = range(first, first + settings.block_length)
-        (readout,) = yield dream.canvas_forward(canvas, settings, [first], next(steps), DROP_ALL, "refresh")
+        (readout,) = yield dream.canvas_forward(canvas, settings, [first], next(steps), DROP_ALL, kind)
         canvas.fix([first], readout.tokens)
         if reason := canvas.settled():
             return canvas.finish(reason)
@@ -137,7 +151,7 @@ def _decode_cached(prompt: Sequence[int], settings: FastDllmDreamSettings, trace
         while masked := canvas.masked(block):
             quota = None if settings.by_threshold else dream.quota(len(masked), shares[num_before])
             candidates, step = [] if quota == 0 else masked, next(steps)
-            readouts = yield _block_forward(canvas, settings, block, candidates, step, num_before == 1)
+            readouts = yield _later_forward(canvas, settings, block, candidates, step, num_before)
             if candidates:
                 scores = settings.scores(readouts[0], step, candidates)
                 if quota is None:
@@ -151,21 +165,32 @@ def _decode_cached(prompt: Sequence[int], settings: FastDllmDreamSettings, trace
     return canvas.finish()
 
 
-def _block_forward(
+def _later_forward(
     canvas: Canvas,
     settings: FastDllmDreamSettings,
     block: range,
     candidates: Sequence[int],
     step: int,
-    is_first: bool,
+    num_before: int,
 ) -> Forward:
-    """The block, with the prefix cache all behind it too; the first one keeps the rows that it does not feed."""
+    """A forward behind the block's first: the block, with the prefix cache all behind it too.
+
+    What it does not feed it keeps of the forward before it. With the sparse cache the second one is whole as well.
+    """
     length, start = len(canvas.tokens), canvas.start + block.start
-    fed = range(start, length if settings.cache == "prefix" else start + len(block))
+    own = range(start, start + len(block))
+    if settings.cache == "sparse" and num_before == 1:
+        whole = dream.canvas_forward(canvas, settings, candidates, step, DROP_ALL, "refresh")
+        return replace(whole, scores=sparse_dllm.scores(own, length, settings.kernel_size))
+    fed, commit = range(start, length) if settings.cache == "prefix" else own, NOTHING
+    if settings.cache == "sparse" and num_before == 2:
+        commit = sparse_dllm.commit(own, length, settings.keep_ratio)
+    elif settings.cache != "sparse" and num_before == 1:
+        commit = Commit([row for row in range(length) if row not in fed])
     return Forward(
         canvas.tokens[fed.start : fed.stop],
         fed,
         bidirectional(len(fed)),
         dream.shifted_reads(settings, -block.start, candidates, step),
-        Commit([row for row in range(length) if row not in fed]) if is_first else NOTHING,
+        commit,
     )

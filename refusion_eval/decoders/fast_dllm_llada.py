@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import ClassVar, Literal
 
-from refusion_eval.decoders import validate
+from refusion_eval.decoders import sparse_dllm, validate
 from refusion_eval.decoders.canvas import BlockSettings, Canvas
 from refusion_eval.decoders.choose import at_least_or_best, even_quotas, most_confident, num_within_factor
 from refusion_eval.errors import ConfigError
@@ -25,7 +25,7 @@ from refusion_eval.types import (
     bidirectional,
 )
 
-Cache = Literal["none", "prefix", "dual"]
+Cache = Literal["none", "prefix", "dual", "sparse"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +41,12 @@ class FastDllmLladaSettings(BlockSettings):
         factor: commit the longest run of best candidates of which the n-th has a confidence of at least
             1 - factor / (n + 1), and always the best.
         cache: what is kept from a block's first forward: nothing; "prefix", all before the block, so that the block
-            and everything behind it are fed again; or "dual", all but the block.
+            and everything behind it are fed again; "dual", all but the block; or "sparse", from the second forward, the
+            best part of that (Sparse-dLLM, see `refusion_eval.decoders.sparse_dllm`). Sparse-dLLM's release commits
+            quotas and computes confidences in the weights' dtype (confidence_dtype="model").
+        keep_ratio: with cache="sparse", the share of the rows outside the block that stays, in [0, 1].
+        kernel_size: with cache="sparse", neighbouring rows that share their largest score, odd; 3 in its scripts, and 1
+            is none.
         release_compatible: with `factor` a run that ends just before the last candidate takes that too, as the release
             has it.
 
@@ -55,6 +60,8 @@ class FastDllmLladaSettings(BlockSettings):
     threshold: float | None = None
     factor: float | None = None
     cache: Cache = "dual"
+    keep_ratio: float = 0.5
+    kernel_size: int = 3
     release_compatible: bool = False
 
     def __post_init__(self) -> None:
@@ -69,7 +76,8 @@ class FastDllmLladaSettings(BlockSettings):
                 f"{name}: threshold is {self.threshold} and factor {self.factor}; they are two rules for the same "
                 "choice, so set one of them to None"
             )
-        validate.require_choice(name, "cache", self.cache, ("none", "prefix", "dual"))
+        validate.require_choice(name, "cache", self.cache, ("none", "prefix", "dual", "sparse"))
+        sparse_dllm.check(name, self.keep_ratio, self.kernel_size)
         validate.require_flags(name, release_compatible=self.release_compatible)
 
 
@@ -98,13 +106,16 @@ def _forward(
 ) -> Forward:
     """A step's forward; `num_before` counts those of the same block before it."""
     length, start = len(canvas.tokens), canvas.start + block.start
-    fed, commit, kind = range(length), DROP_ALL, "denoise"
-    if settings.cache != "none":
-        if num_before == 0:
-            kind = "refresh"
-        else:
-            fed = range(start, length if settings.cache == "prefix" else start + len(block))
-            commit = Commit([row for row in range(length) if row not in fed]) if num_before == 1 else NOTHING
+    own = range(start, start + len(block))
+    refresh = 1 if settings.cache == "sparse" else 0  # the forward of which rows stay
+    is_refresh = settings.cache != "none" and num_before == refresh
+    fed, commit = range(length), DROP_ALL
+    if settings.cache != "none" and num_before > refresh:
+        fed, commit = range(start, length) if settings.cache == "prefix" else own, NOTHING
+        if num_before == refresh + 1 and settings.cache == "sparse":
+            commit = sparse_dllm.commit(own, length, settings.keep_ratio)
+        elif num_before == refresh + 1:
+            commit = Commit([row for row in range(length) if row not in fed])
     rows = [canvas.start + position - fed.start for position in masked]
     return Forward(
         canvas.tokens[fed.start : fed.stop],
@@ -112,7 +123,8 @@ def _forward(
         bidirectional(len(fed)),
         (settings.read(rows, step, masked),),
         commit,
-        kind,
+        "refresh" if is_refresh else "denoise",
+        sparse_dllm.scores(own, length, settings.kernel_size) if settings.cache == "sparse" and is_refresh else None,
     )
 
 

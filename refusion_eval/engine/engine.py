@@ -19,7 +19,9 @@ from refusion_eval.engine.device import synchronize
 from refusion_eval.engine.memory import default_budget, rows_within
 from refusion_eval.engine.prefix import SharedPrefix, behind
 from refusion_eval.engine.readout import PackedRead, read_out
+from refusion_eval.engine.row_scores import ScoringAttend
 from refusion_eval.engine.static import StaticForwards
+from refusion_eval.engine.validate import check_forward
 from refusion_eval.errors import DecodeError
 from refusion_eval.models.attention import Backend
 from refusion_eval.models.cache import KVCache
@@ -219,9 +221,9 @@ class Engine:
         if live.pending is None:
             return
         try:
-            _validate(live.pending, self.model.config.vocab_size)
+            check_forward(live.pending, self.model.config.vocab_size)
             commit = live.pending.commit
-            cache.commit(place, commit.rows, commit.replace, commit.keep)
+            cache.commit(place, commit.rows, commit.replace, commit.keep, commit.best)
         except DecodeError as error:
             live.fail(error)
         else:
@@ -268,7 +270,12 @@ class Engine:
             positions = [position for forward in forwards for position in forward.positions]
             tokens_T, positions_T = torch.from_numpy(np.array([tokens, positions], dtype=np.int64)).to(device)
             attend = masks.attend_over(cache, [forward.attention for forward in forwards], self.attention)
-            hidden_TC = model.hidden(tokens_T, positions_T, max(positions), attend)
+            if any(forward.scores is not None for forward in forwards):
+                scoring = ScoringAttend(attend, forwards, device)
+                hidden_TC = model.hidden(tokens_T, positions_T, max(positions), scoring)
+                scoring.store(cache)
+            else:
+                hidden_TC = model.hidden(tokens_T, positions_T, max(positions), attend)
         packed_reads, first_row = [], 0
         for forward, width in zip(forwards, widths, strict=True):
             packed_reads += [PackedRead(read, first_row) for read in forward.reads]
@@ -281,28 +288,3 @@ class Engine:
         assert live.response is not None
         response, trace = live.response, live.trace
         return Decoded(tuple(response.tokens), response.stop, trace.num_forwards, seconds, trace)
-
-
-def _validate(forward: Forward, vocab_size: int) -> None:
-    """Refuses a forward that does not fit together, before anything is computed for it."""
-    num_rows = len(forward.tokens)
-    num_seen = sum(segment.size for segment in forward.attention)
-    if not num_rows == len(forward.positions) == num_seen or num_rows == 0:
-        raise DecodeError(
-            f"{forward.kind}: {num_rows} tokens, {len(forward.positions)} positions, attention over {num_seen} rows; "
-            "they must be equally many, at least one"
-        )
-    if not 0 <= min(forward.tokens) <= max(forward.tokens) < vocab_size or min(forward.positions) < 0:
-        raise DecodeError(
-            f"{forward.kind}: tokens {min(forward.tokens)} to {max(forward.tokens)}, positions from "
-            f"{min(forward.positions)}; tokens must lie in 0..{vocab_size - 1}, positions must not be negative"
-        )
-    masks.visible(forward.attention)
-    for read in forward.reads:
-        guides = read.guidance.rows if read.guidance else read.rows
-        if any(not 0 <= row < num_rows for row in (*read.rows, *guides)) or len(guides) != len(read.rows):
-            raise DecodeError(
-                f"{forward.kind}: reads rows {list(read.rows)}, guided by {list(guides)}, of {num_rows} rows"
-            )
-        if read.temperature > 0 and len(read.draws) != len(read.rows):
-            raise DecodeError(f"{forward.kind}: sampling {len(read.rows)} rows takes one draw key each")

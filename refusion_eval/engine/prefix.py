@@ -15,8 +15,8 @@ MIN_ROWS = 32  # a shorter common beginning, such as a chat template's, is not w
 class SharedPrefix:
     """Keys and values of one prompt, for the requests after it that begin with the same tokens.
 
-    Only a request's first forward is shortened, only where it is causal, and only by rows that nobody reads. A prompt
-    that has too little in common with the stored one takes its place.
+    Only a request's first forward is shortened, only where it is causal, and only by rows that nobody reads or scores.
+    A prompt that has too little in common with the stored one takes its place.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class SharedPrefix:
         Returns:
             How many leading rows need not be computed any more.
         """
-        if cache.lengths[sequence] or not is_causal(forward.attention):
+        if cache.lengths[sequence] or forward.scores is not None or not is_causal(forward.attention):
             return 0
         limit = min((min(read.rows) for read in forward.reads if read.rows), default=len(forward.tokens) - 1)
         num_rows = self._num_common(forward, limit)

@@ -41,8 +41,13 @@ class StaticForwards:
         model.prepare_positions(model.config.max_positions)
 
     def serves(self, forward: Forward) -> bool:
-        """Whether a forward fits one of the widths, padding included, and is no prefill: those come in every length."""
+        """Whether a forward fits one of the widths, padding included, and is no prefill: those come in every length.
+
+        One that scores rows is not served: its scores are other work for other rows each time.
+        """
         length, num_rows = self._cache.lengths[0], len(forward.tokens)
+        if forward.scores is not None:
+            return False
         return length > 0 and num_rows <= WIDTHS[-1] and length + _padded(num_rows) <= self._cache.capacity
 
     def hidden(self, forward: Forward) -> Tensor:

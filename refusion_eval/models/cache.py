@@ -4,11 +4,20 @@ Keys are stored rotated, so rows may lie in any order. A forward stages its rows
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from refusion_eval.errors import DecodeError
 from refusion_eval.models.config import ModelConfig
+
+
+class ScoredRows(NamedTuple):
+    """Staged rows of a sequence, and how well each scores in each layer, [layers, rows]."""
+
+    rows: Sequence[int]
+    scores_LK: Tensor
 
 
 class KVCache:
@@ -18,6 +27,7 @@ class KVCache:
         keys, values: the buffers.
         lengths: committed rows of each sequence.
         staged: rows of each sequence's last forward, lying behind its committed rows.
+        scores: those of some of these rows, from the forward to the next commit; None where nobody asked for them.
 
     Args:
         config: shapes.
@@ -36,6 +46,7 @@ class KVCache:
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.lengths = [0] * num_sequences
         self.staged = [0] * num_sequences
+        self.scores: list[ScoredRows | None] = [None] * num_sequences
 
     @property
     def capacity(self) -> int:
@@ -63,11 +74,12 @@ class KVCache:
         more = (0, 0, 0, capacity - self.capacity)
         self.keys = torch.nn.functional.pad(self.keys[:, :num_sequences], more)
         self.values = torch.nn.functional.pad(self.values[:, :num_sequences], more)
-        del self.lengths[num_sequences:], self.staged[num_sequences:]
+        del self.lengths[num_sequences:], self.staged[num_sequences:], self.scores[num_sequences:]
 
     def clear(self, sequence: int) -> None:
         """Forgets what a sequence holds."""
         self.lengths[sequence] = self.staged[sequence] = 0
+        self.scores[sequence] = None
 
     @torch.inference_mode()
     def wipe(self, sequence: int) -> None:
@@ -87,11 +99,16 @@ class KVCache:
 
     def stage(self, sequence: int, num_rows: int) -> None:
         """Declares the rows of a sequence's next forward; whatever was staged before is dropped."""
-        self.staged[sequence] = num_rows
+        self.staged[sequence], self.scores[sequence] = num_rows, None
 
     @torch.inference_mode()
     def commit(
-        self, sequence: int, rows: Sequence[int], replace: Sequence[int] | None = None, keep: int | None = None
+        self,
+        sequence: int,
+        rows: Sequence[int],
+        replace: Sequence[int] | None = None,
+        keep: int | None = None,
+        best: int | None = None,
     ) -> None:
         """Keeps rows of the sequence's last forward and drops its others.
 
@@ -102,16 +119,21 @@ class KVCache:
             rows: staged rows to keep, in this order.
             replace: committed rows that they overwrite, one each; None appends them.
             keep: how many committed rows stay, the first ones; None keeps all.
+            best: how many of the rows are kept, in each layer those with its best scores; None keeps all.
 
         Raises:
-            DecodeError: a row was not staged, or a row to replace or keep is not committed.
+            DecodeError: a row was not staged or not scored, or a row to replace or keep is not committed.
         """
         length, staged = self.lengths[sequence], self.staged[sequence]
         if keep is not None and (replace is not None or not 0 <= keep <= length):
             raise DecodeError(f"keep={keep} of {length} committed rows, replace={replace}")
         if any(not 0 <= row < staged for row in rows):
             raise DecodeError(f"commit of rows {list(rows)} after a forward of {staged} rows")
-        if replace is not None:
+        if best is not None:
+            start = length if keep is None else keep
+            self._copy_best(sequence, rows, replace, start, best)
+            self.lengths[sequence] = start + best
+        elif replace is not None:
             if len(replace) != len(rows) or any(not 0 <= row < length for row in replace):
                 raise DecodeError(f"{len(rows)} rows cannot replace cache rows {list(replace)} of {length} committed")
             self._copy(sequence, [length + row for row in rows], replace)
@@ -124,6 +146,24 @@ class KVCache:
             self._copy(sequence, sources, range(start + in_place, start + len(rows)))
             self.lengths[sequence] = start + len(rows)
         self.staged[sequence] = 0
+
+    def _copy_best(
+        self, sequence: int, rows: Sequence[int], replace: Sequence[int] | None, start: int, best: int
+    ) -> None:
+        """Moves the best of the rows of each layer to `start`, in their order."""
+        scored = self.scores[sequence]
+        if scored is None or replace is not None or list(scored.rows) != list(rows) or not 0 <= best <= len(rows):
+            raise DecodeError(
+                f"commit of the best {best} of {len(rows)} rows; they must be those that the forward before scored, at "
+                "least as many, and replace nothing"
+            )
+        # A stable sort: among equals the first rows win, on every device.
+        order_LN = scored.scores_LK.sort(dim=1, descending=True, stable=True).indices[:, :best].sort(dim=1).values
+        rows_K = torch.tensor(list(rows), dtype=torch.int64, device=self.keys.device) + self.lengths[sequence]
+        num_layers, _, num_kv_heads, _, head_dim = self.keys.shape
+        index = rows_K[order_LN][:, None, :, None].expand(num_layers, num_kv_heads, best, head_dim)
+        for buffer in (self.keys, self.values):
+            buffer[:, sequence, :, start : start + best] = buffer[:, sequence].gather(2, index)
 
     def _copy(self, sequence: int, sources: Sequence[int], targets: Sequence[int]) -> None:
         if not sources:

@@ -24,7 +24,7 @@ def run_scripted(
         if forward.commit.keep is not None:
             assert forward.commit.keep <= cached
             cached = forward.commit.keep
-        cached += len(forward.commit.rows)
+        cached += len(forward.commit.rows) if forward.commit.best is None else forward.commit.best
         previous = len(forward.tokens)
         assert previous == len(forward.positions) == sum(segment.size for segment in forward.attention) > 0
         assert all(0 <= row < previous for read in forward.reads for row in read.rows)

@@ -17,8 +17,10 @@ SETTINGS: Mapping[str, list[dict[str, Any]]] = {
     "d2f_llada": [{"block_size": 8, "skip_threshold": 0.7}],
     "dream": [{"steps": 9}, {"temperature": 0.7, "top_p": 0.9}, {"alg": "origin"}],
     "esolm": [{}],
-    "fast_dllm_dream": [{"block_length": 8, "cache": cache} for cache in ("dual", "prefix")],
-    "fast_dllm_llada": [{"block_length": 8, "threshold": 0.6, "cache": cache} for cache in ("dual", "prefix", "none")],
+    "fast_dllm_dream": [{"block_length": 8, "cache": cache} for cache in ("dual", "prefix", "sparse")],
+    "fast_dllm_llada": [
+        {"block_length": 8, "threshold": 0.6, "cache": cache} for cache in ("dual", "prefix", "none", "sparse")
+    ],
     "llada": [{"block_length": 8, "steps": 12}, {"block_length": 24, "cfg_scale": 0.5, "temperature": 0.6}],
     "refusion": [{"slot_size": 4, "block_size": 8, "fuse": fuse} for fuse in (True, False)],
 }
