@@ -16,6 +16,7 @@ import torch
 
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine, Request
+from refusion_eval.engine.masked_scoring import LOGIT_SHIFT, MaskedReading, estimate_many
 from refusion_eval.engine.scoring import TokenScore, score_many
 from refusion_eval.engine.width import WidthCost, fastest_backend, measure
 from refusion_eval.errors import ConfigError, DecodeError
@@ -349,35 +350,83 @@ def generate_many(
     return [results[index] for index in range(len(prompts))]
 
 
-def score_tokens(model: LoadedModel, prefix_ids: Sequence[int], continuation_ids: Sequence[int]) -> TokenScore:
-    """Log-probability of a continuation under the causal reading of the model; errors as `score_tokens_many`."""
-    return score_tokens_many(model, [(prefix_ids, continuation_ids)], batch_size=1)[0]
+def score_tokens(
+    model: LoadedModel,
+    prefix_ids: Sequence[int],
+    continuation_ids: Sequence[int],
+    mc_samples: int = 128,
+    seed: int = 0,
+) -> TokenScore:
+    """Log-likelihood of one continuation; as `score_tokens_many`."""
+    return score_tokens_many(model, [(prefix_ids, continuation_ids)], 1, mc_samples, seed)[0]
 
 
 def score_tokens_many(
-    model: LoadedModel, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], batch_size: int = 16
+    model: LoadedModel,
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    batch_size: int = 16,
+    mc_samples: int = 128,
+    seed: int = 0,
 ) -> list[TokenScore]:
-    """Log-probabilities of continuations, each token given everything before it.
+    """Log-likelihoods of continuations, in the way that the checkpoint was trained for.
+
+    Of a checkpoint that reads from left to right, ReFusion's among them, they are exact: each token given everything
+    before it. Of LLaDA's and Dream's they are estimates of a lower bound, see `refusion_eval.engine.masked_scoring`.
 
     Args:
         model: from `load_model`.
         pairs: (prefix, continuation) token ids; neither may be empty.
-        batch_size: pairs in one forward, >= 1.
+        batch_size: pairs computed together, >= 1; it changes no score.
+        mc_samples: noised copies of each continuation that an estimate takes, >= 1.
+        seed: of the noise, >= 0; a pair's noise follows from its tokens and this alone.
 
     Returns:
-        Sum of log-probabilities in nats, and whether greedy decoding would give the continuation, one for each pair.
+        Log-likelihood in nats, and whether greedy decoding would give the continuation, one for each pair.
 
     Raises:
-        ConfigError: a pair is empty, outside the vocabulary or longer than the context.
+        ConfigError: a pair is empty, outside the vocabulary or longer than the context, a number is out of its range,
+            or the checkpoint has no log-likelihood here.
     """
+    for name, value, low in (("batch_size", batch_size, 1), ("mc_samples", mc_samples, 1), ("seed", seed, 0)):
+        if value < low:
+            raise ConfigError(f"scoring: {name}={value}; it must be at least {low}")
+    longest = longest_scored(model)
     for prefix_ids, continuation_ids in pairs:
         if not prefix_ids or not continuation_ids:
             raise ConfigError("scoring needs at least one prefix token and one continuation token")
         _check_vocabulary(model, [*prefix_ids, *continuation_ids])
-        # The last token is only predicted, so it takes no position.
-        if (num_read := len(prefix_ids) + len(continuation_ids) - 1) > model.config.max_positions:
-            raise ConfigError(f"scoring reads {num_read} tokens; the context is {model.config.max_positions}")
-    return score_many(model.engine.model, pairs, batch_size)
+        if (num_tokens := len(prefix_ids) + len(continuation_ids)) > longest:
+            raise ConfigError(f"a text of {num_tokens} tokens cannot be scored; {model.name} takes at most {longest}")
+    shift = _logit_shift(model)
+    if shift is None:
+        return score_many(model.engine.model, pairs, batch_size)
+    if model.card.mask_id is None:
+        raise ConfigError(f"{model.name} names no mask token; give its id as mask_token_id in its config.json")
+    reading = MaskedReading(mask_id=model.card.mask_id, shift=shift, num_samples=mc_samples, seed=seed)
+    return estimate_many(model.engine.model, pairs, batch_size, reading)
+
+
+def longest_scored(model: LoadedModel) -> int:
+    """Most tokens that a prefix and a continuation to be scored may have together.
+
+    Raises:
+        ConfigError: the checkpoint has no log-likelihood here.
+    """
+    # From left to right the last token is only predicted, so it takes no position.
+    return model.config.max_positions + (1 if _logit_shift(model) is None else 0)
+
+
+def _logit_shift(model: LoadedModel) -> int | None:
+    """Which row predicts a masked position of a model that reads both ways; None for one that reads left to right."""
+    main = model.card.decoders[0]
+    if main in LOGIT_SHIFT:
+        return LOGIT_SHIFT[main]
+    if main != "refusion" and "autoregressive" not in model.card.decoders:
+        raise ConfigError(
+            f"{model.name} was trained for {main}, for which no log-likelihood is computed; there is one for "
+            f"autoregressive, refusion, {', '.join(LOGIT_SHIFT)}"
+        )
+    return None
 
 
 def _check_vocabulary(model: LoadedModel, token_ids: Sequence[int]) -> None:

@@ -6,10 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from refusion_eval.engine.readout import MAX_LOGITS
 from refusion_eval.models.attention import SideBySide
 from refusion_eval.models.transformer import Transformer
+from refusion_eval.types import TokenArray
 
 TokenPair = tuple[Sequence[int], Sequence[int]]
 
@@ -38,31 +40,17 @@ def score_many(model: Transformer, pairs: Sequence[TokenPair], batch_size: int) 
     return scores
 
 
-@torch.inference_mode()
 def _score_batch(model: Transformer, pairs: Sequence[TokenPair]) -> list[TokenScore]:
-    texts = [[*prefix, *continuation] for prefix, continuation in pairs]
     # The last token is only a target, so it is not fed.
-    widths = [len(text) - 1 for text in texts]
-    tokens = [token for text in texts for token in text[:-1]]
-    positions = [position for width in widths for position in range(width)]
-    tokens_T, positions_T = torch.from_numpy(np.array([tokens, positions], dtype=np.int64)).to(model.device)
-    hidden_TC = model.hidden(tokens_T, positions_T, max(positions), SideBySide(widths))
-
-    starts = np.cumsum([0, *widths[:-1]])
+    texts = [np.array([*prefix, *continuation][:-1], dtype=np.int64) for prefix, continuation in pairs]
+    hidden_TC, starts = run_side_by_side(model, texts, is_causal=True)
     rows = [
         start + row
-        for start, (prefix, _), width in zip(starts, pairs, widths, strict=True)
-        for row in range(len(prefix) - 1, width)
+        for start, text, (prefix, _) in zip(starts, texts, pairs, strict=True)
+        for row in range(len(prefix) - 1, len(text))
     ]
     targets = [token for _, continuation in pairs for token in continuation]
-    rows_N, targets_N = torch.from_numpy(np.array([rows, targets], dtype=np.int64)).to(model.device)
-    found = []
-    for rows_part, targets_part in zip(*(part.split(_chunk(model)) for part in (rows_N, targets_N)), strict=True):
-        logits_NV = model.logits(hidden_TC[rows_part])
-        target_logit_N = logits_NV.gather(1, targets_part[:, None])[:, 0]
-        is_greedy_N = logits_NV.argmax(dim=-1) == targets_part
-        found.append(torch.stack((target_logit_N - logits_NV.logsumexp(dim=-1), is_greedy_N.float())))
-    log_probs, is_greedy = torch.cat(found, dim=1).cpu().tolist()
+    log_probs, is_greedy = score_targets(model, hidden_TC, rows, targets)
 
     scores, start = [], 0
     for _, continuation in pairs:
@@ -71,5 +59,43 @@ def _score_batch(model: Transformer, pairs: Sequence[TokenPair]) -> list[TokenSc
     return scores
 
 
-def _chunk(model: Transformer) -> int:
-    return max(1, MAX_LOGITS // model.config.vocab_size)
+def run_side_by_side(model: Transformer, texts: Sequence[TokenArray], is_causal: bool) -> tuple[Tensor, list[int]]:
+    """Runs whole texts in one forward, none of which sees another.
+
+    Args:
+        model: the transformer.
+        texts: token ids of each, at least one.
+        is_causal: whether a row sees only the rows of its text up to itself, else all of them.
+
+    Returns:
+        The residual stream of all rows, [T, C], and the row at which each text begins.
+    """
+    widths = [len(text) for text in texts]
+    positions = np.concatenate([np.arange(width) for width in widths])
+    tokens_T, positions_T = torch.from_numpy(np.stack([np.concatenate(texts), positions])).to(model.device)
+    hidden_TC = model.hidden(tokens_T, positions_T, max(widths) - 1, SideBySide(widths, is_causal))
+    return hidden_TC, np.cumsum([0, *widths[:-1]]).tolist()
+
+
+@torch.inference_mode()
+def score_targets(
+    model: Transformer, hidden_TC: Tensor, rows: Sequence[int], targets: Sequence[int]
+) -> tuple[list[float], list[bool]]:
+    """Reads the log-probability of one token a row, and whether it has the largest logit.
+
+    Args:
+        model: the transformer.
+        hidden_TC: its residual stream.
+        rows: rows of it, at least one.
+        targets: token ids, one a row.
+    """
+    rows_N, targets_N = torch.from_numpy(np.array([rows, targets], dtype=np.int64)).to(model.device)
+    chunk = max(1, MAX_LOGITS // model.config.vocab_size)
+    found = []
+    for rows_part, targets_part in zip(rows_N.split(chunk), targets_N.split(chunk), strict=True):
+        logits_NV = model.logits(hidden_TC[rows_part])
+        target_logit_N = logits_NV.gather(1, targets_part[:, None])[:, 0]
+        is_greedy_N = logits_NV.argmax(dim=-1) == targets_part
+        found.append(torch.stack((target_logit_N - logits_NV.logsumexp(dim=-1), is_greedy_N.float())))
+    log_probs, is_greedy = torch.cat(found, dim=1).cpu().tolist()
+    return log_probs, [flag == 1 for flag in is_greedy]

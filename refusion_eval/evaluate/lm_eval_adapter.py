@@ -257,14 +257,13 @@ class RefusionLM(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str] | None, list[int], list[int]]], **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        if "autoregressive" not in self.system.model.card.decoders:
-            raise ConfigError(f"{self.args.pretrained} does not read text from left to right: it has no log-likelihood")
         results: list[tuple[float, bool]] = []
-        size = self.system.batch_size
+        size, seed = self.system.batch_size, int(self.args.settings.get("seed", 0))
         for start in range(0, len(requests), size):
             part = requests[start : start + size]
             pairs = [self._fit(context, continuation) for _, context, continuation in part]
-            scored = iter(api.score_tokens_many(self.system.model, [pair for pair in pairs if pair[1]], size))
+            present = [pair for pair in pairs if pair[1]]
+            scored = iter(api.score_tokens_many(self.system.model, present, size, self.args.mc_samples, seed))
             for (text, _, _), (_, continuation) in zip(part, pairs, strict=True):
                 # A continuation that the tokenizer merged into its context has nothing left to score.
                 log_prob, is_greedy = next(scored) if continuation else (0.0, True)
@@ -275,18 +274,25 @@ class RefusionLM(TemplateLM):
         return results
 
     def _fit(self, context: list[int], continuation: list[int]) -> tuple[list[int], list[int]]:
-        """Drops the beginning of a text that is longer than the model reads; its last token is predicted, not read."""
-        surplus = len(context) + len(continuation) - (self.max_length + 1)
+        """Drops the beginning of a text that is too long to be scored."""
+        longest = api.longest_scored(self.system.model)
+        surplus = len(context) + len(continuation) - longest
         if surplus >= len(context):
-            raise ConfigError(f"a continuation of {len(continuation)} tokens exceeds the context of {self.max_length}")
+            raise ConfigError(
+                f"a continuation of {len(continuation)} tokens is too long to be scored: it may have {longest - 1}"
+            )
         return context[max(0, surplus) :], continuation
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Log-likelihood of whole texts, in windows as long as the model reads, each token scored once."""
+        """Log-likelihood of whole texts, in windows as long as the model reads, each token scored once.
+
+        Of a masked model it is a bound as well: that of every window given its context.
+        """
         results = []
+        longest = api.longest_scored(self.system.model)
         for request in requests:
             (text,) = request.args
-            windows = get_rolling_token_windows(self.tok_encode(text), self.prefix_token_id, self.max_length, 1)
+            windows = get_rolling_token_windows(self.tok_encode(text), self.prefix_token_id, longest - 1, 1)
             pairs = [(None, *make_disjoint_window(window)) for window in windows]
             total = sum(value for value, _ in self._loglikelihood_tokens(pairs))
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)

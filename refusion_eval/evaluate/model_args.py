@@ -53,6 +53,7 @@ class ModelArgs:
         enable_thinking: passed to the chat template.
         chat_template: a Jinja file instead of the checkpoint's template, or "none" for plain prompts.
         add_bos_token: begin every prompt with the tokenizer's BOS token, unless it does already.
+        mc_samples: noised copies of each continuation from which the log-likelihood of a masked model is estimated.
         warmup: requests decoded and thrown away before the first measured one of each settings.
         system: name in tables; by default the decoder's.
         backbone: name of the model it was made from: speed-up compares systems of one backbone.
@@ -76,13 +77,20 @@ class ModelArgs:
     enable_thinking: bool = True
     chat_template: str | None = None
     add_bos_token: bool = False
+    mc_samples: int = 128
     warmup: int = 1
     system: str | None = None
     backbone: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        for name, low in (("batch_size", 1), ("warmup", 0), ("tps_samples", 0), ("kv_budget_gib", 0)):
+        for name, low in (
+            ("batch_size", 1),
+            ("mc_samples", 1),
+            ("warmup", 0),
+            ("tps_samples", 0),
+            ("kv_budget_gib", 0),
+        ):
             value = getattr(self, name)
             if value is not None and value < low:
                 raise ConfigError(f"model_args: {name}={value}; it must be at least {low}")

@@ -4,10 +4,7 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CachingLM
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from refusion_eval.engine.engine import Engine
 from refusion_eval.errors import ConfigError, DecodeError, StoreError
@@ -17,6 +14,7 @@ from refusion_eval.evaluate.model_args import parse_model_args
 from refusion_eval.evaluate.sealed import WITHHELD, seal
 from refusion_eval.evaluate.text import Detokenizer
 from refusion_eval.store.run_reader import RunReader
+from tests.models.tiny import save_word_tokenizer
 
 GENERATION = {"gen_length": 16, "slot_size": 4, "block_size": 8}
 
@@ -308,10 +306,7 @@ def random_checkpoint(tmp_path_factory):
     )
     folder = tmp_path_factory.mktemp("random")
     Qwen3ForCausalLM(config).save_pretrained(folder)
-    words = {"<unk>": 0, "<end>": 1} | {f"w{number}": number for number in range(2, 97)}
-    model = Tokenizer(WordLevel(words, unk_token="<unk>"))
-    model.pre_tokenizer = WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=model, eos_token="<end>", unk_token="<unk>").save_pretrained(folder)
+    save_word_tokenizer(folder, num_words=97)
     return str(folder)
 
 

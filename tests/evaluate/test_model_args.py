@@ -43,6 +43,7 @@ def test_optional_settings_arrive_from_both_of_lm_evals_parsers(typed):
         ({"pretrained": "x", "trust_remote_code": True}, "code from a checkpoint is never run"),
         ({"pretrained": 100000.0}, "pass the arguments as JSON"),
         ({"pretrained": "x", "batch_size": 0}, "batch_size=0; it must be at least 1"),
+        ({"pretrained": "x", "mc_samples": 0}, "mc_samples=0; it must be at least 1"),
         ({"pretrained": "x", "tps_samples": -1}, "tps_samples=-1; it must be at least 0"),
     ],
 )

@@ -6,10 +6,14 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
+    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -128,6 +132,14 @@ def save_checkpoint(
             index.write_text(json.dumps({"weight_map": {llada_name(name): weight_map[name] for name in weight_map}}))
     path.write_text(json.dumps(config))
     return model
+
+
+def save_word_tokenizer(directory: Path, num_words: int) -> None:
+    """Saves a tokenizer beside a checkpoint: id n is the word "wn", but for 0 (unknown words) and 1 (the end)."""
+    words = {"<unk>": 0, "<end>": 1} | {f"w{number}": number for number in range(2, num_words)}
+    model = Tokenizer(WordLevel(words, unk_token="<unk>"))
+    model.pre_tokenizer = WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=model, eos_token="<end>", unk_token="<unk>").save_pretrained(directory)
 
 
 def llada_name(name: str) -> str:

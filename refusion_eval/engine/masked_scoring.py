@@ -1,0 +1,214 @@
+"""Log-likelihoods of masked models: a Monte Carlo estimate of a lower bound, by LLaDA's estimator.
+
+A model that fills masks both ways has no exact log-likelihood. What it does have is the bound of LLaDA's paper (arXiv
+2502.09992, Eq. 6 and Algorithm 3): of a continuation of L tokens draw a number l from 1 .. L, mask a random subset of
+that size, add up the log-probabilities of the masked tokens given all that is not masked, and multiply by L / l; the
+mean over draws is a lower bound of log p(continuation | prefix), in nats. For L = 1 it is the log-probability itself.
+
+Three choices of ours, none of which moves the expectation that the paper states:
+- The release spreads l evenly over 1 .. L from a random offset, and rounds halves to even numbers, which so come more
+  often. Here fractions are rounded down: each l is equally likely.
+- Equal copies are computed once and weighted by their number.
+- Where a continuation has no more subsets than copies are allowed (up to 7 tokens for 128 copies), all of them are
+  computed and weighted by their probabilities: the expectation, without noise.
+
+Dream's harness estimates the same bound with more noise (every token is masked on its own, at a rate that is spread
+over 0 .. 1) and appends an unmasked end token to the continuation. Here Dream takes LLaDA's estimator, without it.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from refusion_eval.engine.readout import PackedRead, read_out
+from refusion_eval.engine.scoring import TokenPair, TokenScore, run_side_by_side, score_targets
+from refusion_eval.models.transformer import Transformer
+from refusion_eval.types import Read, TokenArray, draw_key
+
+# By the main decoder of checkpoints that read both ways: row i - shift predicts position i.
+LOGIT_SHIFT = {"llada": 0, "fast_dllm_llada": 0, "dream": 1, "fast_dllm_dream": 1}
+
+# Rows of one forward (one text may have more): enough to keep a GPU busy, and little memory beside an 8B model.
+MAX_ROWS = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaskedReading:
+    """How a masked model is read.
+
+    Attributes:
+        mask_id: the mask token.
+        shift: row i - shift predicts position i: 0 (LLaDA) or 1 (Dream).
+        num_samples: noised copies of each continuation, >= 1.
+        seed: of the noise, >= 0. A pair's noise follows from its tokens and this alone.
+    """
+
+    mask_id: int
+    shift: int
+    num_samples: int
+    seed: int
+
+
+class NoisedCopies(NamedTuple):
+    """Which tokens of a continuation are masked in each of S different copies, and what each copy counts.
+
+    Attributes:
+        masked_SL: at least one in every row.
+        weights_S: what the sum of a copy's log-probabilities is multiplied with before all are added up.
+    """
+
+    masked_SL: npt.NDArray[np.bool_]
+    weights_S: npt.NDArray[np.float64]
+
+
+class _Text(NamedTuple):
+    """A prefix and a continuation: token ids of both, and where the continuation starts."""
+
+    tokens: TokenArray
+    start: int
+
+
+class _Canvas(NamedTuple):
+    """A text with some of its continuation masked: number of the text, and the masked positions, ascending."""
+
+    text: int
+    masked: TokenArray
+
+    def rows(self, reading: MaskedReading) -> TokenArray:
+        """The rows that predict the masked positions."""
+        return self.masked - reading.shift
+
+
+def estimate_many(
+    model: Transformer, pairs: Sequence[TokenPair], batch_size: int, reading: MaskedReading
+) -> list[TokenScore]:
+    """Estimates the bound for continuations; copies of the same batch share forwards of up to `MAX_ROWS` rows.
+
+    A continuation is greedy if LLaDA's decoding of exactly its length (one block, one token a step, the most confident
+    one, temperature 0) gives it: what LLaDA's harness checks, save that the mask token is never chosen. Dream's
+    harness says no to everything; here its continuations are checked in the same way, with its own rows.
+
+    Args:
+        model: the transformer.
+        pairs: (prefix, continuation) token ids, none of them empty.
+        batch_size: pairs that are worked on together, >= 1; it changes no estimate.
+        reading: how the model is read.
+
+    Returns:
+        One score for each pair, in their order.
+    """
+    scores: list[TokenScore] = []
+    for start in range(0, len(pairs), batch_size):
+        texts = [
+            _Text(np.array([*prefix, *continuation], dtype=np.int64), len(prefix))
+            for prefix, continuation in pairs[start : start + batch_size]
+        ]
+        scores += map(TokenScore, _bounds(model, texts, reading), _are_greedy(model, texts, reading))
+    return scores
+
+
+def noised_copies(length: int, num_samples: int, key: int) -> NoisedCopies:
+    """Draws noised copies, or takes all there are if these are no more.
+
+    Args:
+        length: L, tokens of the continuation, >= 1.
+        num_samples: copies to draw, >= 1.
+        key: 64 bits that decide the draw.
+    """
+    if 2**length - 1 <= num_samples:
+        masked_SL = (np.arange(1, 2**length)[:, None] >> np.arange(length)) % 2 == 1
+        num_alike = np.array([math.comb(length, size) for size in masked_SL.sum(axis=1).tolist()])
+        probabilities = 1 / (length * num_alike)
+    else:
+        rng = np.random.default_rng(key)
+        spread = rng.integers(length) + np.arange(num_samples) * length // num_samples
+        permuted = rng.random((num_samples, length)).argsort(axis=1)
+        masked_SL, counts = np.unique(permuted <= spread[:, None] % length, axis=0, return_counts=True)
+        probabilities = counts / num_samples
+    return NoisedCopies(masked_SL, probabilities * length / masked_SL.sum(axis=1))
+
+
+def _bounds(model: Transformer, texts: Sequence[_Text], reading: MaskedReading) -> list[float]:
+    noise = [
+        noised_copies(
+            len(text.tokens) - text.start,
+            reading.num_samples,
+            draw_key(reading.seed, text.start, *text.tokens.tolist()),
+        )
+        for text in texts
+    ]
+    canvases = (
+        _Canvas(index, text.start + np.flatnonzero(masked_L))
+        for index, (text, copies) in enumerate(zip(texts, noise, strict=True))
+        for masked_L in copies.masked_SL
+    )
+    sums: list[list[float]] = [[] for _ in texts]
+    for pack in _packs(texts, canvases):
+        hidden_TC, starts = _run(model, texts, pack, reading)
+        rows = [row for start, canvas in zip(starts, pack, strict=True) for row in start + canvas.rows(reading)]
+        targets = [token for canvas in pack for token in texts[canvas.text].tokens[canvas.masked]]
+        log_probs, _ = score_targets(model, hidden_TC, rows, targets)
+        first = 0
+        for canvas in pack:
+            part = slice(first, first := first + len(canvas.masked))
+            sums[canvas.text].append(math.fsum(log_probs[part]))
+    return [math.fsum(copies.weights_S * found) for copies, found in zip(noise, sums, strict=True)]
+
+
+def _are_greedy(model: Transformer, texts: Sequence[_Text], reading: MaskedReading) -> list[bool]:
+    """Whether greedy decoding gives each continuation; decoding is given up at the first token that differs.
+
+    Until then all that is decoded is as in the continuation, so a canvas is known by what is still masked.
+    """
+    are_greedy = [True] * len(texts)
+    canvases = [_Canvas(index, np.arange(text.start, len(text.tokens))) for index, text in enumerate(texts)]
+    while canvases:
+        unfinished = []
+        for pack in _packs(texts, canvases):
+            hidden_TC, starts = _run(model, texts, pack, reading)
+            reads = [
+                PackedRead(Read(canvas.rows(reading).tolist(), suppress=(reading.mask_id,)), start)
+                for start, canvas in zip(starts, pack, strict=True)
+            ]
+            readouts = read_out(reads, hidden_TC, model.logits, model.config.vocab_size)
+            for canvas, readout in zip(pack, readouts, strict=True):
+                chosen = int(readout.probs.argmax())
+                position = canvas.masked[chosen]
+                if readout.tokens[chosen] != texts[canvas.text].tokens[position]:
+                    are_greedy[canvas.text] = False
+                elif len(canvas.masked) > 1:
+                    unfinished.append(_Canvas(canvas.text, np.delete(canvas.masked, chosen)))
+        canvases = unfinished
+    return are_greedy
+
+
+def _packs(texts: Sequence[_Text], canvases: Iterable[_Canvas]) -> Iterator[list[_Canvas]]:
+    """Splits canvases, in their order, into those of one forward each."""
+    pack: list[_Canvas] = []
+    num_rows = 0
+    for canvas in canvases:
+        width = len(texts[canvas.text].tokens)
+        if pack and num_rows + width > MAX_ROWS:
+            yield pack
+            pack, num_rows = [], 0
+        pack.append(canvas)
+        num_rows += width
+    if pack:
+        yield pack
+
+
+def _run(
+    model: Transformer, texts: Sequence[_Text], pack: Sequence[_Canvas], reading: MaskedReading
+) -> tuple[Tensor, list[int]]:
+    """One forward: its residual stream, and the row at which each canvas begins."""
+    filled = []
+    for canvas in pack:
+        tokens = texts[canvas.text].tokens.copy()
+        tokens[canvas.masked] = reading.mask_id
+        filled.append(tokens)
+    return run_side_by_side(model, filled, is_causal=False)
