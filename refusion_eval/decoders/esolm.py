@@ -8,6 +8,15 @@ Read in the release (s-sahoo/Eso-LMs: algo.py, models/dit.py, trainer_base.py). 
 prompt stands before everything else. It draws the numbers of tokens once a batch; here every request draws its own from
 its seed. It samples; `temperature=0` takes the likeliest token. Left out: Eso-LM (A), which the release does not sample
 from. No published checkpoint is of a kind that is read here, so no output of the release is compared.
+
+ReFusion with `slot_size=1` comes close: causal in the order of acceptance, exact keys and values. Both give the same
+tokens in two cases. First, `left_to_right=True` or `block_size=1`, whatever the thresholds, against `alpha_0=0` with
+`early_stop=True`: with block_size=1 and fused, ReFusion drafts in each forward what this commits, from the same rows,
+and ends with one forward more, which verifies the last token; not fused it takes two forwards a token. Second,
+`tau_slot=0, block_size=gen_length` against `subcontext_len=1`: the first forward is the same, and ReFusion verifies in
+a second. Otherwise certainty chooses the order, where here the seed does before anything is read; a plan feeds every
+mask of the block, so that a mask also sees masks that are not decoded with it; unless fused, to store what was accepted
+takes a forward of its own; and masks behind an accepted EOS are dropped, where here they are decoded.
 """
 
 from collections.abc import Sequence
