@@ -143,6 +143,19 @@ def test_batch_order_and_packing_change_nothing(model, pairs, shift, batch_size,
         assert score.is_greedy == wanted.is_greedy
 
 
+def test_a_forward_takes_as_many_copies_as_its_rows_allow(model, monkeypatch):
+    rows = []
+    hidden = model.hidden
+    monkeypatch.setattr(
+        model, "hidden", lambda tokens_T, *rest: (rows.append(len(tokens_T)), hidden(tokens_T, *rest))[1]
+    )
+    monkeypatch.setattr(masked_scoring, "MAX_ROWS", 50)
+    estimate_many(model, [(PREFIX, [7, 2, 19, 7, 11])], 1, reading())
+    # 31 copies of 10 tokens, then the steps of greedy decoding.
+    assert rows[:7] == [50] * 6 + [10]
+    assert set(rows[7:]) == {10}
+
+
 def test_the_noise_follows_from_seed_and_tokens(model):
     pair = (PREFIX, list(range(12)))
     first, again = (estimate_many(model, [pair], 1, reading(num_samples=6, seed=5)) for _ in range(2))
@@ -172,6 +185,20 @@ def test_a_continuation_is_greedy_if_and_only_if_one_token_a_step_decodes_it(mod
     others = [[*greedy[:index], (greedy[index] + 1) % MASK_ID, *greedy[index + 1 :]] for index in range(length)]
     scores = estimate_many(model, [(PREFIX, greedy), *((PREFIX, other) for other in others)], 3, reading(shift))
     assert [score.is_greedy for score in scores] == [True] + [False] * length
+
+
+def test_the_mask_token_is_no_greedy_choice(model):
+    for mask_id, first in itertools.product(range(VOCAB_SIZE), range(VOCAB_SIZE)):
+        log_probs = masked_log_probs(model, [first, *PREFIX], [0], [0], 0, mask_id)[0]
+        best, second = log_probs.topk(2).indices.tolist()
+        if best == mask_id:
+            break
+    assert best == mask_id
+    settings = MaskedReading(mask_id=mask_id, shift=0, num_samples=1, seed=0)
+    scores = estimate_many(model, [([first, *PREFIX], [token]) for token in (best, second)], 2, settings)
+    assert [score.is_greedy for score in scores] == [False, True]
+    # What it takes from the others' probability stays taken.
+    assert scores[1].log_prob == pytest.approx(log_probs[second].item(), abs=1e-4)
 
 
 def test_greedy_is_what_the_decoder_gives(model):
