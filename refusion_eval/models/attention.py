@@ -9,7 +9,6 @@ query heads a group, D head width.
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import groupby
 from typing import Literal
 
 import torch
@@ -93,17 +92,6 @@ def _attend(q_BRQD: Tensor, keys_BKD: Tensor, values_BKD: Tensor, mask: Tensor |
     shape = (num_groups, num_shared, num_keys, head_dim)
     keys, values = keys_BKD[:, None].expand(shape), values_BKD[:, None].expand(shape)
     return scaled_dot_product_attention(q_BRQD, keys, values, attn_mask=mask, is_causal=is_causal)
-
-
-def _attend_batch(
-    q_SQHD: Tensor, keys_SGKD: Tensor, values_SGKD: Tensor, mask: Tensor | None, is_causal: bool
-) -> Tensor:
-    """Attention of sequences of one width, none of which sees another; the mask as `_attend` takes it; [S Q, H, D]."""
-    num_sequences, num_kv_heads, _, _ = keys_SGKD.shape
-    q_BRQD = q_SQHD.unflatten(2, (num_kv_heads, -1)).permute(0, 2, 3, 1, 4).flatten(0, 1)
-    out_BRQD = _attend(q_BRQD, keys_SGKD.flatten(0, 1), values_SGKD.flatten(0, 1), mask, is_causal)
-    out_SQGRD = out_BRQD.unflatten(0, (num_sequences, num_kv_heads)).permute(0, 3, 1, 2, 4)
-    return out_SQGRD.flatten(2, 3).flatten(0, 1)
 
 
 @lru_cache(maxsize=16)
@@ -196,21 +184,22 @@ class Padded:
         self._cache.keys[layer, self._sequences_T, :, self._cache_rows_T] = k_TGD
         self._cache.values[layer, self._sequences_T, :, self._cache_rows_T] = v_TGD
         keys_SGKD, values_SGKD = self._keys[layer], self._values[layer]
-        num_sequences = keys_SGKD.shape[0]
+        num_sequences, num_kv_heads, _, head_dim = keys_SGKD.shape
+        _, num_heads, _ = q_THD.shape
         if self._ragged:
-            padded = q_THD.new_zeros(num_sequences * self._num_queries, *q_THD.shape[1:])
+            padded = q_THD.new_zeros(num_sequences * self._num_queries, num_heads, head_dim)
             padded[self._padded_T] = q_THD
         else:
             padded = q_THD
-        q_SQHD = padded.unflatten(0, (num_sequences, self._num_queries))
-        out = _attend_batch(q_SQHD, keys_SGKD, values_SGKD, self._mask, is_causal=False)
+        grouped = (num_sequences, self._num_queries, num_kv_heads, num_heads // num_kv_heads, head_dim)
+        q_BRQD = padded.reshape(grouped).permute(0, 2, 3, 1, 4).flatten(0, 1)
+        out_BRQD = _attend(q_BRQD, keys_SGKD.flatten(0, 1), values_SGKD.flatten(0, 1), self._mask, is_causal=False)
+        out = out_BRQD.unflatten(0, (num_sequences, num_kv_heads)).permute(0, 3, 1, 2, 4).flatten(2, 3).flatten(0, 1)
         return out[self._padded_T] if self._ragged else out
 
 
 class SideBySide:
     """Attention of whole texts that lie behind each other: nothing is cached, none sees another.
-
-    Neighbours of one width are computed together.
 
     Args:
         widths: rows of each text.
@@ -218,17 +207,12 @@ class SideBySide:
     """
 
     def __init__(self, widths: Sequence[int], is_causal: bool = True) -> None:
-        runs = [(width, len(list(run))) for width, run in groupby(widths)]
-        self._num_texts = [num_texts for _, num_texts in runs]
-        self._num_rows = [width * num_texts for width, num_texts in runs]
-        self._is_causal = is_causal
+        self._widths, self._is_causal = list(widths), is_causal
 
     def __call__(self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> Tensor:
         """Attends in one layer; returns [T, H, D]."""
         outputs = []
-        runs = zip(*(rows.split(self._num_rows) for rows in (q_THD, k_TGD, v_TGD)), strict=True)
-        for num_texts, run in zip(self._num_texts, runs, strict=True):
-            q_SQHD, k_SQGD, v_SQGD = (rows.unflatten(0, (num_texts, -1)) for rows in run)
-            keys_SGQD, values_SGQD = k_SQGD.transpose(1, 2), v_SQGD.transpose(1, 2)
-            outputs.append(_attend_batch(q_SQHD, keys_SGQD, values_SGQD, None, self._is_causal))
+        for q_QHD, k_QGD, v_QGD in zip(*(rows.split(self._widths) for rows in (q_THD, k_TGD, v_TGD)), strict=True):
+            keys_GQD, values_GQD = k_QGD.transpose(0, 1), v_QGD.transpose(0, 1)
+            outputs.append(grouped_attention(q_QHD, keys_GQD, values_GQD, None, self._is_causal))
         return torch.cat(outputs)
