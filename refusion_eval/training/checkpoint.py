@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -12,10 +13,19 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 _SESSION_KEYS = ("is_local", "local_files_only")
 
 
-def save_checkpoint(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, target: Path) -> None:
+def save_checkpoint(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, target: Path, *, decoders: Sequence[str] = ()
+) -> None:
     """Writes weights rounded to bfloat16, config and tokenizer; `model` itself stays as it is.
 
     The directory is built beside `target` and then takes its place, so that a crash leaves the previous one.
+
+    Args:
+        model: what to write.
+        tokenizer: with its chat template.
+        target: the directory.
+        decoders: those that the model was trained for, the main one first; config.json gets them
+            (`refusion_eval.models.cards`). Empty leaves it to the reader.
     """
     part, old = target.with_name(target.name + ".part"), target.with_name(target.name + ".old")
     for path in (part, old):
@@ -24,18 +34,19 @@ def save_checkpoint(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast,
     rounded.load_state_dict(model.state_dict())
     rounded.to(torch.bfloat16).save_pretrained(part)
     tokenizer.save_pretrained(part)
-    _make_portable(part)
+    _make_portable(part, decoders)
     if target.exists():
         os.replace(target, old)
     os.replace(part, target)
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _make_portable(directory: Path) -> None:
-    """Adds the names that transformers 4 reads beside those of transformers 5, and opens the files to all readers."""
+def _make_portable(directory: Path, decoders: Sequence[str]) -> None:
+    """Adds the decoders and the names that transformers 4 reads beside those of 5, and opens the files to all."""
     config_path, tokenizer_path = directory / "config.json", directory / "tokenizer_config.json"
     config = json.loads(config_path.read_text(encoding="utf-8"))
     config |= {"rope_theta": config["rope_parameters"]["rope_theta"], "torch_dtype": config["dtype"]}
+    config |= {"decoders": list(decoders)} if decoders else {}
     tokenizer = json.loads(tokenizer_path.read_text(encoding="utf-8"))
     tokenizer = {key: value for key, value in tokenizer.items() if key not in _SESSION_KEYS}
     tokenizer["tokenizer_class"] = "PreTrainedTokenizerFast"

@@ -6,11 +6,15 @@ Labels sit where logits are read. Clean tokens predict the next token of their s
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
-IGNORED = -100  # the label of a position whose logits are not read
+from refusion_eval.training.example import IGNORED, Example
+
 SLOT_SIZES = (4, 8, 16, 32)
+
+Number = TypeVar("Number", float, np.ndarray)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,43 +34,31 @@ class Draws:
     clean_slots: tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Example:
-    """One training sequence of T tokens.
-
-    Attributes:
-        tokens: [T], prompt, then clean slots, then masked slots.
-        positions: [T], each token's index in the true text.
-        ar_labels: [T], the next token of the same slot, or `IGNORED`.
-        mdm_labels: [T], the token behind the mask, or `IGNORED`.
-        mask_probability: q of `Draws`; 1 where nothing is masked by design.
-        answer_length: A, EOS (and EOS filling) included.
-    """
-
-    tokens: np.ndarray
-    positions: np.ndarray
-    ar_labels: np.ndarray
-    mdm_labels: np.ndarray
-    mask_probability: float
-    answer_length: int
-
-
 def draw_slot_size(rng: np.random.Generator, slot_sizes: Sequence[int] = SLOT_SIZES) -> int:
     """Draws k, one for each sample."""
     return slot_sizes[int(rng.integers(len(slot_sizes)))]
 
 
+def mask_probability(uniform: Number) -> Number:
+    """Keeps the probability of a mask above 0.001, so that the loss, which divides by it, stays finite.
+
+    Args:
+        uniform: t, uniform in [0, 1).
+    """
+    return 0.999 * uniform + 0.001
+
+
 def draw(rng: np.random.Generator, answer_length: int, slot_size: int) -> Draws:
-    """Masks each slot with q = 0.999 t + 0.001, t uniform in [0, 1), and shuffles the others.
+    """Masks each slot with probability q, the `mask_probability` of one t, and shuffles the others.
 
     One draw a slot, as the release does; the paper masks exactly floor(t K) slots.
     """
     num_slots = -(-answer_length // slot_size)
-    mask_probability = 0.999 * float(rng.random()) + 0.001
-    masked = rng.random(num_slots) < mask_probability
+    probability = mask_probability(float(rng.random()))
+    masked = rng.random(num_slots) < probability
     return Draws(
         slot_size=slot_size,
-        mask_probability=mask_probability,
+        mask_probability=probability,
         masked_slots=tuple(np.flatnonzero(masked).tolist()),
         clean_slots=tuple(rng.permutation(np.flatnonzero(~masked)).tolist()),
     )
@@ -83,7 +75,10 @@ def fill_with_eos(answer: Sequence[int], *, eos: int, multiple: int) -> tuple[in
 
 
 def arrange(prompt: Sequence[int], answer: Sequence[int], draws: Draws, *, mask: int) -> Example:
-    """Lays out prompt, shuffled clean slots and masked slots, with true positions and labels."""
+    """Lays out prompt, shuffled clean slots and masked slots, with true positions and labels.
+
+    The MDM term is divided by q A, the expected number of masked tokens, as the release does.
+    """
     answer_A = np.asarray(answer, dtype=np.int64)
     k = draws.slot_size
     slots = [np.arange(start, min(start + k, len(answer_A))) for start in range(0, len(answer_A), k)]
@@ -109,8 +104,7 @@ def arrange(prompt: Sequence[int], answer: Sequence[int], draws: Draws, *, mask:
         positions=np.concatenate([np.arange(len(prompt_P)), len(prompt_P) + index]),
         ar_labels=np.concatenate([unread, ar_labels]),
         mdm_labels=np.concatenate([unread, mdm_labels]),
-        mask_probability=draws.mask_probability,
-        answer_length=len(answer_A),
+        mdm_divisors=np.full(len(prompt_P) + len(index), draws.mask_probability * len(answer_A)),
     )
 
 
@@ -125,6 +119,5 @@ def causal_example(prompt: Sequence[int], answer: Sequence[int], *, learn_prompt
         positions=np.arange(len(tokens)),
         ar_labels=labels,
         mdm_labels=np.full(len(tokens), IGNORED),
-        mask_probability=1.0,
-        answer_length=len(answer),
+        mdm_divisors=np.ones(len(tokens)),
     )

@@ -1,4 +1,7 @@
-"""`python -m refusion_eval.training.embedded`: tokenizer, AR backbone and ReFusion fine-tune, from nothing.
+"""`python -m refusion_eval.training.embedded`: tokenizer, AR backbone and its fine-tunes, from nothing.
+
+The fine-tunes (ReFusion, AR SFT, LLaDA, BD3-LM) all start from the backbone's last state and take equally many samples
+in equally many steps, so that they can be compared, and be made in any order.
 
 Reproducible: data, batches, corruption and initial weights come from one seed; floating-point sums depend on the
 number of threads, which is recorded. Interrupted, the same command goes on where it stopped.
@@ -8,7 +11,8 @@ import argparse
 import functools
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,9 +20,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from refusion_eval.errors import ConfigError
 from refusion_eval.evaluate.prompts import prompt
 from refusion_eval.training.check import exact_share
 from refusion_eval.training.checkpoint import save_checkpoint
+from refusion_eval.training.config import MASKED_OBJECTIVES, TrainConfig
 from refusion_eval.training.data import Sample, encode
 from refusion_eval.training.initial import prepare_for_lookup
 from refusion_eval.training.mini.drills import DRILLS, drill_pairs
@@ -26,7 +32,7 @@ from refusion_eval.training.mini.generate import DRAWS, held_out_items, items
 from refusion_eval.training.mini.item import Item
 from refusion_eval.training.model_card import write_card
 from refusion_eval.training.tokenizer import train_tokenizer
-from refusion_eval.training.train import TrainConfig, train
+from refusion_eval.training.train import train
 
 SEED = 2512
 VOCABULARY_SIZE = 2048
@@ -36,20 +42,26 @@ NUM_DRILL_ITEMS = 20_000
 NUM_CHECK_ITEMS = 60
 NUM_POSITIONS = 2048
 
+BACKBONE = "autoregressive"
+_FINE_TUNE = TrainConfig(
+    objective="sft", num_steps=3600, tokens_per_batch=2560, peak_lr=3e-3, muon_lr=0.02, seed=SEED + 3
+)
 STAGES: dict[str, TrainConfig] = {
-    "autoregressive": TrainConfig(
+    BACKBONE: TrainConfig(
         objective="sft", num_steps=1600, tokens_per_batch=2048, peak_lr=3e-3, muon_lr=0.02, seed=SEED + 1
     ),
-    "refusion": TrainConfig(
-        objective="refusion",
-        num_steps=3600,
-        tokens_per_batch=2560,
-        peak_lr=3e-3,
-        muon_lr=0.02,
-        seed=SEED + 2,
-        slot_sizes=(4, 8),
-        eos_multiple=32,
-    ),
+    "refusion": replace(_FINE_TUNE, objective="refusion", seed=SEED + 2, slot_sizes=(4, 8), eos_multiple=32),
+    "autoregressive_sft": _FINE_TUNE,
+    # Its decoder fills a canvas of 64 whatever the answer's length, so that it has to know EOS up to there.
+    "llada": replace(_FINE_TUNE, objective="llada", seed=SEED + 4, eos_multiple=64),
+    # Its decoder ends with the block that holds EOS: whole blocks would do, and the filling is ReFusion's.
+    "bd3lm": replace(_FINE_TUNE, objective="bd3lm", seed=SEED + 5, eos_multiple=32, block_size=8),
+}
+# What config.json says of the decoders that a checkpoint is for; nothing where the weights serve several.
+TRAINED_FOR: dict[str, tuple[str, ...]] = {
+    "autoregressive_sft": ("autoregressive",),
+    "llada": ("llada", "fast_dllm_llada"),
+    "bd3lm": ("bd3lm",),
 }
 
 
@@ -87,9 +99,16 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     return model
 
 
-def _log(stage: str, model: Qwen3ForCausalLM, check: dict[str, list[Sample]], every: int, line: dict[str, Any]) -> None:
+def _log(
+    stage: str,
+    model: Qwen3ForCausalLM,
+    check: Mapping[str, Sequence[Sample]],
+    every: int,
+    reads_left_to_right: bool,
+    line: dict[str, Any],
+) -> None:
     text = f"{stage} step {line['step']} {line['seconds']:.0f} s ar {line['ar']:.4f} mdm {line['mdm']:.4f}"
-    if line["step"] % every == 0:
+    if line["step"] % every == 0 and reads_left_to_right:
         model.eval()
         shares = {benchmark: exact_share(model, samples) for benchmark, samples in check.items()}
         model.train()
@@ -108,15 +127,19 @@ def _tokenizer(work_dir: Path) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast.from_pretrained(target)
 
 
-def build(work_dir: Path, out_dir: Path, *, num_threads: int, stages: dict[str, TrainConfig] | None = None) -> None:
-    """Trains all stages and writes `<out_dir>/{autoregressive,refusion}`.
+def build(work_dir: Path, out_dir: Path, *, num_threads: int, stages: Sequence[str] = tuple(STAGES)) -> None:
+    """Trains stages and writes `<out_dir>/<stage>` for each.
 
     Args:
         work_dir: tokenizer, resumable states and metrics; safe to delete once done.
         out_dir: gets the checkpoints and their cards.
         num_threads: CPU threads of torch.
-        stages: name -> configuration, in order; `STAGES` if absent.
+        stages: names of `STAGES`.
+
+    Raises:
+        ConfigError: a stage is unknown.
     """
+    check_names(stages)
     torch.set_num_threads(num_threads)
     work_dir.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer(work_dir)
@@ -125,29 +148,72 @@ def build(work_dir: Path, out_dir: Path, *, num_threads: int, stages: dict[str, 
     print(f"{len(tokenizer)} token ids, {len(samples)} training samples", flush=True)
     model = new_model(tokenizer)
     print(f"{sum(parameter.numel() for parameter in model.parameters())} parameters", flush=True)
-    hardware = f"{os.cpu_count()} CPU cores ({platform.machine()}), {num_threads} threads, torch {torch.__version__}"
-    done: dict[str, TrainConfig] = {}
     for name in DRILLS:
         samples += encode(tokenizer, drill_pairs(name, seed=SEED, count=NUM_DRILL_ITEMS))
-    for stage, config in (stages or STAGES).items():
-        done[stage] = config
+    train_stages(model, tokenizer, samples, check, work_dir, out_dir, stages=stages)
+
+
+def check_names(stages: Sequence[str]) -> None:
+    """Refuses an empty list and names that are not in `STAGES`.
+
+    Raises:
+        ConfigError: likewise.
+    """
+    unknown = [name for name in stages if name not in STAGES]
+    if unknown or not stages:
+        problem = f"there is no stage {', '.join(map(repr, unknown))}" if unknown else "no stage is named"
+        raise ConfigError(f"stages: {problem}; known: {', '.join(STAGES)}")
+
+
+def train_stages(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    samples: Sequence[Sample],
+    check: Mapping[str, Sequence[Sample]],
+    work_dir: Path,
+    out_dir: Path,
+    *,
+    stages: Sequence[str],
+    configs: Mapping[str, TrainConfig] = STAGES,
+) -> None:
+    """Trains stages of a family, each fine-tune from the backbone's last state with fresh optimizers.
+
+    Args:
+        model: as it was initialised; its weights change.
+        tokenizer: goes into the checkpoints.
+        samples: what is trained on.
+        check: benchmark -> samples on which causal models are watched.
+        work_dir: states; that of the backbone is loaded from it, or comes to be.
+        out_dir: gets `<out_dir>/<stage>`, of these stages alone.
+        stages: names of `configs`.
+        configs: the family: the backbone and its fine-tunes.
+    """
+    hardware = (
+        f"{os.cpu_count()} CPU cores ({platform.machine()}), {torch.get_num_threads()} threads, "
+        f"torch {torch.__version__}"
+    )
+
+    def run(stage: str) -> None:
+        config = configs[stage]
+        causal = config.objective not in MASKED_OBJECTIVES
         train(
             model,
             samples,
             config,
             work_dir / stage,
-            on_log=functools.partial(_log, stage, model, check, 200),
+            on_log=functools.partial(_log, stage, model, check, 200, causal),
         )
-        if stage in ("autoregressive", "refusion"):
-            save_checkpoint(model, tokenizer, out_dir / stage)
-            write_card(
-                out_dir / stage,
-                stage,
-                done,
-                work_dir,
-                num_samples=len(samples),
-                hardware=hardware,
-            )
+        if stage in stages:
+            save_checkpoint(model, tokenizer, out_dir / stage, decoders=TRAINED_FOR.get(stage, ()))
+            chain = {name: configs[name] for name in (BACKBONE, stage)}
+            write_card(out_dir / stage, stage, chain, work_dir, num_samples=len(samples), hardware=hardware)
+
+    run(BACKBONE)
+    backbone = {name: value.clone() for name, value in model.state_dict().items()}
+    for stage in stages:
+        if stage != BACKBONE:
+            model.load_state_dict(backbone)
+            run(stage)
 
 
 def main() -> None:
@@ -156,8 +222,18 @@ def main() -> None:
     parser.add_argument("--work-dir", type=Path, default=Path("runs/embedded"), help="states and metrics")
     parser.add_argument("--out-dir", type=Path, default=Path(__file__).parents[1] / "embedded", help="checkpoints")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="CPU threads")
+    parser.add_argument(
+        "--stages",
+        default=",".join(STAGES),
+        help=f"those to train, with commas; the {BACKBONE} backbone is trained before others if the work dir lacks it "
+        "(default: %(default)s)",
+    )
     arguments = parser.parse_args()
-    build(arguments.work_dir, arguments.out_dir, num_threads=arguments.threads)
+    stages = [name.strip() for name in arguments.stages.split(",")]
+    try:
+        build(arguments.work_dir, arguments.out_dir, num_threads=arguments.threads, stages=stages)
+    except ConfigError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -6,17 +6,34 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from refusion_eval.training.train import TrainConfig
+from refusion_eval.training.config import TrainConfig
 
 _TITLES = {
     "autoregressive": "Embedded autoregressive backbone",
     "refusion": "Embedded ReFusion fine-tune",
+    "autoregressive_sft": "Embedded autoregressive fine-tune",
+    "llada": "Embedded LLaDA fine-tune",
+    "bd3lm": "Embedded BD3-LM fine-tune",
 }
 _TEXTS = {
     "autoregressive": "Next-token training on the answers of the seven mini tasks and of drills of single steps.",
     "refusion": (
         "ReFusion's hybrid objective (AR on clean slots, MDM on masked slots, release normalisation) on the same data, "
         "from the embedded autoregressive backbone."
+    ),
+    "autoregressive_sft": (
+        "Next-token training on the answers of the same data, from the embedded autoregressive backbone, for as many "
+        "steps as the diffusion fine-tunes: the autoregressive row of a comparison at equal budget."
+    ),
+    "llada": (
+        "LLaDA's supervised fine-tuning (masked answer, full attention, every mask predicted in its own row, EOS "
+        "filling learned) on the same data, from the embedded autoregressive backbone. For the decoders llada and "
+        "fast_dllm_llada."
+    ),
+    "bd3lm": (
+        "Block diffusion, BD3-LM's objective (masked blocks, each given the clean blocks before it, all blocks in one "
+        "forward), on the same data, from the embedded autoregressive backbone. For the decoder bd3lm with the "
+        "`block_size` below as block_length."
     ),
 }
 
@@ -34,7 +51,7 @@ def write_card(
 
     Args:
         target: directory of the checkpoint.
-        stage: "autoregressive" or "refusion".
+        stage: its name in `embedded.STAGES`.
         configs: every stage that led here, in order.
         work_dir: holds `<stage>/metrics.jsonl`.
         num_samples: conversations of the mini tasks and of the drills.

@@ -1,46 +1,70 @@
-"""The losses: weighted cross-entropy at the labelled places, next-token (AR) plus masked (MDM), Eq. 1-3."""
+"""The training objectives: each makes an `Example` of a sample, and the loss (`loss.hybrid_loss`) is one for all.
 
+An objective decides what is fed, what is predicted in which row, how it weighs, and who sees whom. Adding one is a
+function and a line in `OBJECTIVES`, and its name in `config.Objective`.
+"""
+
+from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
-from torch.nn import functional
-from transformers import Qwen3ForCausalLM
+import numpy as np
 
-from refusion_eval.training.collate import Batch, Targets
-
-
-class Losses(NamedTuple):
-    """The two terms of the hybrid loss; either is 0 when nothing is labelled for it."""
-
-    ar: torch.Tensor
-    mdm: torch.Tensor
-
-    @property
-    def total(self) -> torch.Tensor:
-        """AR + MDM (lambda = 1)."""
-        return self.ar + self.mdm
+from refusion_eval.training import masked
+from refusion_eval.training.config import Objective, TrainConfig
+from refusion_eval.training.corrupt import arrange, causal_example, draw, draw_slot_size, fill_with_eos
+from refusion_eval.training.data import Sample
+from refusion_eval.training.example import Example
 
 
-def weighted_cross_entropy(logits_RV: torch.Tensor, targets: Targets) -> torch.Tensor:
-    """Sum over places of weight times cross-entropy, in float32; 0 (with zero gradients) without places."""
-    losses_R = functional.cross_entropy(logits_RV.float(), targets.labels_R, reduction="none")
-    return (losses_R * targets.weights_R).sum()
+class SpecialIds(NamedTuple):
+    """Token ids that objectives put into a text."""
+
+    eos: int
+    mask: int
 
 
-def hybrid_loss(model: Qwen3ForCausalLM, batch: Batch) -> Losses:
-    """One forward of the batch; only labelled places are projected to the vocabulary.
+MakeExample = Callable[[Sample, np.random.Generator, TrainConfig, SpecialIds], Example]
 
-    With AR targets alone this is AR pre-training or fine-tuning, with both it is ReFusion's objective.
-    """
-    # The all-ones mask says "one sequence a row": without it transformers takes jumps in the position ids for the
-    # borders of packed sequences and cuts attention at every reordered slot.
-    hidden_BTD = model.model(
-        input_ids=batch.tokens_BT,
-        position_ids=batch.positions_BT,
-        attention_mask=torch.ones_like(batch.tokens_BT),
-        use_cache=False,
-    ).last_hidden_state
-    hidden_ND = hidden_BTD.flatten(0, 1)
-    logits_RV = model.lm_head(hidden_ND[torch.cat([batch.ar.rows_R, batch.mdm.rows_R])])
-    ar_logits, mdm_logits = logits_RV.split([len(batch.ar.rows_R), len(batch.mdm.rows_R)])
-    return Losses(weighted_cross_entropy(ar_logits, batch.ar), weighted_cross_entropy(mdm_logits, batch.mdm))
+
+def _pretrain(sample: Sample, rng: np.random.Generator, config: TrainConfig, ids: SpecialIds) -> Example:
+    """Next token, the prompt's too."""
+    return causal_example(sample.prompt, sample.answer, learn_prompt=True)
+
+
+def _sft(sample: Sample, rng: np.random.Generator, config: TrainConfig, ids: SpecialIds) -> Example:
+    """Next token of the answer."""
+    return causal_example(sample.prompt, sample.answer, learn_prompt=False)
+
+
+def _refusion(sample: Sample, rng: np.random.Generator, config: TrainConfig, ids: SpecialIds) -> Example:
+    """ReFusion's hybrid: next token in clean slots, masked tokens in the others."""
+    answer = _filled(sample, config, ids)
+    slot_size = draw_slot_size(rng, config.slot_sizes)
+    return arrange(sample.prompt, answer, draw(rng, len(answer), slot_size), mask=ids.mask)
+
+
+def _llada(sample: Sample, rng: np.random.Generator, config: TrainConfig, ids: SpecialIds) -> Example:
+    """Masked tokens of the answer, everything seen both ways."""
+    answer = _filled(sample, config, ids)
+    noise = masked.draw(rng, len(answer), block_size=len(answer))
+    return masked.llada_example(sample.prompt, answer, noise, mask=ids.mask)
+
+
+def _bd3lm(sample: Sample, rng: np.random.Generator, config: TrainConfig, ids: SpecialIds) -> Example:
+    """Masked tokens of each block of the answer, given the clean blocks before it."""
+    answer = _filled(sample, config, ids)
+    noise = masked.draw(rng, len(answer), config.block_size)
+    return masked.bd3lm_example(sample.prompt, answer, noise, block_size=config.block_size, mask=ids.mask)
+
+
+def _filled(sample: Sample, config: TrainConfig, ids: SpecialIds) -> tuple[int, ...]:
+    return fill_with_eos(sample.answer, eos=ids.eos, multiple=config.eos_multiple)
+
+
+OBJECTIVES: dict[Objective, MakeExample] = {
+    "pretrain": _pretrain,
+    "sft": _sft,
+    "refusion": _refusion,
+    "llada": _llada,
+    "bd3lm": _bd3lm,
+}

@@ -5,70 +5,20 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import Qwen3ForCausalLM
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.training.collate import Batch, Normalisation, collate
-from refusion_eval.training.corrupt import SLOT_SIZES, arrange, causal_example, draw, draw_slot_size, fill_with_eos
+from refusion_eval.training.collate import Batch, collate
+from refusion_eval.training.config import TrainConfig
 from refusion_eval.training.data import Sample, plan_batches
+from refusion_eval.training.loss import hybrid_loss
 from refusion_eval.training.muon import Muon
-from refusion_eval.training.objectives import hybrid_loss
-
-Objective = Literal["pretrain", "sft", "refusion"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """Everything that decides a training stage.
-
-    Attributes:
-        objective: "pretrain" (next token, prompt included), "sft" (next token of the answer) or "refusion" (hybrid).
-        num_steps: optimizer steps.
-        tokens_per_batch: padded tokens of a batch, at most.
-        peak_lr: learning rate of AdamW after warm-up; falls along a cosine to `final_lr_share` of it.
-        muon_lr: likewise of Muon, which then trains the layers' matrices; 0 leaves them to AdamW.
-        num_warmup_steps: linear warm-up.
-        final_lr_share: last learning rate / peak.
-        weight_decay: of AdamW, on matrices only.
-        max_grad_norm: gradients are scaled down to this norm.
-        seed: of batches and corruption.
-        slot_sizes: k is drawn from these for each sample (refusion).
-        eos_multiple: answers are filled with EOS up to a multiple of this many tokens (refusion); 0 is the release.
-        normalisation: of the losses, see `collate`.
-        log_every: steps between two lines of metrics.
-        save_every: steps between two resumable states.
-    """
-
-    objective: Objective
-    num_steps: int
-    tokens_per_batch: int = 4096
-    peak_lr: float = 2e-3
-    muon_lr: float = 0.0
-    num_warmup_steps: int = 100
-    final_lr_share: float = 0.02
-    weight_decay: float = 0.01
-    max_grad_norm: float = 1.0
-    seed: int = 0
-    slot_sizes: tuple[int, ...] = SLOT_SIZES
-    eos_multiple: int = 0
-    normalisation: Normalisation = "release"
-    log_every: int = 20
-    save_every: int = 200
-
-    def __post_init__(self) -> None:
-        for name in ("num_steps", "tokens_per_batch", "log_every", "save_every"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if not self.slot_sizes or min(self.slot_sizes) < 1:
-            raise ConfigError(f"slot_sizes is {self.slot_sizes}; name one or more sizes of at least 1")
-        if self.eos_multiple < 0:
-            raise ConfigError(f"eos_multiple is {self.eos_multiple}; use 0 for none or a block length")
+from refusion_eval.training.objectives import OBJECTIVES, SpecialIds
 
 
 def learning_rate_share(config: TrainConfig, step: int) -> float:
@@ -82,15 +32,8 @@ def learning_rate_share(config: TrainConfig, step: int) -> float:
 def build_batch(config: TrainConfig, samples: Sequence[Sample], step: int, *, eos: int, mask: int, pad: int) -> Batch:
     """Corrupts and collates the samples of one step; the draws depend on the seed and the step alone."""
     rng = np.random.default_rng([config.seed, 1, step])
-    examples = []
-    for sample in samples:
-        if config.objective == "refusion":
-            answer = fill_with_eos(sample.answer, eos=eos, multiple=config.eos_multiple)
-            draws = draw(rng, len(answer), draw_slot_size(rng, config.slot_sizes))
-            examples.append(arrange(sample.prompt, answer, draws, mask=mask))
-        else:
-            learn_prompt = config.objective == "pretrain"
-            examples.append(causal_example(sample.prompt, sample.answer, learn_prompt=learn_prompt))
+    make, ids = OBJECTIVES[config.objective], SpecialIds(eos=eos, mask=mask)
+    examples = [make(sample, rng, config, ids) for sample in samples]
     return collate(examples, pad=pad, normalisation=config.normalisation)
 
 
@@ -162,7 +105,7 @@ def train(
     first_step, seconds_before = 0, 0.0
     if state_path.exists():
         state = torch.load(state_path, weights_only=True)
-        if state["config"] != json.dumps(asdict(config)):
+        if not config.is_that_of(state["config"]):
             raise ConfigError(f"{run_dir} was trained with {state['config']}; choose another directory or remove it")
         model.load_state_dict(state["model"])
         for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
@@ -205,7 +148,7 @@ def train(
             _save_state(
                 state_path,
                 {
-                    "config": json.dumps(asdict(config)),
+                    "config": config.to_json(),
                     "model": model.state_dict(),
                     "optimizers": [optimizer.state_dict() for optimizer in optimizers],
                     "step": done,

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from refusion_eval.training.corrupt import IGNORED, Draws, arrange, causal_example, draw, draw_slot_size, fill_with_eos
+from refusion_eval.training.corrupt import Draws, arrange, causal_example, draw, draw_slot_size, fill_with_eos
+from refusion_eval.training.example import IGNORED
 
 MASK = 99
 
@@ -41,7 +42,8 @@ def test_labels_of_a_small_example_worked_out_by_hand() -> None:
     assert example.positions.tolist() == [0, 1, 6, 2, 3, 4, 5]
     assert example.ar_labels.tolist() == [IGNORED, IGNORED, IGNORED, 11, IGNORED, IGNORED, IGNORED]
     assert example.mdm_labels.tolist() == [IGNORED] * 5 + [12, 13]
-    assert example.answer_length == 5
+    assert example.mdm_divisors.tolist() == [0.5 * 5] * 7
+    assert example.visibility is None
 
 
 def test_every_slot_is_either_masked_or_clean() -> None:

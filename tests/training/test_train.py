@@ -1,8 +1,10 @@
 """The training loop: resuming, refusing, writing (`refusion_eval.training.train`, `data`)."""
 
 import dataclasses
+import hashlib
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -10,9 +12,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from refusion_eval.errors import ConfigError, DataError
 from refusion_eval.training.check import exact_share
+from refusion_eval.training.config import Objective, TrainConfig
 from refusion_eval.training.data import Sample, encode, plan_batches
+from refusion_eval.training.objectives import OBJECTIVES
 from refusion_eval.training.tokenizer import train_tokenizer
-from refusion_eval.training.train import TrainConfig, learning_rate_share, train
+from refusion_eval.training.train import build_batch, learning_rate_share, train
 
 SAMPLES = [Sample((1, 2, 3 + n % 4), (3 + n % 4, 8, 9 + n % 3, 13)) for n in range(24)]
 CONFIG = TrainConfig(
@@ -73,6 +77,16 @@ def test_a_state_of_another_configuration_is_refused(tmp_path: Path) -> None:
         train(_model(), SAMPLES, dataclasses.replace(CONFIG, peak_lr=0.1), tmp_path)
 
 
+def test_a_state_from_before_a_setting_existed_had_its_default() -> None:
+    earlier = json.loads(CONFIG.to_json())
+    del earlier["block_size"]
+    assert CONFIG.is_that_of(CONFIG.to_json())
+    assert CONFIG.is_that_of(json.dumps(earlier))
+    other = dataclasses.replace(CONFIG, objective="bd3lm", block_size=8)
+    assert not other.is_that_of(json.dumps(earlier | {"objective": "bd3lm"}))
+    assert not CONFIG.is_that_of(json.dumps(earlier | {"unheard_of": 1}))
+
+
 def test_next_token_training_learns_a_constant_answer(tmp_path: Path) -> None:
     model = _model()
     samples = [Sample((1, 2), (5, 6, 13))] * 8
@@ -82,6 +96,51 @@ def test_next_token_training_learns_a_constant_answer(tmp_path: Path) -> None:
     assert exact_share(model, samples) == 1
 
 
+@pytest.mark.parametrize(("objective", "block_size"), [("llada", 0), ("bd3lm", 4)])
+def test_masked_training_learns_a_constant_answer(tmp_path: Path, objective: Objective, block_size: int) -> None:
+    samples = [Sample((1, 2), (5, 6, 13))] * 8
+    config = TrainConfig(
+        objective=objective,
+        num_steps=150,
+        tokens_per_batch=64,
+        peak_lr=2e-2,
+        num_warmup_steps=5,
+        eos_multiple=8,
+        block_size=block_size,
+        log_every=10,
+    )
+    train(_model(), samples, config, tmp_path)
+    losses = _losses(tmp_path)
+    assert all(ar == 0 for _, ar, _ in losses)
+    assert losses[-1][2] < 0.2 * losses[0][2]
+
+
+# Of the batches that the embedded checkpoints were trained with: tokens, positions, and places, labels and weights of
+# both losses. A change here makes it impossible to make them again.
+@pytest.mark.parametrize(
+    ("objective", "digest"),
+    [
+        ("pretrain", "9ea17b0b6a224c03"),
+        ("sft", "bc2a48f7bce55e0a"),
+        ("refusion", "cbddb4e5f11655eb"),
+        ("llada", "96839b1ebd7a5078"),
+        ("bd3lm", "b86290f662ae12f2"),
+    ],
+)
+def test_batches_stay_what_they_were(objective: Objective, digest: str) -> None:
+    block_size = 4 if objective == "bd3lm" else 0
+    config = TrainConfig(objective=objective, num_steps=1, eos_multiple=8, block_size=block_size, seed=7)
+    sha = hashlib.sha256()
+    for step in range(5):
+        batch = build_batch(config, SAMPLES, step, eos=13, mask=15, pad=14)
+        tensors = [batch.tokens_BT, batch.positions_BT]
+        for targets in (batch.ar, batch.mdm):
+            tensors += [targets.rows_R, targets.labels_R, targets.weights_R]
+        for tensor in tensors:
+            sha.update(tensor.numpy().tobytes())
+    assert sha.hexdigest()[:16] == digest
+
+
 def test_learning_rate_warms_up_and_ends_at_its_final_share() -> None:
     config = TrainConfig(objective="sft", num_steps=100, peak_lr=1.0, num_warmup_steps=10, final_lr_share=0.1)
     assert learning_rate_share(config, 0) == pytest.approx(0.1)
@@ -89,10 +148,31 @@ def test_learning_rate_warms_up_and_ends_at_its_final_share() -> None:
     assert learning_rate_share(config, 100) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("wrong", [{"num_steps": 0}, {"slot_sizes": ()}, {"slot_sizes": (0,)}, {"eos_multiple": -1}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_steps": 0},
+        {"slot_sizes": ()},
+        {"slot_sizes": (0,)},
+        {"eos_multiple": -1},
+        {"block_size": 8},
+        {"block_size": 0, "objective": "bd3lm", "eos_multiple": 8},
+        {"eos_multiple": 12, "objective": "bd3lm", "block_size": 8},
+        {"eos_multiple": 0, "objective": "bd3lm", "block_size": 8},
+        {"normalisation": "paper", "objective": "llada"},
+        {"normalisation": "paper", "objective": "bd3lm", "eos_multiple": 8, "block_size": 8},
+        {"objective": "lladda"},
+    ],
+)
 def test_a_wrong_setting_is_refused_by_name(wrong: dict) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         TrainConfig(**{"objective": "sft", "num_steps": 1, **wrong})
+
+
+def test_an_unknown_objective_is_answered_with_the_known_ones() -> None:
+    assert list(OBJECTIVES) == list(get_args(Objective))
+    with pytest.raises(ConfigError, match=r"'lladda' is unknown; known: pretrain, sft, refusion, llada, bd3lm"):
+        TrainConfig(**{"objective": "lladda", "num_steps": 1})
 
 
 def test_an_epoch_holds_each_sample_once_within_the_token_limit() -> None:

@@ -1,4 +1,4 @@
-"""Loss values and their normalisation (`refusion_eval.training.collate` and `objectives`)."""
+"""Loss values and their normalisation (`refusion_eval.training.collate` and `loss`)."""
 
 import math
 
@@ -8,7 +8,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from refusion_eval.training.collate import Targets, collate
 from refusion_eval.training.corrupt import Draws, arrange, causal_example
-from refusion_eval.training.objectives import hybrid_loss, weighted_cross_entropy
+from refusion_eval.training.loss import hybrid_loss, weighted_cross_entropy
 
 MASK, PAD = 15, 14
 
@@ -78,8 +78,8 @@ def test_hybrid_loss_equals_a_sum_over_samples_one_by_one(model: Qwen3ForCausalL
         ones = torch.ones_like(tokens)
         log_probs = model(input_ids=tokens, position_ids=positions, attention_mask=ones).logits[0].log_softmax(-1)
         ar += [-log_probs[row, label].item() for row, label in enumerate(example.ar_labels) if label >= 0]
-        cross = sum(-log_probs[row, label].item() for row, label in enumerate(example.mdm_labels) if label >= 0)
-        mdm += cross / (example.mask_probability * example.answer_length) / len(examples)
+        labelled = [(row, label) for row, label in enumerate(example.mdm_labels) if label >= 0]
+        mdm += sum(-log_probs[row, label].item() / example.mdm_divisors[row] for row, label in labelled) / len(examples)
     assert losses.ar.item() == pytest.approx(sum(ar) / len(ar), rel=1e-5)
     assert losses.mdm.item() == pytest.approx(mdm, rel=1e-5)
     assert losses.total.item() == pytest.approx(sum(ar) / len(ar) + mdm, rel=1e-5)
