@@ -197,6 +197,31 @@ class RowScores:
 
 
 @dataclass(frozen=True, slots=True)
+class FeatureReuse:
+    """Which rows of a forward are computed, where all others take over what a forward before it computed (dLLM-Cache).
+
+    Each layer adds an attention output and an MLP output to every row. A row that is not computed adds those that it
+    added when it last was, and is seen with the key and value that it had. Refreshes are of all layers.
+
+    Such a forward is of a whole text that sees itself both ways, with nothing in the KV cache; those after the first
+    are of as many rows at the same positions.
+
+    Attributes:
+        num_prompt: how many rows, the first ones, belong to the prompt; the others are the response.
+        refresh_prompt: whether all rows of the prompt are computed.
+        refresh_response: whether all rows of the response are computed.
+        transfer_ratio: in [0, 1]; where the response is not refreshed, all its values are computed, and in each layer
+            this share of its rows, rounded down: those whose value is least like the one before (cosine of the vectors
+            of all heads; among equals the first rows). 0 computes nothing of the response, values neither.
+    """
+
+    num_prompt: int
+    refresh_prompt: bool = True
+    refresh_response: bool = True
+    transfer_ratio: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Forward:
     """One forward pass of one sequence.
 
@@ -208,6 +233,7 @@ class Forward:
         commit: what of the previous forward stays in the cache.
         kind: what the decoder calls this forward ("plan", "verify", ...): for traces, without effect.
         scores: which rows are scored on the way, for the next forward's `Commit.best`.
+        reuse: which rows are computed at all; None computes each.
     """
 
     tokens: Sequence[int]
@@ -217,6 +243,7 @@ class Forward:
     commit: Commit = NOTHING
     kind: str = "decode"
     scores: RowScores | None = None
+    reuse: FeatureReuse | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,8 +117,10 @@ def _watching(watches: _Stopwatches) -> Iterator[None]:
         setattr(owner, name, watches.timed(getattr(owner, name), part))
     attend_over = masks.attend_over
 
-    def timed_attend_over(cache: KVCache, attentions: Sequence[Attention], backend: Backend) -> Attend:
-        return watches.timed(attend_over(cache, attentions, backend), ATTENTION)
+    def timed_attend_over(
+        cache: KVCache, attentions: Sequence[Attention], backend: Backend, places: Sequence[int] | None = None
+    ) -> Attend:
+        return watches.timed(attend_over(cache, attentions, backend, places), ATTENTION)
 
     masks.attend_over = timed_attend_over
     try:

@@ -1,7 +1,7 @@
 """Dream's decoding (arXiv 2508.15487): a canvas of masks that follows a noise schedule, the surest positions first.
 
-Every forward sees the whole canvas both ways; nothing is cached, and there are no blocks. Dream grew out of a causal
-model and kept the way its logits are read: the row before a position predicts it.
+Every forward sees the whole canvas both ways; no keys and values are cached, and there are no blocks. Dream
+grew out of a causal model and kept the way its logits are read: the row before a position predicts it.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from refusion_eval.decoders import validate
+from refusion_eval.decoders import dllm_cache, validate
 from refusion_eval.decoders.canvas import Canvas, MaskedSettings
 from refusion_eval.decoders.choose import most_confident
 from refusion_eval.errors import ConfigError
@@ -21,6 +21,7 @@ from refusion_eval.types import (
     Commit,
     Confidence,
     Decoding,
+    FeatureReuse,
     Forward,
     ProbArray,
     Read,
@@ -51,6 +52,11 @@ class DreamSettings(MaskedSettings):
         eps: noise level at which the schedule ends, in [0, 1].
         confidence_temperature, confidence_top_p: the confidences' own, where tokens are not sampled (where they are, it
             must be theirs); None is `temperature` and `top_p`, as released.
+        prompt_interval_steps, gen_interval_steps: the prompt's and the response's features are computed every so many
+            steps (dLLM-Cache, see `refusion_eval.decoders.dllm_cache`); 1 and 1 compute all at every step.
+        transfer_ratio: share of the response that is computed at the steps between its own; 0.25 in dLLM-Cache's
+            settings. With gen_interval_steps=1 it plays no part.
+            The row that predicts the first position of the response is the prompt's last.
 
     Raises:
         ConfigError: a value is out of its range, or settings do not fit each other.
@@ -67,6 +73,9 @@ class DreamSettings(MaskedSettings):
     eps: float = 1e-3
     confidence_temperature: float | None = None
     confidence_top_p: float | None = None
+    prompt_interval_steps: int = 1
+    gen_interval_steps: int = 1
+    transfer_ratio: float = 0.0
 
     def __post_init__(self) -> None:
         MaskedSettings.__post_init__(self)
@@ -78,6 +87,7 @@ class DreamSettings(MaskedSettings):
         validate.require_number(name, "alg_temp", self.alg_temp, 0.0)
         validate.require_number(name, "eps", self.eps, 0.0, 1.0)
         _require_above_0(name, "top_p", self.top_p, 1.0)
+        dllm_cache.check(name, self.prompt_interval_steps, self.gen_interval_steps, self.transfer_ratio)
         if self.confidence_temperature is not None:
             _require_above_0(name, "confidence_temperature", self.confidence_temperature)
         if self.confidence_top_p is not None:
@@ -113,6 +123,11 @@ class DreamSettings(MaskedSettings):
     @property
     def _own_confidence(self) -> bool:
         return self.confidence_temperature is not None or self.confidence_top_p is not None
+
+    def reuse_at(self, step: int, num_prompt: int) -> FeatureReuse | None:
+        """Which rows a step computes; None is all of them."""
+        intervals = (self.prompt_interval_steps, self.gen_interval_steps)
+        return dllm_cache.reuse_at(step, num_prompt, *intervals, self.transfer_ratio)
 
     def read(self, rows: Sequence[int], step: int, positions: Sequence[int]) -> Read:
         """As `MaskedSettings.read`, with what `alg` ranks by."""
@@ -207,7 +222,8 @@ def canvas_forward(
     """The whole canvas, of which the predictions of some response indices are read."""
     length = len(canvas.tokens)
     reads = shifted_reads(settings, canvas.start, candidates, step)
-    return Forward(canvas.tokens[:], range(length), bidirectional(length), reads, commit, kind)
+    reuse = settings.reuse_at(step, canvas.start)
+    return Forward(canvas.tokens[:], range(length), bidirectional(length), reads, commit, kind, reuse=reuse)
 
 
 def shifted_reads(settings: DreamSettings, offset: int, candidates: Sequence[int], step: int) -> tuple[Read, ...]:

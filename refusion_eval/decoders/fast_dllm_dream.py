@@ -25,6 +25,8 @@ Cache = Literal["none", "prefix", "dual", "sparse"]
 class FastDllmDreamSettings(DreamSettings):
     """Settings of Fast-dLLM on Dream, named as in its release; those of `DreamSettings` mean the same.
 
+    Features are not reused: the two intervals stay 1.
+
     Attributes:
         alg: "confidence_threshold" commits by `threshold`. The others commit quotas: without a cache they are Dream's
             decoder, with one there is only "entropy" (with "sparse" all but "origin"), on a schedule for each block.
@@ -62,6 +64,11 @@ class FastDllmDreamSettings(DreamSettings):
         validate.require_number(name, "threshold", self.threshold, 0.0)
         validate.require_choice(name, "cache", self.cache, ("none", "prefix", "dual", "sparse"))
         sparse_dllm.check(name, self.keep_ratio, self.kernel_size)
+        if self.reuse_at(0, 0) is not None:
+            raise ConfigError(
+                f"{name}: prompt_interval_steps is {self.prompt_interval_steps} and gen_interval_steps "
+                f"{self.gen_interval_steps}; features are reused by decoder dream alone, so leave both at 1"
+            )
         if self.cache != "none":
             self._check_cached()
         elif self.by_threshold and (self.steps is None or self.gen_length % self.steps):

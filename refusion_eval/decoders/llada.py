@@ -1,6 +1,6 @@
 """LLaDA's decoding (arXiv 2502.09992): a canvas of masks, a quota of the most confident tokens a step.
 
-Every forward sees the whole canvas both ways; nothing is cached. The canvas is filled block after block
+Every forward sees the whole canvas both ways; no keys and values are cached. The canvas is filled block after block
 (semi-autoregressive remasking), each in the same number of steps.
 """
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from refusion_eval.decoders import validate
+from refusion_eval.decoders import dllm_cache, validate
 from refusion_eval.decoders.canvas import BlockSettings, Canvas, Remasking
 from refusion_eval.decoders.choose import even_quotas, most_confident
 from refusion_eval.errors import ConfigError
@@ -17,6 +17,7 @@ from refusion_eval.types import (
     Attention,
     Confidence,
     Decoding,
+    FeatureReuse,
     Forward,
     Guidance,
     ProbArray,
@@ -35,6 +36,10 @@ class LladaSettings(BlockSettings):
         cfg_scale: scale of classifier-free guidance, 0 for none; the other half sees the prompt masked.
         logits_eos_inf: never choose the first of `eos_ids`.
         confidence_eos_eot_inf: stop tokens that are chosen have confidence 0, so that they are committed last.
+        prompt_interval_steps, gen_interval_steps: the prompt's and the response's features are computed every so many
+            steps (dLLM-Cache, see `refusion_eval.decoders.dllm_cache`); 1 and 1 compute all at every step.
+        transfer_ratio: share of the response that is computed at the steps between its own; 0.25 in dLLM-Cache's
+            settings. With gen_interval_steps=1 it plays no part.
         release_compatible: above temperature 0 the release forgets the first of `eos_ids` in `confidence_eos_eot_inf`.
 
     Raises:
@@ -47,6 +52,9 @@ class LladaSettings(BlockSettings):
     cfg_scale: float = 0.0
     logits_eos_inf: bool = False
     confidence_eos_eot_inf: bool = False
+    prompt_interval_steps: int = 1
+    gen_interval_steps: int = 1
+    transfer_ratio: float = 0.0
     release_compatible: bool = False
 
     def __post_init__(self) -> None:
@@ -61,6 +69,13 @@ class LladaSettings(BlockSettings):
         )
         if (self.logits_eos_inf or self.confidence_eos_eot_inf) and not self.eos_ids:
             raise ConfigError("llada: logits_eos_inf and confidence_eos_eot_inf need eos_ids, and there are none")
+        dllm_cache.check("llada", self.prompt_interval_steps, self.gen_interval_steps, self.transfer_ratio)
+        if self.cfg_scale > 0 and self.reuse_at(0, 0) is not None:
+            raise ConfigError(
+                f"llada: cfg_scale is {self.cfg_scale} with prompt_interval_steps {self.prompt_interval_steps} and "
+                f"gen_interval_steps {self.gen_interval_steps}; features are reused without guidance, so set cfg_scale "
+                "to 0 or both intervals to 1"
+            )
 
     @property
     def confidence(self) -> Confidence:
@@ -69,6 +84,11 @@ class LladaSettings(BlockSettings):
         if self.release_compatible and self.temperature > 0:
             exclude = exclude[1:]
         return Confidence(dtype=self.confidence_dtype, exclude=exclude)
+
+    def reuse_at(self, step: int, num_prompt: int) -> FeatureReuse | None:
+        """Which rows a step computes; None is all of them."""
+        intervals = (self.prompt_interval_steps, self.gen_interval_steps)
+        return dllm_cache.reuse_at(step, num_prompt, *intervals, self.transfer_ratio)
 
 
 def decode(prompt: Sequence[int], settings: LladaSettings, trace: Trace) -> Decoding:
@@ -99,11 +119,12 @@ def _forward(canvas: Canvas, settings: LladaSettings, masked: Sequence[int], ste
     attention: Attention = bidirectional(length)
     rows = [canvas.start + position for position in masked]
     read = _read(settings, rows, step, masked)
+    reuse = settings.reuse_at(step, canvas.start)
     if settings.cfg_scale > 0:
         tokens = [*tokens, *[settings.mask_id] * canvas.start, *tokens[canvas.start :]]
         positions, attention = positions * 2, (Segment(length, causal=False),) * 2
         read = replace(read, guidance=Guidance([length + row for row in rows], settings.cfg_scale))
-    return Forward(tokens, positions, attention, (read,) if masked else (), kind="denoise")
+    return Forward(tokens, positions, attention, (read,) if masked else (), kind="denoise", reuse=reuse)
 
 
 def _read(settings: LladaSettings, rows: Sequence[int], step: int, masked: Sequence[int]) -> Read:

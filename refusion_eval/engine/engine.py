@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from refusion_eval.engine import masks
 from refusion_eval.engine.bandwidth import cache_bytes_per_row
 from refusion_eval.engine.device import synchronize
+from refusion_eval.engine.features import check_reuse
+from refusion_eval.engine.hidden import hidden_of
 from refusion_eval.engine.memory import default_budget, rows_within
 from refusion_eval.engine.prefix import SharedPrefix, behind
 from refusion_eval.engine.readout import PackedRead, read_out
-from refusion_eval.engine.row_scores import ScoringAttend
 from refusion_eval.engine.static import StaticForwards
 from refusion_eval.engine.validate import check_forward
 from refusion_eval.errors import DecodeError
@@ -224,6 +224,7 @@ class Engine:
             check_forward(live.pending, self.model.config.vocab_size)
             commit = live.pending.commit
             cache.commit(place, commit.rows, commit.replace, commit.keep, commit.best)
+            check_reuse(live.pending, cache, place)
         except DecodeError as error:
             live.fail(error)
         else:
@@ -260,22 +261,13 @@ class Engine:
 
     @torch.inference_mode()
     def _compute(self, cache: KVCache, forwards: Sequence[Forward]) -> list[Readout]:
-        """One model call: the answers to all reads of all forwards, one after the other."""
-        model, device = self.model, self.model.device
+        """One model call, and one more for each forward that reuses features: the answers to all reads, in order."""
+        model = self.model
         widths = [len(forward.tokens) for forward in forwards]
         if self._static is not None and cache is self._cache and self._static.serves(forwards[0]):
             hidden_TC = self._static.hidden(forwards[0])
         else:
-            tokens = [token for forward in forwards for token in forward.tokens]
-            positions = [position for forward in forwards for position in forward.positions]
-            tokens_T, positions_T = torch.from_numpy(np.array([tokens, positions], dtype=np.int64)).to(device)
-            attend = masks.attend_over(cache, [forward.attention for forward in forwards], self.attention)
-            if any(forward.scores is not None for forward in forwards):
-                scoring = ScoringAttend(attend, forwards, device)
-                hidden_TC = model.hidden(tokens_T, positions_T, max(positions), scoring)
-                scoring.store(cache)
-            else:
-                hidden_TC = model.hidden(tokens_T, positions_T, max(positions), attend)
+            hidden_TC = hidden_of(model, cache, forwards, self.attention)
         packed_reads, first_row = [], 0
         for forward, width in zip(forwards, widths, strict=True):
             packed_reads += [PackedRead(read, first_row) for read in forward.reads]

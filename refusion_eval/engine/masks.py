@@ -99,20 +99,26 @@ def additive_batch(
     return mask_SQK.masked_fill_(torch.from_numpy(~seen_SQK).to(device), float("-inf"))
 
 
-def attend_over(cache: KVCache, attentions: Sequence[Attention], backend: Backend) -> Attend:
+def attend_over(
+    cache: KVCache, attentions: Sequence[Attention], backend: Backend, places: Sequence[int] | None = None
+) -> Attend:
     """How the rows of one model call attend.
 
     Args:
-        cache: holds the sequences at 0 .. len(attentions) - 1, with room for their rows.
+        cache: holds the sequences, with room for their rows.
         attentions: of each sequence.
         backend: flash-attn serves causal forwards of one sequence.
+        places: where the sequences lie in the cache, ascending; None is 0 .. len(attentions) - 1. With gaps between
+            them each attends on its own.
     """
+    places = range(len(attentions)) if places is None else places
     if len(attentions) == 1:
-        return _attend_alone(cache, 0, attentions[0], backend)
+        return _attend_alone(cache, places[0], attentions[0], backend)
     widths = [sum(segment.size for segment in attention) for attention in attentions]
     dtype, device = cache.keys.dtype, cache.keys.device
-    if device.type == "cpu" and len(widths) * max(widths) > MAX_CPU_PADDING * sum(widths):
-        alone = [_attend_alone(cache, sequence, attention, backend) for sequence, attention in enumerate(attentions)]
+    costly = device.type == "cpu" and len(widths) * max(widths) > MAX_CPU_PADDING * sum(widths)
+    if costly or places[-1] >= len(widths):
+        alone = [_attend_alone(cache, *pair, backend) for pair in zip(places, attentions, strict=True)]
         return OneByOne(alone, widths)
     return Padded(cache, widths, additive_batch(attentions, cache.lengths[: len(widths)], dtype, device))
 

@@ -47,15 +47,15 @@ class ScoringAttend:
 
     Args:
         attend: the attention itself.
-        forwards: of each sequence, in the order of their packed rows.
+        forwards: the sequences and their forwards, in the order of their packed rows.
         device: of the rows.
     """
 
-    def __init__(self, attend: Attend, forwards: Sequence[Forward], device: torch.device) -> None:
+    def __init__(self, attend: Attend, forwards: Sequence[tuple[int, Forward]], device: torch.device) -> None:
         self._attend = attend
         self._wanted: list[_Wanted] = []
         first_row = 0
-        for sequence, forward in enumerate(forwards):
+        for sequence, forward in forwards:
             if forward.scores is not None:
                 self._wanted.append(_Wanted(sequence, forward.scores, first_row, device))
             first_row += len(forward.tokens)

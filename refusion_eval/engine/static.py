@@ -43,10 +43,10 @@ class StaticForwards:
     def serves(self, forward: Forward) -> bool:
         """Whether a forward fits one of the widths, padding included, and is no prefill: those come in every length.
 
-        One that scores rows is not served: its scores are other work for other rows each time.
+        One that scores rows or reuses features is not served: that is other work for other rows each time.
         """
         length, num_rows = self._cache.lengths[0], len(forward.tokens)
-        if forward.scores is not None:
+        if forward.scores is not None or forward.reuse is not None:
             return False
         return length > 0 and num_rows <= WIDTHS[-1] and length + _padded(num_rows) <= self._cache.capacity
 

@@ -20,6 +20,31 @@ class ScoredRows(NamedTuple):
     scores_LK: Tensor
 
 
+class Features:
+    """What each layer made of each row of one text, kept from forward to forward (`refusion_eval.types.FeatureReuse`).
+
+    It is no part of the KV buffer and comes on top of it: beside keys and values two vectors of residual width.
+
+    Attributes:
+        positions: position ids of the rows.
+        keys, values: rotated keys, and values, each [layers, key-value heads, rows, head width].
+        attended, mlp: what attention and the MLP added to the residual stream, each [layers, rows, residual width].
+
+    Args:
+        config: shapes.
+        positions: as above.
+        dtype: of all tensors.
+        device: where they live.
+    """
+
+    def __init__(self, config: ModelConfig, positions: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+        self.positions = list(positions)
+        per_head = (config.num_layers, config.num_kv_heads, len(positions), config.head_dim)
+        wide = (config.num_layers, len(positions), config.hidden_size)
+        self.keys, self.values = (torch.zeros(per_head, dtype=dtype, device=device) for _ in range(2))
+        self.attended, self.mlp = (torch.zeros(wide, dtype=dtype, device=device) for _ in range(2))
+
+
 class KVCache:
     """Keys and values, each [layers, sequences, key-value heads, capacity, head width], grown by doubling.
 
@@ -28,6 +53,7 @@ class KVCache:
         lengths: committed rows of each sequence.
         staged: rows of each sequence's last forward, lying behind its committed rows.
         scores: those of some of these rows, from the forward to the next commit; None where nobody asked for them.
+        features: of each sequence's last forward that keeps them; None where none did.
 
     Args:
         config: shapes.
@@ -47,6 +73,7 @@ class KVCache:
         self.lengths = [0] * num_sequences
         self.staged = [0] * num_sequences
         self.scores: list[ScoredRows | None] = [None] * num_sequences
+        self.features: list[Features | None] = [None] * num_sequences
 
     @property
     def capacity(self) -> int:
@@ -74,12 +101,13 @@ class KVCache:
         more = (0, 0, 0, capacity - self.capacity)
         self.keys = torch.nn.functional.pad(self.keys[:, :num_sequences], more)
         self.values = torch.nn.functional.pad(self.values[:, :num_sequences], more)
-        del self.lengths[num_sequences:], self.staged[num_sequences:], self.scores[num_sequences:]
+        for of_sequences in (self.lengths, self.staged, self.scores, self.features):
+            del of_sequences[num_sequences:]  # type: ignore[attr-defined]
 
     def clear(self, sequence: int) -> None:
         """Forgets what a sequence holds."""
         self.lengths[sequence] = self.staged[sequence] = 0
-        self.scores[sequence] = None
+        self.scores[sequence] = self.features[sequence] = None
 
     @torch.inference_mode()
     def wipe(self, sequence: int) -> None:
@@ -90,12 +118,13 @@ class KVCache:
 
     @torch.inference_mode()
     def move(self, source: int, target: int) -> None:
-        """Copies a sequence's committed rows onto the place of another."""
+        """Copies a sequence's committed rows onto the place of another, where its features go too."""
         length = self.lengths[source]
         self.wipe(target)
         for buffer in (self.keys, self.values):
             buffer[:, target, :, :length] = buffer[:, source, :, :length]
         self.lengths[target], self.staged[target] = self.lengths[source], self.staged[source]
+        self.features[target], self.features[source] = self.features[source], None
 
     def stage(self, sequence: int, num_rows: int) -> None:
         """Declares the rows of a sequence's next forward; whatever was staged before is dropped."""

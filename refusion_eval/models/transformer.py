@@ -99,22 +99,51 @@ class Transformer:
         Returns:
             The residual stream before the final norm, [T, C].
         """
-        config = self.config
-        num_heads, num_kv_heads, eps = config.num_heads, config.num_kv_heads, config.rms_norm_eps
-        cos_T1D, sin_T1D = self._rotary.lookup(positions_T, last_position)
-        x_TC = embedding(tokens_T, self.weights.embedding)
-        num_rows = x_TC.shape[0]
+        cos_T1D, sin_T1D = self.rotation(positions_T, last_position)
+        x_TC = self.embed(tokens_T)
         for index, layer in enumerate(self.weights.layers):
-            qkv_TO = product(rms_norm(x_TC, layer.input_norm, eps), layer.qkv, layer.qkv_bias)
-            qkv_THD = qkv_TO.view(num_rows, -1, config.head_dim)
-            qk_THD, v_TGD = qkv_THD.split_with_sizes((num_heads + num_kv_heads, num_kv_heads), dim=1)
-            if layer.qk_norm is not None:
-                qk_THD = rms_norm(qk_THD, layer.qk_norm, eps)
-            q_THD, k_TGD = rotate(qk_THD, cos_T1D, sin_T1D).split_with_sizes((num_heads, num_kv_heads), dim=1)
-            attended_THD = attend(index, q_THD, k_TGD, v_TGD)
-            x_TC = x_TC + product(attended_THD.reshape(num_rows, -1), layer.out)
-            x_TC = x_TC + product(swiglu(product(rms_norm(x_TC, layer.mlp_norm, eps), layer.gate_up)), layer.down)
+            q_THD, k_TGD, v_TGD = self.project(layer, x_TC, cos_T1D, sin_T1D)
+            x_TC = x_TC + self.merge_heads(layer, attend(index, q_THD, k_TGD, v_TGD))
+            x_TC = x_TC + self.mlp(layer, x_TC)
         return x_TC
+
+    def embed(self, tokens_T: Tensor) -> Tensor:
+        """The residual stream before the first layer, [T, C]."""
+        return embedding(tokens_T, self.weights.embedding)
+
+    def rotation(self, positions_T: Tensor, last_position: int) -> tuple[Tensor, Tensor]:
+        """Rotary tables of rows, as `RotaryTable.lookup` returns them."""
+        return self._rotary.lookup(positions_T, last_position)
+
+    def project(
+        self, layer: LayerWeights, x_TC: Tensor, cos_T1D: Tensor, sin_T1D: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries [T, H, D], rotated keys [T, G, D] and values [T, G, D] of a layer."""
+        num_heads, num_kv_heads, eps = self.config.num_heads, self.config.num_kv_heads, self.config.rms_norm_eps
+        qkv_TO = product(rms_norm(x_TC, layer.input_norm, eps), layer.qkv, layer.qkv_bias)
+        qkv_THD = qkv_TO.view(x_TC.shape[0], -1, self.config.head_dim)
+        qk_THD, v_TGD = qkv_THD.split_with_sizes((num_heads + num_kv_heads, num_kv_heads), dim=1)
+        if layer.qk_norm is not None:
+            qk_THD = rms_norm(qk_THD, layer.qk_norm, eps)
+        q_THD, k_TGD = rotate(qk_THD, cos_T1D, sin_T1D).split_with_sizes((num_heads, num_kv_heads), dim=1)
+        return q_THD, k_TGD, v_TGD
+
+    def values(self, layer: LayerWeights, x_TC: Tensor) -> Tensor:
+        """The values of a layer alone, [T, G, D]."""
+        num_kv_heads, head_dim = self.config.num_kv_heads, self.config.head_dim
+        first = -num_kv_heads * head_dim
+        bias = None if layer.qkv_bias is None else layer.qkv_bias[first:]
+        normed_TC = rms_norm(x_TC, layer.input_norm, self.config.rms_norm_eps)
+        return product(normed_TC, layer.qkv[first:], bias).view(-1, num_kv_heads, head_dim)
+
+    def merge_heads(self, layer: LayerWeights, attended_THD: Tensor) -> Tensor:
+        """What attention adds to the residual stream, [T, C]."""
+        return product(attended_THD.reshape(attended_THD.shape[0], -1), layer.out)
+
+    def mlp(self, layer: LayerWeights, x_TC: Tensor) -> Tensor:
+        """What the MLP adds to the residual stream, [T, C]."""
+        normed_TC = rms_norm(x_TC, layer.mlp_norm, self.config.rms_norm_eps)
+        return product(swiglu(product(normed_TC, layer.gate_up)), layer.down)
 
     @torch.inference_mode()
     def logits(self, x_NC: Tensor) -> Tensor:

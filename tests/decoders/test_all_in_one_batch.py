@@ -10,18 +10,23 @@ from refusion_eval.api import decoder_settings, generate_stream, load_model
 from refusion_eval.types import Decoded, draw_key
 
 CHECKPOINTS = ("llada_2", "llada_5", "dream_1", "dream_3", "qwen3_2", "qwen3_5")
+REUSE: dict[str, Any] = {"prompt_interval_steps": 9, "gen_interval_steps": 4, "transfer_ratio": 0.25}
 SETTINGS: Mapping[str, list[dict[str, Any]]] = {
     "autoregressive": [{}, {"temperature": 1.0, "seed": 3}],
     "bd3lm": [{"block_length": 8}, {"block_length": 8, "threshold": 0.6}, {"block_length": 4, "temperature": 0.8}],
     "d2f_dream": [{"block_size": 8, "skip_threshold": 0.7}],
     "d2f_llada": [{"block_size": 8, "skip_threshold": 0.7}],
-    "dream": [{"steps": 9}, {"temperature": 0.7, "top_p": 0.9}, {"alg": "origin"}],
+    "dream": [{"steps": 9}, {"temperature": 0.7, "top_p": 0.9}, {"alg": "origin"}, REUSE],
     "esolm": [{}],
     "fast_dllm_dream": [{"block_length": 8, "cache": cache} for cache in ("dual", "prefix", "sparse")],
     "fast_dllm_llada": [
         {"block_length": 8, "threshold": 0.6, "cache": cache} for cache in ("dual", "prefix", "none", "sparse")
     ],
-    "llada": [{"block_length": 8, "steps": 12}, {"block_length": 24, "cfg_scale": 0.5, "temperature": 0.6}],
+    "llada": [
+        {"block_length": 8, "steps": 12},
+        {"block_length": 24, "cfg_scale": 0.5, "temperature": 0.6},
+        {"block_length": 8, **REUSE},
+    ],
     "refusion": [{"slot_size": 4, "block_size": 8, "fuse": fuse} for fuse in (True, False)],
 }
 

@@ -1,0 +1,98 @@
+"""Forwards of which only some rows are computed, while the others keep what they last added (dLLM-Cache, 2506.06295).
+
+Such forwards are computed one by one, each in a model call of its own. In the trace a forward counts with all its rows,
+computed or not.
+
+Shapes: T rows of the text, P computed ones, R rows of the response, C residual width, G key-value heads, D head width.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from refusion_eval.engine import masks
+from refusion_eval.errors import DecodeError
+from refusion_eval.models.attention import grouped_attention
+from refusion_eval.models.cache import Features, KVCache
+from refusion_eval.models.transformer import Transformer
+from refusion_eval.types import FeatureReuse, Forward
+
+
+def check_reuse(forward: Forward, cache: KVCache, sequence: int) -> None:
+    """Raises DecodeError unless a forward may take over features, and what it takes over is there.
+
+    Args:
+        forward: what a decoder asks for, after its commit.
+        cache: holds the features of the forwards before it.
+        sequence: whose forward.
+    """
+    reuse, stored = forward.reuse, cache.features[sequence]
+    if reuse is None:
+        return
+    if cache.lengths[sequence] or forward.scores is not None or not masks.sees_everything(forward.attention):
+        raise DecodeError(
+            f"{forward.kind}: {cache.lengths[sequence]} cached rows, attention {forward.attention}, scores "
+            f"{forward.scores}; features are reused where a whole text sees itself both ways, with nothing cached and "
+            "nothing scored"
+        )
+    if not 0 <= reuse.num_prompt <= len(forward.tokens) or not 0 <= reuse.transfer_ratio <= 1:
+        raise DecodeError(f"{forward.kind}: {reuse} does not fit a forward of {len(forward.tokens)} rows")
+    is_first = stored is None or stored.positions != list(forward.positions)
+    if is_first and not (reuse.refresh_prompt and reuse.refresh_response):
+        raise DecodeError(
+            f"{forward.kind}: {reuse} leaves rows out, and no forward of these rows has been computed before; refresh "
+            "prompt and response first"
+        )
+
+
+def hidden_with_reuse(
+    model: Transformer, cache: KVCache, sequence: int, forward: Forward, reuse: FeatureReuse
+) -> Tensor:
+    """The residual stream of all rows of a forward before the final norm, [T, C]; updates the sequence's features.
+
+    Args:
+        model: the transformer.
+        cache: whose features are read and written.
+        sequence: whose forward.
+        forward: as `check_reuse` let it pass.
+        reuse: of the forward.
+    """
+    features = cache.features[sequence]
+    if features is None or features.positions != list(forward.positions):
+        features = Features(model.config, forward.positions, model.dtype, model.device)
+        cache.features[sequence] = features
+    numbers = np.array([forward.tokens, forward.positions], dtype=np.int64)
+    tokens_T, positions_T = torch.from_numpy(numbers).to(model.device)
+    cos_T1D, sin_T1D = model.rotation(positions_T, max(forward.positions))
+    num_prompt, num_rows = reuse.num_prompt, len(forward.tokens)
+    refreshed = range(0 if reuse.refresh_prompt else num_prompt, num_rows if reuse.refresh_response else num_prompt)
+    refreshed_P = torch.arange(refreshed.start, refreshed.stop, device=model.device)
+    num_chosen = 0 if reuse.refresh_response else int((num_rows - num_prompt) * reuse.transfer_ratio)
+    renews_values = not reuse.refresh_response and reuse.transfer_ratio > 0
+
+    x_TC = model.embed(tokens_T)
+    for index, layer in enumerate(model.weights.layers):
+        keys_GTD, values_GTD = features.keys[index], features.values[index]
+        rows_P = refreshed_P
+        if renews_values:
+            new_RGD, old_GRD = model.values(layer, x_TC[num_prompt:]), values_GTD[:, num_prompt:]
+            chosen_P = least_alike(new_RGD, old_GRD.transpose(0, 1), num_chosen)
+            rows_P = torch.cat((refreshed_P, chosen_P + num_prompt))
+            old_GRD.copy_(new_RGD.transpose(0, 1))
+        if len(rows_P):
+            q_PHD, k_PGD, v_PGD = model.project(layer, x_TC[rows_P], cos_T1D[rows_P], sin_T1D[rows_P])
+            keys_GTD[:, rows_P], values_GTD[:, rows_P] = k_PGD.transpose(0, 1), v_PGD.transpose(0, 1)
+            attended_PHD = grouped_attention(q_PHD, keys_GTD, values_GTD, None, is_causal=False)
+            features.attended[index, rows_P] = model.merge_heads(layer, attended_PHD)
+        x_TC = x_TC + features.attended[index]
+        if len(rows_P):
+            features.mlp[index, rows_P] = model.mlp(layer, x_TC[rows_P])
+        x_TC = x_TC + features.mlp[index]
+    return x_TC
+
+
+def least_alike(new_RGD: Tensor, old_RGD: Tensor, count: int) -> Tensor:
+    """The rows whose vectors changed most, [count]: lowest cosine over all heads, among equals the first rows."""
+    alike_R = cosine_similarity(new_RGD.flatten(1), old_RGD.flatten(1), dim=-1)
+    return alike_R.sort(stable=True).indices[:count]
