@@ -228,3 +228,15 @@ def test_a_forward_that_cannot_reuse_features_is_refused(forwards, message):
     for _ in range(2):  # nothing of one request is left for the next
         with pytest.raises(DecodeError, match=message):
             engine.run(play, [1], Script(forwards))
+
+
+def test_features_end_with_their_request():
+    engine = random_engine()
+    first, second = [forward_of([1, 2, 3], ALL)], [forward_of([1, 2, 3], STALE)]
+    engine.run(play, [1], Script(first))
+    with pytest.raises(DecodeError, match="no forward of these rows"):
+        engine.run(play, [1], Script(second))
+    requests = [Request(play, [1], Script(forwards)) for forwards in (first, second, first + second)]
+    outs = dict(engine.run_many(requests, 1))
+    assert isinstance(outs[1], DecodeError)
+    assert outs[2].num_forwards == 2
