@@ -107,6 +107,12 @@ def test_a_batch_of_each_objective_fills_answers_with_eos_and_masks_no_prompt() 
             assert (batch.tokens_BT == MASK).sum() == len(rows)
             assert len(batch.ar.rows_R) == 0
             positions = batch.positions_BT[rows, columns].tolist()
+            # One probability for an answer, or for each block of it: so many weights.
+            blocks = [
+                (row, (position - (3, 1)[row]) // (config.block_size or 16))
+                for row, position in zip(rows.tolist(), positions, strict=True)
+            ]
+            assert len(set(zip(blocks, batch.mdm.weights_R.tolist(), strict=True))) == len(set(blocks))
             labels |= {(row, position) for row, position in zip(rows.tolist(), positions, strict=True)}
         # Every token of the answers is masked now and then, the EOS filling too, and none of the prompts.
         assert labels == {(0, 3 + index) for index in range(8)} | {(1, 1 + index) for index in range(16)}
