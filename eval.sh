@@ -11,8 +11,8 @@ With --model: that checkpoint on the real benchmarks. Run again to continue an i
 
   --model M        ReFusion checkpoint: hub id or directory, for example GSAI-ML/ReFusion; with --system the checkpoint of
                    that one system, or published for the published checkpoint of each
-  --system S       systems of the paper by name, separated by commas, or all (refusion-eval systems lists them): each with
-                   its tiny embedded checkpoint on the mini tasks where there is one, else as it was published
+  --system S       systems of the paper by name, separated by commas, or all (refusion-eval systems lists them): with their
+                   tiny embedded checkpoints on the mini tasks if each has one, else as they were published
   --preset P       with --system: which of the decoder's settings tables (official, paper_implied)
   --baseline B     autoregressive checkpoint to compare with (default for --model: Qwen/Qwen3-8B)
   --no-baseline    run no baseline; the table then has no speed-up
@@ -119,8 +119,16 @@ if [ -n "$systems" ]; then
         [ -n "$(decoder_of "$name")" ] || fail "--system: there is no system '$name'; $table lists them"
         names+=("$name")
     done < <(chosen_systems)
+    if [ -z "$model" ]; then # real and mini tasks side by side would say nothing
+        model=embedded
+        for name in "${names[@]}"; do is_embedded "$(decoder_of "$name")" || model=published; done
+    elif [ "$model" = embedded ]; then
+        for name in "${names[@]}"; do
+            is_embedded "$(decoder_of "$name")" || fail "--model embedded: there is no embedded checkpoint of '$name'"
+        done
+    fi
     case $model in
-        '' | published) ;;
+        embedded | published) ;;
         *) [ "${#names[@]}" = 1 ] || fail "--model $model is one checkpoint, and --system names ${#names[@]} systems" ;;
     esac
     [ -z "$preset" ] || grep -q "^  $preset:" tasks/settings/*.yaml || fail "--preset: no settings table is called '$preset'"
@@ -252,7 +260,7 @@ evaluate_systems() { # those that --system names, one after the other, then one 
     [ -z "$baseline" ] || check_baseline
     for name in "${names[@]}"; do
         decoder=$(decoder_of "$name")
-        if [ -z "$model" ] && is_embedded "$decoder"; then
+        if [ "$model" = embedded ]; then
             for_embedded
             evaluate "$results/runs/embedded-$decoder" --model embedded --decoder "$decoder" ||
                 go_on_without $? "$name failed"
@@ -261,7 +269,7 @@ evaluate_systems() { # those that --system names, one after the other, then one 
         arguments=(--system "$name")
         run_dir=$results/runs/$name
         case $model in
-            '' | published) ;;
+            published) ;;
             *)
                 arguments+=(--model "$model")
                 run_dir=$results/runs/$(basename "$model")-$name

@@ -193,11 +193,14 @@ def runs_of(*arguments):
     return [line.split(" run ", 1)[1] for line in commands(*arguments) if " run " in line]
 
 
-def test_systems_run_as_published_where_there_is_no_embedded_checkpoint():
-    runs = runs_of("--system", "llada,refusion")
-    assert runs == [
-        "--run-dir results/runs/llada --system llada",
+def test_systems_are_embedded_if_all_of_them_are_and_as_published_otherwise():
+    assert runs_of("--system", "dream,refusion") == [
+        "--run-dir results/runs/dream --system dream",
+        "--run-dir results/runs/refusion --system refusion",
+    ]
+    assert runs_of("--system", "refusion,qwen3") == [
         "--run-dir results/runs/embedded-refusion --model embedded --decoder refusion",
+        "--run-dir results/runs/embedded-autoregressive --model embedded --decoder autoregressive",
     ]
 
 
@@ -222,6 +225,7 @@ def test_a_system_may_run_another_checkpoint():
         (["--preset", "official"], "--preset needs --system"),
         (["--system", "llada", "--preset", "mine"], "no settings table is called 'mine'"),
         (["--model", "published"], "--model published needs --system"),
+        (["--system", "dream", "--model", "embedded"], "there is no embedded checkpoint of 'dream'"),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_anything_is_set_up(arguments, message):
