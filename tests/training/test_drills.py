@@ -39,7 +39,9 @@ def test_sums_are_right() -> None:
     for query, response in drill_pairs("sums", seed=0, count=200):
         assert query.startswith("Calculate ")
         for term, value in re.findall(r"(\d+[-+*/]\d+)=(\d+)\.", response):
-            left, operation, right = re.fullmatch(r"(\d+)([-+*/])(\d+)", term).groups()
+            parts = re.fullmatch(r"(\d+)([-+*/])(\d+)", term)
+            assert parts is not None
+            left, operation, right = parts.groups()
             results = {"+": int(left) + int(right), "-": int(left) - int(right), "*": int(left) * int(right)}
             assert int(value) == results.get(operation, int(left) // int(right))
             assert int(value) >= 0
