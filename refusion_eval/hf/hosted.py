@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers import Qwen3ForCausalLM
 
-from refusion_eval.api import DTYPES, LoadedModel
 from refusion_eval.errors import CheckpointError, ConfigError
+from refusion_eval.loading import DTYPES, LoadedModel
 from refusion_eval.models.attention import possible_backends
 from refusion_eval.models.checkpoint import Location
 from refusion_eval.models.config import ModelConfig, model_config

@@ -1,0 +1,183 @@
+"""A checkpoint ready for use: located, its weights on a device, its engine."""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+
+from refusion_eval.engine.engine import Engine
+from refusion_eval.engine.width import WidthCost, fastest_backend, measure
+from refusion_eval.errors import ConfigError
+from refusion_eval.models.adapter import LoraAdapter, lora_config
+from refusion_eval.models.attention import Backend, possible_backends
+from refusion_eval.models.cards import Card, checkpoint_card
+from refusion_eval.models.checkpoint import Location, fetch_weights, locate
+from refusion_eval.models.config import ModelConfig, model_config
+from refusion_eval.models.tokenizer import Tokenizer
+from refusion_eval.models.transformer import Transformer
+from refusion_eval.models.weights import load_weights
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class LoadedModel:
+    """A checkpoint ready for use; tokenizer and weights are loaded when they are first asked for.
+
+    Attributes:
+        name: the path or hub id it came from.
+        revision: commit of the hub's files; None for a local directory.
+        config: its shapes.
+        card: mask id, EOS ids, backbone, decoders that it was trained for.
+        dtype, device: of the weights.
+        kv_budget: bytes that the keys and values of a batch may take; None is what is free when a batch begins.
+        cuda_graphs: whether forwards of one request are recorded graphs.
+        adapter: the path or hub id of the LoRA adapter that is merged into the weights; None for none.
+        adapter_revision: commit of its files on the hub; None for a local directory.
+    """
+
+    def __init__(
+        self,
+        location: Location,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        backends: Sequence[Backend],
+        kv_budget: int | None = None,
+        cuda_graphs: bool = False,
+        adapter: Location | None = None,
+    ) -> None:
+        self._location = location
+        self._adapter = adapter
+        self.name = location.name
+        self.revision = location.revision
+        self.config = config
+        self.card: Card = checkpoint_card(location.name, location.directory)
+        self.dtype = dtype
+        self.device = device
+        self._backends = backends
+        self._kv_budget = kv_budget
+        self.cuda_graphs = cuda_graphs
+        self.adapter = None if adapter is None else adapter.name
+        self.adapter_revision = None if adapter is None else adapter.revision
+
+    @classmethod
+    def open(
+        cls,
+        name: str,
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        attention: str = "auto",
+        revision: str | None = None,
+        kv_budget_gib: float | None = None,
+        cuda_graphs: bool = False,
+        adapter: str | None = None,
+    ) -> "LoadedModel":
+        """Reads a checkpoint's config and card without its weights; arguments and errors as `load_model`."""
+        location = locate(str(name), revision)
+        config = model_config(location.directory)
+        torch_device = _device(device)
+        torch_dtype = _dtype(dtype, config, torch_device)
+        backends = possible_backends(attention, torch_dtype, torch_device)
+        kv_budget = None if kv_budget_gib is None else int(kv_budget_gib * 2**30)
+        if cuda_graphs and torch_device.type != "cuda":
+            raise ConfigError(f"cuda_graphs needs a CUDA device, not {torch_device.type}; leave it out")
+        adapter_location = None if adapter is None else locate(str(adapter), None)
+        if adapter_location is not None:
+            lora_config(adapter_location.directory)  # what is wrong with it shows before gigabytes are loaded
+        return cls(location, config, torch_dtype, torch_device, backends, kv_budget, cuda_graphs, adapter_location)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer."""
+        return Tokenizer(self._location.directory)
+
+    @cached_property
+    def transformer(self) -> Transformer:
+        """The checkpoint's weights, ready for forwards."""
+        adapter = None
+        if self._adapter is not None:
+            fetch_weights(self._adapter)
+            adapter = LoraAdapter(lora_config(self._adapter.directory), self.config)
+        fetch_weights(self._location)
+        weights = load_weights(self._location.directory, self.config, self.dtype, self.device, adapter)
+        return Transformer(self.config, weights)
+
+    @cached_property
+    def attention(self) -> Backend:
+        """The attention backend: the one asked for, or the faster of those that work here, measured on this model."""
+        return fastest_backend(self.transformer, self._backends) if len(self._backends) > 1 else self._backends[0]
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The engine over the checkpoint's weights."""
+        return Engine(self.transformer, self.attention, self._kv_budget, self.cuda_graphs)
+
+    @cached_property
+    def width_cost(self) -> WidthCost:
+        """How the time of a forward grows with its rows on this device; measured when it is first asked for."""
+        return measure(self.engine.model, self.attention)
+
+
+def load_model(
+    name: str,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    attention: str = "auto",
+    revision: str | None = None,
+    kv_budget_gib: float | None = None,
+    cuda_graphs: bool = False,
+    adapter: str | None = None,
+) -> LoadedModel:
+    """Loads a checkpoint.
+
+    Args:
+        name: directory in Hugging Face layout, or hub id.
+        dtype: "float32", "bfloat16" or "float16"; "auto" is the checkpoint's own on CUDA and float32 on a CPU.
+        device: "cpu", "cuda", "cuda:1", ...; "auto" is CUDA where there is one.
+        attention: "sdpa" or "flash"; "auto" is the faster of those that can run here, by measurement.
+        revision: branch, tag or commit of a hub id.
+        kv_budget_gib: GiB that the keys and values of a batch may take; None is what is free when a batch begins.
+        cuda_graphs: record the forwards of a request decoded alone, one CUDA graph for each of a few widths.
+        adapter: directory or hub id of a LoRA adapter in peft's layout, merged into the weights.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be found or loaded.
+        ConfigError: an argument is unknown or impossible here.
+    """
+    model = LoadedModel.open(
+        name,
+        dtype=dtype,
+        device=device,
+        attention=attention,
+        revision=revision,
+        kv_budget_gib=kv_budget_gib,
+        cuda_graphs=cuda_graphs,
+        adapter=adapter,
+    )
+    _ = model.engine
+    return model
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device={name!r} is unknown; choose auto, cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device={name!r} is not supported; choose auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device={name!r}, but torch sees {torch.cuda.device_count()} CUDA devices here")
+    return device
+
+
+def _dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        # CPUs compute float32 fastest, and exactly what the checkpoint holds.
+        name = config.dtype if device.type == "cuda" else "float32"
+    if name not in DTYPES:
+        raise ConfigError(f"dtype={name!r} is unknown; choose auto, {', '.join(DTYPES)}")
+    return DTYPES[name]
