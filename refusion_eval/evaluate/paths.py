@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from refusion_eval import embedded
+from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError, DataError
 
 EMBEDDED_FOLDER = Path(embedded.__file__).parent
@@ -22,7 +23,7 @@ def embedded_path(decoder: str) -> Path:
 
 def embedded_decoders() -> list[str]:
     """The decoders that have a checkpoint in the package."""
-    return sorted(path.parent.name for path in EMBEDDED_FOLDER.glob("*/config.json"))
+    return sorted(path.parent.name for path in EMBEDDED_FOLDER.glob("*/config.json") if path.parent.name in DECODERS)
 
 
 def code_metric_path() -> Path:
