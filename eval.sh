@@ -10,10 +10,11 @@ Without options: the tiny embedded models on the seven mini tasks, on any machin
 With --model: that checkpoint on the real benchmarks. Run again to continue an interrupted run.
 
   --model M        ReFusion checkpoint: hub id or directory, for example GSAI-ML/ReFusion; with --system the checkpoint of
-                   that one system, or published for the published checkpoint of each
-  --system S       systems of the paper by name, separated by commas, or all (refusion-eval systems lists them): with their
-                   tiny embedded checkpoints on the mini tasks if each has one, else as they were published
-  --preset P       with --system: which of the decoder's settings tables (official, paper_implied)
+                   that one system, published (all that have a public checkpoint), or embedded
+  --system S       systems of the paper by name, separated by commas (refusion-eval systems lists them), as they were
+                   published; or all: the embedded family on the mini tasks
+  --preset P       with --system: which of the decoders' settings tables (official, paper_implied, ...)
+  --adapter A      with --system and --model: LoRA adapter, hub id or directory
   --baseline B     autoregressive checkpoint to compare with (default for --model: Qwen/Qwen3-8B)
   --no-baseline    run no baseline; the table then has no speed-up
   --tasks T        benchmarks, separated by commas: mmlu_pro,arc_challenge,gsm8k,math,gpqa,humaneval,mbpp
@@ -45,11 +46,11 @@ checkpoint() { # a directory becomes absolute, a hub id stays
     if [ -d "$1" ]; then absolute "$1"; else printf '%s' "$1"; fi
 }
 
-model='' systems='' preset='' baseline='' with_baseline=true tasks='' limit='' data='' results='' sandbox='' setup_only=false dry_run=false
+model='' systems='' preset='' adapter='' baseline='' with_baseline=true tasks='' limit='' data='' results='' sandbox='' setup_only=false dry_run=false
 while [ $# -gt 0 ]; do
     option=$1
     case $option in
-        --model | --system | --preset | --baseline | --tasks | --limit | --data | --results | --sandbox)
+        --model | --system | --preset | --adapter | --baseline | --tasks | --limit | --data | --results | --sandbox)
             [ $# -ge 2 ] && [ -n "$2" ] || fail "$option needs a value"
             value=$2
             shift 2
@@ -60,6 +61,7 @@ while [ $# -gt 0 ]; do
         --model) model=$(checkpoint "$value") ;;
         --system) systems=$value ;;
         --preset) preset=$value ;;
+        --adapter) adapter=$(checkpoint "$value") ;;
         --baseline) baseline=$(checkpoint "$value") ;;
         --no-baseline) with_baseline=false ;;
         --tasks) tasks=$value ;;
@@ -92,50 +94,49 @@ decoder_of() { # of a system; nothing if there is no such system
     sed -n "s/^$1: {.*decoder: \([a-z0-9_]*\).*/\1/p" "$table"
 }
 
-is_embedded() { # whether a decoder has a tiny checkpoint in the package
-    [ -f "refusion_eval/embedded/$1/config.json" ]
-}
-
-chosen_systems() { # one name a line; "all" are those that can be run, each embedded checkpoint once
-    local name decoder seen=' '
-    if [ "$systems" != all ]; then
-        tr ',' '\n' <<<"$systems"
-        return
-    fi
-    sed -n 's/^\([a-z0-9_]*\): {.*/\1/p' "$table" | while read -r name; do
-        decoder=$(decoder_of "$name")
-        if [ -n "$model" ]; then
-            ! grep -q "^$name: {.*pretrained:" "$table" || echo "$name"
-        elif is_embedded "$decoder" && [ "${seen#* $decoder }" = "$seen" ]; then
-            seen="$seen$decoder "
-            echo "$name"
-        fi
+embedded_decoders() { # one name a line: those with a tiny checkpoint in the package
+    local config name
+    for config in refusion_eval/embedded/*/config.json; do
+        name=$(basename "$(dirname "$config")")
+        [ ! -f "tasks/settings/mini_$name.yaml" ] || echo "$name"
     done
 }
 
-if [ -n "$systems" ]; then
-    names=()
-    while read -r name; do
-        [ -n "$(decoder_of "$name")" ] || fail "--system: there is no system '$name'; $table lists them"
-        names+=("$name")
-    done < <(chosen_systems)
-    if [ -z "$model" ]; then # real and mini tasks side by side would say nothing
-        model=embedded
-        for name in "${names[@]}"; do is_embedded "$(decoder_of "$name")" || model=published; done
-    elif [ "$model" = embedded ]; then
-        for name in "${names[@]}"; do
-            is_embedded "$(decoder_of "$name")" || fail "--model embedded: there is no embedded checkpoint of '$name'"
-        done
-    fi
+published_systems() { # one name a line: those with a public checkpoint
+    sed -n 's/^\([a-z0-9_]*\): {.*pretrained:.*/\1/p' "$table"
+}
+
+has_preset() { # whether a decoder has such a settings table
+    grep -q "^  $preset:" "tasks/settings/$1.yaml"
+}
+
+check_systems() { # sets names, and model if none is given
+    local name known=''
+    case $systems:$model in
+        all: | all:embedded) names=($(embedded_decoders)) model=embedded ;;
+        all:*) names=($(published_systems)) ;;
+        *) IFS=, read -r -a names <<<"$systems" ;;
+    esac
+    model=${model:-published}
+    for name in "${names[@]}"; do
+        if [ "$model" = embedded ]; then
+            grep -qx "$name" <<<"$(embedded_decoders)" || fail "--model embedded: there is no embedded checkpoint of '$name'"
+        else
+            [ -n "$(decoder_of "$name")" ] || fail "--system: there is no system '$name'; $table lists them"
+        fi
+        if [ -n "$preset" ] && [ "$model" != embedded ] && has_preset "$(decoder_of "$name")"; then known=yes; fi
+    done
     case $model in
-        embedded | published) ;;
+        embedded | published) [ -z "$adapter" ] || fail "--adapter needs --model with its checkpoint" ;;
         *) [ "${#names[@]}" = 1 ] || fail "--model $model is one checkpoint, and --system names ${#names[@]} systems" ;;
     esac
-    [ -z "$preset" ] || grep -q "^  $preset:" tasks/settings/*.yaml || fail "--preset: no settings table is called '$preset'"
-elif [ -n "$preset" ]; then
-    fail "--preset needs --system"
-elif [ "$model" = published ]; then
-    fail "--model published needs --system"
+    [ -z "$preset" ] || [ -n "$known" ] || fail "--preset: no settings table of these systems is called '$preset'"
+}
+
+if [ -n "$systems" ]; then
+    check_systems
+elif [ -n "$preset$adapter" ] || [ "$model" = published ]; then
+    fail "--preset, --adapter and --model published need --system"
 fi
 venv=${REFUSION_EVAL_VENV:-.venv}
 python=$venv/bin/python
@@ -256,35 +257,34 @@ evaluate_baseline() {
 }
 
 evaluate_systems() { # those that --system names, one after the other, then one table
-    local name decoder arguments run_dir
+    local name arguments run_dir
     [ -z "$baseline" ] || check_baseline
     for name in "${names[@]}"; do
-        decoder=$(decoder_of "$name")
         if [ "$model" = embedded ]; then
             for_embedded
-            evaluate "$results/runs/embedded-$decoder" --model embedded --decoder "$decoder" ||
+            evaluate "$results/runs/embedded-$name" --model embedded --decoder "$name" ||
                 go_on_without $? "$name failed"
             continue
         fi
         arguments=(--system "$name")
         run_dir=$results/runs/$name
-        case $model in
-            published) ;;
-            *)
-                arguments+=(--model "$model")
-                run_dir=$results/runs/$(basename "$model")-$name
-                ;;
-        esac
-        if [ -n "$preset" ] && grep -q "^  $preset:" "tasks/settings/$decoder.yaml"; then # one table is no choice
+        if [ "$model" != published ]; then
+            arguments+=(--model "$model")
+            [ -z "$adapter" ] || arguments+=(--adapter "$adapter")
+            run_dir=$results/runs/$(basename "$model")-$name
+        fi
+        if [ -n "$preset" ] && has_preset "$(decoder_of "$name")"; then
             arguments+=(--preset "$preset")
             run_dir+=-$preset
+        elif [ -n "$preset" ]; then
+            echo "eval.sh: $name has no settings table '$preset' and runs with its own" >&2
         fi
         evaluate "$run_dir" "${arguments[@]}" || go_on_without $? "$name failed"
     done
     [ -z "$baseline" ] || evaluate_baseline
     [ "${#run_dirs[@]}" -gt 0 ] || $dry_run || exit "$status"
     name=$systems
-    write_table "$results/${name//,/+}"
+    write_table "$results/${name//,/+}${preset:+-$preset}"
 }
 
 evaluate_refusion() { # ReFusion and its autoregressive baseline

@@ -23,6 +23,7 @@ from refusion_eval.types import Decoded
 
 __all__ = [
     "LoadedModel",
+    "check_decoder",
     "check_fit",
     "check_prompt",
     "decoder_settings",
@@ -48,10 +49,7 @@ def decoder_settings(model: LoadedModel, decoder: str, **settings: Any) -> Any:
     Raises:
         ConfigError: unknown decoder or setting, a value out of range, or a mask token is needed and there is none.
     """
-    if decoder not in DECODERS:
-        raise ConfigError(
-            f"decoder={decoder!r} is unknown{_suggestion(decoder, DECODERS)}; known: {', '.join(DECODERS)}"
-        )
+    check_decoder(decoder)
     settings_class = DECODERS[decoder].Settings
     names = [field.name for field in dataclasses.fields(settings_class)]
     for name in settings:
@@ -68,6 +66,14 @@ def decoder_settings(model: LoadedModel, decoder: str, **settings: Any) -> Any:
     if any(not 0 <= token < vocab_size for token in ids):
         raise ConfigError(f"mask and EOS ids {list(ids)} must lie in the vocabulary, 0..{vocab_size - 1}")
     return resolved
+
+
+def check_decoder(decoder: str) -> None:
+    """Raises ConfigError for an unknown decoder, with the likeliest one that was meant."""
+    if decoder not in DECODERS:
+        raise ConfigError(
+            f"decoder={decoder!r} is unknown{_suggestion(decoder, DECODERS)}; known: {', '.join(DECODERS)}"
+        )
 
 
 def check_fit(model: LoadedModel, decoder: str, mask_id_given: bool) -> None:

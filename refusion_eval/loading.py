@@ -83,9 +83,9 @@ class LoadedModel:
         if cuda_graphs and torch_device.type != "cuda":
             raise ConfigError(f"cuda_graphs needs a CUDA device, not {torch_device.type}; leave it out")
         adapter_location = None if adapter is None else locate(str(adapter), None)
-        if adapter_location is not None:
-            lora_config(adapter_location.directory)  # what is wrong with it shows before gigabytes are loaded
-        return cls(location, config, torch_dtype, torch_device, backends, kv_budget, cuda_graphs, adapter_location)
+        opened = cls(location, config, torch_dtype, torch_device, backends, kv_budget, cuda_graphs, adapter_location)
+        _ = opened._lora  # what is wrong with an adapter shows before gigabytes are loaded
+        return opened
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -93,14 +93,19 @@ class LoadedModel:
         return Tokenizer(self._location.directory)
 
     @cached_property
+    def _lora(self) -> LoraAdapter | None:
+        """The adapter, its tensors checked against the model, none of them read."""
+        if self._adapter is None:
+            return None
+        config = lora_config(self._adapter.directory)
+        fetch_weights(self._adapter)
+        return LoraAdapter(config, self.config)
+
+    @cached_property
     def transformer(self) -> Transformer:
         """The checkpoint's weights, ready for forwards."""
-        adapter = None
-        if self._adapter is not None:
-            fetch_weights(self._adapter)
-            adapter = LoraAdapter(lora_config(self._adapter.directory), self.config)
         fetch_weights(self._location)
-        weights = load_weights(self._location.directory, self.config, self.dtype, self.device, adapter)
+        weights = load_weights(self._location.directory, self.config, self.dtype, self.device, self._lora)
         return Transformer(self.config, weights)
 
     @cached_property

@@ -122,7 +122,7 @@ def test_a_decoder_that_needs_a_mask_token_is_refused_without_one(tmp_path):
     del config["mask_token_id"]
     path.write_text(json.dumps(config))
     opened = api.LoadedModel.open(tmp_path)
-    with pytest.raises(ConfigError, match=r"does not fit decoder=refusion: it has no mask token; it fits autoregressive"):
+    with pytest.raises(ConfigError, match=r"does not fit decoder=refusion: it has no mask token; it fits auto"):
         refusion_eval.generate(opened, [1], **SMALL)
     assert api.decoder_settings(opened, "refusion", mask_id=3, **SMALL).mask_id == 3
 

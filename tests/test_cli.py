@@ -106,3 +106,17 @@ def test_check_says_whether_a_decoder_can_run_a_checkpoint_without_weights(share
     status, text = refusal("check", "--model", "/no/such/checkpoint")
     assert status == 1
     assert text.startswith("error: no directory '/no/such/checkpoint'")
+
+
+def test_a_setting_that_is_given_twice_is_refused(refusal):
+    status, text = refusal("run", "--set", "eos_ids=1", "--set", "eos_ids=2")
+    assert status == 1
+    assert "--set eos_ids is given twice (1, 2); several values go in one: A+B" in text
+
+
+def test_a_preset_that_is_not_there_is_refused_before_data_is_looked_for(refusal, tmp_path):
+    arguments = ("--tasks", "refusion_gsm8k", "--data", str(tmp_path), "--run-dir", str(tmp_path / "run"))
+    status, text = refusal("run", "--decoder", "autoregressive", "--preset", "matchd", *arguments)
+    assert status == 1
+    assert "unknown preset 'matchd'; did you mean matched" in text
+    assert not (tmp_path / "run").exists()

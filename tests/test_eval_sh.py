@@ -193,21 +193,32 @@ def runs_of(*arguments):
     return [line.split(" run ", 1)[1] for line in commands(*arguments) if " run " in line]
 
 
-def test_systems_are_embedded_if_all_of_them_are_and_as_published_otherwise():
-    assert runs_of("--system", "dream,refusion") == [
+def test_systems_run_as_published_and_all_is_the_embedded_family():
+    assert runs_of("--system", "dream,qwen3") == [
         "--run-dir results/runs/dream --system dream",
-        "--run-dir results/runs/refusion --system refusion",
+        "--run-dir results/runs/qwen3 --system qwen3",
     ]
-    assert runs_of("--system", "refusion,qwen3") == [
-        "--run-dir results/runs/embedded-refusion --model embedded --decoder refusion",
-        "--run-dir results/runs/embedded-autoregressive --model embedded --decoder autoregressive",
-    ]
-
-
-def test_all_systems_are_the_embedded_ones_or_the_published_ones():
-    assert sorted(run.split("--decoder ")[1] for run in runs_of("--system", "all")) == embedded_decoders()
+    assert [run.split("--decoder ")[1] for run in runs_of("--system", "all")] == embedded_decoders()
     published = [name for name, system in published_systems().items() if system.pretrained]
     assert [run.split("--system ")[1] for run in runs_of("--system", "all", "--model", "published")] == published
+
+
+def test_embedded_ones_are_chosen_by_their_decoder():
+    (run,) = runs_of("--system", "refusion", "--model", "embedded")
+    assert run == "--run-dir results/runs/embedded-refusion --model embedded --decoder refusion"
+
+
+def test_a_preset_is_for_the_systems_that_have_it():
+    runs = runs_of("--system", "refusion,llada", "--preset", "paper_implied")
+    assert runs == [
+        "--run-dir results/runs/refusion --system refusion",
+        "--run-dir results/runs/llada-paper_implied --system llada --preset paper_implied",
+    ]
+
+
+def test_an_adapter_goes_with_its_checkpoint():
+    (run,) = runs_of("--system", "d2f_llada", "--model", "some/base", "--adapter", "some/lora")
+    assert run.endswith("--system d2f_llada --model some/base --adapter some/lora")
 
 
 def test_a_system_may_run_another_checkpoint():
@@ -222,10 +233,13 @@ def test_a_system_may_run_another_checkpoint():
     [
         (["--system", "ladda"], "there is no system 'ladda'"),
         (["--system", "llada,dream", "--model", "some/copy"], "--system names 2 systems"),
-        (["--preset", "official"], "--preset needs --system"),
-        (["--system", "llada", "--preset", "mine"], "no settings table is called 'mine'"),
-        (["--model", "published"], "--model published needs --system"),
-        (["--system", "dream", "--model", "embedded"], "there is no embedded checkpoint of 'dream'"),
+        (["--preset", "official"], "need --system"),
+        (["--system", "llada", "--preset", "mine"], "no settings table of these systems is called 'mine'"),
+        (["--system", "llada", "--preset", "matched"], "no settings table of these systems is called 'matched'"),
+        (["--system", "all", "--preset", "official"], "no settings table of these systems is called 'official'"),
+        (["--model", "published"], "need --system"),
+        (["--system", "llama3", "--model", "embedded"], "there is no embedded checkpoint of 'llama3'"),
+        (["--system", "d2f_llada", "--adapter", "some/lora"], "--adapter needs --model"),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_anything_is_set_up(arguments, message):

@@ -68,7 +68,8 @@ def run(
     from refusion_eval.evaluate.run import evaluate, task_names
 
     chosen = _system(system, model, decoder)
-    run_dir = run_dir or default_run_dir(Path("results/runs"), str(chosen["pretrained"]), system or chosen["decoder"])
+    name = "-".join(filter(None, (system or chosen["decoder"], preset)))
+    run_dir = run_dir or default_run_dir(Path("results/runs"), str(chosen["pretrained"]), name)
     args = parse_model_args(
         {
             **chosen,
@@ -88,7 +89,7 @@ def run(
             "revision": revision,
             "warmup": warmup,
             **({} if seed is None else {"seed": seed}),
-            **dict(_pair(text) for text in settings or []),
+            **_pairs(settings or []),
         }
     )
     names = task_names(names_of(tasks), args.pretrained)
@@ -121,13 +122,15 @@ def check(
     ] = None,
     decoder: Annotated[str | None, typer.Option(help="Name of the decoder; refusion if not given.")] = None,
     system: Annotated[str | None, typer.Option(help="A published system instead.")] = None,
+    adapter: Annotated[str | None, typer.Option(help="LoRA adapter, folder or hub id.")] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
 ) -> None:
     """Say whether a decoder can run a checkpoint: reads its configuration, not its weights."""
     from refusion_eval.evaluate.model_args import parse_model_args
     from refusion_eval.evaluate.system import System
 
-    opened = System(parse_model_args({**_system(system, model, decoder), "revision": revision}))
+    adapted = {} if adapter is None else {"adapter": adapter}
+    opened = System(parse_model_args({**_system(system, model, decoder), **adapted, "revision": revision}))
     config = opened.model.config
     brought = "".join(f", {key}={value}" for key, value in opened.checkpoint_settings.items())
     name, decoder = opened.args.pretrained, opened.args.decoder
@@ -158,9 +161,9 @@ def lm_eval_command(context: typer.Context) -> None:
     cli_evaluate()
 
 
-def default_run_dir(runs: Path, model: str, decoder: str) -> Path:
+def default_run_dir(runs: Path, model: str, name: str) -> Path:
     """Where a system's records lie unless the user says otherwise, for example runs/ReFusion-refusion."""
-    return runs / f"{Path(model).name}-{decoder}"
+    return runs / f"{Path(model).name}-{name}"
 
 
 def _system(name: str | None, model: str | None, decoder: str | None) -> dict[str, Any]:
@@ -172,6 +175,16 @@ def _system(name: str | None, model: str | None, decoder: str | None) -> dict[st
     if decoder is not None:
         raise ConfigError(f"--system {name} brings its decoder; leave out --decoder {decoder}")
     return system_arguments(name, model)
+
+
+def _pairs(texts: list[str]) -> dict[str, Any]:
+    """What --set gives; a key that is set twice is refused."""
+    values: dict[str, Any] = {}
+    for key, value in map(_pair, texts):
+        if key in values:
+            raise ConfigError(f"--set {key} is given twice ({values[key]}, {value}); several values go in one: A+B")
+        values[key] = value
+    return values
 
 
 def _pair(text: str) -> tuple[str, Any]:

@@ -50,8 +50,8 @@ class DreamSettings(MaskedSettings):
             best ("topk_margin") or low entropy ("entropy"). "origin" picks them at random.
         alg_temp: above 0 draws positions without replacement from softmax(confidence / alg_temp).
         eps: noise level at which the schedule ends, in [0, 1].
-        confidence_temperature, confidence_top_p: the confidences' own, where tokens are not sampled (where they are, it
-            must be theirs); None is `temperature` and `top_p`, as released.
+        confidence_temperature, confidence_top_p: the confidences' own at temperature 0; None is 1 and `top_p`, as
+            released. Above temperature 0 confidences are the sampler's, and these play no part.
         prompt_interval_steps, gen_interval_steps: the prompt's and the response's features are computed every so many
             steps (dLLM-Cache, see `refusion_eval.decoders.dllm_cache`); 1 and 1 compute all at every step.
         transfer_ratio: share of the response that is computed at the steps between its own; 0.25 in dLLM-Cache's
@@ -97,14 +97,6 @@ class DreamSettings(MaskedSettings):
                 f"{name}: alg_temp is {self.alg_temp}, and alg={self.alg} draws nothing by confidence; set alg_temp "
                 "to 0"
             )
-        own = (self.confidence_temperature, self.confidence_top_p)
-        sampled_alike = own[0] in (None, self.temperature) and own[1] in (None, self.top_p)
-        if self._own_confidence and (self.alg == "origin" or (self.temperature > 0 and not sampled_alike)):
-            raise ConfigError(
-                f"{name}: confidence_temperature {own[0]} and confidence_top_p {own[1]} are for positions ranked by "
-                f"confidence, and where tokens are sampled they are the sampler's; alg is {self.alg}, temperature "
-                f"{self.temperature}, top_p {self.top_p}: leave them out"
-            )
 
     @property
     def num_steps(self) -> int:
@@ -115,7 +107,7 @@ class DreamSettings(MaskedSettings):
     def confidence(self) -> Confidence:
         """The distribution that confidences are taken from, before top-p and top-k."""
         return Confidence(
-            temperature=self.confidence_temperature or self.temperature or 1.0,
+            temperature=self.temperature or self.confidence_temperature or 1.0,
             dtype=self.confidence_dtype,
             choose=self.confidence_dtype == "model" and self.temperature == 0 and not self._own_confidence,
         )
@@ -134,7 +126,7 @@ class DreamSettings(MaskedSettings):
         return replace(
             MaskedSettings.read(self, rows, step, positions),
             # At temperature 0 it shapes the confidences alone.
-            top_p=self.top_p if self.confidence_top_p is None else self.confidence_top_p,
+            top_p=self.top_p if self.temperature > 0 or self.confidence_top_p is None else self.confidence_top_p,
             top_k=self.top_k,
             entropy=self.alg == "entropy",
             margin=self.alg == "topk_margin",

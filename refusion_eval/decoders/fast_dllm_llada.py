@@ -87,11 +87,10 @@ def decode(prompt: Sequence[int], settings: FastDllmLladaSettings, trace: Trace)
     steps = count()
     for number in range(settings.num_blocks):
         block = settings.block(number)
-        quotas = even_quotas(len(block), settings.steps_per_block)
         num_before = 0
         while masked := canvas.masked(block):
             (readout,) = yield _forward(canvas, settings, block, masked, num_before, next(steps))
-            chosen = _choose(readout.probs, settings, quotas[num_before])
+            chosen = _choose(readout.probs, settings, num_before)
             positions = [masked[index] for index in chosen]
             trace.select("token", masked, readout.probs.tolist(), positions)
             canvas.fix(positions, readout.tokens[chosen])
@@ -128,12 +127,12 @@ def _forward(
     )
 
 
-def _choose(scores: ProbArray, settings: FastDllmLladaSettings, quota: int) -> list[int]:
-    """Which of the candidates become final."""
+def _choose(scores: ProbArray, settings: FastDllmLladaSettings, num_before: int) -> list[int]:
+    """Which of the candidates become final; `num_before` counts the block's forwards before, for its quota."""
     if settings.threshold is not None:
         return at_least_or_best(scores, settings.threshold)
     if settings.factor is None:
-        return most_confident(scores, quota)
+        return most_confident(scores, even_quotas(settings.block_length, settings.steps_per_block)[num_before])
     num_chosen = num_within_factor(scores, settings.factor)
     if settings.release_compatible and num_chosen == len(scores) - 1:
         num_chosen += 1

@@ -7,6 +7,7 @@ declared type or is refused.
 
 import difflib
 import math
+import re
 import types
 import typing
 from collections.abc import Collection, Mapping
@@ -85,7 +86,7 @@ def convert(key: str, value: Any, wanted: Any, where: str) -> Any:
     origin = typing.get_origin(wanted)
     if origin in (typing.Union, types.UnionType):
         inner = [option for option in typing.get_args(wanted) if option is not type(None)]
-        if value is None or value == "None":
+        if value is None or value == "None" or (value in ("none", "null") and inner[0] is not str):
             return None
         return convert(key, value, inner[0], where)
     if origin is typing.Literal:
@@ -94,13 +95,22 @@ def convert(key: str, value: Any, wanted: Any, where: str) -> Any:
             return value
         raise ConfigError(f"{where}: {key}={value!r}; choose one of {', '.join(map(str, options))}")
     if origin in (tuple, list):
-        items = value if isinstance(value, list | tuple) else [value]
+        items = _items(value)
         return tuple(convert(key, item, typing.get_args(wanted)[0], where) for item in items)
     converted = _SCALARS[wanted](value) if wanted in _SCALARS else value
     if converted is None:
         hint = "; pass the arguments as JSON, with the value in quotes" if wanted is str else ""
         raise ConfigError(f"{where}: {key}={value!r} is not {_WORDS[wanted]}{hint}")
     return converted
+
+
+def _items(value: Any) -> list[Any]:
+    """The items of a list; as text they are separated by commas, spaces or plus signs (lm-eval takes commas itself)."""
+    if isinstance(value, str):
+        if value.lower() in ("", "none", "null"):
+            return []
+        return re.split(r"[\s,+]+", value.strip("[]() "))
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def convert_all(values: Mapping[str, Any], wanted: Mapping[str, Any], where: str) -> dict[str, Any]:

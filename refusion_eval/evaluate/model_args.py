@@ -110,7 +110,8 @@ class ModelArgs:
     @property
     def system_name(self) -> str:
         """Name of the system in tables."""
-        return self.system or SYSTEM_NAMES.get(self.decoder, self.decoder)
+        name = self.system or SYSTEM_NAMES.get(self.decoder, self.decoder)
+        return name if self.preset is None else f"{name} ({self.preset})"
 
 
 def parse_model_args(given: Mapping[str, Any], additional: Mapping[str, Any] | None = None) -> ModelArgs:

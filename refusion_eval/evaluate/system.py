@@ -36,6 +36,7 @@ def _settle_anew(name: str, make: Callable[[], Any]) -> Any:
 
 
 NO_TEMPLATE = "none"
+NEEDS_ADAPTER = ("d2f_llada", "d2f_dream")  # published as adapters alone
 WITH_GRAPHS = "+graphs"  # what records add to the name of an attention backend
 
 
@@ -74,6 +75,12 @@ class System:
             cuda_graphs=args.cuda_graphs,
             adapter=args.adapter,
         )
+        if args.decoder in NEEDS_ADAPTER and args.adapter is None:
+            log.warning(
+                "decoder=%s without an adapter: unless it is merged into %s, this is not D2F's model",
+                args.decoder,
+                args.pretrained,
+            )
         if args.chat_template is not None:
             opened.tokenizer.replace_chat_template(self.own_chat_template)
         return opened
@@ -99,6 +106,8 @@ class System:
         if args.attention != "auto" or args.run_dir is None or not (Path(args.run_dir) / RUN_JSON).is_file():
             return args.attention
         with RunReader.open(args.run_dir) as reader:
+            if next(reader.samples(traces=False), None) is None:
+                return args.attention
             return reader.run.manifest.attention.removesuffix(WITH_GRAPHS)
 
     @functools.cached_property
@@ -151,6 +160,8 @@ class System:
         folder = tasks_path() / "settings"
         given = {key: value for key, value in self.args.settings.items() if key in TOKEN_SETTINGS}
         tokens = {**self.checkpoint_settings, **given}
+        # Rows that need an EOS must not stop tasks of other rows; the settings of a task are checked as they are.
+        tokens["eos_ids"] = tokens.get("eos_ids") or (0 if tokens.get("mask_id") else 1,)
         presets = {False: self.args.preset, True: None}  # the synthetic tasks' settings are nobody's but ours
         return {
             mini: load_table(folder, self.args.decoder, mini, self.entry.Settings, tokens, preset)

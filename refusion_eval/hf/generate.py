@@ -24,7 +24,14 @@ from transformers.generation import (
     TopKLogitsWarper,
 )
 
-from refusion_eval.api import LoadedModel, check_prompt, decoder_settings, generate_stream, with_width_cost
+from refusion_eval.api import (
+    LoadedModel,
+    check_decoder,
+    check_prompt,
+    decoder_settings,
+    generate_stream,
+    with_width_cost,
+)
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.hf.hosted import hosted
@@ -85,8 +92,7 @@ def generate_with(decoder: str) -> Callable[..., Any]:
     Raises:
         ConfigError: unknown decoder.
     """
-    if decoder not in DECODERS:
-        raise ConfigError(f"decoder={decoder!r} is unknown; known: {', '.join(DECODERS)}")
+    check_decoder(decoder)
     names = [field.name for field in dataclasses.fields(DECODERS[decoder].Settings)]
     own = [name for name in names if name != "temperature"] + (["mask_token_id"] if "mask_id" in names else [])
 

@@ -29,6 +29,7 @@ class CheckpointFiles:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._shard_of = {name: path for path in _shard_paths(directory) for name in _names(path)}
+        self._unread = set(self._shard_of)
 
     def read(self, name: str, shape: Sequence[int]) -> Tensor:
         """One tensor, in the dtype it was saved in.
@@ -42,6 +43,7 @@ class CheckpointFiles:
                 f"{self._directory} has no tensor {name} (of {len(self._shard_of)} tensors); "
                 "the checkpoint is incomplete or does not fit its config.json"
             )
+        self._unread.discard(name)
         tensor: Tensor = open_tensors(path).get_tensor(name)
         if tuple(tensor.shape) != tuple(shape):
             raise CheckpointError(
@@ -51,6 +53,11 @@ class CheckpointFiles:
         if not tensor.is_floating_point():
             raise CheckpointError(f"{path}: {name} is {tensor.dtype}; quantised weights are not read")
         return tensor
+
+    @property
+    def unread(self) -> list[str]:
+        """Tensors that nobody asked for, but for tables that are computed here."""
+        return sorted(name for name in self._unread if not name.endswith("rotary_emb.inv_freq"))
 
 
 def _shard_paths(directory: Path) -> list[Path]:

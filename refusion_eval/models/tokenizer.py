@@ -1,10 +1,12 @@
 """The tokenizer of a checkpoint: text to token ids and back, chat template. Runs no code from the checkpoint."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer, Qwen2TokenizerFast
+from transformers.utils import logging
 
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.models.config import read_json
@@ -12,6 +14,16 @@ from refusion_eval.models.config import read_json
 # Classes that a checkpoint brings as Python code, and the class of transformers that does the same with its files.
 # AutoTokenizer refuses such a checkpoint, as it does not run the code.
 SAME_AS: Mapping[str, Any] = {"DreamTokenizer": Qwen2TokenizerFast}
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 class Tokenizer:
@@ -29,9 +41,10 @@ class Tokenizer:
 
     def __init__(self, directory: Path) -> None:
         try:
-            self.inner: Any = _tokenizer_class(directory).from_pretrained(
-                directory, trust_remote_code=False, local_files_only=True
-            )
+            with _quiet():  # transformers warns of model types that it does not know, which the tokenizer does not need
+                self.inner: Any = _tokenizer_class(directory).from_pretrained(
+                    directory, trust_remote_code=False, local_files_only=True
+                )
         except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
             raise CheckpointError(
                 f"{directory}: the tokenizer cannot be loaded ({error}); it needs tokenizer_config.json "

@@ -1,5 +1,6 @@
 """Checkpoint tensors to our weights: streamed from safetensors, one tensor in memory beside the model itself."""
 
+import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,8 @@ from refusion_eval.models.families import FAMILIES
 from refusion_eval.models.files import CheckpointFiles
 from refusion_eval.models.layers import SMALL_MATRIX
 from refusion_eval.models.transformer import LayerWeights, Weights
+
+log = logging.getLogger(__name__)
 
 
 def load_weights(
@@ -89,9 +92,13 @@ def load_weights(
 
     vocab_shape = (config.vocab_size, width)
     embedding = load(vocab_shape, {f"{names.embedding}.weight": config.vocab_size})
-    return Weights(
+    weights = Weights(
         embedding=embedding,
         layers=tuple(layer(index) for index in range(config.num_layers)),
         final_norm=load((width,), {f"{names.final_norm}.weight": width}),
         head=embedding if config.tied_head else load(vocab_shape, {f"{names.head}.weight": config.vocab_size}),
     )
+    unread = [name for name in files.unread if not (config.tied_head and name == f"{names.head}.weight")]
+    if unread:
+        log.warning("%s: %d tensors are not used: %s", directory, len(unread), ", ".join(unread[:3]))
+    return weights

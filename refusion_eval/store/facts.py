@@ -23,6 +23,8 @@ class SampleFacts:
     Attributes:
         sample: its number among the samples of the item.
         timing: its cost; `timing.item` is the hash of the item, equal across runs on the same data.
+        tokens_canvas: positions that became final, those behind the first EOS included; None without a trace.
+        tokens_no_eos: tokens without the EOS that ends them.
         tpf_release: the release's TPF, None where it does not exist.
         bytes_read: bytes its forwards had to read, None if not known.
         copy_bytes_per_second: measured bandwidth of its device, None if not known.
@@ -31,6 +33,8 @@ class SampleFacts:
 
     sample: int
     timing: Timing
+    tokens_canvas: int | None
+    tokens_no_eos: int
     tpf_release: float | None
     bytes_read: float | None
     copy_bytes_per_second: float | None
@@ -122,12 +126,14 @@ def _reduced(sample: Sample, run: Run, scores: Mapping[str, ScoreRow]) -> Sample
         warm=sample.warm,
         hardware=run.hardware(sample.process_id).fingerprint(),
     )
-    release, traffic, bandwidth = None, None, None
+    canvas, release, traffic, bandwidth = None, None, None, None
     if sample.trace is not None:
         trace = Trace.from_json([event for event in sample.trace if event[0] != Draft.tag])
+        canvas = len(trace.fixed_at())
         if "slot_size" in sample.settings:
             release = tpf_release(trace, int(sample.settings["slot_size"]))
         if roofline := run.processes[sample.process_id].get("roofline"):
             sizes = {name: roofline[name] for name in ("weight_bytes", "cache_bytes_per_row")}
             traffic, bandwidth = bytes_read(trace, **sizes), roofline["copy_bytes_per_second"]
-    return SampleFacts(sample.key.sample, timing, release, traffic, bandwidth, scores)
+    no_eos = sample.num_tokens - (sample.stop == "eos")
+    return SampleFacts(sample.key.sample, timing, canvas, no_eos, release, traffic, bandwidth, scores)

@@ -29,6 +29,7 @@ from refusion_eval.store.records import Sample, SampleKey, ScoreRow, dump, pack
 from refusion_eval.store.run_reader import SETTLED, iterate_samples, iterate_scores, read_run
 
 RUN_JSON = "run.json"
+MOST_DIFFERENCES = 4  # that a refusal names
 
 # Said by all three front ends alike: the store does not know which of them opened it.
 ANOTHER = (
@@ -86,15 +87,26 @@ class RunStore:
                     raise StoreError(
                         f"{self.directory} has a {RUN_JSON} but its records are gone; restore them, {ANOTHER}"
                     )
-                names = {"fingerprint": fingerprint, "manifest": manifest.to_json()}
-                connection.executemany("INSERT INTO meta VALUES (?, ?)", [(k, dump(v)) for k, v in names.items()])
+                self._record(connection, manifest)
             elif differing := differences(json.loads(row[0]), fingerprint):
-                raise StoreError(
-                    f"{self.directory} holds a run of something else; "
-                    + "; ".join(differing)
-                    + f". Use the recorded settings, {ANOTHER}"
-                )
+                if connection.execute("SELECT count(*) FROM samples").fetchone()[0]:
+                    shown = differing[:MOST_DIFFERENCES]
+                    if len(differing) > len(shown):
+                        shown.append(f"{len(differing) - len(shown)} more")
+                    raise StoreError(
+                        f"{self.directory} holds a run of something else; {'; '.join(shown)}. Use the recorded "
+                        f"settings, {ANOTHER}"
+                    )
+                # A run that failed before its first sample, as with a wrong adapter, keeps no one from the folder.
+                connection.execute("DELETE FROM meta")
+                connection.execute("DELETE FROM processes")
+                self._record(connection, manifest)
         self.process_id = self.register_process(manifest.hardware, manifest)
+
+    @staticmethod
+    def _record(connection: sqlite3.Connection, manifest: Manifest) -> None:
+        names = {"fingerprint": manifest.fingerprint(), "manifest": manifest.to_json()}
+        connection.executemany("INSERT INTO meta VALUES (?, ?)", [(k, dump(v)) for k, v in names.items()])
 
     def register_process(self, hardware: Hardware, manifest: Manifest | None = None) -> str:
         """Records a process that generates samples, with the machine it runs on.

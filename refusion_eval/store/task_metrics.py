@@ -180,9 +180,16 @@ def _counts(facts: TaskFacts) -> Iterator[Measure]:
     if sum(map(len, release)) == len(samples):
         values = [float(np.mean(of_item)) for of_item in release]
         yield Measure("tpf_release", "tokens/forward", _mean(facts, values, 1), samples)
-    for name, totals in (("tokens", tokens), ("forwards", forwards)):
+    no_eos = [sum(sample.tokens_no_eos for sample in of_item) for of_item in items]
+    averaged = [("tokens", "tokens", tokens), ("tokens_no_eos", "tokens", no_eos), ("forwards", "forwards", forwards)]
+    if all(sample.tokens_canvas is not None for sample in samples):
+        canvas = [sum(sample.tokens_canvas or 0 for sample in of_item) for of_item in items]
+        averaged.append(("tokens_canvas", "tokens", canvas))
+        if sum(forwards):
+            yield Measure("tpf_canvas", "tokens/forward", tpf(canvas, forwards, seed=seed_of(facts.task)), samples)
+    for name, unit, totals in averaged:
         values = [total / len(of_item) for total, of_item in zip(totals, items, strict=True)]
-        yield Measure(f"{name}_mean", name, _mean(facts, values, 1), samples)
+        yield Measure(f"{name}_mean", unit, _mean(facts, values, 1), samples)
 
 
 def _mean(facts: TaskFacts, values: ArrayLike, factor: float) -> Bootstrap:

@@ -233,8 +233,6 @@ def test_confidences_of_their_own_tie_and_go_almost_from_left_to_right(shared: P
         ({"eps": 2}, "eps is 2"),
         ({"alg_temp": -1}, "alg_temp is -1"),
         ({"alg": "origin", "alg_temp": 0.5}, "alg=origin draws nothing by confidence"),
-        ({"alg": "origin", "confidence_top_p": 0.9}, "alg is origin.*leave them out"),
-        ({"temperature": 0.1, "confidence_temperature": 0.2}, "alg is entropy, temperature 0.1"),
         ({"confidence_temperature": 0.0}, "confidence_temperature is 0; it must be above 0"),
         ({"gen_length": 0}, "gen_length is 0"),
     ],
@@ -242,3 +240,11 @@ def test_confidences_of_their_own_tie_and_go_almost_from_left_to_right(shared: P
 def test_settings_that_cannot_be_are_refused(wrong, message):
     with pytest.raises(ConfigError, match=message):
         DreamSettings(mask_id=MASK, **wrong)
+
+
+def test_where_tokens_are_sampled_confidences_are_the_samplers():
+    own = {"confidence_temperature": 0.5, "confidence_top_p": 0.9}
+    sampled = DreamSettings(mask_id=MASK, temperature=0.2, top_p=0.95, **own)
+    assert (sampled.confidence.temperature, sampled.read([0], 0, [0]).top_p) == (0.2, 0.95)
+    greedy = DreamSettings(mask_id=MASK, top_p=0.95, **own)
+    assert (greedy.confidence.temperature, greedy.read([0], 0, [0]).top_p) == (0.5, 0.9)

@@ -197,3 +197,13 @@ def test_stopping_early_gives_the_same_text(size, cache, rule):
 def test_settings_that_cannot_be_are_refused(wrong, message):
     with pytest.raises(ConfigError, match=f"fast_dllm_llada: .*{message}"):
         FastDllmLladaSettings(mask_id=MASK, **wrong)
+
+
+@pytest.mark.parametrize("rule", [{"threshold": 2.0}, {"factor": 0.0}])
+@pytest.mark.parametrize("cache", ["none", "prefix", "dual"])
+def test_steps_beside_a_threshold_or_factor_play_no_part(rule, cache):
+    size = {"gen_length": 32, "block_length": 8}
+    few, few_trace, _ = run(cache=cache, steps=4, **rule, **size)
+    plain, plain_trace, _ = run(cache=cache, **rule, **size)
+    assert few == plain
+    assert few_trace.num_forwards == plain_trace.num_forwards > 4

@@ -34,6 +34,12 @@ from refusion_eval.evaluate.arguments import check_keys, convert, field_types
         (3, int | None, 3),
         ([1, 2.0], tuple[int, ...], (1, 2)),
         (5, tuple[int, ...], (5,)),
+        ("5", tuple[int, ...], (5,)),
+        ("5+7", tuple[int, ...], (5, 7)),
+        ("[5, 7]", tuple[int, ...], (5, 7)),
+        ("none", tuple[int, ...], ()),
+        ("none", float | None, None),
+        ("none", str | None, "none"),
         ("cpu", Literal["cpu", "cuda"], "cpu"),
     ],
 )

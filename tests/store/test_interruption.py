@@ -233,8 +233,9 @@ def test_a_directory_without_records_is_named(tmp_path):
         facts(tmp_path)
 
 
-def test_a_refused_opening_leaves_the_directory_free(tmp_path, make_manifest):
-    RunStore.open(tmp_path, make_manifest()).close()
+def test_a_refused_opening_leaves_the_directory_free(tmp_path, make_manifest, make_sample):
+    with RunStore.open(tmp_path, make_manifest()) as store:
+        store.append(make_sample(1))
     with pytest.raises(StoreError):
         RunStore.open(tmp_path, make_manifest(seed=1))
     RunStore.open(tmp_path, make_manifest()).close()

@@ -187,8 +187,9 @@ def test_a_resumed_run_keeps_its_records_and_lists_both_processes(tmp_path, make
     assert run["run_id"] == tmp_path.name
 
 
-def test_another_fingerprint_is_refused_with_every_differing_key_and_both_values(tmp_path, make_manifest):
-    RunStore.open(tmp_path, make_manifest()).close()
+def test_another_fingerprint_is_refused_with_every_differing_key_and_both_values(tmp_path, make_manifest, make_sample):
+    with RunStore.open(tmp_path, make_manifest()) as store:
+        store.append(make_sample(1))
     other = make_manifest(seed=7, settings={"refusion": {"tau_slot": 0.8, "slot_size": 4}, "extra": 1})
     with pytest.raises(StoreError) as refusal:
         RunStore.open(tmp_path, other)
@@ -265,3 +266,23 @@ def test_a_settled_fact_is_made_once_and_read_back_by_later_processes(tmp_path, 
     with RunStore.open(tmp_path, make_manifest()) as store:
         assert store.settle("cost", lambda: pytest.fail("made again")) == {"free_rows": 4}
     assert json.loads((tmp_path / "run.json").read_text())["settled"] == {"cost": {"free_rows": 4}}
+
+
+def test_a_folder_without_samples_may_become_another_run(tmp_path, make_manifest, make_sample):
+    with RunStore.open(tmp_path, make_manifest(system="first")) as store:
+        store.settle("fact", lambda: 1)
+    with RunStore.open(tmp_path, make_manifest(system="second")) as store:
+        assert store.settle("fact", lambda: 2) == 2
+        store.append(make_sample(1))
+    with RunReader.open(tmp_path) as reader:
+        assert reader.run.manifest.system == "second"
+        assert len(reader.run.processes) == 1
+    with pytest.raises(StoreError, match=r'something else; .*system: recorded "second", now "first"'):
+        RunStore.open(tmp_path, make_manifest(system="first"))
+
+
+def test_a_refusal_names_only_some_of_many_differences(tmp_path, make_manifest, make_sample):
+    with RunStore.open(tmp_path, make_manifest(settings={f"s{n}": n for n in range(9)})) as store:
+        store.append(make_sample(1))
+    with pytest.raises(StoreError, match=r"settings.s2: recorded 2, now nothing; 6 more\. Use the recorded"):
+        RunStore.open(tmp_path, make_manifest(settings={}))

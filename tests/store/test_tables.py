@@ -64,7 +64,10 @@ def test_one_run_gives_every_metric_with_its_interval(two_systems):
         "latency_p95": 0.5,
         "speedup": 2.0,
         "tpf": 4.0,
+        "tpf_canvas": 0.4,
         "tokens_mean": 20.0,
+        "tokens_no_eos_mean": 19.0,
+        "tokens_canvas_mean": 2.0,
         "forwards_mean": 5.0,
     }
     assert {metric: row.value for metric, row in rows.items()} == expected
