@@ -25,7 +25,7 @@ from refusion_eval.evaluate.model_args import EMBEDDED, ModelArgs
 from refusion_eval.evaluate.paths import tasks_path
 from refusion_eval.evaluate.prompts import PROMPTS
 from refusion_eval.evaluate.score import ERROR
-from refusion_eval.evaluate.system import System
+from refusion_eval.evaluate.settings import choose_preset
 from refusion_eval.evaluate.task_hooks import SANDBOX_VARIABLE
 from refusion_eval.store.records import PASSED, Sample, ScoreRow
 
@@ -89,7 +89,7 @@ def evaluate(
     """
     if args.run_dir is None:
         raise ConfigError("a run needs a run directory: give --run-dir")
-    _ = System(args).tables  # a wrong decoder or preset shows before data is looked for
+    choose_preset(tasks_path() / "settings" / f"{args.decoder}.yaml", args.preset)  # before data is looked for
     loaded = load_tasks(tasks, args.data_dir)
     lm = RefusionLM(args, task_versions={name: str(task.VERSION) for name, task in loaded.items()}, keep_going=True)
     with contextlib.closing(lm), _environment(SANDBOX_VARIABLE, sandbox):

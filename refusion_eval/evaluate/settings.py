@@ -138,6 +138,32 @@ def benchmark_of(task: str) -> TaskBenchmark | None:
     return None
 
 
+def choose_preset(path: Path, preset: str | None) -> tuple[str | None, dict[str, Any]]:
+    """One table of a settings file, not checked any further; empty if there is no such file.
+
+    Args:
+        path: the file.
+        preset: its name; None for the first, or the only one.
+
+    Returns:
+        Its name, None if the file has one table only, and its content.
+
+    Raises:
+        ConfigError: there is no such preset.
+    """
+    where = f"tasks/settings/{path.name}"
+    content = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if "presets" not in content:
+        if preset is not None:
+            raise ConfigError(f"{where} has no presets, so leave out preset={preset}")
+        return None, content
+    check_keys(content, ("decoder", "presets"), where)
+    presets = content["presets"]
+    name = next(iter(presets)) if preset is None else preset
+    check_keys([name], presets, where, what="preset")
+    return name, {"decoder": content.get("decoder"), **presets[name]}
+
+
 def load_table(
     folder: Path,
     decoder: str,
@@ -169,17 +195,10 @@ def load_table(
     path = folder / f"{'mini_' if mini else ''}{decoder}.yaml"
     if not path.exists():
         return None
-    where = f"tasks/settings/{path.name}"
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    preset, content = choose_preset(path, preset)
+    where = f"tasks/settings/{path.name}" + (f":{preset}" if preset else "")
     if content.pop("decoder", None) != decoder:
         raise ConfigError(f"{where}: needs decoder: {decoder}")
-    if "presets" in content:
-        check_keys(content, ("presets",), where)
-        preset = next(iter(content["presets"])) if preset is None else preset
-        check_keys([preset], content["presets"], where, what="preset")
-        content, where = content["presets"][preset], f"{where}:{preset}"
-    elif preset is not None:
-        raise ConfigError(f"{where} has no presets, so leave out preset={preset}")
     check_keys(content, ("source", "common", "benchmarks"), where)
     check_keys(content["benchmarks"], PROMPTS, where)
     types = field_types(settings_type)
