@@ -8,6 +8,7 @@ from transformers import Qwen3ForCausalLM
 from refusion_eval.training.collate import collate
 from refusion_eval.training.corrupt import causal_example
 from refusion_eval.training.data import Sample
+from refusion_eval.training.packed import hidden_states
 
 
 @torch.no_grad()
@@ -22,12 +23,9 @@ def exact_share(model: Qwen3ForCausalLM, samples: Sequence[Sample], *, batch_siz
     for start in range(0, len(ordered), batch_size):
         part = ordered[start : start + batch_size]
         examples = [causal_example(sample.prompt, sample.answer, learn_prompt=False) for sample in part]
-        batch = collate(examples, pad=model.config.pad_token_id)
-        hidden_BTD = model.model(
-            input_ids=batch.tokens_BT, attention_mask=torch.ones_like(batch.tokens_BT), use_cache=False
-        ).last_hidden_state
-        predicted_R = model.lm_head(hidden_BTD.flatten(0, 1)[batch.ar.rows_R]).argmax(-1)
-        sample_R = batch.ar.rows_R // batch.tokens_BT.shape[1]
+        batch = collate(examples)
+        predicted_R = model.lm_head(hidden_states(model, batch)[batch.ar.rows_R]).argmax(-1)
+        sample_R = torch.arange(len(part)).repeat_interleave(torch.tensor(batch.lengths))[batch.ar.rows_R]
         wrong = set(sample_R[predicted_R != batch.ar.labels_R].tolist())
         num_exact += len(part) - len(wrong)
     return num_exact / len(samples)

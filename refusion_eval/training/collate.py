@@ -1,18 +1,20 @@
-"""Examples of different lengths as one padded batch with weighted labels.
+"""Examples of different lengths laid end to end: one batch with weighted labels and no padding.
 
-Shapes: B samples, T longest length, R labelled places.
+Shapes: T rows of all examples, R labelled rows.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import torch
 
-from refusion_eval.training.example import IGNORED, PADDING_BLOCK, Example, Visibility
+from refusion_eval.training.example import IGNORED, Example, Visibility
 
 Normalisation = Literal["release", "paper"]
+# Who sees whom within an example. The two frequent answers have names, as attention needs no mask for them.
+Sight = Literal["causal", "full"] | Visibility[torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,93 +22,101 @@ class Targets:
     """Where logits are read, and what they should say.
 
     Attributes:
-        rows_R: places in the flattened [B * T] batch.
+        rows_R: rows of the batch.
         labels_R: token ids.
-        weights_R: factor of each place's cross-entropy in the loss.
+        weights_R: factor of each row's cross-entropy in the loss.
     """
 
     rows_R: torch.Tensor
     labels_R: torch.Tensor
     weights_R: torch.Tensor
 
+    def to(self, device: torch.device) -> "Targets":
+        """The same on a device."""
+        return Targets(
+            rows_R=self.rows_R.to(device), labels_R=self.labels_R.to(device), weights_R=self.weights_R.to(device)
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
-    """One padded batch.
+class PackedBatch:
+    """Several examples, one after the other; no row of one sees a row of another.
 
     Attributes:
-        tokens_BT: padded at the end.
-        positions_BT: continue past the end in the padding.
+        tokens_T: as they are fed.
+        positions_T: as each example has them, so that they begin anew, and jump within an example too.
+        lengths: rows of each example; their sum is T.
+        sights: who sees whom in each example.
         ar: next-token targets.
         mdm: targets of masked places.
-        visibility: [B, T], who sees whom, padding nobody but itself; None is causal, where no token ever sees padding.
     """
 
-    tokens_BT: torch.Tensor
-    positions_BT: torch.Tensor
+    tokens_T: torch.Tensor
+    positions_T: torch.Tensor
+    lengths: tuple[int, ...]
+    sights: tuple[Sight, ...]
     ar: Targets
     mdm: Targets
-    visibility: Visibility[torch.Tensor] | None = None
+
+    def to(self, device: torch.device) -> "PackedBatch":
+        """The same on a device."""
+        return replace(
+            self,
+            tokens_T=self.tokens_T.to(device),
+            positions_T=self.positions_T.to(device),
+            sights=tuple(
+                sight
+                if isinstance(sight, str)
+                else Visibility(blocks=sight.blocks.to(device), noisy=sight.noisy.to(device))
+                for sight in self.sights
+            ),
+            ar=self.ar.to(device),
+            mdm=self.mdm.to(device),
+        )
 
 
-def _targets(labels_BT: np.ndarray, weights_BT: np.ndarray) -> Targets:
-    rows = np.flatnonzero(labels_BT != IGNORED)
-    return Targets(
-        rows_R=torch.from_numpy(rows),
-        labels_R=torch.from_numpy(labels_BT.reshape(-1)[rows]),
-        weights_R=torch.from_numpy(weights_BT.reshape(-1)[rows].astype(np.float32)),
-    )
-
-
-def collate(examples: Sequence[Example], *, pad: int, normalisation: Normalisation = "release") -> Batch:
-    """Pads a list of examples and weighs their labels.
+def collate(examples: Sequence[Example], *, normalisation: Normalisation = "release") -> PackedBatch:
+    """Joins a list of examples and weighs their labels.
 
     Args:
         examples: at least one.
-        pad: id of the padding token.
         normalisation: "release": AR is a mean over all labelled tokens of the batch, MDM divides each place by its
             `Example.mdm_divisors`; "paper": both are means over the labelled tokens of each sample (Eq. 1-2). Either
-            way the sample terms are averaged over B, and a term without labels is 0.
+            way the sample terms are averaged over the samples, and a term without labels is 0.
     """
-    longest = max(len(example.tokens) for example in examples)
-    shape = (len(examples), longest)
-    tokens = np.full(shape, pad)
-    positions = np.tile(np.arange(longest), (len(examples), 1))
-    ar_labels, mdm_labels = np.full(shape, IGNORED), np.full(shape, IGNORED)
-    mdm_divisors = np.ones(shape)
-    for number, example in enumerate(examples):
-        length = len(example.tokens)
-        tokens[number, :length] = example.tokens
-        positions[number, :length] = example.positions
-        ar_labels[number, :length] = example.ar_labels
-        mdm_labels[number, :length] = example.mdm_labels
-        mdm_divisors[number, :length] = example.mdm_divisors
-
-    num_ar_B1 = (ar_labels != IGNORED).sum(axis=1, keepdims=True)
-    num_mdm_B1 = (mdm_labels != IGNORED).sum(axis=1, keepdims=True)
+    lengths = tuple(len(example.tokens) for example in examples)
+    ar_labels_T = np.concatenate([example.ar_labels for example in examples])
+    mdm_labels_T = np.concatenate([example.mdm_labels for example in examples])
     if normalisation == "release":
-        ar_divisors = np.maximum(num_ar_B1.sum(), 1)
+        ar_divisors_T = np.full(len(ar_labels_T), max((ar_labels_T != IGNORED).sum(), 1))
+        mdm_divisors_T = np.concatenate([example.mdm_divisors for example in examples])
     else:
-        ar_divisors = len(examples) * np.maximum(num_ar_B1, 1)
-        mdm_divisors = np.maximum(num_mdm_B1, 1)
-    return Batch(
-        tokens_BT=torch.from_numpy(tokens),
-        positions_BT=torch.from_numpy(positions),
-        ar=_targets(ar_labels, np.broadcast_to(1 / ar_divisors, shape)),
-        mdm=_targets(mdm_labels, np.broadcast_to(1 / (len(examples) * mdm_divisors), shape)),
-        visibility=_visibility(examples, shape),
+        num_ar = [max((example.ar_labels != IGNORED).sum(), 1) for example in examples]
+        num_mdm = [max((example.mdm_labels != IGNORED).sum(), 1) for example in examples]
+        ar_divisors_T = len(examples) * np.repeat(num_ar, lengths)
+        mdm_divisors_T = np.repeat(num_mdm, lengths)
+    return PackedBatch(
+        tokens_T=torch.from_numpy(np.concatenate([example.tokens for example in examples])),
+        positions_T=torch.from_numpy(np.concatenate([example.positions for example in examples])),
+        lengths=lengths,
+        sights=tuple(_sight(example.visibility) for example in examples),
+        ar=_targets(ar_labels_T, 1 / ar_divisors_T),
+        mdm=_targets(mdm_labels_T, 1 / (len(examples) * mdm_divisors_T)),
     )
 
 
-def _visibility(examples: Sequence[Example], shape: tuple[int, int]) -> Visibility[torch.Tensor] | None:
-    """That of all examples, which one objective made, so that all have one or none has."""
-    given = [example.visibility for example in examples if example.visibility is not None]
-    if not given:
-        return None
-    assert len(given) == len(examples), "a batch mixes causal examples and others"
-    blocks, noisy = np.full(shape, PADDING_BLOCK, dtype=np.int32), np.full(shape, True)
-    for number, visibility in enumerate(given):
-        length = len(visibility.blocks)
-        blocks[number, :length] = visibility.blocks
-        noisy[number, :length] = visibility.noisy
-    return Visibility(blocks=torch.from_numpy(blocks), noisy=torch.from_numpy(noisy))
+def _targets(labels_T: np.ndarray, weights_T: np.ndarray) -> Targets:
+    rows = np.flatnonzero(labels_T != IGNORED)
+    return Targets(
+        rows_R=torch.from_numpy(rows),
+        labels_R=torch.from_numpy(labels_T[rows]),
+        weights_R=torch.from_numpy(weights_T[rows].astype(np.float32)),
+    )
+
+
+def _sight(visibility: Visibility[np.ndarray] | None) -> Sight:
+    if visibility is None:
+        return "causal"
+    if (visibility.blocks == visibility.blocks[0]).all() and not visibility.noisy.any():
+        return "full"
+    return Visibility(blocks=torch.from_numpy(visibility.blocks), noisy=torch.from_numpy(visibility.noisy))

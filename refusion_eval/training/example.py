@@ -20,10 +20,10 @@ class Visibility(Generic[Array]):
 
         i sees j  <=>  (block_i = block_j and noisy_i = noisy_j)  or  (block_j < block_i and not noisy_j)
 
-    One clean block is full attention. A noisy block before all others is seen by itself alone, as padding should be.
+    One clean block is full attention.
 
     Attributes:
-        blocks: [..., T], number of each row's block, from 0; `PADDING_BLOCK` in padding.
+        blocks: [..., T], number of each row's block, from 0.
         noisy: [..., T], whether the row belongs to the noisy copy.
     """
 
@@ -35,9 +35,6 @@ class Visibility(Generic[Array]):
         own, other = self.blocks[..., :, None], self.blocks[..., None, :]
         same_copy = self.noisy[..., :, None] == self.noisy[..., None, :]
         return ((own == other) & same_copy) | ((other < own) & ~self.noisy[..., None, :])
-
-
-PADDING_BLOCK = -1  # and noisy
 
 
 @dataclass(frozen=True, kw_only=True)

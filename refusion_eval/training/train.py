@@ -13,7 +13,7 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.training.collate import Batch, collate
+from refusion_eval.training.collate import PackedBatch, collate
 from refusion_eval.training.config import TrainConfig
 from refusion_eval.training.data import Sample, plan_batches
 from refusion_eval.training.loss import hybrid_loss
@@ -29,12 +29,12 @@ def learning_rate_share(config: TrainConfig, step: int) -> float:
     return config.final_lr_share + (1 - config.final_lr_share) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def build_batch(config: TrainConfig, samples: Sequence[Sample], step: int, *, eos: int, mask: int, pad: int) -> Batch:
-    """Corrupts and collates the samples of one step; the draws depend on the seed and the step alone."""
+def build_batch(config: TrainConfig, samples: Sequence[Sample], step: int, *, eos: int, mask: int) -> PackedBatch:
+    """Corrupts and packs the samples of one step; the draws depend on the seed and the step alone."""
     rng = np.random.default_rng([config.seed, 1, step])
     make, ids = OBJECTIVES[config.objective], SpecialIds(eos=eos, mask=mask)
     examples = [make(sample, rng, config, ids) for sample in samples]
-    return collate(examples, pad=pad, normalisation=config.normalisation)
+    return collate(examples, normalisation=config.normalisation)
 
 
 class _Schedule:
@@ -89,7 +89,7 @@ def train(
     """Trains in place, from the state in `run_dir` if there is one.
 
     Args:
-        model: float32; its config holds `eos_token_id`, `pad_token_id` and, for refusion, `mask_token_id`.
+        model: float32; its config holds `eos_token_id` and, for masks, `mask_token_id`.
         samples: not empty.
         config: of this stage; a state of another configuration is refused.
         run_dir: gets `metrics.jsonl` (one line every `log_every` steps) and `state.pt`.
@@ -114,7 +114,7 @@ def train(
         kept = [line for line in metrics_path.read_text().splitlines() if json.loads(line)["step"] <= first_step]
         metrics_path.write_text("".join(line + "\n" for line in kept))
 
-    ids = {"eos": model.config.eos_token_id, "pad": model.config.pad_token_id, "mask": model.config.mask_token_id}
+    ids = {"eos": model.config.eos_token_id, "mask": model.config.mask_token_id}
     schedule = _Schedule(config, samples)
     model.train()
     started, sums, num_tokens = time.perf_counter(), np.zeros(2), 0
@@ -131,7 +131,7 @@ def train(
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         sums += (losses.ar.item(), losses.mdm.item())
-        num_tokens += batch.tokens_BT.numel()
+        num_tokens += len(batch.tokens_T)
 
         done, seconds = step + 1, seconds_before + time.perf_counter() - started
         if done % config.log_every == 0 or done == config.num_steps:

@@ -13,11 +13,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from refusion_eval.training.collate import Targets, collate
 from refusion_eval.training.config import TrainConfig
 from refusion_eval.training.data import Sample
-from refusion_eval.training.example import IGNORED, PADDING_BLOCK, Example
+from refusion_eval.training.example import IGNORED, Example, Visibility
 from refusion_eval.training.loss import hybrid_loss
 from refusion_eval.training.masked import Noise, bd3lm_example, draw, llada_example
 from refusion_eval.training.train import build_batch
-from tests.training.tiny import EOS, MASK, PAD, cross_entropies, random_model
+from tests.training.tiny import EOS, MASK, cross_entropies, random_model
 
 PROMPT, ANSWER = [1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11, 12]
 
@@ -99,21 +99,20 @@ def test_a_batch_of_each_objective_fills_answers_with_eos_and_masks_no_prompt() 
     for config in configs:
         labels: set[tuple[int, int]] = set()
         for step in range(60):
-            batch = build_batch(config, samples, step, eos=EOS, mask=MASK, pad=PAD)
-            longest = batch.tokens_BT.shape[1]
-            assert longest == {"llada": 1 + 16, "bd3lm": 1 + 12 + 16}[config.objective]
-            rows, columns = batch.mdm.rows_R // longest, batch.mdm.rows_R % longest
-            assert (batch.tokens_BT[rows, columns] == MASK).all()
-            assert (batch.tokens_BT == MASK).sum() == len(rows)
+            batch = build_batch(config, samples, step, eos=EOS, mask=MASK)
+            assert batch.lengths == {"llada": (3 + 8, 1 + 16), "bd3lm": (3 + 4 + 8, 1 + 12 + 16)}[config.objective]
+            rows_R = batch.mdm.rows_R
+            assert (batch.tokens_T[rows_R] == MASK).all()
+            assert (batch.tokens_T == MASK).sum() == len(rows_R)
             assert len(batch.ar.rows_R) == 0
-            positions = batch.positions_BT[rows, columns].tolist()
+            numbers, positions = (rows_R >= batch.lengths[0]).int().tolist(), batch.positions_T[rows_R].tolist()
             # One probability for an answer, or for each block of it: so many weights.
             blocks = [
-                (row, (position - (3, 1)[row]) // (config.block_size or 16))
-                for row, position in zip(rows.tolist(), positions, strict=True)
+                (number, (position - (3, 1)[number]) // (config.block_size or 16))
+                for number, position in zip(numbers, positions, strict=True)
             ]
             assert len(set(zip(blocks, batch.mdm.weights_R.tolist(), strict=True))) == len(set(blocks))
-            labels |= {(row, position) for row, position in zip(rows.tolist(), positions, strict=True)}
+            labels |= set(zip(numbers, positions, strict=True))
         # Every token of the answers is masked now and then, the EOS filling too, and none of the prompts.
         assert labels == {(0, 3 + index) for index in range(8)} | {(1, 1 + index) for index in range(16)}
 
@@ -147,24 +146,21 @@ def test_bd3lm_visibility_is_the_rule(num_prompt: int, num_answer: int, block_si
     assert example.visibility.mask().tolist() == expected
 
 
-def test_llada_sees_everything_but_padding_and_padding_sees_itself_alone() -> None:
-    noise = _noise([0.5] * 2, masked=[0])
-    short, long = (llada_example(prompt, [3, 4], noise, mask=MASK) for prompt in ([1], [1, 2, 5]))
-    batch = collate([short, long], pad=PAD)
-    assert batch.visibility is not None
-    assert batch.visibility.blocks[0].tolist() == [0, 0, 0, PADDING_BLOCK, PADDING_BLOCK]
-    mask = batch.visibility.mask()
-    assert mask[1].all()
-    assert mask[0].tolist() == [[True] * 3 + [False] * 2] * 3 + [[False] * 3 + [True] * 2] * 2
+def test_llada_sees_everything() -> None:
+    example = llada_example([1], [3, 4], _noise([0.5] * 2, masked=[0]), mask=MASK)
+    assert example.visibility is not None
+    assert example.visibility.mask().all()
+    assert collate([example]).sights == ("full",)
 
 
 def test_a_loss_has_gradients_at_what_its_row_sees_and_exactly_none_elsewhere(model: Qwen3ForCausalLM) -> None:
     noise = _noise([0.5] * 3 + [0.25] * 3 + [0.75], masked=[0, 1, 4, 6])
     example = bd3lm_example(PROMPT, ANSWER, noise, block_size=3, mask=MASK)
-    batch = collate([example, llada_example(PROMPT[:2], ANSWER[:4], _noise([0.5] * 4, [2]), mask=MASK)], pad=PAD)
-    assert batch.visibility is not None
-    num_sequences, longest = batch.tokens_BT.shape
-    visible_NT = batch.visibility.mask().flatten(0, 1)
+    batch = collate([example, llada_example(PROMPT[:2], ANSWER[:4], _noise([0.5] * 4, [2]), mask=MASK)])
+    sight, full = batch.sights
+    assert isinstance(sight, Visibility)
+    assert full == "full"
+    visible_TT = torch.block_diag(sight.mask(), torch.ones(batch.lengths[1], batch.lengths[1])).bool()
     for index, row in enumerate(batch.mdm.rows_R.tolist()):
         embedded: list[torch.Tensor] = []
         hook = model.model.embed_tokens.register_forward_hook(
@@ -175,14 +171,11 @@ def test_a_loss_has_gradients_at_what_its_row_sees_and_exactly_none_elsewhere(mo
             labels_R=batch.mdm.labels_R[index : index + 1],
             weights_R=torch.ones(1),
         )
-        loss = hybrid_loss(model, replace(batch, mdm=one)).mdm
+        loss = hybrid_loss(model, replace(batch, mdm=one)).total
         hook.remove()
-        (gradient_BTD,) = torch.autograd.grad(loss, embedded)
+        (gradient_1TD,) = torch.autograd.grad(loss, embedded)
         # Whom a row sees sees nobody else, so that layers above the first add no one.
-        expected = torch.zeros(num_sequences, longest, dtype=torch.bool)
-        expected[row // longest] = visible_NT[row]
-        assert torch.equal(gradient_BTD.abs().sum(-1) > 0, expected)
-        assert (gradient_BTD[~expected] == 0).all()
+        assert torch.equal(gradient_1TD[0].abs().sum(-1) > 0, visible_TT[row])
 
 
 # --- the loss
@@ -218,7 +211,7 @@ def test_llada_loss_by_hand() -> None:
     first = llada_example([1], [0, 2, 3, 3], _noise([0.5] * 4, masked=[0, 2]), mask=5)
     second = llada_example([1, 1, 1], [2, 2], _noise([0.25] * 2, masked=[1]), mask=5)
     # First: (4 + 2) / (0.5 * 4 tokens) = 3. Second: 3 / (0.25 * 2 tokens) = 6. Mean: 4.5.
-    losses = hybrid_loss(_model_of_weights(WEIGHTS), collate([first, second], pad=5))
+    losses = hybrid_loss(_model_of_weights(WEIGHTS), collate([first, second]))
     assert losses.mdm.item() == pytest.approx(4.5 * math.log(2), rel=1e-5)
     assert losses.ar.item() == 0
 
@@ -228,16 +221,16 @@ def test_bd3lm_loss_by_hand() -> None:
     first = bd3lm_example([1], [0, 2, 3, 3], noise, block_size=2, mask=5)
     second = bd3lm_example([1, 1, 1], [2, 2], _noise([0.25] * 2, masked=[]), block_size=2, mask=5)
     # First: (4 / 0.5 + 2 / 0.25) / 4 tokens = 4. Second: nothing is masked. Mean: 2.
-    losses = hybrid_loss(_model_of_weights(WEIGHTS), collate([first, second], pad=5))
+    losses = hybrid_loss(_model_of_weights(WEIGHTS), collate([first, second]))
     assert losses.mdm.item() == pytest.approx(2 * math.log(2), rel=1e-5)
     assert losses.ar.item() == 0
 
 
-def test_padding_and_neighbours_change_no_loss(model: Qwen3ForCausalLM) -> None:
+def test_neighbours_change_no_loss(model: Qwen3ForCausalLM) -> None:
     examples = [_bd3lm(3), _bd3lm(5, ANSWER[:3], PROMPT[:1]), _bd3lm(6, ANSWER[:5], [])]
-    alone = [hybrid_loss(model, collate([example], pad=PAD)).mdm.item() for example in examples]
+    alone = [hybrid_loss(model, collate([example])).mdm.item() for example in examples]
     assert all(alone)
-    together = hybrid_loss(model, collate(examples, pad=PAD)).mdm.item()
+    together = hybrid_loss(model, collate(examples)).mdm.item()
     assert together == pytest.approx(sum(alone) / 3, rel=1e-5)
 
 
@@ -252,7 +245,7 @@ def test_one_block_without_a_prompt_is_llada(model: Qwen3ForCausalLM) -> None:
         assert np.array_equal(getattr(one_block, name), getattr(llada, name)), name
     assert one_block.visibility is not None
     assert one_block.visibility.mask().all()
-    losses = [hybrid_loss(model, collate([example], pad=PAD)).mdm.item() for example in (one_block, llada)]
+    losses = [hybrid_loss(model, collate([example])).mdm.item() for example in (one_block, llada)]
     assert losses[0] == losses[1] > 0
 
 
@@ -260,7 +253,7 @@ def _hidden(model: Qwen3ForCausalLM, example: Example) -> torch.Tensor:
     """What the loss's own forward computes, [T, D]."""
     kept: list[torch.Tensor] = []
     hook = model.model.norm.register_forward_hook(lambda module, inputs, output: kept.append(output[0].detach()))
-    hybrid_loss(model, collate([example], pad=PAD))
+    hybrid_loss(model, collate([example]))
     hook.remove()
     return kept[0]
 
@@ -280,7 +273,7 @@ def test_a_block_does_not_depend_on_later_ones_but_on_earlier_ones(model: Qwen3F
     def losses(answer: list[int], masks: Noise = noise) -> dict[int, float]:
         example = bd3lm_example(PROMPT, answer, masks, block_size=3, mask=MASK)
         start = len(PROMPT) + 6
-        return {row - start: loss for row, loss in cross_entropies(model, collate([example], pad=PAD)).items()}
+        return {row - start: loss for row, loss in cross_entropies(model, collate([example])).items()}
 
     before = losses(ANSWER)
     later = losses([*ANSWER[:3], 13, 14, 15, 16], _noise([0.5] * 3 + [0.1] * 4, masked=[0, 2, 3, 5, 6]))

@@ -1,12 +1,11 @@
 """A tiny random Qwen3 of transformers, and what the training loss says of each labelled row."""
 
-from dataclasses import replace
-
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from refusion_eval.training.collate import Batch
-from refusion_eval.training.loss import hybrid_loss
+from refusion_eval.training.collate import PackedBatch
+from refusion_eval.training.loss import weighted_cross_entropy
+from refusion_eval.training.packed import hidden_states
 
 VOCAB_SIZE, EOS, PAD, MASK = 24, 21, 22, 23
 
@@ -30,9 +29,10 @@ def random_model(seed: int = 0) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config).eval()
 
 
-def cross_entropies(model: Qwen3ForCausalLM, batch: Batch) -> dict[int, float]:
-    """Place in the flattened batch -> cross-entropy there: the derivative of the loss by the place's weight."""
-    weights_R = batch.mdm.weights_R.clone().requires_grad_()
-    loss = hybrid_loss(model, replace(batch, mdm=replace(batch.mdm, weights_R=weights_R))).mdm
-    (derivatives_R,) = torch.autograd.grad(loss, weights_R)
-    return dict(zip(batch.mdm.rows_R.tolist(), derivatives_R.tolist(), strict=True))
+@torch.no_grad()
+def cross_entropies(model: Qwen3ForCausalLM, batch: PackedBatch) -> dict[int, float]:
+    """Masked row of the batch -> cross-entropy there."""
+    mdm = batch.mdm
+    hidden_RD = hidden_states(model, batch)[mdm.rows_R]
+    losses = weighted_cross_entropy(model.lm_head, hidden_RD, mdm.labels_R, mdm.weights_R)
+    return dict(zip(mdm.rows_R.tolist(), losses.each_R.tolist(), strict=True))
