@@ -1,0 +1,237 @@
+"""Rows of fine-tuning data, streamed: JSON lists and JSON Lines, plain or gzipped, one file or many.
+
+A row is an object with the texts `query` and `response`; other keys are ignored. A query may be empty (the chat
+template is a prompt too); a response may not, where blanks are a text like any other.
+"""
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, NamedTuple, get_args
+
+from refusion_eval.errors import ConfigError, DataError
+from refusion_eval.training.json_values import Broken, holds_list, values
+
+OnBad = Literal["fail", "skip"]
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+ENDINGS = (".json", ".jsonl", ".json.gz", ".jsonl.gz")  # of the files of a folder or pattern that are read
+NUM_LISTED = 20  # bad rows that a report names; the others are counted
+_KINDS = {dict: "an object", list: "a list", str: "a text", bool: "a truth value", int: "a number", float: "a number"}
+
+
+class Row(NamedTuple):
+    """One good row.
+
+    Attributes:
+        path: its file.
+        number: its line in JSON Lines, its place in a JSON list; from 1.
+        query: what the user asks.
+        response: what the model is to answer; never empty.
+    """
+
+    path: Path
+    number: int
+    query: str
+    response: str
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """Where a row is bad, and why.
+
+    Attributes:
+        path: its file.
+        unit: "line" in JSON Lines, "row" in a JSON list.
+        number: of the line or row, from 1.
+        reason: what is wrong.
+    """
+
+    path: str
+    unit: str
+    number: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}, {self.unit} {self.number}: {self.reason}"
+
+
+@dataclass
+class RowReport:
+    """What became of the rows; filled while they are read.
+
+    Attributes:
+        num_read: rows met, good or bad; blank lines are none.
+        num_bad: malformed rows; a place from which on a file cannot be read counts as one.
+        num_too_long: good rows that were left out because they have too many tokens.
+        bad: the first `NUM_LISTED` bad rows.
+        cut_short: all places from which on a file could not be read, so that nobody knows how many rows are missing.
+    """
+
+    num_read: int = 0
+    num_bad: int = 0
+    num_too_long: int = 0
+    bad: list[BadRow] = field(default_factory=list)
+    cut_short: list[BadRow] = field(default_factory=list)
+
+    @property
+    def num_kept(self) -> int:
+        """Rows that are neither bad nor too long."""
+        return self.num_read - self.num_bad - self.num_too_long
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "RowReport":
+        """The report that `dataclasses.asdict` took apart."""
+        places = {name: [BadRow(**place) for place in values[name]] for name in ("bad", "cut_short")}
+        return cls(**{**values, **places})
+
+    def summary(self) -> str:
+        """A few lines to print: the counts, then the bad rows that are listed."""
+        lines = [
+            f"{self.num_read} rows read: {self.num_kept} kept, {self.num_bad} bad, {self.num_too_long} too long",
+            *(f"bad: {place}" for place in self.bad),
+        ]
+        if self.num_bad > len(self.bad):
+            lines.append(f"and {self.num_bad - len(self.bad)} bad rows more")
+        return "\n".join(lines + [f"not read from there on: {place}" for place in self.cut_short])
+
+    def refuse_bad(self) -> None:
+        """Raises if there is a bad row.
+
+        Raises:
+            DataError: names the first one.
+        """
+        if self.bad:
+            raise DataError(
+                f'{self.bad[0]}; expected {{"query": text, "response": text}} objects in a JSON list or one a line: '
+                'mend the file, or leave bad rows out with on_bad="skip"'
+            )
+
+
+class RowReader:
+    """An iterable of `Row`, from the first file's first row each time; what `read_rows` returns.
+
+    Attributes:
+        files: those that the paths stand for, in the order of reading.
+        report: of the pass that is under way, or of the last one.
+    """
+
+    def __init__(self, paths: Paths, *, on_bad: OnBad) -> None:
+        if on_bad not in get_args(OnBad):
+            raise ConfigError(f"on_bad={on_bad!r} is unknown; known: {', '.join(get_args(OnBad))}")
+        self._on_bad = on_bad
+        self.files = find_files(paths)
+        self.report = RowReport()
+        self._finished_bytes = 0
+        self._open_file: BinaryIO | None = None
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of the files that were read so far, as they lie on the disk."""
+        return self._finished_bytes + (self._open_file.tell() if self._open_file else 0)
+
+    def __iter__(self) -> Iterator[Row]:
+        self.report, self._finished_bytes = RowReport(), 0
+        for path in self.files:
+            with _open(path) as file:
+                self._open_file = file
+                try:
+                    yield from self._rows_of(path, file)
+                finally:
+                    self._finished_bytes, self._open_file = self.bytes_read, None
+
+    def _rows_of(self, path: Path, file: BinaryIO) -> Iterator[Row]:
+        is_list = holds_list(path, file)
+        for number, value in values(path, file, is_list=is_list):
+            self.report.num_read += 1
+            broken = value if isinstance(value, Broken) else _defect(value)
+            if broken is None:
+                yield Row(path, number, value["query"], value["response"])
+            else:
+                self._refuse(BadRow(str(path), "row" if is_list else "line", number, broken.reason), broken.ends_file)
+
+    def _refuse(self, place: BadRow, ends_file: bool) -> None:
+        report = self.report
+        report.num_bad += 1
+        if len(report.bad) < NUM_LISTED:
+            report.bad.append(place)
+        if ends_file:
+            report.cut_short.append(place)
+        if self._on_bad == "fail":
+            report.refuse_bad()
+
+
+def read_rows(paths: Paths, *, on_bad: OnBad = "fail") -> RowReader:
+    """Rows of one or many files, streamed; no file is held in memory.
+
+    Args:
+        paths: files, folders (all that end in `ENDINGS`, at any depth) and patterns such as `data/**/*.jsonl`, one or a
+            list. What a folder or pattern stands for is sorted by name; a file that is named twice is read once.
+            `.jsonl` is JSON Lines; other files are a list if they begin with a bracket, and JSON Lines otherwise.
+        on_bad: "fail" stops at the first bad row; "skip" leaves bad rows out and counts them. A row is bad if it is
+            not UTF-8 or JSON, no object, lacks a key, has a value that is no text or that UTF-8 cannot hold, or an
+            empty response. After a syntax error in a list, or in damaged gzip data, the rest of the file is lost.
+
+    Returns:
+        An iterable of `Row`; its `report` is complete after the last one.
+
+    Raises:
+        ConfigError: `on_bad` is unknown.
+        DataError: a path has no file; while iterating: a file cannot be opened, or a row is bad under "fail".
+    """
+    return RowReader(paths, on_bad=on_bad)
+
+
+def find_files(paths: Paths) -> list[Path]:
+    """The files that paths stand for, see `read_rows`.
+
+    Raises:
+        DataError: a path has no file.
+    """
+    found: dict[Path, Path] = {}
+    for entry in [paths] if isinstance(paths, str | os.PathLike) else paths:
+        path = Path(entry).expanduser()
+        if path.is_file():  # before it is tried as a pattern: names may hold brackets
+            files = [path]
+        else:
+            pattern = f"{glob.escape(str(path))}/**/*" if path.is_dir() else str(path)
+            names = sorted(glob.glob(pattern, recursive=True))
+            files = [Path(name) for name in names if name.endswith(ENDINGS) and os.path.isfile(name)]
+        if not files:
+            raise DataError(
+                f"{entry}: no such file, and no {', '.join(ENDINGS)} below such a folder or pattern; correct the path"
+            )
+        for file in files:
+            found.setdefault(file.resolve(), file)
+    if not found:
+        raise DataError("no path of training data is given; name a file, a folder or a pattern")
+    return list(found.values())
+
+
+def _defect(value: Any) -> Broken | None:
+    """What keeps a JSON value from being a row."""
+    if not isinstance(value, dict):
+        return Broken(f"expected an object, found {_kind(value)}")
+    for name in ("query", "response"):
+        if name not in value:
+            return Broken(f"there is no {name}; the keys are {', '.join(map(repr, value)) or 'none'}")
+        if not isinstance(value[name], str):
+            return Broken(f"{name} is {_kind(value[name])}, not a text")
+        try:
+            value[name].encode()
+        except UnicodeEncodeError as problem:
+            return Broken(f"{name} holds half of a surrogate pair (character {problem.start + 1})")
+    return None if value["response"] else Broken("the response is empty")
+
+
+def _kind(value: Any) -> str:
+    return _KINDS.get(type(value), "null")
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as problem:
+        raise DataError(f"{path} cannot be opened ({problem.strerror}); make it readable or leave it out") from problem
