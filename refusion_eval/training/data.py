@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from refusion_eval.errors import DataError
+from refusion_eval.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +27,27 @@ class Sample:
         return len(self.prompt) + len(self.answer)
 
 
+def check_tokenizer(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Refuses a tokenizer that samples cannot be made with.
+
+    Raises:
+        ConfigError: it has no EOS token or no chat template.
+    """
+    for name in ("eos_token", "chat_template"):
+        if not getattr(tokenizer, name):
+            raise ConfigError(
+                f"{tokenizer.name_or_path or 'the tokenizer'} has no {name}; use a chat model's, or set it"
+            )
+
+
 def encode(tokenizer: PreTrainedTokenizerFast, pairs: Iterable[tuple[str, str]]) -> list[Sample]:
     """Tokenises (query, response) pairs the way they meet at inference: the prompt and the response each on its own.
 
     Raises:
+        ConfigError: see `check_tokenizer`.
         DataError: a response is empty (it would leave nothing to learn), naming its row.
     """
+    check_tokenizer(tokenizer)
     queries, responses = [], []
     for number, (query, response) in enumerate(pairs):
         if not response:
@@ -40,8 +55,9 @@ def encode(tokenizer: PreTrainedTokenizerFast, pairs: Iterable[tuple[str, str]])
         turn = [{"role": "user", "content": query}]
         queries.append(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
         responses.append(response)
-    prompt_ids = tokenizer(queries, add_special_tokens=False)["input_ids"]
-    answer_ids = tokenizer(responses, add_special_tokens=False)["input_ids"]
+    # Not verbose: whether a sample is too long is for the caller to say, not for the tokenizer's own limit.
+    prompt_ids = tokenizer(queries, add_special_tokens=False, verbose=False)["input_ids"]
+    answer_ids = tokenizer(responses, add_special_tokens=False, verbose=False)["input_ids"]
     eos = tokenizer.eos_token_id
     return [Sample(tuple(prompt), (*answer, eos)) for prompt, answer in zip(prompt_ids, answer_ids, strict=True)]
 

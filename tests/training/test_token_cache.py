@@ -1,0 +1,301 @@
+"""Caches of tokens: made once, whole or not at all, and subsets (`refusion_eval.training.tokenise`, `token_cache`)."""
+
+import gzip
+import json
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from refusion_eval.errors import ConfigError, DataError
+from refusion_eval.training import tokenise
+from refusion_eval.training.data import encode
+from refusion_eval.training.token_cache import TokenCache, sample_subset
+from refusion_eval.training.tokenise import Progress, build_cache
+from refusion_eval.training.tokenizer import train_tokenizer
+
+PAIRS = [(f"how many pens are {n} and {n * 7}?", f"The answer is {n * 8}." + " Really." * (n % 5)) for n in range(700)]
+# Of a run that is killed at once: the cache's folder is where it works.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from transformers import PreTrainedTokenizerFast
+from refusion_eval.training.tokenise import build_cache
+kill = lambda progress: os.kill(os.getpid(), signal.SIGKILL)
+tokenizer = PreTrainedTokenizerFast.from_pretrained(sys.argv[2])
+build_cache(sys.argv[1], tokenizer, Path(sys.argv[3]), max_length=64, on_progress=kill)
+"""
+
+
+def new_tokenizer(vocabulary_size: int = 300) -> PreTrainedTokenizerFast:
+    texts = [text for query, response in PAIRS[:50] for text in ("user\n" + query, "assistant\n" + response)]
+    return train_tokenizer(texts, vocabulary_size)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return new_tokenizer()
+
+
+def write(path: Path, pairs: list[tuple[str, str]] = PAIRS) -> Path:
+    rows = [{"query": query, "response": response} for query, response in pairs]
+    if ".jsonl" in path.suffixes:
+        data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    else:
+        data = json.dumps(rows).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write(tmp_path / "rows.jsonl")
+
+
+@pytest.fixture
+def encodings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Gets the number of rows of each call of `encode` that a cache is built with."""
+    calls: list[int] = []
+
+    def counting(tokenizer: PreTrainedTokenizerFast, pairs: list[tuple[str, str]]) -> list:
+        calls.append(len(pairs))
+        return encode(tokenizer, pairs)
+
+    monkeypatch.setattr(tokenise, "encode", counting)
+    return calls
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_cache_holds_what_encode_makes_of_the_rows_of_all_files_in_order(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, workers: int
+) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for number, name in enumerate(("a.json", "b.jsonl", "c.json.gz", "d.jsonl.gz")):
+        write(folder / name, PAIRS[number * 175 : (number + 1) * 175])
+    cache = build_cache(folder, tokenizer, tmp_path / "caches", max_length=64, workers=workers)
+    expected = encode(tokenizer, PAIRS)
+    assert list(cache) == expected
+    assert cache.lengths.tolist() == [sample.length for sample in expected]
+    assert (cache.report.num_read, cache.report.num_kept) == (len(PAIRS), len(PAIRS))
+
+
+def test_samples_are_found_by_number_and_by_slice(
+    tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    cache, expected = build_cache(data, tokenizer, tmp_path, max_length=64), encode(tokenizer, PAIRS)
+    assert cache[-1] == cache[699] == expected[699]
+    assert list(cache[10:40:7]) == expected[10:40:7]
+    assert list(cache[10:40:7][1:3]) == expected[17:31:7]
+    assert cache[10:40:7].lengths.tolist() == [sample.length for sample in expected[10:40:7]]
+    for wrong in (700, -701):
+        with pytest.raises(IndexError):
+            cache[wrong]
+
+
+def test_too_long_samples_are_left_out_whole_and_counted(
+    tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    expected = encode(tokenizer, PAIRS)
+    limit = int(np.median([sample.length for sample in expected]))
+    kept = [sample for sample in expected if sample.length <= limit]
+    cache = build_cache(data, tokenizer, tmp_path, max_length=limit)
+    assert list(cache) == kept
+    assert cache.lengths.max() == limit
+    assert cache.report.num_too_long == len(PAIRS) - len(kept) > 0
+    with pytest.raises(DataError, match="no sample is left of the training data: 700 rows read: 0 kept"):
+        build_cache(data, tokenizer, tmp_path, max_length=3)
+
+
+def test_the_facts_say_what_a_cache_was_made_from(
+    tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    facts = build_cache(data, tokenizer, tmp_path, max_length=64).facts
+    assert facts["files"][0].keys() == {"path", "bytes", "sha256"}
+    assert (facts["files"][0]["path"], facts["files"][0]["bytes"]) == (str(data), data.stat().st_size)
+    assert (facts["chat_template"], facts["eos"]) == (tokenizer.chat_template, tokenizer.eos_token_id)
+    assert (facts["max_length"], facts["num_samples"]) == (64, len(PAIRS))
+
+
+def test_a_second_call_tokenises_nothing_nor_does_one_for_a_moved_file(
+    tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast, encodings: list[int]
+) -> None:
+    first = build_cache(data, tokenizer, tmp_path, max_length=64)
+    assert sum(encodings) == len(PAIRS)
+    moved = data.rename(tmp_path / "moved.jsonl")
+    second = build_cache(moved, new_tokenizer(), tmp_path, max_length=64)
+    assert sum(encodings) == len(PAIRS)
+    assert second.directory == first.directory
+
+
+def _change_template(tokenizer: PreTrainedTokenizerFast) -> None:
+    tokenizer.chat_template += " "
+
+
+def _change_eos(tokenizer: PreTrainedTokenizerFast) -> None:
+    tokenizer.eos_token = "<|endoftext|>"
+
+
+@pytest.mark.parametrize("change", [_change_template, _change_eos])
+def test_another_template_or_eos_makes_another_cache(
+    tmp_path: Path, data: Path, change: Callable[[PreTrainedTokenizerFast], None]
+) -> None:
+    tokenizer = new_tokenizer()
+    first = build_cache(data, tokenizer, tmp_path, max_length=64)
+    change(tokenizer)
+    second = build_cache(data, tokenizer, tmp_path, max_length=64)
+    assert second.directory != first.directory
+    assert list(second) == encode(tokenizer, PAIRS) != list(first)
+
+
+def test_other_rows_another_vocabulary_or_limit_make_another_cache(
+    tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    def directory(tokenizer: PreTrainedTokenizerFast = tokenizer, max_length: int = 64) -> Path:
+        return build_cache(data, tokenizer, tmp_path / "caches", max_length=max_length).directory
+
+    found = [directory(), directory(new_tokenizer(280)), directory(max_length=63)]
+    content = data.read_text()
+    data.write_text(content.replace("how many", "how mapy"))  # of the same size
+    found.append(directory())
+    assert len(set(found)) == 4
+    data.write_text(content)
+    assert directory() == found[0]
+    assert sorted((tmp_path / "caches").iterdir()) == sorted(found)
+
+
+def test_bad_rows_are_refused_even_if_a_cache_without_them_is_there(
+    tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    data.write_text(data.read_text() + '{"query": "a"}\n')
+    for _ in range(2):
+        with pytest.raises(DataError, match=f"{data}, line 701: there is no response"):
+            build_cache(data, tokenizer, tmp_path / "caches", max_length=64)
+        assert not [path for path in (tmp_path / "caches").iterdir() if path.name.startswith(".")]
+        cache = build_cache(data, tokenizer, tmp_path / "caches", max_length=64, on_bad="skip")
+        assert list(cache) == encode(tokenizer, PAIRS)
+        assert (cache.report.num_read, cache.report.num_bad) == (701, 1)
+        assert str(cache.report.bad[0]).startswith(f"{data}, line 701")
+
+
+def test_a_call_that_is_interrupted_leaves_nothing(
+    tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    def interrupt(progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_cache(data, tokenizer, tmp_path / "caches", max_length=64, on_progress=interrupt)
+    assert list((tmp_path / "caches").iterdir()) == []
+
+
+def test_what_a_killed_call_left_is_not_taken_for_a_cache(
+    tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast, encodings: list[int]
+) -> None:
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    loaded = PreTrainedTokenizerFast.from_pretrained(tmp_path / "tokenizer")
+    arguments = [str(data), str(tmp_path / "tokenizer"), str(tmp_path / "caches")]
+    root = Path(tokenise.__file__).parents[2]
+    killed = subprocess.run([sys.executable, "-c", KILLED, *arguments], cwd=root)
+    assert killed.returncode == -signal.SIGKILL
+    (part,) = (tmp_path / "caches").iterdir()
+    assert (part.name[0], part.suffix) == (".", ".part")
+    with pytest.raises(DataError, match="is no cache of tokens"):
+        TokenCache(part)
+    cache = build_cache(data, loaded, tmp_path / "caches", max_length=64)
+    assert sum(encodings) == len(PAIRS)
+    assert cache.directory.name == part.name.split(".")[1]
+    assert list(cache) == encode(loaded, PAIRS)
+
+
+def test_two_calls_at_once_end_with_one_cache(tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    others: list[TokenCache] = []
+
+    def build_too(progress: Progress) -> None:
+        if not others:
+            others.append(build_cache(data, tokenizer, tmp_path / "caches", max_length=64))
+
+    cache = build_cache(data, tokenizer, tmp_path / "caches", max_length=64, on_progress=build_too)
+    assert list((tmp_path / "caches").iterdir()) == [cache.directory] == [others[0].directory]
+    assert list(cache) == encode(tokenizer, PAIRS)
+
+
+def test_a_file_that_changes_meanwhile_is_refused(
+    tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    def append(progress: Progress) -> None:
+        with data.open("a") as file:
+            file.write("\n")
+
+    with pytest.raises(DataError, match="changed while it was tokenised"):
+        build_cache(data, tokenizer, tmp_path / "caches", max_length=64, on_progress=append)
+    assert list((tmp_path / "caches").iterdir()) == []
+
+
+def test_a_damaged_cache_is_refused(tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    directory = build_cache(data, tokenizer, tmp_path, max_length=64).directory
+    (directory / "tokens.npy").write_bytes((directory / "tokens.npy").read_bytes()[:-4])
+    with pytest.raises(DataError, match=f"{directory} is no cache of tokens"):
+        build_cache(data, tokenizer, tmp_path, max_length=64)
+    np.save(directory / "tokens.npy", np.zeros(5, dtype=np.uint32))
+    with pytest.raises(DataError, match="is damaged"):
+        TokenCache(directory)
+
+
+def test_progress_ends_with_everything(tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    seen: list[Progress] = []
+    cache = build_cache(data, tokenizer, tmp_path, max_length=64, on_progress=seen.append)
+    assert len(seen) > 2
+    assert [progress.num_samples for progress in seen] == sorted({progress.num_samples for progress in seen})
+    assert seen[-1] == Progress(1.0, len(PAIRS), len(PAIRS), int(cache.lengths.sum()))
+
+
+def test_a_copy_for_another_process_is_small_and_equal(
+    tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    cache = build_cache(data, tokenizer, tmp_path, max_length=64)
+    copied = pickle.dumps(cache)
+    assert len(copied) < 1000
+    assert list(pickle.loads(copied)) == list(cache)
+
+
+def test_a_smaller_subset_is_part_of_a_larger_one(
+    tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    cache = build_cache(data, tokenizer, tmp_path, max_length=64)
+    subsets = [sample_subset(cache, share=share, seed=3) for share in (0.001, 0.1, 0.5, 1)]
+    assert [len(subset) for subset in subsets] == [1, 70, 350, 700]
+    for smaller, larger in pairwise(subsets):
+        assert set(smaller.numbers.tolist()) < set(larger.numbers.tolist())
+    assert list(subsets[1]) == [cache[number] for number in subsets[1].numbers.tolist()]
+    assert np.array_equal(sample_subset(cache, max_samples=70, seed=3).numbers, subsets[1].numbers)
+    assert not np.array_equal(sample_subset(cache, max_samples=70, seed=4).numbers, subsets[1].numbers)
+    assert len(sample_subset(cache, max_samples=9999, seed=0)) == 700
+    assert subsets[1].statement == f"70 of 700 samples of cache {cache.directory.name}, drawn with seed 3"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{}, {"share": 0.5, "max_samples": 3}, {"share": 0.0}, {"share": 1.1}, {"max_samples": 0}]
+)
+def test_a_wrong_subset_is_refused(tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast, wrong: dict) -> None:
+    cache = build_cache(data, tokenizer, tmp_path, max_length=64)
+    with pytest.raises(ConfigError, match=r"share|max_samples"):
+        sample_subset(cache, seed=0, **wrong)
+
+
+def test_wrong_settings_and_tokenizers_are_refused(tmp_path: Path, data: Path) -> None:
+    for max_length, workers in ((1, 0), (9, -1)):
+        with pytest.raises(ConfigError, match="must be at least 2 and at least 0"):
+            build_cache(data, new_tokenizer(), tmp_path, max_length=max_length, workers=workers)
+    for name in ("chat_template", "eos_token"):
+        tokenizer = new_tokenizer()
+        setattr(tokenizer, name, None)
+        with pytest.raises(ConfigError, match=f"has no {name}"):
+            build_cache(data, tokenizer, tmp_path, max_length=64)
