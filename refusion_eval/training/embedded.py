@@ -59,6 +59,7 @@ STAGES: dict[str, TrainConfig] = {
 }
 # What config.json says of the decoders that a checkpoint is for; nothing where the weights serve several.
 TRAINED_FOR: dict[str, tuple[str, ...]] = {
+    "autoregressive": ("autoregressive",),
     "autoregressive_sft": ("autoregressive",),
     "llada": ("llada", "fast_dllm_llada"),
     "bd3lm": ("bd3lm",),
