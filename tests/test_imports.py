@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "store": BASE | {"metrics"},
     "embedded": set(),
     "evaluate": BASE | {"api", "decoders", "embedded", "engine", "metrics", "models", "store"},
-    "bench": BASE | {"api", "decoders", "embedded", "engine", "evaluate", "models"},
+    "bench": BASE | {"api", "decoders", "embedded", "engine", "evaluate", "models", "training"},
     "training": BASE | {"api", "decoders", "embedded", "engine", "evaluate", "models"},
 }
 NO_TORCH = {"types", "trace", "errors", "decoders", "metrics", "store"}

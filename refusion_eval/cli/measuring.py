@@ -1,4 +1,4 @@
-"""Commands about machines and models: doctor, bench, locality, version."""
+"""Commands about machines and models: doctor, bench, bench-train, locality, version."""
 
 import sys
 from pathlib import Path
@@ -57,6 +57,47 @@ def bench(
         progress=lambda text: print(text, file=sys.stderr),
     )
     print(text)
+    if out is not None:
+        write_output(out, json.dumps(report.to_json(), indent=2) + "\n")
+
+
+@app.command()
+def bench_train(
+    shape: Annotated[str, typer.Option(help="small, 0.6B or 8B: random weights of this shape.")] = "small",
+    samples: Annotated[int, typer.Option(min=1, help="Synthetic samples a round.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples a step.")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 3,
+    mean_length: Annotated[int, typer.Option(help="Mean tokens of a sample, lognormal.")] = 330,
+    max_length: Annotated[int, typer.Option(help="Most tokens of a sample.")] = 4096,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's choice if not given.")] = None,
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    seed: Annotated[int, typer.Option(help="Of lengths, tokens, weights and draws.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Also write everything as JSON.")] = None,
+) -> None:
+    """Measure training steps against a plain loop with padding and all logits: tokens per second, peak memory."""
+    import json
+
+    from refusion_eval.bench.train import measure_training, table
+    from refusion_eval.bench.train_contestant import TrainBenchSettings
+    from refusion_eval.store.atomic_write import prepare_output, write_output
+
+    settings = TrainBenchSettings(
+        shape=shape,
+        num_samples=samples,
+        batch_size=batch_size,
+        num_rounds=rounds,
+        mean_length=mean_length,
+        max_length=max_length,
+        device=device,
+        dtype=dtype,
+        threads=threads,
+        seed=seed,
+    )
+    if out is not None:
+        prepare_output(out)
+    report = measure_training(settings, lambda text: print(text, file=sys.stderr))
+    print(table(report))
     if out is not None:
         write_output(out, json.dumps(report.to_json(), indent=2) + "\n")
 

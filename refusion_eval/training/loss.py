@@ -13,8 +13,9 @@ from refusion_eval.errors import ConfigError
 from refusion_eval.training.collate import PackedBatch
 from refusion_eval.training.packed import computing_dtype, hidden_states
 
-# Logits that exist at a time, 256 MiB in float32: some 440 rows of Qwen3's vocabulary, enough for a busy GPU.
-CHUNK_LOGITS = 1 << 26
+# Logits that exist at a time: on a GPU 256 MiB in float32, some 440 rows of Qwen3's vocabulary, enough to keep it busy.
+# A CPU is as fast with less.
+CHUNK_LOGITS, CHUNK_LOGITS_ON_CPU = 1 << 26, 1 << 22
 
 
 class Losses(NamedTuple):
@@ -101,7 +102,7 @@ def weighted_cross_entropy(
     labels_R: torch.Tensor,
     weights_R: torch.Tensor,
     *,
-    chunk_logits: int = CHUNK_LOGITS,
+    chunk_logits: int | None = None,
 ) -> CrossEntropies:
     """Weighted cross-entropies in float32, without ever holding the logits of all rows; exact, gradients included.
 
@@ -110,7 +111,7 @@ def weighted_cross_entropy(
         hidden_RD: states of the labelled rows; without rows the total is 0 and has zero gradients.
         labels_R: token ids.
         weights_R: float32 factors; they get no gradient.
-        chunk_logits: how many logits there may be at a time, at least those of one row.
+        chunk_logits: how many logits there may be at a time, at least those of one row; None is what suits the device.
 
     Raises:
         ConfigError: the head is no plain matrix, or works in float16, in which gradients before scaling vanish.
@@ -124,6 +125,7 @@ def weighted_cross_entropy(
         raise ConfigError(
             "the loss is computed in float16, in which its gradients vanish; train in bfloat16 or float32"
         )
+    chunk_logits = chunk_logits or (CHUNK_LOGITS_ON_CPU if hidden_RD.device.type == "cpu" else CHUNK_LOGITS)
     rows_per_chunk = max(chunk_logits // head.weight.shape[0], 1)
     total, each_R = _ChunkedCrossEntropy.apply(
         hidden_RD, head.weight, labels_R, weights_R, dtype, rows_per_chunk, torch.is_grad_enabled()

@@ -1,0 +1,71 @@
+"""The plain baseline of training: ReFusion's loss in the style of the release.
+
+Samples are padded to the longest, the corruption is laid out in Python within the forward, and the model gives the
+logits of every position in float32. Draws and loss are those of `refusion_eval.training`, so that the ratio between
+the two is one of execution alone.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch.nn import functional
+from transformers import Qwen3ForCausalLM
+
+from refusion_eval.training.corrupt import draw, draw_slot_size
+from refusion_eval.training.data import Sample
+
+IGNORED = -100
+
+
+def plain_loss(
+    model: Qwen3ForCausalLM, samples: Sequence[Sample], rng: np.random.Generator, *, mask: int, pad: int
+) -> torch.Tensor:
+    """AR + MDM loss of a batch.
+
+    Args:
+        model: transformers' own.
+        samples: of one batch.
+        rng: gives each sample its slot size, then its masks and order.
+        mask: token id.
+        pad: token id.
+    """
+    longest = max(sample.length for sample in samples)
+    tokens, positions, ar_labels, mdm_labels, seen, divisors = [], [], [], [], [], []
+    for sample in samples:
+        draws = draw(rng, len(sample.answer), draw_slot_size(rng))
+        start, k = len(sample.prompt), draws.slot_size
+        row, places = list(sample.prompt), list(range(start))
+        ar, mdm = [IGNORED] * start, [IGNORED] * start
+        for slot in draws.clean_slots:
+            answer = sample.answer[slot * k : (slot + 1) * k]
+            row += answer
+            places += range(start + slot * k, start + slot * k + len(answer))
+            ar += [*answer[1:], IGNORED]
+            mdm += [IGNORED] * len(answer)
+        for slot in draws.masked_slots:
+            answer = sample.answer[slot * k : (slot + 1) * k]
+            row += [mask] * len(answer)
+            places += range(start + slot * k, start + slot * k + len(answer))
+            ar += [IGNORED] * len(answer)
+            mdm += answer
+        missing = longest - sample.length
+        tokens.append(row + [pad] * missing)
+        positions.append([*places, *range(sample.length, longest)])
+        ar_labels.append(ar + [IGNORED] * missing)
+        mdm_labels.append(mdm + [IGNORED] * missing)
+        seen.append([1] * sample.length + [0] * missing)
+        divisors.append(draws.mask_probability * len(sample.answer))
+
+    device = model.device
+    logits_BTV = model(
+        input_ids=torch.tensor(tokens, device=device),
+        attention_mask=torch.tensor(seen, device=device),
+        position_ids=torch.tensor(positions, device=device),
+        use_cache=False,
+    ).logits.float()
+    ar_BT, mdm_BT = torch.tensor(ar_labels, device=device), torch.tensor(mdm_labels, device=device)
+    ar_loss = functional.cross_entropy(logits_BTV.flatten(0, 1), ar_BT.flatten(), ignore_index=IGNORED, reduction="sum")
+    losses_BT = functional.cross_entropy(logits_BTV.transpose(1, 2), mdm_BT, ignore_index=IGNORED, reduction="none")
+    mdm_loss = (losses_BT.sum(dim=1) / torch.tensor(divisors, device=device)).mean()
+    return ar_loss / (ar_BT != IGNORED).sum().clamp(min=1) + mdm_loss

@@ -1,0 +1,185 @@
+"""`refusion-eval bench-train`: steps of ReFusion training, ours against a plain loop, in tokens/s and peak memory.
+
+Both train the same random Qwen3 on the same synthetic samples in the same batches with the same draws. Each lives in a
+process of its own, so that its peak memory is its own, and they run one at a time, in turns.
+"""
+
+import multiprocessing
+import os
+import platform
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import torch
+
+from refusion_eval.bench.train_contestant import (
+    CONTESTANTS,
+    OURS,
+    PLAIN,
+    TRAIN_SHAPES,
+    TrainBenchSettings,
+    batches_of,
+    packed_batch,
+    serve,
+)
+from refusion_eval.errors import ConfigError
+from refusion_eval.training.data import Sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contestant:
+    """What one way of training did.
+
+    Attributes:
+        tokens_per_second: of each round; prompt and answer tokens, no padding.
+        peak_bytes: most memory of its process (on CUDA: of its tensors) at any time.
+        idle_bytes: the same with the model, before the first step.
+        first_loss: of the first step, with initial weights; the same for all contestants up to rounding.
+    """
+
+    tokens_per_second: tuple[float, ...]
+    peak_bytes: int
+    idle_bytes: int
+    first_loss: float
+
+    @property
+    def median(self) -> float:
+        """Median tokens per second."""
+        return statistics.median(self.tokens_per_second)
+
+    @property
+    def step_bytes(self) -> int:
+        """What training takes beyond the model."""
+        return self.peak_bytes - self.idle_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainReport:
+    """What was measured.
+
+    Attributes:
+        conditions: settings, shapes, versions.
+        rows: per useful token: "padded" rows of the plain loop, "packed" rows of ours, and "projected" rows of ours.
+        contestants: name -> what it did.
+    """
+
+    conditions: Mapping[str, Any]
+    rows: Mapping[str, float]
+    contestants: Mapping[str, Contestant]
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """The figures that travel between machines."""
+        ours, plain = self.contestants[OURS], self.contestants[PLAIN]
+        return {
+            "tokens/s: ours / plain loop": ours.median / plain.median,
+            "peak memory: ours / plain loop": ours.peak_bytes / plain.peak_bytes,
+            "peak memory beyond the model: ours / plain loop": ours.step_bytes / plain.step_bytes,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, ratios first."""
+        return {"ratios": self.ratios, **asdict(self)}
+
+
+def measure_training(settings: TrainBenchSettings, progress: Callable[[str], None] = lambda text: None) -> TrainReport:
+    """Lets the contestants train in turns and compares them."""
+    context = multiprocessing.get_context("spawn")
+    pipes: dict[str, Connection] = {}
+    processes, first_losses = [], {}
+    for name in CONTESTANTS:
+        progress(f"warm-up: {name}")
+        pipes[name], theirs = context.Pipe()
+        process = context.Process(target=serve, args=(theirs, name, settings), daemon=True)
+        process.start()
+        theirs.close()  # or else a process that dies would leave us waiting
+        processes.append(process)
+        first_losses[name] = _answer(name, pipes[name])
+    seconds: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
+    for number in range(settings.num_rounds):
+        for name, pipe in pipes.items():
+            progress(f"round {number + 1} of {settings.num_rounds}: {name}")
+            pipe.send(True)
+            seconds[name].append(_answer(name, pipe))
+    batches = batches_of(settings)
+    num_tokens = sum(sample.length for samples in batches for sample in samples)
+    contestants = {}
+    for name, pipe in pipes.items():
+        pipe.send(False)
+        peak_bytes, idle_bytes = _answer(name, pipe)
+        contestants[name] = Contestant(
+            tokens_per_second=tuple(num_tokens / spent for spent in seconds[name]),
+            peak_bytes=peak_bytes,
+            idle_bytes=idle_bytes,
+            first_loss=first_losses[name],
+        )
+    for process in processes:
+        process.join()
+    return TrainReport(conditions=_conditions(settings), rows=_rows(settings, batches), contestants=contestants)
+
+
+def _answer(name: str, pipe: Connection) -> Any:
+    try:
+        return pipe.recv()
+    except EOFError as error:
+        raise ConfigError(
+            f"the process of {name!r} ended; what it says stands above; if nothing does, memory ran out: choose a "
+            "smaller shape, batch_size or max_length"
+        ) from error
+
+
+def _conditions(settings: TrainBenchSettings) -> dict[str, Any]:
+    device = settings.torch_device
+    return {
+        **asdict(settings),
+        "device": str(device),
+        "dtype": str(settings.torch_dtype).removeprefix("torch."),
+        "shapes": asdict(TRAIN_SHAPES[settings.shape]),
+        "hardware": torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"{os.cpu_count()} CPU cores ({platform.machine()})",
+        "threads": settings.threads or torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+def _rows(settings: TrainBenchSettings, batches: list[list[Sample]]) -> dict[str, float]:
+    shape, rng = TRAIN_SHAPES[settings.shape], np.random.default_rng(settings.seed)
+    ours = [packed_batch(shape, samples, rng) for samples in batches]
+    num_tokens = sum(sample.length for samples in batches for sample in samples)
+    return {
+        "padded": sum(len(samples) * max(sample.length for sample in samples) for samples in batches) / num_tokens,
+        "packed": sum(len(batch.tokens_T) for batch in ours) / num_tokens,
+        "projected": sum(len(batch.ar.rows_R) + len(batch.mdm.rows_R) for batch in ours) / num_tokens,
+    }
+
+
+def table(report: TrainReport) -> str:
+    """The report as text, ratios first."""
+    lines = ["Ratios (medians of one run)"]
+    lines += [f"  {name:<50} {ratio:6.2f}" for name, ratio in report.ratios.items()]
+    lines += ["", "Rows per useful token"]
+    lines += [f"  {name:<50} {share:6.2f}" for name, share in report.rows.items()]
+    lines += [
+        "",
+        f"{'Training':<14} {'tokens/s':>9} {'lowest':>9} {'highest':>9} {'peak MB':>9} {'of steps':>9}  first loss",
+    ]
+    for name, contestant in report.contestants.items():
+        speeds = contestant.tokens_per_second
+        figures = f"{contestant.median:9.0f} {min(speeds):9.0f} {max(speeds):9.0f}"
+        memory = f"{contestant.peak_bytes / 1e6:9.0f} {contestant.step_bytes / 1e6:9.0f}"
+        lines.append(f"  {name:<12} {figures} {memory}  {contestant.first_loss:.4f}")
+    conditions = report.conditions
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"{conditions['shape']}, random weights; {conditions['num_samples']} synthetic samples a round, "
+            f"{conditions['batch_size']} a step, {conditions['num_rounds']} rounds; {conditions['hardware']}, "
+            f"{conditions['dtype']}, {conditions['threads']} threads, torch {conditions['torch']}",
+        ]
+    )

@@ -1,0 +1,200 @@
+"""One way of training in a process of its own: the samples, the model, the step and what is told of them."""
+
+import resource
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from refusion_eval.bench.plain_train import plain_loss
+from refusion_eval.bench.shapes import SHAPES, Shape
+from refusion_eval.engine.device import synchronize
+from refusion_eval.errors import ConfigError
+from refusion_eval.training.collate import PackedBatch, collate
+from refusion_eval.training.config import TrainConfig
+from refusion_eval.training.data import Sample
+from refusion_eval.training.loss import hybrid_loss
+from refusion_eval.training.objectives import OBJECTIVES, SpecialIds
+
+# "small" gives the head the share of the parameters that it has in 0.6B, a quarter.
+TRAIN_SHAPES: Mapping[str, Shape] = {
+    "small": Shape(
+        hidden_size=256,
+        num_hidden_layers=8,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=768,
+        vocab_size=10240,
+    ),
+    **SHAPES,
+}
+OURS, PLAIN = "ours", "plain loop"
+SPREAD = 0.9  # standard deviation of a length's logarithm
+PROMPT_SHARE = 0.3  # of a sample's tokens
+MIN_LENGTH = 8
+TRAINING = TrainConfig(objective="refusion", num_steps=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainBenchSettings:
+    """What is trained on what.
+
+    Attributes:
+        shape: key of `TRAIN_SHAPES`.
+        num_samples: of a round.
+        batch_size: samples of a step; 4 in the release.
+        num_rounds: interleaved.
+        mean_length, max_length: tokens of a sample, lognormal, longer ones cut.
+        device: of torch; "auto" is CUDA where there is one.
+        dtype: of the weights, "float32" or "bfloat16"; "auto" is bfloat16 on CUDA.
+        threads: CPU threads of each process; None leaves torch's choice.
+        seed: of lengths, tokens, weights and draws.
+    """
+
+    shape: str = "small"
+    num_samples: int = 32
+    batch_size: int = 4
+    num_rounds: int = 3
+    mean_length: int = 330
+    max_length: int = 4096
+    device: str = "auto"
+    dtype: str = "auto"
+    threads: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.shape not in TRAIN_SHAPES:
+            raise ConfigError(f"shape={self.shape!r} is unknown; known: {', '.join(TRAIN_SHAPES)}")
+        if self.dtype not in ("auto", "float32", "bfloat16"):
+            raise ConfigError(f"dtype={self.dtype!r} cannot be trained in; use float32 or bfloat16")
+        if self.torch_device.type not in ("cpu", "cuda"):
+            raise ConfigError(f"device={self.device!r} cannot be measured on; use cpu or cuda")
+        if not MIN_LENGTH <= self.mean_length <= self.max_length:
+            raise ConfigError(
+                f"mean_length is {self.mean_length} and max_length {self.max_length}; "
+                f"use {MIN_LENGTH} <= mean_length <= max_length"
+            )
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where to train."""
+        return (
+            torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            if self.device == "auto"
+            else torch.device(self.device)
+        )
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """What the weights are."""
+        half = self.dtype == "bfloat16" or (self.dtype == "auto" and self.torch_device.type == "cuda")
+        return torch.bfloat16 if half else torch.float32
+
+
+def synthetic_samples(settings: TrainBenchSettings) -> list[Sample]:
+    """Samples of random tokens with lengths like those of instruction data: many short ones and a long tail."""
+    rng = np.random.default_rng(settings.seed)
+    centre = np.log(settings.mean_length) - SPREAD**2 / 2  # so that the mean is as asked for
+    drawn = rng.lognormal(centre, SPREAD, settings.num_samples)
+    num_words = TRAIN_SHAPES[settings.shape].vocab_size - 3
+    samples = []
+    for length in np.clip(drawn, MIN_LENGTH, settings.max_length).astype(int).tolist():
+        tokens = rng.integers(num_words, size=length).tolist()
+        num_prompt = max(int(PROMPT_SHARE * length), 1)
+        samples.append(Sample(tuple(tokens[:num_prompt]), tuple(tokens[num_prompt:])))
+    return samples
+
+
+def special_ids(shape: Shape) -> dict[str, int]:
+    """Ids of EOS, padding and mask: the last of the vocabulary."""
+    return {"eos": shape.vocab_size - 3, "pad": shape.vocab_size - 2, "mask": shape.vocab_size - 1}
+
+
+def random_model(settings: TrainBenchSettings) -> Qwen3ForCausalLM:
+    """A random Qwen3 of the wanted shape, on its device."""
+    torch.manual_seed(settings.seed)
+    shape = TRAIN_SHAPES[settings.shape]
+    ids = special_ids(shape)
+    config = Qwen3Config(
+        **asdict(shape),
+        head_dim=128,
+        max_position_embeddings=settings.max_length,
+        rope_theta=1_000_000.0,
+        tie_word_embeddings=True,
+        eos_token_id=ids["eos"],
+        pad_token_id=ids["pad"],
+    )
+    return Qwen3ForCausalLM(config).to(settings.torch_device, settings.torch_dtype).train()
+
+
+def packed_batch(shape: Shape, samples: list[Sample], rng: np.random.Generator) -> PackedBatch:
+    """One of our batches, with the draws that the plain loop takes from an equal generator."""
+    ids = special_ids(shape)
+    make, specials = OBJECTIVES["refusion"], SpecialIds(ids["eos"], ids["mask"])
+    return collate([make(sample, rng, TRAINING, specials) for sample in samples])
+
+
+def batches_of(settings: TrainBenchSettings) -> list[list[Sample]]:
+    """The samples of a round, step by step."""
+    samples = synthetic_samples(settings)
+    return [samples[start : start + settings.batch_size] for start in range(0, len(samples), settings.batch_size)]
+
+
+def _our_loss(model: Qwen3ForCausalLM, shape: Shape, samples: list[Sample], rng: np.random.Generator) -> torch.Tensor:
+    return hybrid_loss(model, packed_batch(shape, samples, rng).to(model.device)).total
+
+
+def _plain_loss(model: Qwen3ForCausalLM, shape: Shape, samples: list[Sample], rng: np.random.Generator) -> torch.Tensor:
+    ids = special_ids(shape)
+    return plain_loss(model, samples, rng, mask=ids["mask"], pad=ids["pad"])
+
+
+CONTESTANTS = {OURS: _our_loss, PLAIN: _plain_loss}
+
+
+def serve(connection: Connection, name: str, settings: TrainBenchSettings) -> None:
+    """A contestant's process: trains a round for every True it is sent, and tells its memory at False."""
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    shape, batches, loss_of = TRAIN_SHAPES[settings.shape], batches_of(settings), CONTESTANTS[name]
+    model = random_model(settings)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    rng = np.random.default_rng(settings.seed)
+
+    def step(samples: list[Sample]) -> torch.Tensor:
+        loss = loss_of(model, shape, samples, rng)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    idle_bytes = _memory(model.device, peak=False)
+    connection.send(step(batches[0]).item())  # also the warm-up
+    while connection.recv():
+        synchronize(model.device)
+        started = time.perf_counter()
+        for samples in batches:
+            step(samples)
+        synchronize(model.device)
+        connection.send(time.perf_counter() - started)
+    connection.send((_memory(model.device, peak=True), idle_bytes))
+
+
+def _memory(device: torch.device, *, peak: bool) -> int:
+    """Bytes of this process, or of its tensors on CUDA: now, or the most so far."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) if peak else torch.cuda.memory_allocated(device)
+    status = Path("/proc/self/status")
+    if status.exists():
+        # getrusage also remembers the process that started this one.
+        name = "VmHWM:" if peak else "VmRSS:"
+        (line,) = (line for line in status.read_text().splitlines() if line.startswith(name))
+        return int(line.split()[1]) * 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
