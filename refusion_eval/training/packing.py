@@ -71,7 +71,8 @@ def plan_packs(
         seed: of the run.
         epoch: each epoch has its own packs.
         multiple_of: packs of a global batch: the number of packs becomes a multiple of it, so that no batch is
-            incomplete, by halving the packs with the most samples; nothing is dropped or repeated.
+            incomplete, by halving the packs with the most samples; nothing is dropped or repeated. It takes the room
+            of up to `multiple_of - 1` packs an epoch, which is little where an epoch has many batches.
         window: samples that are packed together; larger wastes less and takes longer.
 
     Raises:

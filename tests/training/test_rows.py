@@ -1,6 +1,7 @@
 """Streamed rows: layouts, bad rows and their places (`refusion_eval.training.rows`, `json_values`)."""
 
 import gzip
+import io
 import json
 import tempfile
 from pathlib import Path
@@ -59,6 +60,18 @@ def test_any_rows_come_back_from_every_layout_wherever_the_window_cuts(
         assert [(row.query, row.response) for row in reader] == [(row["query"], row["response"]) for row in rows]
         assert [row.number for row in reader] == list(range(1, len(rows) + 1))
         assert reader.report == RowReport(num_read=len(rows))
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 7])
+@given(expected=st.lists(JSON_VALUES, max_size=4), indent=st.none() | st.integers(0, 30))
+def test_any_values_of_a_list_come_back_wherever_the_window_cuts(
+    chunk_bytes: int, expected: list[Any], indent: int | None
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_values, "CHUNK_BYTES", chunk_bytes)
+        file = io.BytesIO(as_list(expected, indent).encode())
+        found = list(json_values.values(Path("a.json"), file, is_list=True))
+    assert found == list(enumerate(expected, start=1))
 
 
 BAD = {

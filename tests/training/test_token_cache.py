@@ -215,6 +215,15 @@ def test_what_a_killed_call_left_is_not_taken_for_a_cache(
     assert list(cache) == encode(loaded, PAIRS)
 
 
+def test_a_worker_that_dies_ends_the_call(
+    tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenise, "_start_worker", divmod)  # fails on a tokenizer
+    with pytest.raises(ConfigError, match="a tokenising process died"):
+        build_cache(data, tokenizer, tmp_path / "caches", max_length=64, workers=1)
+    assert list((tmp_path / "caches").iterdir()) == []
+
+
 def test_two_calls_at_once_end_with_one_cache(tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     others: list[TokenCache] = []
 
