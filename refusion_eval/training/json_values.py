@@ -162,7 +162,7 @@ class _LongText:
                 if self._ended or not is_cut:
                     raise
             else:
-                if end < len(self._text) or self._ended:  # else it may be a number that goes on
+                if end <= len(self._text) - self._LONGEST_CUT or self._ended:  # else a number may go on, as 1 | .5
                     break
             self._grow()
         try:
