@@ -65,7 +65,10 @@ def plain_loss(
         use_cache=False,
     ).logits.float()
     ar_BT, mdm_BT = torch.tensor(ar_labels, device=device), torch.tensor(mdm_labels, device=device)
-    ar_loss = functional.cross_entropy(logits_BTV.flatten(0, 1), ar_BT.flatten(), ignore_index=IGNORED, reduction="sum")
-    losses_BT = functional.cross_entropy(logits_BTV.transpose(1, 2), mdm_BT, ignore_index=IGNORED, reduction="none")
-    mdm_loss = (losses_BT.sum(dim=1) / torch.tensor(divisors, device=device)).mean()
+    masked_BT = mdm_BT != IGNORED
+    # As in the release, prompts and padding go through the cross-entropy and are ignored there.
+    ar_loss = functional.cross_entropy(logits_BTV[~masked_BT], ar_BT[~masked_BT], ignore_index=IGNORED, reduction="sum")
+    losses_R = functional.cross_entropy(logits_BTV[masked_BT], mdm_BT[masked_BT], reduction="none")
+    divisors_BT = torch.tensor(divisors, device=device)[:, None].expand_as(mdm_BT)
+    mdm_loss = (losses_R / divisors_BT[masked_BT]).sum() / len(samples)
     return ar_loss / (ar_BT != IGNORED).sum().clamp(min=1) + mdm_loss

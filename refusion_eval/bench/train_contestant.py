@@ -48,8 +48,8 @@ class TrainBenchSettings:
     Attributes:
         shape: key of `TRAIN_SHAPES`.
         num_samples: of a round.
-        batch_size: samples of a step; 4 in the release.
-        num_rounds: interleaved.
+        batch_size: samples of a step; 4 on each device in the release. Padding grows with it.
+        num_rounds: passes over the samples; contestants take turns at every step.
         mean_length, max_length: tokens of a sample, lognormal, longer ones cut.
         device: of torch; "auto" is CUDA where there is one.
         dtype: of the weights, "float32" or "bfloat16"; "auto" is bfloat16 on CUDA.
@@ -159,7 +159,7 @@ CONTESTANTS = {OURS: _our_loss, PLAIN: _plain_loss}
 
 
 def serve(connection: Connection, name: str, settings: TrainBenchSettings) -> None:
-    """A contestant's process: trains a round for every True it is sent, and tells its memory at False."""
+    """A contestant's process: trains the step whose number it is sent and tells its seconds; at None, its memory."""
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     shape, batches, loss_of = TRAIN_SHAPES[settings.shape], batches_of(settings), CONTESTANTS[name]
@@ -176,11 +176,10 @@ def serve(connection: Connection, name: str, settings: TrainBenchSettings) -> No
 
     idle_bytes = _memory(model.device, peak=False)
     connection.send(step(batches[0]).item())  # also the warm-up
-    while connection.recv():
+    while (number := connection.recv()) is not None:
         synchronize(model.device)
         started = time.perf_counter()
-        for samples in batches:
-            step(samples)
+        step(batches[number])
         synchronize(model.device)
         connection.send(time.perf_counter() - started)
     connection.send((_memory(model.device, peak=True), idle_bytes))

@@ -65,7 +65,7 @@ def bench(
 def bench_train(
     shape: Annotated[str, typer.Option(help="small, 0.6B or 8B: random weights of this shape.")] = "small",
     samples: Annotated[int, typer.Option(min=1, help="Synthetic samples a round.")] = 32,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples a step.")] = 4,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples a step; the release has 4.")] = 4,
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 3,
     mean_length: Annotated[int, typer.Option(help="Mean tokens of a sample, lognormal.")] = 330,
     max_length: Annotated[int, typer.Option(help="Most tokens of a sample.")] = 4096,

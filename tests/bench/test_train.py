@@ -74,6 +74,8 @@ def test_the_command_prints_ratios_first_and_writes_them(tmp_path: Path) -> None
     ours, plain = report["contestants"][OURS], report["contestants"][PLAIN]
     assert len(ours["tokens_per_second"]) == len(plain["tokens_per_second"]) == 2
     assert ours["first_loss"] == pytest.approx(plain["first_loss"], rel=1e-4)
+    ratios = [a / b for a, b in zip(ours["tokens_per_second"], plain["tokens_per_second"], strict=True)]
+    assert report["ratios"]["tokens/s: ours / plain loop, highest round"] == pytest.approx(max(ratios))
     assert report["ratios"]["peak memory: ours / plain loop"] == ours["peak_bytes"] / plain["peak_bytes"]
     assert all(some["peak_bytes"] > some["idle_bytes"] > 0 for some in (ours, plain))
     assert report["rows"]["packed"] == 1 <= report["rows"]["padded"]
