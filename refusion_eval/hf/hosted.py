@@ -14,7 +14,7 @@ from refusion_eval.loading import DTYPES, LoadedModel
 from refusion_eval.models.attention import possible_backends
 from refusion_eval.models.checkpoint import Location
 from refusion_eval.models.config import ModelConfig, model_config
-from refusion_eval.models.layers import SMALL_MATRIX
+from refusion_eval.models.layers import dense_along_first
 from refusion_eval.models.transformer import LayerWeights, Transformer, Weights
 
 
@@ -156,7 +156,6 @@ def _weights(name: str, tensors: dict[str, Tensor], config: ModelConfig) -> Weig
 
 def _matrix(*parts: Tensor) -> Tensor:
     """Stacks matrices along their first axis, laid out as `load_weights` does; a single one may stay as it is."""
-    few = sum(part.numel() for part in parts) <= SMALL_MATRIX
-    if few and parts[0].dtype == torch.float32 and parts[0].device.type == "cpu":
+    if dense_along_first(sum(part.numel() for part in parts), parts[0].dtype, parts[0].device):
         return torch.cat([part.t() for part in parts], dim=1).t()
     return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -12,7 +12,7 @@ from refusion_eval.models.adapter import LoraAdapter
 from refusion_eval.models.config import ModelConfig
 from refusion_eval.models.families import FAMILIES
 from refusion_eval.models.files import CheckpointFiles
-from refusion_eval.models.layers import SMALL_MATRIX
+from refusion_eval.models.layers import dense_along_first
 from refusion_eval.models.transformer import LayerWeights, Weights
 
 log = logging.getLogger(__name__)
@@ -44,12 +44,8 @@ def load_weights(
         return fill(torch.empty(shape, dtype=dtype, device=device), parts)
 
     def load_matrix(shape: tuple[int, ...], parts: Mapping[str, int]) -> Tensor:
-        """Likewise, laid out for products: of a small matrix on a CPU in float32 the first axis is the dense one.
-
-        That made products with 8 to 24 rows 1.4 to 1.9 times as fast as rows that lie dense (192 to 1024 and 512 to
-        192 columns, one core), and no other width slower. Of large matrices it did not; see `product`.
-        """
-        if device.type == "cpu" and dtype == torch.float32 and math.prod(shape) <= SMALL_MATRIX:
+        """Likewise, laid out for products."""
+        if dense_along_first(math.prod(shape), dtype, device):
             return fill(torch.empty(shape[::-1], dtype=dtype).t(), parts)
         return load(shape, parts)
 
