@@ -20,7 +20,11 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """
     hidden = config.hidden_size
     attention = 2 * hidden * (config.num_heads + config.num_kv_heads) * config.head_dim
-    per_layer = attention + 3 * hidden * config.intermediate_size + 2 * hidden + 2 * config.head_dim
+    if config.qkv_bias:
+        attention += (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    if config.qk_norm:
+        attention += 2 * config.head_dim
+    per_layer = attention + 3 * hidden * config.intermediate_size + 2 * hidden
     return (config.num_layers * per_layer + hidden + config.vocab_size * hidden) * dtype.itemsize
 
 

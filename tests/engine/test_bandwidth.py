@@ -1,7 +1,17 @@
 """Bytes that a forward reads, counted from shapes."""
 
+import dataclasses
+
+import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from refusion_eval.engine.bandwidth import cache_bytes_per_row, copy_bandwidth, weight_bytes
 from refusion_eval.models.config import ModelConfig
@@ -23,9 +33,18 @@ CONFIG = ModelConfig(
 )
 
 
-def test_with_a_tied_head_every_parameter_is_read_by_each_forward():
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
+FAMILIES = {
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "llama": (LlamaConfig, LlamaForCausalLM),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_with_a_tied_head_every_parameter_is_read_by_each_forward(family):
+    make_config, make_model = FAMILIES[family]
+    model = make_model(
+        make_config(
             vocab_size=300,
             hidden_size=64,
             intermediate_size=96,
@@ -36,7 +55,8 @@ def test_with_a_tied_head_every_parameter_is_read_by_each_forward():
             tie_word_embeddings=True,
         )
     )
-    assert weight_bytes(CONFIG, torch.float32) == 4 * sum(parameter.numel() for parameter in model.parameters())
+    config = dataclasses.replace(CONFIG, family=family)
+    assert weight_bytes(config, torch.float32) == 4 * sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_a_cache_row_holds_keys_and_values_of_every_layer():
