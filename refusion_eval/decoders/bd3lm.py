@@ -116,9 +116,7 @@ def decode(prompt: Sequence[int], settings: Bd3lmSettings, trace: Trace) -> Deco
             if settings.remasking == "random":
                 scores = settings.random_scores(step, masked)
             chosen = _choose(scores, settings.threshold, quotas)
-            positions = [masked[index] for index in chosen]
-            trace.select("token", masked, scores.tolist(), positions)
-            canvas.fix(positions, readout.tokens[chosen])
+            canvas.fix_chosen(masked, readout, scores, chosen)
             if reason := canvas.settled():
                 return canvas.finish(reason)
         if first_eos(canvas.tokens[start:], settings.eos_ids) is not None:

@@ -15,6 +15,7 @@ from refusion_eval.types import (
     ConfidenceDtype,
     ProbArray,
     Read,
+    Readout,
     Response,
     StopReason,
     StopRule,
@@ -207,6 +208,19 @@ class Canvas:
             self._is_masked[position] = False
         if fixed:
             self._trace.fix(positions, fixed)
+
+    def fix_chosen(self, candidates: Sequence[int], readout: Readout, scores: ProbArray, chosen: Sequence[int]) -> None:
+        """Makes the chosen candidates final and records the choice.
+
+        Args:
+            candidates: response indices.
+            readout: what was predicted for each.
+            scores: what they were ranked by.
+            chosen: indices of `candidates`, ascending.
+        """
+        positions = [candidates[index] for index in chosen]
+        self._trace.select("token", candidates, scores.tolist(), positions)
+        self.fix(positions, readout.tokens[list(chosen)])
 
     def settled(self) -> StopReason | None:
         """Why the text can no longer change, with `early_stop`: a stop token or string, and no mask before it."""

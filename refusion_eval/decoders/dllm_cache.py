@@ -12,6 +12,8 @@ Among equally similar rows (in the first layer all whose token did not change) t
 sort; here the first ones are taken. Not here: its cache for the other half of classifier-free guidance.
 """
 
+from typing import Protocol
+
 from refusion_eval.decoders import validate
 from refusion_eval.types import FeatureReuse
 
@@ -23,23 +25,38 @@ def check(decoder: str, prompt_interval_steps: int, gen_interval_steps: int, tra
     validate.require_number(decoder, "transfer_ratio", transfer_ratio, 0.0, 1.0)
 
 
-def reuse_at(
-    step: int, num_prompt: int, prompt_interval_steps: int, gen_interval_steps: int, transfer_ratio: float
-) -> FeatureReuse | None:
+class ReuseSettings(Protocol):
+    """The settings of a decoder that reuses features."""
+
+    @property
+    def prompt_interval_steps(self) -> int:
+        """The prompt is computed every so many steps."""
+        ...
+
+    @property
+    def gen_interval_steps(self) -> int:
+        """Likewise the response."""
+        ...
+
+    @property
+    def transfer_ratio(self) -> float:
+        """Share of the response that is computed in between."""
+        ...
+
+
+def reuse_at(settings: ReuseSettings, step: int, num_prompt: int) -> FeatureReuse | None:
     """Which rows a step computes; None where both intervals are 1, so that nothing is ever reused.
 
     Args:
+        settings: of the decoder.
         step: number of the step, from 0 for the whole request.
         num_prompt: rows of the prompt.
-        prompt_interval_steps: the prompt is computed every so many steps.
-        gen_interval_steps: likewise the response.
-        transfer_ratio: share of the response that is computed in between.
     """
-    if prompt_interval_steps == gen_interval_steps == 1:
+    if settings.prompt_interval_steps == settings.gen_interval_steps == 1:
         return None
     return FeatureReuse(
         num_prompt,
-        refresh_prompt=step % prompt_interval_steps == 0,
-        refresh_response=step % gen_interval_steps == 0,
-        transfer_ratio=transfer_ratio,
+        refresh_prompt=step % settings.prompt_interval_steps == 0,
+        refresh_response=step % settings.gen_interval_steps == 0,
+        transfer_ratio=settings.transfer_ratio,
     )

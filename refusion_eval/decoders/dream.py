@@ -21,7 +21,6 @@ from refusion_eval.types import (
     Commit,
     Confidence,
     Decoding,
-    FeatureReuse,
     Forward,
     ProbArray,
     Read,
@@ -116,11 +115,6 @@ class DreamSettings(MaskedSettings):
     def _own_confidence(self) -> bool:
         return self.confidence_temperature is not None or self.confidence_top_p is not None
 
-    def reuse_at(self, step: int, num_prompt: int) -> FeatureReuse | None:
-        """Which rows a step computes; None is all of them."""
-        intervals = (self.prompt_interval_steps, self.gen_interval_steps)
-        return dllm_cache.reuse_at(step, num_prompt, *intervals, self.transfer_ratio)
-
     def read(self, rows: Sequence[int], step: int, positions: Sequence[int]) -> Read:
         """As `MaskedSettings.read`, with what `alg` ranks by."""
         return replace(
@@ -197,7 +191,7 @@ def decode(prompt: Sequence[int], settings: DreamSettings, trace: Trace) -> Deco
             readouts = yield canvas_forward(canvas, settings, candidates, step)
             if candidates:
                 scores = settings.scores(readouts[0], step, candidates)
-                fix_chosen(canvas, trace, candidates, readouts[0], scores, most_confident(scores, num_chosen))
+                canvas.fix_chosen(candidates, readouts[0], scores, most_confident(scores, num_chosen))
         if reason := canvas.settled():
             return canvas.finish(reason)
     return canvas.finish()
@@ -214,7 +208,7 @@ def canvas_forward(
     """The whole canvas, of which the predictions of some response indices are read."""
     length = len(canvas.tokens)
     reads = shifted_reads(settings, canvas.start, candidates, step)
-    reuse = settings.reuse_at(step, canvas.start)
+    reuse = dllm_cache.reuse_at(settings, step, canvas.start)
     return Forward(canvas.tokens[:], range(length), bidirectional(length), reads, commit, kind, reuse=reuse)
 
 
@@ -222,17 +216,3 @@ def shifted_reads(settings: DreamSettings, offset: int, candidates: Sequence[int
     """Reads the row before each candidate; response index 0 lies in row `offset`. Empty without candidates."""
     rows = [offset + position - 1 for position in candidates]
     return (settings.read(rows, step, candidates),) if rows else ()
-
-
-def fix_chosen(
-    canvas: Canvas,
-    trace: Trace,
-    candidates: Sequence[int],
-    readout: Readout,
-    scores: ProbArray,
-    chosen: Sequence[int],
-) -> None:
-    """Makes the chosen candidates final and records the choice; `chosen` indexes `candidates`."""
-    positions = [candidates[index] for index in chosen]
-    trace.select("token", candidates, scores.tolist(), positions)
-    canvas.fix(positions, readout.tokens[list(chosen)])

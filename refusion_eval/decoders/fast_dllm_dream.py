@@ -8,17 +8,16 @@ cache there are no blocks.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from refusion_eval.decoders import dream, sparse_dllm, validate
+from refusion_eval.decoders import block_cache, dllm_cache, dream, sparse_dllm, validate
+from refusion_eval.decoders.block_cache import Cache
 from refusion_eval.decoders.canvas import Canvas, check_blocks
 from refusion_eval.decoders.choose import at_least_or_best, most_confident
 from refusion_eval.decoders.dream import RANKING_ALGS, Alg, DreamSettings
 from refusion_eval.errors import ConfigError
 from refusion_eval.trace import Trace
-from refusion_eval.types import DROP_ALL, NOTHING, Commit, Decoding, Forward, bidirectional
-
-Cache = Literal["none", "prefix", "dual", "sparse"]
+from refusion_eval.types import DROP_ALL, Decoding, Forward, bidirectional
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,9 +61,8 @@ class FastDllmDreamSettings(DreamSettings):
         DreamSettings.__post_init__(self)
         name = self.decoder
         validate.require_number(name, "threshold", self.threshold, 0.0)
-        validate.require_choice(name, "cache", self.cache, ("none", "prefix", "dual", "sparse"))
-        sparse_dllm.check(name, self.keep_ratio, self.kernel_size)
-        if self.reuse_at(0, 0) is not None:
+        block_cache.check(name, self.cache, self.keep_ratio, self.kernel_size)
+        if dllm_cache.reuse_at(self, 0, 0) is not None:
             raise ConfigError(
                 f"{name}: prompt_interval_steps is {self.prompt_interval_steps} and gen_interval_steps "
                 f"{self.gen_interval_steps}; features are reused by decoder dream alone, so leave both at 1"
@@ -131,7 +129,7 @@ def _decode_uncached(prompt: Sequence[int], settings: FastDllmDreamSettings, tra
         num_offered = settings.gen_length // steps * min(step + 1, steps) - (settings.gen_length - len(masked))
         offered = most_confident(readout.probs, num_offered)
         chosen = [offered[index] for index in at_least_or_best(readout.probs[offered], settings.threshold)]
-        dream.fix_chosen(canvas, trace, masked, readout, readout.probs, chosen)
+        canvas.fix_chosen(masked, readout, readout.probs, chosen)
         if reason := canvas.settled():
             return canvas.finish(reason)
         step += 1
@@ -165,7 +163,7 @@ def _decode_cached(prompt: Sequence[int], settings: FastDllmDreamSettings, trace
                     chosen = at_least_or_best(scores, settings.threshold)
                 else:
                     chosen = most_confident(scores, quota)
-                dream.fix_chosen(canvas, trace, candidates, readouts[0], scores, chosen)
+                canvas.fix_chosen(candidates, readouts[0], scores, chosen)
             if reason := canvas.settled():
                 return canvas.finish(reason)
             num_before += 1
@@ -186,14 +184,10 @@ def _later_forward(
     """
     length, start = len(canvas.tokens), canvas.start + block.start
     own = range(start, start + len(block))
-    if settings.cache == "sparse" and num_before == 1:
+    if num_before == block_cache.refresh_number(settings.cache):
         whole = dream.canvas_forward(canvas, settings, candidates, step, DROP_ALL, "refresh")
         return replace(whole, scores=sparse_dllm.scores(own, length, settings.kernel_size))
-    fed, commit = range(start, length) if settings.cache == "prefix" else own, NOTHING
-    if settings.cache == "sparse" and num_before == 2:
-        commit = sparse_dllm.commit(own, length, settings.keep_ratio)
-    elif settings.cache != "sparse" and num_before == 1:
-        commit = Commit([row for row in range(length) if row not in fed])
+    fed, commit = block_cache.feed_behind(settings.cache, own, length, num_before, settings.keep_ratio)
     return Forward(
         canvas.tokens[fed.start : fed.stop],
         fed,

@@ -7,25 +7,22 @@ keys and values outside the part that is fed again, though in a bidirectional mo
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from refusion_eval.decoders import sparse_dllm, validate
+from refusion_eval.decoders import block_cache, sparse_dllm, validate
+from refusion_eval.decoders.block_cache import Cache
 from refusion_eval.decoders.canvas import BlockSettings, Canvas
 from refusion_eval.decoders.choose import at_least_or_best, even_quotas, most_confident, num_within_factor
 from refusion_eval.errors import ConfigError
 from refusion_eval.trace import Trace
 from refusion_eval.types import (
     DROP_ALL,
-    NOTHING,
-    Commit,
     ConfidenceDtype,
     Decoding,
     Forward,
     ProbArray,
     bidirectional,
 )
-
-Cache = Literal["none", "prefix", "dual", "sparse"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,8 +73,7 @@ class FastDllmLladaSettings(BlockSettings):
                 f"{name}: threshold is {self.threshold} and factor {self.factor}; they are two rules for the same "
                 "choice, so set one of them to None"
             )
-        validate.require_choice(name, "cache", self.cache, ("none", "prefix", "dual", "sparse"))
-        sparse_dllm.check(name, self.keep_ratio, self.kernel_size)
+        block_cache.check(name, self.cache, self.keep_ratio, self.kernel_size)
         validate.require_flags(name, release_compatible=self.release_compatible)
 
 
@@ -91,9 +87,7 @@ def decode(prompt: Sequence[int], settings: FastDllmLladaSettings, trace: Trace)
         while masked := canvas.masked(block):
             (readout,) = yield _forward(canvas, settings, block, masked, num_before, next(steps))
             chosen = _choose(readout.probs, settings, num_before)
-            positions = [masked[index] for index in chosen]
-            trace.select("token", masked, readout.probs.tolist(), positions)
-            canvas.fix(positions, readout.tokens[chosen])
+            canvas.fix_chosen(masked, readout, readout.probs, chosen)
             if reason := canvas.settled():
                 return canvas.finish(reason)
             num_before += 1
@@ -106,15 +100,11 @@ def _forward(
     """A step's forward; `num_before` counts those of the same block before it."""
     length, start = len(canvas.tokens), canvas.start + block.start
     own = range(start, start + len(block))
-    refresh = 1 if settings.cache == "sparse" else 0  # the forward of which rows stay
+    refresh = block_cache.refresh_number(settings.cache)
     is_refresh = settings.cache != "none" and num_before == refresh
     fed, commit = range(length), DROP_ALL
     if settings.cache != "none" and num_before > refresh:
-        fed, commit = range(start, length) if settings.cache == "prefix" else own, NOTHING
-        if num_before == refresh + 1 and settings.cache == "sparse":
-            commit = sparse_dllm.commit(own, length, settings.keep_ratio)
-        elif num_before == refresh + 1:
-            commit = Commit([row for row in range(length) if row not in fed])
+        fed, commit = block_cache.feed_behind(settings.cache, own, length, num_before, settings.keep_ratio)
     rows = [canvas.start + position - fed.start for position in masked]
     return Forward(
         canvas.tokens[fed.start : fed.stop],

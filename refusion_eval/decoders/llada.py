@@ -17,7 +17,6 @@ from refusion_eval.types import (
     Attention,
     Confidence,
     Decoding,
-    FeatureReuse,
     Forward,
     Guidance,
     ProbArray,
@@ -70,7 +69,7 @@ class LladaSettings(BlockSettings):
         if (self.logits_eos_inf or self.confidence_eos_eot_inf) and not self.eos_ids:
             raise ConfigError("llada: logits_eos_inf and confidence_eos_eot_inf need eos_ids, and there are none")
         dllm_cache.check("llada", self.prompt_interval_steps, self.gen_interval_steps, self.transfer_ratio)
-        if self.cfg_scale > 0 and self.reuse_at(0, 0) is not None:
+        if self.cfg_scale > 0 and dllm_cache.reuse_at(self, 0, 0) is not None:
             raise ConfigError(
                 f"llada: cfg_scale is {self.cfg_scale} with prompt_interval_steps {self.prompt_interval_steps} and "
                 f"gen_interval_steps {self.gen_interval_steps}; features are reused without guidance, so set cfg_scale "
@@ -85,11 +84,6 @@ class LladaSettings(BlockSettings):
             exclude = exclude[1:]
         return Confidence(dtype=self.confidence_dtype, exclude=exclude)
 
-    def reuse_at(self, step: int, num_prompt: int) -> FeatureReuse | None:
-        """Which rows a step computes; None is all of them."""
-        intervals = (self.prompt_interval_steps, self.gen_interval_steps)
-        return dllm_cache.reuse_at(step, num_prompt, *intervals, self.transfer_ratio)
-
 
 def decode(prompt: Sequence[int], settings: LladaSettings, trace: Trace) -> Decoding:
     """Decodes one prompt; takes `steps` forwards, fewer only with `early_stop`."""
@@ -102,10 +96,7 @@ def decode(prompt: Sequence[int], settings: LladaSettings, trace: Trace) -> Deco
             readouts = yield _forward(canvas, settings, masked, step)
             if masked:
                 scores = _scores(readouts[0].probs, settings, masked, step)
-                chosen = most_confident(scores, quota)
-                positions = [masked[index] for index in chosen]
-                trace.select("token", masked, scores.tolist(), positions)
-                canvas.fix(positions, readouts[0].tokens[chosen])
+                canvas.fix_chosen(masked, readouts[0], scores, most_confident(scores, quota))
             step += 1
             if reason := canvas.settled():
                 return canvas.finish(reason)
@@ -119,7 +110,7 @@ def _forward(canvas: Canvas, settings: LladaSettings, masked: Sequence[int], ste
     attention: Attention = bidirectional(length)
     rows = [canvas.start + position for position in masked]
     read = _read(settings, rows, step, masked)
-    reuse = settings.reuse_at(step, canvas.start)
+    reuse = dllm_cache.reuse_at(settings, step, canvas.start)
     if settings.cfg_scale > 0:
         tokens = [*tokens, *[settings.mask_id] * canvas.start, *tokens[canvas.start :]]
         positions, attention = positions * 2, (Segment(length, causal=False),) * 2

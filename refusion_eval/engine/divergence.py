@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from refusion_eval.engine.readout import MAX_LOGITS
+from refusion_eval.engine.scoring import run_side_by_side
 from refusion_eval.errors import DecodeError
-from refusion_eval.models.attention import SideBySide
 from refusion_eval.models.transformer import Transformer
 
 Reading = Literal["bidirectional", "bidirectional_shifted", "refusion"]
@@ -142,13 +142,11 @@ def _read_rows(model: Transformer, texts: Iterable[_Arranged], batch_size: int, 
     """The residual stream of the rows that are read, [M, C] a text, `batch_size` texts in one forward."""
     remaining = iter(texts)
     while batch := list(islice(remaining, batch_size)):
-        widths = [len(text.tokens) for text in batch]
-        tokens = [token for text in batch for token in text.tokens]
-        positions = [position for text in batch for position in text.positions]
-        tokens_T, positions_T = torch.from_numpy(np.array([tokens, positions], dtype=np.int64)).to(model.device)
-        hidden_TC = model.hidden(tokens_T, positions_T, max(positions), SideBySide(widths, is_causal))
-        for text, hidden_QC in zip(batch, hidden_TC.split(widths), strict=True):
-            yield hidden_QC[torch.tensor(text.rows, device=model.device)]
+        tokens = [np.array(text.tokens, dtype=np.int64) for text in batch]
+        positions = [np.array(text.positions, dtype=np.int64) for text in batch]
+        hidden_TC, starts = run_side_by_side(model, tokens, is_causal, positions)
+        for text, start in zip(batch, starts, strict=True):
+            yield hidden_TC[torch.tensor([start + row for row in text.rows], device=model.device)]
 
 
 @torch.inference_mode()

@@ -59,21 +59,27 @@ def _score_batch(model: Transformer, pairs: Sequence[TokenPair]) -> list[TokenSc
     return scores
 
 
-def run_side_by_side(model: Transformer, texts: Sequence[TokenArray], is_causal: bool) -> tuple[Tensor, list[int]]:
+def run_side_by_side(
+    model: Transformer,
+    texts: Sequence[TokenArray],
+    is_causal: bool,
+    positions: Sequence[TokenArray] | None = None,
+) -> tuple[Tensor, list[int]]:
     """Runs whole texts in one forward, none of which sees another.
 
     Args:
         model: the transformer.
         texts: token ids of each, at least one.
         is_causal: whether a row sees only the rows of its text up to itself, else all of them.
+        positions: position ids of each text's tokens; None where they stand in their order.
 
     Returns:
         The residual stream of all rows, [T, C], and the row at which each text begins.
     """
     widths = [len(text) for text in texts]
-    positions = np.concatenate([np.arange(width) for width in widths])
-    tokens_T, positions_T = torch.from_numpy(np.stack([np.concatenate(texts), positions])).to(model.device)
-    hidden_TC = model.hidden(tokens_T, positions_T, max(widths) - 1, SideBySide(widths, is_causal))
+    where = np.concatenate([np.arange(width) for width in widths] if positions is None else positions)
+    tokens_T, positions_T = torch.from_numpy(np.stack([np.concatenate(texts), where])).to(model.device)
+    hidden_TC = model.hidden(tokens_T, positions_T, int(where.max()), SideBySide(widths, is_causal))
     return hidden_TC, np.cumsum([0, *widths[:-1]]).tolist()
 
 

@@ -153,12 +153,11 @@ class RefusionLM(TemplateLM):
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         """Token ids as Transformers gives them, with the tokenizer's own BOS unless the text begins with it."""
         inner = self.tokenizer
+        wants_bos = add_special_tokens is None and self.args.add_bos_token
         if add_special_tokens is None:
             add_special_tokens = not (inner.bos_token and string.startswith(inner.bos_token))
-            if self.args.add_bos_token:
-                tokens = list(inner.encode(string, add_special_tokens=add_special_tokens))
-                return tokens if tokens[:1] == [self.bos_token_id] else [self.bos_token_id, *tokens]
-        return list(inner.encode(string, add_special_tokens=add_special_tokens))
+        tokens = list(inner.encode(string, add_special_tokens=add_special_tokens))
+        return [self.bos_token_id, *tokens] if wants_bos and tokens[:1] != [self.bos_token_id] else tokens
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Decodes every request and returns its text up to the first stop string.

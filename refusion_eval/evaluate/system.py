@@ -15,6 +15,7 @@ from refusion_eval.evaluate.decode_jobs import JobDecoder
 from refusion_eval.evaluate.model_args import ModelArgs
 from refusion_eval.evaluate.paths import tasks_path
 from refusion_eval.evaluate.settings import Resolved, Table, benchmark_of, load_table, read_generation_kwargs, resolve
+from refusion_eval.evaluate.systems import published_systems
 from refusion_eval.evaluate.text import Detokenizer
 from refusion_eval.store.run_reader import RunReader
 from refusion_eval.store.run_store import RUN_JSON
@@ -36,7 +37,6 @@ def _settle_anew(name: str, make: Callable[[], Any]) -> Any:
 
 
 NO_TEMPLATE = "none"
-NEEDS_ADAPTER = ("d2f_llada", "d2f_dream")  # published as adapters alone
 WITH_GRAPHS = "+graphs"  # what records add to the name of an attention backend
 
 
@@ -75,9 +75,11 @@ class System:
             cuda_graphs=args.cuda_graphs,
             adapter=args.adapter,
         )
-        if args.decoder in NEEDS_ADAPTER and args.adapter is None:
+        if args.adapter is None and any(
+            system.adapter for system in published_systems().values() if system.decoder == args.decoder
+        ):
             log.warning(
-                "decoder=%s without an adapter: unless it is merged into %s, this is not D2F's model",
+                "decoder=%s without the adapter that it was published with: right only if %s has it merged",
                 args.decoder,
                 args.pretrained,
             )
