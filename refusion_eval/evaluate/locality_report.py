@@ -1,8 +1,5 @@
 """`refusion-eval locality`: data, progress, table and CSV of the pilot study in `refusion_eval.evaluate.locality`."""
 
-import csv
-import io
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +29,7 @@ from refusion_eval.evaluate.paths import embedded_path
 from refusion_eval.evaluate.progress import SECONDS_BETWEEN_LINES
 from refusion_eval.metrics.bootstrap import Interval
 from refusion_eval.store.atomic_write import prepare_output, write_output
+from refusion_eval.store.csv_text import csv_text
 from refusion_eval.store.summary import MINI_CAPTION, shown
 
 BENCHMARK = "gsm8k"
@@ -148,7 +146,7 @@ def locality_command(
         if num_short:
             _say(f"{num_short} responses are in no figure of ratio {ratio:g}: fewer than two tokens masked")
     rows = list(_rows(locality, settings, model, opened, chosen, dataset, is_mini))
-    write_output(out, csv_text(rows))
+    write_output(out, csv_text(COLUMNS, map(astuple, rows)))
     console.print(locality_table(rows, distances))
     return rows
 
@@ -164,15 +162,6 @@ def gold_pairs(data: Path | None) -> list[tuple[str, str]]:
     """
     bench = BENCHMARKS[BENCHMARK]
     return [(bench.prompt(row), bench.gold_text(row)) for row in load_rows(BENCHMARK, data_dir=data)]
-
-
-def csv_text(rows: Sequence[LocalityRow]) -> str:
-    """The rows as CSV; equal rows give equal bytes."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows([_cell(value) for value in astuple(row)] for row in rows)
-    return text.getvalue()
 
 
 def locality_table(rows: Sequence[LocalityRow], distances: Sequence[int]) -> Table:
@@ -246,14 +235,6 @@ def _rows(
                 device=model.device.type,
                 version=refusion_eval.__version__,
             )
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return "" if math.isnan(value) else format(value, ".6g")
-    return str(value)
 
 
 def _say(line: str) -> None:

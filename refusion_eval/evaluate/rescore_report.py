@@ -1,8 +1,5 @@
 """`refusion-eval rescore`: which runs and filter, progress, the tables, and the files that hold them."""
 
-import csv
-import io
-import math
 import re
 import sys
 import time
@@ -24,6 +21,7 @@ from refusion_eval.evaluate.rescore import Rescored, RunRescored, TaskRescored, 
 from refusion_eval.evaluate.rescore_filters import OURS, AnswerFilter, find_filter
 from refusion_eval.metrics.bootstrap import Interval, bootstrap, mean_statistic
 from refusion_eval.store.atomic_write import prepare_output, write_output
+from refusion_eval.store.csv_text import csv_text
 from refusion_eval.store.manifest import is_mini
 from refusion_eval.store.records import NO_ISOLATION
 from refusion_eval.store.summary import MINI_CAPTION, shown
@@ -264,19 +262,7 @@ def _summary_cells(line: SummaryLine) -> dict[str, Any]:
 
 
 def _csv(rows: Iterable[dict[str, Any]]) -> str:
-    """Rows as CSV; the first one names the columns."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    for number, row in enumerate(rows):
-        if number == 0:
-            writer.writerow(row)
-        writer.writerow(map(_cell, row.values()))
-    return text.getvalue()
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(int(value))
-    if isinstance(value, float):
-        return "" if math.isnan(value) else format(value, ".6g")
-    return "" if value is None else str(value).replace("\0", "\\0")
+    """Rows as CSV; the first one names the columns. Verdicts are 1 and 0, to be summed."""
+    found = list(rows)
+    numbers = ([int(value) if isinstance(value, bool) else value for value in row.values()] for row in found)
+    return csv_text(list(found[0]), numbers) if found else ""

@@ -6,8 +6,6 @@ The file depends on the rows alone: figures have six significant digits, and not
 from __future__ import annotations
 
 import csv
-import io
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -16,6 +14,7 @@ from typing import Any
 from refusion_eval.errors import StoreError
 from refusion_eval.metrics.bootstrap import Interval
 from refusion_eval.store.atomic_write import write_output
+from refusion_eval.store.csv_text import csv_text
 
 MEAN_TASK = "mean"
 SETTING_PREFIX = "setting_"
@@ -90,13 +89,8 @@ def write_csv(rows: Sequence[TableRow], path: str | os.PathLike[str]) -> None:
         StoreError: the file cannot be written.
     """
     columns = csv_columns(rows)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    for row in rows:
-        cells = {**{name: _cell(getattr(row, name)) for name in _FIELDS}, **_setting_columns(row)}
-        writer.writerow([cells.get(column, "") for column in columns])
-    write_output(path, text.getvalue())
+    cells = ({**{name: getattr(row, name) for name in _FIELDS}, **_setting_columns(row)} for row in rows)
+    write_output(path, csv_text(columns, ([of_row.get(column) for column in columns] for of_row in cells)))
 
 
 def read_csv(path: str | os.PathLike[str]) -> list[TableRow]:
@@ -125,14 +119,6 @@ _FIELDS = tuple(one.name for one in fields(TableRow) if one.name != "settings")
 
 def _setting_columns(row: TableRow) -> dict[str, str]:
     return {SETTING_PREFIX + name: value for name, value in row.settings.items()}
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return "" if math.isnan(value) else format(value, ".6g")
-    return str(value)
 
 
 def _row_of(record: Mapping[str, str], path: str | os.PathLike[str]) -> TableRow:
