@@ -57,6 +57,26 @@ STAGES: dict[str, TrainConfig] = {
     # Its decoder ends with the block that holds EOS: whole blocks would do, and the filling is ReFusion's.
     "bd3lm": replace(_FINE_TUNE, objective="bd3lm", seed=SEED + 5, eos_multiple=32, block_size=8),
 }
+DATA_PERCENTS = (1, 3, 10, 30)  # of the samples that the ReFusion stage sees; that stage is the 100
+SLOT_PERCENT = 10
+SLOT_SIZES = (4, 8, 16, 32)
+
+
+def _shortened(percent: int, **changes: Any) -> TrainConfig:
+    """ReFusion's stage on the first part of its samples, each seen once, with its schedules shortened likewise."""
+    config = STAGES["refusion"]
+    return replace(
+        config,
+        num_steps=config.num_steps * percent // 100,
+        num_warmup_steps=min(config.num_warmup_steps, config.num_steps * percent // 1000),
+        **changes,
+    )
+
+
+# Studies of one quantity: the data (Appendix C.3: more samples, each once) or the slots trained on; not shipped.
+VARIANTS: dict[str, TrainConfig] = {f"refusion_data_{percent}": _shortened(percent) for percent in DATA_PERCENTS} | {
+    f"refusion_slots_{size}": _shortened(SLOT_PERCENT, slot_sizes=(size,)) for size in SLOT_SIZES
+}
 # What config.json says of the decoders that a checkpoint is for; nothing where the weights serve several.
 TRAINED_FOR: dict[str, tuple[str, ...]] = {
     "autoregressive": ("autoregressive",),
@@ -135,7 +155,7 @@ def build(work_dir: Path, out_dir: Path, *, num_threads: int, stages: Sequence[s
         work_dir: tokenizer, resumable states and metrics; safe to delete once done.
         out_dir: gets the checkpoints and their cards.
         num_threads: CPU threads of torch.
-        stages: names of `STAGES`.
+        stages: names of `STAGES` and `VARIANTS`.
 
     Raises:
         ConfigError: a stage is unknown.
@@ -155,15 +175,16 @@ def build(work_dir: Path, out_dir: Path, *, num_threads: int, stages: Sequence[s
 
 
 def check_names(stages: Sequence[str]) -> None:
-    """Refuses an empty list and names that are not in `STAGES`.
+    """Refuses an empty list and names that are neither in `STAGES` nor in `VARIANTS`.
 
     Raises:
         ConfigError: likewise.
     """
-    unknown = [name for name in stages if name not in STAGES]
+    known = STAGES | VARIANTS
+    unknown = [name for name in stages if name not in known]
     if unknown or not stages:
         problem = f"there is no stage {', '.join(map(repr, unknown))}" if unknown else "no stage is named"
-        raise ConfigError(f"stages: {problem}; known: {', '.join(STAGES)}")
+        raise ConfigError(f"stages: {problem}; known: {', '.join(known)}")
 
 
 def train_stages(
@@ -175,7 +196,7 @@ def train_stages(
     out_dir: Path,
     *,
     stages: Sequence[str],
-    configs: Mapping[str, TrainConfig] = STAGES,
+    configs: Mapping[str, TrainConfig] = STAGES | VARIANTS,
 ) -> None:
     """Trains stages of a family, each fine-tune from the backbone's last state with fresh optimizers.
 
@@ -226,8 +247,8 @@ def main() -> None:
     parser.add_argument(
         "--stages",
         default=",".join(STAGES),
-        help=f"those to train, with commas; the {BACKBONE} backbone is trained before others if the work dir lacks it "
-        "(default: %(default)s)",
+        help=f"those to train, with commas; the {BACKBONE} backbone is trained before others if the work dir lacks it; "
+        f"there are also {', '.join(VARIANTS)} (default: %(default)s)",
     )
     arguments = parser.parse_args()
     stages = [name.strip() for name in arguments.stages.split(",")]

@@ -36,6 +36,10 @@ _TEXTS = {
         "`block_size` below as block_length."
     ),
 }
+_VARIANT_TEXT = (
+    "Like the embedded ReFusion fine-tune, on the first part of its samples, each seen once, with other slot sizes "
+    "where the settings below say so. One point of a study, not a model to compare systems with."
+)
 
 
 def write_card(
@@ -51,7 +55,7 @@ def write_card(
 
     Args:
         target: directory of the checkpoint.
-        stage: its name in `embedded.STAGES`.
+        stage: its name in `embedded.STAGES` or `embedded.VARIANTS`.
         configs: every stage that led here, in order.
         work_dir: holds `<stage>/metrics.jsonl`.
         num_samples: conversations of the mini tasks and of the drills.
@@ -75,9 +79,11 @@ def write_card(
         for name, config in configs.items()
     )
     settings = json.dumps(asdict(configs[stage]), indent=2)
+    title = _TITLES.get(stage, f"ReFusion variant {stage}")
+    text = _TEXTS.get(stage, _VARIANT_TEXT)
     (target / "README.md").write_text(
-        f"# {_TITLES[stage]}\n\n"
-        f"{_TEXTS[stage]}\n\n"
+        f"# {title}\n\n"
+        f"{text}\n\n"
         "A tiny Qwen3 (head size 128, rotary base 1e6) with its own byte-level BPE tokenizer, trained from random "
         "weights (arranged by `refusion_eval.training.initial`) on synthetic items made by "
         "`refusion_eval.training.mini`; no other data. It does the mini tasks and nothing else, and serves to run "

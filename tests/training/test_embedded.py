@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from refusion_eval import api
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError
 from refusion_eval.training import embedded
+from refusion_eval.training.config import TrainConfig
 from refusion_eval.training.data import Sample, encode
-from refusion_eval.training.embedded import BACKBONE, STAGES, TRAINED_FOR, build, main, train_stages
+from refusion_eval.training.embedded import BACKBONE, STAGES, TRAINED_FOR, VARIANTS, build, main, train_stages
 from refusion_eval.training.tokenizer import train_tokenizer
 
 FAMILY = {
@@ -32,7 +34,7 @@ def data() -> tuple[PreTrainedTokenizerFast, list[Sample]]:
     return tokenizer, encode(tokenizer, pairs)
 
 
-def _train(data: tuple, folder: Path, *stages: str) -> None:
+def _train(data: tuple, folder: Path, *stages: str, configs: Mapping[str, TrainConfig] = FAMILY) -> None:
     tokenizer, samples = data
     torch.manual_seed(0)
     config = Qwen3Config(
@@ -51,7 +53,7 @@ def _train(data: tuple, folder: Path, *stages: str) -> None:
     )
     model = Qwen3ForCausalLM(config)
     check = {"pens": samples[:2]}
-    train_stages(model, tokenizer, samples, check, folder / "work", folder / "out", stages=stages, configs=FAMILY)
+    train_stages(model, tokenizer, samples, check, folder / "work", folder / "out", stages=stages, configs=configs)
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +68,34 @@ def test_all_fine_tunes_take_equally_many_samples_in_equally_many_steps() -> Non
     budgets = {(STAGES[name].num_steps, STAGES[name].tokens_per_batch, STAGES[name].peak_lr) for name in FINE_TUNES}
     assert budgets == {(3600, 2560, 3e-3)}
     assert len({config.seed for config in STAGES.values()}) == len(STAGES)
+
+
+def test_variants_see_the_first_samples_of_the_refusion_stage_and_differ_in_one_thing() -> None:
+    refusion = STAGES["refusion"]
+    for name, config in VARIANTS.items():
+        same = dataclasses.replace(
+            config,
+            num_steps=refusion.num_steps,
+            num_warmup_steps=refusion.num_warmup_steps,
+            slot_sizes=refusion.slot_sizes,
+        )
+        assert same == refusion  # the seed among the rest: equal batches, of which a variant takes the first
+        _, kind, number = name.split("_")
+        if kind == "data":
+            assert (config.num_steps, config.slot_sizes) == (36 * int(number), refusion.slot_sizes)
+        else:
+            assert (config.num_steps, config.slot_sizes) == (360, (int(number),))
+        assert 1 <= config.num_warmup_steps <= config.num_steps / 10
+
+
+def test_a_variant_is_trained_from_the_same_backbone_and_says_what_it_is(data: tuple, tmp_path: Path) -> None:
+    configs = FAMILY | {"refusion_data_1": dataclasses.replace(FAMILY["refusion"], num_steps=2)}
+    _train(data, tmp_path, "refusion_data_1", configs=configs)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["refusion_data_1"]
+    readme = (tmp_path / "out" / "refusion_data_1" / "README.md").read_text()
+    assert "ReFusion variant refusion_data_1" in readme
+    assert "| refusion_data_1 | refusion | 2 |" in readme
+    assert f"| {BACKBONE} | sft | 4 |" in readme
 
 
 def test_stages_are_written_for_the_decoders_that_they_were_trained_for(family: Path) -> None:
