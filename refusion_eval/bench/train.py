@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import platform
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -166,9 +166,23 @@ def _rows(settings: TrainBenchSettings, batches: list[list[Sample]]) -> dict[str
     }
 
 
+def summary(reports: Sequence[TrainReport]) -> str:
+    """The ratios of several reports, one line a batch size."""
+    lines = [
+        "Ours / plain loop",
+        f"{'samples a step':>14} {'tokens/s':>9} {'rounds':>14} {'peak memory':>12} {'padded rows a token':>20}",
+    ]
+    for report in reports:
+        speed, lowest, highest, memory, _ = report.ratios.values()
+        rounds = f"{lowest:.2f} to {highest:.2f}"
+        size, padded = report.conditions["batch_size"], report.rows["padded"]
+        lines.append(f"{size:>14} {speed:>8.2f}x {rounds:>14} {memory:>12.2f} {padded:>20.2f}")
+    return "\n".join(lines)
+
+
 def table(report: TrainReport) -> str:
     """The report as text, ratios first."""
-    lines = ["Ratios (medians of one run)"]
+    lines = [f"{report.conditions['batch_size']} samples a step: ratios (medians of one run)"]
     lines += [f"  {name:<50} {ratio:6.2f}" for name, ratio in report.ratios.items()]
     lines += ["", "Rows per useful token"]
     lines += [f"  {name:<50} {share:6.2f}" for name, share in report.rows.items()]

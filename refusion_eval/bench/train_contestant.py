@@ -75,6 +75,11 @@ class TrainBenchSettings:
             raise ConfigError(f"dtype={self.dtype!r} cannot be trained in; use float32 or bfloat16")
         if self.torch_device.type not in ("cpu", "cuda"):
             raise ConfigError(f"device={self.device!r} cannot be measured on; use cpu or cuda")
+        if min(self.num_samples, self.batch_size, self.num_rounds) < 1:
+            raise ConfigError(
+                f"num_samples is {self.num_samples}, batch_size {self.batch_size} and num_rounds {self.num_rounds}; "
+                "each must be at least 1"
+            )
         if not MIN_LENGTH <= self.mean_length <= self.max_length:
             raise ConfigError(
                 f"mean_length is {self.mean_length} and max_length {self.max_length}; "

@@ -65,7 +65,9 @@ def bench(
 def bench_train(
     shape: Annotated[str, typer.Option(help="small, 0.6B or 8B: random weights of this shape.")] = "small",
     samples: Annotated[int, typer.Option(min=1, help="Synthetic samples a round.")] = 32,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples a step; the release has 4.")] = 4,
+    batch_sizes: Annotated[
+        str, typer.Option("--batch-size", help="Samples a step, one or several numbers with commas; the release has 4.")
+    ] = "4,8,16",
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 3,
     mean_length: Annotated[int, typer.Option(help="Mean tokens of a sample, lognormal.")] = 330,
     max_length: Annotated[int, typer.Option(help="Most tokens of a sample.")] = 4096,
@@ -78,28 +80,32 @@ def bench_train(
     """Measure training steps against a plain loop with padding and all logits: tokens per second, peak memory."""
     import json
 
-    from refusion_eval.bench.train import measure_training, table
+    from refusion_eval.bench.train import measure_training, summary, table
     from refusion_eval.bench.train_contestant import TrainBenchSettings
+    from refusion_eval.evaluate.locality import parse_numbers
     from refusion_eval.store.atomic_write import prepare_output, write_output
 
-    settings = TrainBenchSettings(
-        shape=shape,
-        num_samples=samples,
-        batch_size=batch_size,
-        num_rounds=rounds,
-        mean_length=mean_length,
-        max_length=max_length,
-        device=device,
-        dtype=dtype,
-        threads=threads,
-        seed=seed,
-    )
+    settings = [
+        TrainBenchSettings(
+            shape=shape,
+            num_samples=samples,
+            batch_size=batch_size,
+            num_rounds=rounds,
+            mean_length=mean_length,
+            max_length=max_length,
+            device=device,
+            dtype=dtype,
+            threads=threads,
+            seed=seed,
+        )
+        for batch_size in parse_numbers(batch_sizes, "--batch-size", int)
+    ]
     if out is not None:
         prepare_output(out)
-    report = measure_training(settings, lambda text: print(text, file=sys.stderr))
-    print(table(report))
+    reports = [measure_training(some, lambda text: print(text, file=sys.stderr)) for some in settings]
+    print("\n\n".join([summary(reports), *map(table, reports)]))
     if out is not None:
-        write_output(out, json.dumps(report.to_json(), indent=2) + "\n")
+        write_output(out, json.dumps([report.to_json() for report in reports], indent=2) + "\n")
 
 
 @app.command()

@@ -22,7 +22,7 @@ curve matters.
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,8 @@ MIN_MASKED = 2
 # How a checkpoint is read that was trained for a decoder.
 READINGS: dict[str, Reading] = {"llada": "bidirectional", "dream": "bidirectional_shifted", "refusion": "refusion"}
 ReadingOption = Literal["auto", "bidirectional", "bidirectional_shifted", "refusion"]
+
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +254,7 @@ def measure_locality(
     return Locality(sums, counts, tuple(num_too_short))
 
 
-def parse_numbers(text: str, option: str, kind: type[int] | type[float]) -> tuple[float, ...]:
+def parse_numbers(text: str, option: str, kind: type[Number]) -> tuple[Number, ...]:
     """Numbers separated by commas.
 
     Args:

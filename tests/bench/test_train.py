@@ -1,6 +1,7 @@
 """Our training steps and the plain loop's (`refusion_eval.bench.train`): the same computation, and what is told."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,11 +66,14 @@ def test_lengths_have_the_mean_and_the_bounds_that_were_asked_for() -> None:
 
 def test_the_command_prints_ratios_first_and_writes_them(tmp_path: Path) -> None:
     out = tmp_path / "report.json"
-    options = "--samples 3 --batch-size 2 --rounds 2 --mean-length 12 --max-length 16 --threads 1 --device cpu"
+    options = "--samples 3 --batch-size 2,3 --rounds 2 --mean-length 12 --max-length 16 --threads 1 --device cpu"
     result = CliRunner().invoke(app, ["bench-train", *options.split(), "--out", str(out)])
     assert result.exit_code == 0, result.output
-    assert "Ratios (medians of one run)" in result.output
-    report = json.loads(out.read_text())
+    assert result.output.index("samples a step") < result.output.index("2 samples a step: ratios (medians of one run)")
+    report, other = json.loads(out.read_text())
+    assert [some["conditions"]["batch_size"] for some in (report, other)] == [2, 3]
+    speed = report["ratios"]["tokens/s: ours / plain loop"]
+    assert re.search(rf"^ +2 +{speed:.2f}x ", result.output, flags=re.MULTILINE)
     assert next(iter(report)) == "ratios"
     ours, plain = report["contestants"][OURS], report["contestants"][PLAIN]
     assert len(ours["tokens_per_second"]) == len(plain["tokens_per_second"]) == 2
@@ -83,7 +87,15 @@ def test_the_command_prints_ratios_first_and_writes_them(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"shape": "9B"}, {"dtype": "float16"}, {"device": "meta"}, {"mean_length": 4}, {"max_length": 100}]
+    "wrong",
+    [
+        {"shape": "9B"},
+        {"dtype": "float16"},
+        {"device": "meta"},
+        {"mean_length": 4},
+        {"max_length": 100},
+        {"batch_size": 0},
+    ],
 )
 def test_a_wrong_setting_is_refused_by_name(wrong: dict) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
