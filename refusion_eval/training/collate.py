@@ -84,25 +84,44 @@ def collate(examples: Sequence[Example], *, normalisation: Normalisation = "rele
             `Example.mdm_divisors`; "paper": both are means over the labelled tokens of each sample (Eq. 1-2). Either
             way the sample terms are averaged over the samples, and a term without labels is 0.
     """
-    lengths = tuple(len(example.tokens) for example in examples)
-    ar_labels_T = np.concatenate([example.ar_labels for example in examples])
-    mdm_labels_T = np.concatenate([example.mdm_labels for example in examples])
-    if normalisation == "release":
-        ar_divisors_T = np.full(len(ar_labels_T), max((ar_labels_T != IGNORED).sum(), 1))
-        mdm_divisors_T = np.concatenate([example.mdm_divisors for example in examples])
-    else:
-        num_ar = [max((example.ar_labels != IGNORED).sum(), 1) for example in examples]
-        num_mdm = [max((example.mdm_labels != IGNORED).sum(), 1) for example in examples]
-        ar_divisors_T = len(examples) * np.repeat(num_ar, lengths)
-        mdm_divisors_T = np.repeat(num_mdm, lengths)
+    return collate_groups([examples], normalisation=normalisation)
+
+
+def collate_groups(
+    groups: Sequence[Sequence[Example]], *, normalisation: Normalisation = "release", num_groups: float = 1
+) -> PackedBatch:
+    """Joins several groups of examples, each weighed as `collate` weighs it alone.
+
+    Args:
+        groups: at least one, none empty. The loss of the batch is the sum of their losses / `num_groups`.
+        normalisation: as for `collate`, where "batch" means a group.
+        num_groups: what the sum is divided by.
+    """
+    examples = [example for group in groups for example in group]
+    weights = [_weights(group, normalisation) for group in groups]
+    ar_weights_T, mdm_weights_T = (np.concatenate(parts) / num_groups for parts in zip(*weights, strict=True))
     return PackedBatch(
         tokens_T=torch.from_numpy(np.concatenate([example.tokens for example in examples])),
         positions_T=torch.from_numpy(np.concatenate([example.positions for example in examples])),
-        lengths=lengths,
+        lengths=tuple(len(example.tokens) for example in examples),
         sights=tuple(_sight(example.visibility) for example in examples),
-        ar=_targets(ar_labels_T, 1 / ar_divisors_T),
-        mdm=_targets(mdm_labels_T, 1 / (len(examples) * mdm_divisors_T)),
+        ar=_targets(np.concatenate([example.ar_labels for example in examples]), ar_weights_T),
+        mdm=_targets(np.concatenate([example.mdm_labels for example in examples]), mdm_weights_T),
     )
+
+
+def _weights(examples: Sequence[Example], normalisation: Normalisation) -> tuple[np.ndarray, np.ndarray]:
+    """Factors of the two cross-entropies in each row of a group."""
+    lengths = [len(example.tokens) for example in examples]
+    num_ar = [(example.ar_labels != IGNORED).sum() for example in examples]
+    num_mdm = [(example.mdm_labels != IGNORED).sum() for example in examples]
+    if normalisation == "release":
+        ar_divisors_T = np.full(sum(lengths), max(sum(num_ar), 1))
+        mdm_divisors_T = np.concatenate([example.mdm_divisors for example in examples])
+    else:
+        ar_divisors_T = len(examples) * np.repeat(np.maximum(num_ar, 1), lengths)
+        mdm_divisors_T = np.repeat(np.maximum(num_mdm, 1), lengths)
+    return 1 / ar_divisors_T, 1 / (len(examples) * mdm_divisors_T)
 
 
 def _targets(labels_T: np.ndarray, weights_T: np.ndarray) -> Targets:

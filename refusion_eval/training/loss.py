@@ -22,8 +22,8 @@ class Losses(NamedTuple):
     """The hybrid loss and its two terms; either term is 0 when nothing is labelled for it.
 
     Attributes:
-        total: AR + MDM (lambda = 1), to be differentiated.
-        ar, mdm: of `total`, to be read only.
+        total: AR + lambda MDM, to be differentiated.
+        ar, mdm: the terms, without lambda, to be read only.
     """
 
     total: torch.Tensor
@@ -133,16 +133,21 @@ def weighted_cross_entropy(
     return CrossEntropies(total, each_R)
 
 
-def hybrid_loss(model: PreTrainedModel, batch: PackedBatch) -> Losses:
+def hybrid_loss(model: PreTrainedModel, batch: PackedBatch, *, mdm_weight: float = 1.0) -> Losses:
     """One forward of the batch; only labelled rows are projected to the vocabulary.
 
     With AR targets alone this is AR pre-training or fine-tuning, with both it is ReFusion's objective, and with MDM
     targets alone that of a masked diffusion model, as the batch's divisors and sights have it.
+
+    Args:
+        model: see `hidden_states`.
+        batch: on the model's device.
+        mdm_weight: lambda of Eq. 3.
     """
     ar, mdm = batch.ar, batch.mdm
     hidden_RD = hidden_states(model, batch).index_select(0, torch.cat([ar.rows_R, mdm.rows_R]))
-    weights_R = torch.cat([ar.weights_R, mdm.weights_R])
+    weights_R = torch.cat([ar.weights_R, mdm_weight * mdm.weights_R])
     labels_R = torch.cat([ar.labels_R, mdm.labels_R])
     losses = weighted_cross_entropy(model.get_output_embeddings(), hidden_RD, labels_R, weights_R)
-    of_ar, of_mdm = (losses.each_R * weights_R).split([len(ar.rows_R), len(mdm.rows_R)])
-    return Losses(losses.total, of_ar.sum(), of_mdm.sum())
+    of_ar, of_mdm = losses.each_R.split([len(ar.rows_R), len(mdm.rows_R)])
+    return Losses(losses.total, (of_ar * ar.weights_R).sum(), (of_mdm * mdm.weights_R).sum())

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from refusion_eval.training import masked
-from refusion_eval.training.config import Objective, TrainConfig
+from refusion_eval.training.config import MASKED_OBJECTIVES, Objective, ObjectiveConfig
 from refusion_eval.training.corrupt import arrange, causal_example, draw, draw_slot_size, fill_with_eos
 from refusion_eval.training.data import Sample
 from refusion_eval.training.example import Example
@@ -23,42 +23,57 @@ class SpecialIds(NamedTuple):
     mask: int
 
 
-MakeExample = Callable[[Sample, np.random.Generator, TrainConfig, SpecialIds], Example]
+MakeExample = Callable[[Sample, np.random.Generator, ObjectiveConfig, SpecialIds], Example]
 
 
-def _pretrain(sample: Sample, rng: np.random.Generator, config: TrainConfig, ids: SpecialIds) -> Example:
+def _pretrain(sample: Sample, rng: np.random.Generator, config: ObjectiveConfig, ids: SpecialIds) -> Example:
     """Next token, the prompt's too."""
     return causal_example(sample.prompt, sample.answer, learn_prompt=True)
 
 
-def _sft(sample: Sample, rng: np.random.Generator, config: TrainConfig, ids: SpecialIds) -> Example:
+def _sft(sample: Sample, rng: np.random.Generator, config: ObjectiveConfig, ids: SpecialIds) -> Example:
     """Next token of the answer."""
     return causal_example(sample.prompt, sample.answer, learn_prompt=False)
 
 
-def _refusion(sample: Sample, rng: np.random.Generator, config: TrainConfig, ids: SpecialIds) -> Example:
+def _refusion(sample: Sample, rng: np.random.Generator, config: ObjectiveConfig, ids: SpecialIds) -> Example:
     """ReFusion's hybrid: next token in clean slots, masked tokens in the others."""
     answer = _filled(sample, config, ids)
     slot_size = draw_slot_size(rng, config.slot_sizes)
     return arrange(sample.prompt, answer, draw(rng, len(answer), slot_size), mask=ids.mask)
 
 
-def _llada(sample: Sample, rng: np.random.Generator, config: TrainConfig, ids: SpecialIds) -> Example:
+def _llada(sample: Sample, rng: np.random.Generator, config: ObjectiveConfig, ids: SpecialIds) -> Example:
     """Masked tokens of the answer, everything seen both ways."""
     answer = _filled(sample, config, ids)
     noise = masked.draw(rng, len(answer), block_size=len(answer))
     return masked.llada_example(sample.prompt, answer, noise, mask=ids.mask)
 
 
-def _bd3lm(sample: Sample, rng: np.random.Generator, config: TrainConfig, ids: SpecialIds) -> Example:
+def _bd3lm(sample: Sample, rng: np.random.Generator, config: ObjectiveConfig, ids: SpecialIds) -> Example:
     """Masked tokens of each block of the answer, given the clean blocks before it."""
     answer = _filled(sample, config, ids)
     noise = masked.draw(rng, len(answer), config.block_size)
     return masked.bd3lm_example(sample.prompt, answer, noise, block_size=config.block_size, mask=ids.mask)
 
 
-def _filled(sample: Sample, config: TrainConfig, ids: SpecialIds) -> tuple[int, ...]:
+def _filled(sample: Sample, config: ObjectiveConfig, ids: SpecialIds) -> tuple[int, ...]:
     return fill_with_eos(sample.answer, eos=ids.eos, multiple=config.eos_multiple)
+
+
+def num_rows(config: ObjectiveConfig, num_prompt: np.ndarray, num_answer: np.ndarray) -> np.ndarray:
+    """How many rows the examples of some samples have, known before they are made.
+
+    Args:
+        config: of the objective.
+        num_prompt: [N], prompt tokens of each sample.
+        num_answer: [N], answer tokens of each sample, EOS included.
+    """
+    if config.objective in ("refusion", *MASKED_OBJECTIVES) and config.eos_multiple:
+        num_answer = num_answer + -num_answer % config.eos_multiple
+    if config.objective == "bd3lm":
+        num_answer = num_answer + (num_answer - 1) // config.block_size * config.block_size
+    return num_prompt + num_answer
 
 
 OBJECTIVES: dict[Objective, MakeExample] = {

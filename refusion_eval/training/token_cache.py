@@ -30,6 +30,7 @@ class TokenCache(Sequence[Sample]):
         facts: what it was made from, as `cache.json` says.
         report: what became of the rows.
         lengths: [N], number of tokens of each sample, prompt and answer.
+        prompt_lengths: [N], those of the prompts alone.
 
     Args:
         directory: as `build_cache` made it.
@@ -55,6 +56,7 @@ class TokenCache(Sequence[Sample]):
         if not is_whole:
             raise DataError(f"{self.directory} is damaged or of another format; remove it and build it anew")
         self.lengths: np.ndarray = self._offsets[2::2] - self._offsets[:-1:2]
+        self.prompt_lengths: np.ndarray = self._offsets[1::2] - self._offsets[:-1:2]
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -81,11 +83,13 @@ class SampleSubset(Sequence[Sample]):
         cache: where they are.
         numbers: [n], their numbers in it.
         lengths: [n], number of tokens of each.
+        prompt_lengths: [n], those of the prompts alone.
         statement: what was chosen and how, for records.
     """
 
     def __init__(self, cache: TokenCache, numbers: np.ndarray, statement: str = "") -> None:
-        self.cache, self.numbers, self.lengths = cache, numbers, cache.lengths[numbers]
+        self.cache, self.numbers = cache, numbers
+        self.lengths, self.prompt_lengths = cache.lengths[numbers], cache.prompt_lengths[numbers]
         self.statement = statement or f"{len(numbers)} of {len(cache)} samples, by their numbers"
 
     def __len__(self) -> int:

@@ -124,7 +124,7 @@ def train(
         for group, peak in zip(groups, peaks, strict=True):
             group["lr"] = peak * share
         batch = build_batch(config, [samples[number] for number in schedule.at(step)], step, **ids)
-        losses = hybrid_loss(model, batch)
+        losses = hybrid_loss(model, batch, mdm_weight=config.mdm_weight)
         losses.total.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
         for optimizer in optimizers:
