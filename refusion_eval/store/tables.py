@@ -179,7 +179,7 @@ def _reference_task(task: TaskFacts, reference: RunFacts | None) -> Reference | 
 
 def _common_settings(tasks: Sequence[TaskFacts]) -> dict[str, str]:
     """Settings of the tasks; one that differs among them `varies`."""
-    shown = [{name: _setting(value) for name, value in task.settings.items()} for task in tasks]
+    shown = [{name: setting_text(value) for name, value in task.settings.items()} for task in tasks]
     names = sorted({name for settings in shown for name in settings})
     return {
         name: shown[0].get(name, "") if len({settings.get(name) for settings in shown}) == 1 else "varies"
@@ -187,7 +187,8 @@ def _common_settings(tasks: Sequence[TaskFacts]) -> dict[str, str]:
     }
 
 
-def _setting(value: Any) -> str:
+def setting_text(value: Any) -> str:
+    """A setting as `TableRow.settings` writes it."""
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
