@@ -106,7 +106,15 @@ def model_config(directory: Path) -> ModelConfig:
         CheckpointError: the file is missing or malformed, or describes a model that the forward pass does not compute.
     """
     path = directory / "config.json"
-    raw = read_json(path)
+    return parse_model_config(read_json(path), path)
+
+
+def parse_model_config(raw: Mapping[str, Any], path: Path) -> ModelConfig:
+    """Reads what a config.json holds; `path` is what errors call it.
+
+    Raises:
+        CheckpointError: as `model_config`.
+    """
     name = str(raw.get("model_type"))
     if name not in FAMILIES:
         raise CheckpointError(

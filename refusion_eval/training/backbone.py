@@ -1,117 +1,122 @@
 """The model that a training starts from: checked without its weights, then loaded, or made at random.
 
-A backbone is a causal language model of transformers (Qwen3, Qwen2 or 2.5, Llama) with a mask token, whose vocabulary
-is its tokenizer's. Code from a checkpoint is never run.
+A backbone is a causal language model of transformers (Qwen3, Qwen2 or 2.5, Llama) with a mask token. It has a row of
+embeddings for every id of its tokenizer. Spare rows, which Qwen's checkpoints have, stay: new tokens take them, and
+the matrices keep a size that devices like. ReFusion's release cuts them off; `convert` goes from one to the other.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from refusion_eval.errors import ConfigError
-from refusion_eval.training.config import Objective
+from refusion_eval.errors import CheckpointError
+from refusion_eval.models.checkpoint import fetch_weights, locate
+from refusion_eval.models.config import read_json
+from refusion_eval.models.files import CheckpointFiles
+from refusion_eval.training.backbone_check import CLASSES, check_backbone, check_class, random_config
+from refusion_eval.training.backbone_config import BackboneConfig, LoraSettings
+from refusion_eval.training.checkpoint import save_backbone
+from refusion_eval.training.lora import add_adapters
+from refusion_eval.training.special_tokens import load_tokenizer, num_ids, own_tokenizer, special_ids
 
-Dtype = Literal["bfloat16", "float32"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoraSettings:
-    """Low-rank adapters instead of training every weight.
-
-    Attributes:
-        rank: r.
-        alpha: the adapters' product is multiplied by alpha / rank.
-        dropout: of what an adapter reads, in [0, 1).
-        target_modules: names of the adapted matrices inside a layer, such as "q_proj".
-    """
-
-    rank: int
-    alpha: float
-    dropout: float = 0.0
-    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
-    def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ConfigError(f"lora: rank is {self.rank}; it must be at least 1")
-        if self.alpha <= 0:
-            raise ConfigError(f"lora: alpha is {self.alpha}; it must be positive, often twice the rank")
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"lora: dropout is {self.dropout}; it must be at least 0 and below 1")
-        if isinstance(self.target_modules, str) or not self.target_modules:
-            raise ConfigError(
-                f"lora: target_modules is {self.target_modules!r}; give a list of matrices such as [q_proj, v_proj]"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class BackboneConfig:
-    """Where initial weights come from, and which of them are trained how.
-
-    Attributes:
-        model: directory or hub id of the initial weights; None where `shape` is given.
-        revision: branch, tag or commit of a hub id.
-        shape: of random weights: model_type (qwen3, qwen2, llama) and sizes as config.json names them (`SHAPE_KEYS`).
-        tokenizer: directory or hub id; None is the model's own. A shape needs one.
-        dtype: of the weights.
-        gradient_checkpointing: compute activations again in backward rather than keeping them.
-        lora: None trains every weight.
-        seed: of random weights.
-    """
-
-    model: str | None = None
-    revision: str | None = None
-    shape: Mapping[str, Any] | None = None
-    tokenizer: str | None = None
-    dtype: Dtype = "bfloat16"
-    gradient_checkpointing: bool = True
-    lora: LoraSettings | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if (self.model is None) == (self.shape is None):
-            given = "neither" if self.model is None else "both"
-            raise ConfigError(
-                f"backbone: {given} of model and shape given; name a checkpoint (model), or the shape of random weights"
-            )
-        if self.shape is not None and self.tokenizer is None:
-            raise ConfigError(
-                "backbone: random weights of a shape have no tokenizer of their own; name one (tokenizer)"
-            )
-        if self.revision is not None and self.model is None:
-            raise ConfigError(f"backbone: revision={self.revision!r} belongs to a model of the hub; leave it out")
-        if self.dtype not in get_args(Dtype):
-            raise ConfigError(f"backbone: dtype={self.dtype!r} is unknown; choose {' or '.join(get_args(Dtype))}")
-
-
-def check_backbone(config: BackboneConfig, objective: Objective, *, max_length: int | None = None) -> None:
-    """Refuses what cannot be trained, from config.json and tokenizer files alone.
-
-    Args:
-        config: what is asked for.
-        objective: what it is to be trained on.
-        max_length: tokens of the longest sample, where known.
-
-    Raises:
-        ConfigError, CheckpointError: with what was wrong, where, and what to do.
-    """
-    raise NotImplementedError
-
-
-def load_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerFast:
-    """The tokenizer, with a chat template, an end token and a mask token."""
-    raise NotImplementedError
+__all__ = ["BackboneConfig", "LoraSettings", "check_backbone", "load_backbone", "load_tokenizer", "save_backbone"]
 
 
 def load_backbone(config: BackboneConfig, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
-    """The model on the CPU, in training mode, its vocabulary that of `tokenizer`."""
-    raise NotImplementedError
+    """The model on the CPU, in training mode; with adapters (a model of peft) if `config.lora` is set.
+
+    Tokens that the model does not know yet get the mean of the rows of all that it knows, computed in float32, in the
+    embedding and, where it is another matrix, in the output layer. Rows beyond the tokenizer's ids stay as they are.
+    Weights made at random are random for every token.
+
+    Args:
+        config: what is asked for; see `check_backbone` for what can be.
+        tokenizer: as `load_tokenizer` makes it.
+
+    Raises:
+        ConfigError: settings that cannot be met.
+        CheckpointError: weights that are missing, pickled, or do not fit config.json.
+    """
+    if config.shape is not None:
+        model, new_ids = _random(config, tokenizer), []
+    else:
+        model = _load(config)
+        new_ids = _new_ids(config, tokenizer)
+        grow_vocabulary(model, num_ids(tokenizer), new_ids)
+    ids = special_ids(tokenizer)
+    model.config.update(ids)
+    if model.generation_config is not None:
+        model.generation_config.update(**{name: number for name, number in ids.items() if name != "mask_token_id"})
+    if config.lora is not None:
+        model = add_adapters(model, config.lora, new_ids, config.seed)
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.train()
 
 
-def save_backbone(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, target: Path, *, decoders: Sequence[str] = ()
-) -> None:
-    """Writes a checkpoint that transformers and this project open; whole or not at all."""
-    raise NotImplementedError
+@torch.no_grad()
+def grow_vocabulary(model: PreTrainedModel, num_rows: int, new_ids: list[int]) -> None:
+    """Makes room for `num_rows` ids, never less than there is, and gives new ones the mean of the known rows.
+
+    Args:
+        model: its embedding and output layer change.
+        num_rows: rows that are needed.
+        new_ids: ids that the model was not trained with; every other id below `num_rows` is known, so that spare rows
+            do not count.
+    """
+    embedding = model.get_input_embeddings()
+    if num_rows > embedding.num_embeddings:
+        model.resize_token_embeddings(num_rows, mean_resizing=False)
+    if not new_ids:
+        return
+    known = torch.ones(num_rows, dtype=torch.bool)
+    known[new_ids] = False
+    # A tied output layer is the same parameter.
+    layers: tuple[Any, Any] = model.get_input_embeddings(), model.get_output_embeddings()
+    for weight in {id(layer.weight): layer.weight for layer in layers}.values():
+        weight[new_ids] = weight[:num_rows][known].float().mean(dim=0).to(weight.dtype)
+
+
+def _new_ids(config: BackboneConfig, tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """Ids of the tokenizer for which the checkpoint's own has no token."""
+    directory = locate(str(config.model), config.revision).directory
+    has_own = (directory / "tokenizer.json").is_file() or (directory / "vocab.json").is_file()
+    own = own_tokenizer(BackboneConfig(model=config.model, revision=config.revision) if has_own else config)
+    return sorted(set(tokenizer.get_vocab().values()) - set(own.get_vocab().values()))
+
+
+def _load(config: BackboneConfig) -> PreTrainedModel:
+    location = locate(str(config.model), config.revision)
+    path = location.directory / "config.json"
+    raw = read_json(path)
+    check_class(raw, path)
+    fetch_weights(location)
+    CheckpointFiles(location.directory)
+    model, report = CLASSES[raw["model_type"]].from_pretrained(
+        location.directory,
+        dtype=getattr(torch, config.dtype),
+        use_safetensors=True,
+        local_files_only=True,
+        attn_implementation="sdpa",
+        output_loading_info=True,
+    )
+    wrong = {kind: sorted(map(str, report[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
+    wrong["unexpected_keys"] = [name for name in wrong["unexpected_keys"] if not name.endswith("rotary_emb.inv_freq")]
+    for kind, names in wrong.items():
+        if names:
+            raise CheckpointError(
+                f"{location.directory} has {len(names)} {kind.replace('_', ' ')} ({', '.join(names[:3])}); the weights "
+                "do not fit config.json, so take both from the same checkpoint"
+            )
+    return model
+
+
+def _random(config: BackboneConfig, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+    """Random weights that depend on shape and seed alone; torch's own generator stays where it was."""
+    assert config.shape is not None
+    made = random_config(config.shape, num_ids(tokenizer), special_ids(tokenizer))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        model = CLASSES[made.model_type]._from_config(made, attn_implementation="sdpa", dtype=torch.float32)
+    return model.to(getattr(torch, config.dtype))
