@@ -265,6 +265,8 @@ class Decoded:
         seconds: from the prompt on the device to the last token on the host, prefill included, device synchronised;
             in a batch, from admission to completion, so only comparable at batch 1.
         trace: what happened, event by event.
+        prefill_seconds: the part of `seconds` up to the end of the first forward, which reads the prompt; None where it
+            was not timed, as in a batch.
     """
 
     tokens: tuple[int, ...]
@@ -272,6 +274,7 @@ class Decoded:
     num_forwards: int
     seconds: float
     trace: Trace = field(repr=False)
+    prefill_seconds: float | None = None
 
 
 Decoding = Generator[Forward, tuple[Readout, ...], Response]

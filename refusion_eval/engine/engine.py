@@ -56,6 +56,7 @@ class _Live:
     decoding: Decoding
     trace: Trace
     started: float
+    prefilled: float | None = None
     pending: Forward | None = None
     response: Response | None = None
     error: DecodeError | None = None
@@ -118,6 +119,9 @@ class Engine:
         while batch[0].pending is not None:
             self._cache.reserve(self._rows_needed(self._cache, batch))
             self._step(self._cache, batch, None)
+            if batch[0].prefilled is None:
+                synchronize(self.model.device)  # for a first forward of which nothing is read
+                batch[0].prefilled = time.perf_counter()
         if batch[0].error is not None:
             raise batch[0].error
         return self._finish(batch[0])
@@ -279,4 +283,5 @@ class Engine:
         seconds = time.perf_counter() - live.started
         assert live.response is not None
         response, trace = live.response, live.trace
-        return Decoded(tuple(response.tokens), response.stop, trace.num_forwards, seconds, trace)
+        prefill_seconds = None if live.prefilled is None else live.prefilled - live.started
+        return Decoded(tuple(response.tokens), response.stop, trace.num_forwards, seconds, trace, prefill_seconds)

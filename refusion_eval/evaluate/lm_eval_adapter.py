@@ -170,6 +170,8 @@ class RefusionLM(TemplateLM):
             log.warning("this checkpoint has a chat template, and it is not applied: pass --apply_chat_template")
         jobs = self._jobs(requests)
         totals = Counter(job.key.task for job in jobs)
+        if self.store:
+            self.store.expect(totals)
         texts: dict[SampleKey, str] = {}
         with ProgressDisplay(self.args.system_name, dict(totals)) as progress:
             pending: dict[SampleKey, int] = {}

@@ -6,11 +6,14 @@ the cache. MBU near 1 leaves nothing to gain but fewer forwards or smaller weigh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import ArrayLike
 
 from refusion_eval.errors import DataError
 from refusion_eval.metrics.bootstrap import Bootstrap, bootstrap, check_denominators, ratio_statistic
+from refusion_eval.metrics.speed import Timing, total_tps
 from refusion_eval.trace import ForwardDone, Trace
 
 
@@ -25,6 +28,27 @@ def bytes_read(trace: Trace, *, weight_bytes: float, cache_bytes_per_row: float)
     return sum(weight_bytes + event.cached * cache_bytes_per_row for event in trace.of(ForwardDone))
 
 
+def one_token_share(
+    timings: Sequence[Timing], weight_bytes: float, copy_bytes_per_second: float, *, seed: int = 0
+) -> Bootstrap:
+    """TPS / the TPS of one token a forward where a forward takes no longer than reading the weights once.
+
+    Above 1 no engine gets with one token a forward on this device, whatever it does; caches, which only lower the
+    limit, are left out of it.
+
+    Args:
+        timings: samples; those not measured alone and warm are left out.
+        weight_bytes: bytes of the weights one forward reads.
+        copy_bytes_per_second: as for `mbu`.
+        seed: of the resampling.
+
+    Raises:
+        DataError: no measured sample or time, or no bandwidth.
+    """
+    _check_bandwidth(copy_bytes_per_second)
+    return total_tps(timings, seed=seed).scaled(weight_bytes / copy_bytes_per_second)
+
+
 def mbu(bytes_read: ArrayLike, seconds: ArrayLike, copy_bytes_per_second: float, *, seed: int = 0) -> Bootstrap:
     """Bytes that had to be read / bytes the device could have moved in that time, resampled by item.
 
@@ -37,8 +61,12 @@ def mbu(bytes_read: ArrayLike, seconds: ArrayLike, copy_bytes_per_second: float,
     Raises:
         DataError: no items, no time, or no bandwidth.
     """
-    if copy_bytes_per_second <= 0:
-        raise DataError(f"copy bandwidth is {copy_bytes_per_second} bytes/s; measure it on this device")
+    _check_bandwidth(copy_bytes_per_second)
     possible = np.asarray(seconds, dtype=np.float64) * copy_bytes_per_second
     check_denominators(possible)
     return bootstrap([bytes_read, possible], ratio_statistic, seed=seed)
+
+
+def _check_bandwidth(copy_bytes_per_second: float) -> None:
+    if copy_bytes_per_second <= 0:
+        raise DataError(f"copy bandwidth is {copy_bytes_per_second} bytes/s; measure it on this device")

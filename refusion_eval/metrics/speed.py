@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from refusion_eval.errors import DataError
 from refusion_eval.metrics.bootstrap import Bootstrap, bootstrap, check_denominators, mean_statistic, ratio_statistic
@@ -78,9 +78,26 @@ def measured(timings: Sequence[Timing]) -> list[Timing]:
 
 def total_tps(timings: Sequence[Timing], *, seed: int = 0) -> Bootstrap:
     """All tokens / all seconds, resampled by item. Raises DataError without a measured sample or time."""
-    tokens, seconds = _totals(measured(timings))
+    return rate(*_totals(measured(timings)), seed=seed)
+
+
+def rate(counts: ArrayLike, seconds: ArrayLike, *, seed: int = 0) -> Bootstrap:
+    """All counts / all seconds, [items] each, resampled by item. Raises DataError without items or time."""
     check_denominators(seconds)
-    return bootstrap([tokens, seconds], ratio_statistic, seed=seed)
+    return bootstrap([counts, seconds], ratio_statistic, seed=seed)
+
+
+def forward_rate(timings: Sequence[Timing], *, seed: int = 0) -> Bootstrap:
+    """All forwards / all seconds: what the engine does, whatever a forward yields. Raises as `total_tps`."""
+    groups = _by_item(measured(timings))
+    forwards = [sum(timing.forwards for timing in group) for group in groups]
+    return rate(forwards, [sum(timing.seconds for timing in group) for group in groups], seed=seed)
+
+
+def mean_latency(timings: Sequence[Timing], *, seed: int = 0) -> Bootstrap:
+    """Mean seconds of a request, over items of the mean over their samples. Raises DataError without a measured one."""
+    values = [np.mean([timing.seconds for timing in group]) for group in _by_item(measured(timings))]
+    return bootstrap([values], mean_statistic, seed=seed)
 
 
 def mean_tps(timings: Sequence[Timing], *, seed: int = 0) -> Bootstrap:

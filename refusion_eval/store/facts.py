@@ -21,6 +21,8 @@ class SampleFacts:
     """One good sample.
 
     Attributes:
+        item_id: the benchmark's own name for the item.
+        prompt_hash: hash of the rendered prompt.
         sample: its number among the samples of the item.
         timing: its cost; `timing.item` is the hash of the item, equal across runs on the same data.
         tokens_canvas: positions that became final, those behind the first EOS included; None without a trace.
@@ -29,8 +31,13 @@ class SampleFacts:
         bytes_read: bytes its forwards had to read, None if not known.
         copy_bytes_per_second: measured bandwidth of its device, None if not known.
         scores: metric -> judgement; empty if it was not scored.
+        weight_bytes: bytes of the weights that one forward reads, None if not known.
+        prefill_seconds: part of its time that the first forward took, which reads the prompt; None if not known.
+        tokens_first: tokens kept that the first forward fixed; None without a trace.
     """
 
+    item_id: str
+    prompt_hash: str
     sample: int
     timing: Timing
     tokens_canvas: int | None
@@ -39,6 +46,9 @@ class SampleFacts:
     bytes_read: float | None
     copy_bytes_per_second: float | None
     scores: Mapping[str, ScoreRow]
+    weight_bytes: float | None = None
+    prefill_seconds: float | None = None
+    tokens_first: int | None = None
 
     @property
     def verdict(self) -> ScoreRow | None:
@@ -58,6 +68,7 @@ class TaskFacts:
         samples: the good ones.
         num_errors: attempts that failed and were not made good since.
         hardware: labels of the machines the samples come from.
+        num_expected: samples that were asked for; 0 if the run does not say.
     """
 
     task: str
@@ -67,6 +78,7 @@ class TaskFacts:
     samples: list[SampleFacts] = field(default_factory=list)
     num_errors: int = 0
     hardware: set[str] = field(default_factory=set)
+    num_expected: int = 0
 
     @property
     def mini(self) -> bool:
@@ -113,6 +125,10 @@ def read_facts(run_dir: str | os.PathLike[str]) -> RunFacts:
                 facts.num_errors += 1
             else:
                 facts.samples.append(_reduced(sample, run, scores.get(sample.key, {})))
+    names = [facts.task for facts in tasks.values()]
+    for facts in tasks.values():
+        if names.count(facts.task) == 1:  # of a task under two settings it is not known how many each should have
+            facts.num_expected = run.expected.get(facts.task, 0)
     return RunFacts(run, [tasks[identity] for identity in sorted(tasks)])
 
 
@@ -126,14 +142,31 @@ def _reduced(sample: Sample, run: Run, scores: Mapping[str, ScoreRow]) -> Sample
         warm=sample.warm,
         hardware=run.hardware(sample.process_id).fingerprint(),
     )
-    canvas, release, traffic, bandwidth = None, None, None, None
+    canvas, release, traffic, bandwidth, weights, first = None, None, None, None, None, None
     if sample.trace is not None:
         trace = Trace.from_json([event for event in sample.trace if event[0] != Draft.tag])
-        canvas = len(trace.fixed_at())
+        fixed_at = trace.fixed_at()
+        canvas = len(fixed_at)
+        first = sum(forward == 0 for position, forward in fixed_at.items() if position < sample.num_tokens)
         if "slot_size" in sample.settings:
             release = tpf_release(trace, int(sample.settings["slot_size"]))
         if roofline := run.processes[sample.process_id].get("roofline"):
             sizes = {name: roofline[name] for name in ("weight_bytes", "cache_bytes_per_row")}
             traffic, bandwidth = bytes_read(trace, **sizes), roofline["copy_bytes_per_second"]
+            weights = roofline["weight_bytes"]
     no_eos = sample.num_tokens - (sample.stop == "eos")
-    return SampleFacts(sample.key.sample, timing, canvas, no_eos, release, traffic, bandwidth, scores)
+    return SampleFacts(
+        item_id=sample.item_id,
+        prompt_hash=sample.key.prompt_hash,
+        sample=sample.key.sample,
+        timing=timing,
+        tokens_canvas=canvas,
+        tokens_no_eos=no_eos,
+        tpf_release=release,
+        bytes_read=traffic,
+        copy_bytes_per_second=bandwidth,
+        scores=scores,
+        weight_bytes=weights,
+        prefill_seconds=sample.prefill_seconds,
+        tokens_first=first,
+    )

@@ -60,6 +60,7 @@ class Sample:
         num_tokens: their number.
         num_forwards: model calls.
         seconds: from the prompt on the device to the last token on the host.
+        prefill_seconds: of these, up to the end of the first forward, which reads the prompt; None if not recorded.
         stop: why decoding ended.
         settings: the decoder settings in force.
         settings_source: for each setting, where its value came from.
@@ -90,6 +91,7 @@ class Sample:
     warm: bool = True
     error: str | None = None
     created: str = ""
+    prefill_seconds: float | None = None
 
     def __post_init__(self) -> None:
         where = f"{self.key.task} {self.item_id}"
@@ -97,6 +99,10 @@ class Sample:
             value = getattr(self, name)
             if not math.isfinite(value) or value < 0:
                 raise StoreError(f"{where}: {name} is {value!r}; a count or time is never negative")
+        if self.prefill_seconds is not None and not 0 <= self.prefill_seconds <= self.seconds:
+            raise StoreError(
+                f"{where}: prefill_seconds is {self.prefill_seconds!r}, not a part of {self.seconds!r} seconds"
+            )
         if self.batch_size < 1:
             raise StoreError(f"{where}: batch_size is {self.batch_size}; it is at least 1")
         if self.tokens is not None and len(self.tokens) != self.num_tokens:

@@ -7,7 +7,7 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +18,7 @@ from refusion_eval.store.manifest import Manifest
 from refusion_eval.store.records import Sample, ScoreRow
 
 SETTLED = "settled:"  # what begins the names of settled facts among the run's own
+EXPECTED = "expected:"  # likewise of how many samples of a task were asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +30,14 @@ class Run:
         manifest: the first invocation; `tasks` holds those of all invocations.
         processes: process id -> its record, `hardware` included.
         settled: measured facts that decided how the run went, by name.
+        expected: task -> samples that were asked for; runs of earlier versions do not say.
     """
 
     run_id: str
     manifest: Manifest
     processes: Mapping[str, Mapping[str, Any]]
     settled: Mapping[str, Any]
+    expected: Mapping[str, int] = field(default_factory=dict)
 
     def hardware(self, process_id: str) -> Hardware:
         """Machine of a process."""
@@ -49,6 +52,7 @@ class Run:
             "manifest": self.manifest.to_json(),
             "processes": dict(self.processes),
             "settled": dict(self.settled),
+            "expected": dict(self.expected),
         }
 
 
@@ -87,8 +91,14 @@ def read_run(directory: Path, connection: sqlite3.Connection) -> Run:
     processes = {name: json.loads(body) for name, body in bodies.items()}
     tasks = {task: version for process in processes.values() for task, version in process.get("tasks", {}).items()}
     manifest = Manifest.from_json(json.loads(rows["manifest"]))
-    settled = {n.removeprefix(SETTLED): json.loads(value) for n, value in rows.items() if n.startswith(SETTLED)}
-    return Run(directory.resolve().name, replace(manifest, tasks={**manifest.tasks, **tasks}), processes, settled)
+    tasks = {**manifest.tasks, **tasks}
+    settled, expected = _named(rows, SETTLED), _named(rows, EXPECTED)
+    return Run(directory.resolve().name, replace(manifest, tasks=tasks), processes, settled, expected)
+
+
+def _named(rows: Mapping[str, str], prefix: str) -> dict[str, Any]:
+    """The facts whose names begin so, without that beginning."""
+    return {name.removeprefix(prefix): json.loads(value) for name, value in rows.items() if name.startswith(prefix)}
 
 
 def _has_tables(connection: sqlite3.Connection) -> bool:

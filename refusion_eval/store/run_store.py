@@ -11,7 +11,7 @@ import os
 import sqlite3
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ from refusion_eval.store.environment import Hardware
 from refusion_eval.store.lock import DirectoryLock
 from refusion_eval.store.manifest import Manifest, differences
 from refusion_eval.store.records import Sample, SampleKey, ScoreRow, dump, pack
-from refusion_eval.store.run_reader import SETTLED, iterate_samples, iterate_scores, read_run
+from refusion_eval.store.run_reader import EXPECTED, SETTLED, iterate_samples, iterate_scores, read_run
 
 RUN_JSON = "run.json"
 MOST_DIFFERENCES = 4  # that a refusal names
@@ -143,6 +143,20 @@ class RunStore:
                 connection.execute("INSERT INTO meta VALUES (?, ?)", (SETTLED + name, row[0]))
             self._write_run_json()
         return json.loads(row[0])
+
+    def expect(self, totals: Mapping[str, int]) -> None:
+        """Records how many samples of each task are asked for: what tells a run that was cut short from a whole one.
+
+        Args:
+            totals: task -> samples; of a run resumed with another number, the largest counts.
+        """
+        recorded = read_run(self.directory, self._connection).expected
+        larger = {task: total for task, total in totals.items() if total > recorded.get(task, 0)}
+        if larger:
+            rows = [(EXPECTED + task, dump(total)) for task, total in larger.items()]
+            with self._transaction() as connection:
+                connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
+            self._write_run_json()
 
     def _write_run_json(self) -> None:
         run = read_run(self.directory, self._connection)

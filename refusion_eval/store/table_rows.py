@@ -48,6 +48,7 @@ class TableRow:
         attention: attention backend.
         hardware: machines of the task's samples.
         note: what a reader must know.
+        task_version: version of the task; of a mean over tasks those of all, joined by `|`.
         settings: decoder settings in force, columns `setting_...`.
     """
 
@@ -74,6 +75,7 @@ class TableRow:
     attention: str
     hardware: str
     note: str
+    task_version: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -115,6 +117,7 @@ def csv_columns(rows: Sequence[TableRow]) -> list[str]:
 
 
 _FIELDS = tuple(one.name for one in fields(TableRow) if one.name != "settings")
+_LATER = ("task_version",)  # columns that files of earlier versions lack
 
 
 def _setting_columns(row: TableRow) -> dict[str, str]:
@@ -122,9 +125,9 @@ def _setting_columns(row: TableRow) -> dict[str, str]:
 
 
 def _row_of(record: Mapping[str, str], path: str | os.PathLike[str]) -> TableRow:
-    if missing := [name for name in _FIELDS if record.get(name) is None]:
+    if missing := [name for name in _FIELDS if record.get(name) is None and name not in _LATER]:
         raise StoreError(f"{path} lacks the columns {', '.join(missing)}; write it with the table command")
-    values: dict[str, Any] = {name: record[name] for name in _FIELDS}
+    values: dict[str, Any] = {name: record.get(name) or "" for name in _FIELDS}
     try:
         values |= {name: int(record[name]) for name in ("n", "forwards", "tokens", "samples", "errors")}
         values |= {name: float(record[name] or "nan") for name in ("value", "ci_low", "ci_high", "seconds")}

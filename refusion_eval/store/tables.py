@@ -15,7 +15,10 @@ from refusion_eval.store.run_reader import Run
 from refusion_eval.store.table_rows import MEAN_TASK, TableRow, read_csv, write_csv
 from refusion_eval.store.task_metrics import (
     ACCURACY,
+    HALF_WRITTEN,
     PASS_AT_1,
+    SPEEDUP,
+    SPEEDUP_STOCK,
     UNISOLATED,
     Measure,
     Reference,
@@ -26,6 +29,7 @@ from refusion_eval.store.task_metrics import (
 __all__ = ["MEAN_TASK", "METRIC_ORDER", "TableRow", "read_csv", "tidy_rows", "write_csv"]
 
 AUTOREGRESSIVE = "autoregressive"
+STOCK_GENERATE = "stock_generate"  # as a decoder's name: transformers' own greedy loop, one token a forward
 MINI_NOTE = "synthetic look-alike, not the real benchmark"
 
 # Order of the metrics in a table; others follow by name.
@@ -35,10 +39,16 @@ METRIC_ORDER = (
     "extracted",
     "tps",
     "tps_mean",
+    "decode_tps",
+    "prefill_seconds",
+    "latency_mean",
     "latency_p50",
     "latency_p95",
     "speedup",
+    "speedup_stock",
+    "forwards_per_second",
     "mbu",
+    "one_token_share",
     "tpf",
     "tpf_release",
     "tokens_mean",
@@ -73,12 +83,13 @@ def tidy_rows(run_dirs: Iterable[str | os.PathLike[str]], *, baseline: str | Non
 
 
 def _rows_of_run(facts: RunFacts, runs: Sequence[RunFacts], baseline: str | None) -> Iterator[TableRow]:
-    reference, refusal = _reference_run(facts, runs, baseline)
+    engine, refusal = _reference_run(facts, runs, AUTOREGRESSIVE, baseline)
+    stock, stock_refusal = _reference_run(facts, runs, STOCK_GENERATE)
     measured: list[tuple[TaskFacts, TaskMeasures]] = []
     for task in facts.tasks:
-        result = measure_task(task, _reference_task(task, reference))
-        if refusal:
-            result.notes.append(refusal)
+        references = [_reference_task(task, engine, SPEEDUP), _reference_task(task, stock, SPEEDUP_STOCK)]
+        result = measure_task(task, [reference for reference in references if reference is not None])
+        result.notes += filter(None, (refusal, stock_refusal))
         measured.append((task, result))
         for measure in result.measures:
             yield _row(facts.run, task.task, [task], [measure], [*result.notes, measure.note])
@@ -95,6 +106,9 @@ def _mean_rows(run: Run, part: Sequence[tuple[TaskFacts, TaskMeasures]]) -> Iter
     notes = [f"unweighted mean over {len(tasks)} tasks ({', '.join(task.task for task in tasks)})"]
     if num_errors := sum(task.num_errors for task in tasks):
         notes.append(f"{num_errors} samples are errors and in no figure")
+    partial = [task.task for task, result in part if any(note.startswith(HALF_WRITTEN) for note in result.notes)]
+    if partial:
+        notes.append(f"{HALF_WRITTEN}: {', '.join(partial)}")
     if any(UNISOLATED in result.notes for _, result in part):
         notes.append(UNISOLATED)
     for metric in by_name[0]:
@@ -135,12 +149,15 @@ def _row(
         attention=manifest.attention,
         hardware=" | ".join(sorted({label for task in tasks for label in task.hardware})),
         note="; ".join(filter(None, [MINI_NOTE if mini else "", *notes])),
+        task_version="|".join(sorted({task.task_version for task in tasks})),
         settings=_common_settings(tasks),
     )
 
 
-def _reference_run(facts: RunFacts, runs: Sequence[RunFacts], baseline: str | None) -> tuple[RunFacts | None, str]:
-    """The run that speed-ups are relative to, or None and, if that needs saying, why."""
+def _reference_run(
+    facts: RunFacts, runs: Sequence[RunFacts], decoder: str, baseline: str | None = None
+) -> tuple[RunFacts | None, str]:
+    """The run that speed-ups over a decoder are relative to, or None and, if that needs saying, why."""
     mine = facts.run.manifest
     if baseline is not None:
         if facts.run.run_id == baseline:
@@ -151,30 +168,30 @@ def _reference_run(facts: RunFacts, runs: Sequence[RunFacts], baseline: str | No
         if differing:
             return None, f"no speed-up over {baseline}: {' and '.join(differing)} differ"
         return chosen, ""
-    if mine.decoder == AUTOREGRESSIVE:
+    if mine.decoder == decoder:
         return None, ""
     comparable = ("backbone", "dtype", "device")
     candidates = [
         other
         for other in runs
-        if other.run.manifest.decoder == AUTOREGRESSIVE
+        if other.run.manifest.decoder == decoder
         and all(getattr(other.run.manifest, name) == getattr(mine, name) for name in comparable)
     ]
     if len(candidates) > 1:
         names = ", ".join(sorted(other.run.run_id for other in candidates))
-        return None, f"no speed-up: several autoregressive runs could be the baseline ({names}); name one"
-    if not candidates and len(runs) > 1:
+        return None, f"no speed-up: several {decoder} runs could be the baseline ({names}); name one"
+    if not candidates and len(runs) > 1 and decoder == AUTOREGRESSIVE:
         return None, f"no speed-up: no autoregressive run of the same {', '.join(comparable)} lies beside this one"
     return (candidates[0] if candidates else None), ""
 
 
-def _reference_task(task: TaskFacts, reference: RunFacts | None) -> Reference | None:
+def _reference_task(task: TaskFacts, reference: RunFacts | None, metric: str) -> Reference | None:
     """The same task and version in the reference run, if it is there once."""
     if reference is None:
         return None
     identity = (task.task, task.task_version)
     same = [other for other in reference.tasks if (other.task, other.task_version) == identity]
-    return Reference(reference.run.run_id, same[0]) if len(same) == 1 else None
+    return Reference(reference.run.run_id, same[0], metric) if len(same) == 1 else None
 
 
 def _common_settings(tasks: Sequence[TaskFacts]) -> dict[str, str]:

@@ -14,14 +14,29 @@ from refusion_eval.errors import DataError
 from refusion_eval.metrics.accuracy import majority_passed, pass_at_k
 from refusion_eval.metrics.bootstrap import RESAMPLES, Bootstrap, bootstrap, mean_statistic
 from refusion_eval.metrics.parallelism import tpf
-from refusion_eval.metrics.roofline import mbu
-from refusion_eval.metrics.speed import latency, mean_tps, measured, speedup, total_tps
+from refusion_eval.metrics.roofline import mbu, one_token_share
+from refusion_eval.metrics.speed import (
+    forward_rate,
+    latency,
+    mean_latency,
+    mean_tps,
+    measured,
+    rate,
+    speedup,
+    total_tps,
+)
 from refusion_eval.store.facts import SampleFacts, TaskFacts
 from refusion_eval.store.records import NO_ISOLATION, PASSED
 
 # Benchmarks whose answer is a program: their accuracy is called pass@1.
 CODE_BENCHMARKS = ("humaneval", "mbpp")
 ACCURACY, PASS_AT_1 = "accuracy", "pass@1"
+
+# Ratio to this engine's autoregressive loop, and to the stock one of transformers' `generate`.
+SPEEDUP, SPEEDUP_STOCK = "speedup", "speedup_stock"
+
+# What begins the note on every figure of a task that lacks samples that were asked for; readers find it by this text.
+HALF_WRITTEN = "half-written"
 
 # The note on every figure of a task with a program that ran without isolation; the compact table finds it by this text.
 UNISOLATED = "programs ran without isolation (--sandbox none), so their verdicts can be forged"
@@ -59,20 +74,31 @@ class TaskMeasures:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The same task of the run that speed-ups are relative to."""
+    """The same task of a run that speed-ups are relative to.
+
+    Attributes:
+        run_id: of that run.
+        facts: its task.
+        metric: what the ratio is called.
+    """
 
     run_id: str
     facts: TaskFacts
+    metric: str = SPEEDUP
 
 
-def measure_task(facts: TaskFacts, reference: Reference | None) -> TaskMeasures:
+def measure_task(facts: TaskFacts, references: Sequence[Reference] = ()) -> TaskMeasures:
     """Everything a task's samples say; samples with errors are counted, and in no metric.
 
     Args:
         facts: the task.
-        reference: what its speed-up is relative to, None for no speed-up.
+        references: what its speed-ups are relative to.
     """
     result = TaskMeasures()
+    if len(facts.samples) < facts.num_expected:
+        result.notes.append(
+            f"{HALF_WRITTEN}: {len(facts.samples)} of {facts.num_expected} samples are there; run its command again"
+        )
     if facts.num_errors:
         total = facts.num_errors + len(facts.samples)
         result.notes.append(f"{facts.num_errors} of {total} samples are errors and in no figure")
@@ -87,7 +113,7 @@ def measure_task(facts: TaskFacts, reference: Reference | None) -> TaskMeasures:
     if any(sample.verdict is not None and sample.verdict.tier == NO_ISOLATION for sample in facts.samples):
         result.notes.append(UNISOLATED)
     result.measures += [*_accuracy(facts), *_other_scores(facts)]
-    _add_speed(result, facts, reference)
+    _add_speed(result, facts, references)
     result.measures += _counts(facts)
     return result
 
@@ -132,7 +158,7 @@ def _other_scores(facts: TaskFacts) -> Iterator[Measure]:
         yield Measure(metric, _PERCENT if is_share else "", _mean(facts, values, 100 if is_share else 1), judged)
 
 
-def _add_speed(result: TaskMeasures, facts: TaskFacts, reference: Reference | None) -> None:
+def _add_speed(result: TaskMeasures, facts: TaskFacts, references: Sequence[Reference]) -> None:
     """Adds what can be timed, or says why nothing can."""
     seed, timings = seed_of(facts.task), facts.timings
     try:
@@ -150,24 +176,44 @@ def _add_speed(result: TaskMeasures, facts: TaskFacts, reference: Reference | No
     result.measures += [
         Measure("tps", "tokens/s", total_tps(timings, seed=seed), alone),
         Measure("tps_mean", "tokens/s", mean_tps(timings, seed=seed), alone),
+        Measure("latency_mean", "s", mean_latency(timings, seed=seed), alone),
         Measure("latency_p50", "s", latency(timings, 0.5, seed=seed), alone),
         Measure("latency_p95", "s", latency(timings, 0.95, seed=seed), alone),
+        Measure("forwards_per_second", "forwards/s", forward_rate(timings, seed=seed), alone),
+        *_phases(facts, alone),
     ]
-    if reference is not None:
+    for reference in references:
         try:
             ratio, num_left_out = speedup(timings, reference.facts.timings, seed=seed)
         except DataError as error:
-            result.notes.append(f"no speed-up over {reference.run_id}: {error}")
+            result.notes.append(f"no {reference.metric} over {reference.run_id}: {error}")
         else:
             note = f"over {reference.run_id}, {ratio.n} common items"
             note += f", {num_left_out} others left out" if num_left_out else ""
-            result.measures.append(Measure("speedup", "x", ratio, alone, note))
+            result.measures.append(Measure(reference.metric, "x", ratio, alone, note))
     bandwidths = {sample.copy_bytes_per_second for sample in alone}
     if len(bandwidths) == 1 and (bandwidth := bandwidths.pop()) and all(sample.bytes_read for sample in alone):
         items = facts.by_item(alone)
         traffic = [sum(sample.bytes_read or 0.0 for sample in samples) for samples in items]
         seconds = [sum(sample.timing.seconds for sample in samples) for samples in items]
         result.measures.append(Measure("mbu", _PERCENT, mbu(traffic, seconds, bandwidth, seed=seed).scaled(100), alone))
+        weights = alone[0].weight_bytes
+        if weights and all(sample.weight_bytes == weights for sample in alone):
+            share = one_token_share(timings, weights, bandwidth, seed=seed).scaled(100)
+            result.measures.append(Measure("one_token_share", _PERCENT, share, alone))
+
+
+def _phases(facts: TaskFacts, alone: list[SampleFacts]) -> Iterator[Measure]:
+    """Time of the first forward, which reads the prompt, and speed of all behind it, where that was recorded."""
+    if any(sample.prefill_seconds is None or sample.tokens_first is None for sample in alone):
+        return
+    items, seed = facts.by_item(alone), seed_of(facts.task)
+    prefill = [[sample.prefill_seconds or 0.0 for sample in of_item] for of_item in items]
+    yield Measure("prefill_seconds", "s", _mean(facts, [np.mean(of_item) for of_item in prefill], 1), alone)
+    seconds = [sum(s.timing.seconds for s in of_item) - sum(p) for of_item, p in zip(items, prefill, strict=True)]
+    tokens = [sum(s.timing.tokens - (s.tokens_first or 0) for s in of_item) for of_item in items]
+    if sum(tokens) and sum(seconds):
+        yield Measure("decode_tps", "tokens/s", rate(tokens, seconds, seed=seed), alone)
 
 
 def _counts(facts: TaskFacts) -> Iterator[Measure]:
