@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from refusion_eval.training.config_layout import with_both_spellings
 from refusion_eval.training.lora import PlainTensors, is_adapted, save_adapter
-from refusion_eval.training.shards import Entry, write_shards
+from refusion_eval.training.shards import write_shards
 
 ADAPTER_FOLDER = "adapter"
 
@@ -56,11 +57,13 @@ def save_backbone(
     plain: Any = model.get_base_model() if is_adapted(model) else model
     dtype = dtype or plain.dtype
     tied = plain.config.tie_word_embeddings
-    entries = {
-        name: Entry(shape, dtype) for name, shape in tensors.shapes().items() if not (tied and name == "lm_head.weight")
+    sizes = {
+        name: math.prod(shape) * dtype.itemsize
+        for name, shape in tensors.shapes().items()
+        if not (tied and name == "lm_head.weight")
     }
     with replacing(target) as part:
-        write_shards(part, entries, lambda name: tensors.read(name).to(dtype))
+        write_shards(part, sizes, lambda name: tensors.read(name).to(dtype))
         plain.config.save_pretrained(part)
         if plain.generation_config is not None:
             plain.generation_config.save_pretrained(part)

@@ -27,7 +27,7 @@ def load_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerFast:
     """
     tokenizer = own_tokenizer(config)
     check_tokenizer(tokenizer)
-    _take_mask(tokenizer, _stated_mask_id(config))
+    take_mask(tokenizer, _stated_mask_id(config))
     missing = [
         token for name, token in (("bos_token", START), ("mask_token", MASK)) if getattr(tokenizer, name) is None
     ]
@@ -77,8 +77,16 @@ def _stated_mask_id(config: BackboneConfig) -> int | None:
     return None if stated is None else int(stated)
 
 
-def _take_mask(tokenizer: PreTrainedTokenizerFast, stated_id: int | None) -> None:
-    """Makes a token that is there already the mask token."""
+def take_mask(tokenizer: PreTrainedTokenizerFast, stated_id: int | None) -> None:
+    """Makes a token that is there already the mask token.
+
+    Args:
+        tokenizer: changes.
+        stated_id: what config.json says; None for nothing, which leaves the tokenizer's own, or else "<|mask|>".
+
+    Raises:
+        ConfigError: there is no token of that id.
+    """
     if stated_id is not None:
         token = tokenizer.convert_ids_to_tokens(stated_id)
         if token is None:
