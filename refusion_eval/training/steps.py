@@ -1,7 +1,7 @@
 """Which samples belong to which optimizer step, and which forward of a step holds them.
 
-A step is exactly `global_batch_size` samples. Everything follows from the seed, the samples and the settings; the number
-of processes only says who computes which forwards of a step.
+A step is exactly `global_batch_size` samples. Everything follows from the seed, the samples and the settings; the
+number of processes only says who computes which forwards of a step.
 """
 
 import heapq
@@ -46,12 +46,13 @@ class StepPlan:
     `global_batch_size` of them, across the end of an epoch if need be. So no step is smaller than the others and no
     sample is left out of an epoch; only behind the last whole step of the training fewer samples than a step's remain.
 
-    The samples of a step, in their order, form groups of `micro_batch_size`, over which the release normalises its loss.
-    The groups are dealt to `num_forwards` forwards, the longest first, each to the forward that has the fewest rows so
-    far (LPT scheduling; the fullest forward has at most 4/3 of the rows that the best deal would give it).
+    The samples of a step, in their order, form groups of `micro_batch_size`, over which the release normalises its
+    loss. The groups are dealt to `num_forwards` forwards, the longest first, each to the forward that has the fewest
+    rows so far (LPT scheduling; the fullest forward has at most 4/3 of the rows that the best deal would give it).
 
     Attributes:
         num_groups: of a step.
+        num_forwards: of a step, over all processes.
 
     Args:
         lengths: rows that each sample takes, as the objective lays it out.
@@ -78,7 +79,7 @@ class StepPlan:
         if not len(self._lengths):
             raise ConfigError("there are no samples to train on; give at least one")
         self._global_batch_size, self._micro_batch_size = global_batch_size, micro_batch_size
-        self._num_forwards, self._seed = num_forwards, seed
+        self.num_forwards, self._seed = num_forwards, seed
         self.num_groups = global_batch_size // micro_batch_size
 
     def num_steps(self, num_epochs: float) -> int:
@@ -99,7 +100,7 @@ class StepPlan:
         """The forwards of a step, the fullest first; each a list of one or more groups."""
         groups = self.groups(step)
         rows = [int(sum(self._lengths[draw.sample] for draw in group)) for group in groups]
-        loads = [(0, number) for number in range(self._num_forwards)]
+        loads = [(0, number) for number in range(self.num_forwards)]
         forwards: list[list[tuple[Draw, ...]]] = [[] for _ in loads]
         for group in sorted(range(len(groups)), key=lambda group: (-rows[group], group)):
             load, number = loads[0]
@@ -129,14 +130,14 @@ def check_batch(global_batch_size: int, micro_batch_size: int, num_forwards: int
     """
     if global_batch_size < 1 or micro_batch_size < 1 or global_batch_size % micro_batch_size:
         raise ConfigError(
-            f"global_batch_size is {global_batch_size} and micro_batch_size {micro_batch_size}; a step is cut into whole "
-            "micro-batches, so make the first a multiple of the second"
+            f"global_batch_size is {global_batch_size} and micro_batch_size {micro_batch_size}; a step is cut into "
+            "whole micro-batches, so make the first a multiple of the second"
         )
     if not 1 <= num_forwards <= global_batch_size // micro_batch_size:
         raise ConfigError(
             f"num_forwards is {num_forwards}; a step of {global_batch_size} samples has "
-            f"{global_batch_size // micro_batch_size} micro-batches of {micro_batch_size}, and every forward needs one or "
-            "more of them"
+            f"{global_batch_size // micro_batch_size} micro-batches of {micro_batch_size}, and every forward needs at "
+            "least one of them"
         )
 
 

@@ -1,0 +1,288 @@
+"""`python -m refusion_eval.training.run`: one training run, as one process of it; torchrun starts the others.
+
+The run's folder holds `run.json` (settings, data, versions), `log.csv`, `checkpoints/`, and at the end `model/`, which
+transformers and this project open. The same command goes on where an interrupted run stopped.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from accelerate.utils import broadcast_object_list
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from refusion_eval.errors import ConfigError, RefusionEvalError
+from refusion_eval.store.atomic_write import write_atomically
+from refusion_eval.store.environment import git_commit, package_versions
+from refusion_eval.store.lock import DirectoryLock
+from refusion_eval.training import packed
+from refusion_eval.training.backbone import check_backbone, load_backbone, load_tokenizer, save_backbone
+from refusion_eval.training.config import Objective
+from refusion_eval.training.config_files import config_names, read_run_config
+from refusion_eval.training.objectives import SpecialIds
+from refusion_eval.training.parallelism import check_parallelism, place_of_process
+from refusion_eval.training.rows import find_files
+from refusion_eval.training.run_config import RunConfig
+from refusion_eval.training.run_log import RunLog, summary_writer
+from refusion_eval.training.step_batches import Place, StepBatches, example_lengths
+from refusion_eval.training.steps import StepPlan
+from refusion_eval.training.token_cache import SampleSubset, TokenCache, sample_subset
+from refusion_eval.training.tokenise import build_cache
+from refusion_eval.training.trainer import (
+    CHECKPOINTS,
+    LossModel,
+    RefusionTrainer,
+    checkpoints,
+    remove_leftovers,
+    training_arguments,
+)
+
+RUN_FILE, MODEL_FOLDER = "run.json", "model"
+# What config.json says of the decoders that a checkpoint is for; nothing where the weights serve several.
+TRAINED_FOR: dict[Objective, tuple[str, ...]] = {
+    "pretrain": ("autoregressive",),
+    "sft": ("autoregressive",),
+    "refusion": (),
+    "llada": ("llada", "fast_dllm_llada"),
+    "bd3lm": ("bd3lm",),
+}
+
+
+def check_run(config: RunConfig, world_size: int) -> None:
+    """Refuses what cannot be run here, from small files alone.
+
+    Args:
+        config: which has checked itself.
+        world_size: number of processes.
+
+    Raises:
+        RefusionEvalError: with what was wrong, where, and what to do.
+    """
+    config.check_world(world_size)
+    check_parallelism(config.parallelism)
+    if config.attention == "flash" and packed.flash_attn_varlen_func is None:
+        raise ConfigError("attention=flash needs the package flash-attn, which is not installed; use attention=auto")
+    if config.attention == "flash" and not torch.cuda.is_available():
+        raise ConfigError("attention=flash needs a CUDA device, and there is none; use attention=auto")
+    if config.output.tensorboard:
+        summary_writer()
+    find_files(config.data.files)
+    filling = max(config.objective.eos_multiple - 1, 0)
+    check_backbone(config.backbone, config.objective.objective, max_length=config.data.max_length + filling)
+
+
+def run(config: RunConfig, place: Place) -> None:
+    """Trains, or goes on training, and writes the model.
+
+    Args:
+        config: of the run.
+        place: of this process; the others run the same.
+
+    Raises:
+        RefusionEvalError: with what was wrong, where, and what to do; before weights are loaded, if it can be known.
+    """
+    check_run(config, place.world_size)
+    try:
+        arguments = training_arguments(config, place.world_size)
+    except ValueError as problem:  # such as bfloat16 on a device without it
+        raise ConfigError(f"transformers refuses the settings: {problem}") from problem
+    run_dir = Path(config.output.run_dir)
+    is_first = place.rank == 0
+    if is_first:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lock = DirectoryLock(run_dir)
+    tokenizer = load_tokenizer(config.backbone)
+    samples = _samples(config, tokenizer, is_first)
+    plan = StepPlan(
+        example_lengths(samples, config.objective),
+        global_batch_size=config.optimisation.global_batch_size,
+        micro_batch_size=config.optimisation.micro_batch_size,
+        num_forwards=config.optimisation.forwards_of_step,
+        seed=config.optimisation.seed,
+    )
+    arguments.max_steps = _num_steps(config, plan, len(samples))
+    finished = [False]
+    if is_first:
+        _open_run(run_dir, config, samples, arguments.max_steps, place)
+        remove_leftovers(run_dir / CHECKPOINTS)
+        finished = [(run_dir / MODEL_FOLDER).exists()]
+    broadcast_object_list(finished)
+    if not finished[0]:
+        _train(config, place, arguments, tokenizer, samples, plan)
+    if is_first:
+        print(f"{run_dir / MODEL_FOLDER} is the trained model", file=sys.stderr)
+        lock.release()
+
+
+def _samples(config: RunConfig, tokenizer: PreTrainedTokenizerFast, is_first: bool) -> TokenCache | SampleSubset:
+    """The first process tokenises, if nobody has, while the others wait for its word."""
+    data = config.data
+    directory: list[str] = [""]
+    if is_first:
+        cache = build_cache(
+            data.files,
+            tokenizer,
+            Path(data.cache_dir),
+            max_length=data.max_length,
+            on_bad=data.on_bad,
+            workers=data.workers,
+        )
+        print(cache.report.summary(), file=sys.stderr)
+        directory = [str(cache.directory.resolve())]
+    broadcast_object_list(directory)
+    cache = TokenCache(Path(directory[0]))
+    if data.max_samples is None and data.share is None:
+        return cache
+    return sample_subset(cache, max_samples=data.max_samples, share=data.share, seed=data.sample_seed)
+
+
+def _num_steps(config: RunConfig, plan: StepPlan, num_samples: int) -> int:
+    optimisation = config.optimisation
+    num_steps = optimisation.max_steps or plan.num_steps(optimisation.epochs or 0)
+    if not num_steps:
+        raise ConfigError(
+            f"{num_samples} samples in {optimisation.epochs:g} epochs are fewer than one step of "
+            f"{optimisation.global_batch_size}; lower optimisation.global_batch_size, or train longer or on more data"
+        )
+    return num_steps
+
+
+def _open_run(
+    run_dir: Path, config: RunConfig, samples: TokenCache | SampleSubset, num_steps: int, place: Place
+) -> None:
+    """Writes `run.json`, unless the folder belongs to a run with other settings or data."""
+    cache = samples.cache if isinstance(samples, SampleSubset) else samples
+    identity = json.loads(json.dumps(config.identity() | {"tokens": cache.directory.name}))
+    path = run_dir / RUN_FILE
+    if path.exists():
+        before = json.loads(path.read_text(encoding="utf-8"))["identity"]
+        changed = [key for key in identity | before if identity.get(key) != before.get(key)]
+        if changed:
+            raise ConfigError(
+                f"{run_dir} holds a run with other settings ({_differences(before, identity, changed)}); choose "
+                "another output.run_dir, or remove the folder"
+            )
+    facts: dict[str, Any] = {
+        "identity": identity,
+        "config": config.to_json(),
+        "data": {
+            "files": cache.facts["files"],
+            "rows": cache.report.summary().splitlines()[0],
+            "samples": len(samples),
+            "tokens": int(samples.lengths.sum()),
+            "drawn": samples.statement if isinstance(samples, SampleSubset) else "all",
+        },
+        "steps": num_steps,
+        "processes": place.world_size,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "versions": package_versions(),
+        "git_commit": git_commit(),
+    }
+    write_atomically(path, json.dumps(facts, indent=1) + "\n")
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any], changed: Sequence[str]) -> str:
+    """The first of some sections' differences, in words."""
+    for section in changed:
+        old, new = before.get(section), now.get(section)
+        if not (isinstance(old, dict) and isinstance(new, dict)):
+            return f"{section} was {old}, is {new}"
+        for key in old | new:
+            if old.get(key) != new.get(key):
+                return f"{section}.{key} was {old.get(key)}, is {new.get(key)}"
+    return "none"
+
+
+def _train(
+    config: RunConfig,
+    place: Place,
+    arguments: transformers.TrainingArguments,
+    tokenizer: PreTrainedTokenizerFast,
+    samples: TokenCache | SampleSubset,
+    plan: StepPlan,
+) -> None:
+    run_dir, num_steps = Path(config.output.run_dir), arguments.max_steps
+    batches = StepBatches(
+        samples,
+        config.objective,
+        SpecialIds(eos=tokenizer.eos_token_id, mask=tokenizer.mask_token_id),
+        plan,
+        num_steps=num_steps,
+        seed=config.optimisation.seed,
+        place=place,
+    )
+    model = LossModel(load_backbone(config.backbone, tokenizer), mdm_weight=config.objective.mdm_weight)
+    if place.rank == 0:
+        sizes = [(weight.numel(), weight.requires_grad) for weight in model.parameters()]
+        print(
+            f"{sum(size for size, _ in sizes)} weights, {sum(size for size, trained in sizes if trained)} trained; "
+            f"{len(samples)} samples, {num_steps} steps of {config.optimisation.global_batch_size}; "
+            f"{place.world_size} processes, {plan.num_forwards // place.world_size} forwards each a step",
+            file=sys.stderr,
+        )
+    trainer = RefusionTrainer(
+        model,
+        arguments,
+        batches,
+        epochs_per_step=config.optimisation.global_batch_size / len(samples),
+        keep=config.output.keep,
+        loader_workers=config.data.loader_workers,
+        callbacks=[RunLog(run_dir, num_steps, tensorboard=config.output.tensorboard)],
+    )
+    whole = checkpoints(run_dir / CHECKPOINTS)
+    trainer.train(resume_from_checkpoint=str(whole[-1]) if whole else None)
+    trained = _trained(trainer, config, tokenizer)
+    if trained is not None:
+        save_backbone(trained, tokenizer, run_dir / MODEL_FOLDER, decoders=TRAINED_FOR[config.objective.objective])
+    trainer.accelerator.wait_for_everyone()
+
+
+def _trained(trainer: RefusionTrainer, config: RunConfig, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel | None:
+    """The whole model on the first process, None on the others."""
+    if trainer.is_fsdp_enabled:
+        weights = trainer.accelerator.get_state_dict(trainer.model)  # gathered by all
+        if not trainer.args.should_save:
+            return None
+        model = LossModel(load_backbone(config.backbone, tokenizer), mdm_weight=config.objective.mdm_weight)
+        model.load_state_dict(weights)
+        return model.model
+    return trainer.accelerator.unwrap_model(trainer.model).model if trainer.args.should_save else None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m refusion_eval.training.run", description="Train a model.")
+    parser.add_argument(
+        "--config", required=True, help=f"a YAML file, or one of the package's: {', '.join(config_names())}"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], dest="overrides", metavar="SECTION.KEY=VALUE", help="change a setting"
+    )
+    parser.add_argument("--check", action="store_true", help="check the settings and files, and stop")
+    arguments = parser.parse_args(argv)
+    transformers.logging.set_verbosity_error()
+    try:
+        place = place_of_process()
+        config = read_run_config(arguments.config, arguments.overrides)
+        if arguments.check:
+            check_run(config, place.world_size)
+        else:
+            run(config, place)
+    except RefusionEvalError as error:
+        if int(os.environ.get("LOCAL_RANK", "0")) == 0:  # once for each machine
+            print(f"error: {error}", file=sys.stderr)
+        return 2
+    finally:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
