@@ -168,7 +168,7 @@ def rescore_run(
         result = RunRescored(reader.run)
         recorded = {score.key: score for score in reader.scores() if score.metric == PASSED}
         reads_canvas = answer_filter.reads == "canvas"
-        detokenizer = detokenizer_of(reader.run) if reads_canvas else None
+        detokenizer = recorded_system(reader.run).detokenizer if reads_canvas else None
         for sample in reader.samples(traces=reads_canvas):
             if sample.key.task in chosen:
                 key = sample.key
@@ -235,16 +235,16 @@ def canvas_text(sample: Sample, detokenizer: Detokenizer) -> str | None:
     return detokenizer.text([fixed[position] for position in sorted(fixed)])
 
 
-def detokenizer_of(run: Run) -> Detokenizer:
-    """The detokenizer of the checkpoint that a run names; its weights are not loaded.
+def recorded_system(run: Run) -> System:
+    """The checkpoint that a run names under its decoder, for its tokenizer: no weights are loaded.
 
     Raises:
-        ConfigError: the checkpoint is not one that the decoder fits any more.
+        ConfigError: the checkpoint does not fit the decoder any more.
         CheckpointError: its files are not at hand.
     """
     manifest = run.manifest
     names: dict[str, Any] = {"pretrained": manifest.checkpoint, "decoder": manifest.decoder, "device": "cpu"}
-    return System(parse_model_args({**names, "revision": manifest.checkpoint_revision or None})).detokenizer
+    return System(parse_model_args({**names, "revision": manifest.checkpoint_revision or None}))
 
 
 def _refusal(answer_filter: AnswerFilter, benchmark: str, texts: Sequence[_Text], usable: Sequence[_Text]) -> str:

@@ -1,0 +1,97 @@
+"""What a report finds beside the records: questions and answers in the benchmarks' rows, words in the tokenizers."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from refusion_eval.errors import RefusionEvalError
+from refusion_eval.evaluate.benchmarks import BENCHMARKS
+from refusion_eval.evaluate.jobs import prompt_hash
+from refusion_eval.evaluate.prompts import Row
+from refusion_eval.evaluate.rescore import recorded_system, rows_by_hash
+from refusion_eval.evaluate.system import System
+from refusion_eval.report.marks import is_sealed
+from refusion_eval.report.pieces import Spell
+from refusion_eval.report.sources import Asked
+from refusion_eval.store.manifest import is_mini
+from refusion_eval.store.records import Sample
+from refusion_eval.store.run_reader import Run
+
+log = logging.getLogger(__name__)
+
+AS_SENT = "As it was sent, chat template included: its hash is the recorded one."
+TURN_ONLY = "The user's turn as this version words it. What was sent had another wording, template or examples."
+
+
+class FoundSources:
+    """Looks for benchmark rows and tokenizers once each; what cannot be found is said once on the log.
+
+    Args:
+        data_dir: holds the benchmarks' rows, None for the usual places.
+    """
+
+    def __init__(self, data_dir: Path | None) -> None:
+        self._data_dir = data_dir
+        self._rows: dict[tuple[str, bool], Mapping[str, Row] | None] = {}
+        self._systems: dict[str, System | None] = {}
+
+    def asked(self, run: Run, sample: Sample) -> Asked:
+        """The question and its answer, if the recorded document is among the rows here."""
+        rows = self._rows_of(sample.benchmark, is_mini(sample.key.task))
+        if rows is None:
+            return Asked(None, None, "The benchmark's rows are not at hand: name their folder with --data.")
+        row = rows.get(sample.key.doc_hash)
+        if row is None:
+            return Asked(None, None, "The recorded document is not among the benchmark's rows here.")
+        benchmark = BENCHMARKS[sample.benchmark]
+        if is_sealed(sample.key.task, sample.benchmark):
+            return Asked(None, benchmark.gold(row))
+        turn = benchmark.prompt(row)
+        sent = self._rendered(run, turn)
+        for text in filter(None, (sent, turn)):
+            if prompt_hash(text) == sample.key.prompt_hash:
+                return Asked(text, benchmark.gold(row), AS_SENT)
+        return Asked(turn, benchmark.gold(row), TURN_ONLY)
+
+    def num_items(self, run: Run, task: str, benchmark: str) -> int | None:
+        """Items of a whole benchmark."""
+        rows = self._rows_of(benchmark, is_mini(task))
+        return None if rows is None else len(rows)
+
+    def spell(self, run: Run) -> Spell | None:
+        """The words of the run's tokenizer."""
+        system = self._system(run)
+        return None if system is None else system.detokenizer.spelled
+
+    def _rows_of(self, benchmark: str, mini: bool) -> Mapping[str, Row] | None:
+        if benchmark not in BENCHMARKS:
+            return None
+        if (benchmark, mini) not in self._rows:
+            found = None
+            try:
+                found = rows_by_hash(benchmark, mini, self._data_dir)
+            except RefusionEvalError as problem:
+                log.warning("%s is shown without questions and right answers: %s", benchmark, problem)
+            self._rows[benchmark, mini] = found
+        return self._rows[benchmark, mini]
+
+    def _system(self, run: Run) -> System | None:
+        if run.run_id not in self._systems:
+            found = None
+            try:
+                found = recorded_system(run)
+                _ = found.detokenizer
+            except RefusionEvalError as problem:
+                log.warning("%s is shown with token numbers instead of words: %s", run.run_id, problem)
+            self._systems[run.run_id] = found
+        return self._systems[run.run_id]
+
+    def _rendered(self, run: Run, turn: str) -> str | None:
+        system = self._system(run)
+        if system is None or not system.model.tokenizer.inner.chat_template:
+            return None
+        settings: Mapping[str, Any] = run.manifest.settings
+        thinking = settings.get("enable_thinking")
+        messages = [{"role": "user", "content": turn}]
+        return system.model.tokenizer.render_chat(messages, enable_thinking=thinking)

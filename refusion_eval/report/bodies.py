@@ -1,0 +1,166 @@
+"""One sample as the page holds it: a row of its task's list, and the body that is read when it is opened."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from refusion_eval.report.pieces import Speller
+from refusion_eval.report.replay import Change, Replay, Step, replay_of
+from refusion_eval.store.records import PASSED, Sample, ScoreRow
+from refusion_eval.trace import Trace
+
+WITHHELD = "Withheld: the authors of GPQA ask that its questions, and texts about them, appear nowhere in plain text."
+
+# An answer to a sealed question that is certainly no quote.
+_LETTER = re.compile(r"\(?[A-Za-z]\)?")
+
+
+class ListRow(NamedTuple):
+    """What the list of a task shows of a sample.
+
+    Attributes:
+        item_id: the benchmark's name for the item.
+        number: its number among the samples of the item.
+        state: `right`, `wrong`, `error` or `unscored`.
+        tokens: kept.
+        forwards: model calls.
+        seconds: decoding time.
+        extracted: the answer that was found, cut short.
+    """
+
+    item_id: str
+    number: int
+    state: str
+    tokens: int
+    forwards: int
+    seconds: float | None
+    extracted: str | None
+
+
+def list_row(sample: Sample, scores: Mapping[str, ScoreRow], sealed: bool) -> ListRow:
+    """The row of a sample."""
+    verdict = scores.get(PASSED)
+    extracted = _extracted(verdict, sealed)
+    return ListRow(
+        item_id=sample.item_id,
+        number=sample.key.sample,
+        state=_state(sample, verdict),
+        tokens=sample.num_tokens,
+        forwards=sample.num_forwards,
+        seconds=_rounded(sample.seconds),
+        extracted=None if extracted is None else extracted[:48],
+    )
+
+
+def body(sample: Sample, scores: Mapping[str, ScoreRow], sealed: bool, speller: Speller) -> dict[str, Any]:
+    """Everything about a sample but what it was asked.
+
+    Of a sealed task the texts are left out, and the replay says where and when, but not what.
+    """
+    verdict = scores.get(PASSED)
+    return {
+        "output": None if sealed else sample.text,
+        "withheld": WITHHELD if sealed else "",
+        "error": None if sample.error is None else ("The attempt failed." if sealed else sample.error),
+        "extracted": _extracted(verdict, sealed),
+        "verdict": None if verdict is None else verdict.verdict,
+        "reason": "" if verdict is None or sealed else verdict.reason,
+        "scorer": "" if verdict is None else verdict.scorer,
+        "tier": "" if verdict is None else verdict.tier,
+        "scores": {name: score.value for name, score in sorted(scores.items()) if name != PASSED},
+        "settings": [
+            [name, value if isinstance(value, str) else _shown(value), str(sample.settings_source.get(name, ""))]
+            for name, value in sorted(sample.settings.items())
+        ],
+        "stop": sample.stop,
+        "promptTokens": sample.prompt_num_tokens,
+        "batchSize": sample.batch_size,
+        "warm": sample.warm,
+        "created": sample.created,
+        "process": sample.process_id,
+        "replay": _replay(sample, sealed, speller),
+    }
+
+
+def encoded(replay: Replay, speller: Speller | None) -> dict[str, Any]:
+    """A replay for the page; each text stands once, steps name it by its number. Without a speller no text does."""
+    table: dict[str, int] = {}
+    final = _final_pieces(replay, speller)
+
+    def texts(change: Change) -> list[int]:
+        if speller is None or not change.tokens:
+            return []
+        pairs = zip(change.positions, change.tokens, strict=True)
+        if change.state == "fixed":
+            return [table.setdefault(final[position], len(table)) for position, _ in pairs]
+        return [table.setdefault(speller.piece(token), len(table)) for _, token in pairs]
+
+    steps = [_encoded_step(step, [texts(change) for change in step.changes]) for step in replay.steps]
+    return {
+        "positions": replay.num_positions,
+        "forwards": replay.forwards,
+        "kept": len(replay.kept),
+        "steps": steps,
+        "pieces": list(table),
+    }
+
+
+def _final_pieces(replay: Replay, speller: Speller | None) -> dict[int, str]:
+    """What each final position says, given its neighbours: a character may take several tokens."""
+    if speller is None:
+        return {}
+    tokens = {
+        position: token
+        for step in replay.steps
+        for change in step.changes
+        if change.state == "fixed"
+        for position, token in zip(change.positions, change.tokens, strict=True)
+    }
+    places = sorted(tokens)
+    return dict(zip(places, speller.pieces([tokens[place] for place in places]), strict=True))
+
+
+def _encoded_step(step: Step, texts: Sequence[list[int]]) -> list[Any]:
+    changes = [
+        [change.state, list(change.positions), numbers]
+        for change, numbers in zip(step.changes, texts, strict=True)
+    ]
+    scores = [[position, _rounded(score)] for position, score in step.scores.items()]
+    return [step.action, step.forward, changes, step.num_candidates, scores, step.reason]
+
+
+def _replay(sample: Sample, sealed: bool, speller: Speller) -> dict[str, Any] | None:
+    if sample.trace is None:
+        return None
+    trace = Trace.from_json(sample.trace)
+    slot_size = sample.settings.get("slot_size")
+    num_kept = sample.num_tokens if sample.tokens is not None else None
+    replay = replay_of(trace, slot_size=slot_size if isinstance(slot_size, int) else 1, num_kept=num_kept)
+    # A record without tokens is one whose trace says nothing either: its tokens are blank.
+    hidden = sealed or sample.tokens is None
+    return encoded(replay, None if hidden else speller)
+
+
+def _extracted(verdict: ScoreRow | None, sealed: bool) -> str | None:
+    if verdict is None or verdict.extracted is None:
+        return None
+    if sealed and not _LETTER.fullmatch(verdict.extracted):
+        return "[withheld]"
+    return verdict.extracted
+
+
+def _state(sample: Sample, verdict: ScoreRow | None) -> str:
+    if sample.error is not None:
+        return "error"
+    if verdict is None:
+        return "unscored"
+    return "right" if verdict.value > 0 else "wrong"
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else str(value)
+
+
+def _rounded(value: float) -> float | None:
+    """Six significant digits; what is no number is nothing, as JSON has no name for it."""
+    return float(f"{value:.6g}") if value == value and abs(value) != float("inf") else None

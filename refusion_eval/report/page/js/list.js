@@ -1,0 +1,61 @@
+// A long list of which only the rows in sight exist. It is one stop of the tab key; arrows move within it.
+const list = (() => {
+  const ROW = 44;
+  const BEYOND = 8;
+
+  // rows: what to show; draw(row): the cells of one; open(row): on a click or Enter.
+  function create({ label, draw, open }) {
+    let rows = [];
+    let current = 0;
+    const space = dom.el("div.space");
+    const box = dom.el("div.list", { role: "listbox", tabindex: "0", "aria-label": label, onscroll: paint, onkeydown: key });
+    box.append(space);
+    const observer = new ResizeObserver(paint);
+    observer.observe(box);
+
+    function show(next) {
+      rows = next;
+      current = Math.min(current, Math.max(0, rows.length - 1));
+      space.style.height = `${rows.length * ROW}px`;
+      paint();
+    }
+
+    function paint() {
+      const first = Math.max(0, Math.floor(box.scrollTop / ROW) - BEYOND);
+      const last = Math.min(rows.length, Math.ceil((box.scrollTop + box.clientHeight) / ROW) + BEYOND);
+      const nodes = [];
+      for (let place = first; place < last; place += 1) {
+        const node = dom.el(place === current ? "div.row.current" : "div.row", {
+          role: "option", id: `row-${place}`, "aria-selected": place === current ? "true" : "false",
+          "aria-setsize": rows.length, "aria-posinset": place + 1, onclick: () => open(rows[place]),
+        }, draw(rows[place]));
+        node.style.transform = `translateY(${place * ROW}px)`;
+        nodes.push(node);
+      }
+      space.replaceChildren(...nodes);
+      if (rows.length) box.setAttribute("aria-activedescendant", `row-${current}`);
+      else box.removeAttribute("aria-activedescendant");
+    }
+
+    function key(event) {
+      const page = Math.max(1, Math.floor(box.clientHeight / ROW) - 1);
+      const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -rows.length, End: rows.length };
+      if (event.key in moves) move(current + moves[event.key]);
+      else if (event.key === "Enter" && rows.length) open(rows[current]);
+      else return;
+      event.preventDefault();
+    }
+
+    function move(place) {
+      current = Math.min(rows.length - 1, Math.max(0, place));
+      const top = current * ROW;
+      if (top < box.scrollTop) box.scrollTop = top;
+      else if (top + ROW > box.scrollTop + box.clientHeight) box.scrollTop = top + ROW - box.clientHeight;
+      paint();
+    }
+
+    return { node: box, show, close: () => observer.disconnect() };
+  }
+
+  return { create };
+})();

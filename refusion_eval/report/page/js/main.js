@@ -1,0 +1,7 @@
+// Names the views and shows the one that the address asks for.
+Object.assign(router.views, { "": overview.view, task: task.view, sample: sample.view });
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  document.getElementById("main").focus();
+});
+router.start().then(() => document.documentElement.setAttribute("data-ready", ""));

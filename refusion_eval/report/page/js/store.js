@@ -1,0 +1,57 @@
+// What the page holds: the index, read at once, and chunks, unpacked when something in them is shown.
+const store = (() => {
+  const index = JSON.parse(document.getElementById("index").textContent);
+  const MOST_UNPACKED = 24;
+  const unpacked = new Map();
+
+  async function unpack(name) {
+    const packed = Uint8Array.from(atob(document.getElementById(name).textContent), (letter) => letter.charCodeAt(0));
+    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return JSON.parse(await new Response(stream).text());
+  }
+
+  // The entries of a chunk; the ones used longest ago are forgotten.
+  function chunk(name) {
+    const found = unpacked.get(name) || unpack(name);
+    unpacked.delete(name);
+    unpacked.set(name, found);
+    if (unpacked.size > MOST_UNPACKED) unpacked.delete(unpacked.keys().next().value);
+    return found;
+  }
+
+  async function entry([name, number]) {
+    return (await chunk(name))[number];
+  }
+
+  // The columns of a task's list: itemId, number, state, ... and where bodies and questions lie.
+  async function list(cell) {
+    return cell.list === null ? null : (await chunk(cell.list))[0];
+  }
+
+  const cells = index.cells.map((cell, number) => ({ ...cell, number, about: index.runs[cell.run] }));
+  const doubled = new Set();
+  const systems = new Map();
+  for (const run of index.runs) {
+    if (systems.has(run.system)) doubled.add(run.system);
+    systems.set(run.system, run);
+  }
+
+  // A system's name, with the run's where several runs share it.
+  function systemName(cell) {
+    const { system, id } = cell.about;
+    return doubled.has(system) ? `${system} (${id})` : system;
+  }
+
+  // What tells apart the cells of one run and task that were decoded under several settings; empty if there is one.
+  function variant(cell) {
+    const beside = cells.filter((one) => one.run === cell.run && one.task === cell.task && one.mini === cell.mini);
+    if (beside.length < 2) return "";
+    const names = Object.keys(cell.settings).filter((name) =>
+      beside.some((one) => one.settings[name] !== cell.settings[name]));
+    const parts = names.map((name) => `${name}=${cell.settings[name]}`);
+    if (beside.some((one) => one.version !== cell.version)) parts.unshift(`version ${cell.version}`);
+    return parts.join(", ");
+  }
+
+  return { index, cells, chunk, entry, list, systemName, variant };
+})();

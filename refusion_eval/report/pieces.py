@@ -1,0 +1,49 @@
+"""Which part of a text each token is: what a replay writes at each position."""
+
+from collections.abc import Callable, Sequence
+
+# Gives the text of token ids, special tokens spelled out.
+Spell = Callable[[Sequence[int]], str]
+
+# What a tokenizer writes for bytes that are no whole character.
+_BROKEN = "\N{REPLACEMENT CHARACTER}"
+_LONGEST_CHARACTER = 4
+
+
+class Speller:
+    """Spells tokens one by one, and remembers each: a vocabulary is small beside all that a run decodes.
+
+    Args:
+        spell: of the tokenizer; None where it is not at hand, then tokens are shown by number.
+    """
+
+    def __init__(self, spell: Spell | None) -> None:
+        self._spell = spell
+        self._known: dict[int, str] = {}
+
+    def piece(self, token: int) -> str:
+        """The text of one token."""
+        if token not in self._known:
+            self._known[token] = f"[{token}]" if self._spell is None else self._spell([token])
+        return self._known[token]
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """The text that each of some consecutive tokens adds.
+
+        A character that takes several tokens stands at the last of them, and nothing at the others.
+        """
+        result: list[str] = []
+        waiting: list[int] = []
+        for token in tokens:
+            text = self.piece(token)
+            if self._spell is None or (not waiting and _BROKEN not in text):
+                result.append(text)
+                continue
+            waiting.append(token)
+            text = self._spell(waiting)
+            if _BROKEN not in text or len(waiting) == _LONGEST_CHARACTER:
+                result += [*[""] * (len(waiting) - 1), text]
+                waiting = []
+        if waiting and self._spell is not None:
+            result += [*[""] * (len(waiting) - 1), self._spell(waiting)]
+        return result

@@ -1,0 +1,209 @@
+"""A trace as the steps of a replay: which positions were planned, drafted, accepted and rejected, in their order.
+
+Every step lists what it changes, so that whoever shows it, the page, a terminal or a picture, only applies changes.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from refusion_eval.trace import Draft, Fix, ForwardDone, Select, Stop, Trace
+
+State = Literal["mask", "planned", "draft", "fixed", "rejected", "dropped"]
+Action = Literal["plan", "draft", "fix", "forward", "stop"]
+
+SLOT = "slot"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Positions that take a state; tokens where the state shows any, one a position."""
+
+    state: State
+    positions: tuple[int, ...]
+    tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing to see.
+
+    Attributes:
+        action: what happened; `forward` is a model call after which nothing looks different.
+        forward: number of the last forward before it, -1 before the first.
+        changes: what looks different.
+        num_candidates: of a choice, among how many slots or positions.
+        scores: of a choice, first position of the slot, or position -> its score; of what was chosen.
+        reason: of a stop, why.
+    """
+
+    action: Action
+    forward: int
+    changes: tuple[Change, ...] = ()
+    num_candidates: int = 0
+    scores: Mapping[int, float] = field(default_factory=dict)
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A decoding, step by step.
+
+    Attributes:
+        num_positions: response positions that the decoding touched, the first is 0.
+        steps: in order.
+        forwards: for each forward its kind, query rows and cached rows.
+        kept: positions of the response, ascending.
+    """
+
+    num_positions: int
+    steps: tuple[Step, ...]
+    forwards: tuple[tuple[str, int, int], ...]
+    kept: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Cell:
+    """What a position looks like: its state, its token if it has one, and the step that gave it both (-1: none)."""
+
+    state: State = "mask"
+    token: int | None = None
+    step: int = -1
+
+
+def replay_of(trace: Trace, *, slot_size: int = 1, num_kept: int | None = None) -> Replay:
+    """The replay of a trace.
+
+    Rejection is not an event: drafts are rejected when others become final without them, or take their place.
+
+    Args:
+        trace: what was recorded.
+        slot_size: k of a decoder that plans slots.
+        num_kept: tokens of the recorded response, where a stop string cut it shorter than the decoder did; None keeps
+            what the decoder kept.
+    """
+    builder = _Builder(slot_size, num_kept, _extent(trace, slot_size))
+    for event in trace.events:
+        builder.take(event)
+    builder.end_forward()
+    return Replay(builder.num_positions, tuple(builder.steps), tuple(builder.forwards), tuple(builder.kept()))
+
+
+def cells_at(replay: Replay, step: int) -> list[Cell]:
+    """What every position looks like after a step, numbered from 0; before all of them at -1."""
+    cells = [Cell() for _ in range(replay.num_positions)]
+    for number, one in enumerate(replay.steps[: step + 1]):
+        apply(cells, one, number)
+    return cells
+
+
+def apply(cells: Sequence[Cell], step: Step, number: int) -> None:
+    """Changes cells by one step. What a step before it rejected is a mask again."""
+    for cell in cells:
+        if cell.state == "rejected":
+            cell.state, cell.token = "mask", None
+    for change in step.changes:
+        for place, position in enumerate(change.positions):
+            cell = cells[position]
+            cell.state, cell.step = change.state, number
+            if change.tokens:
+                cell.token = change.tokens[place]
+
+
+def _extent(trace: Trace, slot_size: int) -> int:
+    """How many positions the decoding touched."""
+    ends = [0]
+    for event in trace.events:
+        if isinstance(event, Draft | Fix):
+            ends.append(max(event.positions, default=-1) + 1)
+        elif isinstance(event, Select):
+            ends.append(max(event.candidates, default=-1) + (slot_size if event.unit == SLOT else 1))
+    return max(ends)
+
+
+class _Builder:
+    """Turns events into steps, one after the other."""
+
+    def __init__(self, slot_size: int, num_kept: int | None, num_positions: int) -> None:
+        self.slot_size = slot_size
+        self.num_kept = num_kept
+        self.num_positions = num_positions
+        self.steps: list[Step] = []
+        self.forwards: list[tuple[str, int, int]] = []
+        self._planned: set[int] = set()
+        self._drafts: dict[int, int] = {}
+        self._fixed: dict[int, int] = {}
+        self._choice: dict[str, Any] = {}
+        self._seen = True
+
+    def take(self, event: ForwardDone | Select | Draft | Fix | Stop) -> None:
+        match event:
+            case ForwardDone():
+                self.end_forward()
+                self.forwards.append((event.kind, event.rows, event.cached))
+                self._seen = False
+            case Select():
+                self._select(event)
+            case Draft():
+                self._draft(event)
+            case Fix():
+                self._fix(event)
+            case Stop():
+                self._stop(event)
+
+    def end_forward(self) -> None:
+        """A forward that nothing to see followed is a step of its own, so that every forward has one."""
+        if not self._seen:
+            self._add("forward", len(self.forwards) - 1, [], **self._choice)
+        self._choice = {}
+
+    def kept(self) -> list[int]:
+        """Positions of the response. Where the release leaves gaps, its tokens are the fixed ones in order."""
+        return sorted(self._fixed)[: self.num_kept]
+
+    def _add(self, action: Action, forward: int, changes: Iterable[Change], **more: Any) -> None:
+        self.steps.append(Step(action, forward, tuple(change for change in changes if change.positions), **more))
+        self._seen = True
+
+    def _select(self, event: Select) -> None:
+        scores = dict(zip(event.candidates, event.scores, strict=True))
+        chosen = {position: scores[position] for position in event.chosen if position in scores}
+        if event.unit != SLOT:  # what is chosen becomes final at once: the choice is told with it
+            before = self._choice.get("scores", {})
+            so_far = self._choice.get("num_candidates", 0)
+            self._choice = {"num_candidates": so_far + len(event.candidates), "scores": before | chosen}
+            return
+        starts = event.chosen
+        positions = [first + column for first in starts for column in range(self.slot_size)]
+        self._planned = {position for position in positions if position < self.num_positions}
+        changes = [self._rejection(set()), Change("planned", tuple(sorted(self._planned)))]
+        self._add("plan", event.forward, changes, num_candidates=len(event.candidates), scores=chosen)
+
+    def _draft(self, event: Draft) -> None:
+        new = set(event.positions)
+        changes = [self._rejection(new), Change("draft", event.positions, event.tokens)]
+        self._drafts = dict(zip(event.positions, event.tokens, strict=True))
+        self._planned -= new
+        self._add("draft", event.forward, changes)
+
+    def _fix(self, event: Fix) -> None:
+        fixed = dict(zip(event.positions, event.tokens, strict=True))
+        left = self._rejection(set(fixed))
+        unused = self._planned - set(fixed)
+        self._fixed |= fixed
+        self._planned = set()
+        changes = [left, Change("mask", tuple(sorted(unused))), Change("fixed", event.positions, event.tokens)]
+        self._add("fix", event.forward, changes, **self._choice)
+        self._choice = {}
+
+    def _stop(self, event: Stop) -> None:
+        self.num_kept = event.position if self.num_kept is None else min(event.position, self.num_kept)
+        kept = set(self.kept())
+        changes = [self._rejection(set()), Change("dropped", tuple(sorted(self._fixed.keys() - kept)))]
+        self._add("stop", event.forward, changes, reason=event.reason)
+
+    def _rejection(self, spared: set[int]) -> Change:
+        """What becomes of drafts that are neither final nor drawn again: they are rejected, and are drafts no more."""
+        rejected = {position: token for position, token in self._drafts.items() if position not in spared}
+        self._drafts = {}
+        return Change("rejected", tuple(rejected), tuple(rejected.values()))
