@@ -23,11 +23,13 @@ MAY_IMPORT = {
     "metrics": BASE,
     "store": BASE | {"metrics"},
     "embedded": set(),
+    "artefacts": BASE | {"evaluate", "metrics", "store"},
     "evaluate": BASE | {"api", "decoders", "embedded", "engine", "metrics", "models", "store"},
+    "sweep": BASE | {"decoders", "evaluate", "store"},
     "bench": BASE | {"api", "decoders", "embedded", "engine", "evaluate", "models", "training"},
-    "training": BASE | {"api", "decoders", "embedded", "engine", "evaluate", "models"},
+    "training": BASE | {"api", "decoders", "embedded", "engine", "evaluate", "models", "store"},
 }
-NO_TORCH = {"types", "trace", "errors", "decoders", "metrics", "store"}
+NO_TORCH = {"types", "trace", "errors", "decoders", "metrics", "store", "artefacts"}
 ONLY_IN = {
     "lm_eval": {"evaluate/lm_eval_adapter.py", "evaluate/run.py", "evaluate/stock_filters.py", "cli/decoding.py"},
     "transformers": {"models/tokenizer.py", "models/config.py", "hf/", "training/", "bench/"},

@@ -2,7 +2,7 @@
 
 import sys
 
-from refusion_eval.cli import decoding, measuring, scoring  # noqa: F401 - they register their commands
+from refusion_eval.cli import converting, decoding, judging, measuring, scoring, sweeping  # noqa: F401 - they register their commands
 from refusion_eval.cli.root import app
 from refusion_eval.errors import RefusionEvalError
 

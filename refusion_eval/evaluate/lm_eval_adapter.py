@@ -24,7 +24,7 @@ from refusion_eval.evaluate.progress import ProgressDisplay
 from refusion_eval.evaluate.run_manifest import build_manifest
 from refusion_eval.evaluate.sealed import texts_of, unseal
 from refusion_eval.evaluate.settings import TaskBenchmark
-from refusion_eval.evaluate.system import System
+from refusion_eval.evaluate.system import ModelShelf, System
 from refusion_eval.store.records import Sample, SampleKey
 from refusion_eval.store.run_store import RunStore
 
@@ -39,6 +39,7 @@ class RefusionLM(TemplateLM):
         args: what to load and how to run it.
         task_versions: version of every task, recorded with its samples; lm-eval does not tell a model.
         keep_going: whether samples that fail are left to the caller (`failed`) instead of ending the run.
+        shelf: where the model may be open already, see `System`.
 
     Attributes:
         system: the checkpoint and its decoder.
@@ -47,11 +48,16 @@ class RefusionLM(TemplateLM):
     """
 
     def __init__(
-        self, args: ModelArgs, *, task_versions: Mapping[str, str] | None = None, keep_going: bool = False
+        self,
+        args: ModelArgs,
+        *,
+        task_versions: Mapping[str, str] | None = None,
+        keep_going: bool = False,
+        shelf: ModelShelf | None = None,
     ) -> None:
         super().__init__()
         self.args = args
-        self.system = System(args)
+        self.system = System(args, shelf)
         self.task_versions = dict(task_versions or {})
         self.keep_going = keep_going
         self.jobs: dict[tuple[str, int, int], Job] = {}

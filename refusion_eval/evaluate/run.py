@@ -26,6 +26,7 @@ from refusion_eval.evaluate.paths import tasks_path
 from refusion_eval.evaluate.prompts import PROMPTS
 from refusion_eval.evaluate.score import ERROR
 from refusion_eval.evaluate.settings import choose_preset
+from refusion_eval.evaluate.system import ModelShelf
 from refusion_eval.evaluate.task_hooks import SANDBOX_VARIABLE
 from refusion_eval.store.records import PASSED, Sample, ScoreRow
 
@@ -72,6 +73,7 @@ def evaluate(
     *,
     limit: int | None = None,
     sandbox: str = "auto",
+    shelf: ModelShelf | None = None,
 ) -> Outcome:
     """Runs tasks and stores every sample and score.
 
@@ -80,6 +82,7 @@ def evaluate(
         tasks: names of this project's tasks or groups.
         limit: only the first items of every task.
         sandbox: "auto", or "none" to run model-written code without isolation.
+        shelf: keeps the model for the next evaluation of this process.
 
     Raises:
         ConfigError: a task is unknown, or an argument is wrong.
@@ -91,7 +94,8 @@ def evaluate(
         raise ConfigError("a run needs a run directory: give --run-dir")
     choose_preset(tasks_path() / "settings" / f"{args.decoder}.yaml", args.preset)  # before data is looked for
     loaded = load_tasks(tasks, args.data_dir)
-    lm = RefusionLM(args, task_versions={name: str(task.VERSION) for name, task in loaded.items()}, keep_going=True)
+    versions = {name: str(task.VERSION) for name, task in loaded.items()}
+    lm = RefusionLM(args, task_versions=versions, keep_going=True, shelf=shelf)
     with contextlib.closing(lm), _environment(SANDBOX_VARIABLE, sandbox):
         # Not simple_evaluate: that would also spend seconds on listing every package of the environment.
         results = lm_eval.evaluate(

@@ -40,6 +40,21 @@ NO_TEMPLATE = "none"
 WITH_GRAPHS = "+graphs"  # what records add to the name of an attention backend
 
 
+class ModelShelf:
+    """Keeps the checkpoint that was opened last, so that systems which share it in turn load its weights once."""
+
+    def __init__(self) -> None:
+        self._key: tuple[Any, ...] | None = None
+        self._model: api.LoadedModel | None = None
+
+    def get(self, key: tuple[Any, ...], opening: Callable[[], api.LoadedModel]) -> api.LoadedModel:
+        """The model of a key, opened if another was used last; that one is let go of first."""
+        if self._model is None or key != self._key:
+            self._model = None
+            self._key, self._model = key, opening()
+        return self._model
+
+
 class System:
     """A checkpoint under a decoder. Nothing is loaded before it is needed, weights last of all.
 
@@ -48,11 +63,13 @@ class System:
 
     Args:
         args: what to load and how to run it.
+        shelf: where systems of one process find the model that another has opened; None opens anew.
     """
 
-    def __init__(self, args: ModelArgs) -> None:
+    def __init__(self, args: ModelArgs, shelf: ModelShelf | None = None) -> None:
         self.settle: Settle = _settle_anew
         self.args = args
+        self.shelf = shelf or ModelShelf()
         self.entry = DECODERS[args.decoder]
         self._resolved: dict[tuple[str, str], Resolved] = {}
 
@@ -65,16 +82,21 @@ class System:
             ConfigError: dtype, device or attention are impossible here.
         """
         args = self.args
-        opened = api.LoadedModel.open(
-            args.checkpoint,
-            dtype=args.dtype,
-            device=args.device,
-            attention=self._attention(),
-            revision=args.revision,
-            kv_budget_gib=args.kv_budget_gib,
-            cuda_graphs=args.cuda_graphs,
-            adapter=args.adapter,
-        )
+        wanted = {
+            "dtype": args.dtype,
+            "device": args.device,
+            "attention": self._attention(),
+            "revision": args.revision,
+            "kv_budget_gib": args.kv_budget_gib,
+            "cuda_graphs": args.cuda_graphs,
+            "adapter": args.adapter,
+        }
+        key = (args.checkpoint, args.chat_template, *wanted.values())
+        return self.shelf.get(key, lambda: self._open(wanted))
+
+    def _open(self, wanted: Mapping[str, Any]) -> api.LoadedModel:
+        args = self.args
+        opened = api.LoadedModel.open(args.checkpoint, **wanted)
         if args.adapter is None and any(
             system.adapter for system in published_systems().values() if system.decoder == args.decoder
         ):
@@ -170,12 +192,13 @@ class System:
             for mini, preset in presets.items()
         }
 
-    def resolve(self, task: str, generation_kwargs: Mapping[str, Any]) -> Resolved:
+    def resolve(self, task: str, generation_kwargs: Mapping[str, Any], *, announce: bool = True) -> Resolved:
         """The settings of a task's requests; logged once.
 
         Args:
             task: lm-eval's task name.
             generation_kwargs: what lm-eval hands over with the request.
+            announce: whether to log them.
 
         Raises:
             ConfigError: an argument is unknown, or values contradict each other or the checkpoint.
@@ -192,7 +215,8 @@ class System:
                 checkpoint=self.checkpoint_settings,
             )
             api.decoder_settings(self.model, self.args.decoder, **resolved.values)
-            log.info("%s, %s: %s; stop at %s", task, self.args.decoder, resolved.describe(), list(resolved.until))
+            if announce:
+                log.info("%s, %s: %s; stop at %s", task, self.args.decoder, resolved.describe(), list(resolved.until))
             self._resolved[cached] = resolved
         return self._resolved[cached]
 

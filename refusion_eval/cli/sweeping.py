@@ -1,0 +1,55 @@
+"""The command that runs many settings."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from refusion_eval.cli.decoding import EXIT_INCOMPLETE
+from refusion_eval.cli.root import Data, Sandbox, app, log_to_stderr, names_of
+
+
+@app.command()
+def sweep(
+    spec: Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped sweep; list prints these.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the sweep; results/sweeps/NAME if not given.")] = None,
+    tasks: Annotated[str, typer.Option(help="Other tasks than the file's, separated by commas.")] = "",
+    limit: Annotated[int | None, typer.Option(min=1, help="Another number of items than the file's.")] = None,
+    data: Data = None,
+    sandbox: Sandbox = "auto",
+    batch_size: Annotated[
+        str | None, typer.Option(help="Requests decoded together, or auto; speed is measured at 1.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the points and stop.")] = False,
+) -> None:
+    """Run many settings, each point a run of its own; run it again to continue. Writes sweep.csv and points.csv."""
+    from refusion_eval.sweep.spec import read_spec, shipped_specs
+
+    if spec == "list":
+        print("\n".join(shipped_specs()))
+        return
+    read = read_spec(spec)
+    if tasks:
+        read = dataclasses.replace(read, tasks=tuple(names_of(tasks)))
+    if limit is not None:
+        read = dataclasses.replace(read, limit=limit)
+    log_to_stderr()
+    from refusion_eval.sweep.run import planned_points, run_sweep
+
+    if dry_run:
+        print("\n".join(planned_points(read)))
+        return
+    result = run_sweep(
+        read,
+        out or Path("results/sweeps") / read.name,
+        data=data,
+        sandbox=sandbox,
+        batch_size=batch_size,
+        on_point=lambda text: print(text, file=sys.stderr),
+    )
+    if result.incomplete:
+        names = ", ".join(path.name for path in result.incomplete)
+        print(f"error: samples of {names} failed; run the same command again to retry them", file=sys.stderr)
+        raise typer.Exit(EXIT_INCOMPLETE)

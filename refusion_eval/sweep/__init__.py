@@ -1,0 +1,1 @@
+"""Many settings of some systems on some tasks, each a run of its own, resumable as runs are."""

@@ -1,0 +1,189 @@
+"""Running a sweep: one run directory a point, and two CSV files over all of them.
+
+OUT/runs/<system>-<point>/     a run directory as any other, with its own records
+OUT/sweep.csv                  every figure of every run, as the table command writes them
+OUT/points.csv                 what each run is: system, task, what varies, and whether it is the operating point
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from refusion_eval.errors import ConfigError
+from refusion_eval.evaluate.model_args import ModelArgs, parse_model_args
+from refusion_eval.evaluate.run import evaluate, load_tasks, task_names
+from refusion_eval.evaluate.system import ModelShelf, System
+from refusion_eval.store.atomic_write import prepare_output, write_output
+from refusion_eval.store.csv_text import csv_text
+from refusion_eval.store.facts import read_facts
+from refusion_eval.store.table_rows import MEAN_TASK
+from refusion_eval.store.tables import tidy_rows, write_csv
+from refusion_eval.store.task_metrics import ACCURACY, PASS_AT_1
+from refusion_eval.sweep.frontier import Outcome, next_value
+from refusion_eval.sweep.spec import TABLE, Point, SweepSpec, SweptSystem
+
+POINT_COLUMNS = ("run_id", "system", "decoder", "task", "origin", "varied", "operating_point")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepResult:
+    """What a sweep came to.
+
+    Attributes:
+        run_dirs: of all points, in the order in which they were run.
+        incomplete: of those with samples that failed; running the sweep again retries them.
+    """
+
+    run_dirs: list[Path]
+    incomplete: list[Path]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """One point of one system, ready to run."""
+
+    system: SweptSystem
+    point: Point
+    args: ModelArgs
+    run_dir: Path
+    tasks: list[str]
+
+
+def run_sweep(
+    spec: SweepSpec,
+    out: Path,
+    *,
+    data: Path | None = None,
+    sandbox: str = "auto",
+    batch_size: str | None = None,
+    on_point: Callable[[str], None] = lambda text: None,
+) -> SweepResult:
+    """Runs what is missing of a sweep, and writes its two files anew after every point.
+
+    Args:
+        spec: what to run.
+        out: folder of the sweep.
+        data: folder with benchmark rows.
+        sandbox: "auto", or "none" to run model-written code without isolation.
+        batch_size: requests decoded together, or "auto"; None leaves it to the file.
+        on_point: told before every point which it is.
+
+    Raises:
+        ConfigError: a point is impossible; nothing was run.
+        DataError: a task's data cannot be found; nothing was run.
+    """
+    for name in ("sweep.csv", "points.csv"):
+        prepare_output(out / name)
+    common = {"data_dir": None if data is None else str(data)} | (
+        {} if batch_size is None else {"batch_size": batch_size}
+    )
+    planned = [_job(spec, system, point, out, common) for system in spec.systems for point in system.points]
+    planned += [
+        _job(spec, system, _frontier_point(system, end), out, common)
+        for system in spec.systems
+        if system.frontier is not None
+        for end in (system.frontier.low, system.frontier.high)
+    ]
+    shelf = ModelShelf()
+    _check(planned, shelf)
+    run_dirs: list[Path] = []
+    incomplete: list[Path] = []
+    described: list[dict[str, Any]] = []
+    total = len({job.run_dir for job in planned}) + sum(
+        max(system.frontier.points - 2, 0) for system in spec.systems if system.frontier is not None
+    )
+    for job in _jobs(spec, out, common):
+        if job.run_dir in run_dirs:
+            continue
+        on_point(f"point {len(run_dirs) + 1} of {total}: {job.run_dir.name}")
+        outcome = evaluate(job.args, job.tasks, limit=spec.limit, sandbox=sandbox, shelf=shelf)
+        run_dirs.append(job.run_dir)
+        if not outcome.is_complete:
+            incomplete.append(job.run_dir)
+        described += _described(job)
+        write_csv(tidy_rows(run_dirs), out / "sweep.csv")
+        rows = ([row[column] for column in POINT_COLUMNS] for row in described)
+        write_output(out / "points.csv", csv_text(POINT_COLUMNS, rows))
+    return SweepResult(run_dirs=run_dirs, incomplete=incomplete)
+
+
+def planned_points(spec: SweepSpec) -> Iterator[str]:
+    """The points in words, for a look before anything is run."""
+    for system in spec.systems:
+        for point in system.points:
+            yield f"{system.name}-{point.name} ({point.origin})"
+        if system.frontier is not None:
+            f = system.frontier
+            yield f"{system.name}: {f.points} values of {f.setting} from {f.low:g} to {f.high:g} (frontier)"
+
+
+def _jobs(spec: SweepSpec, out: Path, common: Mapping[str, Any]) -> Iterator[_Job]:
+    """Every point in turn; a frontier's points as what was measured before asks for them."""
+    for system in spec.systems:
+        for point in system.points:
+            yield _job(spec, system, point, out, common)
+        frontier = system.frontier
+        if frontier is None:
+            continue
+        measured: dict[float, list[Outcome]] = {}
+        while (value := next_value(measured, frontier)) is not None:
+            job = _job(spec, system, _frontier_point(system, value), out, common)
+            yield job
+            measured[value] = _outcomes(job.run_dir)
+
+
+def _frontier_point(system: SweptSystem, value: float) -> Point:
+    assert system.frontier is not None
+    return system.point({system.frontier.setting: value}, "frontier")
+
+
+def _outcomes(run_dir: Path) -> list[Outcome]:
+    """TPF and accuracy of each task, tasks by name."""
+    figures: dict[str, dict[str, float]] = {}
+    for row in tidy_rows([run_dir]):
+        if row.task != MEAN_TASK:
+            figures.setdefault(row.task, {})[row.metric] = row.value
+    return [
+        Outcome(of_task.get("tpf", 0.0), of_task.get(ACCURACY, of_task.get(PASS_AT_1, 0.0)))
+        for _, of_task in sorted(figures.items())
+    ]
+
+
+def _job(spec: SweepSpec, system: SweptSystem, point: Point, out: Path, common: Mapping[str, Any]) -> _Job:
+    run_dir = out / "runs" / f"{system.name}-{point.name}"
+    settings = {**system.settings, **point.settings}
+    args = parse_model_args({**system.arguments, **common, **settings, "run_dir": str(run_dir)})
+    tasks = task_names(spec.tasks, args.pretrained)
+    return _Job(system=system, point=point, args=args, run_dir=run_dir, tasks=tasks)
+
+
+def _check(jobs: list[_Job], shelf: ModelShelf) -> None:
+    """Resolves every point's settings for every task, so that none is refused after hours."""
+    names: dict[tuple[str, ...], list[str]] = {}
+    for job in jobs:
+        key = tuple(job.tasks)
+        if key not in names:
+            names[key] = list(load_tasks(job.tasks, job.args.data_dir))
+        system = System(job.args, shelf)
+        try:
+            for name in names[key]:
+                system.resolve(name, {}, announce=False)
+        except ConfigError as error:
+            raise ConfigError(f"{job.system.name}, point {job.point.name}: {error}") from error
+
+
+def _described(job: _Job) -> Iterator[dict[str, Any]]:
+    """What the run of a point holds, one row a task; the table's own point, which is run first, has its settings."""
+    table_dir = job.run_dir.with_name(f"{job.system.name}-{TABLE}")
+    operating = {task.task: task.settings for task in read_facts(table_dir).tasks}
+    for task in read_facts(job.run_dir).tasks:
+        yield {
+            "run_id": job.run_dir.name,
+            "system": job.args.system_name,
+            "decoder": job.args.decoder,
+            "task": task.task,
+            "origin": job.point.origin,
+            "varied": " ".join(f"{key}={value}" for key, value in job.point.settings.items()),
+            "operating_point": task.settings == operating.get(task.task),
+        }

@@ -1,0 +1,101 @@
+import csv
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from refusion_eval.errors import ConfigError
+from refusion_eval.evaluate import system
+from refusion_eval.store.facts import read_facts
+from refusion_eval.store.table_rows import read_csv
+from refusion_eval.sweep.run import run_sweep
+from refusion_eval.sweep.spec import SweepSpec, read_spec
+
+ARGUMENTS = {"pretrained": "embedded", "decoder": "refusion"}
+
+
+def _spec(folder: Path, **of_refusion: object) -> SweepSpec:
+    path = folder / "mine.yaml"
+    content = {"tasks": ["gsm8k"], "limit": 2, "systems": {"refusion": {"arguments": ARGUMENTS, **of_refusion}}}
+    path.write_text(yaml.safe_dump(content))
+    return read_spec(str(path))
+
+
+def _points(out: Path) -> list[dict[str, str]]:
+    with (out / "points.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def _tokens(run_dir: Path) -> list[tuple[int, int]]:
+    return [(one.timing.tokens, one.timing.forwards) for task in read_facts(run_dir).tasks for one in task.samples]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[SweepSpec, Path]:
+    folder = tmp_path_factory.mktemp("sweep")
+    # The table says tau_slot 0.9 for this task, so that one point is the table's under another name.
+    spec = _spec(
+        folder, around={"tau_slot": [0.9, 0.1]}, frontier={"setting": "tau_token", "low": 0.1, "high": 0.9, "points": 3}
+    )
+    run_sweep(spec, folder / "out")
+    return spec, folder / "out"
+
+
+def test_every_point_is_a_run_and_the_operating_point_is_marked(swept: tuple[SweepSpec, Path]) -> None:
+    _, out = swept
+    points = _points(out)
+    assert [point["run_id"] for point in points][:5] == [
+        "refusion-table",
+        "refusion-tau_slot=0.9",
+        "refusion-tau_slot=0.1",
+        "refusion-tau_token=0.1",
+        "refusion-tau_token=0.9",
+    ]
+    assert len(points) <= 6
+    marked = {point["run_id"] for point in points if point["operating_point"] == "yes"}
+    assert marked == {"refusion-table", "refusion-tau_slot=0.9"}
+    rows = read_csv(out / "sweep.csv")
+    assert {row.run_id for row in rows} == {point["run_id"] for point in points}
+    values = {row.run_id: row.settings["tau_slot"] for row in rows}
+    assert (values["refusion-tau_slot=0.1"], values["refusion-table"]) == ("0.1", "0.9")
+
+
+def test_equal_settings_give_equal_tokens_and_a_low_threshold_fewer_forwards(swept: tuple[SweepSpec, Path]) -> None:
+    _, out = swept
+    table, same, low = (
+        _tokens(out / "runs" / name) for name in ("refusion-table", "refusion-tau_slot=0.9", "refusion-tau_slot=0.1")
+    )
+    assert [tokens for tokens, _ in table] == [tokens for tokens, _ in same]
+    assert sum(forwards for _, forwards in low) <= sum(forwards for _, forwards in table)
+
+
+def test_a_second_call_decodes_nothing_and_a_lost_point_is_made_again(
+    swept: tuple[SweepSpec, Path], tmp_path: Path
+) -> None:
+    spec, finished = swept
+    out = tmp_path / "out"
+    shutil.copytree(finished, out)
+    before = (out / "points.csv").read_text()
+    lost = out / "runs" / "refusion-tau_slot=0.1"
+    expected = _tokens(lost)
+    shutil.rmtree(lost)
+    run_sweep(spec, out)
+    assert (out / "points.csv").read_text() == before
+    # How forwards are fused rests on a measurement of the machine, the tokens do not.
+    assert [tokens for tokens, _ in _tokens(lost)] == [tokens for tokens, _ in expected]
+
+
+def test_points_of_one_checkpoint_share_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+    original = system.System._open
+    monkeypatch.setattr(system.System, "_open", lambda self, wanted: opened.append(wanted) or original(self, wanted))
+    run_sweep(_spec(tmp_path, around={"tau_slot": [0.5, 0.1]}), tmp_path / "out")
+    assert len(opened) == 1
+
+
+def test_an_impossible_point_is_refused_before_anything_is_run(tmp_path: Path) -> None:
+    spec = _spec(tmp_path, around={"tau_slot": [0.5], "slot_size": [4, 7]})
+    with pytest.raises(ConfigError, match=r"point slot_size=7: .*block_size"):
+        run_sweep(spec, tmp_path / "out")
+    assert not (tmp_path / "out" / "runs").exists()

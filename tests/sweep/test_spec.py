@@ -1,0 +1,88 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from refusion_eval.errors import ConfigError
+from refusion_eval.sweep.run import planned_points
+from refusion_eval.sweep.spec import read_spec, shipped_specs
+
+REFUSION = {"pretrained": "embedded", "decoder": "refusion"}
+
+
+def _write(folder: Path, **system: object) -> str:
+    path = folder / "mine.yaml"
+    content = {"tasks": ["gsm8k"], "limit": 2, "systems": {"r": {"arguments": REFUSION, **system}}}
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    return str(path)
+
+
+def test_the_table_comes_first_and_equal_points_once(tmp_path: Path) -> None:
+    spec = read_spec(
+        _write(
+            tmp_path,
+            grid={"tau_slot": [0.5, 0.9], "tau_token": [0.2]},
+            around={"tau_slot": [0.9, "0.5"], "slot_size": [4]},
+            points=[{"tau_token": 0.2, "tau_slot": 0.50}, {"slot_size": 8, "block_size": 32}],
+        )
+    )
+    assert [(point.name, point.origin) for point in spec.systems[0].points] == [
+        ("table", "table"),
+        ("tau_slot=0.5+tau_token=0.2", "grid"),
+        ("tau_slot=0.9+tau_token=0.2", "grid"),
+        ("tau_slot=0.9", "around"),
+        ("tau_slot=0.5", "around"),
+        ("slot_size=4", "around"),
+        ("block_size=32+slot_size=8", "points"),
+    ]
+    assert (spec.name, spec.tasks, spec.limit) == ("mine", ("gsm8k",), 2)
+
+
+def test_shipped_sweeps_can_be_read_and_planned() -> None:
+    assert {"figure4", "figure6", "figure8", "mini_figure4", "mini_figure6", "mini_figure8"} == set(shipped_specs())
+    for name in shipped_specs():
+        assert len(list(planned_points(read_spec(name)))) > 1
+
+
+@pytest.mark.parametrize(
+    ("system", "message"),
+    [
+        ({"around": {"tau_slt": [0.5]}}, "did you mean tau_slot"),
+        ({"arond": {}}, "did you mean around"),
+        ({"around": {"tau_slot": 0.5}}, "tau_slot needs a list of values"),
+        ({"grid": {"tau_slot": []}}, "tau_slot needs a list of values"),
+        ({"around": {"slot_size": ["many"]}}, "slot_size='many' is not a whole number"),
+        ({"settings": {"tau_slot": 0.5}, "around": {"tau_slot": [0.6]}}, "tau_slot is both fixed"),
+        ({"arguments": {**REFUSION, "tau_slot": 0.5}}, "settings go under `settings:`"),
+        ({"points": ["tau_slot"]}, "is no mapping of settings"),
+        ({"frontier": {"setting": "tau_slots", "low": 0, "high": 1}}, "did you mean tau_slot"),
+        ({"frontier": {"setting": "tau_slot", "low": 1, "high": 0}}, "low must be below high"),
+        ({"frontier": {"setting": "tau_slot", "low": 0, "high": 1, "scale": "log"}}, "above 0 on a log scale"),
+    ],
+)
+def test_what_is_wrong_in_a_system_is_named(tmp_path: Path, system: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_spec(_write(tmp_path, **system))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- a list", "needs `systems:`"),
+        ("systems: {}", "needs `systems:`"),
+        ("systems: {r: {arguments: {pretrained: x}}}\nlimit: 0", "limit is 0"),
+        ("systems: {a/b: {arguments: {pretrained: x}}}", "part of folder names"),
+        ("systems: {r: {arguments: {decoder: refusion}}}", "pretrained is missing"),
+        ("systems: {r: [}", "mine.yaml"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_spec(str(path))
+
+
+def test_a_missing_file_names_the_shipped_ones() -> None:
+    with pytest.raises(ConfigError, match="mini_figure4"):
+        read_spec("figure99")
