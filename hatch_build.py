@@ -1,7 +1,8 @@
 """Build hook: what lies outside the package but belongs into a wheel.
 
 The three start-up files go to the top of site-packages in every kind of wheel. The tasks go into the package in a
-standard wheel only: an editable install reads them from the checkout, where a copy would go stale.
+standard wheel only, and so do the published figures: an editable install reads them from the checkout, where a copy
+would go stale.
 """
 
 from pathlib import Path
@@ -23,3 +24,4 @@ class RefusionBuildHook(BuildHookInterface):
         else:
             build_data["force_include"].update(startup)
             build_data["force_include"][str(root / "tasks")] = "refusion_eval/tasks"
+            build_data["force_include"][str(root / "results" / "published")] = "refusion_eval/published"

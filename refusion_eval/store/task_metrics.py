@@ -212,7 +212,7 @@ def _phases(facts: TaskFacts, alone: list[SampleFacts]) -> Iterator[Measure]:
     yield Measure("prefill_seconds", "s", _mean(facts, [np.mean(of_item) for of_item in prefill], 1), alone)
     seconds = [sum(s.timing.seconds for s in of_item) - sum(p) for of_item, p in zip(items, prefill, strict=True)]
     tokens = [sum(s.timing.tokens - (s.tokens_first or 0) for s in of_item) for of_item in items]
-    if sum(tokens) and sum(seconds):
+    if any(tokens) and any(seconds):
         yield Measure("decode_tps", "tokens/s", rate(tokens, seconds, seed=seed), alone)
 
 

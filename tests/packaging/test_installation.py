@@ -72,11 +72,14 @@ def installed(wheel, tmp_path_factory):
     return Environment(tmp_path_factory.mktemp("installed"), wheel)
 
 
-def test_wheel_holds_package_tasks_and_startup_files(wheel):
+def test_wheel_holds_package_tasks_published_figures_and_startup_files(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     tasks = {f"refusion_eval/tasks/{path.relative_to(ROOT / 'tasks').as_posix()}" for path in tracked("tasks")}
+    published = {f"refusion_eval/published/{path.name}" for path in tracked("results/published")}
     assert names >= STARTUP_FILES
     assert names >= tasks
+    assert published
+    assert names >= published
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"refusion_eval", *STARTUP_FILES}
 
 

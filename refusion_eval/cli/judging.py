@@ -1,0 +1,30 @@
+"""Commands that hold figures against each other: claims, speed, compare."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from refusion_eval.cli.root import app, console
+
+
+@app.command()
+def claims(
+    results: Annotated[
+        list[Path] | None, typer.Argument(help="Run directories and results CSV files; none shows the paper alone.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for claims.csv, averages.csv and claims.md.")] = None,
+) -> None:
+    """Judge the paper's claims by its own tables and by measured figures, every average of a speed-up side by side."""
+    from refusion_eval.artefacts.cells import measured_cells
+    from refusion_eval.artefacts.claims import judge_all
+    from refusion_eval.artefacts.claims_report import averages_table, claims_table, write_claims
+    from refusion_eval.store.atomic_write import prepare_output
+
+    if out is not None:
+        prepare_output(out / "claims.csv")
+    judged, averages = judge_all(measured_cells(results or []))
+    for table in (claims_table(judged), averages_table(averages)):
+        console().print(table.rich())
+    if out is not None:
+        write_claims(judged, averages, out)
