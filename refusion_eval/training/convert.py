@@ -36,8 +36,16 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 # Rows of Qwen's own checkpoints, whose tokenizers have this many ids at least: those of Qwen2 from 7B on are wider.
 _QWEN_IDS, _QWEN_ROWS, _WIDE_QWEN2_ROWS, _WIDE_HIDDEN_SIZE = 151_643, 151_936, 152_064, 3584
-_COPIED = ("tokenizer.json", "vocab.json", "merges.txt", "added_tokens.json", "chat_template.jinja")
-_COPIED += ("generation_config.json", "special_tokens_map.json", "tokenizer_config.json")
+_COPIED = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+)
 _TOKENS = ("bos_token", "eos_token", "pad_token", "mask_token")
 
 

@@ -12,10 +12,8 @@ from refusion_eval.models.files import INDEX_FILE
 SHARD_BYTES = 5 * 10**9
 
 
-def write_shards(
-    directory: Path, sizes: Mapping[str, int], read: Callable[[str], Tensor], *, shard_bytes: int = SHARD_BYTES
-) -> None:
-    """Writes model.safetensors, or shards and their index where one file would exceed `shard_bytes`.
+def write_shards(directory: Path, sizes: Mapping[str, int], read: Callable[[str], Tensor]) -> None:
+    """Writes model.safetensors, or shards of at most `SHARD_BYTES` (or one tensor) and their index.
 
     No more than one shard is in memory, beside what `read` holds.
 
@@ -23,9 +21,8 @@ def write_shards(
         directory: is there already.
         sizes: bytes of every tensor, in the order in which they fill the shards.
         read: the tensor of a name, on any device.
-        shard_bytes: of one file at most, or of one tensor if that is larger.
     """
-    shards = _shards(sizes, shard_bytes)
+    shards = _shards(sizes)
     weight_map: dict[str, str] = {}
     total = 0
     for number, names in enumerate(shards, start=1):
@@ -40,11 +37,11 @@ def write_shards(
         (directory / INDEX_FILE).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
+def _shards(sizes: Mapping[str, int]) -> list[list[str]]:
     shards: list[list[str]] = [[]]
     filled = 0
     for name, size in sizes.items():
-        if shards[-1] and filled + size > shard_bytes:
+        if shards[-1] and filled + size > SHARD_BYTES:
             shards.append([])
             filled = 0
         shards[-1].append(name)
