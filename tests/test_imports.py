@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "hf": BASE | {"api", "decoders", "engine", "loading", "models"},
     "metrics": BASE,
     "store": BASE | {"metrics"},
+    "report": BASE | {"metrics", "store"},
     "embedded": set(),
     "artefacts": BASE | {"evaluate", "metrics", "store"},
     "evaluate": BASE | {"api", "decoders", "embedded", "engine", "metrics", "models", "store"},
@@ -29,7 +30,7 @@ MAY_IMPORT = {
     "bench": BASE | {"api", "decoders", "embedded", "engine", "evaluate", "models", "training"},
     "training": BASE | {"api", "decoders", "embedded", "engine", "evaluate", "models", "store"},
 }
-NO_TORCH = {"types", "trace", "errors", "decoders", "metrics", "store", "artefacts"}
+NO_TORCH = {"types", "trace", "errors", "decoders", "metrics", "store", "artefacts", "report"}
 ONLY_IN = {
     "lm_eval": {"evaluate/lm_eval_adapter.py", "evaluate/run.py", "evaluate/stock_filters.py", "cli/decoding.py"},
     "transformers": {"models/tokenizer.py", "models/config.py", "hf/", "training/", "bench/"},

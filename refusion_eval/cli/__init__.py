@@ -2,7 +2,15 @@
 
 import sys
 
-from refusion_eval.cli import converting, decoding, judging, measuring, scoring, sweeping  # noqa: F401 - they register their commands
+from refusion_eval.cli import (  # noqa: F401 - they register their commands
+    converting,
+    decoding,
+    judging,
+    looking,
+    measuring,
+    scoring,
+    sweeping,
+)
 from refusion_eval.cli.root import app
 from refusion_eval.errors import RefusionEvalError
 

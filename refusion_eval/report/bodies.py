@@ -4,10 +4,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from refusion_eval.report.pieces import Speller
-from refusion_eval.report.replay import Change, Replay, Step, replay_of
+from refusion_eval.report.find import is_withheld, sample_replay
+from refusion_eval.report.pieces import Speller, final_pieces
+from refusion_eval.report.replay import Change, Replay, Step
 from refusion_eval.store.records import PASSED, Sample, ScoreRow
-from refusion_eval.trace import Trace
 
 WITHHELD = "Withheld: the authors of GPQA ask that its questions, and texts about them, appear nowhere in plain text."
 
@@ -78,14 +78,14 @@ def body(sample: Sample, scores: Mapping[str, ScoreRow], sealed: bool, speller: 
         "warm": sample.warm,
         "created": sample.created,
         "process": sample.process_id,
-        "replay": _replay(sample, sealed, speller),
+        "replay": _replay(sample, speller),
     }
 
 
 def encoded(replay: Replay, speller: Speller | None) -> dict[str, Any]:
     """A replay for the page; each text stands once, steps name it by its number. Without a speller no text does."""
     table: dict[str, int] = {}
-    final = _final_pieces(replay, speller)
+    final = {} if speller is None else final_pieces(replay, speller)
 
     def texts(change: Change) -> list[int]:
         if speller is None or not change.tokens:
@@ -105,40 +105,18 @@ def encoded(replay: Replay, speller: Speller | None) -> dict[str, Any]:
     }
 
 
-def _final_pieces(replay: Replay, speller: Speller | None) -> dict[int, str]:
-    """What each final position says, given its neighbours: a character may take several tokens."""
-    if speller is None:
-        return {}
-    tokens = {
-        position: token
-        for step in replay.steps
-        for change in step.changes
-        if change.state == "fixed"
-        for position, token in zip(change.positions, change.tokens, strict=True)
-    }
-    places = sorted(tokens)
-    return dict(zip(places, speller.pieces([tokens[place] for place in places]), strict=True))
-
-
 def _encoded_step(step: Step, texts: Sequence[list[int]]) -> list[Any]:
     changes = [
-        [change.state, list(change.positions), numbers]
-        for change, numbers in zip(step.changes, texts, strict=True)
+        [change.state, list(change.positions), numbers] for change, numbers in zip(step.changes, texts, strict=True)
     ]
     scores = [[position, _rounded(score)] for position, score in step.scores.items()]
     return [step.action, step.forward, changes, step.num_candidates, scores, step.reason]
 
 
-def _replay(sample: Sample, sealed: bool, speller: Speller) -> dict[str, Any] | None:
+def _replay(sample: Sample, speller: Speller) -> dict[str, Any] | None:
     if sample.trace is None:
         return None
-    trace = Trace.from_json(sample.trace)
-    slot_size = sample.settings.get("slot_size")
-    num_kept = sample.num_tokens if sample.tokens is not None else None
-    replay = replay_of(trace, slot_size=slot_size if isinstance(slot_size, int) else 1, num_kept=num_kept)
-    # A record without tokens is one whose trace says nothing either: its tokens are blank.
-    hidden = sealed or sample.tokens is None
-    return encoded(replay, None if hidden else speller)
+    return encoded(sample_replay(sample), None if is_withheld(sample) else speller)
 
 
 def _extracted(verdict: ScoreRow | None, sealed: bool) -> str | None:

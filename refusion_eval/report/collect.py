@@ -16,8 +16,8 @@ from refusion_eval.report.sources import Asked, Sources
 from refusion_eval.store.manifest import is_mini
 from refusion_eval.store.records import NO_ISOLATION, PASSED, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_reader import Run, RunReader
-from refusion_eval.store.task_metrics import UNISOLATED
 from refusion_eval.store.tables import MEAN_TASK, METRIC_ORDER, TableRow, setting_text, tidy_rows
+from refusion_eval.store.task_metrics import UNISOLATED
 
 Identity = tuple[str, str, str]  # task, its version, hash of the settings
 Scores = Mapping[str, ScoreRow]
@@ -47,9 +47,7 @@ class _Cell:
     asked: list[Place] = field(default_factory=list)
 
 
-def collect(
-    run_dirs: Sequence[str | os.PathLike[str]], sources: Sources, *, baseline: str | None = None
-) -> ReportData:
+def collect(run_dirs: Sequence[str | os.PathLike[str]], sources: Sources, *, baseline: str | None = None) -> ReportData:
     """Reads runs, finished or not.
 
     Args:
@@ -267,15 +265,19 @@ def _warnings(cells: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, An
     warnings = []
     machines = sorted({label for run in runs for label in run["hardware"]})
     if len(machines) > 1:
-        warnings.append(f"Speed was measured on {len(machines)} machines and must not be compared across them: "
-                        f"{' | '.join(machines)}.")
+        warnings.append(
+            f"Speed was measured on {len(machines)} machines and must not be compared across them: "
+            f"{' | '.join(machines)}."
+        )
     versions: dict[str, set[str]] = defaultdict(set)
     for cell in cells:
         if not cell["mean"]:
             versions[cell["task"]].add(cell["version"])
     for task, found in sorted(versions.items()):
         if len(found) > 1:
-            warnings.append(f"{task} is here in versions {', '.join(sorted(found))}, whose figures must not be compared.")
+            warnings.append(
+                f"{task} is here in versions {', '.join(sorted(found))}, whose figures must not be compared."
+            )
     if any(cell["mini"] for cell in cells):
         warnings.append("mini: synthetic look-alikes of this project, not the real benchmarks.")
     return warnings

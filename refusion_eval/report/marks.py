@@ -1,5 +1,6 @@
 """What a reader must know of a task of a run before its figures, as short marks with a sentence each."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -71,7 +72,7 @@ def marks_of(state: TaskState, run: Run) -> list[tuple[str, str]]:
 def limit_of(command: Sequence[str]) -> int | None:
     """The limit on items that a command line asked for, None if it asked for none."""
     words = [part for word in command for part in word.split("=", 1)]
-    for option, value in zip(words, words[1:], strict=False):
+    for option, value in itertools.pairwise(words):
         if option in _LIMIT_OPTIONS and value.isdigit():
             return int(value)
     return None

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+from refusion_eval.report.replay import Replay
+
 # Gives the text of token ids, special tokens spelled out.
 Spell = Callable[[Sequence[int]], str]
 
@@ -47,3 +49,16 @@ class Speller:
         if waiting and self._spell is not None:
             result += [*[""] * (len(waiting) - 1), self._spell(waiting)]
         return result
+
+
+def final_pieces(replay: Replay, speller: Speller) -> dict[int, str]:
+    """What each final position of a replay says, given its neighbours: a character may take several tokens."""
+    tokens = {
+        position: token
+        for step in replay.steps
+        for change in step.changes
+        if change.state == "fixed"
+        for position, token in zip(change.positions, change.tokens, strict=True)
+    }
+    places = sorted(tokens)
+    return dict(zip(places, speller.pieces([tokens[place] for place in places]), strict=True))

@@ -9,12 +9,12 @@ from pathlib import Path
 from refusion_eval.errors import StoreError
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Replaces a file by new content, so that a reader or a crash sees the old or the new one, never a part."""
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as stream:
-            stream.write(text)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content.encode("utf-8") if isinstance(content, str) else content)
             stream.flush()
             os.fsync(stream.fileno())
         os.chmod(name, 0o644)
@@ -56,9 +56,18 @@ def write_output(path: str | os.PathLike[str], text: str) -> None:
     Raises:
         StoreError: the file cannot be written.
     """
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+    """Writes a result that is no text, likewise.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
     target = prepare_output(path)
     try:
-        write_atomically(target, text.encode("utf-8", "backslashreplace").decode("utf-8"))
+        write_atomically(target, content)
     except OSError as error:
         raise _refusal(target, error.strerror) from error
 

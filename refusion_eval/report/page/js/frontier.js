@@ -105,8 +105,8 @@ const frontier = (() => {
       plugins: [whiskers],
       options: {
         animation: false, responsive: true, maintainAspectRatio: false, layout: { padding: { right: 12 } },
-        scales: { x: axis(label, { beginAtZero: true, grace: "8%" }), y: axis("Accuracy %", { suggestedMin: 0, suggestedMax: 100, max: 104,
-          afterBuildTicks: (scale) => { scale.ticks = scale.ticks.filter((tick) => tick.value <= 100); } }) },
+        scales: { x: axis(label, { beginAtZero: true, grace: "8%" }), y: axis("Accuracy %", { min: 0, max: 104,
+          afterBuildTicks: (scale) => { scale.ticks = [0, 20, 40, 60, 80, 100].map((value) => ({ value })); } }) },
         plugins: {
           legend: { position: "bottom", labels: { color: ink("--ink"), usePointStyle: true, boxHeight: 8,
             filter: (item) => item.text !== "frontier" } },

@@ -1,7 +1,5 @@
 // The first view: every system on every task with its figures, sorted and filtered; and the frontier plots.
 const overview = (() => {
-  const MAIN = ["accuracy", "tps", "tpf", "speedup"];
-
   // What the reader chose stays while the page is open.
   const chosen = { systems: null, tasks: null, metrics: null, sort: ["task", 1] };
 
@@ -9,7 +7,7 @@ const overview = (() => {
     if (chosen.systems) return;
     chosen.systems = new Set(store.cells.map(store.systemName));
     chosen.tasks = new Set(store.cells.map(format.task));
-    const main = MAIN.filter((name) => format.columns.includes(name));
+    const main = format.MAIN.filter((name) => format.columns.includes(name));
     chosen.metrics = new Set(main.length ? main : format.columns);
   }
 

@@ -15,7 +15,7 @@ const sample = (() => {
     const to = (step) => (columns.bodies[row + step] ? router.link("sample", cell.number, row + step) : null);
     dom.replace(main,
       dom.el("div.headline", {},
-        dom.el("h1", {}, name, task.verdict(columns.state[row])),
+        dom.el("h1", {}, `Item ${name}`, task.verdict(columns.state[row])),
         dom.el("p.lead", {}, `${task.title(cell)} · ${format.task(cell)}`, overview.marks(cell)),
         dom.el("nav.beside", { "aria-label": "Neighbouring samples" }, step("← Previous", to(-1)), step("Next →", to(1)))),
       counts(columns, body, row),

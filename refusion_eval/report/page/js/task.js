@@ -3,7 +3,7 @@ const task = (() => {
   const STATES = { right: ["✓", "right"], wrong: ["✗", "wrong"], error: ["!", "error"], unscored: ["?", "unscored"] };
   const chosen = { system: "", state: "", text: "", order: "item" };
   const ORDERS = {
-    item: null, "most tokens": (one, other) => other.tokens - one.tokens, slowest: (one, other) => other.seconds - one.seconds,
+    item: (one, other) => one.place - other.place || one.cell.number - other.cell.number, "most tokens": (one, other) => other.tokens - one.tokens, slowest: (one, other) => other.seconds - one.seconds,
     "highest TPF": (one, other) => other.tpf - one.tpf, "lowest TPF": (one, other) => one.tpf - other.tpf,
   };
 
@@ -53,7 +53,7 @@ const task = (() => {
     const found = rows.filter((row) => (!chosen.system || String(row.cell.number) === chosen.system)
       && (!chosen.state || row.state === chosen.state)
       && (!text || row.id.toLowerCase().includes(text) || (row.extracted || "").toLowerCase().includes(text)));
-    return ORDERS[chosen.order] ? found.sort(ORDERS[chosen.order]) : found;
+    return found.sort(ORDERS[chosen.order]);
   }
 
   const title = (cell) => [store.systemName(cell), store.variant(cell)].filter(Boolean).join(" · ");
@@ -73,10 +73,14 @@ const task = (() => {
 
   function card(cell) {
     const metrics = format.columns.filter((name) => format.figure(cell, name));
+    const main = metrics.filter((name) => format.MAIN.includes(name));
+    const more = metrics.filter((name) => !format.MAIN.includes(name));
+    const figures = (names) => dom.el("dl.figures-list", {}, names.map((name) => dom.el("div", {},
+      dom.el("dt", {}, format.metricLabel(name)), dom.el("dd", {}, overview.figure(cell, name)))));
     return dom.el("section.card", { "aria-label": title(cell) },
       dom.el("h2", {}, title(cell), overview.marks(cell)),
-      dom.el("dl.figures-list", {}, metrics.map((name) => dom.el("div", {},
-        dom.el("dt", {}, format.metricLabel(name)), dom.el("dd", {}, overview.figure(cell, name))))),
+      figures(main),
+      more.length > 0 && dom.el("details", {}, dom.el("summary.more", {}, `${more.length} more figures`), figures(more)),
       metrics.length === 0 && dom.el("p.muted", {}, "No figures yet."));
   }
 

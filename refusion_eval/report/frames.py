@@ -1,0 +1,170 @@
+"""A replay on a terminal, and as frames for whoever draws them."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.text import Text
+
+from refusion_eval.report.pieces import Speller, final_pieces
+from refusion_eval.report.replay import Cell, Replay, Step, apply
+
+MASK = "·"
+NEW = "new"
+# Words tell the states apart where styles do not: see `legend`.
+STYLES: Mapping[str, str] = {
+    "mask": "bright_black",
+    "planned": "blue underline",
+    "draft": "italic yellow",
+    NEW: "bold reverse",
+    "fixed": "",
+    "rejected": "red strike",
+    "dropped": "bright_black strike",
+}
+REASONS = {"eos": "end of sequence", "length": "length reached", "stop_string": "stop string"}
+
+
+class Run(NamedTuple):
+    """Neighbouring positions that look alike."""
+
+    state: str
+    text: str
+
+
+class Frame(NamedTuple):
+    """What is to be seen after one step; the first frame is before all of them.
+
+    Attributes:
+        runs: the text, in order.
+        headline: what happened.
+        detail: where in the decoding that is.
+    """
+
+    runs: Sequence[Run]
+    headline: str
+    detail: str
+
+
+def frames(replay: Replay, speller: Speller) -> Iterator[Frame]:
+    """Every frame of a replay, in order."""
+    final = final_pieces(replay, speller)
+    cells = [Cell() for _ in range(replay.num_positions)]
+    num_steps, num_fixed = len(replay.steps), 0
+    yield Frame(_runs(cells, -1, final, speller), "Nothing is decoded yet.", f"step 0/{num_steps}")
+    for number, step in enumerate(replay.steps):
+        apply(cells, step, number)
+        num_fixed += _count(step, "fixed")
+        num_forwards = step.forward + 1
+        detail = f"step {number + 1}/{num_steps}   forward {num_forwards}/{len(replay.forwards)}"
+        if 0 <= step.forward < len(replay.forwards):
+            kind, rows, cached = replay.forwards[step.forward]
+            detail += f" {kind}: {rows} rows, {cached} cached"
+        if num_forwards > 0:
+            detail += f"   {num_fixed} final, {num_fixed / num_forwards:.2f} a forward"
+        newest = number if step.action != "stop" else -1
+        yield Frame(_runs(cells, newest, final, speller), sentence(step), detail)
+
+
+def sentence(step: Step) -> str:
+    """What a step did."""
+    fixed, rejected = _count(step, "fixed"), _count(step, "rejected")
+    gone = f", rejected {_counted(rejected, 'draft')}" if rejected else ""
+    match step.action:
+        case "plan":
+            return f"Planned {len(step.scores)} of {_counted(step.num_candidates, 'slot')}."
+        case "draft":
+            return f"Drafted {_counted(_count(step, 'draft'), 'token')}{gone}."
+        case "fix" if step.num_candidates:
+            return f"Fixed {fixed} of {_counted(step.num_candidates, 'candidate')}{gone}."
+        case "fix":
+            return f"Accepted {_counted(fixed, 'token')}{gone}."
+        case "stop":
+            return f"Stopped: {REASONS.get(step.reason, step.reason)}."
+        case _:
+            return "Nothing became final in this forward."
+
+
+def legend() -> Text:
+    """What the styles mean."""
+    names = {
+        "planned": "planned",
+        "draft": "drafted",
+        NEW: "just accepted",
+        "rejected": "rejected",
+        "dropped": "not kept",
+    }
+    text = Text(f"{MASK} masked", STYLES["mask"])
+    for state, name in names.items():
+        text.append("  ").append(name, STYLES[state])
+    return text
+
+
+def play(replay: Replay, speller: Speller, console: Console, title: str, seconds: float) -> None:
+    """Plays on a terminal, each step for some seconds; elsewhere it prints every step, one line each."""
+    everything = list(frames(replay, speller))
+    if not console.is_terminal or console.is_dumb_terminal:
+        for frame in everything:
+            console.print(Text(f"{frame.detail}  {frame.headline}"), soft_wrap=True)
+            console.print(_text(frame.runs, words=True), soft_wrap=True)
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        for number, frame in enumerate(everything):
+            live.update(_panel(frame, console, title), refresh=True)
+            if number + 1 < len(everything):
+                time.sleep(seconds)
+
+
+def _panel(frame: Frame, console: Console, title: str) -> Group:
+    """A frame with as many of its lines as the terminal has room for, the newest ones among them."""
+    width, height = console.width - 4, max(3, console.height - 7)
+    lines = list(_text(frame.runs, words=False).wrap(console, width, overflow="fold"))
+    newest = 0
+    seen = Text()
+    for run in frame.runs:
+        seen.append(run.text)
+        if run.state in (NEW, "draft", "planned", "rejected"):
+            newest = len(seen.wrap(console, width, overflow="fold"))
+    first = max(0, min(newest - height // 2, len(lines) - height))
+    shown = Text("\n").join(lines[first : first + height])
+    return Group(
+        Panel(shown, title=Text(title), subtitle=Text(frame.headline), title_align="left", subtitle_align="left"),
+        Text(frame.detail, "bright_black"),
+        legend(),
+    )
+
+
+def _text(runs: Sequence[Run], words: bool) -> Text:
+    """The runs in their styles; with words, a state that is not plain is named, as a pipe has no styles."""
+    text = Text()
+    for run in runs:
+        if words and run.state not in ("fixed", "mask"):
+            text.append(f"<{run.state}:{run.text}>")
+        else:
+            text.append(run.text, "" if words else STYLES[run.state])
+    return text
+
+
+def _runs(cells: Sequence[Cell], newest: int, final: Mapping[int, str], speller: Speller) -> list[Run]:
+    looks = [
+        (NEW if cell.state == "fixed" and cell.step == newest else cell.state, _shown(position, cell, final, speller))
+        for position, cell in enumerate(cells)
+    ]
+    return [Run(state, "".join(text for _, text in group)) for state, group in groupby(looks, lambda look: look[0])]
+
+
+def _shown(position: int, cell: Cell, final: Mapping[int, str], speller: Speller) -> str:
+    if cell.state in ("fixed", "dropped"):
+        return final[position]
+    return MASK if cell.token is None else speller.piece(cell.token)
+
+
+def _count(step: Step, state: str) -> int:
+    return sum(len(change.positions) for change in step.changes if change.state == state)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

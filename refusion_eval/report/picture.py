@@ -1,0 +1,173 @@
+"""A replay as an animated picture: GIF, or animated PNG."""
+
+import os
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from io import BytesIO
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+from PIL import Image, ImageDraw, ImageFont
+
+from refusion_eval.errors import ConfigError
+from refusion_eval.report.frames import MASK, NEW, Frame, Run
+from refusion_eval.store.atomic_write import prepare_output, write_bytes
+
+FORMATS = {".gif": "GIF", ".png": "PNG", ".apng": "PNG"}
+# Columns and most rows of the text: as wide as a page's column, and no taller than a screen.
+COLUMNS, MOST_ROWS = 84, 30
+LAST_SECONDS = 3.0
+
+_SIZE, _PAD = 15, 16
+_PAPER, _INK, _MUTED, _LINE = "#ffffff", "#16202b", "#66737f", "#d9dfe6"
+
+
+class Look(NamedTuple):
+    """How a state is drawn: dark and light enough apart to read in grey, and each with a line of its own."""
+
+    ink: str
+    ground: str | None = None
+    line: str = ""
+
+
+LOOKS = {
+    "mask": Look("#98a4b0"),
+    "planned": Look("#00558f", None, "box"),
+    "draft": Look("#6b4700", "#fdf1d8", "dotted"),
+    NEW: Look("#ffffff", "#00558f"),
+    "fixed": Look(_INK),
+    "rejected": Look("#a33b00", "#fbe6da", "strike"),
+    "dropped": Look("#98a4b0", None, "strike"),
+}
+LEGEND = {"planned": "planned", "draft": "drafted", NEW: "accepted", "rejected": "rejected"}
+
+
+def check_format(path: str | os.PathLike[str]) -> str:
+    """The format that a file's name asks for.
+
+    Raises:
+        ConfigError: it is none that moves.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix not in FORMATS:
+        raise ConfigError(f"{path}: a replay is written as {', '.join(FORMATS)}; give the file one of these endings")
+    return FORMATS[suffix]
+
+
+def write_animation(shown: Sequence[Frame], path: str | os.PathLike[str], title: str, *, seconds: float = 0.5) -> None:
+    """Writes an animation that begins again at its end.
+
+    Args:
+        shown: what is to be seen, in order.
+        path: the file, ending in .gif, .png or .apng.
+        title: written above the text.
+        seconds: how long each frame stays; the last one stays longer.
+
+    Raises:
+        ConfigError: the file's name has another ending.
+        StoreError: it cannot be written.
+    """
+    kind = check_format(path)
+    prepare_output(path)
+    rows = max(len(list(_lines(frame.runs))) for frame in shown)
+    images = [_draw(frame, title, min(rows, MOST_ROWS)) for frame in shown]
+    # One palette for all frames: of the last picture alone, colours of the others would be missing.
+    if kind == "GIF":
+        images = [image.quantize(palette=_palette(), dither=Image.Dither.NONE) for image in images]
+    durations = [round(1000 * seconds)] * (len(images) - 1) + [round(1000 * max(seconds, LAST_SECONDS))]
+    content = BytesIO()
+    images[0].save(content, kind, save_all=True, append_images=images[1:], duration=durations, loop=0, optimize=False)
+    write_bytes(path, content.getvalue())
+
+
+@lru_cache
+def _font(bold: bool) -> ImageFont.FreeTypeFont:
+    """The fixed-width font that comes with matplotlib."""
+    name = "DejaVuSansMono-Bold.ttf" if bold else "DejaVuSansMono.ttf"
+    return ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / name, _SIZE)
+
+
+@lru_cache
+def _palette() -> Image.Image:
+    """All colours, and the greys between them and the paper that smooth letters need."""
+    sheet = Image.new("RGB", (256, 8), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    pairs = [(look.ink, look.ground or _PAPER) for look in LOOKS.values()] + [(_MUTED, _PAPER), (_LINE, _PAPER)]
+    for number, (ink, ground) in enumerate(pairs):
+        for shade in range(24):
+            mixed = Image.blend(Image.new("RGB", (1, 1), ground), Image.new("RGB", (1, 1), ink), shade / 23)
+            draw.point([(number * 24 + shade, row) for row in range(8)], mixed.getpixel((0, 0)))
+    return sheet.quantize(colors=255)
+
+
+def _lines(runs: Sequence[Run]) -> Iterator[list[Run]]:
+    """Runs broken into lines of `COLUMNS` characters."""
+    line: list[Run] = []
+    width = 0
+    for run in runs:
+        for place, part in enumerate(run.text.expandtabs(4).split("\n")):
+            if place:
+                yield line
+                line, width = [], 0
+            rest = part
+            while rest:
+                if width == COLUMNS:
+                    yield line
+                    line, width = [], 0
+                taken, rest = rest[: COLUMNS - width], rest[COLUMNS - width :]
+                line.append(Run(run.state, taken))
+                width += len(taken)
+    yield line
+
+
+def _draw(frame: Frame, title: str, rows: int) -> Image.Image:
+    cell, height = _font(False).getlength(MASK), round(_SIZE * 1.6)
+    width = round(2 * _PAD + COLUMNS * cell)
+    image = Image.new("RGB", (width, 2 * _PAD + height * (rows + 4)), _PAPER)
+    draw = ImageDraw.Draw(image)
+    draw.text((_PAD, _PAD), _fitted(title), _MUTED, _font(False))
+    draw.text((_PAD, _PAD + height), _fitted(frame.headline), _INK, _font(True))
+    draw.text((_PAD, _PAD + 2 * height), _fitted(frame.detail), _MUTED, _font(False))
+    top = _PAD + 3 * height + 4
+    draw.line([(_PAD, top - 4), (width - _PAD, top - 4)], _LINE)
+    lines = list(_lines(frame.runs))
+    busy = [number for number, line in enumerate(lines) if any(run.state not in ("fixed", "mask") for run in line)]
+    first = max(0, min((busy[-1] if busy else 0) - rows // 2, len(lines) - rows))
+    for number, line in enumerate(lines[first : first + rows]):
+        _draw_line(draw, line, _PAD, top + number * height, cell, height)
+    names: list[Run] = [Run("mask", f"{MASK} masked   ")]
+    for state, name in LEGEND.items():
+        names += [Run(state, name), Run("fixed", "   ")]
+    _draw_line(draw, names, _PAD, top + rows * height + 4, cell, height)
+    return image
+
+
+def _draw_line(
+    draw: ImageDraw.ImageDraw, runs: Sequence[Run], left: float, top: float, cell: float, height: int
+) -> None:
+    for state, text in runs:
+        look = LOOKS[state]
+        right, bottom = left + cell * len(text), top + height - 4
+        if look.ground:
+            draw.rectangle([left, top - 1, right, bottom], fill=look.ground)
+        if look.line == "box":
+            draw.rectangle([left, top - 1, right - 1, bottom], outline=look.ink)
+        elif look.line == "strike":
+            draw.line([left, top + _SIZE * 0.62, right, top + _SIZE * 0.62], look.ink, 2)
+        elif look.line == "dotted":
+            for x in range(round(left), round(right), 4):
+                draw.line([x, bottom - 1, x + 1, bottom - 1], look.ink, 2)
+        for place, letter in enumerate(text):  # each in its cell: a font's wide letters would shift the rest
+            draw.text((left + place * cell, top), _drawable(letter), look.ink, _font(state == NEW))
+        left = right
+
+
+def _drawable(letter: str) -> str:
+    """What a font can be asked for: control characters and lone surrogates are shown as a box."""
+    return letter if letter.isprintable() else "\N{WHITE VERTICAL RECTANGLE}"
+
+
+def _fitted(text: str) -> str:
+    shown = "".join(map(_drawable, text))
+    return shown if len(shown) <= COLUMNS else f"{shown[: COLUMNS - 1]}…"
