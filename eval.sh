@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # From a fresh machine to a table: sets up .venv, runs ReFusion and its autoregressive baseline, prints accuracy and speed.
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
 usage() {
     cat <<'TEXT'
@@ -28,18 +29,6 @@ With --model: that checkpoint on the real benchmarks. Run again to continue an i
 
 Environment: PYTHON (python3), REFUSION_EVAL_VENV (.venv), REFUSION_EVAL_TORCH_INDEX (package index for torch).
 TEXT
-}
-
-fail() {
-    echo "eval.sh: $*; bash eval.sh --help lists the options" >&2
-    exit 2
-}
-
-absolute() { # a path as seen from where the user stands
-    case $1 in
-        /*) printf '%s' "$1" ;;
-        *) printf '%s/%s' "$PWD" "$1" ;;
-    esac
 }
 
 checkpoint() { # a directory becomes absolute, a hub id stays
@@ -138,71 +127,6 @@ if [ -n "$systems" ]; then
 elif [ -n "$preset$adapter" ] || [ "$model" = published ]; then
     fail "--preset, --adapter and --model published need --system"
 fi
-venv=${REFUSION_EVAL_VENV:-.venv}
-python=$venv/bin/python
-
-run() { # prints a command; runs it unless this is a dry run
-    printf '+'
-    printf ' %q' "$@"
-    printf '\n'
-    $dry_run || "$@"
-}
-
-quietly() { # as run, with the output in a log that is shown if the command fails
-    run "$@" >>"$venv/setup.log" 2>&1 || {
-        tail -n 30 "$venv/setup.log" >&2
-        echo "eval.sh: set-up failed; the whole output is in $venv/setup.log" >&2
-        exit 1
-    }
-}
-
-warn_of_cuda() { # without a GPU the gigabytes of CUDA libraries are of no use
-    if [ -z "${REFUSION_EVAL_TORCH_INDEX:-}" ] && ! nvidia-smi -L >/dev/null 2>&1 &&
-        "$python" -m pip install --quiet --dry-run --ignore-installed --report - "$1" 2>/dev/null | grep -q '"nvidia-'; then
-        echo "  no NVIDIA GPU here, and pip brings PyTorch with CUDA (gigabytes, works on the CPU too); for the small CPU build"
-        echo "  set REFUSION_EVAL_TORCH_INDEX to the CPU index that PyTorch's installation page names"
-    fi
-}
-
-stamp() { # changes whenever the environment has to be made anew
-    "${PYTHON:-python3}" - <<'TEXT'
-import hashlib, pathlib, sys
-# Even an editable install copies the start-up files.
-start_up = ("_refusion_eval_autoload.py", "refusion_eval_autoload.pth", "refusion_eval_autoload.start")
-names = ("pyproject.toml", "hatch_build.py", "constraints.txt", *start_up)
-parts = [pathlib.Path(name).read_bytes() for name in names]
-print(hashlib.sha256(b"".join([*parts, sys.version.encode(), str(pathlib.Path.cwd()).encode()])).hexdigest())
-TEXT
-}
-
-set_up() {
-    "${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-        fail "Python 3.11 or later is needed; name one with PYTHON=..."
-    if [ -f "$venv/set-up" ] && [ "$(cat "$venv/set-up")" = "$(stamp)" ]; then
-        return
-    fi
-    local torch
-    torch=$(grep '^torch==' constraints.txt)
-    echo "Setting up $venv (the first time takes minutes; the details go to $venv/setup.log)"
-    if [ -e "$venv" ] && [ ! -f "$venv/setup.log" ]; then
-        fail "$venv exists and was not made by this script: move it away, or name another place with REFUSION_EVAL_VENV"
-    fi
-    $dry_run || { rm -rf "$venv" && mkdir -p "$venv" && : >"$venv/setup.log"; }
-    run "${PYTHON:-python3}" -m venv "$venv" ||
-        fail "no virtual environment could be made; on Debian and Ubuntu install python3-venv"
-    if $dry_run; then
-        run "$python" -m pip install "$torch"
-        run "$python" -m pip install -e . -c constraints.txt
-        return
-    fi
-    warn_of_cuda "$torch"
-    echo "  installing $torch"
-    quietly "$python" -m pip install "$torch" ${REFUSION_EVAL_TORCH_INDEX:+--index-url "$REFUSION_EVAL_TORCH_INDEX"}
-    echo "  installing refusion_eval and what it needs"
-    quietly "$python" -m pip install -e . -c constraints.txt
-    stamp >"$venv/set-up"
-}
-
 set_up
 if $setup_only; then
     exit 0

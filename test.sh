@@ -3,16 +3,10 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")" || exit 1
 
-bash eval.sh --setup || exit 1
-venv=${REFUSION_EVAL_VENV:-.venv}
-if ! cmp -s "$venv/set-up" "$venv/set-up-dev"; then
-    echo "Installing the development tools"
-    "$venv/bin/python" -m pip install -e '.[dev]' -c constraints.txt >>"$venv/setup.log" 2>&1 || {
-        tail -n 30 "$venv/setup.log" >&2
-        exit 1
-    }
-    cp "$venv/set-up" "$venv/set-up-dev"
-fi
+source ./environment.sh
+dry_run=false
+set_up
+add_extra dev
 
 failed=()
 check() {

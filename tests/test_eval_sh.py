@@ -122,9 +122,9 @@ def test_a_baseline_that_cannot_be_run_is_refused_before_the_first_run(fake_envi
 
 @pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt", "hatch_build.py", *STARTUP_FILES])
 def test_the_environment_is_made_anew_when_what_it_was_made_from_changes(tmp_path, name):
-    for source in ("eval.sh", "pyproject.toml", "constraints.txt", "hatch_build.py", *STARTUP_FILES):
+    for source in ("environment.sh", "pyproject.toml", "constraints.txt", "hatch_build.py", *STARTUP_FILES):
         shutil.copy(ROOT / source, tmp_path)
-    stamp = ["bash", "-c", "eval \"$(sed -n '/^stamp()/,/^}/p' eval.sh)\"; stamp"]
+    stamp = ["bash", "-c", "source ./environment.sh; stamp"]
     before = subprocess.run(stamp, cwd=tmp_path, capture_output=True, check=True).stdout
     with (tmp_path / name).open("a") as file:
         file.write("\n")

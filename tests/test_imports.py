@@ -25,9 +25,9 @@ MAY_IMPORT = {
     "report": BASE | {"metrics", "store"},
     "embedded": set(),
     "artefacts": BASE | {"evaluate", "metrics", "store"},
-    "evaluate": BASE | {"api", "decoders", "embedded", "engine", "metrics", "models", "store"},
+    "evaluate": BASE | {"api", "decoders", "embedded", "engine", "hf", "metrics", "models", "store"},
     "sweep": BASE | {"decoders", "evaluate", "store"},
-    "bench": BASE | {"api", "decoders", "embedded", "engine", "evaluate", "models", "training"},
+    "bench": BASE | {"api", "decoders", "embedded", "engine", "evaluate", "hf", "models", "training"},
     "training": BASE | {"api", "decoders", "embedded", "engine", "evaluate", "models", "store"},
 }
 NO_TORCH = {"types", "trace", "errors", "decoders", "metrics", "store", "artefacts", "report"}

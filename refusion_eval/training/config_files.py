@@ -144,4 +144,4 @@ def _build(wanted: type, values: Mapping[str, Any], section: str, where: str) ->
 def _dataclass_in(wanted: Any) -> type | None:
     """The dataclass that a type is, or is an optional of."""
     options = typing.get_args(wanted) if isinstance(wanted, types.UnionType) else (wanted,)
-    return next((option for option in options if dataclasses.is_dataclass(option)), None)
+    return next((option for option in options if isinstance(option, type) and dataclasses.is_dataclass(option)), None)

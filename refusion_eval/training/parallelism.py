@@ -32,12 +32,14 @@ FSDP: dict[str, Any] = {
 }
 
 
-def place_of_process() -> Place:
+def place_of_process(parallelism: Parallelism) -> Place:
     """This process among those that torchrun started; alone without it.
 
     Raises:
-        ConfigError: the environment says what cannot be.
+        ConfigError: the environment says what cannot be, or torchrun is missing where it is needed.
     """
+    if parallelism != "ddp" and "RANK" not in os.environ:
+        raise ConfigError(f"parallelism={parallelism} needs torchrun, for one process too; start the run with train.sh")
     try:
         place = Place(rank=int(os.environ.get("RANK", "0")), world_size=int(os.environ.get("WORLD_SIZE", "1")))
     except ValueError as problem:
@@ -48,7 +50,7 @@ def place_of_process() -> Place:
 
 
 def check_parallelism(parallelism: Parallelism) -> None:
-    """Refuses what is not installed here, or was not started as it needs.
+    """Refuses what is not installed here.
 
     Raises:
         ConfigError: likewise.
@@ -58,8 +60,6 @@ def check_parallelism(parallelism: Parallelism) -> None:
             "parallelism=zero2 needs the package deepspeed, which is not installed: pip install "
             "'refusion-eval[deepspeed]', or set parallelism=fsdp, which needs no other package"
         )
-    if parallelism != "ddp" and "RANK" not in os.environ:
-        raise ConfigError(f"parallelism={parallelism} needs torchrun, for one process too; start the run with train.sh")
 
 
 def trainer_settings(parallelism: Parallelism) -> dict[str, Any]:

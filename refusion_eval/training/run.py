@@ -5,6 +5,7 @@ transformers and this project open. The same command goes on where an interrupte
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import sys
@@ -21,7 +22,6 @@ from refusion_eval.errors import ConfigError, RefusionEvalError
 from refusion_eval.store.atomic_write import write_atomically
 from refusion_eval.store.environment import git_commit, package_versions
 from refusion_eval.store.lock import DirectoryLock
-from refusion_eval.training import packed
 from refusion_eval.training.backbone import check_backbone, load_backbone, load_tokenizer, save_backbone
 from refusion_eval.training.config import Objective
 from refusion_eval.training.config_files import config_names, read_run_config
@@ -66,7 +66,7 @@ def check_run(config: RunConfig, world_size: int) -> None:
     """
     config.check_world(world_size)
     check_parallelism(config.parallelism)
-    if config.attention == "flash" and packed.flash_attn_varlen_func is None:
+    if config.attention == "flash" and importlib.util.find_spec("flash_attn") is None:
         raise ConfigError("attention=flash needs the package flash-attn, which is not installed; use attention=auto")
     if config.attention == "flash" and not torch.cuda.is_available():
         raise ConfigError("attention=flash needs a CUDA device, and there is none; use attention=auto")
@@ -264,16 +264,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--set", action="append", default=[], dest="overrides", metavar="SECTION.KEY=VALUE", help="change a setting"
     )
-    parser.add_argument("--check", action="store_true", help="check the settings and files, and stop")
+    parser.add_argument(
+        "--check", type=int, metavar="PROCESSES", help="check settings and files for so many processes, and stop"
+    )
     arguments = parser.parse_args(argv)
     transformers.logging.set_verbosity_error()
     try:
-        place = place_of_process()
         config = read_run_config(arguments.config, arguments.overrides)
-        if arguments.check:
-            check_run(config, place.world_size)
+        if arguments.check is not None:
+            check_run(config, arguments.check)
         else:
-            run(config, place)
+            run(config, place_of_process(config.parallelism))
     except RefusionEvalError as error:
         if int(os.environ.get("LOCAL_RANK", "0")) == 0:  # once for each machine
             print(f"error: {error}", file=sys.stderr)

@@ -40,8 +40,9 @@ class LossModel(torch.nn.Module):
 
     @property
     def language_model(self) -> PreTrainedModel:
-        """Transformers' own, adapters within."""
-        return self.model if isinstance(self.model, PreTrainedModel) else self.model.get_base_model()
+        """That of transformers, adapters within."""
+        model: Any = self.model
+        return model if isinstance(model, PreTrainedModel) else model.get_base_model()
 
     def forward(self, batch: PackedBatch) -> dict[str, torch.Tensor]:
         """The loss, and its two terms for the log."""
@@ -113,6 +114,8 @@ class RefusionTrainer(Trainer):
         callbacks: more of them.
     """
 
+    control: TrainerControl
+
     def __init__(
         self,
         model: LossModel,
@@ -166,7 +169,7 @@ class RefusionTrainer(Trainer):
             ar, mdm, num_forwards, num_tokens, flops = self.accelerator.reduce(sums, "sum").tolist()
             seconds = time.perf_counter() - self._since
             peak = self._peak and self._peak * self.accelerator.num_processes
-            logs = {
+            line: dict[str, Any] = {
                 "epoch": self.state.global_step * self._epochs_per_step,
                 "ar": ar / num_forwards,
                 "mdm": mdm / num_forwards,
@@ -178,6 +181,7 @@ class RefusionTrainer(Trainer):
                 "tokens_per_second": num_tokens / seconds,
                 "mfu": flops / (seconds * peak) if peak else None,
             }
+            logs = line
             self._terms.zero_()
             self._num_forwards = self._num_tokens = self._flops = 0
             self._since = time.perf_counter()
