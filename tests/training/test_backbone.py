@@ -49,7 +49,8 @@ SHAPE = {
 
 
 def _config(directory: Path, **settings: Any) -> BackboneConfig:
-    return BackboneConfig(**({"model": str(directory), "dtype": "float32", "gradient_checkpointing": False} | settings))
+    settings = {"model": str(directory), "dtype": "float32", "gradient_checkpointing": False} | settings
+    return BackboneConfig(**settings)
 
 
 def _loaded(directory: Path, **settings: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
@@ -136,6 +137,23 @@ def test_an_existing_mask_token_is_kept(tmp_path: Path) -> None:
     assert (tokenizer.mask_token_id, tokenizer.bos_token_id, len(tokenizer)) == (40, 41, 50)
     change_json(tmp_path / "config.json", mask_token_id=42)
     assert load_tokenizer(_config(tmp_path)).mask_token_id == 42
+
+
+@pytest.mark.parametrize(
+    ("num_words", "settings", "ids"),
+    [
+        (151_669, {}, (151_669, 151_670)),  # Qwen3, as in ReFusion's release
+        (151_665, {}, (151_665, 151_666)),  # Qwen2.5, as in Dream
+        (128_256, {"bos_token": "w5"}, (5, 128_256)),  # Llama 3
+    ],
+)
+def test_new_tokens_take_the_ids_of_the_published_models(
+    tmp_path: Path, num_words: int, settings: dict[str, Any], ids: tuple[int, int]
+) -> None:
+    save_tokenizer(tmp_path, num_words, **settings)
+    tokenizer = load_tokenizer(BackboneConfig(shape=SHAPE, tokenizer=str(tmp_path)))
+    assert (tokenizer.bos_token_id, tokenizer.mask_token_id) == ids
+    assert len(tokenizer) == ids[1] + 1
 
 
 def test_the_release_s_tokens_are_found_though_its_tokenizer_does_not_name_them(shared: Path) -> None:
