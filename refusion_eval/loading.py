@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 
 import torch
 
@@ -101,11 +102,16 @@ class LoadedModel:
         fetch_weights(self._adapter)
         return LoraAdapter(config, self.config)
 
+    @property
+    def directory(self) -> Path:
+        """The folder of its files, weights included."""
+        fetch_weights(self._location)
+        return self._location.directory
+
     @cached_property
     def transformer(self) -> Transformer:
         """The checkpoint's weights, ready for forwards."""
-        fetch_weights(self._location)
-        weights = load_weights(self._location.directory, self.config, self.dtype, self.device, self._lora)
+        weights = load_weights(self.directory, self.config, self.dtype, self.device, self._lora)
         return Transformer(self.config, weights)
 
     @cached_property

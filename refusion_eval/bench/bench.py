@@ -26,7 +26,8 @@ from refusion_eval.engine.device import synchronize
 from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.engine.width import time_forwards
 from refusion_eval.errors import DecodeError
-from refusion_eval.trace import ForwardDone, Trace
+from refusion_eval.hf.stock import StockLoop
+from refusion_eval.trace import ForwardDone
 from refusion_eval.types import Decoded
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -212,7 +213,8 @@ def _entrants(model: api.LoadedModel, baseline: Path | None, settings: Mapping[s
         entrants["autoregressive baseline"] = Entrant(
             lambda prompt: plain.run(DECODERS["autoregressive"].decode, prompt, greedy), "autoregressive"
         )
-        entrants["model.generate"] = Entrant(partial(_stock_generate, stock, greedy), "autoregressive")
+        loop = StockLoop(stock)
+        entrants["model.generate"] = Entrant(lambda prompt: loop.run(prompt, greedy), "autoregressive")
     return entrants
 
 
@@ -240,24 +242,6 @@ def _count_forwards(
 
 def _generate(model: api.LoadedModel, decoder: str, settings: Mapping[str, Any], prompt: Sequence[int]) -> Decoded:
     return api.generate(model, prompt, decoder=decoder, **settings)
-
-
-def _stock_generate(stock: Qwen3ForCausalLM, greedy: Any, prompt: Sequence[int]) -> Decoded:
-    """`model.generate`, greedy, as a user of transformers would call it."""
-    tokens = torch.tensor([list(prompt)], device=stock.device)
-    synchronize(stock.device)
-    started = time.perf_counter()
-    output = stock.generate(
-        tokens,
-        attention_mask=torch.ones_like(tokens),
-        max_new_tokens=greedy.gen_length,
-        do_sample=False,
-        eos_token_id=list(greedy.eos_ids) or None,
-        pad_token_id=0,
-    )
-    response = tuple(output[0, len(prompt) :].tolist())
-    seconds = time.perf_counter() - started
-    return Decoded(response, "eos" if response[-1] in greedy.eos_ids else "length", len(response), seconds, Trace())
 
 
 def _batch_speeds(

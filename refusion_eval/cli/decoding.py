@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -56,6 +56,10 @@ def run(
         str | None, typer.Option(help="A Jinja file instead of the checkpoint's template, or none for plain prompts.")
     ] = None,
     warmup: Annotated[int, typer.Option(min=0, help="Decodings thrown away before the first measured one.")] = 1,
+    loop: Annotated[
+        Literal["engine", "generate"],
+        typer.Option(help="Who runs the autoregressive decoder: this engine, or transformers' generate."),
+    ] = "engine",
     seed: Annotated[int | None, typer.Option(min=0, help="Of everything random; 0 if not given.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="A decoder setting, KEY=VALUE; outranks the settings table.")
@@ -68,7 +72,7 @@ def run(
     from refusion_eval.evaluate.run import evaluate, task_names
 
     chosen = _system(system, model, decoder)
-    name = "-".join(filter(None, (system or chosen["decoder"], preset)))
+    name = "-".join(filter(None, (system or chosen["decoder"], preset, loop if loop != "engine" else None)))
     run_dir = run_dir or default_run_dir(Path("results/runs"), str(chosen["pretrained"]), name)
     args = parse_model_args(
         {
@@ -88,6 +92,7 @@ def run(
             "cuda_graphs": cuda_graphs,
             "revision": revision,
             "warmup": warmup,
+            "loop": loop,
             **({} if seed is None else {"seed": seed}),
             **_pairs(settings or []),
         }

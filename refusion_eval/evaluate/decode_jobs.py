@@ -28,6 +28,7 @@ class JobDecoder:
         batch_size: jobs decoded at the same time.
         warmup: decodings thrown away before the first measured one of each settings.
         width_cost: gives the width curve that decides how forwards are fused; called only if it is needed.
+        run_alone: decodes one prompt under the decoder's settings; None is the engine.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class JobDecoder:
         batch_size: int,
         warmup: int,
         width_cost: Callable[[], WidthCost],
+        run_alone: Callable[[Sequence[int], Any], Decoded] | None = None,
     ) -> None:
         self.model = model
         self.decode = decode
@@ -46,6 +48,7 @@ class JobDecoder:
         self.batch_size = batch_size
         self.warmup = warmup
         self.width_cost = width_cost
+        self._run_alone = run_alone or (lambda prompt, settings: model.engine.run(decode, prompt, settings))
         self._warm: set[str] = set()
 
     def _settings(self, job: Job) -> Any:
@@ -81,7 +84,7 @@ class JobDecoder:
             job = jobs[index]
             try:
                 warm = self._warm_up(job)
-                decoded = self.model.engine.run(self.decode, job.prompt_ids, self._settings(job))
+                decoded = self._run_alone(job.prompt_ids, self._settings(job))
             # RuntimeError: what torch raises when memory runs out or a kernel fails.
             except (DecodeError, RuntimeError):
                 yield index, record_error(job, traceback.format_exc(), batch_size=1)
@@ -119,7 +122,7 @@ class JobDecoder:
             return True
         started = time.perf_counter()
         for _ in range(self.warmup):
-            self.model.engine.run(self.decode, job.prompt_ids, self._settings(job))
+            self._run_alone(job.prompt_ids, self._settings(job))
         self._warm.add(job.resolved.digest)
         log.info("%s: %d warm-up decodings, %.1f s", job.key.task, self.warmup, time.perf_counter() - started)
         return self.warmup > 0

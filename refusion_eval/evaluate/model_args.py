@@ -57,6 +57,8 @@ class ModelArgs:
         warmup: requests decoded and thrown away before the first measured one of each settings.
         system: name in tables; by default the decoder's.
         backbone: name of the model it was made from: speed-up compares systems of one backbone.
+        loop: what runs the autoregressive decoder: this project's engine, or transformers' own `generate`, which tells
+            an engine's gain from an algorithm's.
         settings: the decoder's settings that were given beside these.
     """
 
@@ -81,6 +83,7 @@ class ModelArgs:
     warmup: int = 1
     system: str | None = None
     backbone: str | None = None
+    loop: Literal["engine", "generate"] = "engine"
     settings: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
@@ -94,6 +97,17 @@ class ModelArgs:
             value = getattr(self, name)
             if value is not None and value < low:
                 raise ConfigError(f"model_args: {name}={value}; it must be at least {low}")
+        if self.loop != "engine":
+            self._check_stock_loop()
+
+    def _check_stock_loop(self) -> None:
+        needed = {"decoder": "autoregressive", "batch_size": 1, "cuda_graphs": False, "adapter": None}
+        for name, value in needed.items():
+            if getattr(self, name) != value:
+                raise ConfigError(
+                    f"model_args: loop={self.loop} is transformers' own loop, which runs with {name}={value} only, "
+                    f"not {getattr(self, name)}; leave one of them out"
+                )
 
     @property
     def settings_type(self) -> type:
@@ -111,7 +125,8 @@ class ModelArgs:
     def system_name(self) -> str:
         """Name of the system in tables."""
         name = self.system or SYSTEM_NAMES.get(self.decoder, self.decoder)
-        return name if self.preset is None else f"{name} ({self.preset})"
+        name = name if self.preset is None else f"{name} ({self.preset})"
+        return name if self.loop == "engine" else f"{name} ({self.loop})"
 
 
 def parse_model_args(given: Mapping[str, Any], additional: Mapping[str, Any] | None = None) -> ModelArgs:

@@ -12,7 +12,7 @@ import refusion_eval
 from refusion_eval.engine.bandwidth import cache_bytes_per_row, copy_bandwidth, weight_bytes
 from refusion_eval.evaluate.system import NO_TEMPLATE, WITH_GRAPHS, System
 from refusion_eval.store.environment import collect_hardware, git_commit, package_versions
-from refusion_eval.store.manifest import Manifest
+from refusion_eval.store.manifest import STOCK_GENERATE, Manifest
 
 # A weight file up to this size is hashed whole, of a larger one evenly spread pieces.
 WHOLE_BYTES = 256 * 2**20
@@ -32,7 +32,7 @@ def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest
     return Manifest(
         system=args.system_name,
         backbone=args.backbone or model.card.backbone,
-        decoder=args.decoder,
+        decoder=args.decoder if args.loop == "engine" else STOCK_GENERATE,
         settings={
             "model_args": dict(args.settings),
             "enable_thinking": args.enable_thinking,
@@ -48,7 +48,7 @@ def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest
         seed=int(args.settings.get("seed", 0)),
         dtype=str(model.dtype).removeprefix("torch."),
         device=model.device.type,
-        attention=model.attention + (WITH_GRAPHS if model.cuda_graphs else ""),
+        attention=_attention(system),
         package_version=refusion_eval.__version__,
         batch_size=system.batch_size,
         warmup=args.warmup,
@@ -62,6 +62,13 @@ def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest
             "copy_bytes_per_second": copy_bandwidth(model.device),
         },
     )
+
+
+def _attention(system: System) -> str:
+    """Name of what computes attention; the stock loop takes what transformers takes."""
+    if system.args.loop != "engine":
+        return "transformers"
+    return system.model.attention + (WITH_GRAPHS if system.model.cuda_graphs else "")
 
 
 def _adapter_facts(system: System) -> dict[str, str]:

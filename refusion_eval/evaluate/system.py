@@ -5,7 +5,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from refusion_eval import api
 from refusion_eval.decoders import DECODERS
@@ -19,6 +19,9 @@ from refusion_eval.evaluate.systems import published_systems
 from refusion_eval.evaluate.text import Detokenizer
 from refusion_eval.store.run_reader import RunReader
 from refusion_eval.store.run_store import RUN_JSON
+
+if TYPE_CHECKING:
+    from refusion_eval.hf.stock import StockLoop
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +130,8 @@ class System:
     def _attention(self) -> str:
         """The backend asked for; where a measurement decides, the one that a resumed run was begun with."""
         args = self.args
+        if args.loop != "engine":
+            return args.attention  # it is transformers' own, whatever is said here
         if args.attention != "auto" or args.run_dir is None or not (Path(args.run_dir) / RUN_JSON).is_file():
             return args.attention
         with RunReader.open(args.run_dir) as reader:
@@ -157,7 +162,13 @@ class System:
             batch_size=self.batch_size,
             warmup=self.args.warmup,
             width_cost=lambda: self.width_cost,
+            run_alone=None if self.args.loop == "engine" else self._stock_loop().run,
         )
+
+    def _stock_loop(self) -> "StockLoop":
+        from refusion_eval.hf.stock import StockLoop  # transformers' models load slowly, and few runs need them
+
+        return StockLoop.open(self.model.directory, self.model.dtype, self.model.device)
 
     @functools.cached_property
     def width_cost(self) -> WidthCost:

@@ -11,6 +11,9 @@ from refusion_eval.store.environment import Hardware
 
 MINI_PREFIX = "mini_"
 
+# Manifest.decoder of a run by the stock loop: transformers' own greedy `generate`, one token a forward.
+STOCK_GENERATE = "stock_generate"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:

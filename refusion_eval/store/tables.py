@@ -11,6 +11,7 @@ from typing import Any
 from refusion_eval.errors import StoreError
 from refusion_eval.metrics.bootstrap import mean_of
 from refusion_eval.store.facts import RunFacts, TaskFacts, read_facts
+from refusion_eval.store.manifest import STOCK_GENERATE
 from refusion_eval.store.run_reader import Run
 from refusion_eval.store.table_rows import MEAN_TASK, TableRow, read_csv, write_csv
 from refusion_eval.store.task_metrics import (
@@ -29,7 +30,6 @@ from refusion_eval.store.task_metrics import (
 __all__ = ["MEAN_TASK", "METRIC_ORDER", "TableRow", "read_csv", "tidy_rows", "write_csv"]
 
 AUTOREGRESSIVE = "autoregressive"
-STOCK_GENERATE = "stock_generate"  # as a decoder's name: transformers' own greedy loop, one token a forward
 MINI_NOTE = "synthetic look-alike, not the real benchmark"
 
 # Order of the metrics in a table; others follow by name.

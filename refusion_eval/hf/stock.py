@@ -1,0 +1,120 @@
+"""The stock autoregressive loop: transformers' own model under its own `generate`, timed as an engine is.
+
+Beside this project's engine on the same weights it tells how much of a speed-up is the engine's and how much the
+algorithm's.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+
+from refusion_eval.decoders.autoregressive import AutoregressiveSettings
+from refusion_eval.engine.device import synchronize
+from refusion_eval.errors import CheckpointError, DecodeError
+from refusion_eval.trace import Trace
+from refusion_eval.types import Decoded, StopReason, StopRule
+
+# `generate` pads only behind the end of a response in a batch; of one request nothing is ever padded.
+_PAD_ID = 0
+
+
+class StockLoop:
+    """Greedy `generate` on one model, as a user of transformers would call it.
+
+    Args:
+        model: transformers' own; its generation config is replaced, so that only the settings count.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        model.generation_config = GenerationConfig()
+
+    @classmethod
+    def open(cls, directory: Path, dtype: torch.dtype, device: torch.device) -> Self:
+        """Loads a checkpoint in Hugging Face layout with transformers' own class of it, without remote code.
+
+        Raises:
+            CheckpointError: transformers has no such class, or cannot load the weights.
+        """
+        try:
+            model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, trust_remote_code=False)
+        except (OSError, ValueError, KeyError) as error:
+            raise CheckpointError(f"{directory}: transformers cannot load it for the stock loop: {error}") from error
+        return cls(model.to(device).eval())
+
+    def run(self, prompt: Sequence[int], settings: AutoregressiveSettings) -> Decoded:
+        """Decodes one prompt; the trace tells the forwards that `generate` makes, one a token.
+
+        Args:
+            prompt: token ids.
+            settings: of the autoregressive decoder.
+
+        Raises:
+            DecodeError: the settings ask for samples; only greedy decoding is the same text.
+        """
+        if settings.temperature > 0:
+            raise DecodeError("the stock loop is greedy; set temperature=0, or take this project's engine")
+        device = self.model.device
+        synchronize(device)
+        started = time.perf_counter()
+        clock = _Clock(len(prompt), settings.stop_rule, device)
+        tokens = torch.tensor([list(prompt)], device=device)
+        config = GenerationConfig(
+            max_new_tokens=settings.gen_length,
+            do_sample=False,
+            eos_token_id=list(settings.eos_ids) or None,
+            pad_token_id=_PAD_ID,
+        )
+        output: Any = self.model.generate(  # type: ignore[operator]
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            generation_config=config,
+            stopping_criteria=StoppingCriteriaList([clock]),
+        )
+        response = tuple(int(token) for token in output[0, len(prompt) :].tolist())
+        seconds = time.perf_counter() - started
+        stop: StopReason = "length"
+        if response[-1] in settings.eos_ids:
+            stop = "eos"
+        elif clock.stopped:
+            stop = "stop_string"
+        trace = _trace(len(prompt), response, stop)
+        return Decoded(response, stop, len(response), seconds, trace, clock.first - started)
+
+
+class _Clock(StoppingCriteria):
+    """Takes the time of the first token, and ends a response where the task's stop rule says so."""
+
+    def __init__(self, prompt_length: int, stop_rule: StopRule | None, device: torch.device) -> None:
+        self.first = 0.0
+        self.stopped = False
+        self._prompt_length = prompt_length
+        self._stop_rule = stop_rule
+        self._device = device
+        self._answers = {answer: torch.tensor([answer], device=device) for answer in (False, True)}
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:  # type: ignore[override]
+        if not self.first:
+            synchronize(self._device)
+            self.first = time.perf_counter()
+        if self._stop_rule is not None:
+            self.stopped = self._stop_rule(input_ids[0, self._prompt_length :].tolist())
+        return self._answers[self.stopped]
+
+
+def _trace(prompt_length: int, response: Sequence[int], stop: StopReason) -> Trace:
+    """What `generate` with a KV cache does: the prompt once, then every token but the last."""
+    trace = Trace()
+    for number, token in enumerate(response):
+        if number == 0:
+            trace.forward("prefill", prompt_length, 0)
+        else:
+            trace.forward("decode", 1, prompt_length + number - 1)
+        trace.fix((number,), (token,))
+    trace.stop(stop, len(response))
+    return trace
