@@ -28,3 +28,28 @@ def claims(
         console().print(table.rich())
     if out is not None:
         write_claims(judged, averages, out)
+
+
+@app.command()
+def speed(
+    results: Annotated[list[Path], typer.Argument(help="Run directories, all on one machine, or results CSV files.")],
+    csv: Annotated[Path | None, typer.Option(help="Also write every figure with its bounds.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Also write the table as Markdown.")] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="Folder name of the run that speed-ups are relative to; found if not given.")
+    ] = None,
+) -> None:
+    """Print what speed is made of: forwards a second, tokens a forward, the memory's limit, prefill, both AR loops."""
+    from refusion_eval.artefacts.cells import measured_cells
+    from refusion_eval.artefacts.speed import speed_csv, speed_rows, speed_table
+    from refusion_eval.store.atomic_write import prepare_output, write_output
+
+    for path in filter(None, (csv, markdown)):
+        prepare_output(path)
+    rows = speed_rows(measured_cells(results, baseline=baseline))
+    table = speed_table(rows)
+    console().print(table.rich())
+    if csv is not None:
+        write_output(csv, speed_csv(rows))
+    if markdown is not None:
+        write_output(markdown, table.markdown())
