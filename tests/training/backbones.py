@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ def save_tokenizer(directory: Path, num_words: int, **settings: object) -> None:
 
 
 def save_backbone_of(
-    directory: Path, family: str = "qwen3", tied: bool = False, *, num_words: int = NUM_ROWS, **changes: object
+    directory: Path, family: str = "qwen3", tied: bool = False, *, num_words: int = NUM_ROWS, **changes: Any
 ) -> PreTrainedModel:
     """A random checkpoint of NUM_ROWS rows, of which the tokenizer knows `num_words`."""
     model = tiny.save_checkpoint(directory, family=family, tie_word_embeddings=tied, **changes)
@@ -51,7 +52,7 @@ def change_json(path: Path, **changes: object) -> None:
 
 def batch_for(objective: Objective, mask: int) -> PackedBatch:
     """Three samples under an objective."""
-    settings = {"slot_sizes": (2, 4), "eos_multiple": 4, "block_size": 4 * (objective == "bd3lm")}
+    settings: dict[str, Any] = {"slot_sizes": (2, 4), "eos_multiple": 4, "block_size": 4 * (objective == "bd3lm")}
     config = TrainConfig(objective=objective, num_steps=1, **settings)
     samples = [
         Sample((2, 3, 4), (5, 6, 7, 8, 9, 10, END_ID)),

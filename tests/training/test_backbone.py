@@ -49,8 +49,8 @@ SHAPE = {
 
 
 def _config(directory: Path, **settings: Any) -> BackboneConfig:
-    settings = {"model": str(directory), "dtype": "float32", "gradient_checkpointing": False} | settings
-    return BackboneConfig(**settings)
+    defaults: dict[str, Any] = {"model": str(directory), "dtype": "float32", "gradient_checkpointing": False}
+    return BackboneConfig(**defaults | settings)
 
 
 def _loaded(directory: Path, **settings: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
