@@ -37,10 +37,10 @@ class Column(NamedTuple):
 
 COLUMNS = (
     Column("tps", "TPS", with_bounds=True),
-    Column("forwards_per_second", "Forwards/s"),
-    Column("tpf", "Tokens/forward", 2),
+    Column("forwards_per_second", "Fwd/s"),
+    Column("tpf", "Tok/fwd", 2),
     Column("mbu", "MBU %"),
-    Column("one_token_share", "One-token limit %"),
+    Column("one_token_share", "Limit %"),
     Column("prefill_seconds", "Prefill ms", 1, 1000.0),
     Column("decode_tps", "Decode TPS"),
     Column("tokens_mean", "Tokens"),
@@ -49,7 +49,7 @@ COLUMNS = (
 )
 NOTES = (
     "In brackets: 95% bootstrap interval by item. At batch 1; TPS = forwards/s x tokens/forward.",
-    "One-token limit: the TPS of one token a forward at this device's copy bandwidth; above 100% no engine gets that way.",
+    "Limit: share of the TPS of one token a forward at this device's copy bandwidth, which no engine exceeds that way.",
     "Prefill: up to the end of the first forward, which reads the prompt; Decode TPS: of all behind it.",
     "x AR: over the autoregressive loop of this engine, and over that of transformers' generate, on the same items.",
 )

@@ -53,3 +53,37 @@ def speed(
         write_output(csv, speed_csv(rows))
     if markdown is not None:
         write_output(markdown, table.markdown())
+
+
+@app.command()
+def compare(
+    before: Annotated[Path, typer.Argument(help="Run directory A.")],
+    after: Annotated[Path, typer.Argument(help="Run directory B.")],
+    common_items: Annotated[
+        bool, typer.Option("--common-items", help="Compare what both have where their items differ.")
+    ] = False,
+    csv: Annotated[Path | None, typer.Option(help="Also write one row a task.")] = None,
+    items: Annotated[Path | None, typer.Option(help="Also write one row an item, as CSV.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Also write table and differences as Markdown.")] = None,
+) -> None:
+    """Compare two runs item by item: paired difference, smallest one to be seen, flips, prompts, settings, speed."""
+    from refusion_eval.artefacts.compare import compare_runs
+    from refusion_eval.artefacts.compare_report import (
+        comparison_csv,
+        comparison_markdown,
+        comparison_table,
+        details,
+        items_csv,
+    )
+    from refusion_eval.store.atomic_write import prepare_output, write_output
+
+    writers = ((csv, comparison_csv), (items, items_csv), (markdown, comparison_markdown))
+    for path, _ in writers:
+        if path is not None:
+            prepare_output(path)
+    comparison = compare_runs(before, after, common_items=common_items)
+    console().print(comparison_table(comparison).rich())
+    print("\n".join(details(comparison)))
+    for path, write in writers:
+        if path is not None:
+            write_output(path, write(comparison))

@@ -90,11 +90,13 @@ def is_mini(task: str) -> bool:
     return task.startswith(MINI_PREFIX)
 
 
-def differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """One line for every key of two fingerprints that differs, with both values."""
+def differences(
+    stored: Mapping[str, Any], now: Mapping[str, Any], names: tuple[str, str] = ("recorded", "now")
+) -> list[str]:
+    """One line for every key of two fingerprints that differs, with both values, each behind its name."""
     before, after = dict(_flat(stored)), dict(_flat(now))
     return [
-        f"{name}: recorded {_shown(before, name)}, now {_shown(after, name)}"
+        f"{name}: {names[0]} {_shown(before, name)}, {names[1]} {_shown(after, name)}"
         for name in sorted({*before, *after})
         if before.get(name, _ABSENT) != after.get(name, _ABSENT)
     ]
