@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "embedded": set(),
     "artefacts": BASE | {"evaluate", "metrics", "store"},
     "evaluate": BASE | {"api", "decoders", "embedded", "engine", "hf", "metrics", "models", "store"},
+    "paper": BASE | {"artefacts", "decoders", "evaluate", "metrics", "report", "store"},
     "sweep": BASE | {"decoders", "evaluate", "store"},
     "bench": BASE | {"api", "decoders", "embedded", "engine", "evaluate", "hf", "models", "training"},
     "training": BASE | {"api", "decoders", "embedded", "engine", "evaluate", "models", "store"},

@@ -1,0 +1,109 @@
+"""Figures 3, 6 and 7: locality, the frontier of score and parallelism, scaling with data."""
+
+import math
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from refusion_eval.paper import drawn, style
+from refusion_eval.paper.curves import DISTANCES
+from refusion_eval.paper.rows import OPERATING_POINT, Point
+
+
+def draw_locality(points: Sequence[Point]) -> Figure:
+    """Figure 3: what a revealed token changes, by distance; a panel a model."""
+    panels = list(dict.fromkeys(point.panel for point in points))
+    series = sorted({point.series for point in points}, key=lambda name: float(name.partition("=")[2]))
+    with style.paper_style():
+        figure = style.new_figure(style.COLUMN_WIDTH if len(panels) == 1 else style.TEXT_WIDTH, 2.2)
+        for number, (axes, panel) in enumerate(zip(drawn.row_of_axes(figure, len(panels)), panels, strict=True)):
+            for place, name in enumerate(series):
+                chosen = [point for point in points if (point.panel, point.series) == (panel, name)]
+                look = style.ORDERED[place % len(style.ORDERED)]
+                for side in (-1, 1):  # no distance 0: the line has a gap there
+                    half = [point for point in chosen if point.x * side > 0]
+                    drawn.line(
+                        axes,
+                        half,
+                        [_place(point.x) for point in half],
+                        look,
+                        half[0].label if side < 0 and half else "",
+                    )
+            axes.axvline(0, color=style.BLACK, linewidth=0.6, linestyle=(0, (1, 1)))
+            axes.set_xticks(
+                [_place(d) for d in DISTANCES], [f"{d}".replace("-", "\u2212") for d in DISTANCES], rotation=90
+            )
+            axes.set_ylim(bottom=0)
+            axes.set_xlabel("Distance from the revealed token")
+            axes.set_ylabel("Jensen-Shannon divergence (nats)" if number == 0 else "")
+            axes.legend(title="masked share", title_fontsize=7, loc="upper right")
+            style.panel_title(axes, number, panel) if len(panels) > 1 else axes.set_title(panel, loc="left")
+        style.add_caption(figure, [drawn.only_mini(points), *drawn.caption(points, "responses"), drawn.NO_PUBLISHED])
+    return figure
+
+
+def _place(distance: float) -> float:
+    """Where a distance stands: powers of two evenly, on either side of 0."""
+    return math.copysign(1 + math.log2(abs(distance)), distance)
+
+
+def draw_frontier(points: Sequence[Point]) -> Figure:
+    """Figure 6: score against tokens per forward; a curve a system, through its points by parallelism."""
+    series = list(dict.fromkeys(point.series for point in points))
+    with style.paper_style():
+        figure = style.new_figure(style.COLUMN_WIDTH, 2.5)
+        axes = figure.subplots()
+        for name in series:
+            chosen = sorted((point for point in points if point.series == name), key=lambda point: point.x)
+            drawn.line(
+                axes, chosen, [point.x for point in chosen], style.look_of(name, series), chosen[0].label, x_bars=True
+            )
+            drawn.ring(axes, chosen)
+        axes.set_xlabel("Tokens per forward (TPF)")
+        axes.set_ylabel(drawn.SCORES.get(points[0].metric, points[0].metric))
+        handles, labels = axes.get_legend_handles_labels()
+        if any(point.mark == OPERATING_POINT for point in points):
+            handles.append(Line2D([], [], **drawn.RING))
+            labels.append("operating point")
+        figure.legend(handles, labels, loc="outside upper center", ncols=4, columnspacing=1.2)
+        sentences = [drawn.only_mini(points), f"{drawn.benchmark(points)}.", *drawn.caption(points), drawn.NO_PUBLISHED]
+        style.add_caption(figure, sentences)
+    return figure
+
+
+def draw_scaling(points: Sequence[Point]) -> Figure:
+    """Figure 7: score above, throughput below, by training samples; a column a task."""
+    panels = list(dict.fromkeys(point.panel for point in points))
+    series = list(dict.fromkeys(point.series for point in points))
+    has_speed = any(point.metric == "tps" for point in points)
+    with style.paper_style():
+        width = style.COLUMN_WIDTH if len(panels) == 1 else style.TEXT_WIDTH
+        figure = style.new_figure(width, 2.9 if has_speed else 1.8)
+        grid = figure.subplots(1 + has_speed, len(panels), sharex="col", squeeze=False)
+        for column, panel in enumerate(panels):
+            of_panel = [point for point in points if point.panel == panel]
+            for row, axes in enumerate(grid[:, column]):
+                chosen = [point for point in of_panel if (point.metric == "tps") == (row == 1)]
+                for name in series:
+                    line = [point for point in chosen if point.series == name]
+                    look = style.look_of(name, series)
+                    drawn.line(axes, line, [point.x for point in line], look, line[0].label if line else "")
+                if chosen:
+                    axes.set_ylabel(drawn.SCORES.get(chosen[0].metric, chosen[0].metric))
+            values = sorted({point.x for point in of_panel})
+            grid[-1, column].set_xscale("log")
+            grid[-1, column].set_xticks(values, [_amount(value) for value in values])
+            grid[-1, column].set_xlabel("Training samples")
+            style.panel_title(grid[0, column], column, drawn.task_name(panel, of_panel[0].mini))
+        if len(series) > 1:
+            grid[0, 0].legend()
+        style.add_caption(figure, [drawn.only_mini(points), *drawn.caption(points), drawn.NO_PUBLISHED])
+    return figure
+
+
+def _amount(value: float) -> str:
+    for size, letter in ((1e6, "M"), (1e3, "K")):
+        if value >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"
