@@ -71,13 +71,15 @@ class TrainingCost:
     @classmethod
     def of(cls, model: PreTrainedModel) -> "TrainingCost":
         """That of a model, whose weights say whether they are trained."""
-        embeddings, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-        matrices = [weight for weight in model.parameters() if weight.ndim == 2]
+        embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+        # By module: adapters put tensors of their own beside these matrices.
+        outside = {id(weight) for module in (embeddings, head) for weight in module.parameters()}
+        inside = [weight for weight in model.parameters() if weight.ndim == 2 and id(weight) not in outside]
         config = model.config
         head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return cls(
-            of_row=sum(_of_weights(weight) for weight in matrices if weight is not embeddings and weight is not head),
-            of_label=_of_weights(head),
+            of_row=sum(_of_weights(weight) for weight in inside),
+            of_label=_of_weights(head.weight),
             of_pair=12 * config.num_hidden_layers * config.num_attention_heads * head_width,
         )
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from refusion_eval.errors import ConfigError, RefusionEvalError
 from refusion_eval.store.atomic_write import write_atomically
-from refusion_eval.store.environment import git_commit, package_versions
+from refusion_eval.store.environment import PACKAGES, git_commit, package_versions
 from refusion_eval.store.lock import DirectoryLock
 from refusion_eval.training.backbone import check_backbone, load_backbone, load_tokenizer, save_backbone
 from refusion_eval.training.config import Objective
@@ -181,7 +181,7 @@ def _open_run(
         "steps": num_steps,
         "processes": place.world_size,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "versions": package_versions(),
+        "versions": package_versions((*PACKAGES, "accelerate", "peft", "deepspeed")),
         "git_commit": git_commit(),
     }
     write_atomically(path, json.dumps(facts, indent=1) + "\n")

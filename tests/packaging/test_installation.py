@@ -78,6 +78,7 @@ def test_wheel_holds_package_tasks_published_figures_and_startup_files(wheel):
     published = {f"refusion_eval/published/{path.name}" for path in tracked("results/published")}
     assert names >= STARTUP_FILES
     assert names >= tasks
+    assert "refusion_eval/training/configs/refusion_8b.yaml" in names
     assert published
     assert names >= published
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"refusion_eval", *STARTUP_FILES}
