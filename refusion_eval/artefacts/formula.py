@@ -186,7 +186,7 @@ class _Evaluation:
 
 def drawn(cell: Cell) -> Values:
     """A cell's value and its draws: constant without an interval, never below zero if the value is not."""
-    values = np.full(1 + RESAMPLES, cell.value)
+    values = np.full(1 + RESAMPLES, float(cell.value))
     if cell.has_interval:
         identity = "|".join((cell.run_id, cell.system, cell.task, cell.metric))
         normal = np.random.default_rng(zlib.crc32(identity.encode())).standard_normal(RESAMPLES)

@@ -97,7 +97,7 @@ def measure_task(facts: TaskFacts, references: Sequence[Reference] = ()) -> Task
     result = TaskMeasures()
     if len(facts.samples) < facts.num_expected:
         result.notes.append(
-            f"{HALF_WRITTEN}: {len(facts.samples)} of {facts.num_expected} samples are there; run its command again"
+            f"{HALF_WRITTEN}: {len(facts.samples)} of {facts.num_expected} samples are there, run its command again"
         )
     if facts.num_errors:
         total = facts.num_errors + len(facts.samples)
