@@ -9,7 +9,8 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from refusion_eval.training.run_log import RunLog, summary_writer
 from refusion_eval.training.step_batches import Place, StepBatches, example_lengths
 from refusion_eval.training.steps import StepPlan
 from refusion_eval.training.token_cache import SampleSubset, TokenCache, sample_subset
-from refusion_eval.training.tokenise import build_cache
+from refusion_eval.training.tokenise import Progress, build_cache
 from refusion_eval.training.trainer import (
     CHECKPOINTS,
     LossModel,
@@ -44,6 +45,7 @@ from refusion_eval.training.trainer import (
 )
 
 RUN_FILE, MODEL_FOLDER = "run.json", "model"
+_SECONDS_BETWEEN_LINES = 10.0
 # What config.json says of the decoders that a checkpoint is for; nothing where the weights serve several.
 TRAINED_FOR: dict[Objective, tuple[str, ...]] = {
     "pretrain": ("autoregressive",),
@@ -132,6 +134,7 @@ def _samples(config: RunConfig, tokenizer: PreTrainedTokenizerFast, is_first: bo
             max_length=data.max_length,
             on_bad=data.on_bad,
             workers=data.workers,
+            on_progress=_progress_line(),
         )
         print(cache.report.summary(), file=sys.stderr)
         directory = [str(cache.directory.resolve())]
@@ -140,6 +143,19 @@ def _samples(config: RunConfig, tokenizer: PreTrainedTokenizerFast, is_first: bo
     if data.max_samples is None and data.share is None:
         return cache
     return sample_subset(cache, max_samples=data.max_samples, share=data.share, seed=data.sample_seed)
+
+
+def _progress_line() -> Callable[[Progress], None]:
+    """Says now and then how far the tokenising is."""
+    last = time.monotonic()
+
+    def say(progress: Progress) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _SECONDS_BETWEEN_LINES:
+            last = time.monotonic()
+            print(f"tokenised {progress.share:.0%}: {progress.num_samples} samples", file=sys.stderr, flush=True)
+
+    return say
 
 
 def _num_steps(config: RunConfig, plan: StepPlan, num_samples: int) -> int:

@@ -13,6 +13,8 @@ from refusion_eval.errors import ConfigError
 from refusion_eval.store.atomic_write import write_atomically
 
 LOG_FILE, TENSORBOARD_FOLDER = "log.csv", "tensorboard"
+# All but step and epoch are of the steps since the line before: means of the losses, the last learning rate and
+# gradient norm, sums of tokens and seconds, the latter without the writing of checkpoints.
 COLUMNS = (
     "step",
     "epoch",

@@ -99,8 +99,7 @@ class StepBatches(Dataset[ForwardInputs]):
 
     def loader(self, num_workers: int) -> "DataLoader[ForwardInputs]":
         """The forwards in their order, prepared by a number of processes; 0 is this one."""
-        order = [[index] for index in range(len(self))]
-        return DataLoader(self, batch_sampler=order, collate_fn=_only, num_workers=num_workers)
+        return DataLoader(self, batch_size=1, shuffle=False, collate_fn=_only, num_workers=num_workers)
 
 
 def _only(items: list[ForwardInputs]) -> ForwardInputs:
