@@ -5,6 +5,7 @@ import sys
 from refusion_eval.cli import (  # noqa: F401 - they register their commands
     converting,
     decoding,
+    drawing,
     judging,
     looking,
     measuring,

@@ -19,20 +19,11 @@ from refusion_eval.artefacts.published import read_published
 from refusion_eval.errors import StoreError
 from refusion_eval.evaluate.systems import published_systems
 from refusion_eval.paper.layout import EMPTY, Emphasis, Entry, Heading, Line, PaperTable
+from refusion_eval.paper.names import MINI_SENTENCE, TASK_NAMES
 
-TASK_NAMES: Mapping[str, str] = {
-    "mmlu_pro": "MMLU-Pro",
-    "arc_challenge": "ARC-C",
-    "gsm8k": "GSM8K",
-    "math": "MATH",
-    "gpqa": "GPQA",
-    "humaneval": "HumanEval",
-    "mbpp": "MBPP",
-}
 ORIGIN_NAMES: Mapping[str, str] = {"published": "paper", "measured": "here"}
 PUBLISHED_HEADING = "Published, on the benchmarks themselves"
 MINI_HEADING = "Measured here, on mini look-alikes of the benchmarks"
-MINI_SENTENCE = "Mini tasks are synthetic look-alikes, not the real benchmarks, and compare with no published figure."
 
 _FULL_MEAN = f"unweighted mean over {len(TASKS)} tasks"
 _TPS = "tps"

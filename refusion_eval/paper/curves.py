@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from refusion_eval.errors import DataError
+from refusion_eval.paper.names import task_name
 from refusion_eval.paper.rows import Point, number, read_records
 
 LOCALITY_COLUMNS = (
@@ -37,12 +38,12 @@ def locality_points(files: Sequence[Path]) -> list[Point]:
             }
             if value["distance"] not in DISTANCES or not value["n_pairs"]:
                 continue
-            model = Path(record["model"]).name
+            model, mini = Path(record["model"]).name, record["mini"] == "yes"
             key = (model, record["dataset"], record["reading"], value["masking_ratio"], value["distance"])
             if key in points:
                 raise DataError(f"{where}: {model} on {record['dataset']} is there twice; leave one out")
             points[key] = Point(
-                panel=f"{model}, {record['dataset']}",
+                panel=f"{model}, {task_name(record['dataset'], mini)}",
                 series=f"t={value['masking_ratio']:g}",
                 label=f"$t$ = {value['masking_ratio']:g}",
                 origin="measured",
@@ -52,7 +53,7 @@ def locality_points(files: Sequence[Path]) -> list[Point]:
                 y_low=value["ci_low"],
                 y_high=value["ci_high"],
                 n=int(value["n_responses"]),
-                mini=record["mini"] == "yes",
+                mini=mini,
             )
     if not points:
         raise DataError(f"{', '.join(map(str, files))}: none of the distances {min(DISTANCES)} to {max(DISTANCES)}")

@@ -8,6 +8,7 @@ from matplotlib.lines import Line2D
 
 from refusion_eval.paper import drawn, style
 from refusion_eval.paper.curves import DISTANCES
+from refusion_eval.paper.names import task_name
 from refusion_eval.paper.rows import OPERATING_POINT, Point
 
 
@@ -35,6 +36,7 @@ def draw_locality(points: Sequence[Point]) -> Figure:
                 [_place(d) for d in DISTANCES], [f"{d}".replace("-", "\u2212") for d in DISTANCES], rotation=90
             )
             axes.set_ylim(bottom=0)
+            axes.set_xlim(_place(DISTANCES[7]) - 0.4, _place(DISTANCES[-1]) + 0.4)
             axes.set_xlabel("Distance from the revealed token")
             axes.set_ylabel("Jensen-Shannon divergence (nats)" if number == 0 else "")
             axes.legend(title="masked share", title_fontsize=7, loc="upper right")
@@ -66,7 +68,7 @@ def draw_frontier(points: Sequence[Point]) -> Figure:
         if any(point.mark == OPERATING_POINT for point in points):
             handles.append(Line2D([], [], **drawn.RING))
             labels.append("operating point")
-        figure.legend(handles, labels, loc="outside upper center", ncols=4, columnspacing=1.2)
+        figure.legend(handles, labels, loc="outside upper center", ncols=2, columnspacing=1.4)
         sentences = [drawn.only_mini(points), f"{drawn.benchmark(points)}.", *drawn.caption(points), drawn.NO_PUBLISHED]
         style.add_caption(figure, sentences)
     return figure
@@ -95,7 +97,7 @@ def draw_scaling(points: Sequence[Point]) -> Figure:
             grid[-1, column].set_xscale("log")
             grid[-1, column].set_xticks(values, [_amount(value) for value in values])
             grid[-1, column].set_xlabel("Training samples")
-            style.panel_title(grid[0, column], column, drawn.task_name(panel, of_panel[0].mini))
+            style.panel_title(grid[0, column], column, task_name(panel, of_panel[0].mini))
         if len(series) > 1:
             grid[0, 0].legend()
         style.add_caption(figure, [drawn.only_mini(points), *drawn.caption(points), drawn.NO_PUBLISHED])

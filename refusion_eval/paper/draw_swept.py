@@ -20,6 +20,7 @@ _SETTINGS = {
     "slot_size": ("slot size $k$", "P17"),
     "block_size": ("block size $b$", "P18"),
 }
+_LEAST_RANGE = 6.0  # points
 _SIZES = ("slot_size", "block_size")  # drawn on a logarithmic axis
 
 
@@ -27,7 +28,7 @@ def draw_swept(points: Sequence[Point]) -> Figure:
     """Figures 4 and 8: score and throughput minus the baseline's by one setting a column, the sweet spot shaded."""
     panels = sorted(dict.fromkeys(point.panel for point in points), key=lambda name: [*_SETTINGS, name].index(name))
     series = list(dict.fromkeys(point.series for point in points))
-    rows = ((DELTA_SCORE, "pass@1 minus AR\n(points)"), (DELTA_TPS, "Throughput minus AR\n(tokens/s)"))
+    rows = ((DELTA_SCORE, "$\\Delta$ score (points)"), (DELTA_TPS, "$\\Delta$ TPS (tokens/s)"))
     with style.paper_style():
         figure = style.new_figure(style.COLUMN_WIDTH if len(panels) == 1 else style.TEXT_WIDTH, 2.7)
         grid = figure.subplots(2, len(panels), sharex="col", sharey="row", squeeze=False)
@@ -43,13 +44,34 @@ def draw_swept(points: Sequence[Point]) -> Figure:
                     drawn.ring(axes, of_series)
                 axes.set_ylabel(name if column == 0 else "")
             _setting_axis(grid[1, column], panel, points)
-            style.panel_title(grid[0, column], column, _SETTINGS.get(panel, (panel,))[0])
-        figure.legend(handles=_swept_legend(points), loc="outside upper center", ncols=4, columnspacing=1.4)
+            if len(panels) > 1:
+                style.panel_title(grid[0, column], column, _SETTINGS.get(panel, (panel,))[0])
+        _widen(grid[0, 0])
+        figure.legend(
+            handles=_swept_legend(points),
+            loc="outside upper center",
+            ncols=4 if len(panels) > 1 else 2,
+            columnspacing=1.4,
+        )
         figure.align_ylabels(grid[:, 0])
         style.add_caption(
-            figure, [drawn.only_mini(points), f"{drawn.benchmark(points)}.", *drawn.caption(points), _spot_note(points)]
+            figure,
+            [
+                f"{drawn.benchmark(points)}. $\\Delta$: minus the autoregressive baseline (AR).",
+                drawn.only_mini(points),
+                *drawn.caption(points),
+                _spot_note(points),
+            ],
         )
     return figure
+
+
+def _widen(axes: Axes) -> None:
+    """At least some points of score, so that differences of a single item look like what they are."""
+    low, high = axes.get_ylim()
+    if high - low < _LEAST_RANGE:
+        middle = (low + high) / 2
+        axes.set_ylim(middle - _LEAST_RANGE / 2, middle + _LEAST_RANGE / 2)
 
 
 def _setting_axis(axes: Axes, panel: str, points: Sequence[Point]) -> None:
@@ -95,7 +117,7 @@ def _sweet_spot(axes: Axes, panel: str, points: Sequence[Point]) -> None:
     found = sweet_spot(points, panel, _main_series(points))
     if found is not None:
         low, high = _widened(panel, *found)
-        axes.axvspan(low, high, facecolor=style.SWEET_SPOT, zorder=0)
+        axes.axvspan(low, high, facecolor=style.SWEET_SPOT, edgecolor=style.SWEET_EDGE, linewidth=0.5, zorder=0)
     if not points[0].mini and (published := _published_spot(panel)):
         for value in published:
             axes.axvline(value, color=style.GREY, linewidth=0.8, linestyle=(0, (1, 1.5)), zorder=1)
@@ -135,5 +157,5 @@ def _swept_legend(points: Sequence[Point]) -> list[Line2D | Patch]:
     if any(point.mark == OPERATING_POINT for point in points):
         handles.append(Line2D([], [], **drawn.RING, label="operating point"))
     handles.append(Line2D([], [], color=style.BLACK, linewidth=0.6, linestyle=(0, (4, 2)), label="AR baseline"))
-    handles.append(Patch(facecolor=style.SWEET_SPOT, label="sweet spot"))
+    handles.append(Patch(facecolor=style.SWEET_SPOT, edgecolor=style.SWEET_EDGE, linewidth=0.5, label="sweet spot"))
     return handles

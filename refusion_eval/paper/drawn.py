@@ -8,19 +8,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from refusion_eval.paper import style
+from refusion_eval.paper.names import MINI_SENTENCE, TASK_NAMES, task_name
 from refusion_eval.paper.rows import OPERATING_POINT, Point
 
 SCORES = {"accuracy": "Accuracy (%)", "pass@1": "pass@1 (%)", "tps": "Tokens/s"}
 NO_PUBLISHED = "The paper's values are not public."
-TASK_NAMES = {
-    "mbpp": "MBPP",
-    "gsm8k": "GSM8K",
-    "math": "MATH",
-    "humaneval": "HumanEval",
-    "gpqa": "GPQA",
-    "mmlu_pro": "MMLU-Pro",
-    "arc_challenge": "ARC-C",
-}
 
 RING: Mapping = {
     "marker": "o",
@@ -45,7 +37,7 @@ def line(
     """A curve with its intervals, each point a filled marker; nothing where there are no points."""
     if not points:
         return
-    axes.errorbar(
+    drawn = axes.errorbar(
         places,
         [point.y for point in points],
         xerr=bars(points, "x") if x_bars else None,
@@ -57,9 +49,10 @@ def line(
         markeredgewidth=0.4,
         elinewidth=0.7,
         capsize=1.6,
-        label=label or None,
         zorder=3,
     )
+    if label:
+        drawn.lines[0].set_label(label)  # of the curve alone, so that the legend shows no bars
     for place, point in zip(places, points, strict=True):
         if point.note:
             axes.annotate("\u2020", (place, point.y), (0, 4), textcoords="offset points", ha="center", size=8)
@@ -77,12 +70,6 @@ def row_of_axes(figure: Figure, columns: int) -> list[Axes]:
     return list(figure.subplots(1, columns, squeeze=False)[0])
 
 
-def task_name(task: str, mini: bool) -> str:
-    """A benchmark as papers write it."""
-    plain = task.removeprefix("mini_")
-    return f"{'mini ' if mini else ''}{TASK_NAMES.get(plain, plain)}"
-
-
 def benchmark(points: Sequence[Point]) -> str:
     """The benchmark that points are about; that of the paper's figures where no panel names one."""
     task = next((point.panel for point in points if point.panel in TASK_NAMES), "mbpp")
@@ -92,7 +79,7 @@ def benchmark(points: Sequence[Point]) -> str:
 def only_mini(points: Sequence[Point]) -> str:
     """The sentence that mini tasks come with."""
     is_mini = any(point.mini for point in points)
-    return "Mini tasks: synthetic look-alikes, not the real benchmarks." if is_mini else ""
+    return MINI_SENTENCE if is_mini else ""
 
 
 def caption(points: Sequence[Point], unit: str = "items") -> list[str]:

@@ -38,9 +38,8 @@ def place_labels(axes: Axes, labels: Sequence[Label], *, size: float, lines: Seq
     written: list[Bbox] = []
     for label in sorted(labels, key=lambda one: (-one.y, one.x)):
         x, y = at[label]
-        text = axes.text(
-            0, 0, label.text, size=size, zorder=5, path_effects=[withStroke(linewidth=1.5, foreground="w")]
-        )
+        halo = [withStroke(linewidth=1.5, foreground="w")]
+        text = axes.text(0, 0, label.text, size=size, zorder=5, path_effects=halo)
         extent = text.get_window_extent()
         wide, high = extent.width, extent.height
         # Beside, above, below, then the same farther away; each box given by its middle.

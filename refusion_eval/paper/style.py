@@ -27,7 +27,7 @@ DPI = 300
 BLACK, GREY, LIGHT = "#000000", "#6b6b6b", "#d9d9d9"
 BLUE, VERMILLION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 ORANGE, SKY = "#E69F00", "#56B4E9"
-SWEET_SPOT, PUBLISHED_SPOT = "#e4eef6", "#eeeeee"
+SWEET_SPOT, SWEET_EDGE = "#e2ecf5", "#9db9d3"
 
 _CAPTION_SIZE = 6.0
 _CAPTION_LINE = 0.103  # inches
@@ -143,14 +143,14 @@ def add_caption(figure: Figure, sentences: Sequence[str]) -> None:
         sentences: n, intervals, hardware.
     """
     width, height = figure.get_size_inches()
-    lines = textwrap.wrap(" ".join(filter(None, sentences)), int(width * _CAPTION_CHARACTERS))
-    room = len(lines) * _CAPTION_LINE + 0.1
+    lines = textwrap.wrap(" ".join(filter(None, sentences)), int(width * _CAPTION_CHARACTERS), break_on_hyphens=False)
+    room = len(lines) * _CAPTION_LINE + 0.14
     figure.set_size_inches(width, height + room)
     share = room / (height + room)
     engine = figure.get_layout_engine()
     assert isinstance(engine, ConstrainedLayoutEngine)
     engine.set(rect=(0, share, 1, 1 - share))
-    text = "\n".join(lines).replace("$", r"\$")
+    text = "\n".join(lines)
     figure.text(0.04 / width, share - 0.03 / (height + room), text, ha="left", va="top", size=_CAPTION_SIZE, color=GREY)
 
 

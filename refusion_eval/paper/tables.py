@@ -1,4 +1,4 @@
-"""Every table of the paper by its number; here Tables 5 (designs), 6 (hyperparameters) and 7 (closed and other models)."""
+"""Every table of the paper by its number; here Tables 5 (designs), 6 (settings) and 7 (closed and other models)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,7 +15,6 @@ from refusion_eval.paper.comparisons import (
     MINI_HEADING,
     ORIGIN_NAMES,
     PUBLISHED_HEADING,
-    TASK_NAMES,
     caption,
     comparison_table,
     entry_of,
@@ -23,6 +22,7 @@ from refusion_eval.paper.comparisons import (
     label_of,
 )
 from refusion_eval.paper.layout import EMPTY, Entry, Heading, Line, PaperTable, texts
+from refusion_eval.paper.names import TASK_NAMES
 
 NUMBERS = tuple(range(1, 8))
 

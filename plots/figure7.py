@@ -1,0 +1,9 @@
+"""Figure 7: scaling with training data.
+
+python plots/figure7.py scaling.csv --out figures
+"""
+
+from refusion_eval.paper.scripts import main
+
+if __name__ == "__main__":
+    main("figure7", __doc__)

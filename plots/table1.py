@@ -1,0 +1,9 @@
+"""Table 1: score and throughput of all systems.
+
+python plots/table1.py results/embedded/results.csv --out tables
+"""
+
+from refusion_eval.paper.scripts import main
+
+if __name__ == "__main__":
+    main("table1", __doc__)

@@ -1,0 +1,9 @@
+"""Table 2: the controlled comparison of training objectives.
+
+python plots/table2.py results/embedded/results.csv --out tables
+"""
+
+from refusion_eval.paper.scripts import main
+
+if __name__ == "__main__":
+    main("table2", __doc__)

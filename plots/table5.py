@@ -1,0 +1,9 @@
+"""Table 5: designs of masked diffusion models.
+
+python plots/table5.py --out tables
+"""
+
+from refusion_eval.paper.scripts import main
+
+if __name__ == "__main__":
+    main("table5", __doc__)
