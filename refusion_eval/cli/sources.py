@@ -68,23 +68,22 @@ class FoundSources:
         if benchmark not in BENCHMARKS:
             return None
         if (benchmark, mini) not in self._rows:
-            found = None
+            self._rows[benchmark, mini] = None
             try:
-                found = rows_by_hash(benchmark, mini, self._data_dir)
+                self._rows[benchmark, mini] = rows_by_hash(benchmark, mini, self._data_dir)
             except RefusionEvalError as problem:
                 log.warning("%s is shown without questions and right answers: %s", benchmark, problem)
-            self._rows[benchmark, mini] = found
         return self._rows[benchmark, mini]
 
     def _system(self, run: Run) -> System | None:
         if run.run_id not in self._systems:
-            found = None
+            self._systems[run.run_id] = None
             try:
-                found = recorded_system(run)
-                _ = found.detokenizer
+                system = recorded_system(run)
+                _ = system.detokenizer  # loads the tokenizer, or says why it cannot
+                self._systems[run.run_id] = system
             except RefusionEvalError as problem:
                 log.warning("%s is shown with token numbers instead of words: %s", run.run_id, problem)
-            self._systems[run.run_id] = found
         return self._systems[run.run_id]
 
     def _rendered(self, run: Run, turn: str) -> str | None:

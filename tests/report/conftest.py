@@ -1,6 +1,7 @@
 """Run directories made by hand, quickly: rows go into the database at once, not one transaction each."""
 
 import sqlite3
+from dataclasses import replace
 
 import pytest
 
@@ -99,14 +100,14 @@ def make_score(sample, value=1.0, **changes):
 def write_run(directory, samples, scores=None, **manifest):
     """A run directory; without scores every sample that did not fail is right."""
     with RunStore.open(directory, make_manifest(**manifest)) as store:
-        process = next(iter(store.run.processes))
+        process = store.register_process(Hardware(cpu="Test CPU", cores=2, threads=1, memory_gib=8))
     if scores is None:
         scores = [make_score(sample) for sample in samples if sample.error is None]
-    rows = (
-        (one.key.digest(), one.key.task, one.item_id, one.key.sample, one.error is not None, 1, _stored(one, process))
-        + (None if one.trace is None else pack(one.trace),)
-        for one in samples
-    )
+    rows = []
+    for one in samples:
+        names = (one.key.digest(), one.key.task, one.item_id, one.key.sample)
+        trace = None if one.trace is None else pack(one.trace)
+        rows.append((*names, one.error is not None, 1, replace(one, process_id=process).body(), trace))
     with sqlite3.connect(directory / "records.sqlite") as connection:
         connection.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
         connection.executemany(
@@ -117,13 +118,12 @@ def write_run(directory, samples, scores=None, **manifest):
     return directory
 
 
-def _stored(sample, process):
-    object.__setattr__(sample, "process_id", sample.process_id or process)
-    return sample.body()
-
-
 @pytest.fixture
 def small_run(tmp_path):
     """Three items: right, wrong, failed."""
-    samples = [make_sample("1"), make_sample("2"), make_sample("3", error="it broke", trace=None, tokens=None, num_tokens=0)]
+    samples = [
+        make_sample("1"),
+        make_sample("2"),
+        make_sample("3", error="it broke", trace=None, tokens=None, num_tokens=0),
+    ]
     return write_run(tmp_path / "small", samples, [make_score(samples[0]), make_score(samples[1], 0.0)])

@@ -17,7 +17,10 @@ def states(replay, step):
 
 
 def told(replay):
-    return [(step.action, step.forward, [(change.state, change.positions) for change in step.changes]) for step in replay.steps]
+    return [
+        (step.action, step.forward, [(change.state, change.positions) for change in step.changes])
+        for step in replay.steps
+    ]
 
 
 def shown(replay, step):
@@ -116,7 +119,13 @@ def test_a_trace_that_breaks_off_is_a_replay_too():
 
 
 def check_invariants(trace, replay, tokens):
-    lit = Counter(position for step in replay.steps for change in step.changes if change.state == "fixed" for position in change.positions)
+    lit = Counter(
+        position
+        for step in replay.steps
+        for change in step.changes
+        if change.state == "fixed"
+        for position in change.positions
+    )
     assert lit == Counter(dict.fromkeys(trace.fixed_at(), 1))
     assert {step.forward for step in replay.steps if step.forward >= 0} == set(range(trace.num_forwards))
     end = cells_at(replay, len(replay.steps))

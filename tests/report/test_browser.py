@@ -1,0 +1,271 @@
+"""The page in a real browser: Chromium without a window, through its driver. Skips where they are not installed."""
+
+import json
+import os
+import shutil
+import time
+
+import pytest
+
+from refusion_eval.report.assemble import page
+from refusion_eval.report.collect import collect
+from refusion_eval.report.sources import Asked
+
+from .conftest import LetterSources, make_sample, make_score, write_run
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium (the dev extra)")
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+
+HOSTILE = '</script><script>window.hacked = 1</script><img src=x onerror="window.hacked = 2"> \ud800'
+NUM_LARGE = 20_000
+
+
+@pytest.fixture(scope="module")
+def browser():
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("needs chromium and chromedriver (Debian: apt-get install chromium chromium-driver)")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    quiet = ("--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking")
+    for argument in (*quiet, *(["--no-sandbox"] if os.geteuid() == 0 else [])):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield chrome
+    chrome.quit()
+
+
+class Page:
+    """What a reader does."""
+
+    def __init__(self, browser, path):
+        self.browser = browser
+        self.address = path.as_uri()
+
+    def open(self, view="", width=1280, height=900):
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        self.browser.get("about:blank")
+        self.browser.get(f"{self.address}#/{view}")
+        self.wait("html[data-ready]")
+        return self
+
+    def wait(self, selector):
+        return WebDriverWait(self.browser, 30).until(lambda browser: browser.find_element(By.CSS_SELECTOR, selector))
+
+    def all(self, selector):
+        return self.browser.find_elements(By.CSS_SELECTOR, selector)
+
+    def text(self, selector):
+        return self.browser.execute_script("return document.querySelector(arguments[0]).textContent", selector)
+
+    def texts(self, selector):
+        script = "return [...document.querySelectorAll(arguments[0])].map((node) => node.textContent.toWellFormed())"
+        return self.browser.execute_script(script, selector)
+
+    def press(self, *keys):
+        webdriver.ActionChains(self.browser).send_keys(*keys).perform()
+
+    def until(self, condition):
+        WebDriverWait(self.browser, 15).until(lambda _: condition())
+
+    def check_clean(self):
+        """Nothing went wrong, nothing was asked of the network, and no text of a record became a program."""
+        assert [entry for entry in self.browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
+        sent = [json.loads(entry["message"])["message"] for entry in self.browser.get_log("performance")]
+        asked = [one["params"]["request"]["url"] for one in sent if one["method"] == "Network.requestWillBeSent"]
+        own = ("file://", "data:", "about:", "chrome:", "blob:")
+        assert [url for url in asked if not url.startswith(own)] == []
+        assert any(url.startswith("file://") for url in asked)
+        assert self.browser.execute_script("return window.hacked") is None
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two systems on two tasks; some right, some wrong, one hostile."""
+    folder = tmp_path_factory.mktemp("runs")
+    made = []
+    for name, decoder, right in (("refusion", "refusion", 3), ("ar", "autoregressive", 4)):
+        samples = [
+            make_sample(str(item), task=task, text=HOSTILE if item == 5 else "abce", seconds=0.1 * (item + right))
+            for task in ("mini_gsm8k", "mini_math")
+            for item in range(6)
+        ]
+        scores = [make_score(sample, float(int(sample.item_id) < right), extracted=sample.text) for sample in samples]
+        tasks = {"mini_gsm8k": "1", "mini_math": "1"}
+        system = f"{name} {HOSTILE}" if name == "ar" else name
+        made.append(write_run(folder / name, samples, scores, system=system, decoder=decoder, tasks=tasks))
+    return made
+
+
+@pytest.fixture(scope="module")
+def shown(browser, runs, tmp_path_factory):
+    data = collect(runs, LetterSources(Asked(HOSTILE, "abce", "as it was sent"), num_items=200))
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(page(data.index, data.chunks), encoding="utf-8")
+    return Page(browser, path)
+
+
+def test_the_overview_sorts_and_filters(shown):
+    shown.open()
+    rows = ".figures tbody tr"
+    assert len(shown.all(rows)) == 6  # two systems on two tasks, and their means
+    assert all("mini" in text for text in shown.texts(f"{rows} th"))
+    shown.all('[data-key="accuracy"]')[0].click()
+    values = [float(text) for text in shown.texts(f'{rows} td[data-label^="Accuracy"] b')]
+    assert values == sorted(values, reverse=True)
+    assert len(set(values)) > 1
+    shown.all('[data-key="accuracy"]')[0].send_keys(Keys.ENTER)
+    assert [float(text) for text in shown.texts(f'{rows} td[data-label^="Accuracy"] b')] == sorted(values)
+    assert shown.all('[aria-sort="ascending"]')
+    shown.all("details.choice summary")[1].send_keys(Keys.ENTER)
+    shown.all("details.choice[open] label")[0].click()
+    assert len(shown.all(rows)) == 4
+    shown.press(Keys.ESCAPE)
+    assert not shown.all("details.choice[open]")
+    assert len(shown.all("canvas")) == 2
+    shown.check_clean()
+
+
+def test_the_plots_say_what_is_under_the_pointer(shown):
+    shown.open()
+    shown.browser.execute_script("document.querySelector('canvas').scrollIntoView({block: 'center'})")
+    found = shown.browser.execute_script(
+        "const chart = Chart.getChart(document.querySelector('canvas'));"
+        "const {x, y} = chart.getDatasetMeta(0).data[0];"
+        "const box = chart.canvas.getBoundingClientRect(); return [box.x + x, box.y + y]"
+    )
+    move = {"type": "mouseMoved", "x": found[0], "y": found[1]}
+    shown.browser.execute_cdp_cmd("Input.dispatchMouseEvent", move)
+    script = "return Chart.getChart(document.querySelector('canvas')).tooltip.body?.[0].lines.join(' ')"
+    shown.until(lambda: "accuracy" in (shown.browser.execute_script(script) or ""))
+    shown.check_clean()
+
+
+def test_a_sample_is_reached_and_replayed_by_keyboard(shown):
+    shown.open("task/mini_gsm8k")
+    shown.wait(".list").send_keys(Keys.ARROW_DOWN, Keys.ENTER)
+    slider = shown.wait("input[type=range]")
+    last = int(slider.get_attribute("max"))
+    assert last == 8
+    assert shown.text(".decoded") == "abce"
+    shown.press(Keys.HOME)
+    assert slider.get_attribute("value") == "-1"
+    assert shown.text(".decoded") == "····"
+    states = []
+    for _ in range(4):
+        shown.press(Keys.ARROW_RIGHT)
+        states.append(
+            [
+                node.split()[-1]
+                for node in shown.browser.execute_script(
+                    "return [...document.querySelectorAll('.decoded .pos')].map((node) => node.className)"
+                )
+            ]
+        )
+    assert states == [
+        ["mask", "mask", "planned", "planned"],
+        ["mask", "mask", "draft", "draft"],
+        ["mask", "mask", "new", "rejected"],
+        ["mask", "mask", "fixed", "draft"],
+    ]
+    assert "Drafted 1 token" in shown.text(".what")
+    slider.send_keys(Keys.ARROW_LEFT)
+    assert slider.get_attribute("value") == "2"
+    shown.press(" ")
+    assert shown.all('button[aria-label="Pause"]')
+    shown.press(" ")
+    assert shown.all('button[aria-label="Play"]')
+    shown.press(Keys.END)
+    assert shown.text(".decoded") == "abce"
+    shown.all('button[aria-label="Step back"]')[0].click()
+    assert slider.get_attribute("aria-valuetext") == "step 8 of 9"
+    shown.check_clean()
+
+
+def test_playing_comes_to_the_end(shown):
+    shown.open("sample/0/0")
+    select = shown.wait(".transport select")
+    select.send_keys("4")
+    shown.all('button[aria-label="Play"]')[0].click()
+    shown.until(
+        lambda: (
+            shown.all("input[type=range]")[0].get_attribute("value") == "8" and shown.all('button[aria-label="Play"]')
+        )
+    )
+
+
+def test_hostile_texts_are_only_shown(shown):
+    shown.open("sample/0/5")
+    shown.wait("pre")
+    assert shown.texts("pre") == [HOSTILE.replace("\ud800", "\ufffd")] * 2  # the driver cannot carry lone surrogates
+    assert not shown.all("main img")
+    shown.check_clean()
+
+
+def test_lists_filter(shown):
+    shown.open("task/mini_gsm8k")
+    shown.wait(".list .row")
+    assert "12 of 12" in shown.text("[role=status]")
+    shown.all("label.field select")[1].send_keys("wrong")
+    shown.until(lambda: "5 of 12" in shown.text("[role=status]"))
+    assert {text.strip("✗") for text in shown.texts(".row .verdict")} == {"wrong"}
+
+
+@pytest.mark.parametrize("width", [375, 320, 768])
+def test_nothing_scrolls_sideways_on_a_phone(shown, width):
+    for view, there in (("", ".figures"), ("task/mini_gsm8k", ".row"), ("sample/0/5", ".transport")):
+        shown.open(view, width=width, height=812)
+        shown.wait(there)
+        assert shown.browser.execute_script("return document.documentElement.scrollWidth") <= width, (view, width)
+    shown.check_clean()
+
+
+def test_every_control_has_a_name_and_shows_its_focus(shown):
+    for view in ("", "task/mini_gsm8k", "sample/0/1"):
+        shown.open(view)
+        time.sleep(0.2)
+        nameless = shown.browser.execute_script(
+            "return [...document.querySelectorAll('button, select, input, [tabindex=\"0\"], a')].filter((node) =>"
+            " !(node.getAttribute('aria-label') || node.textContent.trim() || node.closest('label'))).length"
+        )
+        assert nameless == 0
+        for _ in range(6):
+            shown.press(Keys.TAB)
+            outline = "return getComputedStyle(document.activeElement).outlineStyle"
+            assert shown.browser.execute_script(outline) == "solid"
+
+
+@pytest.mark.slow
+def test_twenty_thousand_samples_open_in_two_seconds(browser, tmp_path):
+    samples = [
+        make_sample(str(item), text=f"The answer to item {item} is {item * 7919 % 1000}. " * 6)
+        for item in range(NUM_LARGE)
+    ]
+    run = write_run(tmp_path / "run", samples)
+    began = time.perf_counter()
+    data = collect([run], LetterSources())
+    path = tmp_path / "large.html"
+    path.write_text(page(data.index, data.chunks), encoding="utf-8")
+    print(f"\nmade in {time.perf_counter() - began:.1f} s, {path.stat().st_size / 2**20:.1f} MiB")
+    large = Page(browser, path)
+    opening = []
+    for _ in range(3):
+        large.open()
+        script = "const [entry] = performance.getEntriesByType('navigation'); return entry.loadEventEnd"
+        opening.append(browser.execute_script(script) / 1000)
+    began = time.perf_counter()
+    browser.execute_script("location.hash = '#/task/mini_gsm8k'")
+    large.wait(".row")
+    listed = time.perf_counter() - began
+    print(f"opened in {', '.join(f'{seconds:.2f}' for seconds in opening)} s; the list in {listed:.2f} s")
+    assert len(large.all(".row")) < 60
+    large.wait(".list").send_keys(Keys.END, Keys.ENTER)
+    large.wait("input[type=range]")
+    assert "Item 9999" in large.text("h1")  # records come in the order of their names
+    large.check_clean()
+    assert min(opening) < 4, "twice the two seconds that it has to open in, for a busy machine"

@@ -1,0 +1,223 @@
+import base64
+import gzip
+import json
+import re
+
+import pytest
+
+from refusion_eval.errors import ConfigError, StoreError
+from refusion_eval.report.assemble import page
+from refusion_eval.report.collect import collect
+from refusion_eval.report.find import find_sample
+from refusion_eval.report.marks import limit_of
+from refusion_eval.report.sources import Asked, NoSources
+from refusion_eval.store.environment import Hardware
+from refusion_eval.store.run_store import RunStore
+
+from .conftest import LetterSources, make_manifest, make_sample, make_score, write_run
+
+HOSTILE = (
+    '</script><script>window.hacked = 1</script><img src=x onerror="window.hacked = 2"><!-- {{program}} \u2028 \ud800'
+)
+
+
+def unpacked(data):
+    return {name: json.loads(gzip.decompress(base64.b64decode(text))) for name, text in data.chunks.items()}
+
+
+def everything(data):
+    """All that a page holds, in plain text."""
+    return json.dumps([data.index, unpacked(data)], ensure_ascii=False)
+
+
+def opened(data, cell=0, row=0):
+    """A row of a task's list, the body behind it and what was asked."""
+    chunks = unpacked(data)
+    columns = chunks[data.index["cells"][cell]["list"]][0]
+    (body, body_at), (asked, asked_at) = columns["bodies"][row], columns["asked"][row]
+    return {name: column[row] for name, column in columns.items()}, chunks[body][body_at], chunks[asked][asked_at]
+
+
+def marks(data, cell=0):
+    return [word for word, _ in data.index["cells"][cell]["marks"]]
+
+
+def test_a_sample_has_all_that_was_recorded_and_found(small_run):
+    row, body, asked = opened(collect([small_run], LetterSources()))
+    assert (row["item_id"], row["state"], row["tokens"], row["forwards"], row["seconds"]) == ("1", "right", 4, 5, 0.25)
+    assert (body["output"], body["extracted"], body["verdict"], body["reason"]) == (
+        "abce",
+        "abce",
+        "correct",
+        "statement",
+    )
+    assert body["settings"] == [["slot_size", "2", "table"], ["tau_slot", "0.6", ""]]
+    assert asked == {"prompt": "What comes next?", "gold": "abce", "note": "as it was sent"}
+    replay = body["replay"]
+    assert [step[0] for step in replay["steps"]] == [
+        "plan",
+        "draft",
+        "fix",
+        "draft",
+        "fix",
+        "plan",
+        "draft",
+        "fix",
+        "stop",
+    ]
+    assert (replay["positions"], replay["kept"], len(replay["forwards"])) == (4, 4, 5)
+    _, rejected = replay["steps"][2][2][1], replay["steps"][2][2][0]
+    assert [rejected[0], rejected[1], [replay["pieces"][number] for number in rejected[2]]] == ["rejected", [3], ["d"]]
+
+
+def test_figures_and_failures_are_those_of_the_table(small_run):
+    data = collect([small_run], LetterSources())
+    cell = data.index["cells"][0]
+    assert cell["metrics"]["accuracy"]["value"] == 50
+    assert cell["metrics"]["accuracy"]["n"] == 2
+    assert "mini" in marks(data)
+    assert "errors 1" in marks(data)
+    assert opened(data, row=2)[1]["error"] == "it broke"
+    assert opened(data, row=2)[1]["replay"] is None
+
+
+def test_without_questions_and_tokenizer_the_page_says_so(small_run):
+    _, body, asked = opened(collect([small_run], NoSources()))
+    assert asked["prompt"] is None
+    assert "not at hand" in asked["note"]
+    assert "[3]" in body["replay"]["pieces"]
+
+
+def test_hostile_texts_stay_data(tmp_path):
+    sample = make_sample("1", text=HOSTILE, settings={"slot_size": 2, "note": HOSTILE})
+    run = write_run(tmp_path / "run", [sample], [make_score(sample, extracted=HOSTILE)], system=HOSTILE)
+    data = collect([run], LetterSources(Asked(HOSTILE, HOSTILE)))
+    html = page(data.index, data.chunks)
+    assert "window.hacked" not in re.sub(r'<script type="application/json".*?</script>', "", html, flags=re.DOTALL)
+    assert html.count("</script>") == 3 + len(data.chunks)
+    index = re.search(r'<script type="application/json" id="index">(.*?)</script>', html, re.DOTALL).group(1)
+    assert json.loads(index)["runs"][0]["system"] == HOSTILE
+    assert opened(data)[1]["output"] == HOSTILE
+    html.encode("ascii", "xmlcharrefreplace")
+
+
+def test_the_page_asks_for_nothing_and_runs_only_its_own_scripts(small_run):
+    data = collect([small_run], LetterSources())
+    html = page(data.index, data.chunks)
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', html).group(1)
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert not re.search(r'(?:src|href)="(?!#|data:,)', html)
+    assert "sourceMappingURL" not in html
+    assert not re.search(r"\{\{\w+\}\}", html)
+
+
+def test_equal_records_give_equal_pages(small_run):
+    pages = [page(data.index, data.chunks) for data in (collect([small_run], LetterSources()) for _ in range(2))]
+    assert pages[0] == pages[1]
+
+
+SECRET = "photosynthesis quantum banana"
+
+
+@pytest.mark.parametrize("task", ["refusion_gpqa", "gpqa_main_zeroshot", "my_GPQA_variant"])
+def test_questions_of_gpqa_are_nowhere_on_the_page(tmp_path, task):
+    # Even if records and sources held them, which they do not.
+    good = make_sample("rec1", task=task, text=SECRET)
+    bad = make_sample("rec2", task=task, error=SECRET, trace=None, tokens=None, num_tokens=0)
+    run = write_run(tmp_path / "run", [good, bad], [make_score(good, extracted="B", reason=SECRET)], tasks={task: "1"})
+    data = collect([run], LetterSources(Asked(SECRET, "B", SECRET)))
+    html, plain = page(data.index, data.chunks), everything(data)
+    assert all(word not in text for word in SECRET.split() for text in (html, plain))
+    row, body, asked = opened(data)
+    assert (row["item_id"], row["extracted"], body["extracted"], asked["gold"]) == ("rec1", "B", "B", "B")
+    assert body["output"] is None
+    assert body["replay"]["pieces"] == []  # where and when, not what
+    assert len(body["replay"]["steps"]) == 9
+    quoted = collect(
+        [write_run(tmp_path / "quoted", [good], [make_score(good, extracted=SECRET)], tasks={})], LetterSources()
+    )
+    assert SECRET not in everything(quoted)
+
+
+def test_the_mini_look_alike_of_gpqa_is_shown(tmp_path):
+    run = write_run(tmp_path / "run", [make_sample("1", task="mini_gpqa")])
+    _, body, asked = opened(collect([run], LetterSources()))
+    assert (body["output"], asked["prompt"]) == ("abce", "What comes next?")
+
+
+def test_a_record_without_tokens_says_where_but_not_what(tmp_path):
+    run = write_run(tmp_path / "run", [make_sample("1", tokens=None)])
+    assert opened(collect([run], LetterSources()))[1]["replay"]["pieces"] == []
+
+
+def test_a_run_that_has_not_ended_says_so(tmp_path):
+    tasks = {"mini_gsm8k": "1", "mini_math": "1"}
+    run = write_run(tmp_path / "run", [make_sample("1"), make_sample("2")], [], tasks=tasks)
+    data = collect([run], LetterSources(num_items=200))
+    assert marks(data) == ["mini", "unfinished 2/200", "unscored 2"]
+    assert data.index["cells"][1]["task"] == "mini_math"
+    assert marks(data, 1) == ["no samples"]
+
+
+def test_a_limited_run_says_so(tmp_path):
+    run = write_run(
+        tmp_path / "run", [make_sample("1"), make_sample("2")], command=["refusion-eval", "run", "--limit=2"]
+    )
+    assert marks(collect([run], LetterSources(num_items=200))) == ["mini", "limited 2/200"]
+    assert marks(collect([run], LetterSources())) == ["mini", "limited 2"]
+    assert limit_of(["lm_eval", "-L", "7"]) == 7
+    assert limit_of(["--limits", "7"]) is None
+
+
+def test_samples_of_several_machines_are_marked(tmp_path):
+    run = tmp_path / "run"
+    with RunStore.open(run, make_manifest()) as store:
+        store.append(make_sample("1"))
+        store.append(make_sample("2", process_id=store.register_process(Hardware(cpu="Other CPU", cores=4, threads=4))))
+    data = collect([run], LetterSources())
+    assert "mixed hardware" in marks(data)
+    assert any("2 machines" in warning for warning in data.index["warnings"])
+
+
+def test_programs_without_isolation_are_marked(tmp_path):
+    sample = make_sample("1", task="mini_mbpp")
+    run = write_run(tmp_path / "run", [sample], [make_score(sample, tier="none")], tasks={"mini_mbpp": "1"})
+    assert "sandbox off" in marks(collect([run], LetterSources()))
+
+
+def test_two_versions_of_a_task_are_named(tmp_path):
+    old, new = make_sample("1"), make_sample("1", version="2")
+    runs = [
+        write_run(tmp_path / "old", [old]),
+        write_run(tmp_path / "new", [new], [make_score(new, 0.0)], tasks={"mini_gsm8k": "2"}),
+    ]
+    assert any("versions 1, 2" in warning for warning in collect(runs, LetterSources()).index["warnings"])
+    both = write_run(tmp_path / "both", [old, new], [make_score(old), make_score(new, 0.0)], tasks={})
+    cells = collect([both], LetterSources()).index["cells"]
+    assert [(cell["version"], cell["metrics"]["accuracy"]["value"]) for cell in cells] == [("1", 100), ("2", 0)]
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(StoreError, match="holds no records"):
+        collect([tmp_path], NoSources())
+    run = write_run(tmp_path / "run", [make_sample("1")])
+    with pytest.raises(StoreError, match="name each once"):
+        collect([run, run], NoSources())
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "records.sqlite").touch()
+    with pytest.raises(StoreError, match="stopped before it began"):
+        collect([tmp_path / "begun"], NoSources())
+
+
+def test_a_sample_is_found_by_its_names(small_run):
+    assert find_sample(small_run)[1].item_id == "1"
+    assert find_sample(small_run, "gsm8k", "2")[1].item_id == "2"
+    with pytest.raises(ConfigError, match=r"no task 'math'.*mini_gsm8k"):
+        find_sample(small_run, "math")
+    with pytest.raises(ConfigError, match="no item '9'"):
+        find_sample(small_run, None, "9")
+    with pytest.raises(ConfigError, match="no sample 4"):
+        find_sample(small_run, None, "1", 4)
+    with pytest.raises(StoreError, match="no trace"):
+        find_sample(small_run, None, "3")
