@@ -19,7 +19,9 @@ def plot(
     ] = None,
     out: Out = Path("figures"),
     task: Annotated[str | None, typer.Option(help="Benchmark; mbpp if not given (5 and 9: the run's first).")] = None,
-    item: Annotated[str | None, typer.Option(help="Figures 5 and 9: the benchmark's name for the item.")] = None,
+    item: Annotated[
+        str | None, typer.Option(help="Figures 5 and 9: the item; else the one with most steps.")
+    ] = None,
 ) -> None:
     """Draw a figure of the paper from measured figures, beside the published ones: CSV, PNG and PDF."""
     from refusion_eval.paper.figures import FIGURES, rows_of, write_figure
@@ -72,11 +74,11 @@ def paper_table(
 def _moments(name: str, sources: list[Path], task: str | None, item: str | None) -> list:
     """The text of one sample of a run, at one moment or several."""
     from refusion_eval.cli.sources import FoundSources
-    from refusion_eval.paper.moments import generation_order, step_by_step
+    from refusion_eval.paper.moments import generation_order, step_by_step, telling_sample
     from refusion_eval.report.find import find_sample, speller_of
 
     if len(sources) != 1:
         raise ConfigError(f"{name} shows one sample; name one run directory")
-    run, sample = find_sample(sources[0], task, item)
+    run, sample = find_sample(sources[0], task, item or telling_sample(sources[0], task))
     make = generation_order if name == "figure5" else step_by_step
     return list(make(run.manifest.system, sample, speller_of(sample, FoundSources(None).spell(run))))

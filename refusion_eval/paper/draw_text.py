@@ -3,12 +3,14 @@
 import itertools
 from collections.abc import Sequence
 
+import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize, to_hex
+from matplotlib.colors import LinearSegmentedColormap, Normalize, to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import MaxNLocator
 
 from refusion_eval.paper import style
 from refusion_eval.paper.moments import Placed, lay_out
@@ -17,6 +19,7 @@ from refusion_eval.paper.rows import TokenCell
 _MONO = "DejaVu Sans Mono"  # comes with matplotlib, too
 _CHARACTER, _LINE = 0.602, 1.75  # width and height of a character in units of the font size
 _POINTS = 72.0
+_LEAST_LINES = 4  # the scale needs some height
 
 # state -> face, edge, text, hatch: told apart by darkness and by hatching, not by hue alone.
 _STATES = {
@@ -40,16 +43,18 @@ _NAMES = {
 def draw_order(cells: Sequence[TokenCell]) -> Figure:
     """Figure 5: the text, each token as dark as it came late, with the number of its step at the head of each slot."""
     size = 6.5
-    width = int((style.TEXT_WIDTH - 0.75) * _POINTS / (size * _CHARACTER))
+    page = style.COLUMN_WIDTH if _longest_line(cells) <= _characters(style.COLUMN_WIDTH, size) else style.TEXT_WIDTH
+    width = _characters(page, size)
     placed = lay_out(cells, width)
     num_moments = max(cell.order for cell in cells)
     norm = Normalize(1, max(num_moments, 2))
-    colours = colormaps["viridis_r"]
+    # From light to dark, so that greyscale keeps the order; neither end is paper or ink.
+    colours = LinearSegmentedColormap.from_list("order", colormaps["YlGnBu"](np.linspace(0.08, 0.95, 64)))
     with style.paper_style():
-        height = (max(one.line for one in placed) + 1) * size * (_LINE + 0.35) / _POINTS + 0.15
-        figure = style.new_figure(style.TEXT_WIDTH, max(height, 1.0))
+        num_lines = max(*(one.line + 1 for one in placed), _LEAST_LINES)
+        figure = style.new_figure(page, num_lines * size * (_LINE + 0.35) / _POINTS + 0.15)
         axes = figure.subplots()
-        _page(axes, placed, width, _LINE + 0.35)
+        _page(axes, placed, width, _LINE + 0.35, num_lines)
         before: tuple[int, int] | None = None
         for one in placed:
             share = norm(one.cell.order)
@@ -57,10 +62,15 @@ def draw_order(cells: Sequence[TokenCell]) -> Figure:
             _box(axes, one, face, "none", "#ffffff" if _is_dark(face) else style.BLACK, "", size, _LINE + 0.35)
             if (one.cell.order, one.cell.slot) != before:
                 at = (one.column * _CHARACTER, one.line * (_LINE + 0.35))
-                axes.text(at[0], at[1] + 0.1, str(one.cell.order), size=4.2, va="bottom", color=style.GREY)
+                axes.text(at[0], at[1] + 0.3, str(one.cell.order), size=4.2, va="center", color=style.GREY)
             before = (one.cell.order, one.cell.slot)
         scale = figure.colorbar(
-            ScalarMappable(norm, colours), ax=axes, orientation="vertical", pad=0.01, aspect=30, fraction=0.03
+            ScalarMappable(norm, colours),
+            ax=axes,
+            pad=0.01,
+            aspect=25,
+            fraction=0.05,
+            ticks=MaxNLocator(5, integer=True),
         )
         scale.set_label("decoding step", size=7)
         scale.ax.tick_params(labelsize=6.5, length=2)
@@ -80,8 +90,9 @@ def draw_steps(cells: Sequence[TokenCell]) -> Figure:
     """Figure 9: the same text at some moments, a panel each."""
     size = 5.4
     panels = sorted({cell.panel for cell in cells})
-    columns = 2 if len(panels) > 1 else 1
-    width = int((style.TEXT_WIDTH / columns - 0.15) * _POINTS / (size * _CHARACTER))
+    fits = [number for number in (3, 2) if _longest_line(cells) <= _characters(style.TEXT_WIDTH / number, size)]
+    columns = min(len(panels), fits[0] if fits else 2)
+    width = _characters(style.TEXT_WIDTH / columns, size)
     layouts = {panel: lay_out([cell for cell in cells if cell.panel == panel], width) for panel in panels}
     num_lines = max(one.line for placed in layouts.values() for one in placed) + 1
     rows = -(-len(panels) // columns)
@@ -114,6 +125,16 @@ def draw_steps(cells: Sequence[TokenCell]) -> Figure:
         figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), handlelength=1.4)
         style.add_caption(figure, [*_about(cells[0]), "Accepted now: since the panel before."])
     return figure
+
+
+def _characters(inches: float, size: float) -> int:
+    """How many characters of a size stand in one line of axes that wide, beside their margins and a scale."""
+    return int((inches - 0.45) * _POINTS / (size * _CHARACTER))
+
+
+def _longest_line(cells: Sequence[TokenCell]) -> int:
+    final = "".join(cell.final for cell in cells if cell.panel == cells[0].panel)
+    return max(len(line) + 1 for line in final.replace("\t", "    ").split("\n"))
 
 
 def _page(axes: Axes, placed: Sequence[Placed], width: int, line: float, num_lines: int | None = None) -> None:

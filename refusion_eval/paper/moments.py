@@ -4,6 +4,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from refusion_eval.errors import DataError
 from refusion_eval.paper.rows import TokenCell
@@ -12,10 +13,36 @@ from refusion_eval.report.pieces import Speller
 from refusion_eval.report.replay import Cell, Replay, apply
 from refusion_eval.store.manifest import is_mini
 from refusion_eval.store.records import Sample
+from refusion_eval.store.run_reader import RunReader
+from refusion_eval.trace import Fix, Trace
 
 NUM_PANELS = 6
+_LOOKED_AT = 50
 _SHOWN_SETTINGS = ("slot_size", "block_size", "tau_slot", "tau_token", "block_length", "steps", "threshold")
 _ACTIONS = {"plan": "planned", "draft": "drafted", "fix": "accepted", "forward": "read", "stop": "done"}
+
+
+def telling_sample(run_dir: Path, task: str | None) -> str | None:
+    """The item, among the first ones of a task, whose decoding took most steps; None if none has a trace.
+
+    Args:
+        run_dir: the run.
+        task: its task, or the benchmark; None takes the first that is not sealed.
+    """
+    most, chosen, looked_at = 0, None, 0
+    with RunReader.open(run_dir) as reader:
+        for sample in reader.samples():
+            known = task in (None, sample.key.task, sample.benchmark)
+            if not known or sample.trace is None or is_withheld(sample):
+                continue
+            task = task or sample.key.task
+            num_steps = len({event.forward for event in Trace.from_json(sample.trace).of(Fix)})
+            if num_steps > most:
+                most, chosen = num_steps, sample.item_id
+            looked_at += 1
+            if looked_at == _LOOKED_AT:
+                break
+    return chosen
 
 
 def generation_order(system: str, sample: Sample, speller: Speller) -> list[TokenCell]:
