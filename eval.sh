@@ -2,6 +2,7 @@
 # From a fresh machine to a table: sets up .venv, runs ReFusion and its autoregressive baseline, prints accuracy and speed.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/artefacts.sh"
 
 usage() {
     cat <<'TEXT'
@@ -23,6 +24,8 @@ With --model: that checkpoint on the real benchmarks. Run again to continue an i
   --data DIR       benchmark rows, DIR/<benchmark>/<split>.jsonl[.gz]
   --results DIR    where results go (default: results)
   --sandbox S      auto, or none to run model-written code without isolation
+  --artefacts      also make every table and figure of the paper that these systems support, in
+                   RESULTS/<model>/artefacts; of the embedded family within an hour
   --setup          make the environment and stop
   --dry-run        print the commands instead of running them
   --help           this text
@@ -35,7 +38,7 @@ checkpoint() { # a directory becomes absolute, a hub id stays
     if [ -d "$1" ]; then absolute "$1"; else printf '%s' "$1"; fi
 }
 
-model='' systems='' preset='' adapter='' baseline='' with_baseline=true tasks='' limit='' data='' results='' sandbox='' setup_only=false dry_run=false
+model='' systems='' preset='' adapter='' baseline='' with_baseline=true tasks='' limit='' data='' results='' sandbox='' setup_only=false dry_run=false artefacts=false
 while [ $# -gt 0 ]; do
     option=$1
     case $option in
@@ -67,6 +70,7 @@ while [ $# -gt 0 ]; do
             case $value in auto | none) sandbox=$value ;; *) fail "--sandbox is '$value', it must be auto or none" ;; esac
             ;;
         --setup) setup_only=true ;;
+        --artefacts) artefacts=true ;;
         --dry-run) dry_run=true ;;
         --help | -h)
             usage
@@ -122,6 +126,9 @@ check_systems() { # sets names, and model if none is given
     [ -z "$preset" ] || [ -n "$known" ] || fail "--preset: no settings table of these systems is called '$preset'"
 }
 
+if $artefacts && [ -z "$model$systems" ]; then # everything that is embedded
+    systems=all
+fi
 if [ -n "$systems" ]; then
     check_systems
 elif [ -n "$preset$adapter" ] || [ "$model" = published ]; then
@@ -233,4 +240,5 @@ evaluate_refusion() { # ReFusion and its autoregressive baseline
 }
 
 if [ -n "$systems" ]; then evaluate_systems; else evaluate_refusion; fi
+if $artefacts; then make_artefacts; fi
 exit "$status"

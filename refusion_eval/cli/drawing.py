@@ -79,6 +79,8 @@ def _moments(name: str, sources: list[Path], task: str | None, item: str | None)
 
     if len(sources) != 1:
         raise ConfigError(f"{name} shows one sample; name one run directory")
-    run, sample = find_sample(sources[0], task, item or telling_sample(sources[0], task))
+    if item is None:
+        task, item = telling_sample(sources[0], task)
+    run, sample = find_sample(sources[0], task, item)
     make = generation_order if name == "figure5" else step_by_step
     return list(make(run.manifest.system, sample, speller_of(sample, FoundSources(None).spell(run))))

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,26 +23,25 @@ _SHOWN_SETTINGS = ("slot_size", "block_size", "tau_slot", "tau_token", "block_le
 _ACTIONS = {"plan": "planned", "draft": "drafted", "fix": "accepted", "forward": "read", "stop": "done"}
 
 
-def telling_sample(run_dir: Path, task: str | None) -> str | None:
-    """The item, among the first ones of a task, whose decoding took most steps; None if none has a trace.
+def telling_sample(run_dir: Path, task: str | None) -> tuple[str | None, str | None]:
+    """Task and item, among the first items of every task, whose decoding took most steps; None if none has a trace.
 
     Args:
         run_dir: the run.
-        task: its task, or the benchmark; None takes the first that is not sealed.
+        task: its task, or the benchmark; None takes any that is not sealed.
     """
-    most, chosen, looked_at = 0, None, 0
+    most = 0
+    chosen: tuple[str | None, str | None] = (task, None)
+    looked_at: Counter[str] = Counter()
     with RunReader.open(run_dir) as reader:
         for sample in reader.samples():
             known = task in (None, sample.key.task, sample.benchmark)
-            if not known or sample.trace is None or is_withheld(sample):
+            looked_at[sample.key.task] += known
+            if not known or sample.trace is None or looked_at[sample.key.task] > _LOOKED_AT or is_withheld(sample):
                 continue
-            task = task or sample.key.task
             num_steps = len({event.forward for event in Trace.from_json(sample.trace).of(Fix)})
             if num_steps > most:
-                most, chosen = num_steps, sample.item_id
-            looked_at += 1
-            if looked_at == _LOOKED_AT:
-                break
+                most, chosen = num_steps, (sample.key.task, sample.item_id)
     return chosen
 
 
