@@ -1,42 +1,68 @@
-"""Writes a generated Markdown table between the result markers of README.md; `--check` only compares.
+"""Writes the tables of README.md anew from the CSV files they come from; `--check` only compares.
 
 python plots/readme_table.py results/embedded/results.csv
+
+The compact table stands between `<!-- results:begin -->` and `<!-- results:end -->`. Tables of the paper stand between
+`<!-- tableN:begin FILE.csv ... -->` and `<!-- tableN:end -->`, and come from the files that are named there.
 """
 
 import argparse
+import re
 import sys
 from pathlib import Path
 
+from refusion_eval.artefacts.cells import measured_cells
+from refusion_eval.paper.render import to_markdown
+from refusion_eval.paper.tables import paper_table
 from refusion_eval.store.summary import markdown, summary
 from refusion_eval.store.tables import read_csv
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
 BEGIN, END = "<!-- results:begin -->\n", "<!-- results:end -->\n"
+PAPER_TABLE = re.compile(r"(<!-- table(\d):begin ?([^>]*?) ?-->\n).*?(<!-- table\2:end -->\n)", re.DOTALL)
 
 
-def with_table(readme: str, table: str) -> str:
-    """The text with the table in place of what stands between the markers."""
+def results_block(csv: Path) -> str:
+    """The compact table with its picture and hardware."""
+    rows = read_csv(ROOT / csv)
+    hardware = ", ".join(sorted({row.hardware for row in rows if row.hardware}))
+    picture = (csv.parent / "overview.png").as_posix()
+    parts = (f"![accuracy, speed and parallelism]({picture})", markdown(summary(rows)), f"Measured on {hardware}.")
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def regenerated(readme: str, csv: Path) -> str:
+    """The text with every table in place of what stands between its markers.
+
+    Args:
+        readme: the text.
+        csv: of the compact table, relative to the project's folder.
+    """
     before, rest = readme.split(BEGIN)
     _, after = rest.split(END)
-    return f"{before}{BEGIN}{table}{END}{after}"
+    return PAPER_TABLE.sub(_paper_table, f"{before}{BEGIN}{results_block(csv)}{END}{after}")
+
+
+def _paper_table(match: re.Match[str]) -> str:
+    begin, number, files, end = match.groups()
+    table = paper_table(int(number), measured_cells([ROOT / file for file in files.split()]))
+    # README has headings of its own.
+    return f"{begin}{to_markdown(table).partition(chr(10) * 2)[2]}{end}"
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("csv", type=Path)
+    parser.add_argument("csv", type=Path, nargs="?", default=Path("results/embedded/results.csv"))
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
-    rows = read_csv(arguments.csv)
-    hardware = ", ".join(sorted({row.hardware for row in rows if row.hardware}))
-    picture = (arguments.csv.parent / "overview.png").as_posix()
-    parts = (f"![accuracy, speed and parallelism]({picture})", markdown(summary(rows)), f"Measured on {hardware}.")
-    table = "\n\n".join(part.strip() for part in parts) + "\n"
-    text = README.read_text()
-    wanted = with_table(text, table)
+    csv = arguments.csv.resolve().relative_to(ROOT) if arguments.csv.is_absolute() else arguments.csv
+    text = README.read_text(encoding="utf-8")
+    wanted = regenerated(text, csv)
     if arguments.check:
         sys.exit(wanted != text)
-    README.write_text(wanted)
+    README.write_text(wanted, encoding="utf-8")
 
 
 if __name__ == "__main__":
