@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import time
 
@@ -11,7 +12,7 @@ from refusion_eval.report.assemble import page
 from refusion_eval.report.collect import collect
 from refusion_eval.report.sources import Asked
 
-from .conftest import LetterSources, make_sample, make_score, write_run
+from .conftest import LetterSources, make_sample, make_score, spell, write_run
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium (the dev extra)")
 from selenium.webdriver.common.by import By  # noqa: E402
@@ -240,12 +241,34 @@ def test_every_control_has_a_name_and_shows_its_focus(shown):
             assert shown.browser.execute_script(outline) == "solid"
 
 
+def long_sample(item, chance):
+    """128 tokens that nothing can compress to nothing: slots of eight in any order, most of them drawn twice."""
+    tokens = [chance.randrange(60) for _ in range(128)]
+    events, masked = [], list(range(0, 128, 8))
+    for forward in range(0, 64, 4):
+        slot = masked.pop(chance.randrange(len(masked)))
+        positions, cut = list(range(slot, slot + 8)), chance.randrange(1, 8)
+        final = tokens[slot : slot + 8]
+        events += [
+            ["forward", forward, "plan", 8 * len(masked) + 8, 200],
+            ["select", forward, "slot", [slot, *masked], [chance.random() for _ in range(len(masked) + 1)], [slot]],
+            ["draft", forward, positions, [*final[:cut], *(chance.randrange(60) for _ in final[cut:])]],
+            ["forward", forward + 1, "verify", 8, 200],
+            ["fix", forward + 1, positions[:cut], final[:cut]],
+            ["forward", forward + 2, "predict", 8, 200],
+            ["draft", forward + 2, positions[cut:], final[cut:]],
+            ["forward", forward + 3, "verify", 8, 200],
+            ["fix", forward + 3, positions[cut:], final[cut:]],
+        ]
+    trace = [*events, ["stop", 63, "length", 128]]
+    cost = {"num_tokens": 128, "num_forwards": 64, "seconds": chance.random() + 0.1}
+    settings = {"slot_size": 8, "tau_slot": 0.6}
+    return make_sample(item, text=spell(tokens) * 4, tokens=tokens, trace=trace, settings=settings, **cost)
+
+
 @pytest.mark.slow
 def test_twenty_thousand_samples_open_in_two_seconds(browser, tmp_path):
-    samples = [
-        make_sample(str(item), text=f"The answer to item {item} is {item * 7919 % 1000}. " * 6)
-        for item in range(NUM_LARGE)
-    ]
+    samples = [long_sample(str(item), random.Random(item)) for item in range(NUM_LARGE)]
     run = write_run(tmp_path / "run", samples)
     began = time.perf_counter()
     data = collect([run], LetterSources())

@@ -88,7 +88,7 @@ const frontier = (() => {
       pointStyle: SHAPES[number % SHAPES.length],
       borderColor: COLOURS[number % COLOURS.length],
       backgroundColor: COLOURS[number % COLOURS.length],
-      pointRadius: 7, pointHoverRadius: 9, borderWidth: 2,
+      pointRadius: 7, pointHoverRadius: 9, borderWidth: 2, clip: 12,
     })).filter((set) => set.data.length);
     if (task === ALL || points.length < 2) return bySystem;
     return [...bySystem, { label: "frontier", data: best(points), showLine: true, pointRadius: 0, pointHitRadius: 0,

@@ -124,7 +124,7 @@ const overview = (() => {
     const found = format.figure(cell, metric);
     if (!found || found.value === null) return dom.el("span.none", { title: "not measured" }, "–");
     const digits = found.unit === "percent" ? 1 : undefined;
-    const parts = [dom.el("b", {}, format.number(found.value, digits))];
+    const parts = [dom.el("b", { title: found.note || null }, format.number(found.value, digits))];
     if (found.low !== null) {
       parts.push(" ", dom.el("span.interval", {}, `[${format.number(found.low, digits)}, ${format.number(found.high, digits)}]`));
     }
