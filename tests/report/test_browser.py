@@ -279,7 +279,7 @@ def test_twenty_thousand_samples_open_in_two_seconds(browser, tmp_path):
     opening = []
     for _ in range(3):
         large.open()
-        script = "const [entry] = performance.getEntriesByType('navigation'); return entry.loadEventEnd"
+        script = "return performance.getEntriesByName('shown')[0].startTime"
         opening.append(browser.execute_script(script) / 1000)
     began = time.perf_counter()
     browser.execute_script("location.hash = '#/task/mini_gsm8k'")

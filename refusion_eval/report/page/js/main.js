@@ -4,4 +4,7 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();
   document.getElementById("main").focus();
 });
-router.start().then(() => document.documentElement.setAttribute("data-ready", ""));
+router.start().then(() => {
+  document.documentElement.setAttribute("data-ready", "");
+  performance.mark("shown");
+});

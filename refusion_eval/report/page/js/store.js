@@ -4,7 +4,14 @@ const store = (() => {
   const MOST_UNPACKED = 24;
   const unpacked = new Map();
 
+  // The chunks follow this script, so that the first view does not wait for them.
+  const arrived = new Promise((resolve) => {
+    if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", resolve, { once: true });
+    else resolve();
+  });
+
   async function unpack(name) {
+    await arrived;
     const packed = Uint8Array.from(atob(document.getElementById(name).textContent), (letter) => letter.charCodeAt(0));
     const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
     return JSON.parse(await new Response(stream).text());
