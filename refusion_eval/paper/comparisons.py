@@ -64,7 +64,7 @@ COMPARISONS: Mapping[int, Comparison] = {
         title="Controlled comparison: one backbone, one set of training data",
         artefact="table2_v2",
         embedded={
-            "qwen3+retrained": "autoregressive",
+            "qwen3+retrained": "autoregressive_sft",
             "llada+retrained": "llada",
             "bd3lm+retrained": "bd3lm",
             "refusion+retrained": "refusion",

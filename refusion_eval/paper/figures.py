@@ -120,11 +120,12 @@ def rows_of(name: str, sources: Sequence[Path], task: str | None = None) -> list
 
 
 def write_figure(name: str, rows: Sequence, out: Path) -> list[Path]:
-    """Writes OUT/NAME.csv, .png and .pdf; of mini tasks OUT/NAME_mini.
+    """Writes OUT/NAME.csv, .png and .pdf; of mini tasks OUT/NAME_mini. What is drawn is what the CSV says.
 
     Raises:
         StoreError: a file cannot be written.
     """
-    stem = out / (f"{name}_mini" if any(row.mini for row in rows) else name)
-    write_rows(stem.with_name(f"{stem.name}.csv"), FIGURES[name].kind, rows)
-    return [stem.with_name(f"{stem.name}.csv"), *save_figure(FIGURES[name].draw(rows), stem)]
+    figure = FIGURES[name]
+    csv = out / (f"{name}_mini.csv" if any(row.mini for row in rows) else f"{name}.csv")
+    write_rows(csv, figure.kind, rows)
+    return [csv, *save_figure(figure.draw(read_rows(csv, figure.kind)), csv.with_suffix(""))]

@@ -1,0 +1,220 @@
+import math
+from pathlib import Path
+
+import pytest
+from matplotlib.colors import to_rgb
+from PIL import Image
+
+from refusion_eval.errors import ConfigError, DataError, StoreError
+from refusion_eval.evaluate.locality_report import COLUMNS
+from refusion_eval.paper import versus
+from refusion_eval.paper.curves import LOCALITY_COLUMNS, locality_points, scaling_points
+from refusion_eval.paper.draw_baseline import draw_against_baseline
+from refusion_eval.paper.draw_swept import sweet_spot
+from refusion_eval.paper.figures import FIGURES, rows_of, write_figure
+from refusion_eval.paper.moments import lay_out
+from refusion_eval.paper.rows import OPERATING_POINT, Point, TokenCell, read_rows, write_rows
+from refusion_eval.paper.style import ORDERED
+from refusion_eval.store.table_rows import read_csv, write_csv
+
+POINT = {"label": "ReFusion", "origin": "measured", "metric": "delta_score", "panel": "tau_slot"}
+
+
+def token(position, text, state="fixed", *, panel=1, order=1):
+    return TokenCell(
+        panel=panel,
+        title="forward 1 of 2: accepted",
+        position=position,
+        text=text if state != "mask" else "",
+        final=text,
+        state=state,
+        order=order if state == "fixed" else 0,
+        forward=order if state == "fixed" else -1,
+        slot=position - position % 2,
+        task="mini_mbpp",
+        item="3",
+        system="ReFusion",
+        settings="slot_size=2",
+        mini=True,
+    )
+
+
+TOKENS = [
+    *(token(place, text, state) for place, (text, state) in enumerate([("def ", "fixed"), ("f\n", "draft")])),
+    *(token(place, text, panel=2, order=place + 1) for place, text in enumerate(["def ", "f\n"])),
+]
+
+
+@pytest.fixture
+def sources(tmp_path, made):
+    """What every figure can be drawn from."""
+    sweep = made["sweep"](tmp_path / "sweep", "tau_slot", [0.5, 0.7, 0.9], operating=0.7)
+    blocks = made["sweep"](tmp_path / "blocks", "block_size", [8, 16, 32], operating=16)
+    rows = read_csv(sweep / "sweep.csv")
+    write_csv([row for row in rows if row.run_id in ("ar-table", "refusion-table")], tmp_path / "results.csv")
+    write_rows(tmp_path / "figure5.csv", TokenCell, TOKENS[2:])
+    write_rows(tmp_path / "figure9.csv", TokenCell, TOKENS)
+    return {
+        "figure1": tmp_path / "results.csv",
+        "figure3": made["locality"](tmp_path / "locality.csv"),
+        "figure4": sweep,
+        "figure5": tmp_path / "figure5.csv",
+        "figure6": sweep,
+        "figure7": made["scaling"](tmp_path / "scaling.csv"),
+        "figure8": blocks,
+        "figure9": tmp_path / "figure9.csv",
+    }
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_is_written_in_both_formats_with_equal_bytes(name, sources, tmp_path):
+    first = write_figure(name, rows_of(name, [sources[name]]), tmp_path / "one")
+    stem = name if name == "figure7" else f"{name}_mini"
+    assert [path.name for path in first] == [f"{stem}.csv", f"{stem}.png", f"{stem}.pdf"]
+    again = write_figure(name, rows_of(name, [first[0]]), tmp_path / "two")  # from the CSV that it wrote
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
+    assert first[2].read_bytes().startswith(b"%PDF")
+    assert b"CreationDate" not in first[2].read_bytes()
+    with Image.open(first[1]) as picture:
+        assert picture.width > 900
+        dark = sum(picture.convert("L").histogram()[:128])
+        assert 0.002 < dark / (picture.width * picture.height) < 0.4
+
+
+def test_the_difference_to_the_baseline_comes_with_an_interval_of_both(sources):
+    measured = [point for point in rows_of("figure1", [sources["figure1"]]) if point.origin == "measured"]
+    by_series = {point.series: point for point in measured}
+    refusion = by_series["refusion"]
+    assert (refusion.x, refusion.y) == (20.0, 0.0)
+    assert refusion.y_high == pytest.approx(math.sqrt(2), abs=0.15)  # two intervals of 1 on either side
+    assert (by_series["autoregressive"].x, by_series["autoregressive"].mark) == (0.0, "baseline")
+    assert math.isnan(by_series["autoregressive"].x_low)
+
+
+def test_published_points_are_exact_and_hollow_grey_measured_ones_filled(sources):
+    points = rows_of("figure1", [sources["figure1"]])
+    published = {point.series: (point.x, point.y) for point in points if point.origin == "published"}
+    assert published["refusion"] == (62.02, 4.4)
+    left, right = draw_against_baseline(points).axes
+    faces = [
+        {line.get_markerfacecolor() for line in axes.get_lines() if line.get_marker() not in ("None", "|", "_", "")}
+        for axes in (left, right)
+    ]
+    assert faces[0] == {"white"}
+    assert "white" not in faces[1]
+    assert len(faces[1]) == 2
+
+
+def test_a_sweep_gives_a_point_a_value_and_one_operating_point(sources):
+    points = rows_of("figure4", [sources["figure4"]])
+    scores = [point for point in points if point.metric == versus.DELTA_SCORE]
+    assert [(point.x, point.y, point.mark) for point in scores] == [
+        (0.5, -1.0, ""),
+        (0.7, 0.0, OPERATING_POINT),
+        (0.9, 1.0, ""),
+    ]
+    assert {point.n for point in points} == {100}
+
+
+def delta(x, score, tps, mark=""):
+    common = {**POINT, "series": "refusion", "x": x, "mark": mark}
+    yield Point(**{**common, "y": score, "y_low": score - 1, "y_high": score + 1})
+    yield Point(**{**common, "metric": "delta_tps", "y": tps, "y_low": tps - 1, "y_high": tps + 1})
+
+
+@pytest.mark.parametrize(
+    ("deltas", "expected"),
+    [
+        ([(0.5, -5, 9), (0.7, -0.5, 9), (0.9, 1, 9), (0.95, 1, 0.5)], (0.7, 0.9)),
+        ([(0.5, 3, 9), (0.7, -5, 9), (0.9, 1, 9)], (0.9, 0.9)),
+        ([(0.5, 3, 9), (0.9, -5, 9)], None),
+    ],
+)
+def test_the_sweet_spot_is_the_run_of_good_values_around_the_operating_point(deltas, expected):
+    points = [one for x, score, tps in deltas for one in delta(x, score, tps, OPERATING_POINT if x == 0.9 else "")]
+    assert sweet_spot(points, "tau_slot", "refusion") == expected
+
+
+def test_half_written_runs_are_noted(made, tmp_path):
+    folder = made["sweep"](tmp_path / "s", "tau_slot", [0.5, 0.7], operating=0.7, note="half-written: 1 of 2")
+    assert {point.note for point in versus.frontier([folder])} == {
+        "refusion-0.5 is half-written",
+        "refusion-0.7 is half-written",
+        "refusion-table is half-written",
+    }
+
+
+def test_a_sweep_of_several_machines_is_refused_by_name(made, tmp_path):
+    folder = made["sweep"](tmp_path / "s", "tau_slot", [0.5, 0.7], operating=0.7, hardware=lambda v: f"CPU {v}")
+    with pytest.raises(StoreError, match=r"speed of several machines .*CPU 0\.5 in refusion-0\.5"):
+        versus.swept([folder])
+    assert versus.frontier([folder])  # without a time on its axes it may
+
+
+def test_scaling_of_several_machines_is_refused_by_name(made, tmp_path):
+    path = made["scaling"](tmp_path / "s.csv", hardware=("GPU A", "GPU B"))
+    with pytest.raises(DataError, match="GPU A, GPU B"):
+        scaling_points([path])
+
+
+def test_what_is_missing_is_named(made, tmp_path, sources):
+    with pytest.raises(DataError, match=r"points\.csv cannot be read"):
+        versus.swept([tmp_path / "none"])
+    with pytest.raises(DataError, match="no figures of gsm8k; its tasks are mini_mbpp"):
+        versus.swept([sources["figure4"]], "gsm8k")
+    broken = tmp_path / "broken.csv"
+    broken.write_text("samples,task\n1,gsm8k\n", encoding="utf-8")
+    with pytest.raises(DataError, match="lacks the columns metric, value"):
+        scaling_points([broken])
+    broken.write_text("samples,task,metric,value,ci_low,ci_high,n\n10,gsm8k,tps\n", encoding="utf-8")
+    with pytest.raises(DataError, match="line 2 has too few cells"):
+        scaling_points([broken])
+    with pytest.raises(DataError, match="is there twice"):
+        locality_points([sources["figure3"], sources["figure3"]])
+    with pytest.raises(ConfigError, match="figure4 is drawn from folders of sweeps"):
+        rows_of("figure4", [])
+
+
+def test_without_an_autoregressive_run_there_is_no_difference(sources, tmp_path):
+    rows = [row for row in read_csv(sources["figure1"]) if row.run_id != "ar-table"]
+    write_csv(rows, tmp_path / "alone.csv")
+    with pytest.raises(DataError, match="no autoregressive run of mbpp"):
+        versus.against_baseline([tmp_path / "alone.csv"])
+
+
+def test_a_figure_of_the_paper_alone_needs_no_source():
+    assert {point.origin for point in rows_of("figure1", [])} == {"published"}
+
+
+def test_rows_survive_their_file(tmp_path):
+    points = [Point(**POINT, series="refusion", x=0.5, y=1.0, n=3, mini=True)]
+    write_rows(tmp_path / "points.csv", Point, points)
+    (read,) = read_rows(tmp_path / "points.csv", Point)
+    assert (read.x, read.n, read.mini, math.isnan(read.y_low)) == (0.5, 3, True, True)
+
+
+def test_locality_is_read_by_the_names_that_its_command_writes():
+    assert set(LOCALITY_COLUMNS) <= set(COLUMNS)
+
+
+def test_a_text_is_laid_out_as_it_runs_and_keeps_its_places():
+    final = [token(0, "ab"), token(1, "\n"), token(2, "cdefg")]
+    masked = [token(0, "ab"), token(1, "\n", "mask"), token(2, "cdefg", "mask")]
+    places = [[(one.line, one.column, one.length) for one in lay_out(cells, 4)] for cells in (final, masked)]
+    assert places[0] == places[1] == [(0, 0, 2), (0, 2, 1), (1, 0, 4), (2, 0, 1)]
+    assert [one.text for one in lay_out(masked, 4)] == ["ab", "", "", ""]
+    assert "".join(one.text for one in lay_out(final, 4)) == "ab\u21b5cdefg"
+
+
+def test_ordered_series_differ_without_colour():
+    luminance = [
+        sum(w * c for w, c in zip((0.299, 0.587, 0.114), to_rgb(look.colour), strict=True)) for look in ORDERED
+    ]
+    assert len({(look.marker, str(look.line)) for look in ORDERED}) == len(ORDERED)
+    assert luminance[:4] == sorted(luminance[:4])
+
+
+def test_there_is_one_script_a_table_and_figure():
+    plots = Path(__file__).resolve().parents[2] / "plots"
+    for name in [*FIGURES, *(f"table{number}" for number in range(1, 8))]:
+        assert f'main("{name}", __doc__)' in (plots / f"{name}.py").read_text(encoding="utf-8")
