@@ -11,7 +11,7 @@ make_part() { # one command of the package; what was there already stays
 
 spec_of() { # writes a sweep for these checkpoints: FIGURE FILE; fails if no system is left
     if [ "$model" = embedded ]; then # of the embedded family those that are there
-        awk -v have=" $(embedded_decoders | tr '\n' ' ')" '
+        awk -v have=" $(embedded_systems | tr '\n' ' ')" '
             /^[^ ]/ { keep = 1 }
             /^  [a-z0-9_]+:$/ { name = $1; sub(":", "", name); keep = index(have, " " name " ") > 0 }
             keep' "refusion_eval/sweep/specs/mini_$1.yaml" >"$2"

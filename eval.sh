@@ -87,12 +87,18 @@ decoder_of() { # of a system; nothing if there is no such system
     sed -n "s/^$1: {.*decoder: \([a-z0-9_]*\).*/\1/p" "$table"
 }
 
-embedded_decoders() { # one name a line: those with a tiny checkpoint in the package
-    local config name
+embedded_systems() { # one name a line: the tiny checkpoints in the package
+    local config
     for config in refusion_eval/embedded/*/config.json; do
-        name=$(basename "$(dirname "$config")")
-        [ ! -f "tasks/settings/mini_$name.yaml" ] || echo "$name"
+        basename "$(dirname "$config")"
     done
+}
+
+embedded_arguments() { # of a tiny checkpoint; most have the name of their decoder
+    case $1 in
+        *_sft) printf '%s ' --model "embedded:$1" --decoder "${1%_sft}" ;;
+        *) printf '%s ' --model embedded --decoder "$1" ;;
+    esac
 }
 
 published_systems() { # one name a line: those with a public checkpoint
@@ -106,14 +112,14 @@ has_preset() { # whether a decoder has such a settings table
 check_systems() { # sets names, and model if none is given
     local name known=''
     case $systems:$model in
-        all: | all:embedded) names=($(embedded_decoders)) model=embedded ;;
+        all: | all:embedded) names=($(embedded_systems)) model=embedded ;;
         all:*) names=($(published_systems)) ;;
         *) IFS=, read -r -a names <<<"$systems" ;;
     esac
     model=${model:-published}
     for name in "${names[@]}"; do
         if [ "$model" = embedded ]; then
-            grep -qx "$name" <<<"$(embedded_decoders)" || fail "--model embedded: there is no embedded checkpoint of '$name'"
+            grep -qx "$name" <<<"$(embedded_systems)" || fail "--model embedded: there is no embedded checkpoint of '$name'"
         else
             [ -n "$(decoder_of "$name")" ] || fail "--system: there is no system '$name'; $table lists them"
         fi
@@ -171,8 +177,11 @@ go_on_without() { # what is there is worth its table even if a system failed, un
 }
 
 write_table() {
+    local options=(--csv "$1/results.csv" --markdown "$1/table.md")
+    # Of the two autoregressive systems of the embedded family the backbone is the one that speed-ups are relative to.
+    [[ " ${run_dirs[*]} " != *" $results/runs/embedded-autoregressive "* ]] || options+=(--baseline embedded-autoregressive)
     run mkdir -p "$1"
-    run "$python" -m refusion_eval table "${run_dirs[@]}" --csv "$1/results.csv" --markdown "$1/table.md"
+    run "$python" -m refusion_eval table "${run_dirs[@]}" "${options[@]}"
 }
 
 check_baseline() { # the first run may take hours; that the second can begin is known in seconds
@@ -193,7 +202,7 @@ evaluate_systems() { # those that --system names, one after the other, then one 
     for name in "${names[@]}"; do
         if [ "$model" = embedded ]; then
             for_embedded
-            evaluate "$results/runs/embedded-$name" --model embedded --decoder "$name" ||
+            evaluate "$results/runs/embedded-$name" $(embedded_arguments "$name") ||
                 go_on_without $? "$name failed"
             continue
         fi

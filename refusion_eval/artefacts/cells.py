@@ -15,7 +15,7 @@ from typing import Literal
 
 from refusion_eval.artefacts.published import read_published, settings_of
 from refusion_eval.errors import StoreError
-from refusion_eval.evaluate.model_args import SYSTEM_NAMES
+from refusion_eval.evaluate.model_args import EMBEDDED_NAMES, SYSTEM_NAMES
 from refusion_eval.evaluate.systems import published_systems
 from refusion_eval.store.table_rows import MEAN_TASK, TableRow, read_csv
 from refusion_eval.store.tables import MINI_NOTE, tidy_rows
@@ -203,7 +203,7 @@ def published_backbone(system: str) -> str:
 
 
 def _of_decoder(label: str, backbone: str) -> str:
-    decoders = {name: decoder for decoder, name in SYSTEM_NAMES.items()}
+    decoders = {name: decoder for decoder, name in (SYSTEM_NAMES | EMBEDDED_NAMES).items()}
     decoder = decoders.get(label, label)
     fitting = [name for name, system in published_systems().items() if system.decoder == decoder]
     return next((name for name in fitting if published_backbone(name) == backbone), decoder)

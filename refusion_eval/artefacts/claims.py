@@ -35,10 +35,14 @@ AGREES, DISAGREES, OPEN = "agrees in direction", "disagrees in direction", "dire
 
 Reading = Literal["equal", "over", "above", ""]
 
-# On the mini tasks the tiny backbone of the embedded family stands where the paper has Qwen3-8B, and each tiny
-# fine-tune where the paper has a published or a retrained system.
-_MINI_BACKBONE = {"autoregressive": "qwen3", f"autoregressive+{GENERATE}": f"qwen3+{GENERATE}"}
+# On the mini tasks the tiny backbone of the embedded family stands where the paper has Qwen3-8B, its fine-tune where
+# that is retrained, and each other fine-tune where the paper has a published or a retrained system.
 _RETRAINED = "retrained"
+_MINI_ROLES = {
+    "autoregressive": ("qwen3",),
+    f"autoregressive+{GENERATE}": (f"qwen3+{GENERATE}",),
+    "autoregressive_sft": (f"qwen3+{_RETRAINED}",),
+}
 
 _EPSILON = 1e-9  # 3.675 is 3.68 to two digits, however it is represented
 
@@ -185,8 +189,8 @@ def _exclusion(cell: Cell) -> str:
 
 def _roles(cell: Cell) -> list[Cell]:
     """A mini cell under the names of the systems that it stands for."""
-    system = _MINI_BACKBONE.get(cell.system, cell.system)
-    return [replace(cell, system=system), replace(cell, system=f"{system}+{_RETRAINED}")]
+    roles = _MINI_ROLES.get(cell.system, (cell.system, f"{cell.system}+{_RETRAINED}"))
+    return [replace(cell, system=role) for role in roles]
 
 
 def read_claims() -> list[Claim]:

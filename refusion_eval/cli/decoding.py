@@ -168,7 +168,7 @@ def lm_eval_command(context: typer.Context) -> None:
 
 def default_run_dir(runs: Path, model: str, name: str) -> Path:
     """Where a system's records lie unless the user says otherwise, for example runs/ReFusion-refusion."""
-    return runs / f"{Path(model).name}-{name}"
+    return runs / f"{Path(model).name.replace(':', '-')}-{name}"
 
 
 def _system(name: str | None, model: str | None, decoder: str | None) -> dict[str, Any]:

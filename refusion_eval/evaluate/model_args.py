@@ -12,7 +12,7 @@ from refusion_eval.evaluate.paths import embedded_path
 
 log = logging.getLogger(__name__)
 
-# As `pretrained`: the tiny checkpoint of the decoder that comes with the package.
+# As `pretrained`: the tiny checkpoint of the decoder that comes with the package; with `:NAME` another one of these.
 EMBEDDED = "embedded"
 
 SYSTEM_NAMES = {
@@ -27,6 +27,14 @@ SYSTEM_NAMES = {
     "llada": "LLaDA",
     "refusion": "ReFusion",
 }
+# Checkpoints in the package that are another system than their decoder's own.
+EMBEDDED_NAMES = {"autoregressive_sft": "AR-SFT"}
+
+
+def embedded_name(pretrained: str, decoder: str) -> str | None:
+    """Which checkpoint of the package is meant; None if it is none of these."""
+    kind, _, name = pretrained.partition(":")
+    return (name or decoder) if kind == EMBEDDED else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +42,7 @@ class ModelArgs:
     """What to load and how to run it. Decoder settings are given beside these, by their own names.
 
     Attributes:
-        pretrained: a checkpoint folder, a hub id, or "embedded".
+        pretrained: a checkpoint folder, a hub id, "embedded", or "embedded:NAME".
         decoder: name of the decoder.
         adapter: LoRA adapter, folder or hub id, merged into the weights when they are loaded.
         preset: which of the decoder's settings tables, where its file has several; None is the first.
@@ -117,14 +125,14 @@ class ModelArgs:
     @property
     def checkpoint(self) -> str:
         """The checkpoint's folder or hub id."""
-        if self.pretrained == EMBEDDED:
-            return str(embedded_path(self.decoder))
-        return self.pretrained
+        name = embedded_name(self.pretrained, self.decoder)
+        return self.pretrained if name is None else str(embedded_path(name))
 
     @property
     def system_name(self) -> str:
         """Name of the system in tables."""
-        name = self.system or SYSTEM_NAMES.get(self.decoder, self.decoder)
+        embedded = EMBEDDED_NAMES.get(embedded_name(self.pretrained, self.decoder) or "")
+        name = self.system or embedded or SYSTEM_NAMES.get(self.decoder, self.decoder)
         name = name if self.preset is None else f"{name} ({self.preset})"
         return name if self.loop == "engine" else f"{name} ({self.loop})"
 

@@ -9,21 +9,26 @@ from refusion_eval.errors import ConfigError, DataError
 EMBEDDED_FOLDER = Path(embedded.__file__).parent
 
 
-def embedded_path(decoder: str) -> Path:
-    """Returns the folder of the checkpoint that was trained for a decoder.
+def embedded_path(name: str) -> Path:
+    """Returns the folder of a checkpoint in the package; that of a decoder has the decoder's name.
 
     Raises:
-        ConfigError: there is none for this decoder.
+        ConfigError: there is none of this name.
     """
-    if decoder not in embedded_decoders():
-        known = ", ".join(embedded_decoders())
-        raise ConfigError(f"there is no embedded checkpoint for decoder={decoder}, only for {known}; name a checkpoint")
-    return EMBEDDED_FOLDER / decoder
+    if name not in embedded_names():
+        known = ", ".join(embedded_names())
+        raise ConfigError(f"there is no embedded checkpoint for {name}, only for {known}; name a checkpoint")
+    return EMBEDDED_FOLDER / name
+
+
+def embedded_names() -> list[str]:
+    """The checkpoints in the package: one for each of some decoders, and other fine-tunes for these."""
+    return sorted(path.parent.name for path in EMBEDDED_FOLDER.glob("*/config.json"))
 
 
 def embedded_decoders() -> list[str]:
     """The decoders that have a checkpoint in the package."""
-    return sorted(path.parent.name for path in EMBEDDED_FOLDER.glob("*/config.json") if path.parent.name in DECODERS)
+    return [name for name in embedded_names() if name in DECODERS]
 
 
 def code_metric_path() -> Path:

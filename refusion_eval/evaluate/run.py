@@ -21,7 +21,7 @@ from refusion_eval.errors import ConfigError
 from refusion_eval.evaluate.arguments import check_keys
 from refusion_eval.evaluate.jobs import Job
 from refusion_eval.evaluate.lm_eval_adapter import RefusionLM
-from refusion_eval.evaluate.model_args import EMBEDDED, ModelArgs
+from refusion_eval.evaluate.model_args import ModelArgs, embedded_name
 from refusion_eval.evaluate.paths import tasks_path
 from refusion_eval.evaluate.prompts import PROMPTS
 from refusion_eval.evaluate.score import ERROR
@@ -62,7 +62,7 @@ def task_names(names: Sequence[str], model: str) -> list[str]:
         names: task or group names, or plain benchmark names; none means all seven benchmarks.
         model: the checkpoint: for the embedded ones a plain benchmark name means its mini task.
     """
-    mini = model == EMBEDDED
+    mini = embedded_name(model, "") is not None
     prefix = "mini_" if mini else "refusion_"
     return [prefix + name if name in PROMPTS else name for name in names] or [SUITES[mini]]
 

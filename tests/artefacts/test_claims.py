@@ -137,7 +137,8 @@ def test_other_models_half_written_runs_and_other_machines_are_no_evidence():
 )
 def test_mini_tasks_say_no_more_than_a_direction(ours, bounds, verdict):
     cells = [cell("refusion", task, "tps", ours, mini=True, backbone="qwen3", **bounds) for task in TASKS]
-    cells += [cell("autoregressive", task, "tps", 1.0, mini=True, backbone="qwen3") for task in TASKS]
+    for baseline in ("autoregressive", "autoregressive_sft"):  # for the published system, and for the retrained one
+        cells += [cell(baseline, task, "tps", 1.0, mini=True, backbone="qwen3") for task in TASKS]
     evidence = Evidence(cells)
     judged = judge(CLAIMS["P03"], evidence)
     assert (judged.verdict, judged.measured, judged.mini_verdict) == (NOT_MEASURED, None, verdict)

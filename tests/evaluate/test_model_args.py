@@ -3,7 +3,8 @@ from lm_eval._cli.utils import handle_cli_value_string
 from lm_eval.utils import simple_parse_args_string
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.evaluate.model_args import parse_model_args
+from refusion_eval.evaluate.model_args import ModelArgs, parse_model_args
+from refusion_eval.evaluate.paths import embedded_path
 
 
 def typed_by_the_command_line(text):
@@ -68,3 +69,12 @@ def test_decoder_settings_are_kept_apart():
     args = parse_model_args({"pretrained": "x", "decoder": "autoregressive", "temperature": 0.5, "dtype": "float32"})
     assert args.settings == {"temperature": 0.5}
     assert args.dtype == "float32"
+
+
+def test_another_checkpoint_of_the_package_is_a_system_of_its_own() -> None:
+    args = ModelArgs(pretrained="embedded:autoregressive_sft", decoder="autoregressive")
+    assert args.system_name == "AR-SFT"
+    assert ModelArgs(pretrained="embedded", decoder="autoregressive").system_name == "AR"
+    assert ModelArgs(pretrained="embedded:refusion", decoder="bd3lm").checkpoint == str(embedded_path("refusion"))
+    with pytest.raises(ConfigError, match=r"no embedded checkpoint for nonsense, only for .*refusion"):
+        _ = ModelArgs(pretrained="embedded:nonsense").checkpoint

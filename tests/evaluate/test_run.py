@@ -102,6 +102,7 @@ def test_benchmark_names_mean_mini_tasks_for_the_embedded_checkpoint_only():
     assert task_names(["gsm8k", "mini_math"], "embedded") == ["mini_gsm8k", "mini_math"]
     assert task_names(["gsm8k"], "GSAI-ML/ReFusion") == ["refusion_gsm8k"]
     assert task_names([], "embedded") == ["mini_suite"]
+    assert task_names(["gsm8k"], "embedded:autoregressive_sft") == ["mini_gsm8k"]
     assert task_names([], "GSAI-ML/ReFusion") == ["refusion_suite"]
 
 
