@@ -95,10 +95,8 @@ def test_mini_results_have_a_part_and_a_file_name_of_their_own(made):
     below = [row.origin for row in table.rows[headings[1] :] if isinstance(row, Line)]
     assert len(headings) == 2
     assert set(below) == {"measured"}
-    assert [row.entries[0].text for row in table.rows[headings[1] :] if isinstance(row, Line)][::2] == [
-        "AR",
-        "ReFusion",
-    ]
+    labels = [row.entries[0].text for row in table.rows[headings[1] :] if isinstance(row, Line)]
+    assert labels[::2] == ["AR", "ReFusion"]
 
 
 def test_table_4_needs_the_ablation_and_table_1_leaves_it_out(made):
@@ -155,9 +153,8 @@ NASTY = r"a_b & 50% $x$ #1 {y} ~z ^w \q <t> | [u] * `v`"
 
 
 def nasty_table():
-    row = Line(
-        entries=(*texts(NASTY), Entry(text="1.0", low="0.5", high="1.5", n=3, emphasis="best")), origin="measured"
-    )
+    figure = Entry(text="1.0", low="0.5", high="1.5", n=3, emphasis="best")
+    row = Line(entries=(*texts(NASTY), figure), origin="measured")
     return PaperTable(name="t", title=NASTY, columns=("a_b", "x%"), num_left=1, rows=[row], caption=[NASTY])
 
 
