@@ -19,9 +19,7 @@ def plot(
     ] = None,
     out: Out = Path("figures"),
     task: Annotated[str | None, typer.Option(help="Benchmark; mbpp if not given (5 and 9: the run's first).")] = None,
-    item: Annotated[
-        str | None, typer.Option(help="Figures 5 and 9: the item; else the one with most steps.")
-    ] = None,
+    item: Annotated[str | None, typer.Option(help="Figures 5 and 9: the item; else the one with most steps.")] = None,
 ) -> None:
     """Draw a figure of the paper from measured figures, beside the published ones: CSV, PNG and PDF."""
     from refusion_eval.paper.figures import FIGURES, rows_of, write_figure

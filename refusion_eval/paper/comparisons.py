@@ -19,7 +19,7 @@ from refusion_eval.artefacts.published import read_published
 from refusion_eval.errors import StoreError
 from refusion_eval.evaluate.systems import published_systems
 from refusion_eval.paper.layout import EMPTY, Emphasis, Entry, Heading, Line, PaperTable
-from refusion_eval.paper.names import MINI_SENTENCE, TASK_NAMES
+from refusion_eval.paper.names import MINI_SENTENCE, TASK_NAMES, system_label
 
 ORIGIN_NAMES: Mapping[str, str] = {"published": "paper", "measured": "here"}
 PUBLISHED_HEADING = "Published, on the benchmarks themselves"
@@ -186,10 +186,8 @@ def entry_of(cell: Cell | None, digits: int = 1) -> Entry:
 
 
 def label_of(cell: Cell) -> str:
-    """A system's name in the paper, or the one its run gave it; autoregressive ones are marked."""
-    known = {row["system"]: row["label"] for row in read_published("published.csv")}
-    keep = cell.origin == "published" or (cell.mini and "+" not in cell.system)
-    label = cell.label if keep else known.get(cell.system, cell.label)
+    """A system's name, autoregressive ones marked."""
+    label = system_label(cell)
     plain = cell.system.split("+")[0]
     decoders = {name: system.decoder for name, system in published_systems().items()}
     is_ar = plain in _AUTOREGRESSIVE or decoders.get(plain) == "autoregressive"

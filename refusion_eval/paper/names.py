@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping
 
+from refusion_eval.artefacts.cells import Cell
+from refusion_eval.artefacts.published import read_published
+
 TASK_NAMES: Mapping[str, str] = {
     "mmlu_pro": "MMLU-Pro",
     "arc_challenge": "ARC-C",
@@ -18,3 +21,14 @@ def task_name(task: str, mini: bool) -> str:
     """A benchmark as papers write it; its look-alike says so."""
     plain = task.removeprefix("mini_")
     return f"{'mini ' if mini else ''}{TASK_NAMES.get(plain, plain)}"
+
+
+def system_label(cell: Cell) -> str:
+    """A system's name in the paper, so that variants are told apart, or the one its run gave it.
+
+    On mini tasks a system keeps its run's name: the tiny checkpoint is not the published one.
+    """
+    if cell.origin == "published" or (cell.mini and "+" not in cell.system):
+        return cell.label
+    known = {row["system"]: row["label"] for row in read_published("published.csv")}
+    return known.get(cell.system, cell.label)

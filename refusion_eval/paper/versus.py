@@ -17,6 +17,7 @@ from refusion_eval.artefacts.cells import (
 from refusion_eval.artefacts.formula import evaluate
 from refusion_eval.errors import DataError
 from refusion_eval.metrics.bootstrap import Interval
+from refusion_eval.paper.names import system_label
 from refusion_eval.paper.rows import BASELINE, OPERATING_POINT, Point, number, read_records
 
 TASK = "mbpp"  # of all these figures in the paper
@@ -194,7 +195,7 @@ def _point(
     return Point(
         panel=panel,
         series=series,
-        label=cells[0].label,
+        label=system_label(cells[0]),
         origin="measured",
         metric=metric,
         x=x.value,

@@ -13,6 +13,7 @@ from refusion_eval.paper.draw_baseline import draw_against_baseline
 from refusion_eval.paper.draw_swept import sweet_spot
 from refusion_eval.paper.figures import FIGURES, rows_of, write_figure
 from refusion_eval.paper.moments import lay_out
+from refusion_eval.paper.names import system_label
 from refusion_eval.paper.rows import OPERATING_POINT, Point, TokenCell, read_rows, write_rows
 from refusion_eval.paper.style import ORDERED
 from refusion_eval.store.table_rows import read_csv, write_csv
@@ -218,3 +219,9 @@ def test_there_is_one_script_a_table_and_figure():
     plots = Path(__file__).resolve().parents[2] / "plots"
     for name in [*FIGURES, *(f"table{number}" for number in range(1, 8))]:
         assert f'main("{name}", __doc__)' in (plots / f"{name}.py").read_text(encoding="utf-8")
+
+
+def test_variants_of_a_system_have_names_of_their_own(made):
+    cells = made["system"]("refusion+left_to_right", 50.0, 90.0, mini=True)
+    assert system_label(cells[0]) == "ReFusion left-to-right"
+    assert system_label(made["cell"]("refusion", "mbpp", "tps", 1.0, mini=True)) == "ReFusion"
