@@ -27,7 +27,7 @@ MINI_HEADING = "Measured here, on mini look-alikes of the benchmarks"
 
 _FULL_MEAN = f"unweighted mean over {len(TASKS)} tasks"
 _TPS = "tps"
-_AUTOREGRESSIVE = ("autoregressive", "qwen3", "llama3")
+_AUTOREGRESSIVE = ("autoregressive", "autoregressive_sft", "qwen3", "llama3")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +191,7 @@ def label_of(cell: Cell) -> str:
     plain = cell.system.split("+")[0]
     decoders = {name: system.decoder for name, system in published_systems().items()}
     is_ar = plain in _AUTOREGRESSIVE or decoders.get(plain) == "autoregressive"
-    return f"{label} (AR)" if is_ar and label != "AR" else label
+    return f"{label} (AR)" if is_ar and not label.startswith("AR") else label
 
 
 def cells_label(systems: Iterable[tuple[str, Mapping]], name: str) -> str:

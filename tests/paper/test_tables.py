@@ -85,7 +85,8 @@ def test_half_written_runs_are_marked_named_and_never_best(made):
 
 
 def test_mini_results_have_a_part_and_a_file_name_of_their_own(made):
-    cells = made["system"]("refusion", 80.0, 90.0, mini=True) + made["system"]("autoregressive_sft", 90.0, 50.0, mini=True)
+    cells = made["system"]("refusion", 80.0, 90.0, mini=True)
+    cells += made["system"]("autoregressive_sft", 90.0, 50.0, mini=True)
     for number in (1, 2, 4, 6, 7):
         table = paper_table(number, cells)
         assert table.name == f"table{number}_mini"
