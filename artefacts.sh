@@ -28,13 +28,14 @@ ablation() { # NAME SETTING...: ReFusion with other settings
 }
 
 make_sweep() { # FIGURE
-    local folder=$results/sweeps/$family-$1 options=()
+    local folder=$results/sweeps/$family-$1 options=() task=mbpp
+    [ "$model" != embedded ] || task=gsm8k # the tiny models answer every mini MBPP item right, whatever the settings
     [ -z "$limit" ] || options+=(--limit "$limit")
     [ -z "$data" ] || options+=(--data "$data")
     [ -z "$sandbox" ] || options+=(--sandbox "$sandbox")
     $dry_run || { mkdir -p "$folder" && spec_of "$1" "$folder/$1.yaml"; }
     make_part sweep "$folder/$1.yaml" --out "$folder" ${options[@]+"${options[@]}"}
-    if $dry_run || [ -f "$folder/sweep.csv" ]; then make_part plot "$1" "$folder" --out "$out"; fi
+    if $dry_run || [ -f "$folder/sweep.csv" ]; then make_part plot "$1" "$folder" --task "$task" --out "$out"; fi
 }
 
 make_artefacts() {
