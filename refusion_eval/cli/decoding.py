@@ -109,6 +109,24 @@ def run(
         raise typer.Exit(EXIT_INCOMPLETE)
 
 
+@app.command()
+def rerun(
+    run_dir: Annotated[Path, typer.Argument(help="Directory of a recorded run.")],
+    out: Annotated[Path | None, typer.Option(help="Directory of the second run; RUN-again if not given.")] = None,
+    data: Data = None,
+    sandbox: Sandbox = "auto",
+) -> None:
+    """Make a recorded run again from its record and compare every sample: tokens, text, verdict."""
+    log_to_stderr()
+    from refusion_eval.evaluate.rerun import in_words
+    from refusion_eval.evaluate.rerun import rerun as make_again
+
+    result = make_again(run_dir, out or run_dir.with_name(f"{run_dir.name}-again"), data=data, sandbox=sandbox)
+    print(in_words(result))
+    if not result.is_same:
+        raise typer.Exit(EXIT_INCOMPLETE)
+
+
 @app.command("systems")
 def list_systems() -> None:
     """List the published systems that --system names."""

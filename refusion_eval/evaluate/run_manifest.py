@@ -4,12 +4,15 @@ import hashlib
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import refusion_eval
 from refusion_eval.engine.bandwidth import cache_bytes_per_row, copy_bandwidth, weight_bytes
+from refusion_eval.evaluate.model_args import ModelArgs
 from refusion_eval.evaluate.system import NO_TEMPLATE, WITH_GRAPHS, System
 from refusion_eval.store.environment import collect_hardware, git_commit, package_versions
 from refusion_eval.store.manifest import STOCK_GENERATE, Manifest
@@ -56,12 +59,20 @@ def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest
         versions=package_versions(),
         git_commit=git_commit(),
         command=sys.argv,
+        arguments=run_arguments(args),
         roofline={
             "weight_bytes": weight_bytes(model.config, model.dtype),
             "cache_bytes_per_row": cache_bytes_per_row(model.config, model.dtype),
             "copy_bytes_per_second": copy_bandwidth(model.device),
         },
     )
+
+
+def run_arguments(args: ModelArgs) -> dict[str, Any]:
+    """Model arguments as they can be given again, those with a value, but not where it is recorded."""
+    given = {one.name: getattr(args, one.name) for one in fields(args) if one.name not in ("settings", "run_dir")}
+    given["batch_size"] = args.batch_size or "auto"
+    return {name: value for name, value in given.items() if value is not None} | dict(args.settings)
 
 
 def _attention(system: System) -> str:

@@ -39,6 +39,7 @@ class Manifest:
         versions: of the packages in use.
         git_commit: of the checkout, None for an installed package.
         command: command line.
+        arguments: model arguments, from which the run can be made again; empty for runs of earlier versions.
         roofline: `weight_bytes`, `cache_bytes_per_row`, `copy_bytes_per_second`; empty if not measured.
     """
 
@@ -61,6 +62,7 @@ class Manifest:
     versions: Mapping[str, str] = field(default_factory=dict)
     git_commit: str | None = None
     command: Sequence[str] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     roofline: Mapping[str, float] = field(default_factory=dict)
 
     def fingerprint(self) -> dict[str, Any]:

@@ -1,0 +1,84 @@
+import json
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from refusion_eval.errors import ConfigError, StoreError
+from refusion_eval.evaluate.model_args import ModelArgs, parse_model_args
+from refusion_eval.evaluate.rerun import arguments_of, in_words, rerun
+from refusion_eval.evaluate.run import evaluate
+from refusion_eval.evaluate.run_manifest import run_arguments
+from refusion_eval.store.run_reader import RunReader
+
+ARGUMENTS = {"pretrained": "embedded", "decoder": "refusion", "tau_slot": 0.8, "warmup": 0}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("rerun") / "first"
+    args = parse_model_args({**ARGUMENTS, "run_dir": str(run_dir)})
+    evaluate(args, ["mini_gsm8k"], limit=2)
+    evaluate(args, ["mini_mbpp"], limit=1)
+    return run_dir
+
+
+@pytest.fixture
+def copied(recorded: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(recorded, tmp_path / "copied")
+
+
+def _change(run_dir: Path, table: str, change: dict[str, object], where: str) -> None:
+    """Overwrites fields of one stored body, as if the run had given something else."""
+    with sqlite3.connect(run_dir / "records.sqlite") as connection:
+        rowid, body = connection.execute(f"SELECT rowid, body FROM {table} WHERE body LIKE ?", (where,)).fetchone()
+        connection.execute(
+            f"UPDATE {table} SET body = ? WHERE rowid = ?", (json.dumps(json.loads(body) | change), rowid)
+        )
+
+
+def test_a_run_is_made_again_with_its_own_settings_tasks_and_limits(recorded: Path, tmp_path: Path) -> None:
+    result = rerun(recorded, tmp_path / "again")
+    assert (result.is_same, result.num_samples, list(result.other_conditions)) == (True, 3, [])
+    with RunReader.open(tmp_path / "again") as reader:
+        assert reader.run.expected == {"mini_gsm8k": 2, "mini_mbpp": 1}
+        assert {sample.settings["tau_slot"] for sample in reader.samples()} == {0.8}
+    assert "3 samples" in in_words(result)
+    assert "all as recorded" in in_words(result)
+
+
+def test_other_tokens_and_other_verdicts_are_named(copied: Path, tmp_path: Path) -> None:
+    _change(copied, "samples", {"text": "something else"}, "%mini_gsm8k%")
+    _change(copied, "scores", {"value": 0.5}, "%mini_mbpp%")
+    result = rerun(copied, tmp_path / "again")
+    assert not result.is_same
+    assert [len(result.other_requests), len(result.other_tokens), len(result.other_verdicts)] == [0, 1, 1]
+    assert result.other_tokens[0].startswith("mini_gsm8k ")
+    assert "1 other tokens: mini_gsm8k" in in_words(result)
+
+
+def test_arguments_survive_the_record(recorded: Path) -> None:
+    args = ModelArgs(pretrained="x", decoder="refusion", adapter="y", batch_size=None, settings={"eos_ids": (1, 2)})
+    assert parse_model_args(run_arguments(args)) == args
+    with RunReader.open(recorded) as reader:
+        again = arguments_of(reader.run)
+    assert (again.settings, again.dtype, again.warmup) == ({"tau_slot": 0.8}, "float32", 0)
+
+
+def test_what_cannot_be_made_again_is_refused_before_decoding(copied: Path, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="is the run itself"):
+        rerun(copied, copied)
+    with sqlite3.connect(copied / "records.sqlite") as connection:
+        (text,) = connection.execute("SELECT value FROM meta WHERE name = 'manifest'").fetchone()
+        manifest = json.loads(text)
+        for change, error, message in (
+            ({"checkpoint_hash": "0" * 32}, StoreError, "cannot be made again here: checkpoint"),
+            ({"arguments": {}}, ConfigError, "kept no arguments"),
+        ):
+            changed = json.dumps(manifest | change)
+            connection.execute("UPDATE meta SET value = ? WHERE name = 'manifest'", (changed,))
+            connection.commit()
+            with pytest.raises(error, match=message):
+                rerun(copied, tmp_path / "again")
+            assert not (tmp_path / "again").exists()
