@@ -162,6 +162,12 @@ class _SweptRun:
 
 
 def _read_sweep(folder: Path, task: str) -> list[_SweptRun]:
+    missing = [name for name in ("points.csv", "sweep.csv") if not (folder / name).is_file()]
+    if missing:
+        raise DataError(
+            f"{folder} has no {' and no '.join(missing)}, so it is no sweep; figures 4, 6 and 8 are drawn from "
+            "the folders that refusion-eval sweep SPEC --out FOLDER writes"
+        )
     described = [record for _, record in read_records(folder / "points.csv", _POINT_COLUMNS)]
     cells: dict[str, list[Cell]] = {}
     for cell in measured_cells([folder / "sweep.csv"]):

@@ -159,7 +159,7 @@ def test_scaling_of_several_machines_is_refused_by_name(made, tmp_path):
 
 
 def test_what_is_missing_is_named(made, tmp_path, sources):
-    with pytest.raises(DataError, match=r"points\.csv cannot be read"):
+    with pytest.raises(DataError, match=r"none has no points\.csv and no sweep\.csv.* refusion-eval sweep SPEC"):
         versus.swept([tmp_path / "none"])
     with pytest.raises(DataError, match="no figures of gsm8k; its tasks are mini_mbpp"):
         versus.swept([sources["figure4"]], "gsm8k")
