@@ -18,7 +18,7 @@ from refusion_eval.artefacts.cells import (
 from refusion_eval.artefacts.published import read_published
 from refusion_eval.errors import StoreError
 from refusion_eval.evaluate.systems import published_systems
-from refusion_eval.paper.layout import EMPTY, Emphasis, Entry, Heading, Line, PaperTable
+from refusion_eval.paper.layout import EMPTY, Emphasis, Entry, Heading, Line, PaperTable, texts
 from refusion_eval.paper.names import MINI_SENTENCE, TASK_NAMES, system_label
 
 ORIGIN_NAMES: Mapping[str, str] = {"published": "paper", "measured": "here"}
@@ -75,7 +75,7 @@ COMPARISONS: Mapping[int, Comparison] = {
         number=3,
         title="Controlled comparison with Dream on Qwen2.5-7B",
         artefact="table3",
-        embedded={"dream": "dream", "refusion+retrained_qwen2.5": "refusion"},
+        embedded={},  # the embedded family has no Dream, and its ReFusion no such backbone
         notes=("Published values are the second version's, as the first prints Dream's throughput in ReFusion's row.",),
     ),
     4: Comparison(
@@ -100,8 +100,8 @@ def comparison_table(number: int, measured: Sequence[Cell]) -> PaperTable:
     spec = COMPARISONS[number]
     published = published_cells((spec.artefact,))
     order = list(dict.fromkeys(cell.system for cell in published))
-    mini = is_mini(measured)
-    chosen = _chosen(spec, order, mini, measured)
+    chosen = _chosen(spec, order, is_mini(measured), measured)
+    mini = is_mini(chosen)
     require_comparable(chosen)
     theirs = [(system, grid(cell for cell in published if cell.system == system)) for system in order]
     ours = [
@@ -234,9 +234,9 @@ def _lines(
             entries.append(replace(entry, text=printed[key]) if key is not None and key in printed else entry)
         if place and not any(entry.text for entry in entries):
             continue  # no speed at all, as of a run in batches
-        label = label_of(next(iter(cells.values()))) if place == 0 else ""
-        head = (Entry(text=label), Entry(text=ORIGIN_NAMES[origin] if place == 0 else ""), Entry(text=name))
-        lines.append(Line(entries=(*head, *entries), origin=origin, begins_group=place == 0))
+        head = texts(label_of(next(iter(cells.values()))), ORIGIN_NAMES[origin], name)
+        repeated = 0 if place == 0 else 2
+        lines.append(Line(entries=(*head, *entries), origin=origin, begins_group=place == 0, num_repeated=repeated))
     return lines
 
 

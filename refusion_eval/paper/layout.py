@@ -40,11 +40,19 @@ class Line:
         entries: one a column.
         origin: published figures are set in italics; empty for text.
         begins_group: whether there is a rule above it.
+        num_repeated: columns, the first ones, that say what the row above says: a reader is shown nothing there, while
+            the CSV has them in every row.
     """
 
     entries: Sequence[Entry]
     origin: Origin | Literal[""] = ""
     begins_group: bool = False
+    num_repeated: int = 0
+
+    @property
+    def shown(self) -> Sequence[Entry]:
+        """The entries as a reader is shown them."""
+        return (*(EMPTY,) * self.num_repeated, *self.entries[self.num_repeated :])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,7 +73,7 @@ def to_markdown(table: PaperTable) -> str:
 def _markdown_row(row: Line | Heading, width: int) -> list[str]:
     if isinstance(row, Heading):
         return [f"**{markdown_text(row.text)}**", *[""] * (width - 1)]
-    return [_markdown_cell(entry, row.origin == "published") for entry in row.entries]
+    return [_markdown_cell(entry, row.origin == "published") for entry in row.shown]
 
 
 def _markdown_cell(entry: Entry, italic: bool) -> str:
@@ -106,7 +106,7 @@ def to_latex(table: PaperTable) -> str:
             continue
         if row.begins_group and body and body[-1] != r"\midrule":
             body.append(r"\addlinespace")
-        body.append(" & ".join(_latex_cell(entry, row.origin == "published") for entry in row.entries) + r" \\")
+        body.append(" & ".join(_latex_cell(entry, row.origin == "published") for entry in row.shown) + r" \\")
     head = " & ".join(map(latex_text, table.columns))
     rule = [] if body and body[0] == r"\midrule" else [r"\midrule"]
     lines = [

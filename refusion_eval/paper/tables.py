@@ -96,7 +96,7 @@ def _hyperparameters(measured: Sequence[Cell]) -> PaperTable:
                 Entry(text=value, dagger=bool(value) and float(value) != float(printed))
                 for value, printed in zip(values, theirs, strict=True)
             ]
-            rows.append(Line(entries=(*texts("", whence), *marked), origin="measured"))
+            rows.append(Line(entries=(*texts(name, whence), *marked), origin="measured", num_repeated=1))
     return PaperTable(
         name="table6" + ("_mini" if mini else ""),
         title=f"Settings of ReFusion by benchmark{', mini' if mini else ''} (Table 6 of the paper)",

@@ -15,13 +15,11 @@ FIRST = 3  # columns before the benchmarks
 
 def lines_of(table, label):
     """Score and throughput lines of a system, by origin."""
-    found, current = {}, None
-    for line in table.lines:
-        name = line.entries[0].text
-        current = name or current
-        if current == label:
-            found[line.origin, line.entries[2].text] = line.entries[FIRST:]
-    return found
+    return {
+        (line.origin, line.entries[2].text): line.entries[FIRST:]
+        for line in table.lines
+        if line.entries[0].text == label
+    }
 
 
 def test_published_figures_keep_their_printed_digits_and_stand_beside_measured_ones(made):
@@ -29,7 +27,8 @@ def test_published_figures_keep_their_printed_digits_and_stand_beside_measured_o
     lines = lines_of(table, "ReFusion")
     assert [entry.text for entry in lines["published", "score"]][-2:] == ["68.20", "65.31"]
     assert lines["measured", "score"][0] == Entry(text="80.0", low="79.0", high="81.0", n=200)
-    assert [line.origin for line in table.lines if line.entries[0].text == "ReFusion"] == ["published", "measured"]
+    of_refusion = [line.origin for line in table.lines if line.shown[0].text == "ReFusion"]
+    assert of_refusion == ["published", "measured"]
     assert not any(entry.low for line in table.lines if line.origin == "published" for entry in line.entries)
 
 
@@ -96,7 +95,7 @@ def test_mini_results_have_a_part_and_a_file_name_of_their_own(made):
     below = [row.origin for row in table.rows[headings[1] :] if isinstance(row, Line)]
     assert len(headings) == 2
     assert set(below) == {"measured"}
-    labels = [row.entries[0].text for row in table.rows[headings[1] :] if isinstance(row, Line)]
+    labels = [row.shown[0].text for row in table.rows[headings[1] :] if isinstance(row, Line)]
     assert labels[::2] == ["autoregressive_sft (AR)", "ReFusion"]  # in the order of the paper's table
 
 
@@ -194,6 +193,23 @@ def test_csv_has_bounds_and_items_of_measured_figures_only(made):
     measured = next(row for row in records if row["origin"] == "measured")
     assert (published["GSM8K ci_low"], published["GSM8K n"]) == ("", "")
     assert (measured["GSM8K"], measured["GSM8K ci_low"], measured["GSM8K n"]) == ("80.0", "79.0", "200")
+
+
+@pytest.mark.parametrize("number", [1, 6])
+def test_a_row_of_the_csv_says_by_itself_what_it_is_about(made, number):
+    table = paper_table(number, made["system"]("refusion", 80.0, 90.0))
+    records = list(csv.DictReader(io.StringIO(to_csv(table))))
+    assert all(record[name] for record in records for name in table.columns[:2])
+    shown = [row.split("|")[1].strip() for row in to_markdown(table).splitlines() if row.startswith("|")]
+    assert shown.count("") == sum(line.num_repeated > 0 for line in table.lines) > 0
+
+
+def test_table_3_has_no_mini_part_as_the_embedded_family_has_no_such_systems(made):
+    cells = made["system"]("refusion", 80.0, 90.0, mini=True) + made["system"]("dream", 80.0, 90.0, mini=True)
+    table = paper_table(3, cells)
+    assert table.name == "table3"
+    assert {line.origin for line in table.lines} == {"published"}
+    assert "Nothing was measured." in table.caption
 
 
 def test_tables_are_written_in_three_forms_with_equal_bytes(made, tmp_path):
