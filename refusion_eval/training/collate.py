@@ -78,11 +78,20 @@ class PackedBatch:
 def collate(examples: Sequence[Example], *, normalisation: Normalisation = "release") -> PackedBatch:
     """Joins a list of examples and weighs their labels.
 
+    With CE the cross-entropy of a row, C_s and M_s the rows of sample s with a label of AR and of MDM, d_i the divisor
+    of a row (`Example.mdm_divisors`; of ReFusion q_s A_s, the expected number of masked tokens), B samples, and lambda
+    the weight that `hybrid_loss` takes, the loss of a batch (Eq. 3) is
+
+        L = L_AR + lambda L_MDM
+        release:      L_AR = sum_s sum_(j in C_s) CE_j / sum_s |C_s|      L_MDM = 1/B sum_s sum_(i in M_s) CE_i / d_i
+        paper (1-2):  L_AR = 1/B sum_s 1/|C_s| sum_(j in C_s) CE_j        L_MDM = 1/B sum_s 1/|M_s| sum_(i in M_s) CE_i
+
+    A clean slot of k tokens has k - 1 labelled rows and a masked one k, so that |C_s| and |M_s| are the paper's
+    (k - 1) and k times the number of slots, if all are full. A term without labels is 0.
+
     Args:
         examples: at least one.
-        normalisation: "release": AR is a mean over all labelled tokens of the batch, MDM divides each place by its
-            `Example.mdm_divisors`; "paper": both are means over the labelled tokens of each sample (Eq. 1-2). Either
-            way the sample terms are averaged over the samples, and a term without labels is 0.
+        normalisation: "release" or "paper".
     """
     return collate_groups([examples], normalisation=normalisation)
 

@@ -75,9 +75,15 @@ def fill_with_eos(answer: Sequence[int], *, eos: int, multiple: int) -> tuple[in
 
 
 def arrange(prompt: Sequence[int], answer: Sequence[int], draws: Draws, *, mask: int) -> Example:
-    """Lays out prompt, shuffled clean slots and masked slots, with true positions and labels.
+    """Lays out prompt, shuffled clean slots and masked slots, with true positions and labels (Sec. 4.3, Eq. 1-2).
 
-    The MDM term is divided by q A, the expected number of masked tokens, as the release does.
+    With slots S^c in the order c_1, c_2, ... in which the clean ones are laid out, and r_j the answer's tokens:
+
+        CE of a clean token  (Eq. 1):  -log P(r_(j+1) | prompt, S^c1 .. S^c(n-1), r_j and those before it in slot S^cn)
+        CE of a masked token (Eq. 2):  -log P(r_i | prompt, all clean slots, masks up to i)
+
+    The last token of a slot predicts nothing. `collate` sums and divides; the divisor here is q A, the expected number
+    of masked tokens, as in the release.
     """
     answer_A = np.asarray(answer, dtype=np.int64)
     k = draws.slot_size
@@ -109,7 +115,13 @@ def arrange(prompt: Sequence[int], answer: Sequence[int], draws: Draws, *, mask:
 
 
 def causal_example(prompt: Sequence[int], answer: Sequence[int], *, learn_prompt: bool) -> Example:
-    """The next-token example of plain AR training; `learn_prompt` also labels the prompt (pre-training)."""
+    """The next-token example of AR training: CE_j = -log P(r_j | prompt, r_1 .. r_(j-1)), which `collate` averages.
+
+    Args:
+        prompt: its token ids.
+        answer: its token ids, EOS among them.
+        learn_prompt: whether the prompt's own tokens are labelled too (pre-training).
+    """
     tokens = np.asarray([*prompt, *answer], dtype=np.int64)
     labels = np.append(tokens[1:], IGNORED)
     if not learn_prompt:

@@ -31,6 +31,7 @@ from refusion_eval.training.mini.drills import DRILLS, drill_pairs
 from refusion_eval.training.mini.generate import DRAWS, held_out_items, items
 from refusion_eval.training.mini.item import Item
 from refusion_eval.training.model_card import write_card
+from refusion_eval.training.objectives import TRAINED_FOR
 from refusion_eval.training.tokenizer import train_tokenizer
 from refusion_eval.training.train import train
 
@@ -76,13 +77,6 @@ def _shortened(percent: int, **changes: Any) -> TrainConfig:
 # Studies of one quantity: the data (Appendix C.3: more samples, each once) or the slots trained on; not shipped.
 VARIANTS: dict[str, TrainConfig] = {f"refusion_data_{percent}": _shortened(percent) for percent in DATA_PERCENTS} | {
     f"refusion_slots_{size}": _shortened(SLOT_PERCENT, slot_sizes=(size,)) for size in SLOT_SIZES
-}
-# What config.json says of the decoders that a checkpoint is for; nothing where the weights serve several.
-TRAINED_FOR: dict[str, tuple[str, ...]] = {
-    "autoregressive": ("autoregressive",),
-    "autoregressive_sft": ("autoregressive",),
-    "llada": ("llada", "fast_dllm_llada"),
-    "bd3lm": ("bd3lm",),
 }
 
 
@@ -226,7 +220,7 @@ def train_stages(
             on_log=functools.partial(_log, stage, model, check, 200, causal),
         )
         if stage in stages:
-            save_checkpoint(model, tokenizer, out_dir / stage, decoders=TRAINED_FOR.get(stage, ()))
+            save_checkpoint(model, tokenizer, out_dir / stage, decoders=TRAINED_FOR[config.objective])
             chain = {name: configs[name] for name in (BACKBONE, stage)}
             write_card(out_dir / stage, stage, chain, work_dir, num_samples=len(samples), hardware=hardware)
 

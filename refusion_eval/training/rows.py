@@ -184,6 +184,21 @@ def read_rows(paths: Paths, *, on_bad: OnBad = "fail") -> RowReader:
     return RowReader(paths, on_bad=on_bad)
 
 
+def check_rows(paths: Paths, *, on_bad: OnBad = "fail") -> None:
+    """Refuses files that begin badly or hold no row, from the first rows of each.
+
+    Args:
+        paths: see `read_rows`.
+        on_bad: likewise.
+
+    Raises:
+        DataError: a path has no file, a file has no row, or under "fail" its first one is bad.
+    """
+    for path in find_files(paths):
+        if next(iter(read_rows(path, on_bad=on_bad)), None) is None:
+            raise DataError(f"{path} holds no row of {{query, response}}; correct the file, or leave it out")
+
+
 def find_files(paths: Paths) -> list[Path]:
     """The files that paths stand for, see `read_rows`.
 

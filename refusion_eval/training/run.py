@@ -5,6 +5,7 @@ transformers and this project open. The same command goes on where an interrupte
 """
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -24,11 +25,10 @@ from refusion_eval.store.atomic_write import write_atomically
 from refusion_eval.store.environment import PACKAGES, git_commit, package_versions
 from refusion_eval.store.lock import DirectoryLock
 from refusion_eval.training.backbone import check_backbone, load_backbone, load_tokenizer, save_backbone
-from refusion_eval.training.config import Objective
 from refusion_eval.training.config_files import config_names, read_run_config
-from refusion_eval.training.objectives import SpecialIds
+from refusion_eval.training.objectives import TRAINED_FOR, SpecialIds
 from refusion_eval.training.parallelism import check_parallelism, place_of_process
-from refusion_eval.training.rows import find_files
+from refusion_eval.training.rows import check_rows
 from refusion_eval.training.run_config import RunConfig
 from refusion_eval.training.run_log import RunLog, summary_writer
 from refusion_eval.training.step_batches import Place, StepBatches, example_lengths
@@ -46,14 +46,6 @@ from refusion_eval.training.trainer import (
 
 RUN_FILE, MODEL_FOLDER = "run.json", "model"
 _SECONDS_BETWEEN_LINES = 10.0
-# What config.json says of the decoders that a checkpoint is for; nothing where the weights serve several.
-TRAINED_FOR: dict[Objective, tuple[str, ...]] = {
-    "pretrain": ("autoregressive",),
-    "sft": ("autoregressive",),
-    "refusion": (),
-    "llada": ("llada", "fast_dllm_llada"),
-    "bd3lm": ("bd3lm",),
-}
 
 
 def check_run(config: RunConfig, world_size: int) -> None:
@@ -74,7 +66,7 @@ def check_run(config: RunConfig, world_size: int) -> None:
         raise ConfigError("attention=flash needs a CUDA device, and there is none; use attention=auto")
     if config.output.tensorboard:
         summary_writer()
-    find_files(config.data.files)
+    check_rows(config.data.files, on_bad=config.data.on_bad)
     filling = max(config.objective.eos_multiple - 1, 0)
     check_backbone(config.backbone, config.objective.objective, max_length=config.data.max_length + filling)
 
@@ -95,10 +87,15 @@ def run(config: RunConfig, place: Place) -> None:
     except ValueError as problem:  # such as bfloat16 on a device without it
         raise ConfigError(f"transformers refuses the settings: {problem}") from problem
     run_dir = Path(config.output.run_dir)
+    with contextlib.ExitStack() as stack:
+        if place.rank == 0:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            stack.callback(DirectoryLock(run_dir).release)
+        _run(config, place, arguments, run_dir)
+
+
+def _run(config: RunConfig, place: Place, arguments: transformers.TrainingArguments, run_dir: Path) -> None:
     is_first = place.rank == 0
-    if is_first:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        lock = DirectoryLock(run_dir)
     tokenizer = load_tokenizer(config.backbone)
     samples = _samples(config, tokenizer, is_first)
     plan = StepPlan(
@@ -119,7 +116,6 @@ def run(config: RunConfig, place: Place) -> None:
         _train(config, place, arguments, tokenizer, samples, plan)
     if is_first:
         print(f"{run_dir / MODEL_FOLDER} is the trained model", file=sys.stderr)
-        lock.release()
 
 
 def _samples(config: RunConfig, tokenizer: PreTrainedTokenizerFast, is_first: bool) -> TokenCache | SampleSubset:

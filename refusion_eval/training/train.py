@@ -1,4 +1,9 @@
-"""The training loop: one objective, one model, a fixed number of steps; resumable to the same losses."""
+"""The loop that makes the embedded family: one objective, a fixed number of steps; resumable to the same losses.
+
+Apart from `trainer.py`, which trains real backbones on many processes: this one needs nothing but torch, has Muon for
+the layers' matrices, and its batches, of similar lengths, are what the shipped checkpoints were trained on, so that the
+family can be made again as it is. Objectives, packing and loss are the same.
+"""
 
 import json
 import math

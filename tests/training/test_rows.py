@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from refusion_eval.errors import ConfigError, DataError
 from refusion_eval.training import json_values
-from refusion_eval.training.rows import NUM_LISTED, RowReport, read_rows
+from refusion_eval.training.rows import NUM_LISTED, RowReport, check_rows, read_rows
 
 GOOD = {"query": "how many?", "response": "12"}
 GOOD_TEXT = json.dumps(GOOD)
@@ -221,3 +221,17 @@ def test_paths_without_files_and_unknown_settings_are_refused(tmp_path: Path) ->
     path = write(tmp_path / "a.json", "[]")
     with pytest.raises(ConfigError, match="'ignore' is unknown; known: fail, skip"):
         read_rows(path, on_bad="ignore")  # type: ignore[arg-type]
+
+
+def test_files_without_a_row_or_with_a_bad_first_one_are_refused_at_once(tmp_path: Path) -> None:
+    good, empty, broken = (tmp_path / name for name in ("good.jsonl", "empty.jsonl", "broken.json"))
+    good.write_text('{"query": "a", "response": "b"}\nnonsense\n')
+    empty.write_text("")
+    broken.write_text("[{")
+    check_rows(good)  # reads no further than it must
+    with pytest.raises(DataError, match=r"empty\.jsonl holds no row"):
+        check_rows([good, empty])
+    with pytest.raises(DataError, match=r"broken\.json"):
+        check_rows(broken)
+    with pytest.raises(DataError, match=r"broken\.json holds no row"):
+        check_rows(broken, on_bad="skip")
