@@ -1,0 +1,66 @@
+"""Gathers runs of models trained on more and less data into the CSV that Figure 7 is drawn from.
+
+python plots/scaling.py 1184=runs/data_1 3425=runs/data_3 --out results/embedded/scaling.csv
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from refusion_eval.artefacts.cells import SCORES, measured_cells
+from refusion_eval.errors import ConfigError, RefusionEvalError
+from refusion_eval.paper.curves import SCALING_COLUMNS
+from refusion_eval.store.atomic_write import prepare_output, write_output
+from refusion_eval.store.csv_text import csv_text
+
+COLUMNS = (*SCALING_COLUMNS, "hardware", "mini")
+
+
+def rows_of(entries: Sequence[str]) -> list[list]:
+    """Rows of the CSV, by samples and task.
+
+    Args:
+        entries: `SAMPLES=RUN`, the number of training samples and a run directory or results CSV.
+
+    Raises:
+        ConfigError: an entry is not of this form.
+        StoreError: a run cannot be read.
+    """
+    rows = []
+    for entry in entries:
+        samples, _, run = entry.partition("=")
+        if not samples.isdecimal() or not run:
+            raise ConfigError(f"{entry!r}: write the number of training samples and the run, as 1000=runs/small")
+        for cell in measured_cells([run]):
+            if cell.metric in (*SCORES, "tps"):
+                shown = (
+                    cell.task,
+                    cell.metric,
+                    cell.value,
+                    cell.ci_low,
+                    cell.ci_high,
+                    cell.n,
+                    cell.hardware,
+                    cell.mini,
+                )
+                rows.append([int(samples), *shown])
+    return sorted(rows, key=lambda row: row[:3])
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("entries", nargs="+", metavar="SAMPLES=RUN")
+    parser.add_argument("--out", type=Path, default=Path("scaling.csv"))
+    given = parser.parse_args()
+    try:
+        prepare_output(given.out)
+        write_output(given.out, csv_text(COLUMNS, rows_of(given.entries)))
+    except RefusionEvalError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
