@@ -17,7 +17,6 @@ from refusion_eval.store.manifest import is_mini
 from refusion_eval.store.records import NO_ISOLATION, PASSED, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_reader import Run, RunReader
 from refusion_eval.store.tables import MEAN_TASK, METRIC_ORDER, TableRow, setting_text, tidy_rows
-from refusion_eval.store.task_metrics import UNISOLATED
 
 Identity = tuple[str, str, str]  # task, its version, hash of the settings
 Scores = Mapping[str, ScoreRow]
@@ -105,7 +104,7 @@ class _Collector:
         mine = [row for row in figures if row.run_id == run.run_id]
         ordered = [cells[identity] for identity in sorted(cells)]
         done = [self._finish(cell, run, metrics) for cell, metrics in _with_figures(ordered, mine)]
-        return _about(run), [*done, *_empty(run, cells), *_means(mine)]
+        return _about(run), [*done, *_empty(run, cells), *_means(mine, done)]
 
     def _begin(self, run: Run, sample: Sample) -> _Cell:
         self.writer.flush()  # no chunk holds two tasks: what is opened next is most often of the same task
@@ -195,13 +194,13 @@ def _figure(row: TableRow) -> dict[str, Any]:
     }
 
 
-def _means(rows: Sequence[TableRow]) -> list[dict[str, Any]]:
-    """Means over tasks, as cells without samples."""
+def _means(rows: Sequence[TableRow], tasks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Means over tasks, as cells without samples but with the marks of their tasks."""
     means = []
     for mini in (False, True):
         mine = [row for row in rows if row.task == MEAN_TASK and row.mini == mini]
         if mine:
-            means.append({**_NO_SAMPLES, "task": MEAN_TASK, "mini": mini, "mean": True} | _mean_facts(mine))
+            means.append({**_NO_SAMPLES, "task": MEAN_TASK, "mini": mini, "mean": True} | _mean_facts(mine, tasks))
     return means
 
 
@@ -221,15 +220,19 @@ _NO_SAMPLES: dict[str, Any] = {
 }
 
 
-def _mean_facts(rows: Sequence[TableRow]) -> dict[str, Any]:
+def _mean_facts(rows: Sequence[TableRow], tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     mini = [("mini", "A mean of this project's synthetic look-alikes, not of the real benchmarks.")]
-    off = [("sandbox off", "In one of its tasks programs ran without isolation.")]
-    unisolated = any(UNISOLATED in row.note for row in rows)
+    said: dict[str, list[str]] = defaultdict(list)
+    for task in tasks:
+        for mark, sentence in task["marks"] if task["mini"] == rows[0].mini else ():
+            kind = " ".join(word for word in mark.split() if word.isalpha())  # without counts, which differ by task
+            if kind != "mini":
+                said[kind].append(f"{task['task']}: {sentence}")
     return {
         "metrics": {row.metric: _figure(row) for row in rows},
         "items": rows[0].n,
         "samples": rows[0].samples,
-        "marks": (mini if rows[0].mini else []) + (off if unisolated else []),
+        "marks": (mini if rows[0].mini else []) + [(kind, " ".join(whys)) for kind, whys in said.items()],
     }
 
 

@@ -89,14 +89,6 @@ def replay_of(trace: Trace, *, slot_size: int = 1, num_kept: int | None = None) 
     return Replay(builder.num_positions, tuple(builder.steps), tuple(builder.forwards), tuple(builder.kept()))
 
 
-def cells_at(replay: Replay, step: int) -> list[Cell]:
-    """What every position looks like after a step, numbered from 0; before all of them at -1."""
-    cells = [Cell() for _ in range(replay.num_positions)]
-    for number, one in enumerate(replay.steps[: step + 1]):
-        apply(cells, one, number)
-    return cells
-
-
 def apply(cells: Sequence[Cell], step: Step, number: int) -> None:
     """Changes cells by one step. What a step before it rejected is a mask again."""
     for cell in cells:

@@ -37,19 +37,3 @@ class Sources(Protocol):
     def spell(self, run: Run) -> Spell | None:
         """Spells token ids of a run, None if its tokenizer is not at hand."""
         ...
-
-
-class NoSources:
-    """Nothing but the records."""
-
-    def asked(self, run: Run, sample: Sample) -> Asked:
-        """Nothing is known."""
-        return Asked(None, None, "The benchmark's rows are not at hand.")
-
-    def num_items(self, run: Run, task: str, benchmark: str) -> int | None:
-        """Not known."""
-        return None
-
-    def spell(self, run: Run) -> Spell | None:
-        """No tokenizer."""
-        return None

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from refusion_eval.report.sources import Asked, NoSources
+from refusion_eval.report.sources import Asked
 from refusion_eval.store.environment import Hardware
 from refusion_eval.store.manifest import Manifest
 from refusion_eval.store.records import Sample, SampleKey, ScoreRow, pack
@@ -35,6 +35,19 @@ TOKENS = [1, 2, 3, 5]
 def spell(tokens):
     """Tokens of the tests are letters."""
     return "".join(LETTERS[token % len(LETTERS)] for token in tokens)
+
+
+class NoSources:
+    """Nothing but the records."""
+
+    def asked(self, run, sample):
+        return Asked(None, None, "The benchmark's rows are not at hand.")
+
+    def num_items(self, run, task, benchmark):
+        return None
+
+    def spell(self, run):
+        return None
 
 
 class LetterSources(NoSources):

@@ -10,11 +10,11 @@ from refusion_eval.report.assemble import page
 from refusion_eval.report.collect import collect
 from refusion_eval.report.find import find_sample
 from refusion_eval.report.marks import limit_of
-from refusion_eval.report.sources import Asked, NoSources
+from refusion_eval.report.sources import Asked
 from refusion_eval.store.environment import Hardware
 from refusion_eval.store.run_store import RunStore
 
-from .conftest import LetterSources, make_manifest, make_sample, make_score, write_run
+from .conftest import LetterSources, NoSources, make_manifest, make_sample, make_score, write_run
 
 HOSTILE = (
     '</script><script>window.hacked = 1</script><img src=x onerror="window.hacked = 2"><!-- {{program}} \u2028 \ud800'
@@ -168,6 +168,18 @@ def test_a_limited_run_says_so(tmp_path):
     assert marks(collect([run], LetterSources())) == ["mini", "limited 2"]
     assert limit_of(["lm_eval", "-L", "7"]) == 7
     assert limit_of(["--limits", "7"]) is None
+
+
+def test_a_mean_over_tasks_has_the_marks_of_its_tasks(tmp_path):
+    samples = [make_sample(number, task=task) for task in ("mini_gsm8k", "mini_math") for number in "123"]
+    tasks = {"mini_gsm8k": "1", "mini_math": "1"}
+    run = write_run(tmp_path / "run", samples, tasks=tasks, command=["refusion-eval", "run", "--limit", "3"])
+    data = collect([run], LetterSources(num_items=200))
+    mean = next(cell for cell in data.index["cells"] if cell["mean"])
+    assert [name for name, _ in mean["marks"]] == ["mini", "limited"]
+    assert dict(mean["marks"])["limited"] == (
+        "mini_gsm8k: 3 of 200 items (--limit 3). mini_math: 3 of 200 items (--limit 3)."
+    )
 
 
 def test_samples_of_several_machines_are_marked(tmp_path):
