@@ -185,7 +185,7 @@ class _Evaluation:
 
 
 def drawn(cell: Cell) -> Values:
-    """A cell's value and its draws: constant without an interval, never below zero if the value is not."""
+    """A cell's value and its draws: constant without an interval, else within 0 to 100 of a score, from 0 of a speed."""
     values = np.full(1 + RESAMPLES, float(cell.value))
     if cell.has_interval:
         identity = "|".join((cell.run_id, cell.system, cell.task, cell.metric))
@@ -193,5 +193,5 @@ def drawn(cell: Cell) -> Values:
         spread = np.where(normal > 0, cell.ci_high - cell.value, cell.value - cell.ci_low) / _Z
         values[1:] += normal * spread
         if cell.value >= 0:
-            np.maximum(values, 0, out=values)
+            np.clip(values, 0, 100 if cell.metric in SCORES else None, out=values)
     return values

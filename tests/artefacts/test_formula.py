@@ -113,6 +113,14 @@ def test_the_interval_of_a_difference_is_that_of_independent_normals():
     assert (found.value, found.low, found.high) == (5, pytest.approx(0, abs=0.4), pytest.approx(10, abs=0.4))
 
 
+def test_draws_never_leave_the_range_of_a_score():
+    cells = grid([cell("a", "humaneval", "pass@1", 50.0, ci_low=0.0, ci_high=100.0)])
+    found = evaluate("score('a', 'humaneval')", cells).interval
+    assert (found.low, found.high) == (pytest.approx(0, abs=4), pytest.approx(100, abs=4))
+    assert found.low >= 0
+    assert found.high <= 100
+
+
 def test_draws_never_leave_the_range_of_a_speed():
     cells = grid([cell("a", value=1, ci_low=-9, ci_high=2), cell("b", value=1)])
     assert evaluate("tps('a', 'gsm8k') / tps('b', 'gsm8k')", cells).interval.low == 0
