@@ -8,7 +8,7 @@ not stand side by side (`problems`) is refused or marked by whoever puts it ther
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -45,6 +45,9 @@ SPEED_METRICS = frozenset(
         "one_token_share",
     )
 )
+
+# Metrics that count forwards, and so change where forwards are fused; speed changes too, tokens and scores do not.
+FORWARD_METRICS = SPEED_METRICS | {"tpf", "forwards_mean"}
 
 # Decoder settings that make another system of one: what is added to its key.
 VARIANTS = ("recompute_kv", "left_to_right")
@@ -102,6 +105,13 @@ class Cell:
     def has_interval(self) -> bool:
         """Whether it has a 95% interval."""
         return math.isfinite(self.ci_low) and math.isfinite(self.ci_high)
+
+    @property
+    def fused(self) -> bool:
+        """Whether it rests on fused forwards, which the paper's algorithm does not have: `fuse`, else its default."""
+        fuse = self.settings.get("fuse", "false")
+        asked = fuse in ("true", "varies") or (fuse == "null" and self.settings.get("release_compatible") != "true")
+        return asked and self.metric in FORWARD_METRICS
 
 
 Place = tuple[str, str, str]
@@ -200,6 +210,18 @@ def _labels() -> Mapping[str, str]:
 def published_backbone(system: str) -> str:
     """The model that a published system was made from; empty if it is none, or that is not published."""
     return next((row["backbone"] for row in read_published("published.csv") if row["system"] == system), "")
+
+
+def told_apart(cell: Cell) -> Cell:
+    """A cell as it may stand beside published ones: of the system that it is named after, or of one of its own.
+
+    A figure on a real benchmark is that of a published system only if the checkpoint was made from the same model.
+    """
+    published = published_backbone(cell.system) or published_backbone(cell.system.split("+")[0])
+    if cell.origin == "published" or cell.mini or published in ("", cell.backbone):
+        return cell
+    other = f" on {cell.backbone or 'an unnamed model'}"
+    return replace(cell, system=cell.system + other, label=cell.label + other)
 
 
 def _of_decoder(label: str, backbone: str) -> str:

@@ -1,8 +1,9 @@
 """Fair speed: of every timed cell what the engine does, what the algorithm does, and how far both are from the limit.
 
-TPS = forwards/s x tokens/forward. The first factor is the engine's, the second the algorithm's; speed-ups over both
-autoregressive loops, this engine's and transformers' `generate`, say the same of a ratio: over this engine's loop it is
-the algorithm's gain, over the stock one both gains together.
+TPS = forwards/s x tokens/forward. The first factor is the engine's, the second the algorithm's, unless forwards are
+fused: these save forwards that the paper's algorithm makes, the engine's gain again, and such rows are marked.
+Speed-ups over both autoregressive loops, this engine's and transformers' `generate`, say the same of a ratio: over this
+engine's loop it is the algorithm's gain (with fusing, if there is any), over the stock one both gains together.
 """
 
 import math
@@ -53,6 +54,11 @@ NOTES = (
     "Prefill: up to the end of the first forward, which reads the prompt; Decode TPS: of all behind it.",
     "x AR: over the autoregressive loop of this engine, and over that of transformers' generate, on the same items.",
 )
+_FUSED_NOTE = (
+    "Fused: verifications carry likely next plans, so tok/fwd and x AR hold a gain of this engine beside the "
+    "algorithm's; fuse=false shows the algorithm's alone."
+)
+_FEWER_NOTE = "Fewer items: other runs of that task have more, so its rows do not rest on the same items."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +72,9 @@ class SpeedRow:
         hardware: the machine.
         mini: whether the task is a synthetic look-alike.
         complete: whether the run has every sample that was asked for.
+        n: benchmark items that were timed.
+        fewer: whether another run of the task has more items.
+        fused: whether forwards were fused.
         cells: metric -> figure, of those in `COLUMNS` that were measured.
     """
 
@@ -75,6 +84,9 @@ class SpeedRow:
     hardware: str
     mini: bool
     complete: bool
+    n: int
+    fewer: bool
+    fused: bool
     cells: dict[str, Cell]
 
 
@@ -97,6 +109,9 @@ def speed_rows(cells: Sequence[Cell]) -> list[SpeedRow]:
         raise StoreError("nothing was timed in these runs; decode at batch size 1, or some of it with tps_samples")
     for mini in (False, True):
         require_comparable([cell for key, found in timed.items() if key[0] == mini for cell in found.values()])
+    most: dict[tuple[bool, str], int] = {}
+    for (mini, task, _), found in timed.items():
+        most[mini, task] = max(found["tps"].n, most.get((mini, task), 0))
     rows = [
         SpeedRow(
             task=task,
@@ -105,6 +120,9 @@ def speed_rows(cells: Sequence[Cell]) -> list[SpeedRow]:
             hardware=found["tps"].hardware,
             mini=mini,
             complete=all(cell.complete for cell in found.values()),
+            n=found["tps"].n,
+            fewer=found["tps"].n < most[mini, task],
+            fused=found["tps"].fused,
             cells=found,
         )
         for (mini, task, run_id), found in timed.items()
@@ -116,27 +134,31 @@ def speed_table(rows: Sequence[SpeedRow]) -> TextTable:
     """The rows as text."""
     lines = []
     for row in rows:
-        marks = [] if row.complete else ["half-written"]
+        said = {"half-written": not row.complete, "fewer items": row.fewer, "fused": row.fused}
+        marks = [mark for mark, holds in said.items() if holds]
         task = f"{row.task} (mini)" if row.mini else row.task
         system = f"{row.label} [{', '.join(marks)}]" if marks else row.label
-        lines.append((task, system, *(figure(_shown(row, column), column.digits) for column in COLUMNS)))
+        lines.append((task, system, str(row.n), *(figure(_shown(row, column), column.digits) for column in COLUMNS)))
+    explained = [_FEWER_NOTE] if any(row.fewer for row in rows) else []
+    explained += [_FUSED_NOTE] if any(row.fused for row in rows) else []
     return TextTable(
         title="Speed of one request at a time",
-        headings=("Task", "System", *(column.heading for column in COLUMNS)),
+        headings=("Task", "System", "n", *(column.heading for column in COLUMNS)),
         rows=lines,
         num_left=2,
-        notes=(*NOTES, f"Measured on {' and '.join(sorted({row.hardware for row in rows}))}."),
+        notes=(*NOTES, *explained, f"Measured on {' and '.join(sorted({row.hardware for row in rows}))}."),
     )
 
 
 def speed_csv(rows: Sequence[SpeedRow]) -> str:
     """The rows as CSV, every figure with its bounds."""
-    head = ["run_id", "system", "task", "mini", "complete", "hardware"]
+    facts = ("run_id", "label", "task", "mini", "complete", "n", "fewer", "fused", "hardware")
+    head = ["system" if name == "label" else name for name in facts]
     for column in COLUMNS:
         head += [column.metric, f"{column.metric}_ci_low", f"{column.metric}_ci_high"]
     lines = []
     for row in rows:
-        line: list[object] = [row.run_id, row.label, row.task, row.mini, row.complete, row.hardware]
+        line: list[object] = [getattr(row, name) for name in facts]
         for column in COLUMNS:
             cell = row.cells.get(column.metric)
             line += [None] * 3 if cell is None else [cell.value, cell.ci_low, cell.ci_high]

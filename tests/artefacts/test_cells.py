@@ -14,6 +14,7 @@ from refusion_eval.artefacts.cells import (
     published_cells,
     require_comparable,
     system_key,
+    told_apart,
 )
 from refusion_eval.errors import StoreError
 from refusion_eval.store.environment import Hardware
@@ -47,6 +48,16 @@ def test_a_published_cell_has_its_machine_and_no_interval():
 )
 def test_a_run_is_taken_for_the_system_whose_name_it_has(label, backbone, settings, key):
     assert system_key(label, backbone, settings) == key
+
+
+def test_a_system_of_another_backbone_is_one_of_its_own_on_a_benchmark():
+    assert told_apart(cell(backbone="Qwen3-8B")).system == "refusion"
+    assert told_apart(cell("refusion+left_to_right", backbone="Qwen3-8B")).system == "refusion+left_to_right"
+    assert told_apart(cell(backbone="embedded", mini=True)).system == "refusion"
+    other = told_apart(cell(backbone="Qwen2.5-7B"))
+    assert (other.system, other.label.endswith(" on Qwen2.5-7B")) == ("refusion on Qwen2.5-7B", True)
+    assert told_apart(cell("qwen3+generate", backbone="")).system == "qwen3+generate on an unnamed model"
+    assert told_apart(cell("My own", backbone="mine")).system == "My own"
 
 
 def test_directories_and_their_csv_give_the_same_cells(write_run, tmp_path):
@@ -110,6 +121,22 @@ def test_two_machines_two_versions_and_mini_beside_real_are_named():
     assert "mini look-alike" in mini
     with pytest.raises(StoreError, match="several versions"):
         require_comparable([cell(task_version="1"), cell("qwen3", task_version="2")])
+
+
+@pytest.mark.parametrize(
+    ("settings", "fused"),
+    [
+        ({}, False),  # a decoder that cannot
+        ({"fuse": "true", "release_compatible": "true"}, True),
+        ({"fuse": "null", "release_compatible": "false"}, True),
+        ({"fuse": "null", "release_compatible": "true"}, False),
+        ({"fuse": "false", "release_compatible": "false"}, False),
+        ({"fuse": "varies"}, True),
+    ],
+)
+def test_fused_forwards_are_told_from_the_settings(settings, fused):
+    assert cell(settings=settings).fused == cell(metric="tpf", settings=settings).fused == fused
+    assert not cell(metric="accuracy", settings=settings).fused
 
 
 def test_published_speed_is_no_other_machine():

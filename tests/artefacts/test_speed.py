@@ -88,7 +88,7 @@ def test_the_command_prints_and_writes(runs, tmp_path):
     with (tmp_path / "speed.csv").open(newline="") as stream:
         rows = {row["run_id"]: row for row in csv.DictReader(stream)}
     assert (rows["ours"]["speedup"], rows["ours"]["speedup_stock"], rows["engine"]["speedup"]) == ("2", "4", "")
-    assert "| gsm8k (mini) | ReFusion | 12.0 [12.0, 12.0] | 6.0 | 2.00 |" in (tmp_path / "speed.md").read_text()
+    assert "| gsm8k (mini) | ReFusion | 4 | 12.0 [12.0, 12.0] | 6.0 | 2.00 |" in (tmp_path / "speed.md").read_text()
 
 
 def test_half_written_runs_are_marked(write_run, tmp_path):
@@ -96,6 +96,24 @@ def test_half_written_runs_are_marked(write_run, tmp_path):
     result = CliRunner().invoke(app, ["speed", str(run), "--markdown", str(tmp_path / "speed.md")])
     assert result.exit_code == 0, result.output
     assert "ReFusion [half-written]" in (tmp_path / "speed.md").read_text()
+
+
+def test_runs_with_fewer_items_and_fused_forwards_are_marked(write_run, tmp_path):
+    runs = [
+        write_run("all", [sample(i) for i in range(4)]),
+        write_run("some", [sample(i, settings={"fuse": None, "release_compatible": False}) for i in range(2)]),
+        write_run("paper", [sample(i, settings={"fuse": False}) for i in range(4)]),
+    ]
+    outputs = ["--csv", str(tmp_path / "speed.csv"), "--markdown", str(tmp_path / "speed.md")]
+    result = CliRunner().invoke(app, ["speed", *map(str, runs), *outputs])
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "speed.md").read_text()
+    assert text.count("| ReFusion | 4 |") == 2
+    assert "| ReFusion [fewer items, fused] | 2 |" in text
+    assert "Fused: verifications carry likely next plans" in text
+    with (tmp_path / "speed.csv").open(newline="") as stream:
+        rows = {row["run_id"]: (row["n"], row["fewer"], row["fused"]) for row in csv.DictReader(stream)}
+    assert rows == {"all": ("4", "no", "no"), "some": ("2", "yes", "yes"), "paper": ("4", "no", "no")}
 
 
 @pytest.fixture(scope="module")
