@@ -14,12 +14,13 @@ from refusion_eval.artefacts.cells import (
     grid,
     published_cells,
     require_comparable,
+    told_apart,
 )
 from refusion_eval.artefacts.published import read_published
 from refusion_eval.errors import StoreError
 from refusion_eval.evaluate.systems import published_systems
 from refusion_eval.paper.layout import EMPTY, Emphasis, Entry, Heading, Line, PaperTable, texts
-from refusion_eval.paper.names import MINI_SENTENCE, TASK_NAMES, system_label
+from refusion_eval.paper.names import FUSED_SENTENCE, MINI_SENTENCE, TASK_NAMES, is_fused, system_label
 
 ORIGIN_NAMES: Mapping[str, str] = {"published": "paper", "measured": "here"}
 PUBLISHED_HEADING = "Published, on the benchmarks themselves"
@@ -169,6 +170,7 @@ def caption(measured: Sequence[Cell], published: Sequence[Cell]) -> list[str]:
     machines = sorted({cell.hardware for cell in measured if cell.metric == _TPS and cell.hardware})
     sentences.append(f"Here: {shown}, in brackets 95% bootstrap intervals.")
     sentences += [f"Speed at batch 1 on {'; '.join(machines)}."] if machines else []
+    sentences += [FUSED_SENTENCE] if any(map(is_fused, measured)) else []
     sentences += [MINI_SENTENCE] if measured[0].mini else []
     if partial := sorted({cell.run_id for cell in measured if not cell.complete}):
         sentences.append(
@@ -208,7 +210,9 @@ def _chosen(spec: Comparison, order: Sequence[str], mini: bool, measured: Sequen
     wanted = [spec.embedded[system] for system in order if system in spec.embedded] if mini else list(order)
     metrics = (*SCORES, _TPS)
     fitting = [
-        cell for cell in measured if cell.task in (*TASKS, AVERAGE) and cell.metric in metrics and _is_shown(cell)
+        told_apart(cell)
+        for cell in measured
+        if cell.task in (*TASKS, AVERAGE) and cell.metric in metrics and _is_shown(cell)
     ]
     if spec.with_others:
         others = dict.fromkeys(cell.system for cell in fitting if not set(cell.system.split("+")[1:]) & set(VARIANTS))

@@ -137,7 +137,7 @@ def _published_spot(panel: str) -> tuple[float, float] | None:
 
 def _main_series(points: Sequence[Point]) -> str:
     names = [point.series for point in points]
-    return "refusion" if "refusion" in names else names[0]
+    return next((name for name in names if name.split(" on ")[0] == "refusion"), names[0])
 
 
 def _spot_note(points: Sequence[Point]) -> str:

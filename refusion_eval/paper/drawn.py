@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from refusion_eval.paper import style
-from refusion_eval.paper.names import MINI_SENTENCE, TASK_NAMES, task_name
+from refusion_eval.paper.names import FUSED_SENTENCE, MINI_SENTENCE, TASK_NAMES, task_name
 from refusion_eval.paper.rows import OPERATING_POINT, Point
 
 SCORES = {"accuracy": "Accuracy (%)", "pass@1": "pass@1 (%)", "tps": "Tokens/s"}
@@ -94,5 +94,6 @@ def caption(points: Sequence[Point], unit: str = "items") -> list[str]:
     return [
         f"Filled: measured, n = {shown} {unit} a point{', bars: 95% bootstrap intervals' if with_bars else ''}.",
         f"Hardware: {', '.join(machines)}." if machines else "",
+        FUSED_SENTENCE if any(point.fused for point in points) else "",
         f"\u2020 {'; '.join(notes)}." if notes else "",
     ]

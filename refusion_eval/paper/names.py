@@ -16,6 +16,18 @@ TASK_NAMES: Mapping[str, str] = {
 }
 MINI_SENTENCE = "Mini tasks are synthetic look-alikes, not the real benchmarks, and compare with no published figure."
 
+FUSED_SENTENCE = (
+    "ReFusion here with fused forwards: this engine's gain, fewer forwards for the same tokens than the "
+    "paper's algorithm makes."
+)
+
+
+def is_fused(cell: Cell) -> bool:
+    """Whether a figure was measured with fused forwards, which the paper has not."""
+    fuse, release_compatible = (cell.settings.get(name) for name in ("fuse", "release_compatible"))
+    by_default = fuse == "null" and release_compatible != "true"
+    return cell.origin == "measured" and (fuse == "true" or by_default)
+
 
 def task_name(task: str, mini: bool) -> str:
     """A benchmark as papers write it; its look-alike says so."""

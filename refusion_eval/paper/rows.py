@@ -31,6 +31,7 @@ class Point:
         mark: `OPERATING_POINT`, `BASELINE`, or empty.
         hardware: machine of the speed, if there is one in it.
         mini: whether it is about a synthetic look-alike of a benchmark.
+        fused: whether it was measured with fused forwards, which the paper has not.
         note: what a reader must know; drawn as a dagger and named below the figure.
     """
 
@@ -49,6 +50,7 @@ class Point:
     mark: str = ""
     hardware: str = ""
     mini: bool = False
+    fused: bool = False
     note: str = ""
 
 

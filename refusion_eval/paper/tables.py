@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from refusion_eval.artefacts.cells import TASKS, Cell, grid, published_cells, require_comparable
+from refusion_eval.artefacts.cells import TASKS, Cell, grid, published_cells, require_comparable, told_apart
 from refusion_eval.artefacts.formula import MissingCell, evaluate
 from refusion_eval.artefacts.published import read_published
 from refusion_eval.decoders import DECODERS
@@ -117,7 +117,7 @@ def _setting(value: object) -> str:
 def _other_models(measured: Sequence[Cell]) -> PaperTable:
     """Table 7: models whose figures come from elsewhere, and ReFusion."""
     mini = is_mini(measured)
-    ours = [cell for cell in measured if cell.system == "refusion" and cell.task in _CODE]
+    ours = [cell for cell in map(told_apart, measured) if cell.system == "refusion" and cell.task in _CODE]
     ours = [cell for cell in ours if cell.metric in ("pass@1", "tps")]
     require_comparable(ours)
     published = published_cells(("table7",))

@@ -13,11 +13,12 @@ from refusion_eval.artefacts.cells import (
     measured_cells,
     published_cells,
     require_comparable,
+    told_apart,
 )
 from refusion_eval.artefacts.formula import evaluate
 from refusion_eval.errors import DataError
 from refusion_eval.metrics.bootstrap import Interval
-from refusion_eval.paper.names import system_label
+from refusion_eval.paper.names import is_fused, system_label
 from refusion_eval.paper.rows import BASELINE, OPERATING_POINT, Point, number, read_records
 
 TASK = "mbpp"  # of all these figures in the paper
@@ -47,11 +48,13 @@ def against_baseline(sources: Sequence[Path], task: str = TASK) -> list[Point]:
     points = [] if task != TASK else list(_published())
     if not sources:
         return points
-    cells = [cell for cell in measured_cells(sources) if cell.task == task and cell.metric in (*SCORES, "tps")]
+    cells = [
+        told_apart(cell) for cell in measured_cells(sources) if cell.task == task and cell.metric in (*SCORES, "tps")
+    ]
     require_comparable(cells)
     placed = grid(cells)
     systems = list(dict.fromkeys(cell.system for cell in cells))
-    baseline = next((name for name in BASELINES if name in systems), None)
+    baseline = next((name for plain in BASELINES for name in systems if name.split(" on ")[0] == plain), None)
     if baseline is None:
         raise DataError(f"no autoregressive run of {task} lies among the sources; add one, or name another --task")
     for system in systems:
@@ -170,7 +173,7 @@ def _read_sweep(folder: Path, task: str) -> list[_SweptRun]:
         )
     described = [record for _, record in read_records(folder / "points.csv", _POINT_COLUMNS)]
     cells: dict[str, list[Cell]] = {}
-    for cell in measured_cells([folder / "sweep.csv"]):
+    for cell in map(told_apart, measured_cells([folder / "sweep.csv"])):
         if cell.task == task and cell.metric in (*SCORES, "tps", "tpf"):
             cells.setdefault(cell.run_id, []).append(cell)
     runs = [_SweptRun(one, cells[one["run_id"]]) for one in described if one["run_id"] in cells]
@@ -214,6 +217,7 @@ def _point(
         mark=mark,
         hardware=next((cell.hardware for cell in cells if cell.metric == "tps"), ""),
         mini=cells[0].mini,
+        fused=any(map(is_fused, cells)),
         note=f"{incomplete[0]} is half-written" if incomplete else "",
     )
 

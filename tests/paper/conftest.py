@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from refusion_eval.artefacts.cells import TASKS, Cell
+from refusion_eval.artefacts.cells import TASKS, Cell, published_backbone
 from refusion_eval.store.table_rows import TableRow, write_csv
 
 CODE = ("humaneval", "mbpp")
@@ -14,7 +14,7 @@ def make_cell(system, task, metric, value, **changes):
     fields = {
         "origin": "measured",
         "label": {"refusion": "ReFusion", "autoregressive": "AR", "qwen3": "Qwen3-8B"}.get(system, system),
-        "backbone": "tiny",
+        "backbone": published_backbone(system) or "tiny",
         "ci_low": value - 1,
         "ci_high": value + 1,
         "n": 200,

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ from refusion_eval.paper import versus
 from refusion_eval.paper.curves import LOCALITY_COLUMNS, locality_points, scaling_points
 from refusion_eval.paper.draw_baseline import draw_against_baseline
 from refusion_eval.paper.draw_swept import sweet_spot
+from refusion_eval.paper.drawn import caption
 from refusion_eval.paper.figures import FIGURES, rows_of, write_figure
 from refusion_eval.paper.moments import lay_out
-from refusion_eval.paper.names import system_label
+from refusion_eval.paper.names import FUSED_SENTENCE, system_label
 from refusion_eval.paper.rows import OPERATING_POINT, Point, TokenCell, read_rows, write_rows
 from refusion_eval.paper.style import ORDERED
 from refusion_eval.store.table_rows import read_csv, write_csv
@@ -90,6 +92,18 @@ def test_the_difference_to_the_baseline_comes_with_an_interval_of_both(sources):
     assert refusion.y_high == pytest.approx(math.sqrt(2), abs=0.15)  # two intervals of 1 on either side
     assert (by_series["autoregressive"].x, by_series["autoregressive"].mark) == (0.0, "baseline")
     assert math.isnan(by_series["autoregressive"].x_low)
+
+
+def test_a_checkpoint_of_another_backbone_is_no_published_system_in_figure_1(sources, tmp_path):
+    rows = [
+        replace(row, mini=False, task="refusion_mbpp", settings={"fuse": "true"})
+        for row in read_csv(sources["figure1"])
+    ]
+    write_csv(rows, tmp_path / "real.csv")
+    measured = {point.series: point for point in versus.against_baseline([tmp_path / "real.csv"]) if point.n}
+    assert set(measured) == {"autoregressive", "refusion on tiny"}
+    assert measured["refusion on tiny"].label == "ReFusion on tiny"
+    assert FUSED_SENTENCE in caption(list(measured.values()))
 
 
 def test_published_points_are_exact_and_hollow_grey_measured_ones_filled(sources):

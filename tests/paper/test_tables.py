@@ -7,6 +7,7 @@ import pytest
 from refusion_eval.artefacts.cells import AVERAGE, TASKS, published_cells
 from refusion_eval.errors import ConfigError, StoreError
 from refusion_eval.paper.layout import Entry, Heading, Line, PaperTable, texts
+from refusion_eval.paper.names import FUSED_SENTENCE, is_fused
 from refusion_eval.paper.render import latex_text, markdown_text, to_csv, to_latex, to_markdown, write_table
 from refusion_eval.paper.tables import NUMBERS, paper_table
 
@@ -105,6 +106,21 @@ def test_table_4_needs_the_ablation_and_table_1_leaves_it_out(made):
     label = "ReFusion w/ KV Re-computation"
     assert lines_of(paper_table(4, cells), label)["measured", "TPS"][0].text == "70.0"
     assert ("measured", "TPS") not in lines_of(paper_table(1, cells), label)
+
+
+def test_a_checkpoint_of_another_backbone_never_takes_the_papers_row(made):
+    cells = made["system"]("refusion", 80.0, 90.0, backbone="embedded")
+    for number in (1, 2, 3, 4, 7):
+        assert not any(key[0] == "measured" for key in lines_of(paper_table(number, cells), "ReFusion"))
+    assert ("measured", "score") in lines_of(paper_table(1, cells), "ReFusion on embedded")
+
+
+def test_fused_forwards_are_named_below_the_table(made):
+    of_release = {"fuse": "null", "release_compatible": "true"}
+    assert not is_fused(made["cell"]("refusion", "mbpp", "tps", 90.0, settings=of_release))
+    for fuse, shown in (("true", True), ("null", True), ("false", False)):
+        cells = made["system"]("refusion", 80.0, 90.0, settings={"fuse": fuse})
+        assert [FUSED_SENTENCE in paper_table(number, cells).caption for number in (1, 4, 7)] == [shown] * 3
 
 
 def test_table_6_marks_what_differs_from_the_paper(made):
