@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from refusion_eval.artefacts.claims import ALL_TASKS, Average, Judged
+from refusion_eval.artefacts.averages import ALL_TASKS, Average
 from refusion_eval.artefacts.text_table import TextTable, figure
+from refusion_eval.artefacts.verdicts import NO_FORMULA, Judged
 from refusion_eval.metrics.bootstrap import Interval
 from refusion_eval.store.atomic_write import write_output
 from refusion_eval.store.csv_text import csv_text
@@ -12,14 +13,15 @@ from refusion_eval.store.csv_text import csv_text
 HOW = (
     "Intervals: 95%, each cell drawn within its own bootstrap interval, cells independently. A verdict is about the "
     "same systems on the same benchmarks only. Mini: this project's synthetic look-alikes, which say no more than a "
-    "direction."
+    "direction. n: items of the smallest cell. [fused]: with fused forwards, which the paper's algorithm has not."
 )
 _INTERVAL = ("value", "ci_low", "ci_high")
 
 
 def claims_table(judged: Sequence[Judged]) -> TextTable:
     """One line for each claim that a formula over cells can say something about; the others are counted below."""
-    headings = ("Id", "Claim", "Where", "Verdict", "Printed", "On published cells", "Measured", "Mini", "Mini says")
+    judging = ("Id", "Claim", "Where", "Verdict", "Printed", "On published cells")
+    headings = (*judging, "Measured", "n", "Mini", "Mini n", "Mini says")
     rows = [
         (
             one.claim.id,
@@ -29,14 +31,31 @@ def claims_table(judged: Sequence[Judged]) -> TextTable:
             f"{one.claim.value or one.claim.published} {one.claim.unit}".strip(),
             "" if one.on_published is None else f"{one.on_published:.4g}",
             figure(one.measured),
-            figure(one.mini),
+            str(one.items or ""),
+            _mini(one.mini, one.mini_fused),
+            str(one.mini_items or ""),
             one.mini_verdict,
         )
         for one in judged
         if one.claim.formula
     ]
-    others = f"{len(judged) - len(rows)} more statements are about figures, training or settings: no cells say them."
+    others = f"{len(judged) - len(rows)} more statements have {NO_FORMULA}: claims.md lists them, and where to look."
     return TextTable(title="Claims of the paper", headings=headings, rows=rows, num_left=4, notes=(HOW, others))
+
+
+def unjudged_table(judged: Sequence[Judged]) -> TextTable:
+    """The statements that no cells say, and where this project shows what they are about. No verdict is given."""
+    return TextTable(
+        title=f"Statements with {NO_FORMULA}",
+        headings=("Id", "Claim", "Where", "Printed", "Look at"),
+        rows=[
+            (one.claim.id, one.claim.statement, one.claim.location, one.claim.published, one.claim.look)
+            for one in judged
+            if not one.claim.formula
+        ],
+        num_left=5,
+        notes=("Nothing to look at: facts about trainings, protocols and other models, which are not repeated here.",),
+    )
 
 
 def averages_table(averages: Sequence[Average], tasks: str = ALL_TASKS) -> TextTable:
@@ -57,10 +76,13 @@ def averages_table(averages: Sequence[Average], tasks: str = ALL_TASKS) -> TextT
         stated = f"{claim.value} ({claim.reading})"
         printed = [f"{_number(found[rule].on_published)}{' *' if found[rule].gives_claim else ''}" for rule in rules]
         rows.append((name, "published", baseline, stated, *printed))
-        for cells in ("measured", "mini"):
-            intervals = [getattr(found[rule], cells) for rule in rules]
-            if any(intervals):
-                rows.append((name, cells, baseline, "", *(figure(interval) for interval in intervals)))
+        measured = [figure(found[rule].measured) for rule in rules]
+        mini = [_mini(found[rule].mini, found[rule].mini_fused) for rule in rules]
+        rows += [
+            (name, cells, baseline, "", *figures)
+            for cells, figures in (("measured", measured), ("mini", mini))
+            if any(figures)
+        ]
     return TextTable(
         title=f"Averages of the claimed speed-ups, {tasks} tasks",
         headings=("Id", "Cells", "Over", "Claimed x", *rules),
@@ -88,28 +110,30 @@ def write_claims(judged: Sequence[Judged], averages: Sequence[Average], folder: 
         "formula",
     )
     found = ("on_published", "follows", "verdict", "reason")
-    head: tuple[str, ...] = (*columns, *found, *_names("measured"), *_names("mini"), "mini_verdict", "note")
+    about = ("items", "mini_items", "mini_fused", "mini_verdict")
+    head: tuple[str, ...] = (*columns, *found, *_names("measured"), *_names("mini"), *about, "note", "look")
     lines: list[tuple[object, ...]] = [
         (
             *(getattr(one.claim, name) for name in columns),
             *(getattr(one, name) for name in found),
-            *(*_bounds(one.measured), *_bounds(one.mini), one.mini_verdict, one.claim.note),
+            *(*_bounds(one.measured), *_bounds(one.mini), *(getattr(one, name) for name in about)),
+            *(one.claim.note, one.claim.look),
         )
         for one in judged
     ]
     write_output(folder / "claims.csv", csv_text(head, lines))
     columns = ("baseline", "tasks", "rule", "on_published", "gives_claim")
-    head = ("id", "claimed", *columns, *_names("measured"), *_names("mini"))
+    head = ("id", "claimed", *columns, *_names("measured"), *_names("mini"), "mini_fused")
     lines = [
         (
             *(one.claim.id, one.claim.value, *(getattr(one, name) for name in columns)),
-            *(*_bounds(one.measured), *_bounds(one.mini)),
+            *(*_bounds(one.measured), *_bounds(one.mini), one.mini_fused),
         )
         for one in averages
     ]
     write_output(folder / "averages.csv", csv_text(head, lines))
     sets = list(dict.fromkeys(one.tasks for one in averages))
-    tables = [claims_table(judged), *(averages_table(averages, tasks) for tasks in sets)]
+    tables = [claims_table(judged), unjudged_table(judged), *(averages_table(averages, tasks) for tasks in sets)]
     write_output(folder / "claims.md", "\n".join(table.markdown() for table in tables))
 
 
@@ -119,6 +143,10 @@ def _names(prefix: str) -> tuple[str, ...]:
 
 def _bounds(interval: Interval | None) -> tuple[float | None, ...]:
     return (None, None, None) if interval is None else (interval.value, interval.low, interval.high)
+
+
+def _mini(interval: Interval | None, fused: bool) -> str:
+    return f"{figure(interval)} [fused]" if fused else figure(interval)
 
 
 def _number(value: float | None) -> str:

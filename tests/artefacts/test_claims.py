@@ -6,23 +6,26 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
+from refusion_eval.artefacts.averages import averages
 from refusion_eval.artefacts.cells import TASKS, published_backbone
-from refusion_eval.artefacts.claims import (
+from refusion_eval.artefacts.claims import read_claims
+from refusion_eval.artefacts.evidence import Evidence
+from refusion_eval.artefacts.verdicts import (
     AGREES,
+    CONSISTENT,
     DISAGREES,
     DOES_NOT_FOLLOW,
+    NO_FORMULA,
     NOT_MEASURED,
     NOT_REPRODUCED,
     OPEN,
     REPRODUCED,
-    Evidence,
-    averages,
     judge,
     judge_all,
-    read_claims,
 )
 from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError, StoreError
+from refusion_eval.evaluate.data import SOURCES
 from tests.artefacts.conftest import cell, sample
 
 CLAIMS = {claim.id: claim for claim in read_claims()}
@@ -30,9 +33,11 @@ DIFFUSION = ("llada", "dream")
 
 
 def measured(system, metric, values, **changes):
-    """One complete cell a task; the backbone is the published one."""
+    """One cell a task over all of its items; the backbone is the published one."""
     fields = {"backbone": published_backbone(system), **changes}
-    return [cell(system, task, metric, value, **fields) for task, value in values.items()]
+    return [
+        cell(system, task, metric, value, **{"n": SOURCES[task].num_rows, **fields}) for task, value in values.items()
+    ]
 
 
 def same(value):
@@ -70,7 +75,16 @@ def test_what_the_papers_own_tables_give():
     assert {name: found[name].on_published for name in values} == pytest.approx(values, abs=5e-4)
     wrong = {name for name, one in found.items() if one.verdict == DOES_NOT_FOLLOW}
     assert wrong == {"P02-mean", "P09-tps", "P13", "P45-score"}
-    assert all(one.verdict == NOT_MEASURED for name, one in found.items() if name not in wrong)
+    unjudged = {name for name, one in found.items() if one.verdict == NO_FORMULA}
+    assert unjudged == {name for name, claim in CLAIMS.items() if not claim.formula}
+    assert all(one.verdict == NOT_MEASURED for name, one in found.items() if name not in wrong | unjudged)
+
+
+def test_a_statement_about_a_sweep_says_where_to_look():
+    for name, figure in (("P15", "figure4"), ("P18", "figure8"), ("P43", "figure3"), ("P44", "figure6")):
+        judged = judge(CLAIMS[name], Evidence([]))
+        assert judged.verdict == NO_FORMULA
+        assert f"plot {figure}" in judged.reason
 
 
 def test_every_average_of_the_claimed_speedups():
@@ -109,6 +123,40 @@ def test_a_claim_is_judged_by_its_interval(ours, half_width, verdict):
         assert judged.reason.startswith("more" if ours > 2.33 else "less")
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "bounds", "verdict"),
+    [
+        ("P05", 50.0, (0.0, 100.0), CONSISTENT),  # wider than the score itself
+        ("P05", 76.0, (69.0, 82.0), REPRODUCED),
+        ("P05", 60.0, (52.0, 68.0), NOT_REPRODUCED),
+        ("P07", 90.0, (85.0, 95.0), REPRODUCED),
+        ("P07", 100.0, (5.0, 195.0), CONSISTENT),
+    ],
+)
+def test_an_interval_wider_than_the_claim_bears_nothing_out(name, value, bounds, verdict):
+    metric, task = ("pass@1", "humaneval") if name == "P05" else ("tps", "mbpp")
+    cells = measured("refusion", metric, {task: value}, ci_low=bounds[0], ci_high=bounds[1])
+    judged = judge(CLAIMS[name], Evidence(cells))
+    assert (judged.verdict, judged.items) == (verdict, SOURCES[task].num_rows)
+
+
+def test_a_speedup_whose_interval_holds_the_stated_one_is_open():
+    cells = [one for name in DIFFUSION for one in measured(name, "tps", same(1.0))]
+    ours = measured("refusion", "tps", same(18.1), ci_low=15.0, ci_high=21.0)
+    assert judge(CLAIMS["P02"], Evidence([*cells, *ours])).verdict == CONSISTENT
+
+
+def test_fused_forwards_change_no_score_and_are_marked_on_mini_tasks():
+    fused = {"settings": {"fuse": "null", "release_compatible": "false"}}
+    score = measured("refusion", "pass@1", {"humaneval": 78.66}, **fused)
+    assert judge(CLAIMS["P05"], Evidence(score)).verdict == REPRODUCED
+    cells = [cell("refusion", task, "tps", 3.0, mini=True, n=200, **fused) for task in TASKS]
+    cells += [cell("autoregressive", task, "tps", 1.0, mini=True, n=100) for task in TASKS]
+    judged = judge(CLAIMS["P03"], Evidence(cells))
+    assert (judged.mini_verdict, judged.mini_fused, judged.mini_items) == (AGREES, True, 100)
+    assert all(one.mini_fused == (one.mini is not None) for one in averages(CLAIMS["P03"], Evidence(cells)))
+
+
 @pytest.mark.parametrize(("ratio", "verdict"), [(18.5, REPRODUCED), (40.0, REPRODUCED), (17.9, NOT_REPRODUCED)])
 def test_over_means_at_least(ratio, verdict):
     cells = [one for name in DIFFUSION for one in measured(name, "tps", same(1.0))]
@@ -123,6 +171,10 @@ def test_other_models_half_written_runs_and_other_machines_are_no_evidence():
         "refusion lacks samples": [replace(one, complete=False) for one in ours],
         "speed of several machines": [replace(one, hardware="another") for one in ours],
         "there is no tps of refusion on mbpp": ours[:-1],
+        "refusion has 2 of the 164 items of humaneval": [
+            replace(one, n=2) if one.task == "humaneval" else one for one in ours
+        ],
+        "refusion has fused forwards": [replace(one, settings={"fuse": "true"}) for one in ours],
     }
     for reason, cells in spoilt.items():
         judged = judge(CLAIMS["P03"], Evidence([*cells, *theirs]))
@@ -156,7 +208,7 @@ def test_a_claim_that_its_table_contradicts_stays_so_whatever_is_measured():
 
 def test_two_runs_of_one_system_are_refused():
     with pytest.raises(StoreError, match="is there twice"):
-        Evidence([cell(run_id=name, backbone="Qwen3-8B") for name in "ab"])
+        Evidence([cell(run_id=name, backbone="Qwen3-8B", n=SOURCES["gsm8k"].num_rows) for name in "ab"])
 
 
 def test_a_formula_needs_a_reading():
@@ -189,6 +241,9 @@ def test_the_command_prints_and_writes_everything(write_run, tmp_path):
     text = (tmp_path / "out" / "claims.md").read_text()
     assert "geometric mean" in text
     assert "look-alikes" in text
+    assert (rows["P03"]["mini_items"], rows["P03"]["mini_fused"]) == ("3", "no")
+    assert f"Statements with {NO_FORMULA}" in text
+    assert rows["P15"]["look"] in text
 
 
 def test_the_command_needs_no_results():

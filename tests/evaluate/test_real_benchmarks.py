@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from refusion_eval.evaluate.benchmarks import BENCHMARKS
-from refusion_eval.evaluate.data import json_lines, load_rows
+from refusion_eval.evaluate.data import SOURCES, json_lines, load_rows
 from refusion_eval.evaluate.score import score_texts
 from refusion_eval.evaluate.score_cli import gold_texts
 
-NUM_ROWS = {"mmlu_pro": 12032, "arc_challenge": 1172, "gsm8k": 1319, "math": 5000, "humaneval": 164, "mbpp": 500}
 CODE = [pytest.param(name, marks=pytest.mark.slow) for name in ("humaneval", "mbpp")]
 
 
@@ -32,7 +31,7 @@ def recorded(shared: Path) -> Recorded:
 def test_every_gold_answer_is_right(data: Path, name: str) -> None:
     rows = load_rows(name, data_dir=data)
     scores = score_texts(name, rows, gold_texts(BENCHMARKS[name], rows))
-    assert len(scores) == NUM_ROWS[name]
+    assert len(scores) == SOURCES[name].num_rows
     assert [score for score in scores if not score.passed] == []
 
 
