@@ -25,7 +25,8 @@ With --model: that checkpoint on the real benchmarks. Run again to continue an i
   --results DIR    where results go (default: results)
   --sandbox S      auto, or none to run model-written code without isolation
   --artefacts      also make every table and figure of the paper that these systems support, in
-                   RESULTS/<model>/artefacts; of the embedded family within an hour
+                   RESULTS/<model>/artefacts, and a page of all samples, RESULTS/reports/<model>.html; of the embedded
+                   family within an hour. A real ReFusion then runs as the paper's algorithm, without fused forwards
   --setup          make the environment and stop
   --dry-run        print the commands instead of running them
   --help           this text
@@ -140,13 +141,20 @@ if [ -n "$systems" ]; then
 elif [ -n "$preset$adapter" ] || [ "$model" = published ]; then
     fail "--preset, --adapter and --model published need --system"
 fi
+refusion_run='' # where the run of ReFusion that the artefacts are about lies
+unfused=() suffix=''
+if $artefacts; then
+    [ -z "$systems" ] || [[ " ${names[*]} " == *" refusion "* ]] ||
+        fail "--artefacts is about ReFusion: name refusion among --system, or leave --system out"
+    # Of a real checkpoint the figures stand beside published ones, so forwards are those of the paper's algorithm.
+    [ "${model:-embedded}" = embedded ] || { unfused=(--set fuse=false) suffix=-unfused; }
+fi
 set_up
 if $setup_only; then
     exit 0
 fi
 
 common=()
-[ -z "$tasks" ] || common+=(--tasks "$tasks")
 [ -z "$limit" ] || common+=(--limit "$limit")
 [ -z "$data" ] || common+=(--data "$data")
 [ -z "$sandbox" ] || common+=(--sandbox "$sandbox")
@@ -161,7 +169,8 @@ for_embedded() { # the embedded models are too small to share between threads, w
 evaluate() { # runs one system for the table; status 3 says that it finished but some samples failed
     local run_dir=$1 code=0
     shift
-    run "$python" -m refusion_eval run --run-dir "$run_dir" "$@" ${common[@]+"${common[@]}"} || code=$?
+    run "$python" -m refusion_eval run --run-dir "$run_dir" "$@" ${tasks:+--tasks "$tasks"} \
+        ${common[@]+"${common[@]}"} || code=$?
     case $code in
         0) ;;
         3) status=3 ;;
@@ -176,12 +185,19 @@ go_on_without() { # what is there is worth its table even if a system failed, un
     echo "eval.sh: $2; run the same command again to continue it" >&2
 }
 
+find_reference() { # sets reference: options that name the run which speed-ups are relative to, where one has to be named
+    reference=()
+    # Of the two autoregressive systems of the embedded family it is the backbone.
+    [[ " ${run_dirs[*]} " != *" $results/runs/embedded-autoregressive "* ]] ||
+        reference=(--baseline embedded-autoregressive)
+}
+
 write_table() {
-    local options=(--csv "$1/results.csv" --markdown "$1/table.md")
-    # Of the two autoregressive systems of the embedded family the backbone is the one that speed-ups are relative to.
-    [[ " ${run_dirs[*]} " != *" $results/runs/embedded-autoregressive "* ]] || options+=(--baseline embedded-autoregressive)
+    local reference
+    find_reference
     run mkdir -p "$1"
-    run "$python" -m refusion_eval table "${run_dirs[@]}" "${options[@]}"
+    run "$python" -m refusion_eval table "${run_dirs[@]}" --csv "$1/results.csv" --markdown "$1/table.md" \
+        ${reference[@]+"${reference[@]}"}
 }
 
 check_baseline() { # the first run may take hours; that the second can begin is known in seconds
@@ -204,6 +220,7 @@ evaluate_systems() { # those that --system names, one after the other, then one 
             for_embedded
             evaluate "$results/runs/embedded-$name" $(embedded_arguments "$name") ||
                 go_on_without $? "$name failed"
+            [ "$name" != refusion ] || refusion_run=$results/runs/embedded-refusion
             continue
         fi
         arguments=(--system "$name")
@@ -218,6 +235,11 @@ evaluate_systems() { # those that --system names, one after the other, then one 
             run_dir+=-$preset
         elif [ -n "$preset" ]; then
             echo "eval.sh: $name has no settings table '$preset' and runs with its own" >&2
+        fi
+        if [ "$name" = refusion ]; then
+            arguments+=(${unfused[@]+"${unfused[@]}"})
+            run_dir+=$suffix
+            refusion_run=$run_dir
         fi
         evaluate "$run_dir" "${arguments[@]}" || go_on_without $? "$name failed"
     done
@@ -238,7 +260,8 @@ evaluate_refusion() { # ReFusion and its autoregressive baseline
     if $with_baseline && [ -n "$baseline" ]; then
         check_baseline
     fi
-    evaluate "$results/runs/$name-refusion" --model "$model" --decoder refusion || exit
+    refusion_run=$results/runs/$name-refusion$suffix
+    evaluate "$refusion_run" --model "$model" --decoder refusion ${unfused[@]+"${unfused[@]}"} || exit
     if $with_baseline && [ -n "$baseline" ]; then
         evaluate_baseline
     elif $with_baseline; then

@@ -9,6 +9,7 @@ import pytest
 
 from refusion_eval.evaluate.paths import embedded_decoders
 from refusion_eval.evaluate.systems import published_systems
+from refusion_eval.sweep.spec import read_spec
 
 ROOT = Path(__file__).resolve().parents[1]
 STARTUP_FILES = ("_refusion_eval_autoload.py", "refusion_eval_autoload.pth", "refusion_eval_autoload.start")
@@ -198,7 +199,8 @@ def test_systems_run_as_published_and_all_is_the_embedded_family():
         "--run-dir results/runs/dream --system dream",
         "--run-dir results/runs/qwen3 --system qwen3",
     ]
-    assert [run.split("--decoder ")[1] for run in runs_of("--system", "all")] == embedded_decoders()
+    decoders = [run.split("--decoder ")[1] for run in runs_of("--system", "all")]
+    assert list(dict.fromkeys(decoders)) == embedded_decoders()  # of one of them there are two checkpoints
     published = [name for name, system in published_systems().items() if system.pretrained]
     assert [run.split("--system ")[1] for run in runs_of("--system", "all", "--model", "published")] == published
 
@@ -214,6 +216,69 @@ def test_a_preset_is_for_the_systems_that_have_it():
         "--run-dir results/runs/refusion --system refusion",
         "--run-dir results/runs/llada-paper_implied --system llada --preset paper_implied",
     ]
+
+
+def parts_of(*arguments):
+    """The commands behind --artefacts' first table, without the interpreter."""
+    return [
+        line.split(" refusion_eval ", 1)[1] for line in commands("--artefacts", *arguments) if " refusion_eval " in line
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["--model", "GSAI-ML/ReFusion"], ["--system", "refusion,qwen3"], ["--system", "refusion", "--model", "a/b"]],
+)
+def test_artefacts_has_every_table_figure_and_page_from_the_runs_before(arguments):
+    lines = parts_of(*arguments)
+    made = [line.split()[1] if line.startswith("plot") else line.split()[0] for line in lines]
+    figures = [f"figure{number}" for number in (1, 3, 4, 5, 6, 8, 9)]
+    for part in ("paper-table", "claims", "compare", "speed", "locality", "sweep", "replay", "report", *figures):
+        assert part in made
+    run_dirs = [line.split()[2] for line in lines if line.startswith("run ")]
+    (loop,) = (place for place, line in enumerate(lines) if "--loop generate" in line)
+    assert "--decoder autoregressive" in lines[loop]
+    assert loop < made.index("speed")
+    assert all(run_dir in lines[made.index("speed")] for run_dir in run_dirs)
+    (refusion,) = (one for one in run_dirs if one.removesuffix("-unfused").endswith("refusion"))
+    for part in ("figure5", "figure9", "replay", "compare"):
+        assert f" {refusion} " in lines[made.index(part)]
+    assert f"{refusion}-recompute_kv" in run_dirs
+
+
+def test_figures_of_a_real_checkpoint_are_of_the_papers_algorithm_without_fused_forwards():
+    for arguments in (["--model", "GSAI-ML/ReFusion"], ["--system", "refusion,qwen3"]):
+        runs = [line for line in parts_of(*arguments) if line.startswith("run ")]
+        refusion = [line for line in runs if "refusion" in line]
+        assert len(refusion) == 3
+        assert all("-unfused" in line and "--set fuse=false" in line for line in refusion)
+        assert not any("fuse=false" in line for line in runs if line not in refusion)
+    assert not any("fuse" in line for line in parts_of())
+    assert not any("fuse" in line for line in commands("--model", "GSAI-ML/ReFusion"))
+
+
+@pytest.mark.parametrize(
+    ("tasks", "shown"), [("gsm8k", "gsm8k"), ("math,gsm8k", "math"), ("gsm8k,mbpp", "mbpp"), ("mini_gsm8k", "gsm8k")]
+)
+def test_figures_are_of_a_task_that_was_run(tasks, shown):
+    lines = parts_of("--model", "GSAI-ML/ReFusion", "--tasks", tasks)
+    (ordered,) = (line for line in lines if "left_to_right=true" in line)
+    assert ordered.endswith(f"--tasks {shown}")
+    plots = [line for line in lines if line.startswith("plot ") and "locality.csv" not in line]
+    assert len(plots) == 6
+    assert all(f"--task {shown} " in line for line in plots)
+
+
+def test_sweeps_of_a_real_checkpoint_are_its_own_on_that_task(tmp_path):
+    for figure in ("figure4", "figure6", "figure8"):
+        script = 'source ./artefacts.sh; model=a/b baseline=c/d; spec_of "$0" gsm8k "$1"'
+        subprocess.run(["bash", "-euc", script, figure, tmp_path / f"{figure}.yaml"], cwd=ROOT, check=True)
+        spec = read_spec(str(tmp_path / f"{figure}.yaml"))
+        systems = {system.name: system for system in spec.systems}
+        assert spec.tasks == ("gsm8k",)
+        assert systems["refusion"].arguments["pretrained"] == "a/b"
+        assert systems["refusion"].settings == {"fuse": False}
+        assert figure == "figure6" or systems["qwen3"].arguments["pretrained"] == "c/d"
 
 
 def test_an_adapter_goes_with_its_checkpoint():
@@ -240,6 +305,7 @@ def test_a_system_may_run_another_checkpoint():
         (["--model", "published"], "need --system"),
         (["--system", "llama3", "--model", "embedded"], "there is no embedded checkpoint of 'llama3'"),
         (["--system", "d2f_llada", "--adapter", "some/lora"], "--adapter needs --model"),
+        (["--artefacts", "--system", "llada", "--model", "some/copy"], "name refusion among --system"),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_anything_is_set_up(arguments, message):
