@@ -39,7 +39,7 @@ def claims_table(judged: Sequence[Judged]) -> TextTable:
         for one in judged
         if one.claim.formula
     ]
-    others = f"{len(judged) - len(rows)} more statements have {NO_FORMULA}: claims.md lists them, and where to look."
+    others = f"{len(judged) - len(rows)} more statements have {NO_FORMULA}; claims.md (--out) says where to look."
     return TextTable(title="Claims of the paper", headings=headings, rows=rows, num_left=4, notes=(HOW, others))
 
 
@@ -54,7 +54,7 @@ def unjudged_table(judged: Sequence[Judged]) -> TextTable:
             if not one.claim.formula
         ],
         num_left=5,
-        notes=("Nothing to look at: facts about trainings, protocols and other models, which are not repeated here.",),
+        notes=("Nothing to look at: arithmetic, or facts about trainings, protocols and other models.",),
     )
 
 
