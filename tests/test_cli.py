@@ -63,11 +63,12 @@ def test_score_of_the_gold_answers_is_perfect(tmp_path, monkeypatch):
 def test_run_and_table_write_csv_and_markdown(checkpoint, tmp_path):
     options = ["--decoder", "autoregressive", "--set", "gen_length=8", "--warmup", "0"]
     options += ["--limit", "2", "--tasks", "mini_gsm8k"]
+    options += ["--name", "Mine (Retrained)", "--backbone", "Some-8B"]
     command = ["run", "--model", checkpoint, "--run-dir", str(tmp_path / "run"), *options]
     result = RUNNER.invoke(app, command)
     assert result.exit_code == 0, result.output
     assert "mini_gsm8k" in result.output
-    assert "mini_gsm8k" in (tmp_path / "run" / "results.csv").read_text()
+    assert ",Mine (Retrained),Some-8B,mini_gsm8k," in (tmp_path / "run" / "results.csv").read_text()
     outputs = ["--csv", str(tmp_path / "new" / "out.csv"), "--markdown", str(tmp_path / "other" / "out.md")]
     assert RUNNER.invoke(app, ["table", str(tmp_path / "run"), *outputs]).exit_code == 0
     assert "mini_gsm8k" in (tmp_path / "new" / "out.csv").read_text()

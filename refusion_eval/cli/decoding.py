@@ -23,6 +23,12 @@ def run(
         str | None, typer.Option(help="A published system instead: its decoder, checkpoint and adapter.")
     ] = None,
     adapter: Annotated[str | None, typer.Option(help="LoRA adapter, folder or hub id.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="What tables call the system, for a checkpoint of your own; else the decoder's.")
+    ] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="Model that the checkpoint was made from, where its config.json does not say.")
+    ] = None,
     preset: Annotated[
         str | None, typer.Option(help="Settings table of the decoder, where it has several; the first if not given.")
     ] = None,
@@ -72,12 +78,14 @@ def run(
     from refusion_eval.evaluate.run import evaluate, task_names
 
     chosen = _system(system, model, decoder)
-    name = "-".join(filter(None, (system or chosen["decoder"], preset, loop if loop != "engine" else None)))
-    run_dir = run_dir or default_run_dir(Path("results/runs"), str(chosen["pretrained"]), name)
+    run_name = "-".join(filter(None, (system or chosen["decoder"], preset, loop if loop != "engine" else None)))
+    run_dir = run_dir or default_run_dir(Path("results/runs"), str(chosen["pretrained"]), run_name)
     args = parse_model_args(
         {
             **chosen,
             **({} if adapter is None else {"adapter": adapter}),
+            **({} if name is None else {"system": name}),
+            **({} if backbone is None else {"backbone": backbone}),
             **({} if chat_template is None else {"chat_template": chat_template}),
             **({} if thinking is None else {"enable_thinking": thinking}),
             "preset": preset,
