@@ -2,6 +2,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 from matplotlib.colors import to_rgb
 from PIL import Image
@@ -14,6 +15,7 @@ from refusion_eval.paper.draw_baseline import draw_against_baseline
 from refusion_eval.paper.draw_swept import sweet_spot
 from refusion_eval.paper.drawn import caption
 from refusion_eval.paper.figures import FIGURES, rows_of, write_figure
+from refusion_eval.paper.labels import Label, place_labels
 from refusion_eval.paper.moments import lay_out
 from refusion_eval.paper.names import FUSED_SENTENCE, system_label
 from refusion_eval.paper.rows import OPERATING_POINT, Point, TokenCell, read_rows, write_rows
@@ -118,6 +120,31 @@ def test_published_points_are_exact_and_hollow_grey_measured_ones_filled(sources
     assert faces[0] == {"white"}
     assert "white" not in faces[1]
     assert len(faces[1]) == 2
+
+
+def gaps(axes):
+    """Of every name in axes with the points of Figure 1: pixels to its own point, and to the nearest other one."""
+    points = {point.label: axes.transData.transform((point.x, point.y)) for point in rows_of("figure1", [])}
+    boxes = {text.get_text(): text.get_window_extent() for text in axes.texts if text.get_text() in points}
+    for name, box in boxes.items():
+        far = {other: math.dist(place, place.clip(box.min, box.max)) for other, place in points.items()}
+        yield name, far.pop(name), min(far.values())
+
+
+def test_a_name_in_figure_1_is_nearer_to_its_own_point_than_to_any_other():
+    figure = draw_against_baseline(rows_of("figure1", []))
+    found = list(gaps(figure.axes[0]))
+    assert len(found) == len(rows_of("figure1", [])) > 10
+    assert all(own < other for _, own, other in found), found
+
+
+def test_a_name_without_room_beside_its_point_gets_a_line_to_it():
+    _, axes = plt.subplots(figsize=(2, 2))
+    places = [(x / 10, y / 10) for x in range(-3, 4) for y in range(-3, 4)]
+    axes.set(xlim=(-2, 2), ylim=(-2, 2))
+    place_labels(axes, [Label(f"name {x} {y}", x, y) for x, y in places], size=6)
+    assert any(line.get_label() == "leader" for line in axes.get_lines())
+    plt.close("all")
 
 
 def test_a_sweep_gives_a_point_a_value_and_one_operating_point(sources):
