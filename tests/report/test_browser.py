@@ -242,10 +242,10 @@ def test_every_control_has_a_name_and_shows_its_focus(shown):
 
 
 def long_sample(item, chance):
-    """128 tokens that nothing can compress to nothing: slots of eight in any order, most of them drawn twice."""
-    tokens = [chance.randrange(60) for _ in range(128)]
-    events, masked = [], list(range(0, 128, 8))
-    for forward in range(0, 64, 4):
+    """32 tokens that nothing can compress to nothing: slots of eight in any order, most of them drawn twice."""
+    tokens = [chance.randrange(60) for _ in range(32)]
+    events, masked = [], list(range(0, 32, 8))
+    for forward in range(0, 16, 4):
         slot = masked.pop(chance.randrange(len(masked)))
         positions, cut = list(range(slot, slot + 8)), chance.randrange(1, 8)
         final = tokens[slot : slot + 8]
@@ -260,8 +260,8 @@ def long_sample(item, chance):
             ["forward", forward + 3, "verify", 8, 200],
             ["fix", forward + 3, positions[cut:], final[cut:]],
         ]
-    trace = [*events, ["stop", 63, "length", 128]]
-    cost = {"num_tokens": 128, "num_forwards": 64, "seconds": chance.random() + 0.1}
+    trace = [*events, ["stop", 15, "length", 32]]
+    cost = {"num_tokens": 32, "num_forwards": 16, "seconds": chance.random() + 0.1}
     settings = {"slot_size": 8, "tau_slot": 0.6}
     return make_sample(item, text=spell(tokens) * 4, tokens=tokens, trace=trace, settings=settings, **cost)
 
