@@ -38,7 +38,8 @@ def recorded(run_dir):
 def facts(run_dir):
     """Samples without what may differ between two runs: times, process, date, and which came first in a process."""
     samples, scores = recorded(run_dir)
-    return [replace(sample, seconds=0, process_id="", created="", warm=True) for sample in samples], scores
+    timeless = {"seconds": 0, "prefill_seconds": None, "process_id": "", "created": "", "warm": True}
+    return [replace(sample, **timeless) for sample in samples], scores
 
 
 @pytest.mark.slow
