@@ -18,7 +18,7 @@ from refusion_eval.errors import StoreError
 from refusion_eval.evaluate.model_args import EMBEDDED_NAMES, SYSTEM_NAMES
 from refusion_eval.evaluate.systems import published_systems
 from refusion_eval.store.table_rows import MEAN_TASK, TableRow, read_csv
-from refusion_eval.store.tables import MINI_NOTE, tidy_rows
+from refusion_eval.store.tables import MINI_NOTE, SPEED_METRICS, tidy_rows
 from refusion_eval.store.task_metrics import ACCURACY, HALF_WRITTEN, PASS_AT_1
 
 Origin = Literal["published", "measured"]
@@ -28,26 +28,8 @@ TASKS = ("mmlu_pro", "arc_challenge", "gsm8k", "math", "gpqa", "humaneval", "mbp
 AVERAGE = "average"
 SCORES = (ACCURACY, PASS_AT_1)
 
-# Metrics that are figures of one machine.
-SPEED_METRICS = frozenset(
-    (
-        "tps",
-        "tps_mean",
-        "decode_tps",
-        "prefill_seconds",
-        "latency_mean",
-        "latency_p50",
-        "latency_p95",
-        "speedup",
-        "speedup_stock",
-        "forwards_per_second",
-        "mbu",
-        "one_token_share",
-    )
-)
-
 # Metrics that count forwards, and so change where forwards are fused; speed changes too, tokens and scores do not.
-FORWARD_METRICS = SPEED_METRICS | {"tpf", "forwards_mean"}
+FORWARD_METRICS = (*SPEED_METRICS, "tpf", "forwards_mean")
 
 # Decoder settings that make another system of one: what is added to its key.
 VARIANTS = ("recompute_kv", "left_to_right")

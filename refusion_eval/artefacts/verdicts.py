@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from refusion_eval.artefacts.averages import Average, averages
-from refusion_eval.artefacts.cells import SPEED_METRICS, Cell, grid, published_cells
+from refusion_eval.artefacts.cells import Cell, grid, published_cells
 from refusion_eval.artefacts.claims import Claim, read_claims
 from refusion_eval.artefacts.evidence import Evidence
 from refusion_eval.artefacts.formula import Evaluated, evaluate
 from refusion_eval.metrics.bootstrap import Interval
+from refusion_eval.store.tables import SPEED_METRICS
 
 REPRODUCED = "reproduced"
 CONSISTENT = "consistent, too imprecise"

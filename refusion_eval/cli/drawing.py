@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from refusion_eval.cli.root import app, log_to_stderr
+from refusion_eval.cli.root import Baseline, app, log_to_stderr
 from refusion_eval.errors import ConfigError
 
 Out = Annotated[Path, typer.Option(help="Folder for the files.")]
@@ -48,9 +48,7 @@ def paper_table(
         list[Path] | None, typer.Argument(help="Run directories and results CSV files; none shows the paper alone.")
     ] = None,
     out: Out = Path("tables"),
-    baseline: Annotated[
-        str | None, typer.Option(help="Folder name of the run that speed-ups are relative to; found if not given.")
-    ] = None,
+    baseline: Baseline = None,
 ) -> None:
     """Write tables of the paper with published and measured figures side by side: CSV, Markdown and LaTeX."""
     from refusion_eval.artefacts.cells import measured_cells

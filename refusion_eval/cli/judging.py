@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from refusion_eval.cli.root import app, console
+from refusion_eval.cli.root import Baseline, app, console
 
 
 @app.command()
@@ -35,9 +35,7 @@ def speed(
     results: Annotated[list[Path], typer.Argument(help="Run directories, all on one machine, or results CSV files.")],
     csv: Annotated[Path | None, typer.Option(help="Also write every figure with its bounds.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Also write the table as Markdown.")] = None,
-    baseline: Annotated[
-        str | None, typer.Option(help="Folder name of the run that speed-ups are relative to; found if not given.")
-    ] = None,
+    baseline: Baseline = None,
 ) -> None:
     """Print what speed is made of: forwards a second, tokens a forward, the memory's limit, prefill, both AR loops."""
     from refusion_eval.artefacts.cells import measured_cells

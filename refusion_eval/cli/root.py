@@ -25,6 +25,10 @@ Sandbox = Annotated[
 ]
 Data = Annotated[Path | None, typer.Option(help="Folder with benchmark rows: <benchmark>/<split>.jsonl[.gz].")]
 
+Baseline = Annotated[
+    str | None, typer.Option(help="Folder name of the run that speed-ups are relative to; found if not given.")
+]
+
 
 def names_of(text: str) -> list[str]:
     """The names in a list separated by commas."""

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from refusion_eval.cli.root import Data, Sandbox, app, console, names_of
+from refusion_eval.cli.root import Baseline, Data, Sandbox, app, console, names_of
 from refusion_eval.errors import ConfigError
 
 
@@ -15,9 +15,7 @@ def table(
     run_dirs: Annotated[list[Path], typer.Argument(help="Run directories; speed-up needs the baseline's beside.")],
     csv: Annotated[Path | None, typer.Option(help="Also write every figure as CSV, one row each.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Also write the table as Markdown.")] = None,
-    baseline: Annotated[
-        str | None, typer.Option(help="Folder name of the run that speed-ups are relative to; found if not given.")
-    ] = None,
+    baseline: Baseline = None,
 ) -> None:
     """Print the table of one or more runs: accuracy, TPS, TPF, speed-up, each with its interval."""
     from refusion_eval.store import summary

@@ -32,11 +32,8 @@ __all__ = ["MEAN_TASK", "METRIC_ORDER", "TableRow", "read_csv", "tidy_rows", "wr
 AUTOREGRESSIVE = "autoregressive"
 MINI_NOTE = "synthetic look-alike, not the real benchmark"
 
-# Order of the metrics in a table; others follow by name.
-METRIC_ORDER = (
-    "accuracy",
-    "pass@1",
-    "extracted",
+# Metrics that are figures of one machine.
+SPEED_METRICS = (
     "tps",
     "tps_mean",
     "decode_tps",
@@ -49,6 +46,13 @@ METRIC_ORDER = (
     "forwards_per_second",
     "mbu",
     "one_token_share",
+)
+# Order of the metrics in a table; others follow by name.
+METRIC_ORDER = (
+    "accuracy",
+    "pass@1",
+    "extracted",
+    *SPEED_METRICS,
     "tpf",
     "tpf_release",
     "tokens_mean",
