@@ -1,7 +1,7 @@
 """A table as CSV, Markdown and LaTeX, from one layout."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from refusion_eval.paper.layout import Entry, Heading, Line, PaperTable
@@ -79,15 +79,21 @@ def _markdown_row(row: Line | Heading, width: int) -> list[str]:
 def _markdown_cell(entry: Entry, italic: bool) -> str:
     if not entry.text:
         return ""
-    text = markdown_text(entry.text)
-    if entry.emphasis == "best":
-        text = f"**{text}**"
-    elif entry.emphasis == "second":
-        text = f"<u>{text}</u>"
-    if italic:
-        text = f"*{text}*"
+    text = _marked(markdown_text(entry.text), entry, italic, _MARKDOWN_MARKS)
     bounds = markdown_text(f" [{entry.low}, {entry.high}]") if entry.low else ""
     return text + ("\u2020" if entry.dagger else "") + bounds
+
+
+_MARKDOWN_MARKS = {"best": ("**", "**"), "second": ("<u>", "</u>"), "italic": ("*", "*")}
+_LATEX_MARKS = {"best": (r"\textbf{", "}"), "second": (r"\underline{", "}"), "italic": (r"\textit{", "}")}
+
+
+def _marked(text: str, entry: Entry, italic: bool, marks: Mapping[str, tuple[str, str]]) -> str:
+    """Escaped text with what an entry's emphasis, and then italics, put around it."""
+    for mark in filter(None, (entry.emphasis, "italic" if italic else "")):
+        before, after = marks[mark]
+        text = f"{before}{text}{after}"
+    return text
 
 
 def markdown_text(text: str) -> str:
@@ -131,13 +137,7 @@ def to_latex(table: PaperTable) -> str:
 def _latex_cell(entry: Entry, italic: bool) -> str:
     if not entry.text:
         return ""
-    text = latex_text(entry.text)
-    if entry.emphasis == "best":
-        text = rf"\textbf{{{text}}}"
-    elif entry.emphasis == "second":
-        text = rf"\underline{{{text}}}"
-    if italic:
-        text = rf"\textit{{{text}}}"
+    text = _marked(latex_text(entry.text), entry, italic, _LATEX_MARKS)
     if entry.dagger:
         text += r"$^\dagger$"
     if entry.low:

@@ -59,7 +59,7 @@ def run_sweep(
     batch_size: str | None = None,
     on_point: Callable[[str], None] = lambda text: None,
 ) -> SweepResult:
-    """Runs what is missing of a sweep, and writes its two files anew after every point.
+    """Runs what is missing of a sweep, and writes its two files when it ends, or is interrupted.
 
     Args:
         spec: what to run.
@@ -93,18 +93,21 @@ def run_sweep(
     total = len({job.run_dir for job in planned}) + sum(
         max(system.frontier.points - 2, 0) for system in spec.systems if system.frontier is not None
     )
-    for job in _jobs(spec, out, common):
-        if job.run_dir in run_dirs:
-            continue
-        on_point(f"point {len(run_dirs) + 1} of {total}: {job.run_dir.name}")
-        outcome = evaluate(job.args, job.tasks, limit=spec.limit, sandbox=sandbox, shelf=shelf)
-        run_dirs.append(job.run_dir)
-        if not outcome.is_complete:
-            incomplete.append(job.run_dir)
-        described += _described(job)
-        write_csv(tidy_rows(run_dirs), out / "sweep.csv")
-        rows = ([row[column] for column in POINT_COLUMNS] for row in described)
-        write_output(out / "points.csv", csv_text(POINT_COLUMNS, rows))
+    try:
+        for job in _jobs(spec, out, common):
+            if job.run_dir in run_dirs:
+                continue
+            on_point(f"point {len(run_dirs) + 1} of {total}: {job.run_dir.name}")
+            outcome = evaluate(job.args, job.tasks, limit=spec.limit, sandbox=sandbox, shelf=shelf)
+            run_dirs.append(job.run_dir)
+            if not outcome.is_complete:
+                incomplete.append(job.run_dir)
+            described += _described(job)
+    finally:
+        if run_dirs:  # once, as every figure of every run is computed for them
+            write_csv(tidy_rows(run_dirs), out / "sweep.csv")
+            rows = ([row[column] for column in POINT_COLUMNS] for row in described)
+            write_output(out / "points.csv", csv_text(POINT_COLUMNS, rows))
     return SweepResult(run_dirs=run_dirs, incomplete=incomplete)
 
 

@@ -99,3 +99,16 @@ def test_an_impossible_point_is_refused_before_anything_is_run(tmp_path: Path) -
     with pytest.raises(ConfigError, match=r"point slot_size=7: .*block_size"):
         run_sweep(spec, tmp_path / "out")
     assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_an_interrupted_sweep_writes_what_it_has(tmp_path: Path) -> None:
+    spec = _spec(tmp_path, around={"tau_slot": [0.5]})
+
+    def interrupted(text: str) -> None:
+        if "tau_slot" in text:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(spec, tmp_path / "out", on_point=interrupted)
+    assert [point["run_id"] for point in _points(tmp_path / "out")] == ["refusion-table"]
+    assert {row.run_id for row in read_csv(tmp_path / "out" / "sweep.csv")} == {"refusion-table"}
