@@ -1,9 +1,11 @@
 """Decodes jobs, one at a time or many at once, and turns every outcome, failures included, into a record."""
 
+import itertools
 import logging
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from refusion_eval import api
@@ -63,58 +65,72 @@ class JobDecoder:
             return str(error)
         return None
 
-    def run(self, jobs: Sequence[Job]) -> Iterator[tuple[int, Sample]]:
-        """Decodes jobs and yields each one's index and record as it ends, in whatever order that is.
+    def run(self, jobs: Iterable[Job]) -> Iterator[Sample]:
+        """Decodes jobs and yields the record of each as it ends, in whatever order that is.
 
-        Jobs that are to be measured come first, one at a time.
+        Args:
+            jobs: consumed as places become free; those that are to be decoded alone before all others.
         """
-        possible = []
-        for index, job in enumerate(jobs):
+        refused: deque[Sample] = deque()
+        possible = self._possible(jobs, refused)
+        for sample in self._outcomes(possible):
+            yield from _drain(refused)
+            yield sample
+        yield from _drain(refused)
+
+    def _possible(self, jobs: Iterable[Job], refused: deque[Sample]) -> Iterator[Job]:
+        for job in jobs:
             refusal = self.refusal(job)
             if refusal is None:
-                possible.append(index)
+                yield job
             else:
-                yield index, record_error(job, refusal, batch_size=self.batch_size)
-        alone = [index for index in possible if self.batch_size == 1 or jobs[index].alone]
-        yield from self._one_by_one(alone, jobs)
-        yield from self._together([index for index in possible if index not in set(alone)], jobs)
+                refused.append(record_error(job, refusal, batch_size=self.batch_size))
 
-    def _one_by_one(self, indices: Sequence[int], jobs: Sequence[Job]) -> Iterator[tuple[int, Sample]]:
-        for index in indices:
-            job = jobs[index]
-            try:
-                warm = self._warm_up(job)
-                decoded = self._run_alone(job.prompt_ids, self._settings(job))
-            # RuntimeError: what torch raises when memory runs out or a kernel fails.
-            except (DecodeError, RuntimeError):
-                yield index, record_error(job, traceback.format_exc(), batch_size=1)
+    def _outcomes(self, jobs: Iterator[Job]) -> Iterator[Sample]:
+        for job in jobs:
+            if self.batch_size > 1 and not job.alone:
+                yield from self._together(itertools.chain([job], jobs))
             else:
-                yield index, record(job, decoded, self.detokenizer, batch_size=1, warm=warm)
+                yield self._alone(job)
 
-    def _together(self, indices: Sequence[int], jobs: Sequence[Job]) -> Iterator[tuple[int, Sample]]:
-        left, batch_size = dict.fromkeys(indices), self.batch_size
-        while left and batch_size > 1:
+    def _alone(self, job: Job) -> Sample:
+        try:
+            warm = self._warm_up(job)
+            decoded = self._run_alone(job.prompt_ids, self._settings(job))
+        # RuntimeError: what torch raises when memory runs out or a kernel fails.
+        except (DecodeError, RuntimeError):
+            return record_error(job, traceback.format_exc(), batch_size=1)
+        return record(job, decoded, self.detokenizer, batch_size=1, warm=warm)
+
+    def _together(self, jobs: Iterator[Job]) -> Iterator[Sample]:
+        returned: deque[Job] = deque()  # taken into a batch that failed
+        batch_size = self.batch_size
+        while batch_size > 1:
+            taken: dict[int, Job] = {}
             try:
-                for index, outcome in self._batches(list(left), jobs, batch_size):
-                    del left[index]
+                for place, outcome in self.model.engine.run_many(self._requests(returned, jobs, taken), batch_size):
+                    job = taken.pop(place)
                     if isinstance(outcome, DecodeError):
                         error = "".join(traceback.format_exception(outcome))
-                        yield index, record_error(jobs[index], error, batch_size=batch_size)
+                        yield record_error(job, error, batch_size=batch_size)
                     else:
                         # Times of a batch are no measure of speed, so no warm-up is spent on it.
-                        sample = record(jobs[index], outcome, self.detokenizer, batch_size=batch_size, warm=False)
-                        yield index, sample
+                        yield record(job, outcome, self.detokenizer, batch_size=batch_size, warm=False)
+                return
             except RuntimeError as error:  # memory ran out, most likely
                 log.warning("a batch of %d failed (%s): half of it is tried", batch_size, error)
+                returned.extendleft(reversed(taken.values()))
                 batch_size //= 2
-        yield from self._one_by_one(list(left), jobs)
+        for job in itertools.chain(returned, jobs):
+            yield self._alone(job)
 
-    def _batches(
-        self, indices: Sequence[int], jobs: Sequence[Job], batch_size: int
-    ) -> Iterator[tuple[int, Decoded | DecodeError]]:
-        requests = (Request(self.decode, jobs[index].prompt_ids, self._settings(jobs[index])) for index in indices)
-        for place, outcome in self.model.engine.run_many(requests, batch_size):
-            yield indices[place], outcome
+    def _requests(self, returned: deque[Job], jobs: Iterator[Job], taken: dict[int, Job]) -> Iterator[Request]:
+        for place in itertools.count():
+            job = returned.popleft() if returned else next(jobs, None)
+            if job is None:
+                return
+            taken[place] = job
+            yield Request(self.decode, job.prompt_ids, self._settings(job))
 
     def _warm_up(self, job: Job) -> bool:
         """Decodes the first job of each settings for nothing, so that no measured one pays for first-time work."""
@@ -126,3 +142,8 @@ class JobDecoder:
         self._warm.add(job.resolved.digest)
         log.info("%s: %d warm-up decodings, %.1f s", job.key.task, self.warmup, time.perf_counter() - started)
         return self.warmup > 0
+
+
+def _drain(samples: deque[Sample]) -> Iterator[Sample]:
+    while samples:
+        yield samples.popleft()

@@ -188,12 +188,12 @@ class RefusionLM(TemplateLM):
                     progress.stored(job.key.task)
                 else:
                     pending.setdefault(job.key, number)
-            numbers = list(pending.values())
-            self._refuse([jobs[number] for number in numbers])
-            for index, sample in self.system.decoder.run([jobs[number] for number in numbers]):
+            wanted = sorted((jobs[number] for number in pending.values()), key=lambda job: not job.alone)
+            self._refuse(wanted)
+            for sample in self.system.decoder.run(wanted):
                 if self.store:
                     self.store.append(sample)
-                self._take(requests[numbers[index]], sample, texts)
+                self._take(requests[pending[sample.key]], sample, texts)
                 progress.decoded(sample)
         self._raise_failures(len(jobs))
         return [texts[job.key] for job in jobs]
