@@ -74,6 +74,7 @@ def run(
     """Run tasks with one system, record every sample, score them, print the table and write it beside the records."""
     log_to_stderr()
     from refusion_eval.cli.scoring import table
+    from refusion_eval.evaluate.interrupt import Interruption, how_to_go_on
     from refusion_eval.evaluate.model_args import parse_model_args
     from refusion_eval.evaluate.run import evaluate, task_names
 
@@ -106,8 +107,9 @@ def run(
         }
     )
     names = task_names(names_of(tasks), args.pretrained)
-    outcome = evaluate(args, names, limit=limit, sandbox=sandbox)
-    table([run_dir], csv=run_dir / "results.csv", markdown=run_dir / "table.md")
+    with Interruption(lambda: how_to_go_on(run_dir), finish_first=False):
+        outcome = evaluate(args, names, limit=limit, sandbox=sandbox)
+        table([run_dir], csv=run_dir / "results.csv", markdown=run_dir / "table.md")
     if not outcome.is_complete:
         print(
             f"error: {len(outcome.failed)} samples could not be decoded and {outcome.unscored} not be judged; "
@@ -126,10 +128,13 @@ def rerun(
 ) -> None:
     """Make a recorded run again from its record and compare every sample: tokens, text, verdict."""
     log_to_stderr()
+    from refusion_eval.evaluate.interrupt import Interruption, how_to_go_on
     from refusion_eval.evaluate.rerun import in_words
     from refusion_eval.evaluate.rerun import rerun as make_again
 
-    result = make_again(run_dir, out or run_dir.with_name(f"{run_dir.name}-again"), data=data, sandbox=sandbox)
+    again = out or run_dir.with_name(f"{run_dir.name}-again")
+    with Interruption(lambda: how_to_go_on(again), finish_first=False):
+        result = make_again(run_dir, again, data=data, sandbox=sandbox)
     print(in_words(result))
     if not result.is_same:
         raise typer.Exit(EXIT_INCOMPLETE)

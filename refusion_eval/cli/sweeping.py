@@ -36,19 +36,23 @@ def sweep(
     if limit is not None:
         read = dataclasses.replace(read, limit=limit)
     log_to_stderr()
+    from refusion_eval.evaluate.interrupt import Interruption
     from refusion_eval.sweep.run import planned_points, run_sweep
 
     if dry_run:
         print("\n".join(planned_points(read)))
         return
-    result = run_sweep(
-        read,
-        out or Path("results/sweeps") / read.name,
-        data=data,
-        sandbox=sandbox,
-        batch_size=batch_size,
-        on_point=lambda text: print(text, file=sys.stderr),
-    )
+    folder = out or Path("results/sweeps") / read.name
+    go_on = f"the points that are finished are in {folder}; run the same command again to continue"
+    with Interruption(lambda: go_on, finish_first=False):
+        result = run_sweep(
+            read,
+            folder,
+            data=data,
+            sandbox=sandbox,
+            batch_size=batch_size,
+            on_point=lambda text: print(text, file=sys.stderr),
+        )
     if result.incomplete:
         names = ", ".join(path.name for path in result.incomplete)
         print(f"error: samples of {names} failed; run the same command again to retry them", file=sys.stderr)

@@ -18,6 +18,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simpl
 from refusion_eval import api
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.evaluate.benchmarks import BENCHMARKS
+from refusion_eval.evaluate.interrupt import Interruption, how_to_go_on
 from refusion_eval.evaluate.jobs import Job, doc_hash, prompt_hash
 from refusion_eval.evaluate.model_args import ModelArgs, parse_model_args
 from refusion_eval.evaluate.progress import ProgressDisplay
@@ -168,9 +169,12 @@ class RefusionLM(TemplateLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Decodes every request and returns its text up to the first stop string.
 
+        A first SIGINT or SIGTERM lets the samples in flight end, a second does not.
+
         Raises:
             ConfigError: a prompt cannot be decoded; nothing was.
             DecodeError: samples failed; all others are recorded.
+            Interrupted: a signal asked for an end; what was finished is recorded.
         """
         if not self._chat_applied and self.tokenizer.chat_template and self.args.chat_template is None:
             log.warning("this checkpoint has a chat template, and it is not applied: pass --apply_chat_template")
@@ -179,7 +183,8 @@ class RefusionLM(TemplateLM):
         if self.store:
             self.store.expect(totals)
         texts: dict[SampleKey, str] = {}
-        with ProgressDisplay(self.args.system_name, dict(totals)) as progress:
+        stopping = Interruption(lambda: how_to_go_on(self.args.run_dir), finish_first=True)
+        with stopping, ProgressDisplay(self.args.system_name, dict(totals)) as progress:
             pending: dict[SampleKey, int] = {}
             for number, job in enumerate(jobs):
                 sample = self.store.get(job.key) if self.store else None
@@ -190,7 +195,7 @@ class RefusionLM(TemplateLM):
                     pending.setdefault(job.key, number)
             wanted = sorted((jobs[number] for number in pending.values()), key=lambda job: not job.alone)
             self._refuse(wanted)
-            for sample in self.system.decoder.run(wanted):
+            for sample in self.system.decoder.run(stopping.until_asked(wanted)):
                 if self.store:
                     self.store.append(sample)
                 self._take(requests[pending[sample.key]], sample, texts)

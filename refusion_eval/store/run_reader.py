@@ -76,6 +76,11 @@ class RunReader:
         """All samples in canonical order (task, item, sample)."""
         return iterate_samples(self.directory, self._connection, traces)
 
+    def num_recorded(self) -> int:
+        """Number of samples that are not to be generated again."""
+        with refusing(self.directory):
+            return self._connection.execute("SELECT count(*) FROM samples WHERE NOT failed").fetchone()[0]
+
     def scores(self) -> Iterator[ScoreRow]:
         """All scores, in the order in which they were written."""
         return iterate_scores(self.directory, self._connection)
