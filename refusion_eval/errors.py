@@ -4,6 +4,10 @@
 class RefusionEvalError(Exception):
     """Anything this project refuses on purpose; the command line prints its message without a traceback."""
 
+    def __str__(self) -> str:
+        """The message in one line, whatever a library that it quotes has to say."""
+        return " ".join(line.strip() for line in super().__str__().splitlines())
+
 
 class ConfigError(RefusionEvalError, ValueError):
     """A setting, a model argument or a task file is wrong."""

@@ -90,8 +90,14 @@ class LoadedModel:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The checkpoint's tokenizer."""
-        return Tokenizer(self._location.directory)
+        """The checkpoint's tokenizer.
+
+        Raises:
+            CheckpointError: it cannot be loaded, or belongs to another model.
+        """
+        tokenizer = Tokenizer(self._location.directory)
+        tokenizer.check_vocabulary(self.config.vocab_size)
+        return tokenizer
 
     @cached_property
     def _lora(self) -> LoraAdapter | None:

@@ -142,6 +142,8 @@ def checkpoint_card(name: str, directory: Path) -> Card:
     mask_id = config.get("mask_token_id")
     if mask_id is None:
         mask_id = _tokenizer_mask_id(directory)
+    else:
+        _ids(path, "mask_token_id", [mask_id])  # one, never a list
     family = str(config.get("model_type"))
     decoders = _own_decoders(path, config)
     if not decoders and family in FAMILIES:
@@ -150,7 +152,8 @@ def checkpoint_card(name: str, directory: Path) -> Card:
         name=name,
         backbone=str(config.get("backbone", config.get("model_type", "unknown"))),
         mask_id=mask_id,
-        eos_ids=_ids(generation.get("eos_token_id")) or _ids(config.get("eos_token_id")),
+        eos_ids=_ids(generation_path, "eos_token_id", generation.get("eos_token_id"))
+        or _ids(path, "eos_token_id", config.get("eos_token_id")),
         decoders=decoders or (CAUSAL_DECODERS if mask_id is None else MASKED_DECODERS),
     )
 
@@ -171,10 +174,12 @@ def _own_decoders(path: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(decoders)
 
 
-def _ids(value: int | list[int] | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (value,)
+def _ids(path: Path, key: str, value: object) -> tuple[int, ...]:
+    """The token ids of an entry: one, a list, or none."""
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
+        raise CheckpointError(f"{path}: {key} is {value!r}; it must be a token id or a list of token ids")
+    return tuple(ids)
 
 
 def _tokenizer_mask_id(directory: Path) -> int | None:
@@ -182,12 +187,21 @@ def _tokenizer_mask_id(directory: Path) -> int | None:
     if not path.is_file():
         return None
     raw = read_json(path)
+    try:
+        return _mask_id_of(raw, directory / "tokenizer.json")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} or tokenizer.json beside it lists its added tokens in an unknown form ({error!r}); download both "
+            "files again"
+        ) from error
+
+
+def _mask_id_of(raw: Mapping[str, Any], tokenizer_path: Path) -> int | None:
     mask_token = raw.get("mask_token") or "<|mask|>"
     if isinstance(mask_token, Mapping):
         mask_token = mask_token.get("content")
     for token_id, token in raw.get("added_tokens_decoder", {}).items():
         if token.get("content") == mask_token:
             return int(token_id)
-    path = directory / "tokenizer.json"
-    added = read_json(path).get("added_tokens", []) if path.is_file() else []
+    added = read_json(tokenizer_path).get("added_tokens", []) if tokenizer_path.is_file() else []
     return next((token["id"] for token in added if token.get("content") == mask_token), None)

@@ -1,6 +1,7 @@
 """Shapes of a checkpoint as its config.json states them."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,7 +136,7 @@ def parse_model_config(raw: Mapping[str, Any], path: Path) -> ModelConfig:
         num_heads=num_heads,
         num_kv_heads=_size(path, raw, keys.num_kv_heads, default=num_heads),
         head_dim=_size(path, raw, "head_dim", default=hidden_size // num_heads),
-        rms_norm_eps=float(raw.get("rms_norm_eps", DEFAULT_RMS_NORM_EPS)),
+        rms_norm_eps=_number(path, "rms_norm_eps", raw.get("rms_norm_eps", DEFAULT_RMS_NORM_EPS)),
         rope_theta=rope_theta,
         max_positions=_size(path, raw, keys.max_positions),
         tied_head=bool(raw.get(keys.tied_head, False)),
@@ -160,10 +161,18 @@ def _size(path: Path, raw: Mapping[str, Any], key: str, default: int | None = No
     return value
 
 
+def _number(path: Path, key: str, value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise CheckpointError(f"{path}: {key} is {value!r}; it must be a number above 0")
+    return float(value)
+
+
 def _rope(path: Path, raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     """Base and scaling of the rotary frequencies: inside rope_parameters as newer configs write it, or beside it."""
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    theta = float(rope.get("rope_theta") or raw.get("rope_theta") or DEFAULT_ROPE_THETA)
+    if not isinstance(rope, Mapping):
+        raise CheckpointError(f"{path}: rope_parameters (or rope_scaling) is {rope!r}; it must be an object")
+    theta = _number(path, "rope_theta", rope.get("rope_theta") or raw.get("rope_theta") or DEFAULT_ROPE_THETA)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if any(isinstance(value, Mapping) for value in rope.values()):
         kind = "one kind of layer, another for the next"

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -11,6 +12,8 @@ from refusion_eval.models.config import read_json
 
 INDEX_FILE = "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+SAFETENSORS = ".safetensors"
+UNQUANTISED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class CheckpointFiles:
@@ -50,9 +53,15 @@ class CheckpointFiles:
                 f"{path}: {name} has shape {tuple(tensor.shape)}, but config.json means {tuple(shape)}; "
                 "take weights and config.json from the same checkpoint"
             )
-        if not tensor.is_floating_point():
-            raise CheckpointError(f"{path}: {name} is {tensor.dtype}; quantised weights are not read")
+        if tensor.dtype not in UNQUANTISED:
+            raise CheckpointError(
+                f"{path}: {name} is {tensor.dtype}; quantised weights are not read, give an unquantised checkpoint"
+            )
         return tensor
+
+    def place_of(self, name: str) -> str:
+        """File and name of a tensor that is there, for messages."""
+        return f"{self._shard_of[name]}: {name}"
 
     @property
     def unread(self) -> list[str]:
@@ -66,7 +75,7 @@ def _shard_paths(directory: Path) -> list[Path]:
         weight_map = read_json(index_path).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise CheckpointError(f"{index_path} has no weight_map; download the file again")
-        names = sorted(set(weight_map.values()))
+        names = sorted({_shard_name(index_path, value) for value in weight_map.values()})
         missing = [name for name in names if not (directory / name).is_file()]
         if missing:
             raise CheckpointError(
@@ -78,6 +87,16 @@ def _shard_paths(directory: Path) -> list[Path]:
     raise no_weights(directory, f"neither model.safetensors nor {INDEX_FILE}")
 
 
+def _shard_name(index_path: Path, value: object) -> str:
+    """A file name of an index. Anything else is refused: an index leads neither out of its folder nor to a pickle."""
+    if not isinstance(value, str) or Path(value).name != value or not value.endswith(SAFETENSORS):
+        raise CheckpointError(
+            f"{index_path} names the weight file {value!r}; only {SAFETENSORS} files beside it are read: correct the "
+            "index or download it again"
+        )
+    return value
+
+
 def no_weights(directory: Path, absent: str) -> CheckpointError:
     """The error for a directory without readable weights; `absent` says which files it lacks."""
     pickled = sorted(path.name for pattern in PICKLED for path in directory.glob(pattern))
@@ -86,7 +105,7 @@ def no_weights(directory: Path, absent: str) -> CheckpointError:
             f"{directory} has only pickled weights ({', '.join(pickled)}), which can run code when they are opened; "
             "convert them to safetensors first"
         )
-    return CheckpointError(f"{directory} has no weights: {absent}")
+    return CheckpointError(f"{directory} has no weights: {absent}; download them")
 
 
 def open_tensors(path: Path) -> safe_open:

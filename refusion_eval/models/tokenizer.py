@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
 from transformers import AutoTokenizer, Qwen2TokenizerFast
 from transformers.utils import logging
 
@@ -14,6 +15,9 @@ from refusion_eval.models.config import read_json
 # Classes that a checkpoint brings as Python code, and the class of transformers that does the same with its files.
 # AutoTokenizer refuses such a checkpoint, as it does not run the code.
 SAME_AS: Mapping[str, Any] = {"DreamTokenizer": Qwen2TokenizerFast}
+
+JSON_FILES = ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json", "vocab.json")
+TEMPLATE_FILE = "chat_template.jinja"
 
 
 @contextlib.contextmanager
@@ -45,11 +49,33 @@ class Tokenizer:
                 self.inner: Any = _tokenizer_class(directory).from_pretrained(
                     directory, trust_remote_code=False, local_files_only=True
                 )
-        except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        # The libraries' Rust code raises a plain Exception; what is no one's fault here must not end in a traceback.
+        except Exception as error:
+            _refuse_damaged(directory)
             raise CheckpointError(
                 f"{directory}: the tokenizer cannot be loaded ({error}); it needs tokenizer_config.json "
-                "and tokenizer.json, or vocab.json and merges.txt"
+                "and tokenizer.json, or vocab.json and merges.txt: download them"
             ) from error
+
+    def check_vocabulary(self, num_rows: int) -> None:
+        """Refuses a tokenizer of another model: one whose ordinary tokens an embedding has no rows for.
+
+        Special tokens may lie beyond it: some checkpoints name a padding token that they never use.
+
+        Args:
+            num_rows: rows of the embedding.
+
+        Raises:
+            CheckpointError: as said.
+        """
+        added = self.inner.added_tokens_decoder
+        beyond = [number for number in self.inner.get_vocab().values() if number >= num_rows and number not in added]
+        if beyond:
+            raise CheckpointError(
+                f"{self.inner.name_or_path}: the tokenizer has {len(beyond)} tokens (up to id {max(beyond)}) outside "
+                f"the vocabulary of {num_rows} in config.json; take tokenizer, config.json and weights from the same "
+                "checkpoint"
+            )
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, nothing added: a rendered chat template already holds its special tokens."""
@@ -77,16 +103,22 @@ class Tokenizer:
             **template_arguments: variables of the template, such as enable_thinking.
 
         Raises:
-            ConfigError: the checkpoint has no chat template.
+            ConfigError: the checkpoint has no chat template, or it cannot be rendered.
         """
         if not self.inner.chat_template:
             raise ConfigError(
                 f"{self.inner.name_or_path} has no chat template (chat_template.jinja or tokenizer_config.json); "
                 "evaluate it without one"
             )
-        text: str = self.inner.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **template_arguments
-        )
+        try:
+            text: str = self.inner.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **template_arguments
+            )
+        except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{self.inner.name_or_path}: the chat template cannot be rendered ({type(error).__name__}: {error}); "
+                "correct it, or name another Jinja file, or none, as chat_template"
+            ) from error
         return text
 
 
@@ -102,3 +134,21 @@ def _tokenizer_class(directory: Path) -> Any:
             f"{directory} lacks {' and '.join(missing)}, which {declared} is made from; download the files"
         )
     return SAME_AS[declared]
+
+
+def _refuse_damaged(directory: Path) -> None:
+    """Names the file that keeps a tokenizer from loading, which the libraries do not, if it cannot be read at all.
+
+    Raises:
+        CheckpointError: one of the files is not what its name says.
+    """
+    for name in JSON_FILES:
+        if (directory / name).is_file():
+            read_json(directory / name)
+    template = directory / TEMPLATE_FILE
+    try:
+        template.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{template} cannot be read ({error}); save it as UTF-8, or download it again") from error

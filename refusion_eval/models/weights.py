@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from refusion_eval.errors import CheckpointError
 from refusion_eval.models.adapter import LoraAdapter
 from refusion_eval.models.config import ModelConfig
 from refusion_eval.models.families import FAMILIES
@@ -35,7 +36,7 @@ def load_weights(
         adapter: merged into them, before they are cast.
 
     Raises:
-        CheckpointError: as `CheckpointFiles`.
+        CheckpointError: as `CheckpointFiles`; or a weight is NaN or infinite.
     """
     files = CheckpointFiles(directory)
 
@@ -53,7 +54,10 @@ def load_weights(
         start = 0
         for name, num_rows in parts.items():
             tensor = files.read(name, (num_rows, *target.shape[1:]))
-            target[start : start + num_rows].copy_(tensor if adapter is None else adapter.merge(name, tensor))
+            rows = target[start : start + num_rows]
+            rows.copy_(tensor if adapter is None else adapter.merge(name, tensor))
+            if not _is_finite(rows):  # where they end up: there a GPU looks through them at the speed of its memory
+                raise _not_finite(files.place_of(name), tensor, dtype)
             start += num_rows
         return target
 
@@ -98,3 +102,22 @@ def load_weights(
     if unread:
         log.warning("%s: %d tensors are not used: %s", directory, len(unread), ", ".join(unread[:3]))
     return weights
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether no entry is NaN or infinite, without a copy: both show in the extremes."""
+    return tensor.numel() == 0 or all(math.isfinite(extreme) for extreme in torch.aminmax(tensor))
+
+
+def _not_finite(place: str, saved: Tensor, dtype: torch.dtype) -> CheckpointError:
+    """The error for a weight that is not a number: saved so, or made so on the way."""
+    if _is_finite(saved):
+        return CheckpointError(
+            f"{place} is beyond the range of {dtype}, or the adapter makes it so; load it with dtype=bfloat16 or "
+            "float32, without or with another adapter"
+        )
+    what = "NaN" if bool(saved.isnan().any()) else "infinite"
+    return CheckpointError(
+        f"{place} holds {what} values; the checkpoint is damaged or its training diverged: download the file again, "
+        "or take an earlier checkpoint"
+    )
