@@ -3,6 +3,7 @@
 Order matters below and is the reason for most comments: each step gives up what the next one no longer needs.
 """
 
+import errno
 import os
 import resource
 import signal
@@ -17,6 +18,7 @@ _TMP_FILES = 4096
 _FILE_MIB = 32
 _NUM_OPEN_FILES = 64
 _NUM_PROCESSES = 32
+_NUM_QUEUED_SIGNALS = 64  # timers too, counted over all processes of the uid
 _FIRST_UID, _NUM_UIDS = 20000, 20000  # two per worker, chosen by its pid; below 65536, where containers stop
 _MOUNT_POINTS = ("/mnt", "/media", "/srv", "/opt", "/home", "/tmp")
 
@@ -38,7 +40,10 @@ def enter_namespaces(profile: Profile) -> None:
         uid = gid = unprivileged_ids(os.getpid())[0]
         become(uid)
         linux.be_dumpable()  # the change of uid took /proc/self away
-    linux.unshare(flags | linux.CLONE_NEWUSER)
+    try:
+        linux.unshare(flags | linux.CLONE_NEWUSER)
+    except OSError as error:
+        raise OSError(error.errno, _why_no_user_namespace(error)) from error
     for name, text in (
         ("setgroups", "deny"),
         ("gid_map", f"{_INSIDE_ID} {gid} 1"),
@@ -46,6 +51,25 @@ def enter_namespaces(profile: Profile) -> None:
     ):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
+
+
+def _why_no_user_namespace(error: OSError) -> str:
+    """What a person has to look at; the kernel's own words ("no space left on device") do not tell."""
+    switches = ("user/max_user_namespaces", "kernel/unprivileged_userns_clone")
+    off = [name.replace("/", ".") for name in switches if _reads_zero(f"/proc/sys/{name}")]
+    if off:
+        return f"user namespaces are switched off: {' and '.join(off)} = 0"
+    if error.errno == errno.ENOSPC:
+        return "user namespaces are used up, or limited to none by the container around this one"
+    return f"user namespaces are refused ({error.strerror}), by a container's seccomp filter or by AppArmor"
+
+
+def _reads_zero(path: str) -> bool:
+    try:
+        with open(path) as file:
+            return file.read().strip() == "0"
+    except OSError:
+        return False
 
 
 def build_root(folders: list[str]) -> None:
@@ -169,6 +193,9 @@ def guest_limits(profile: Profile, memory_bytes: int, cpu_s: int, num_other_proc
         resource.RLIMIT_FSIZE: _FILE_MIB * _MIB,
         resource.RLIMIT_NOFILE: _NUM_OPEN_FILES,
         resource.RLIMIT_NPROC: _NUM_PROCESSES + (num_other_processes if shared else 0),
+        resource.RLIMIT_SIGPENDING: _NUM_QUEUED_SIGNALS,
+        resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_CORE: 0,
     }
 
@@ -179,4 +206,4 @@ def filter_program(profile: Profile) -> bytes:
         return b""
     if not seccomp.supported():
         raise OSError(f"no system call numbers are known for {os.uname().machine}")
-    return seccomp.deny_program()
+    return seccomp.deny_program(with_landlock=profile.restrict_files)

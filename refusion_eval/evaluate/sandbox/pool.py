@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import dataclasses
 import json
 import os
 import queue
@@ -124,7 +125,8 @@ class Worker:
         except (wire.WireError, OSError) as error:
             raise SandboxError(f"a sandbox worker broke: {type(error).__name__}: {error}") from error
         reason, detail = _merge(outcome, report)
-        return verdict_of(reason, detail, time.monotonic() - started_s, self._tier)
+        verdict = verdict_of(reason, detail, time.monotonic() - started_s, self._tier)
+        return dataclasses.replace(verdict, waited_s=round(report["waited_s"], 4))
 
     def _exchange(self, program: Program) -> tuple[list[str] | None, dict[str, Any]]:
         job = {"candidate": program.candidate, "test": program.test, "helpers": program.helpers}

@@ -77,7 +77,11 @@ class Candidate:
         if how == "exited":
             self._fail("exited", f"{parts[0]}: {parts[2]}")
         if how == "raised":
-            self._raise(*parts)
+            class_name, builtin_name, text = parts
+            if builtin_name == "StopIteration" and name != "next":
+                # As in a generator (PEP 479): else it would end a loop of the test, such as all(map(...)), unseen.
+                builtin_name = "RuntimeError"
+            self._raise(class_name, builtin_name, text)
         return parts[0]
 
     def load(self, source: str, names: list[str]) -> dict[str, Any]:
@@ -88,10 +92,11 @@ class Candidate:
             Broken: as `request`.
             Exception: what running it raised.
         """
+        wanted = frozenset(names)
         found = self.request("load", source, names)
         if not (isinstance(found, list) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in found)):
             self._fail("protocol_error", "malformed names")
-        return {name: value for name, value in found if isinstance(name, str) and name in names}
+        return {name: value for name, value in found if isinstance(name, str) and name in wanted}
 
     def _exchange(self, name: str, operands: tuple[Any, ...]) -> tuple[Any, ...]:
         """Send a request and check the form of its answer: ("ok", result) or (how, class, builtin class, message)."""
@@ -101,7 +106,8 @@ class Candidate:
         if not isinstance(reply, list) or len(reply) < 2 or reply[0] != nonce:
             raise wire.WireError("an answer to no question")
         if reply[1] == "ok" and len(reply) == 4:
-            self._apply(reply[3], operands)
+            if name == "call":  # nothing else may change what was sent along, such as the names of `load`
+                self._apply(reply[3], operands)
             return "ok", self._unpack(reply[2])
         if reply[1] in ("raised", "exited", "oversized") and len(reply) == 5:
             return tuple(_printable(str(part)) for part in reply[1:])

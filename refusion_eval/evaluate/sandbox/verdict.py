@@ -54,6 +54,7 @@ class Verdict:
         detail: one short line for a reader, such as the exception and its message; may be empty.
         seconds: wall-clock seconds of the check.
         tier: the isolation it ran under: "A", "B", "C", or "none".
+        waited_s: those of the seconds that did not count against its limit, because others had the processor.
     """
 
     status: str
@@ -61,6 +62,7 @@ class Verdict:
     detail: str
     seconds: float
     tier: str
+    waited_s: float = 0.0
 
     @property
     def passed(self) -> bool:

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from refusion_eval.evaluate.sandbox import guest, jail, judge, layout, linux, wire
 from refusion_eval.evaluate.sandbox.profiles import PROFILES, Profile
-from refusion_eval.evaluate.sandbox.watch import Limits, Proc, Watched
+from refusion_eval.evaluate.sandbox.watch import Ids, Limits, Proc, Watched
 
 _CPU_SLACK_S = 2  # the kernel's limit on processor seconds comes after the watchdog's
 _JUDGE_MIB = 2048
@@ -73,18 +73,20 @@ class Warden:
         guest_pid = self._fork_guest(guest_end, timeout_s, memory_mb, [result_fd, judge_end.fileno()])
         guest_number = self._proc.children(self._own_pid)[0]
         judge_pid = _fork(lambda: self._be_judge(result_fd, judge_end))
+        # In a pid namespace these two are the only children, for orphans stay inside; else /proc counts as we do.
+        judge_number = self._proc.children(self._own_pid)[1] if self._profile.namespaces else judge_pid
         guest_end.close()
         judge_end.close()
         os.close(result_fd)
         limits = Limits(timeout_s, memory_mb * _MIB + self._base.memory_bytes, started_s)
-        watched = Watched(self._proc, limits, guest_pid, guest_number, judge_pid)
+        watched = Watched(self._proc, limits, Ids(guest_pid, guest_number, judge_pid, judge_number))
         try:
             watched.wait(self._control)
         finally:
             self._sweep(guest_pid)
             watched.reap()
             _reap_orphans()
-        return {"stopped": watched.stopped, "status": watched.guest_status}
+        return {"stopped": watched.stopped, "status": watched.guest_status, "waited_s": watched.waited_s}
 
     def _fork_guest(self, sock: socket.socket, timeout_s: float, memory_mb: int, others: list[int]) -> int:
         limits = jail.guest_limits(
@@ -109,7 +111,7 @@ class Warden:
                 jail.mount_private_tmp()
             else:
                 os.chdir("/")
-                os.setsid()
+            os.setsid()  # or a signal to its process group would reach this worker
             jail.lock_down(self._profile, self._guest_uid, self._ruleset_fd, limits, self._filter)
             os.dup2(sock.detach(), _GUEST_FD)
             os.closerange(_GUEST_FD + 1, 1 << 20)

@@ -1,7 +1,9 @@
 """The watchdog: what the kernel says of running processes, and when a check has to be stopped.
 
 A check's own time is the wall clock less the time its processes were ready to run and had no processor, so a busy
-machine does not change verdicts; a program that sleeps is stopped as soon as one that computes.
+machine does not change verdicts; a program that sleeps is stopped as soon as one that computes. A program that starves
+itself by its own children gains nothing: it cannot have them collected unseen (`calls.REFUSED_ARGUMENTS`: SIGCHLD), so
+what they computed counts.
 """
 
 import contextlib
@@ -149,29 +151,39 @@ class Limits(NamedTuple):
     started_s: float
 
 
+class Ids(NamedTuple):
+    """A guest and its judge, as this process counts (`_pid`) and as /proc counts (`_number`)."""
+
+    guest_pid: int
+    guest_number: int
+    judge_pid: int
+    judge_number: int
+
+
 class Watched:
     """A guest and its judge while they run.
 
     Attributes:
         stopped: reason why the guest was stopped; None if it was not.
         guest_status: wait status of a guest that ended by itself; None if it was killed here.
+        waited_s: seconds not counted, because others had the processor.
     """
 
-    def __init__(self, proc: Proc, limits: Limits, guest_pid: int, guest_number: int, judge_pid: int) -> None:
+    def __init__(self, proc: Proc, limits: Limits, ids: Ids) -> None:
         """Begin to watch.
 
         Args:
             proc: the machine's /proc.
             limits: when to stop.
-            guest_pid: as this process counts.
-            guest_number: the same process as `proc` counts.
-            judge_pid: as this process counts.
+            ids: whom.
         """
         self.stopped: str | None = None
         self.guest_status: int | None = None
         self._proc = proc
         self._limits = limits
-        self._guest_pid, self._guest_number, self._judge_pid = guest_pid, guest_number, judge_pid
+        self._ids = ids
+        self._own_number = proc.own_pid()
+        self.waited_s = 0.0
         self._judge_alive = True
         self._had_company = False
         self._pool_gone = False
@@ -179,7 +191,10 @@ class Watched:
 
     def wait(self, control: socket.socket) -> None:
         """Return when the judge has ended or `control` was closed; stop the guest when it is over a limit."""
-        notes = {os.pidfd_open(self._guest_pid): self._note_guest, os.pidfd_open(self._judge_pid): self._note_judge}
+        notes = {
+            os.pidfd_open(self._ids.guest_pid): self._note_guest,
+            os.pidfd_open(self._ids.judge_pid): self._note_judge,
+        }
         poller = select.poll()
         for fd in (*notes, control.fileno()):
             poller.register(fd, select.POLLIN)
@@ -196,10 +211,10 @@ class Watched:
                 os.close(fd)
 
     def _note_guest(self) -> None:
-        _, self.guest_status = os.waitpid(self._guest_pid, 0)
+        _, self.guest_status = os.waitpid(self._ids.guest_pid, 0)
 
     def _note_judge(self) -> None:
-        os.waitpid(self._judge_pid, 0)
+        os.waitpid(self._ids.judge_pid, 0)
         self._judge_alive = False
 
     def _note_pool(self) -> None:
@@ -209,23 +224,27 @@ class Watched:
         now_s = time.monotonic()
         if self.stopped:
             if now_s > self._deadline_s:
-                os.kill(self._judge_pid, signal.SIGKILL)
+                os.kill(self._ids.judge_pid, signal.SIGKILL)
             return
-        guests = self._proc.tree(self._guest_number) if self.guest_status is None else []
-        judges = [pid for pid in self._proc.children(self._proc.own_pid()) if pid not in guests]
+        # All below this process but the judge: orphans of the guest may be children of this process.
+        left_out = (self._own_number, self._ids.judge_number, self._ids.guest_number)
+        others = [pid for pid in self._proc.tree(self._own_number) if pid not in left_out]
         self.stopped = self._over(
-            self._proc.usage(guests), self._proc.usage(judges[:1]), now_s - self._limits.started_s
+            self._proc.usage([self._ids.guest_number, *others]),
+            self._proc.usage([self._ids.judge_number]),
+            now_s - self._limits.started_s,
         )
         if self.stopped:
             self._deadline_s = now_s + _GRACE_S
             if self.guest_status is None:
-                os.kill(self._guest_pid, signal.SIGKILL)
+                os.kill(self._ids.guest_pid, signal.SIGKILL)
 
     def _over(self, guest: Usage, judge: Usage, wall_s: float) -> str | None:
         """Reason to stop, or None."""
         timeout_s = self._limits.timeout_s
-        own_s = wall_s - guest.starved_s - judge.starved_s
         self._had_company |= guest.num_tasks > 1
+        self.waited_s = min(wall_s, guest.starved_s + judge.starved_s)
+        own_s = wall_s - self.waited_s
         if guest.memory_bytes > self._limits.memory_bytes:
             return "memory"
         if guest.cpu_s > timeout_s:
@@ -240,11 +259,11 @@ class Watched:
     def reap(self) -> None:
         """Kill and collect what is left of both processes."""
         if self._judge_alive:
-            os.kill(self._judge_pid, signal.SIGKILL)
-            os.waitpid(self._judge_pid, 0)
+            os.kill(self._ids.judge_pid, signal.SIGKILL)
+            os.waitpid(self._ids.judge_pid, 0)
         if self.guest_status is None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._guest_pid, signal.SIGKILL)
-            _, status = os.waitpid(self._guest_pid, 0)
+                os.kill(self._ids.guest_pid, signal.SIGKILL)
+            _, status = os.waitpid(self._ids.guest_pid, 0)
             killed_here = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
             self.guest_status = None if killed_here else status
