@@ -1,4 +1,4 @@
-"""Commands about machines and models: doctor, bench, bench-train, locality, version."""
+"""Commands about machines and models: doctor, bench, bench-train, soak, locality, version."""
 
 import sys
 from pathlib import Path
@@ -106,6 +106,46 @@ def bench_train(
     print("\n\n".join([summary(reports), *map(table, reports)]))
     if out is not None:
         write_output(out, json.dumps([report.to_json() for report in reports], indent=2) + "\n")
+
+
+@app.command()
+def soak(
+    model: Annotated[str, typer.Option(help="Checkpoint folder, hub id, or embedded.")] = "embedded",
+    requests: Annotated[int, typer.Option(min=1, help="Requests in all.")] = 10_000,
+    max_batch: Annotated[int, typer.Option(min=1, help="Most requests decoded together.")] = 16,
+    max_prompt: Annotated[int, typer.Option(min=1, help="Most tokens of a prompt.")] = 256,
+    max_gen: Annotated[int, typer.Option(min=1, help="Most tokens of a response.")] = 128,
+    seed: Annotated[int, typer.Option(help="Of prompts, lengths and settings.")] = 0,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="Also write everything as JSON.")] = None,
+) -> None:
+    """Decode thousands of random requests in one process: does memory grow, does any result drift?"""
+    import json
+
+    from refusion_eval.bench.soak import Moment, SoakSettings
+    from refusion_eval.bench.soak import soak as run_soak
+    from refusion_eval.evaluate.model_args import parse_model_args
+    from refusion_eval.loading import LoadedModel
+    from refusion_eval.store.atomic_write import prepare_output, write_output
+
+    settings = SoakSettings(
+        num_requests=requests, max_batch=max_batch, max_prompt=max_prompt, max_gen=max_gen, seed=seed
+    )
+    if out is not None:
+        prepare_output(out)
+
+    def tell(moment: Moment) -> None:
+        memory = moment.host_bytes / 2**20
+        print(f"{moment.requests}/{requests} requests, {moment.seconds:.0f} s, {memory:.0f} MiB", file=sys.stderr)
+
+    checkpoint = parse_model_args({"pretrained": model}).checkpoint
+    report = run_soak(LoadedModel.open(checkpoint, dtype=dtype, device=device), settings, tell)
+    print(report.in_words())
+    if out is not None:
+        write_output(out, json.dumps(report.to_json(), indent=2) + "\n")
+    if report.failed or report.drifted:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -99,6 +99,11 @@ class Engine:
         self._cache = self._new_cache(1)
         self._static = StaticForwards(model, self._cache) if static else None
 
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the keys and values that are kept between requests decoded alone; those of a batch are let go of."""
+        return self._cache.keys.nbytes + self._cache.values.nbytes
+
     def run(self, decode: Decode, prompt: Sequence[int], settings: Any, trace: Trace | None = None) -> Decoded:
         """Decodes one prompt.
 

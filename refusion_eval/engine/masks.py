@@ -21,20 +21,31 @@ BoolArray = npt.NDArray[np.bool_]
 MAX_CPU_PADDING = 1.5
 
 
-@lru_cache(maxsize=256)
-def visible(attention: Attention) -> BoolArray:
-    """Which rows of a forward see which of its own rows, [Q, Q], read-only; committed rows are seen by all.
+# Patterns of up to so many rows are kept, 256 KiB each at most; those of long prompts are made anew.
+MAX_KEPT_ROWS = 512
 
-    Raises:
-        DecodeError: a segment is empty, or sees rows that do not lie before it.
-    """
+
+def check_attention(attention: Attention) -> None:
+    """Raises DecodeError if a segment is empty, or sees rows that do not lie before it."""
+    start = 0
+    for segment in attention:
+        if segment.size < 1 or any(not 0 <= first <= last <= start for first, last in segment.sees):
+            raise DecodeError(f"attention segment {segment} at row {start} is empty or sees rows not before it")
+        start += segment.size
+
+
+def visible(attention: Attention) -> BoolArray:
+    """Which rows of a forward see which of its own rows, [Q, Q], read-only; committed rows are seen by all."""
+    num_rows = sum(segment.size for segment in attention)
+    return _kept_pattern(attention) if num_rows <= MAX_KEPT_ROWS else _pattern(attention)
+
+
+def _pattern(attention: Attention) -> BoolArray:
     num_rows = sum(segment.size for segment in attention)
     mask_QQ = np.zeros((num_rows, num_rows), dtype=np.bool_)
     start = 0
     for segment in attention:
         end = start + segment.size
-        if segment.size < 1 or any(not 0 <= first <= last <= start for first, last in segment.sees):
-            raise DecodeError(f"attention segment {segment} at row {start} is empty or sees rows not before it")
         for first, last in segment.sees:
             mask_QQ[start:end, first:last] = True
         own = np.ones((segment.size, segment.size), dtype=np.bool_)
@@ -42,6 +53,9 @@ def visible(attention: Attention) -> BoolArray:
         start = end
     mask_QQ.flags.writeable = False
     return mask_QQ
+
+
+_kept_pattern = lru_cache(maxsize=256)(_pattern)
 
 
 @lru_cache(maxsize=256)

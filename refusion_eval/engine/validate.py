@@ -24,7 +24,7 @@ def check_forward(forward: Forward, vocab_size: int) -> None:
             f"{forward.kind}: tokens {min(forward.tokens)} to {max(forward.tokens)}, positions from "
             f"{min(forward.positions)}; tokens must lie in 0..{vocab_size - 1}, positions must not be negative"
         )
-    masks.visible(forward.attention)
+    masks.check_attention(forward.attention)
     _check_reads(forward)
     scores = forward.scores
     if scores is not None and (

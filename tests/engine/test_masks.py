@@ -38,7 +38,14 @@ def test_a_hypothesis_sees_the_rows_it_names():
 @pytest.mark.parametrize("segment", [Segment(1, sees=((0, 3),)), Segment(1, sees=((-1, 1),)), Segment(0)])
 def test_impossible_segments_are_refused(segment):
     with pytest.raises(DecodeError, match="attention segment"):
-        masks.visible((Segment(2), segment))
+        masks.check_attention((Segment(2), segment))
+
+
+def test_a_long_prompt_leaves_no_pattern_behind():
+    attention = (Segment(masks.MAX_KEPT_ROWS), Segment(1, sees=((0, 2),)))
+    assert masks.visible(attention)[-1].nonzero()[0].tolist() == [0, 1, masks.MAX_KEPT_ROWS]
+    assert masks.visible(attention) is not masks.visible(attention)
+    assert masks.visible(causal(3)) is masks.visible(causal(3))
 
 
 def test_committed_rows_are_seen_by_all():
