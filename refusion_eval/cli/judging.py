@@ -1,4 +1,4 @@
-"""Commands that hold figures against each other: claims, speed, compare."""
+"""Commands that hold figures against each other: claims, speed, cost, compare."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from refusion_eval.cli.root import Baseline, app, console
+from refusion_eval.errors import ConfigError
 
 
 @app.command()
@@ -49,6 +50,39 @@ def speed(
     console().print(table.rich())
     if csv is not None:
         write_output(csv, speed_csv(rows))
+    if markdown is not None:
+        write_output(markdown, table.markdown())
+
+
+@app.command()
+def cost(
+    run_dirs: Annotated[
+        list[Path] | None, typer.Argument(help="Pilot runs, decoded alone; none shows the published systems.")
+    ] = None,
+    workers: Annotated[str, typer.Option(help="Numbers of workers, each with one GPU or process.")] = "1,8,64",
+    tokens: Annotated[
+        float, typer.Option(min=1, help="Without runs: mean tokens of a response, which the paper does not tell.")
+    ] = 256,
+    csv: Annotated[Path | None, typer.Option(help="With runs: also write every figure.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Also write the table as Markdown.")] = None,
+) -> None:
+    """Project what the whole benchmarks cost on many machines, pulled by free workers and in static shards."""
+    from refusion_eval.artefacts.cost import cost_csv, cost_table, projected, published_table
+    from refusion_eval.evaluate.locality import parse_numbers
+    from refusion_eval.store.atomic_write import prepare_output, write_output
+
+    counts = parse_numbers(workers, "--workers", int)
+    if min(counts) < 1:
+        raise ConfigError(f"--workers {workers}: a number of workers is at least 1")
+    if csv is not None and not run_dirs:
+        raise ConfigError("--csv holds measured figures: name pilot runs, or leave it out")
+    for path in filter(None, (csv, markdown)):
+        prepare_output(path)
+    costs = projected(run_dirs or [], counts)
+    table = cost_table(costs) if costs else published_table(tokens, counts)
+    console().print(table.rich())
+    if csv is not None:
+        write_output(csv, cost_csv(costs))
     if markdown is not None:
         write_output(markdown, table.markdown())
 

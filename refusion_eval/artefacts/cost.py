@@ -1,0 +1,221 @@
+"""What whole benchmarks cost on many machines: projected from a pilot run's samples, or from published speed.
+
+Responses differ tenfold in length, so how work is shared matters: static shards wait for the slowest, workers that pull
+the next request wait for one response at most.
+"""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+
+import numpy as np
+
+from refusion_eval.artefacts.published import read_published
+from refusion_eval.artefacts.text_table import TextTable
+from refusion_eval.errors import StoreError
+from refusion_eval.evaluate.data import SOURCES
+from refusion_eval.metrics.bootstrap import Interval, bootstrap_mean
+from refusion_eval.store.csv_text import csv_text
+from refusion_eval.store.manifest import is_mini
+from refusion_eval.store.run_reader import RunReader
+
+HOUR = 3600.0
+# Tables of published.csv with throughput; together they have every system of the paper once.
+SPEED_TABLES = ("table1", "table2")
+RETRAINED_ONLY = ("bd3lm+retrained",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """Hours that a number of workers take.
+
+    Attributes:
+        workers: how many, each with one request at a time.
+        pulled: each takes the next request when it is free.
+        sharded: each has every `workers`-th request from the start, as lm-eval shares them out.
+    """
+
+    workers: int
+    pulled: float
+    sharded: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """One system on one whole benchmark.
+
+    Attributes:
+        system: its name.
+        hardware: where the pilot ran.
+        task: of the pilot.
+        n: samples of the pilot.
+        items: of the whole benchmark.
+        seconds: a sample, with its 95% bootstrap interval.
+        shares: by number of workers.
+    """
+
+    system: str
+    hardware: str
+    task: str
+    n: int
+    items: int
+    seconds: Interval
+    shares: Sequence[Share]
+
+
+def share_out(seconds: Sequence[float], workers: int) -> Share:
+    """How long the last worker takes, under both ways of sharing.
+
+    Args:
+        seconds: of each request, in order.
+        workers: >= 1.
+    """
+    free_at = [0.0] * workers
+    for one in seconds:
+        heapq.heapreplace(free_at, free_at[0] + one)
+    sharded = max(sum(seconds[start::workers]) for start in range(workers))
+    return Share(workers=workers, pulled=max(free_at) / HOUR, sharded=sharded / HOUR)
+
+
+def projected(run_dirs: Sequence[str | PathLike[str]], workers: Sequence[int], seed: int = 0) -> list[Cost]:
+    """Costs of the benchmarks that runs have a part of; a look-alike stands for as many items as its benchmark has.
+
+    The samples of a whole benchmark are drawn, with replacement, from the pilot's.
+
+    Args:
+        run_dirs: runs with samples decoded alone.
+        workers: numbers of workers.
+        seed: of the draws.
+
+    Raises:
+        StoreError: a run cannot be read, or has no sample of a benchmark that was decoded alone.
+    """
+    found = []
+    for run_dir in run_dirs:
+        with RunReader.open(run_dir) as reader:
+            seconds: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+            for sample in reader.samples(traces=False):
+                if sample.error is None and sample.batch_size == 1 and sample.benchmark in SOURCES:
+                    hardware = reader.run.hardware(sample.process_id).label()
+                    seconds[sample.key.task, sample.benchmark, hardware].append(sample.seconds)
+            if not seconds:
+                raise StoreError(
+                    f"{run_dir} has no sample of the seven benchmarks that was decoded alone; run some with "
+                    "--batch-size 1, or with --tps-samples"
+                )
+            system = reader.run.manifest.system
+        for (task, benchmark, hardware), pilot in sorted(seconds.items()):
+            items = SOURCES[benchmark].num_rows
+            drawn = np.random.default_rng(seed).choice(pilot, items).tolist()
+            shares = [share_out(drawn, count) for count in workers]
+            mean = bootstrap_mean(pilot)
+            found.append(
+                Cost(
+                    system=system,
+                    hardware=hardware,
+                    task=task,
+                    n=len(pilot),
+                    items=items,
+                    seconds=mean,
+                    shares=shares,
+                )
+            )
+    return found
+
+
+def cost_table(costs: Sequence[Cost]) -> TextTable:
+    """A row a system and task, and one for all tasks of each system, which follow one another."""
+    workers = [share.workers for share in costs[0].shares]
+    rows = [
+        [cost.system, cost.task, str(cost.n), f"{cost.items:,}", f"{cost.seconds.value:.3g}", *_hours(cost.shares)]
+        for cost in costs
+    ]
+    systems = list(dict.fromkeys((cost.system, cost.hardware) for cost in costs))
+    for system, hardware in systems:
+        own = [cost for cost in costs if (cost.system, cost.hardware) == (system, hardware)]
+        if len(own) > 1:
+            items = sum(cost.items for cost in own)
+            mean = sum(cost.items * cost.seconds.value for cost in own) / items
+            together = [_sum([cost.shares[place] for cost in own]) for place in range(len(workers))]
+            rows.append(
+                [system, "all", str(sum(cost.n for cost in own)), f"{items:,}", f"{mean:.3g}", *_hours(together)]
+            )
+    notes = [
+        "Hours until the last worker is done: pulled (each takes the next request when free) / static shards.",
+        f"Seconds a sample on {'; '.join(sorted({cost.hardware for cost in costs}))}; loading and scoring not counted.",
+    ]
+    if any(is_mini(cost.task) for cost in costs):
+        notes.append(
+            "Mini tasks are synthetic look-alikes: their seconds, times the items of the real benchmark, show how work "
+            "is shared out, not what the benchmark costs."
+        )
+    headings = ["System", "Task", "Pilot", "Items", "s/sample", *(f"{count} workers, h" for count in workers)]
+    return TextTable(title="Cost of whole benchmarks", headings=headings, rows=rows, num_left=2, notes=notes)
+
+
+def _sum(shares: Sequence[Share]) -> Share:
+    return Share(
+        workers=shares[0].workers,
+        pulled=sum(share.pulled for share in shares),
+        sharded=sum(share.sharded for share in shares),
+    )
+
+
+def _hours(shares: Sequence[Share]) -> list[str]:
+    return [f"{share.pulled:.3g} / {share.sharded:.3g}" for share in shares]
+
+
+def cost_csv(costs: Sequence[Cost]) -> str:
+    """A row a system, task and number of workers."""
+    columns = ("system", "task", "hardware", "n", "items", "seconds_per_sample", "ci_low", "ci_high")
+    return csv_text(
+        (*columns, "workers", "hours_pulled", "hours_sharded"),
+        [
+            [
+                *(cost.system, cost.task, cost.hardware, cost.n, cost.items),
+                *(cost.seconds.value, cost.seconds.low, cost.seconds.high),
+                *(share.workers, share.pulled, share.sharded),
+            ]
+            for cost in costs
+            for share in cost.shares
+        ],
+    )
+
+
+def published_table(num_tokens: float, workers: Sequence[int]) -> TextTable:
+    """GPU hours of all seven benchmarks at the published average throughput of each system.
+
+    Args:
+        num_tokens: mean tokens of a response, which the paper does not tell: an assumption.
+        workers: numbers of GPUs; work is taken to be shared evenly.
+    """
+    items = sum(source.num_rows for source in SOURCES.values())
+    speeds = _published_speeds()
+    rows = [
+        [label, f"{tps:.2f}", *(f"{items * num_tokens / tps / count / HOUR:.3g}" for count in workers)]
+        for label, tps in speeds.items()
+    ]
+    totals = [sum(items * num_tokens / tps / count / HOUR for tps in speeds.values()) for count in workers]
+    rows.append(["all", "", *(f"{total:.3g}" for total in totals)])
+    return TextTable(
+        title="GPU hours of the seven benchmarks",
+        headings=["System", "TPS (published)", *(f"{count} GPUs, h" for count in workers)],
+        rows=rows,
+        notes=[
+            f"{items:,} items, batch 1 on A100, at the average throughput that the paper prints and {num_tokens:g} "
+            "tokens a response (an assumption). A projection, not a measurement."
+        ],
+    )
+
+
+def _published_speeds() -> Mapping[str, float]:
+    """Label -> printed average throughput of every system that the paper compares."""
+    rows = [row for row in read_published("published.csv") if row["metric"] == "tps" and row["task"] == "average"]
+    return {
+        row["label"]: float(row["value"])
+        for table in SPEED_TABLES
+        for row in rows
+        if row["artefact"] == table and (table == SPEED_TABLES[0] or row["system"] in RETRAINED_ONLY)
+    }

@@ -1,0 +1,67 @@
+"""What whole benchmarks cost (`refusion_eval.artefacts.cost`)."""
+
+import csv
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refusion_eval.artefacts.cost import HOUR, cost_csv, cost_table, projected, published_table, share_out
+from refusion_eval.errors import StoreError
+from refusion_eval.evaluate.data import SOURCES
+from tests.artefacts.conftest import sample
+
+
+def test_static_shards_wait_for_the_slowest_and_pulling_workers_do_not():
+    # Every second request is long, so one of two static shards gets all of them.
+    share = share_out([9 * HOUR, HOUR] * 4, 2)
+    assert (share.pulled, share.sharded) == (20, 36)
+
+
+@given(st.lists(st.floats(0.1, 100), min_size=1, max_size=50), st.integers(1, 8))
+def test_pulling_loses_one_request_at_most(seconds, workers):
+    share = share_out(seconds, workers)
+    even = sum(seconds) / workers / HOUR
+    assert even - 1e-9 <= share.pulled <= even + max(seconds) / HOUR + 1e-9
+    assert share.sharded >= even - 1e-9
+
+
+def test_a_pilot_is_projected_to_the_whole_benchmark(write_run):
+    samples = [sample(item, seconds=seconds) for item, seconds in enumerate((1.0, 1.0, 4.0))]
+    run = write_run("pilot", [*samples, sample(3, seconds=50.0, batch_size=8)])
+    (cost,) = projected([run], (1, 8))
+    assert (cost.n, cost.items, cost.seconds.value) == (3, SOURCES["gsm8k"].num_rows, 2.0)
+    alone, eight = cost.shares
+    assert alone.pulled == pytest.approx(alone.sharded)
+    assert alone.pulled == pytest.approx(2.0 * cost.items / HOUR, rel=0.1)
+    assert alone.pulled / 8 <= eight.pulled <= alone.pulled / 8 + 4.0 / HOUR
+    table = cost_table([cost]).markdown()
+    assert "synthetic look-alikes" in table
+    rows = list(csv.DictReader(io.StringIO(cost_csv([cost]))))
+    assert [row["workers"] for row in rows] == ["1", "8"]
+    assert float(rows[1]["hours_pulled"]) == pytest.approx(eight.pulled, rel=1e-4)
+
+
+def test_several_tasks_have_a_sum(write_run):
+    run = write_run("pilot", [sample(1), sample(2, task="mini_mbpp")])
+    costs = projected([run], (1,))
+    total = cost_table(costs).rows[-1]
+    assert total[1] == "all"
+    assert total[3] == f"{SOURCES['gsm8k'].num_rows + SOURCES['mbpp'].num_rows:,}"
+
+
+def test_a_run_without_samples_decoded_alone_is_refused(write_run):
+    run = write_run("batch", [sample(1, batch_size=4)])
+    with pytest.raises(StoreError, match="decoded alone"):
+        projected([run], (1,))
+
+
+def test_published_systems_at_their_average_throughput():
+    table = published_table(256, (1, 8))
+    systems = [row[0] for row in table.rows]
+    assert len(systems) == len(set(systems)) == 11
+    refusion = next(row for row in table.rows if row[0].startswith("ReFusion"))
+    items = sum(source.num_rows for source in SOURCES.values())
+    assert float(refusion[2]) == pytest.approx(items * 256 / 72.62 / HOUR, rel=0.01)
+    assert float(refusion[3]) == pytest.approx(float(refusion[2]) / 8, rel=0.01)
