@@ -5,7 +5,7 @@ that run on) and for comparison with published extraction rules.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -102,6 +102,19 @@ def _choice_filters(num_choices: Callable[[Row], int]) -> dict[str, Extractor]:
 
 def _letter_text(gold: Callable[[Row], str]) -> Callable[[Row], str]:
     return lambda row: f"The answer is ({gold(row)})."
+
+
+def check_gold(bench: Benchmark, rows: Sequence[Row]) -> None:
+    """Reads every right answer once: one that cannot be read would otherwise be known when texts have been generated.
+
+    Raises:
+        DataError: a row's answer is malformed; says which.
+    """
+    for number, row in enumerate(rows):
+        try:
+            bench.gold(row)
+        except DataError as problem:
+            raise DataError(f"row {number} (from 0) of {problem}; correct the row") from problem
 
 
 def _arc_gold(row: Row) -> str:

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import logging
 import os
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +19,15 @@ from typing import Any
 from refusion_eval.errors import DataError
 from refusion_eval.evaluate.paths import tasks_path
 from refusion_eval.evaluate.prompts import LETTERS, Row
+from refusion_eval.evaluate.row_checks import check_rows
 
 LOG = logging.getLogger(__name__)
 
 DATA_VARIABLE = "REFUSION_EVAL_DATA"
+
+# Bytes. The longest row of any benchmark has some 20,000; a line without end would take all memory.
+LONGEST_LINE = 16 * 2**20
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +143,7 @@ def load_rows(
         origin = str(path)
     else:
         rows, origin = _find(benchmark, source, data_dir or os.environ.get(DATA_VARIABLE), split or source.split)
-    _check_columns(rows, source.columns, origin)
+    check_rows(rows, source.columns, origin)
     return [normalise_gpqa(row) for row in rows] if benchmark == "gpqa" else rows
 
 
@@ -175,7 +181,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             raise DataError(f"{path}, line {number}: expected a JSON object, found {type(row).__name__}")
         rows.append(row)
     if not rows:
-        raise DataError(f"{path} holds no rows")
+        raise DataError(f"{path} holds no rows; write one JSON object a line, or name another folder")
     return rows
 
 
@@ -185,14 +191,11 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
     Only a line feed ends a line: U+0085 and its kin occur inside real questions.
 
     Raises:
-        DataError: unreadable, not UTF-8, not JSON, or an object that has a key twice.
+        DataError: unreadable, a line of more than `LONGEST_LINE` bytes, not UTF-8, not JSON, or an object that has a
+            key twice.
     """
-    try:
-        raw = path.read_bytes()
-        content = gzip.decompress(raw) if path.suffix == ".gz" else raw
-    except (OSError, EOFError) as problem:
-        raise DataError(f"cannot read {path}: {problem}") from problem
-    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+    for number, line in enumerate(_lines(path), start=1):
+        line = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
         if not line.strip():
             continue
         try:
@@ -200,7 +203,26 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
         except UnicodeDecodeError as problem:
             raise DataError(f"{path}, line {number}: not UTF-8 ({problem}); save the file as UTF-8") from problem
         except (ValueError, RecursionError) as problem:
-            raise DataError(f"{path}, line {number}: not a JSON value ({problem})") from problem
+            raise DataError(
+                f"{path}, line {number}: not a JSON value ({problem}); write one JSON object a line"
+            ) from problem
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file, read one at a time: neither a huge file nor a small one that unpacks to one fills memory."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            number = 0
+            while line := file.readline(LONGEST_LINE + 1):
+                number += 1
+                if len(line) > LONGEST_LINE:
+                    raise DataError(
+                        f"{path}, line {number} is longer than {LONGEST_LINE // 2**20} MiB; write one JSON object a "
+                        "line, each with its line feed"
+                    )
+                yield line
+    except (OSError, EOFError, zlib.error) as problem:
+        raise DataError(f"cannot read {path}: {problem}; copy or download the file again") from problem
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -264,13 +286,3 @@ def _from_hub(benchmark: str, source: Source, split: str) -> list[dict[str, Any]
     for config in configs:
         rows.extend(dict(row) for row in datasets.load_dataset(source.hub, config, split=split))
     return rows
-
-
-def _check_columns(rows: list[dict[str, Any]], columns: tuple[str, ...], origin: str) -> None:
-    for number, row in enumerate(rows):
-        missing = [column for column in columns if column not in row]
-        if missing:
-            raise DataError(
-                f"{origin}, row {number}: column {missing[0]!r} is missing (found: {', '.join(sorted(row))}); "
-                "the columns must be those of the hub dataset"
-            )

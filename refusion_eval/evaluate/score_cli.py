@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from refusion_eval.errors import DataError
-from refusion_eval.evaluate.benchmarks import BENCHMARKS, Benchmark
+from refusion_eval.evaluate.benchmarks import BENCHMARKS, Benchmark, check_gold
 from refusion_eval.evaluate.data import json_lines, load_rows
 from refusion_eval.evaluate.prompts import Row
 from refusion_eval.evaluate.score import ERROR, MISSING, NO_ANSWER, Score, index_rows, score_texts
@@ -95,6 +95,7 @@ def score_command(
     benchmark, is_mini = _benchmark_of(task)
     bench = BENCHMARKS[benchmark]
     rows = load_rows(benchmark, mini=is_mini, data_dir=data, split=split)
+    check_gold(bench, rows)
     ids = index_rows(bench, rows)
     texts = gold_texts(bench, rows) if outputs == GOLD else read_outputs(Path(outputs), set(ids))
     target = prepare_output(csv_path if csv_path is not None else default_csv_path(task, outputs))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from refusion_eval.evaluate.benchmarks import BENCHMARKS, Benchmark
+from refusion_eval.evaluate.benchmarks import BENCHMARKS, Benchmark, check_gold
 from refusion_eval.evaluate.data import load_rows
 from refusion_eval.evaluate.prompts import Row
 from refusion_eval.evaluate.score import ERROR, Judged, judge_texts
@@ -32,6 +32,7 @@ def _rows(benchmark: str, *, mini: bool = False) -> Rows:
         import datasets
 
         found = load_rows(benchmark, mini=mini, data_dir=data_dir)
+        check_gold(BENCHMARKS[benchmark], found)
         if benchmark == "gpqa" and not mini:
             found = [_sealed(row) for row in found]
         return datasets.DatasetDict({"test": datasets.Dataset.from_list(found)})

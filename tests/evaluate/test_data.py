@@ -106,7 +106,7 @@ def test_a_directory_that_does_not_exist_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"question": "q"}\n', "row 0: column 'answer' is missing"),
+        (b'{"question": "q"}\n', r"row 0 \(from 0\): column 'answer' is missing"),
         (b'{"question": "q", "answer": "1"}\n{"question"\n', "line 2: not a JSON value"),
         (b"\n[1]\n", "line 2: expected a JSON object"),
         (b'{"question": "\xff", "answer": "1"}\n', "line 1: not UTF-8"),

@@ -1,11 +1,13 @@
 import pytest
 
 from tests.faults.front_end import FrontEnd, copy_checkpoint
+from tests.faults.runs import ForkServer
 
 
 @pytest.fixture
 def front_end(monkeypatch, capsys):
-    """The command line in this process."""
+    """The command line in this process; how fast its memory is takes a second and is nobody's question here."""
+    monkeypatch.setattr("refusion_eval.evaluate.run_manifest.copy_bandwidth", lambda device: 1e9)
     return FrontEnd(monkeypatch, capsys)
 
 
@@ -13,3 +15,22 @@ def front_end(monkeypatch, capsys):
 def own_checkpoint(tmp_path):
     """A copy of a small checkpoint, to be damaged."""
     return copy_checkpoint(tmp_path / "checkpoint")
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    """Starts runs of the command line in processes of their own, without the seconds that its libraries need."""
+    server = ForkServer(tmp_path_factory.mktemp("fork_server"))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def report(capsys):
+    """Prints a figure where it is seen, whether the test passes or not."""
+
+    def show(text):
+        with capsys.disabled():
+            print(f"\n{text}")
+
+    return show

@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from refusion_eval.evaluate.paths import embedded_path
 from tests.faults.front_end import copy_checkpoint, error_of, records
 
 WEIGHTS = "model.safetensors"
@@ -207,7 +206,10 @@ CASES = {
     "more tokens than embeddings": (more_tokens, ("tokenizer", "1925", "vocabulary")),
     "garbled chat template": (written("chat_template.jinja", "{% for"), ("chat_template", "Jinja")),
     "chat template that fails": (written("chat_template.jinja", "{{ messages[7].role.x }}"), ("chat template",)),
-    "chat template in Latin-1": (written("chat_template.jinja", b"\xe9{{ messages }}"), ("chat_template.jinja", "UTF-8")),
+    "chat template in Latin-1": (
+        written("chat_template.jinja", b"\xe9{{ messages }}"),
+        ("chat_template.jinja", "UTF-8"),
+    ),
 }
 
 
@@ -235,11 +237,11 @@ def test_a_bad_checkpoint_is_one_error_that_names_it_and_earlier_results_stay(
     damage, words = CASES[name]
     damage(own_checkpoint)
     before = records(earlier)
-    for run_dir in (tmp_path / "new", earlier):
-        message = front_end.refusal("run", "--model", own_checkpoint, "--run-dir", run_dir, "--limit", "3", *RUN)
-        if run_dir != earlier:
-            assert all(word in message for word in words), message
-            print(message)
+    command = ("run", "--model", own_checkpoint, "--limit", "3", *RUN)
+    message = front_end.refusal(*command, "--run-dir", earlier)
+    if "holds a run of something else" in message:  # other weights are told before they are looked at
+        message = front_end.refusal(*command, "--run-dir", tmp_path / "new")
+    assert all(word in message for word in words), message
     assert records(earlier) == before
     assert not (own_checkpoint / "exploded").exists()
 

@@ -1,0 +1,147 @@
+"""Damaged data files and outputs, through the command line: one error with file and line, and what to do."""
+
+import gzip
+import json
+import resource
+
+import pytest
+
+from refusion_eval.evaluate.data import LONGEST_LINE
+
+GSM = {"question": "How many?", "answer": "One. #### 1"}
+ARC = {"id": "a", "question": "Which?", "choices": {"text": ["x", "y"], "label": ["A", "B"]}, "answerKey": "A"}
+MMLU = {"question_id": 1, "question": "Which?", "options": ["x", "y"], "answer": "A", "category": "c"}
+CODE = {"task_id": "t/0", "prompt": "p", "canonical_solution": "s", "test": "t", "entry_point": "e"}
+MBPP = {"task_id": 1, "text": "t", "code": "c", "test_list": ["assert f() == 1"], "test_setup_code": ""}
+MATH = {"problem": "p", "level": "l", "type": "t", "solution": "\\boxed{1}"}
+
+
+def lines(*rows):
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def without(row, name):
+    return {key: value for key, value in row.items() if key != name}
+
+
+# Benchmark, what its file holds, words that the error must hold.
+CASES = {
+    "missing column": ("gsm8k", lines(GSM, without(GSM, "answer")), ("row 1", "'answer' is missing", "hub")),
+    "wrong type": ("gsm8k", lines(GSM, GSM | {"question": 7}), ("row 1", "'question' is 7", "must be text")),
+    "null": ("gsm8k", lines(GSM | {"question": None}), ("row 0", "'question' is None", "must be text")),
+    "lone surrogate": ("gsm8k", lines(GSM | {"question": "\ud800"}), ("row 0", "'question'", "surrogate")),
+    "no number behind ####": ("gsm8k", lines(GSM, GSM | {"answer": "one"}), ("row 1", "gsm8k", "####", "correct")),
+    "no box": ("math", lines(MATH | {"solution": "1"}), ("row 0", "math", "box", "correct")),
+    "duplicate id": ("arc_challenge", lines(ARC, ARC), ("row 1", "'a'", "row 0", "rename")),
+    "duplicate number": ("mmlu_pro", lines(MMLU, MMLU), ("row 1", "'1'", "row 0")),
+    "answer outside the choices": ("arc_challenge", lines(ARC | {"answerKey": "C"}), ("row 0", "'C'", "A, B")),
+    "letter outside the options": ("mmlu_pro", lines(MMLU | {"answer": "J"}), ("row 0", "'J'", "A, B")),
+    "choices as text": ("arc_challenge", lines(ARC | {"choices": "x"}), ("row 0", "'choices'", "label")),
+    "uneven choices": (
+        "arc_challenge",
+        lines(ARC | {"choices": {"text": ["x"], "label": ["A", "B"]}}),
+        ("row 0", "equally long"),
+    ),
+    "no options": ("mmlu_pro", lines(MMLU | {"options": []}), ("row 0", "'options'", "list of texts")),
+    "id that is a list": ("humaneval", lines(CODE | {"task_id": [1]}), ("row 0", "'task_id'")),
+    "tests as text": ("mbpp", lines(MBPP | {"test_list": {"a": 1}}), ("row 0", "'test_list'", "list of texts")),
+    "Latin-1": ("gsm8k", '{"question": "café", "answer": "#### 1"}'.encode("latin-1"), ("line 1", "not UTF-8", "save")),
+    "UTF-16": ("gsm8k", lines(GSM).decode().encode("utf-16"), ("line 1", "not UTF-8", "save")),
+    "UTF-16 without mark": ("gsm8k", lines(GSM).decode().encode("utf-16-be"), ("line 1", "not a JSON value")),
+    "empty": ("gsm8k", b"", ("holds no rows", "write")),
+    "blank lines": ("gsm8k", b"\n \n\t\n\r\n", ("holds no rows", "write")),
+    "cut line": ("gsm8k", lines(GSM) + b'{"question": "q', ("line 2", "not a JSON value", "write")),
+    "NUL bytes": ("gsm8k", lines(GSM) + b"\0" * 100, ("line 2", "not a JSON value")),
+    "NUL in a text": ("gsm8k", b'{"question": "a\0b", "answer": "#### 1"}', ("line 1", "not a JSON value")),
+    "a list": ("gsm8k", lines(GSM, [1]), ("line 2", "object", "list")),
+    "a whole JSON file": ("gsm8k", json.dumps([GSM], indent=1).encode(), ("line 1", "not a JSON value", "a line")),
+    "a key twice": ("gsm8k", b'{"question": "q", "question": "r", "answer": "#### 1"}', ("line 1", "occurs twice")),
+    "deep nesting": ("gsm8k", b"[" * 100_000, ("line 1", "not a JSON value")),
+    "a huge number": ("gsm8k", b'{"question": ' + b"9" * 10_000 + b"}", ("line 1", "not a JSON value")),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_bad_data_file_is_one_error_with_its_place(name, front_end, tmp_path):
+    benchmark, content, words = CASES[name]
+    (tmp_path / "test.jsonl").write_bytes(content)
+    message = front_end.refusal("score", "--task", benchmark, "--outputs", "gold", "--data", tmp_path)
+    assert all(word in message for word in words), message
+    assert len(message) < 1000
+
+
+@pytest.mark.parametrize(
+    "name", ["missing column", "duplicate id", "no number behind ####", "UTF-16", "lone surrogate"]
+)
+def test_a_run_refuses_it_before_anything_is_loaded(name, front_end, tmp_path):
+    benchmark, content, words = CASES[name]
+    (tmp_path / "test.jsonl").write_bytes(content)
+    run_dir = tmp_path / "run"
+    message = front_end.refusal("run", "--tasks", f"refusion_{benchmark}", "--data", tmp_path, "--run-dir", run_dir)
+    assert all(word in message for word in words), message
+    assert not run_dir.exists()
+
+
+@pytest.mark.parametrize("damage", [lambda packed: packed[:-20], lambda packed: packed[:30] + b"x" * 30, bytes.upper])
+def test_a_damaged_archive_is_one_error(damage, front_end, tmp_path):
+    (tmp_path / "test.jsonl.gz").write_bytes(damage(gzip.compress(lines(*[GSM | {"id": n} for n in range(50)]))))
+    message = front_end.refusal("score", "--task", "gsm8k", "--outputs", "gold", "--data", tmp_path)
+    assert "test.jsonl.gz" in message
+    assert "again" in message
+
+
+def test_a_byte_order_mark_is_read_over(front_end, tmp_path):
+    (tmp_path / "test.jsonl").write_bytes(b"\xef\xbb\xbf" + lines(GSM))
+    command = ("score", "--task", "gsm8k", "--outputs", "gold", "--data", tmp_path, "--csv", tmp_path / "out.csv")
+    assert front_end.run(*command)[0] == 0
+
+
+@pytest.mark.parametrize("name", ["test.jsonl", "test.jsonl.gz"])
+def test_a_line_of_100_megabytes_is_refused_without_reading_it(name, front_end, tmp_path):
+    path = tmp_path / name
+    piece = b"x" * 2**20
+    with gzip.open(path, "wb", compresslevel=1) if name.endswith(".gz") else path.open("wb") as file:
+        file.write(lines(GSM) + b'{"question": "')
+        for _ in range(100):
+            file.write(piece)
+    # The peak of this process only grows: what reading adds to it is at most the longest line, a few times over.
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        message = front_end.refusal("score", "--task", "gsm8k", "--outputs", "gold", "--data", tmp_path)
+    finally:
+        path.unlink()
+    assert "line 2 is longer than 16 MiB" in message
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 5 * LONGEST_LINE / 1024
+
+
+OUTPUTS = {
+    "not an object": (b'["a"]\n', ("line 1", "found list")),
+    "other keys": (b'{"id": 0, "answer": "x"}\n', ("line 1", "expected the keys id and text", "answer")),
+    "no text": (b'{"id": 0, "text": null}\n', ("line 1", "text must be a text")),
+    "unknown id": (b'{"id": 77777, "text": "x"}\n', ("line 1", "77777")),
+    "true as id": (b'{"id": true, "text": "x"}\n', ("line 1", "id must be")),
+    "empty": (b"\n\n", ("is empty", "expected lines")),
+    "UTF-16": ('{"id": 0, "text": "x"}'.encode("utf-16"), ("line 1", "not UTF-8", "save")),
+}
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_bad_outputs_are_one_error_and_an_earlier_table_stays(name, front_end, tmp_path):
+    content, words = OUTPUTS[name]
+    outputs, table = tmp_path / "outputs.jsonl", tmp_path / "outputs.scores.csv"
+    outputs.write_bytes(content)
+    table.write_text("what an earlier scoring found")
+    message = front_end.refusal("score", "--task", "mini_gsm8k", "--outputs", outputs)
+    assert all(word in message for word in (str(outputs), *words)), message
+    assert table.read_text() == "what an earlier scoring found"
+
+
+def test_outputs_that_are_not_there_are_one_error(front_end, tmp_path):
+    assert "no.jsonl" in front_end.refusal("score", "--task", "mini_gsm8k", "--outputs", tmp_path / "no.jsonl")
+
+
+def test_texts_with_lone_surrogates_and_nul_are_scored(front_end, tmp_path):
+    outputs = tmp_path / "outputs.jsonl"
+    outputs.write_bytes(lines({"id": 0, "text": "The answer is \ud800\0 72 \udfff"}))
+    assert front_end.run("score", "--task", "mini_gsm8k", "--outputs", outputs)[0] == 0
+    assert (tmp_path / "outputs.scores.csv").read_text(encoding="utf-8").splitlines()[1].startswith("0,0,72,correct")
