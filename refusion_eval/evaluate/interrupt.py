@@ -93,5 +93,7 @@ def how_to_go_on(run_dir: str | os.PathLike[str] | None) -> str:
         with RunReader.open(Path(run_dir)) as reader:
             num_recorded, num_expected = reader.num_recorded(), sum(reader.run.expected.values())
     except StoreError:
+        num_recorded = num_expected = 0
+    if not num_recorded:
         return f"nothing is recorded in {run_dir} yet; run the same command again"
     return f"{num_recorded} of {num_expected} samples are recorded in {run_dir}; run the same command again to continue"
