@@ -32,6 +32,7 @@ __all__ = [
     "generate_stream",
     "load_model",
     "longest_scored",
+    "needs_width_cost",
     "score_tokens",
     "score_tokens_many",
     "with_width_cost",
@@ -111,11 +112,16 @@ def with_width_cost(settings: Any, width_cost: Callable[[], WidthCost]) -> Any:
         settings: of any decoder; those of one that fuses nothing come back as they are.
         width_cost: gives the device's width curve; called only if it is needed.
     """
-    if not getattr(settings, "fused", False) or settings.row_cost is not None:
+    if not needs_width_cost(settings):
         return settings
     measured = width_cost()
     free_rows = measured.free_rows if settings.free_rows is None else settings.free_rows
     return dataclasses.replace(settings, free_rows=free_rows, row_cost=measured.row_cost)
+
+
+def needs_width_cost(settings: Any) -> bool:
+    """Whether a decoder's settings leave to the device how forwards are fused."""
+    return getattr(settings, "fused", False) and settings.row_cost is None
 
 
 def check_prompt(model: LoadedModel, prompt_ids: Sequence[int], num_positions: int) -> None:

@@ -31,3 +31,7 @@ class SandboxError(RefusionEvalError):
 
 class StoreError(RefusionEvalError):
     """A run directory cannot be opened, read or written."""
+
+
+class ScaleOutError(RefusionEvalError):
+    """Processes of one run cannot work together."""

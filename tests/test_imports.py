@@ -25,10 +25,12 @@ MAY_IMPORT = {
     "report": BASE | {"metrics", "store"},
     "embedded": set(),
     "artefacts": BASE | {"evaluate", "metrics", "store"},
-    "evaluate": BASE | {"api", "decoders", "embedded", "engine", "hf", "metrics", "models", "store"},
+    # The one pair that knows each other: lm-eval's adapter asks who decodes, and workers decode as it would itself.
+    "evaluate": BASE | {"api", "decoders", "embedded", "engine", "hf", "metrics", "models", "scaleout", "store"},
+    "scaleout": BASE | {"api", "decoders", "evaluate", "store"},
     "paper": BASE | {"artefacts", "decoders", "evaluate", "metrics", "report", "store"},
     "sweep": BASE | {"decoders", "evaluate", "store"},
-    "bench": BASE | {"api", "decoders", "embedded", "engine", "evaluate", "hf", "models", "training"},
+    "bench": BASE | {"api", "decoders", "embedded", "engine", "evaluate", "hf", "models", "scaleout", "training"},
     "training": BASE | {"api", "decoders", "embedded", "engine", "evaluate", "models", "store"},
 }
 NO_TORCH = {"types", "trace", "errors", "decoders", "metrics", "store", "artefacts", "report"}

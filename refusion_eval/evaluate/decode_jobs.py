@@ -6,7 +6,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from refusion_eval import api
 from refusion_eval.engine.engine import Request
@@ -18,6 +18,18 @@ from refusion_eval.store.records import Sample
 from refusion_eval.types import Decode, Decoded
 
 log = logging.getLogger(__name__)
+
+
+class JobRunner(Protocol):
+    """What turns jobs into records: in this process, or in many."""
+
+    def refusal(self, job: Job) -> str | None:
+        """Why a job cannot be decoded, known before anything is computed; None if it can."""
+        ...
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Sample]:
+        """Yields the record of each job as it ends; those that are to be decoded alone come first."""
+        ...
 
 
 class JobDecoder:

@@ -4,6 +4,7 @@ Every generated sample goes to the run store, if there is one, the moment it is 
 served from it. Weights are loaded at the first request, because lm-eval builds the model before it looks at the data.
 """
 
+import functools
 import logging
 import weakref
 from collections import Counter
@@ -18,14 +19,16 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simpl
 from refusion_eval import api
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.evaluate.benchmarks import BENCHMARKS
+from refusion_eval.evaluate.decode_jobs import JobRunner
 from refusion_eval.evaluate.interrupt import Interruption, how_to_go_on
 from refusion_eval.evaluate.jobs import Job, doc_hash, prompt_hash
 from refusion_eval.evaluate.model_args import ModelArgs, parse_model_args
 from refusion_eval.evaluate.progress import ProgressDisplay
-from refusion_eval.evaluate.run_manifest import build_manifest
 from refusion_eval.evaluate.sealed import texts_of, unseal
 from refusion_eval.evaluate.settings import TaskBenchmark
 from refusion_eval.evaluate.system import ModelShelf, System
+from refusion_eval.scaleout.choice import choose_runner, describe_run, driver_args
+from refusion_eval.store.environment import Hardware
 from refusion_eval.store.records import Sample, SampleKey
 from refusion_eval.store.run_store import RunStore
 
@@ -58,7 +61,7 @@ class RefusionLM(TemplateLM):
     ) -> None:
         super().__init__()
         self.args = args
-        self.system = System(args, shelf)
+        self.system = System(driver_args(args), shelf)
         self.task_versions = dict(task_versions or {})
         self.keep_going = keep_going
         self.jobs: dict[tuple[str, int, int], Job] = {}
@@ -87,11 +90,20 @@ class RefusionLM(TemplateLM):
     def store(self) -> RunStore | None:
         """The run store, opened at the first request; None without a run directory."""
         if self._store is None and self.args.run_dir is not None:
-            self._store = RunStore.open(self.args.run_dir, build_manifest(self.system, self.task_versions))
+            manifest = describe_run(self.runner, self.system, self.task_versions)
+            self._store = RunStore.open(self.args.run_dir, manifest)
             # lm-eval closes no model: a second evaluation in the same process may want the same run directory.
             weakref.finalize(self, self._store.close)
             self.system.settle = self._store.settle
         return self._store
+
+    @functools.cached_property
+    def runner(self) -> JobRunner:
+        """Decodes jobs: here, or in many processes."""
+        return choose_runner(self.args, self.system, self._register_worker)
+
+    def _register_worker(self, hardware: Hardware, pid: int) -> str:
+        return self.store.register_process(hardware, pid=pid) if self.store else ""
 
     @property
     def tokenizer(self) -> Any:
@@ -195,7 +207,7 @@ class RefusionLM(TemplateLM):
                     pending.setdefault(job.key, number)
             wanted = sorted((jobs[number] for number in pending.values()), key=lambda job: not job.alone)
             self._refuse(wanted)
-            for sample in self.system.decoder.run(stopping.until_asked(wanted)):
+            for sample in self.runner.run(stopping.until_asked(wanted)):
                 if self.store:
                     self.store.append(sample)
                 self._take(requests[pending[sample.key]], sample, texts)
@@ -207,7 +219,7 @@ class RefusionLM(TemplateLM):
         """Ends a run that cannot succeed before it costs hours: lm-eval scores nothing unless every text is there."""
         if self.keep_going:
             return
-        refused = [(job, refusal) for job in jobs if (refusal := self.system.decoder.refusal(job))]
+        refused = [(job, refusal) for job in jobs if (refusal := self.runner.refusal(job))]
         if refused:
             job, refusal = refused[0]
             more = f" ({len(refused)} of {len(jobs)} prompts are refused; this is the first)" if refused[1:] else ""

@@ -4,7 +4,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ import torch
 
 import refusion_eval
 from refusion_eval.engine.bandwidth import cache_bytes_per_row, copy_bandwidth, weight_bytes
-from refusion_eval.evaluate.model_args import ModelArgs
+from refusion_eval.evaluate.model_args import LAUNCH_ARGUMENTS, ModelArgs
 from refusion_eval.evaluate.system import NO_TEMPLATE, WITH_GRAPHS, System
-from refusion_eval.store.environment import collect_hardware, git_commit, package_versions
+from refusion_eval.store.environment import Hardware, collect_hardware, git_commit, package_versions
 from refusion_eval.store.manifest import STOCK_GENERATE, Manifest
 
 # A weight file up to this size is hashed whole, of a larger one evenly spread pieces.
@@ -30,6 +30,27 @@ def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest
         system: what is run.
         task_versions: task name -> version, as far as known.
     """
+    model = system.model
+    return replace(
+        identity(system),
+        tasks=dict(task_versions),
+        batch_size=system.batch_size,
+        warmup=system.args.warmup,
+        hardware=machine(system),
+        versions=package_versions(),
+        git_commit=git_commit(),
+        command=sys.argv,
+        arguments=run_arguments(system.args),
+        roofline={
+            "weight_bytes": weight_bytes(model.config, model.dtype),
+            "cache_bytes_per_row": cache_bytes_per_row(model.config, model.dtype),
+            "copy_bytes_per_second": copy_bandwidth(model.device),
+        },
+    )
+
+
+def identity(system: System) -> Manifest:
+    """Of the manifest what decides texts: all that its fingerprint is made from, nothing that is measured."""
     args, model = system.args, system.model
     tables = {table.label: table.benchmarks for table in system.tables.values() if table is not None}
     return Manifest(
@@ -47,30 +68,25 @@ def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest
         checkpoint=args.pretrained,
         checkpoint_revision=model.revision or "",
         checkpoint_hash="" if model.revision else checkpoint_hash(Path(args.checkpoint).expanduser()),
-        tasks=dict(task_versions),
+        tasks={},
         seed=int(args.settings.get("seed", 0)),
         dtype=str(model.dtype).removeprefix("torch."),
         device=model.device.type,
         attention=_attention(system),
         package_version=refusion_eval.__version__,
-        batch_size=system.batch_size,
-        warmup=args.warmup,
-        hardware=collect_hardware(threads=torch.get_num_threads(), gpu_index=physical_gpu(model.device)),
-        versions=package_versions(),
-        git_commit=git_commit(),
-        command=sys.argv,
-        arguments=run_arguments(args),
-        roofline={
-            "weight_bytes": weight_bytes(model.config, model.dtype),
-            "cache_bytes_per_row": cache_bytes_per_row(model.config, model.dtype),
-            "copy_bytes_per_second": copy_bandwidth(model.device),
-        },
     )
 
 
+def machine(system: System) -> Hardware:
+    """The hardware that a system runs on."""
+    threads, gpu = torch.get_num_threads(), physical_gpu(system.model.device)
+    return collect_hardware(threads=threads, gpu_index=gpu, num_processes=system.num_processes)
+
+
 def run_arguments(args: ModelArgs) -> dict[str, Any]:
-    """Model arguments as they can be given again, those with a value, but not where it is recorded."""
-    given = {one.name: getattr(args, one.name) for one in fields(args) if one.name not in ("settings", "run_dir")}
+    """Model arguments as they can be given again, those with a value, but not where it is recorded or decoded."""
+    left_out = ("settings", "run_dir", *LAUNCH_ARGUMENTS)
+    given = {one.name: getattr(args, one.name) for one in fields(args) if one.name not in left_out}
     given["batch_size"] = args.batch_size or "auto"
     return {name: value for name, value in given.items() if value is not None} | dict(args.settings)
 

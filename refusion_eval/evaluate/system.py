@@ -63,6 +63,7 @@ class System:
 
     Attributes:
         settle: gives a measured fact as a resumed run recorded it, or makes it (see `RunStore.settle`).
+        num_processes: processes of this run that decode side by side on this machine.
 
     Args:
         args: what to load and how to run it.
@@ -71,6 +72,7 @@ class System:
 
     def __init__(self, args: ModelArgs, shelf: ModelShelf | None = None) -> None:
         self.settle: Settle = _settle_anew
+        self.num_processes = 1
         self.args = args
         self.shelf = shelf or ModelShelf()
         self.entry = DECODERS[args.decoder]
@@ -88,7 +90,7 @@ class System:
         wanted = {
             "dtype": args.dtype,
             "device": args.device,
-            "attention": self._attention(),
+            "attention": self.wanted_attention(),
             "revision": args.revision,
             "kv_budget_gib": args.kv_budget_gib,
             "cuda_graphs": args.cuda_graphs,
@@ -127,7 +129,7 @@ class System:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"chat_template={name}: {error}; give a Jinja file, or {NO_TEMPLATE}") from error
 
-    def _attention(self) -> str:
+    def wanted_attention(self) -> str:
         """The backend asked for; where a measurement decides, the one that a resumed run was begun with."""
         args = self.args
         if args.loop != "engine":

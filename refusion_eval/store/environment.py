@@ -48,6 +48,7 @@ class Hardware:
         gpu_driver: driver version.
         gpu_detail: clocks and limits as read at the start; recorded, but not part of the identity, because they vary.
         num_gpus: GPUs that share one request.
+        num_processes: processes of one run that decode side by side on this machine, and share its processors.
     """
 
     cpu: str = ""
@@ -58,15 +59,20 @@ class Hardware:
     gpu_driver: str = ""
     gpu_detail: Mapping[str, str] = field(default_factory=dict)
     num_gpus: int = 0
+    num_processes: int = 1
 
     def fingerprint(self) -> str:
         """12 hex digits, equal for machines whose speeds may be compared."""
         fields = {name: value for name, value in asdict(self).items() if name not in ("gpu_detail", "memory_gib")}
+        if self.num_processes == 1:
+            del fields["num_processes"]  # runs from before there were several keep their fingerprint
         return hashlib.sha256(dump(fields).encode("ascii")).hexdigest()[:12]
 
     def label(self) -> str:
         """One line for tables."""
         processor = f"{self.cpu or 'unknown CPU'}, {self.threads or self.cores} threads"
+        if self.num_processes > 1:
+            processor += f", one of {self.num_processes} processes"
         if not self.gpu:
             return processor
         gpus = f"{self.num_gpus} x {self.gpu}" if self.num_gpus > 1 else self.gpu
@@ -78,18 +84,20 @@ class Hardware:
         return cls(**{name: fields[name] for name in cls.__slots__ if name in fields})
 
 
-def collect_hardware(*, threads: int = 0, gpu_index: int | None = None) -> Hardware:
+def collect_hardware(*, threads: int = 0, gpu_index: int | None = None, num_processes: int = 1) -> Hardware:
     """Reads this machine's hardware.
 
     Args:
         threads: computation threads in use (torch.get_num_threads() of the caller).
         gpu_index: physical index of the GPU in use as nvidia-smi counts, None for a CPU run.
+        num_processes: processes of the run on this machine.
     """
     machine = Hardware(
         cpu=_cpu_model(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,
         threads=threads,
         memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        num_processes=num_processes,
     )
     detail = read_gpu(gpu_index) if gpu_index is not None else {}
     if not detail:

@@ -108,18 +108,19 @@ class RunStore:
         names = {"fingerprint": manifest.fingerprint(), "manifest": manifest.to_json()}
         connection.executemany("INSERT INTO meta VALUES (?, ?)", [(k, dump(v)) for k, v in names.items()])
 
-    def register_process(self, hardware: Hardware, manifest: Manifest | None = None) -> str:
+    def register_process(self, hardware: Hardware, manifest: Manifest | None = None, pid: int | None = None) -> str:
         """Records a process that generates samples, with the machine it runs on.
 
         Args:
             hardware: its machine; speed figures never mix samples of different machines.
             manifest: its invocation, if it is not a worker of this one.
+            pid: its number on its machine; this process' own if not given.
 
         Returns:
             The process id for `Sample.process_id`.
         """
         process_id = uuid.uuid4().hex[:12]
-        body: dict[str, Any] = {"hardware": asdict(hardware), "pid": os.getpid(), "started": _now()}
+        body: dict[str, Any] = {"hardware": asdict(hardware), "pid": pid or os.getpid(), "started": _now()}
         if manifest is not None:
             names = ("command", "versions", "git_commit", "batch_size", "warmup", "tasks", "roofline")
             body |= {name: manifest.to_json()[name] for name in names}

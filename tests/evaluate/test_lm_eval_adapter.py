@@ -127,7 +127,7 @@ def test_a_second_run_serves_what_the_first_recorded(responses, prompts, tiny, t
     second = build(tiny, run_dir=str(tmp_path))
     decoded = []
     run = second.system.decoder.run
-    monkeypatch.setattr(second.system.decoder, "run", lambda jobs: (decoded.extend(jobs), run(jobs))[1])
+    monkeypatch.setattr(second.system.decoder, "run", lambda jobs: (decoded.extend(jobs), run(decoded))[1])
     assert second.generate_until(asked(prompts)) == responses
     assert len(decoded) == len(prompts) - 3
 

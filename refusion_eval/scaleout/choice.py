@@ -1,0 +1,38 @@
+"""Which processes decode: this one alone, unless a launcher started several."""
+
+from collections.abc import Mapping
+
+from refusion_eval.evaluate.decode_jobs import JobRunner
+from refusion_eval.evaluate.model_args import ModelArgs
+from refusion_eval.evaluate.run_manifest import build_manifest
+from refusion_eval.evaluate.system import System
+from refusion_eval.scaleout.driver import Register
+from refusion_eval.scaleout.ray_runner import RayRunner, on_driver
+from refusion_eval.store.manifest import Manifest
+
+
+def driver_args(args: ModelArgs) -> ModelArgs:
+    """What this process opens itself: less than was asked for where only others decode."""
+    return on_driver(args) if args.engine == "ray" else args
+
+
+def describe_run(runner: JobRunner, system: System, task_versions: Mapping[str, str]) -> Manifest:
+    """The manifest of a run: as this process sees it, or as its first worker does where only others decode.
+
+    Args:
+        runner: what decodes.
+        system: what this process has opened.
+        task_versions: task name -> version, as far as known.
+    """
+    return runner.manifest(task_versions) if isinstance(runner, RayRunner) else build_manifest(system, task_versions)
+
+
+def choose_runner(args: ModelArgs, system: System, register: Register) -> JobRunner:
+    """What decodes the jobs of this process' run.
+
+    Args:
+        args: what was asked for.
+        system: what is run.
+        register: records a process that generates samples, and names it.
+    """
+    return RayRunner(args, system, register) if args.engine == "ray" else system.decoder

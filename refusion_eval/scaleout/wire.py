@@ -1,0 +1,80 @@
+"""Jobs and records as plain JSON between the processes of one run: no pickle, so nothing that arrives is executed."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from refusion_eval.errors import ScaleOutError
+from refusion_eval.evaluate.arguments import convert_all, field_types
+from refusion_eval.evaluate.jobs import Job
+from refusion_eval.evaluate.settings import Resolved, TaskBenchmark
+from refusion_eval.store.records import Sample, SampleKey, pack
+
+
+def job_to_json(job: Job) -> dict[str, Any]:
+    """A job as plain JSON types; `job_from_json` gives it back."""
+    resolved = job.resolved
+    return {
+        "key": asdict(job.key),
+        "benchmark": job.benchmark,
+        "item_id": job.item_id,
+        "prompt_ids": [int(token) for token in job.prompt_ids],
+        "sealed": list(job.sealed),
+        "alone": job.alone,
+        "settings": dict(resolved.values),
+        "sources": dict(resolved.sources),
+        "until": list(resolved.until),
+        "of": None if resolved.benchmark is None else asdict(resolved.benchmark),
+        "digest": resolved.digest,
+    }
+
+
+def job_from_json(fields: Mapping[str, Any], settings_type: type) -> Job:
+    """Inverse of `job_to_json`.
+
+    Args:
+        fields: what it made, after a trip through JSON.
+        settings_type: the decoder's Settings.
+
+    Raises:
+        ScaleOutError: the settings are not those that were sent, as with another version of this package.
+    """
+    where = f"{fields['key']['task']} item {fields['item_id']}"
+    try:
+        settings = settings_type(**convert_all(fields["settings"], field_types(settings_type), where))
+    except (ValueError, TypeError) as error:
+        raise ScaleOutError(f"{where}: its settings are refused here ({error}); {SAME_VERSION}") from error
+    resolved = Resolved(
+        settings=settings,
+        sources=fields["sources"],
+        until=tuple(fields["until"]),
+        benchmark=None if fields["of"] is None else TaskBenchmark(**fields["of"]),
+    )
+    if resolved.digest != fields["digest"]:
+        raise ScaleOutError(
+            f"{where}: its settings have the digest {resolved.digest} here and {fields['digest']} where they come "
+            f"from; {SAME_VERSION}"
+        )
+    return Job(
+        key=SampleKey(**fields["key"]),
+        benchmark=fields["benchmark"],
+        item_id=fields["item_id"],
+        prompt_ids=fields["prompt_ids"],
+        resolved=resolved,
+        sealed=tuple(fields["sealed"]),
+        alone=fields["alone"],
+    )
+
+
+def sample_to_json(sample: Sample) -> dict[str, Any]:
+    """A record as plain JSON types, as the run store writes it; `sample_from_json` gives it back."""
+    return {"body": sample.body(), "trace": sample.trace}
+
+
+def sample_from_json(fields: Mapping[str, Any]) -> Sample:
+    """Inverse of `sample_to_json`, up to tuples, which are lists in every record."""
+    trace = fields["trace"]
+    return Sample.from_stored(fields["body"], None if trace is None else pack(trace))
+
+
+SAME_VERSION = "all processes of a run need one version of refusion_eval"
