@@ -37,6 +37,10 @@ def embedded_name(pretrained: str, decoder: str) -> str | None:
     return (name or decoder) if kind == EMBEDDED else None
 
 
+# Arguments that say where a run is decoded and not what: no part of a record, and free to change when it is resumed.
+LAUNCH_ARGUMENTS = ("engine", "workers", "worker_cpus", "ray_address")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelArgs:
     """What to load and how to run it. Decoder settings are given beside these, by their own names.
@@ -67,6 +71,11 @@ class ModelArgs:
         backbone: name of the model it was made from: speed-up compares systems of one backbone.
         loop: what runs the autoregressive decoder: this project's engine, or transformers' own `generate`, which tells
             an engine's gain from an algorithm's.
+        engine: where requests are decoded: "local", in this process and those that its launcher started beside it, or
+            "ray", by workers on a Ray cluster.
+        workers: most workers on the cluster; None is as many as fit.
+        worker_cpus: processor cores of a worker, where workers have no GPU.
+        ray_address: HOST:PORT of the cluster, or auto for the one that this machine belongs to; None starts one here.
         settings: the decoder's settings that were given beside these.
     """
 
@@ -92,6 +101,10 @@ class ModelArgs:
     system: str | None = None
     backbone: str | None = None
     loop: Literal["engine", "generate"] = "engine"
+    engine: Literal["local", "ray"] = "local"
+    workers: int | None = None
+    worker_cpus: int = 1
+    ray_address: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
@@ -101,12 +114,23 @@ class ModelArgs:
             ("warmup", 0),
             ("tps_samples", 0),
             ("kv_budget_gib", 0),
+            ("workers", 1),
+            ("worker_cpus", 1),
         ):
             value = getattr(self, name)
             if value is not None and value < low:
                 raise ConfigError(f"model_args: {name}={value}; it must be at least {low}")
         if self.loop != "engine":
             self._check_stock_loop()
+        if self.engine != "ray":
+            self._check_unused({"workers": None, "worker_cpus": 1, "ray_address": None})
+
+    def _check_unused(self, of_ray: Mapping[str, Any]) -> None:
+        for name, default in of_ray.items():
+            if getattr(self, name) != default:
+                raise ConfigError(
+                    f"model_args: {name}={getattr(self, name)} is for engine=ray only; add it, or leave it out"
+                )
 
     def _check_stock_loop(self) -> None:
         needed = {"decoder": "autoregressive", "batch_size": 1, "cuda_graphs": False, "adapter": None}

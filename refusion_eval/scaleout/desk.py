@@ -107,21 +107,23 @@ class Desk:
         """Forgets a request whose record has arrived."""
         self._held.get(worker, {}).pop(number, None)
 
-    def lose(self, worker: str) -> list[int]:
+    def lose(self, worker: str) -> tuple[int, list[int]]:
         """Takes back what a dead worker had; it gets nothing any more, even if a call of it is still on its way.
 
         Returns:
-            Numbers of the requests that are given up: `MOST_LOSSES` workers have died over each.
+            How many requests it had, and the numbers of those that are given up: `MOST_LOSSES` workers have died over
+            each.
         """
         self._lost.add(worker)
+        held = self._held.pop(worker, {})
         given_up = []
-        for entry in self._held.pop(worker, {}).values():
+        for entry in held.values():
             entry.losses += 1
             if entry.losses >= MOST_LOSSES:
                 given_up.append(entry.number)
             else:
                 self._queue(entry)
-        return given_up
+        return len(held), given_up
 
     def num_waiting(self) -> int:
         """Requests that no worker has."""

@@ -54,7 +54,7 @@ def test_requests_of_a_dead_worker_go_to_another_and_none_to_the_dead():
     desk = desk_with(job("a"), job("b"))
     assert take_all(desk, "dead") == [0, 1]
     desk.finished("dead", 0)
-    assert desk.lose("dead") == []
+    assert desk.lose("dead") == (1, [])
     assert desk.claim("dead", 0, False).state == "none"
     assert take_all(desk, "other") == [1]
 
@@ -63,7 +63,7 @@ def test_a_worker_whose_every_record_arrived_loses_nothing():
     desk = desk_with(job("a"))
     take_all(desk, "w")
     desk.finished("w", 0)
-    assert desk.lose("w") == []
+    assert desk.lose("w") == (0, [])
     assert desk.num_waiting() == 0
 
 
@@ -77,7 +77,7 @@ def test_a_request_that_keeps_killing_workers_is_given_up_and_its_neighbours_are
         worker = f"w{deaths}"
         held = set(take_all(desk, worker))
         if 0 in held:
-            given_up = desk.lose(worker)
+            _, given_up = desk.lose(worker)
         else:
             for number in held:
                 desk.finished(worker, number)
@@ -113,7 +113,7 @@ def test_no_request_is_lost_or_held_twice_whatever_dies(alone, steps):
         elif step == "die":
             for number in holds.pop(name):
                 losses[number] += 1
-            given_up |= set(desk.lose(name))
+            given_up |= set(desk.lose(name)[1])
             incarnation[place] += 1
             holds[f"{place}.{incarnation[place]}"] = []
     assert given_up == {number for number, count in losses.items() if count >= MOST_LOSSES}
