@@ -35,6 +35,7 @@ MAY_IMPORT = {
 }
 NO_TORCH = {"types", "trace", "errors", "decoders", "metrics", "store", "artefacts", "report"}
 ONLY_IN = {
+    "ray": {"scaleout/"},
     "lm_eval": {"evaluate/lm_eval_adapter.py", "evaluate/run.py", "evaluate/stock_filters.py", "cli/decoding.py"},
     "transformers": {"models/tokenizer.py", "models/config.py", "hf/", "training/", "bench/"},
 }

@@ -66,6 +66,17 @@ def run(
         Literal["engine", "generate"],
         typer.Option(help="Who runs the autoregressive decoder: this engine, or transformers' generate."),
     ] = "engine",
+    engine: Annotated[
+        Literal["local", "ray"],
+        typer.Option(
+            help="Where requests are decoded: by this process and its launcher's, or by a Ray cluster's workers."
+        ),
+    ] = "local",
+    workers: Annotated[int | None, typer.Option(min=1, help="Most Ray workers; as many as fit if not given.")] = None,
+    worker_cpus: Annotated[int, typer.Option(min=1, help="Cores of a Ray worker without a GPU.")] = 1,
+    ray_address: Annotated[
+        str | None, typer.Option(help="HOST:PORT of a Ray cluster, or auto; one is started here if not given.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of everything random; 0 if not given.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="A decoder setting, KEY=VALUE; outranks the settings table.")
@@ -102,6 +113,10 @@ def run(
             "revision": revision,
             "warmup": warmup,
             "loop": loop,
+            "engine": engine,
+            "workers": workers,
+            "worker_cpus": worker_cpus,
+            "ray_address": ray_address,
             **({} if seed is None else {"seed": seed}),
             **_pairs(settings or []),
         }

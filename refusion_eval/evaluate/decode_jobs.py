@@ -31,6 +31,10 @@ class JobRunner(Protocol):
         """Yields the record of each job as it ends; those that are to be decoded alone come first."""
         ...
 
+    def close(self) -> None:
+        """Lets go of other processes; harmless if there are none."""
+        ...
+
 
 class JobDecoder:
     """Runs jobs of one decoder on one model.
@@ -76,6 +80,9 @@ class JobDecoder:
         except ConfigError as error:
             return str(error)
         return None
+
+    def close(self) -> None:
+        """There are no other processes to let go of."""
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Sample]:
         """Decodes jobs and yields the record of each as it ends, in whatever order that is.

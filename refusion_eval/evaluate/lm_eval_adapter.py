@@ -27,7 +27,8 @@ from refusion_eval.evaluate.progress import ProgressDisplay
 from refusion_eval.evaluate.sealed import texts_of, unseal
 from refusion_eval.evaluate.settings import TaskBenchmark
 from refusion_eval.evaluate.system import ModelShelf, System
-from refusion_eval.scaleout.choice import choose_runner, describe_run, driver_args
+from refusion_eval.scaleout.choice import choose_runner, describe_run, device_facts, driver_args
+from refusion_eval.scaleout.torchrun import take_place
 from refusion_eval.store.environment import Hardware
 from refusion_eval.store.records import Sample, SampleKey
 from refusion_eval.store.run_store import RunStore
@@ -38,6 +39,8 @@ log = logging.getLogger(__name__)
 @register_model("refusion")
 class RefusionLM(TemplateLM):
     """A checkpoint under one of this project's decoders.
+
+    Under a launcher of several processes only the first one ever has one: see `take_place`.
 
     Args:
         args: what to load and how to run it.
@@ -60,6 +63,7 @@ class RefusionLM(TemplateLM):
         shelf: ModelShelf | None = None,
     ) -> None:
         super().__init__()
+        take_place(args)
         self.args = args
         self.system = System(driver_args(args), shelf)
         self.task_versions = dict(task_versions or {})
@@ -81,7 +85,9 @@ class RefusionLM(TemplateLM):
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
     def close(self) -> None:
-        """Lets go of the run directory."""
+        """Lets go of the run directory, and of other processes."""
+        if "runner" in self.__dict__:
+            self.__dict__.pop("runner").close()
         if self._store is not None:
             self._store.close()
             self._store = None
@@ -148,14 +154,11 @@ class RefusionLM(TemplateLM):
 
     def get_model_info(self) -> dict[str, Any]:
         """What lm-eval writes into its results beside the model arguments."""
-        model = self.system.model
         return {
             "decoder": self.args.decoder,
             "decoder_settings": self.system.settings_by_task(),
-            "model_dtype": str(model.dtype),
-            "model_device": str(model.device),
-            "model_attention": model.attention,
-            "model_revision": model.revision or "",
+            **device_facts(self.runner, self.system),
+            "model_revision": self.system.model.revision or "",
             "warmup": self.args.warmup,
         }
 
@@ -281,6 +284,8 @@ class RefusionLM(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str] | None, list[int], list[int]]], **kwargs: Any
     ) -> list[tuple[float, bool]]:
+        if self.args.engine == "ray":
+            raise ConfigError("log-likelihoods are computed by one process: leave out engine=ray for such tasks")
         results: list[tuple[float, bool]] = []
         size, seed = self.system.batch_size, int(self.args.settings.get("seed", 0))
         for start in range(0, len(requests), size):

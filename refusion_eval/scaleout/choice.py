@@ -1,4 +1,4 @@
-"""Which processes decode: this one alone, unless a launcher started several."""
+"""Which processes decode: this one, those that its launcher started beside it, or workers on a Ray cluster."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,9 @@ from refusion_eval.evaluate.model_args import ModelArgs
 from refusion_eval.evaluate.run_manifest import build_manifest
 from refusion_eval.evaluate.system import System
 from refusion_eval.scaleout.driver import Register
+from refusion_eval.scaleout.launch import team
 from refusion_eval.scaleout.ray_runner import RayRunner, on_driver
+from refusion_eval.scaleout.torchrun import TorchrunRunner
 from refusion_eval.store.manifest import Manifest
 
 
@@ -27,6 +29,17 @@ def describe_run(runner: JobRunner, system: System, task_versions: Mapping[str, 
     return runner.manifest(task_versions) if isinstance(runner, RayRunner) else build_manifest(system, task_versions)
 
 
+def device_facts(runner: JobRunner, system: System) -> dict[str, str]:
+    """What decodes, for lm-eval's results: `model_dtype`, `model_device`, `model_attention`."""
+    if isinstance(runner, RayRunner):
+        seen = runner.manifest({})
+        facts = (f"torch.{seen.dtype}", seen.device, seen.attention)
+    else:
+        model = system.model
+        facts = (str(model.dtype), str(model.device), model.attention)
+    return dict(zip(("model_dtype", "model_device", "model_attention"), facts, strict=True))
+
+
 def choose_runner(args: ModelArgs, system: System, register: Register) -> JobRunner:
     """What decodes the jobs of this process' run.
 
@@ -35,4 +48,7 @@ def choose_runner(args: ModelArgs, system: System, register: Register) -> JobRun
         system: what is run.
         register: records a process that generates samples, and names it.
     """
-    return RayRunner(args, system, register) if args.engine == "ray" else system.decoder
+    if args.engine == "ray":
+        return RayRunner(args, system, register)
+    launched = team()
+    return system.decoder if launched is None else TorchrunRunner(launched, system, register)
