@@ -6,12 +6,12 @@ stays ignored.
 """
 
 import contextlib
-import itertools
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from operator import length_hint
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar
@@ -53,8 +53,8 @@ class Interruption:
         self._before: dict[int, Any] = {}
 
     def until_asked(self, items: Iterable[_Item]) -> Iterator[_Item]:
-        """The items, as far as they are taken before the first signal."""
-        return itertools.takewhile(lambda _: self._asked_by is None, items)
+        """The items, as far as they are taken before the first signal; says how many are left, if they do."""
+        return _UntilAsked(items, lambda: self._asked_by is not None)
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -83,6 +83,20 @@ class Interruption:
         line = f"{signal.Signals(number).name}: what is in flight is finished first; a second signal stops at once\n"
         with contextlib.suppress(OSError):
             os.write(2, line.encode())  # print may be what the signal came in between of, and refuses that
+
+
+class _UntilAsked(Iterator[_Item]):
+    def __init__(self, items: Iterable[_Item], is_asked: Callable[[], bool]) -> None:
+        self._items = iter(items)
+        self._is_asked = is_asked
+
+    def __next__(self) -> _Item:
+        if self._is_asked():
+            raise StopIteration
+        return next(self._items)
+
+    def __length_hint__(self) -> int:
+        return length_hint(self._items)
 
 
 def how_to_go_on(run_dir: str | os.PathLike[str] | None) -> str:

@@ -28,6 +28,7 @@ from refusion_eval.evaluate.score import ERROR
 from refusion_eval.evaluate.settings import choose_preset
 from refusion_eval.evaluate.system import ModelShelf
 from refusion_eval.evaluate.task_hooks import SANDBOX_VARIABLE
+from refusion_eval.scaleout.torchrun import take_place
 from refusion_eval.store.records import PASSED, Sample, ScoreRow
 
 log = logging.getLogger(__name__)
@@ -77,6 +78,8 @@ def evaluate(
 ) -> Outcome:
     """Runs tasks and stores every sample and score.
 
+    Of several processes that a launcher started only the first one returns: see `take_place`.
+
     Args:
         args: the system; its `run_dir` must be set.
         tasks: names of this project's tasks or groups.
@@ -92,6 +95,7 @@ def evaluate(
     """
     if args.run_dir is None:
         raise ConfigError("a run needs a run directory: give --run-dir")
+    take_place(args)
     choose_preset(tasks_path() / "settings" / f"{args.decoder}.yaml", args.preset)  # before data is looked for
     loaded = load_tasks(tasks, args.data_dir)
     versions = {name: str(task.VERSION) for name, task in loaded.items()}

@@ -51,6 +51,10 @@ class Setup:
         """All fields as plain JSON types; `Setup(**fields)` is the inverse."""
         return asdict(self)
 
+    def same_system(self, other: "Setup") -> bool:
+        """Whether a worker that was made for one will do for the other."""
+        return (self.arguments, self.fingerprint) == (other.arguments, other.fingerprint)
+
     def args(self, device: str | None = None) -> ModelArgs:
         """The model arguments of a worker.
 
@@ -109,12 +113,16 @@ class Worker:
             at_once: most jobs decoded together, where that is fewer than the batch size: of few jobs one worker with
                 a large batch would take all.
         """
-        device = self.system.model.device
-        if device.type == "cuda":
-            torch.cuda.set_device(device)  # graphs are recorded on the current device
-        decoder = self.system.decoder
-        decoder.batch_size = min(self.system.batch_size, at_once or self.system.batch_size)
-        return decoder.run(claims)
+        return decode(self.system, claims, at_once)
+
+
+def decode(system: System, claims: Iterator[Job], at_once: int | None) -> Iterator[Sample]:
+    """Decodes jobs with a system of this process; arguments as `Worker.run`."""
+    device = system.model.device
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # graphs are recorded on the current device
+    system.decoder.batch_size = min(system.batch_size, at_once or system.batch_size)
+    return system.decoder.run(claims)
 
 
 def own_device(wanted: str, local_rank: int) -> str:
