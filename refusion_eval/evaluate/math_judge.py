@@ -38,23 +38,31 @@ class _Child:
         self._process: subprocess.Popen[bytes] | None = None
 
     def equal(self, gold: str, answer: str, timeout_s: float) -> bool | None:
-        """The library's verdict; None if it crashed or took too long."""
-        process = self._process or self._start()
-        if process is None or process.stdin is None or process.stdout is None:
-            return None
+        """The library's verdict; None if it took too long, or if the process died and another one as well."""
+        for _ in range(2):
+            process = self._process or self._start()
+            line = self._ask(process, gold, answer, timeout_s)
+            if line is not None and line.endswith(b"\n"):
+                return bool(json.loads(line))
+            self.close()
+            if line is None:
+                return None
+        return None
+
+    @staticmethod
+    def _ask(process: subprocess.Popen[bytes], gold: str, answer: str, timeout_s: float) -> bytes | None:
+        """The answer's line, not a whole one if the process died; None if there is none in time."""
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
             process.stdin.write(json.dumps([gold, answer]).encode() + b"\n")
             process.stdin.flush()
-            ready, _, _ = select.select([process.stdout], [], [], timeout_s)
-            line = process.stdout.readline() if ready else b""
         except BrokenPipeError:
-            line = b""
-        if not line:
-            self.close()
-            return None
-        return bool(json.loads(line))
+            return b""
+        ready, _, _ = select.select([process.stdout], [], [], timeout_s)
+        return process.stdout.readline() if ready else None
 
-    def _start(self) -> subprocess.Popen[bytes] | None:
+    def _start(self) -> subprocess.Popen[bytes]:
         """Starts the script and waits until it answers; -P keeps this folder's modules from shadowing others."""
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(_WORKER)],
@@ -62,7 +70,7 @@ class _Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
-        if self.equal("1", "1", _START_SECONDS) is not True:
+        if self._ask(self._process, "1", "1", _START_SECONDS) != b"true\n":
             raise DataError("math-verify does not run; install it: pip install 'math-verify[antlr4_11_0]'")
         return self._process
 

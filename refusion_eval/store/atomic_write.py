@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import glob
 import os
 import tempfile
 from pathlib import Path
@@ -11,9 +14,11 @@ from refusion_eval.errors import StoreError
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Replaces a file by new content, so that a reader or a crash sees the old or the new one, never a part."""
+    _remove_leftovers(path)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as stream:
+            _lock(stream.fileno())
             stream.write(content.encode("utf-8") if isinstance(content, str) else content)
             stream.flush()
             os.fsync(stream.fileno())
@@ -27,6 +32,23 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Removes what killed writers of this file left; a living one has locked its part before it holds a byte."""
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.????????"):
+        with contextlib.suppress(OSError), leftover.open("rb") as stream:
+            if os.fstat(stream.fileno()).st_size and _lock(stream.fileno()):
+                leftover.unlink()
+
+
+def _lock(descriptor: int) -> bool:
+    """Locks a file until it is closed; False where another has it locked, or the file system knows no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def prepare_output(path: str | os.PathLike[str]) -> Path:

@@ -115,10 +115,11 @@ class Sample:
 
     @classmethod
     def from_stored(cls, body: str, packed_trace: bytes | None) -> Sample:
-        """Inverse of `body` and `pack`."""
+        """Inverse of `body` and `pack`; fields of later versions are ignored."""
         fields = json.loads(body)
-        key = SampleKey(**fields.pop("key"))
-        return cls(key=key, trace=unpack(packed_trace) if packed_trace is not None else None, **fields)
+        known = {name: fields[name] for name in cls.__slots__ if name in fields}
+        known["key"] = SampleKey(**fields["key"])
+        return cls(**known, trace=unpack(packed_trace) if packed_trace is not None else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,9 +158,10 @@ class ScoreRow:
 
     @classmethod
     def from_stored(cls, body: str) -> ScoreRow:
-        """Inverse of `body`."""
+        """Inverse of `body`; fields of later versions are ignored."""
         fields = json.loads(body)
-        return cls(key=SampleKey(**fields.pop("key")), **fields)
+        known = {name: fields[name] for name in cls.__slots__ if name in fields}
+        return cls(**{**known, "key": SampleKey(**fields["key"])})
 
 
 def dump(value: Any) -> str:

@@ -1,7 +1,11 @@
 """Boxed answers, their normal form, and their comparison."""
 
+from collections import Counter
+from typing import Any
+
 import pytest
 
+from refusion_eval.evaluate import math_judge
 from refusion_eval.evaluate.extract_math import first_box, last_box, last_box_or_statement, normalise
 from refusion_eval.evaluate.math_judge import compare_all
 
@@ -89,6 +93,35 @@ def test_comparing_is_mathematical_and_symmetrical() -> None:
 
 def test_a_percent_sign_that_only_one_side_has_is_named() -> None:
     assert "percent" in compare_all([("10\\%", "10")])[0].reason
+
+
+def test_a_child_that_is_killed_costs_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [("\\frac12", "0.5"), ("x^2+2x+1", "(x+1)^2"), ("5", "x")]
+    ask, number = math_judge._Child._ask, Counter[str]()
+
+    def ask_and_kill(process: Any, *arguments: Any) -> bytes | None:
+        number["asked"] += 1
+        if number["asked"] in (2, 5):  # the first of each process is its start
+            process.kill()
+        return ask(process, *arguments)
+
+    monkeypatch.setattr(math_judge._Child, "_ask", staticmethod(ask_and_kill))
+    assert [it.equal for it in compare_all(pairs, workers=1)] == [True, True, False]
+    assert number["asked"] == 8
+
+
+def test_a_comparison_that_ends_every_child_counts_as_unequal(monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = math_judge._Child._ask
+
+    def ask_and_kill(process: Any, gold: str, *arguments: Any) -> bytes | None:
+        if gold != "1":
+            process.kill()
+        return ask(process, gold, *arguments)
+
+    monkeypatch.setattr(math_judge._Child, "_ask", staticmethod(ask_and_kill))
+    (comparison,) = compare_all([("\\frac12", "0.5")], workers=1)
+    assert not comparison.equal
+    assert "crashed" in comparison.reason
 
 
 def test_an_endless_comparison_is_killed_and_the_next_one_still_decided() -> None:

@@ -1,0 +1,105 @@
+"""Runs of the command line in forked processes: `python -m tests.faults.fork_server`, one JSON object a line.
+
+A run takes seconds to import its libraries and much less to decode a few short items. Here they are imported, and the
+small checkpoint is opened, once; each run is a process of its own from there on, with its own kill, limits and signals.
+"""
+
+import functools
+import json
+import os
+import resource
+import signal
+import sys
+import traceback
+
+from refusion_eval import api
+from refusion_eval.cli import main as command_line
+from refusion_eval.cli import scoring  # noqa: F401 - imported here so that no run has to
+from refusion_eval.evaluate import run_manifest
+from refusion_eval.evaluate.paths import embedded_path
+from refusion_eval.evaluate.run import load_tasks
+from refusion_eval.evaluate.sandbox import probe
+from refusion_eval.store import facts, summary, tables  # noqa: F401
+from tests.faults import places
+
+
+def serve():
+    """Answers requests until there are no more: {"start": ...} with a pid, {"poll": pid} with its status or null."""
+    _prepare()
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    print(json.dumps("ready"), file=answers)
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "start" in request:
+            pid = os.fork()
+            if pid == 0:
+                _run(request["start"])
+            print(json.dumps(pid), file=answers)
+        else:
+            pid, status = os.waitpid(request["poll"], os.WNOHANG)
+            print(json.dumps(os.waitstatus_to_exitcode(status) if pid else None), file=answers)
+
+
+def _prepare():
+    """Does once what all runs would do alike."""
+    probe()
+    load_tasks(["mini_gsm8k", "mini_mbpp"], None)
+    # A class method of a frozen class cannot be cached in place without losing its class, so the function is.
+    api.LoadedModel.open = functools.cache(api.LoadedModel.open)
+    run_manifest.copy_bandwidth = lambda device: 1e10
+    api.LoadedModel.open(
+        str(embedded_path("refusion")),
+        dtype="auto",
+        device="auto",
+        attention="auto",
+        revision=None,
+        kv_budget_gib=None,
+        cuda_graphs=False,
+        adapter=None,
+    )
+
+
+def _run(wanted):
+    """The whole life of a forked process."""
+    status = 70
+    try:
+        log = os.open(wanted["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        watched = places.Places(wanted.get("fault", {}))
+        watched.watch()
+        if "acknowledged" in wanted:
+            places.acknowledge(wanted["acknowledged"])
+        for name, options in wanted.get("trouble", {}).items():
+            getattr(places, name)(**options)
+        if "largest_file" in wanted:
+            # Past the limit a write fails as on a full disk, once the signal that comes with it is ignored.
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (wanted["largest_file"], resource.RLIM_INFINITY))
+        if "uid" in wanted:
+            os.setgroups([])
+            os.setresgid(*[wanted["uid"]] * 3)
+            os.setresuid(*[wanted["uid"]] * 3)
+        sys.argv = ["refusion-eval", *wanted["command"]]
+        try:
+            command_line()
+            status = 0
+        except SystemExit as ended:
+            status = ended.code if isinstance(ended.code, int) else 1
+        if "counts" in wanted:
+            with open(wanted["counts"], "w") as file:
+                json.dump(watched.passed, file)
+    except BaseException:  # noqa: BLE001 - a process that was forked must not go on as its parent does
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    serve()
