@@ -61,7 +61,7 @@ def _why_no_user_namespace(error: OSError) -> str:
         return f"user namespaces are switched off: {' and '.join(off)} = 0"
     if error.errno == errno.ENOSPC:
         return "user namespaces are used up, or limited to none by the container around this one"
-    return f"user namespaces are refused ({error.strerror}), by a container's seccomp filter or by AppArmor"
+    return f"user namespaces are refused ({os.strerror(error.errno or 0)}), by a container's filter or by AppArmor"
 
 
 def _reads_zero(path: str) -> bool:

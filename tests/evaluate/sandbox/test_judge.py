@@ -45,6 +45,9 @@ def test_a_standard_module_is_imported_by_the_judge():
         ("def f(x):\n    return None", "assert f(1) + 1 == 1", "wrong_type"),
         ("def f(x):\n    return 1 / 0", "assert f(1) == 1", "raised"),
         ("1 / 0", "assert f(1) == 1", "raised"),
+        ("import os\nos._exit(0)", "assert f(1) == 1", "exited"),
+        ("def f(x):\n    raise SystemExit(0)", "assert f(1) == 1", "exited"),
+        ("import ctypes\ndef f(x):\n    ctypes.string_at(0)", "assert f(1) == 1", "signal"),
         ("def f(x):\n    raise MemoryError", "assert f(1) == 1", "memory"),
         ("def f(x):\n    return 'x' * (40 << 20)", "assert f(1) == 1", "output_limit"),
         ("def f(x):\n    return 1", "assert f(1) == 1 and", "sandbox_error"),
@@ -58,6 +61,10 @@ def test_each_end_has_its_reason(judge, program, test, reason):
 
 def test_a_broken_test_is_an_error_and_not_a_failure(judge):
     assert judge("def f(x):\n    return 1", "assert f(1) ==").status == "error"
+
+
+def test_the_detail_names_the_signal(judge):
+    assert "SIGSEGV" in judge("import ctypes\nctypes.string_at(0)", "assert f(1)").detail
 
 
 def test_the_detail_names_the_exception(judge):
