@@ -4,8 +4,9 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from refusion_eval.artefacts.cells import AVERAGE
 from refusion_eval.errors import DataError
-from refusion_eval.paper.names import task_name
+from refusion_eval.paper.names import TASK_NAMES, task_name
 from refusion_eval.paper.rows import Point, number, read_records
 
 LOCALITY_COLUMNS = (
@@ -110,4 +111,10 @@ def scaling_points(files: Sequence[Path]) -> list[Point]:
         raise DataError(f"{', '.join(map(str, files))}: no figure has a value")
     if len({point.mini for point in points.values()}) > 1:
         raise DataError("benchmarks and mini look-alikes are both there; show them in two figures")
-    return sorted(points.values(), key=lambda point: (point.panel, point.metric, point.series, point.x))
+    order = [*TASK_NAMES, AVERAGE]
+    places = {
+        point.panel: order.index(point.panel) if point.panel in order else len(order) for point in points.values()
+    }
+    return sorted(
+        points.values(), key=lambda point: (places[point.panel], point.panel, point.metric, point.series, point.x)
+    )

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -10,6 +11,8 @@ from refusion_eval.paper import drawn, style
 from refusion_eval.paper.curves import DISTANCES
 from refusion_eval.paper.names import task_name
 from refusion_eval.paper.rows import OPERATING_POINT, Point
+
+MOST_COLUMNS = 4  # of Figure 7
 
 
 def draw_locality(points: Sequence[Point]) -> Figure:
@@ -75,37 +78,50 @@ def draw_frontier(points: Sequence[Point]) -> Figure:
 
 
 def draw_scaling(points: Sequence[Point]) -> Figure:
-    """Figure 7: score above, throughput below, by training samples; a column a task."""
+    """Figure 7: score above, throughput below, by training samples; a column a task, so many side by side at most."""
     panels = list(dict.fromkeys(point.panel for point in points))
     series = list(dict.fromkeys(point.series for point in points))
-    has_speed = any(point.metric == "tps" for point in points)
+    num_rows = 2 if any(point.metric == "tps" for point in points) else 1
+    num_columns = min(len(panels), MOST_COLUMNS)
+    num_bands = math.ceil(len(panels) / num_columns)
     with style.paper_style():
         width = style.COLUMN_WIDTH if len(panels) == 1 else style.TEXT_WIDTH
-        figure = style.new_figure(width, 2.9 if has_speed else 1.8)
-        grid = figure.subplots(1 + has_speed, len(panels), sharex="col", squeeze=False)
-        for column, panel in enumerate(panels):
-            of_panel = [point for point in points if point.panel == panel]
-            for row, axes in enumerate(grid[:, column]):
-                chosen = [point for point in of_panel if (point.metric == "tps") == (row == 1)]
-                for name in series:
-                    line = [point for point in chosen if point.series == name]
-                    look = style.look_of(name, series)
-                    drawn.line(axes, line, [point.x for point in line], look, line[0].label if line else "")
-                if chosen:
-                    axes.set_ylabel(drawn.SCORES.get(chosen[0].metric, chosen[0].metric))
-            values = sorted({point.x for point in of_panel})
-            grid[-1, column].set_xscale("log")
-            grid[-1, column].set_xticks(values, [_amount(value) for value in values])
-            grid[-1, column].set_xlabel("Training samples")
-            style.panel_title(grid[0, column], column, task_name(panel, of_panel[0].mini))
+        figure = style.new_figure(width, (0.7 + 1.1 * num_rows) * num_bands)
+        grid = figure.subplots(num_rows * num_bands, num_columns, squeeze=False)
+        for number, panel in enumerate(panels):
+            band, column = divmod(number, num_columns)
+            cells = grid[num_rows * band : num_rows * (band + 1), column]
+            _scaling_panel(cells, [point for point in points if point.panel == panel], series)
+            style.panel_title(cells[0], number, task_name(panel, points[0].mini))
+        for axes in grid[-num_rows:, len(panels) - num_columns * (num_bands - 1) :].flat:
+            axes.remove()
         if len(series) > 1:
             grid[0, 0].legend()
         style.add_caption(figure, [drawn.only_mini(points), *drawn.caption(points), drawn.NO_PUBLISHED])
     return figure
 
 
+def _scaling_panel(cells: Sequence[Axes], points: Sequence[Point], series: Sequence[str]) -> None:
+    """One task: its score, and below it its throughput if there is any."""
+    values = sorted({point.x for point in points})
+    for row, axes in enumerate(cells):
+        chosen = [point for point in points if (point.metric == "tps") == (row == 1)]
+        for name in series:
+            line = [point for point in chosen if point.series == name]
+            look = style.look_of(name, series)
+            drawn.line(axes, line, [point.x for point in line], look, line[0].label if line else "")
+        if chosen:
+            axes.set_ylabel(drawn.SCORES.get(chosen[0].metric, chosen[0].metric))
+        axes.set_xscale("log")
+        axes.set_xlim(values[0] / 1.5, values[-1] * 1.5)
+        last = row == len(cells) - 1
+        axes.set_xticks(values, [_amount(value) if last else "" for value in values], rotation=45)
+        if last:
+            axes.set_xlabel("Training samples")
+
+
 def _amount(value: float) -> str:
     for size, letter in ((1e6, "M"), (1e3, "K")):
         if value >= size:
-            return f"{value / size:g}{letter}"
+            return f"{value / size:.3g}{letter}"
     return f"{value:g}"
