@@ -22,6 +22,28 @@ _CODE_START = re.compile(r"^(?:def|class|import|from|async def)[ \t]|^@\w", re.M
 _LONGEST_CODE = 20_000
 _MOST_CUTS = 12
 
+# Characters that are parsed for one text, in all: some 30 ms. Parsing costs at least as much as some characters do.
+_MOST_PARSED = 30_000
+_LEAST_PARSED = 200
+
+
+class _Effort:
+    """How much may still be parsed for one text: endless decorators, or blocks, would each be tried again and again."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_PARSED
+
+    def parse(self, code: str) -> ast.Module | SyntaxError | None:
+        """As `parse`; None when the effort is spent. What lies behind an error costs nothing."""
+        if self._left <= 0:
+            return None
+        tree = parse(code)
+        read = len(code)
+        if isinstance(tree, SyntaxError) and tree.lineno:
+            read = min(read, sum(len(line) + 1 for line in code.split("\n")[: tree.lineno]))
+        self._left -= max(_LEAST_PARSED, read)
+        return tree
+
 
 def fenced_blocks(text: str) -> list[str]:
     """The contents of the python fences, or of any fences if none is marked as python; the last may be unclosed."""
@@ -61,15 +83,20 @@ def parse(code: str) -> ast.Module | SyntaxError | None:
             return None
 
 
-def parsable_prefix(code: str) -> str:
+def parsable_prefix(code: str, effort: _Effort | None = None) -> str:
     """Cuts what follows the program (prose, an unfinished line), as far as needed for the rest to parse.
+
+    Args:
+        code: what may be a program.
+        effort: what may still be parsed of the text that it stands in; None for the most.
 
     Returns:
         The longest prefix of whole lines reached by cutting at each reported error, possibly empty.
     """
     code = code[:_LONGEST_CODE]
+    effort = effort or _Effort()
     for _ in range(_MOST_CUTS):
-        tree = parse(code)
+        tree = effort.parse(code)
         if isinstance(tree, ast.Module):
             return code
         lines = code.split("\n")
@@ -88,15 +115,16 @@ def function_code(text: str, row: Row) -> Extraction:
     name, prompt = row["entry_point"], row["prompt"].replace("\r\n", "\n")
     blocks = fenced_blocks(text)
     sources = blocks or [_unfenced(text)]
+    effort = _Effort()
     for source in sources:
-        code = parsable_prefix(source)
+        code = parsable_prefix(source, effort)
         if _defines(code, name):
             program = prompt[: _definition_start(prompt, name)] + "\n" + code
             is_whole = isinstance(parse(program), ast.Module)
             return Extraction(program if is_whole else code, "whole function")
     for body in blocks or [text.replace("\r\n", "\n")]:
         for form in (body, "    " + body.lstrip(" "), textwrap.indent(textwrap.dedent(body), "    ")):
-            program = parsable_prefix(prompt + form)
+            program = parsable_prefix(prompt + form, effort)
             if _has_body(program, name):
                 return Extraction(program, "continuation of the prompt")
     return Extraction(prompt + blocks[0], "code that does not parse") if blocks else NO_CODE
@@ -105,14 +133,15 @@ def function_code(text: str, row: Row) -> Extraction:
 def module_code(text: str) -> Extraction:
     """The program of an MBPP answer: the first block that parses and defines something, else the first block."""
     blocks = fenced_blocks(text)
+    effort = _Effort()
     for block in blocks:
-        tree = parse(block[:_LONGEST_CODE])
+        tree = effort.parse(block[:_LONGEST_CODE])
         if isinstance(tree, ast.Module) and _defined_names(tree):
             return Extraction(block, "fenced block")
     if blocks:
-        cut = parsable_prefix(blocks[0])
+        cut = parsable_prefix(blocks[0], effort)
         return Extraction(cut or blocks[0], "fenced block, cut where it stops parsing")
-    code = parsable_prefix(_unfenced(text))
+    code = parsable_prefix(_unfenced(text), effort)
     tree = parse(code)
     if isinstance(tree, ast.Module) and _defined_names(tree):
         return Extraction(code, "whole text")

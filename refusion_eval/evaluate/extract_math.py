@@ -4,6 +4,7 @@ import re
 
 from refusion_eval.evaluate.extract import ANSWER_LEAD, NOTHING, STATEMENT_REACH, Extraction, last_statements
 
+_BOX = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{")
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{|\\.|[{}]", re.DOTALL)
 _BARE_BOX = re.compile(r"\\boxed\s{1,4}([^\s{}$\\]{1,40})")
 
@@ -50,22 +51,27 @@ def first_box(text: str) -> Extraction:
 
 
 def _boxed(text: str, *, last: bool) -> Extraction:
-    """One pass with a stack of open braces: linear, however many boxes are nested or never closed."""
-    opened: list[int | None] = []
-    num_open_boxes = 0
+    """One pass over the braces inside boxes: linear, however many boxes are nested or never closed."""
+    boxes: list[tuple[int, int]] = []  # depth of braces and start of each open box
+    depth = 0
     chosen: tuple[int, int] | None = None
-    for token in _BRACES.finditer(text):
+    first = _BOX.search(text)
+    start = len(text) if first is None else first.start()
+    while start > 0 and text[start - 1] == "\\":  # pairs of backslashes are counted from their first
+        start -= 1
+    for token in _BRACES.finditer(text, start):
         mark = token.group()
-        if mark.endswith("{") and mark != "\\{":
-            opened.append(token.end() if len(mark) > 1 else None)
-            num_open_boxes += len(mark) > 1
-        elif mark == "}" and opened:
-            start = opened.pop()
-            if start is not None:
-                num_open_boxes -= 1
-                chosen = (start, token.start())
-                if not last and num_open_boxes == 0:
+        if mark == "{":
+            depth += 1
+        elif mark == "}":
+            if boxes and boxes[-1][0] == depth:
+                chosen = (boxes.pop()[1], token.start())
+                if not last and not boxes:
                     break
+            depth = max(0, depth - 1)
+        elif mark[-1] == "{" and mark != "\\{":
+            depth += 1
+            boxes.append((depth, token.end()))
     if chosen is not None:
         content = text[slice(*chosen)].strip()
         return Extraction(content, "box") if content else NOTHING

@@ -24,6 +24,8 @@ INVALID = ("[invalid]", "[invalidanswer]")
 
 _METRIC = "exact_match"
 
+_STATEMENT_START, _STATEMENT_END = "Final Answer: The final answer is", " I hope it is correct"
+
 
 class _TaskFileLoader(yaml.SafeLoader):
     """Reads a task file without importing the functions it names."""
@@ -78,7 +80,16 @@ def minerva_statement(text: str) -> Extraction:
     """What stands between "Final Answer: The final answer is" and "I hope it is correct.", as in `minerva_math`."""
     from lm_eval.tasks.minerva_math import utils
 
-    return _extraction(utils.get_unnormalized_answer(text), "lm-eval get_unnormalized_answer")
+    # Its pattern looks for the end from every beginning, to the end of the line: quadratic on a line of beginnings.
+    # It finds the first line that has both, and in this the first beginning, so it gets no more than that to read.
+    # One character, whichever, stands before the end and one behind it; lm-eval adds an end to every text.
+    for line in f"{text}{_STATEMENT_END.strip()}.".split("\n"):
+        start = line.find(_STATEMENT_START)
+        end = line.find(_STATEMENT_END, start + len(_STATEMENT_START) + 1) if start >= 0 else -1
+        if 0 <= end < len(line) - len(_STATEMENT_END):
+            text = line[start : end + len(_STATEMENT_END) + 1]
+            return _extraction(utils.get_unnormalized_answer(text), "lm-eval get_unnormalized_answer")
+    return NOTHING
 
 
 def minerva_box(text: str) -> Extraction:
