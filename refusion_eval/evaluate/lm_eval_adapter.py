@@ -18,8 +18,10 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simpl
 
 from refusion_eval import api
 from refusion_eval.errors import ConfigError, DecodeError
+from refusion_eval.evaluate import early
 from refusion_eval.evaluate.benchmarks import BENCHMARKS
 from refusion_eval.evaluate.decode_jobs import JobRunner
+from refusion_eval.evaluate.early import EarlyVerdicts
 from refusion_eval.evaluate.interrupt import Interruption, how_to_go_on
 from refusion_eval.evaluate.jobs import Job, doc_hash, prompt_hash
 from refusion_eval.evaluate.model_args import ModelArgs, parse_model_args
@@ -27,7 +29,7 @@ from refusion_eval.evaluate.progress import ProgressDisplay
 from refusion_eval.evaluate.sealed import texts_of, unseal
 from refusion_eval.evaluate.settings import TaskBenchmark
 from refusion_eval.evaluate.system import ModelShelf, System
-from refusion_eval.scaleout.choice import choose_runner, describe_run, device_facts, driver_args
+from refusion_eval.scaleout.choice import choose_judge, choose_runner, describe_run, device_facts, driver_args
 from refusion_eval.scaleout.torchrun import take_place
 from refusion_eval.store.environment import Hardware
 from refusion_eval.store.records import Sample, SampleKey
@@ -71,6 +73,7 @@ class RefusionLM(TemplateLM):
         self.jobs: dict[tuple[str, int, int], Job] = {}
         self.failed: list[Sample] = []
         self._store: RunStore | None = None
+        self._early: EarlyVerdicts | None = None
         self._chat_applied = False
 
     @classmethod
@@ -86,6 +89,9 @@ class RefusionLM(TemplateLM):
 
     def close(self) -> None:
         """Lets go of the run directory, and of other processes."""
+        if self._early is not None:
+            early.forget(self._early)
+            self._early = None
         if "runner" in self.__dict__:
             self.__dict__.pop("runner").close()
         if self._store is not None:
@@ -197,6 +203,7 @@ class RefusionLM(TemplateLM):
         totals = Counter(job.key.task for job in jobs)
         if self.store:
             self.store.expect(totals)
+        self._judge_early()
         texts: dict[SampleKey, str] = {}
         stopping = Interruption(lambda: how_to_go_on(self.args.run_dir), finish_first=True)
         with stopping, ProgressDisplay(self.args.system_name, dict(totals)) as progress:
@@ -218,6 +225,14 @@ class RefusionLM(TemplateLM):
         self._raise_failures(len(jobs))
         return [texts[job.key] for job in jobs]
 
+    def _judge_early(self) -> None:
+        """From now on programs are judged as they arrive, where something is free to do it."""
+        judge = choose_judge(self.runner) if self._early is None else None
+        if judge is not None:
+            self._early = EarlyVerdicts(judge)
+            early.keep(self._early)
+            weakref.finalize(self, early.forget, self._early)
+
     def _refuse(self, jobs: Sequence[Job]) -> None:
         """Ends a run that cannot succeed before it costs hours: lm-eval scores nothing unless every text is there."""
         if self.keep_going:
@@ -232,6 +247,8 @@ class RefusionLM(TemplateLM):
         texts[sample.key] = sample.text
         if sample.error is None:
             self.cache_hook.add_partial("generate_until", request.args, sample.text)
+            if self._early is not None:
+                self._early.begin(sample.key.task, sample.benchmark, request.doc, sample.text)
         else:
             self.failed.append(sample)
             log.error("%s %s failed: %s", sample.key.task, sample.item_id, sample.error.strip().splitlines()[-1])

@@ -19,6 +19,7 @@ from lm_eval.tasks import TaskManager
 import refusion_eval
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluate.arguments import check_keys
+from refusion_eval.evaluate.early import SANDBOX_VARIABLE
 from refusion_eval.evaluate.jobs import Job
 from refusion_eval.evaluate.lm_eval_adapter import RefusionLM
 from refusion_eval.evaluate.model_args import ModelArgs, embedded_name
@@ -27,7 +28,6 @@ from refusion_eval.evaluate.prompts import PROMPTS
 from refusion_eval.evaluate.score import ERROR
 from refusion_eval.evaluate.settings import choose_preset
 from refusion_eval.evaluate.system import ModelShelf
-from refusion_eval.evaluate.task_hooks import SANDBOX_VARIABLE
 from refusion_eval.scaleout.torchrun import take_place
 from refusion_eval.store.records import PASSED, Sample, ScoreRow
 

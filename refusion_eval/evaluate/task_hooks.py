@@ -6,21 +6,18 @@ after generation, so scoring turns every failure into a value.
 """
 
 import logging
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from refusion_eval.evaluate.benchmarks import BENCHMARKS, Benchmark, check_gold
 from refusion_eval.evaluate.data import load_rows
+from refusion_eval.evaluate.early import known_verdicts, sandbox_in_force
 from refusion_eval.evaluate.prompts import Row
 from refusion_eval.evaluate.score import ERROR, Judged, judge_texts
 from refusion_eval.evaluate.sealed import seal
 
 LOG = logging.getLogger(__name__)
-
-# "none" runs model-written code without isolation; lm-eval gives a filter no other way to learn of it.
-SANDBOX_VARIABLE = "REFUSION_EVAL_SANDBOX"
 
 Rows = Callable[..., Any]
 Scored = list[list[dict[str, Any]]]
@@ -113,9 +110,12 @@ def score_responses(benchmark: str, resps: Sequence[Sequence[str]], docs: Sequen
 
 def _judge_guarded(bench: Benchmark, items: list[tuple[Row, str]], filter_name: str | None) -> list[Judged]:
     """Judges, or says of every item why that was not possible."""
-    sandbox = os.environ.get(SANDBOX_VARIABLE, "auto")
+    sandbox = sandbox_in_force()
     try:
-        return judge_texts(bench, items, filter_name=filter_name, sandbox=sandbox)
+        known = [None] * len(items) if filter_name else known_verdicts(bench.name, items, sandbox)
+        left = [item for item, verdict in zip(items, known, strict=True) if verdict is None]
+        judged = iter(judge_texts(bench, left, filter_name=filter_name, sandbox=sandbox))
+        return [next(judged) if verdict is None else verdict for verdict in known]
     except Exception as problem:  # an exception that leaves a filter costs the run every text
         LOG.exception("%s is not scored; its texts can be scored later with `refusion-eval score`", bench.name)
         return [Judged(None, ERROR, f"{type(problem).__name__}: {problem}") for _ in items]

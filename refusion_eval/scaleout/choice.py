@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 
 from refusion_eval.evaluate.decode_jobs import JobRunner
+from refusion_eval.evaluate.early import Judge
 from refusion_eval.evaluate.model_args import ModelArgs
 from refusion_eval.evaluate.run_manifest import build_manifest
 from refusion_eval.evaluate.system import System
 from refusion_eval.scaleout.driver import Register
 from refusion_eval.scaleout.launch import team
+from refusion_eval.scaleout.ray_judge import RayJudge
 from refusion_eval.scaleout.ray_runner import RayRunner, on_driver
 from refusion_eval.scaleout.torchrun import TorchrunRunner
 from refusion_eval.store.manifest import Manifest
@@ -52,3 +54,8 @@ def choose_runner(args: ModelArgs, system: System, register: Register) -> JobRun
         return RayRunner(args, system, register)
     launched = team()
     return system.decoder if launched is None else TorchrunRunner(launched, system, register)
+
+
+def choose_judge(runner: JobRunner) -> Judge | None:
+    """What judges programs while the runner decodes; None if they are judged when it has ended."""
+    return RayJudge(runner.cluster) if isinstance(runner, RayRunner) else None

@@ -16,8 +16,13 @@ log = logging.getLogger(__name__)
 # Requests and records are small, and Ray's own default takes a third of the memory.
 OBJECT_STORE_BYTES = 200 * 2**20
 
-# Read when ray is imported: nothing is sent to its makers, and what it would print of workers stays in its log files.
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
+# Read when ray is imported: nothing is sent to its makers, what it would print of workers stays in its log files, and
+# a machine with much to do may take longer to start it than ray itself would wait.
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
+    "RAY_raylet_start_wait_time_s": "180",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,7 @@ def import_ray() -> Any:
     Raises:
         ConfigError: it is not installed.
     """
-    for name, value in QUIET.items():
+    for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
         import ray

@@ -1,0 +1,37 @@
+"""Ray clusters on this machine for tests: small, quiet, and closed to other users of the machine."""
+
+import importlib.util
+import secrets
+
+import pytest
+
+MEMORY = 80 * 2**20
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A cluster with two cores; `add_node` lets further machines join."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("needs Ray: pip install -e '.[ray]'")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        from refusion_eval.scaleout.ray_cluster import import_ray
+
+        ray = import_ray()  # which reads the environment, once
+        from ray.cluster_utils import Cluster
+
+        head = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": MEMORY}
+        local = Cluster(initialize_head=True, head_node_args=head)
+        try:
+            ray.init(address=local.address, log_to_driver=False)
+            yield local
+        finally:
+            ray.shutdown()
+            local.shutdown()

@@ -1,0 +1,195 @@
+"""Runs on a Ray cluster of one machine: the same records as one process, whatever happens to the workers."""
+
+import os
+import re
+import shutil
+import signal
+import sys
+from collections import Counter
+
+import pytest
+
+from refusion_eval.errors import ConfigError, ScaleOutError
+from refusion_eval.evaluate.jobs import Job
+from refusion_eval.evaluate.lm_eval_adapter import RefusionLM
+from refusion_eval.evaluate.model_args import parse_model_args
+from refusion_eval.evaluate.run import evaluate
+from refusion_eval.evaluate.system import System
+from refusion_eval.scaleout import ray_cluster, ray_pool
+from refusion_eval.scaleout.ray_runner import RayRunner, on_driver
+from refusion_eval.store.records import SampleKey
+from refusion_eval.store.run_reader import RunReader
+from tests.scaleout.ray_clusters import MEMORY, cluster
+
+__all__ = ["cluster"]
+
+# Without the last two, how forwards are fused would hang on what a process measures.
+SHORT = {"gen_length": 16, "slot_size": 4, "block_size": 8, "warmup": 0, "free_rows": 2, "row_cost": 0.1}
+MOST_JOBS = 20_000
+
+
+def arguments(checkpoint, **more):
+    return parse_model_args({"pretrained": checkpoint, **SHORT, **more})
+
+
+def recorded(run_dir):
+    """What must not depend on where a sample was decoded, and the processes that decoded."""
+    with RunReader.open(run_dir) as run:
+        samples = list(run.samples())
+        scores = sorted((one.key.digest(), one.metric, one.value, one.verdict, one.reason) for one in run.scores())
+    names = ("text", "tokens", "num_tokens", "num_forwards", "stop", "settings", "settings_source", "trace", "warm")
+    facts = {one.key: [getattr(one, name) for name in names] + [one.prompt_num_tokens] for one in samples}
+    return facts, scores, {one.process_id for one in samples}
+
+
+def test_records_and_verdicts_are_those_of_one_process(cluster, checkpoint, tmp_path):
+    how = {"batch_size": 2, "tps_samples": 1}
+    results = {}
+    for engine, more in {"local": {}, "ray": {"workers": 2}}.items():
+        args = arguments(checkpoint, run_dir=str(tmp_path / engine), engine=engine, **how, **more)
+        outcome = evaluate(args, ["mini_gsm8k", "mini_mbpp"], limit=4)
+        assert outcome.is_complete
+        results[engine] = recorded(tmp_path / engine)
+    assert len(results["local"][0]) == 8
+    assert len(results["local"][1]) == 12
+    assert results["ray"][:2] == results["local"][:2]
+    with RunReader.open(tmp_path / "local") as local, RunReader.open(tmp_path / "ray") as ray:
+        assert ray.run.manifest.fingerprint() == local.run.manifest.fingerprint()
+        driver = next(iter(ray.run.processes))
+    assert driver not in results["ray"][2], "the driver decodes nothing itself"
+
+
+class Run:
+    """A run of made-up requests, as many as it takes; samples carry the number of their process."""
+
+    def __init__(self, args):
+        self.args = args
+        self.system = System(on_driver(args))
+        self.runner = RayRunner(args, self.system, lambda hardware, pid: str(pid))
+        self.resolved = self.system.resolve("mini_gsm8k", {}, announce=False)
+        self.asked = []
+        self.enough = False
+
+    def job(self, number, name=None):
+        key = SampleKey("mini_gsm8k", "1.0", f"{number:032x}", "0" * 32, 0, self.resolved.digest)
+        prompt = self.system.model.tokenizer.inner.encode(f"What is {number} plus {number}?")
+        self.asked.append(name or str(number))
+        return Job(key=key, benchmark="gsm8k", item_id=self.asked[-1], prompt_ids=prompt, resolved=self.resolved)
+
+    def endless(self):
+        number = 0
+        while not self.enough:
+            assert number < MOST_JOBS, "what the test waits for does not happen"
+            yield self.job(number)
+            number += 1
+
+
+def test_requests_of_a_killed_worker_are_decoded_by_others_and_it_is_replaced(cluster, checkpoint, caplog):
+    run = Run(arguments(checkpoint, engine="ray", workers=2, batch_size=2))
+    samples, processes, killed = Counter(), set(), None
+    for sample in run.runner.run(run.endless()):
+        assert sample.error is None
+        samples[sample.item_id] += 1
+        processes.add(sample.process_id)
+        if killed is None and len(processes) == 2:
+            killed = sample.process_id
+            os.kill(int(killed), signal.SIGKILL)
+        run.enough = len(processes) == 3
+    assert samples == Counter(run.asked), "each request has one record"
+    (line,) = [line for line in caplog.messages if "is lost" in line]
+    assert int(re.search(r"others decode its (\d+) requests", line)[1]) >= 1
+
+
+def test_a_machine_that_joins_late_gets_its_share(cluster, checkpoint):
+    run = Run(arguments(checkpoint, engine="ray", workers=3))
+    samples, processes, late = Counter(), set(), None
+    for sample in run.runner.run(run.endless()):
+        samples[sample.item_id] += 1
+        processes.add(sample.process_id)
+        late = late or cluster.add_node(num_cpus=1, object_store_memory=MEMORY)
+        run.enough = len(processes) == 3
+    cluster.remove_node(late)
+    assert samples == Counter(run.asked)
+
+
+def test_a_request_that_kills_every_worker_costs_only_itself(cluster, checkpoint, monkeypatch):
+    from ray import cloudpickle
+
+    from refusion_eval.scaleout import ray_worker
+
+    class Fragile(ray_worker.RayWorker):
+        def _claims(self, desk, numbers):
+            for job in ray_worker.RayWorker._claims(self, desk, numbers):
+                if job.item_id == "poison":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                yield job
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    monkeypatch.setattr(ray_worker, "RayWorker", Fragile)
+    run = Run(arguments(checkpoint, engine="ray", workers=1, batch_size=2))
+    jobs = [run.job(number, "poison" if number == 1 else None) for number in range(4)]
+    errors = {sample.item_id: sample.error for sample in run.runner.run(iter(jobs))}
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    assert errors.keys() == {"0", "poison", "2", "3"}
+    assert [name for name, error in errors.items() if error] == ["poison"]
+    assert "3 workers ended while they decoded it" in errors["poison"]
+
+
+def test_a_machine_without_the_checkpoint_is_named(cluster, checkpoint, tmp_path):
+    folder = tmp_path / "only_on_the_driver"
+    shutil.copytree(checkpoint, folder)
+    run = Run(arguments(str(folder), engine="ray", workers=1))
+    assert run.job(0)
+    shutil.rmtree(folder)
+    (node,) = {node.label for node in run.runner.cluster.nodes()}
+    with pytest.raises(ScaleOutError, match=f"{re.escape(node)}: .*only_on_the_driver"):
+        next(run.runner.run(iter([])))
+
+
+def test_without_ray_one_sentence_names_the_extra(checkpoint, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    lm = RefusionLM(arguments(checkpoint, engine="ray"))
+    with pytest.raises(ConfigError, match=r"pip install 'refusion-eval\[ray\]'"):
+        _ = lm.runner
+
+
+@pytest.mark.parametrize("given", [{"workers": 2}, {"worker_cpus": 2}, {"ray_address": "auto"}])
+def test_arguments_of_ray_mean_nothing_to_another_engine(checkpoint, given):
+    with pytest.raises(ConfigError, match=f"{next(iter(given))}=.* engine=ray"):
+        arguments(checkpoint, **given)
+
+
+def test_one_gpu_cannot_be_named_for_many_workers(checkpoint):
+    args = arguments(checkpoint, engine="ray", device="cuda:1")
+    with pytest.raises(ConfigError, match="say cuda"):
+        RayRunner(args, System(on_driver(args)), lambda hardware, pid: "")
+
+
+def test_log_likelihoods_are_refused(checkpoint):
+    lm = RefusionLM(arguments(checkpoint, engine="ray"))
+    with pytest.raises(ConfigError, match="leave out engine=ray"):
+        lm._loglikelihood_tokens([(None, [1], [2])])
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ValueError("first\nsecond"), "ValueError: first"),
+        (ValueError("raised in its creation task, say\nray::A()\nNoSuchModule: x"), "ValueError: NoSuchModule: x"),
+        (ValueError(""), "ValueError: no reason given"),
+    ],
+)
+def test_what_ended_a_worker_is_told_in_one_line(error, words):
+    assert ray_pool._in_short(error) == words
+
+
+def test_a_cluster_that_is_not_there_is_named(monkeypatch):
+    pytest.importorskip("ray", reason="needs Ray: pip install -e '.[ray]'")
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+
+    def refuse(**arguments):
+        raise ConnectionError(f"cannot connect to {arguments['address']}")
+
+    monkeypatch.setattr("ray.init", refuse)
+    with pytest.raises(ScaleOutError, match=r"no Ray cluster at 10\.0\.0\.9:6379"):
+        ray_cluster.Cluster("10.0.0.9:6379")
