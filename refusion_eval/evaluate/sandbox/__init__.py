@@ -4,6 +4,12 @@ The test runs in a judge process; the program runs in a guest process that is lo
 (`wire`), so nothing a program does can declare itself correct. A check uses the best isolation that `probe()` finds to
 hold on this machine and names it in its verdict; without any, it refuses. The order of sets of strings and the numbers
 of `random` are the same in every check, so a program gets the same verdict each time.
+
+A program may use threads and forked children (32 together), pipes, deep recursion, its memory limit, and in tier A a
+/tmp of 64 MiB. It has no network, no other program to run, no named semaphore (so no `multiprocessing.Pool` or `Queue`)
+and no shared anonymous mapping. Known limits: in tiers B and C it can ask for the names, sizes and times of files that it
+cannot open, and in tier C the programs checked at one time share the user's count of processes. tests/sandbox attacks
+all tiers.
 """
 
 import sys
