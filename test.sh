@@ -16,6 +16,7 @@ check() {
 check ruff check .
 check ruff format --check .
 check mypy
+check refusion_eval.supply_chain --vulnerabilities
 # One thread a process: small tests gain nothing from more, and the machine's cores go to the processes.
 export OMP_NUM_THREADS=1
 check pytest "$@"

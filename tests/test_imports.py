@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "store": BASE | {"metrics"},
     "report": BASE | {"metrics", "store"},
     "embedded": set(),
+    "supply_chain": set(),
     "artefacts": BASE | {"evaluate", "metrics", "store"},
     # The one pair that knows each other: lm-eval's adapter asks who decodes, and workers decode as it would itself.
     "evaluate": BASE | {"api", "decoders", "embedded", "engine", "hf", "metrics", "models", "scaleout", "store"},
