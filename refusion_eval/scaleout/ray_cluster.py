@@ -16,13 +16,8 @@ log = logging.getLogger(__name__)
 # Requests and records are small, and Ray's own default takes a third of the memory.
 OBJECT_STORE_BYTES = 200 * 2**20
 
-# Read when ray is imported: nothing is sent to its makers, what it would print of workers stays in its log files, and
-# a machine with much to do may take longer to start it than ray itself would wait.
-ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
-    "RAY_raylet_start_wait_time_s": "180",
-}
+# Read when ray is imported: nothing is sent to its makers, and what it would print of workers stays in its log files.
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +43,7 @@ def import_ray() -> Any:
     Raises:
         ConfigError: it is not installed.
     """
-    for name, value in ENVIRONMENT.items():
+    for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     try:
         import ray
@@ -83,7 +78,7 @@ class Cluster:
         try:
             with _own_signals():
                 self.ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR, **memory)
-        except (ConnectionError, RuntimeError, ValueError, self.ray.exceptions.RayError) as error:
+        except Exception as error:  # ray has no class for it: a start that takes too long is a plain Exception
             raise ScaleOutError(
                 f"no Ray cluster at {where} ({error}); start one with `ray start`, give its HOST:PORT as ray_address, "
                 "and the same token (RAY_AUTH_TOKEN) on every machine where Ray asks for one"

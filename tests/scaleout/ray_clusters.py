@@ -14,6 +14,16 @@ ENVIRONMENT = {
 }
 
 
+def started(cluster, tries=3, **arguments):
+    """A further machine of a cluster; Ray gives a node half a minute to start, which a busy machine may exceed."""
+    try:
+        return cluster.add_node(object_store_memory=MEMORY, **arguments)
+    except Exception as error:
+        if tries == 1 or "timed out" not in str(error):
+            raise
+        return started(cluster, tries - 1, **arguments)
+
+
 @pytest.fixture(scope="module")
 def cluster():
     """A cluster with two cores; `add_node` lets further machines join."""
@@ -27,9 +37,9 @@ def cluster():
         ray = import_ray()  # which reads the environment, once
         from ray.cluster_utils import Cluster
 
-        head = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": MEMORY}
-        local = Cluster(initialize_head=True, head_node_args=head)
+        local = Cluster()
         try:
+            started(local, num_cpus=2, include_dashboard=False)
             ray.init(address=local.address, log_to_driver=False)
             yield local
         finally:

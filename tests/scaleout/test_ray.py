@@ -19,7 +19,7 @@ from refusion_eval.scaleout import ray_cluster, ray_pool
 from refusion_eval.scaleout.ray_runner import RayRunner, on_driver
 from refusion_eval.store.records import SampleKey
 from refusion_eval.store.run_reader import RunReader
-from tests.scaleout.ray_clusters import MEMORY, cluster
+from tests.scaleout.ray_clusters import cluster, started
 
 __all__ = ["cluster"]
 
@@ -106,7 +106,7 @@ def test_a_machine_that_joins_late_gets_its_share(cluster, checkpoint):
     for sample in run.runner.run(run.endless()):
         samples[sample.item_id] += 1
         processes.add(sample.process_id)
-        late = late or cluster.add_node(num_cpus=1, object_store_memory=MEMORY)
+        late = late or started(cluster, num_cpus=1)
         run.enough = len(processes) == 3
     cluster.remove_node(late)
     assert samples == Counter(run.asked)

@@ -1,0 +1,94 @@
+"""A run on two hosts, one of which falls silent in mid-run: the other decodes what it had."""
+
+import importlib.util
+import subprocess
+import sys
+import time
+
+import pytest
+
+from refusion_eval.evaluate.model_args import parse_model_args
+from refusion_eval.evaluate.run import evaluate
+from refusion_eval.store.run_reader import RunReader
+from tests.scaleout.hosts import two_hosts
+from tests.scaleout.ray_clusters import ENVIRONMENT, MEMORY
+
+PORT = 6379
+LIMIT = 100
+COMPARED = 6
+# Without these two, how forwards are fused would hang on what a process measures.
+SETTINGS = {"free_rows": 2, "row_cost": 0.1}
+# A silent host is given up after seconds instead of Ray's half a minute.
+HEALTH = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+}
+PATIENCE_SECONDS = 300
+
+RAY = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--object-store-memory={MEMORY}", "--num-cpus=1"]
+# Ray gives a node half a minute to start, which a busy machine may exceed: then it is started again.
+AGAIN = 'start() { for _ in 1 2 3; do "$@" && return; done; return 1; }; '
+
+
+def start_head_and_run(host, run_dir, log):
+    start = [*RAY, "--head", f"--port={PORT}", f"--node-ip-address={host.address}", "--include-dashboard=false"]
+    settings = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
+    run = [sys.executable, "-m", "refusion_eval", "run", "--model", "embedded", "--tasks", "gsm8k", "--engine", "ray"]
+    run += [
+        "--ray-address",
+        f"{host.address}:{PORT}",
+        "--limit",
+        str(LIMIT),
+        "--warmup",
+        "0",
+        "--run-dir",
+        str(run_dir),
+    ]
+    script = f'{AGAIN} start {" ".join(start)} && "$@"'
+    words = ["sh", "-c", script, "sh", *run, *settings]
+    return host.start(*words, environment=ENVIRONMENT | HEALTH, stdout=log, stderr=subprocess.STDOUT)
+
+
+def start_second(host, head, log):
+    start = [*RAY, f"--address={head.address}:{PORT}", f"--node-ip-address={host.address}", "--block"]
+    script = f"{AGAIN} start {' '.join(start)}"
+    return host.start("sh", "-c", script, environment=ENVIRONMENT | HEALTH, stdout=log, stderr=subprocess.STDOUT)
+
+
+def decoding_processes(run_dir):
+    if not (run_dir / "run.json").is_file():
+        return set()
+    with RunReader.open(run_dir) as run:
+        return {sample.process_id for sample in run.samples(traces=False)}
+
+
+@pytest.mark.slow
+def test_a_host_that_falls_silent_in_mid_run_costs_no_request(tmp_path):
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("needs Ray: pip install -e '.[ray]'")
+    run_dir = tmp_path / "run"
+    with two_hosts() as (head, second), (tmp_path / "log").open("w+") as log:
+        running = start_head_and_run(head, run_dir, log)
+        start_second(second, head, log)
+        give_up = time.monotonic() + PATIENCE_SECONDS
+        while len(decoding_processes(run_dir)) < 2:
+            assert time.monotonic() < give_up, (tmp_path / "log").read_text()
+            assert running.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.2)
+        second.unplug()
+        status = running.wait(timeout=PATIENCE_SECONDS)
+        said = (tmp_path / "log").read_text()
+    assert status == 0, said
+    assert f"({second.address}) is lost" in said or f"on {second.address} is lost" in said
+    with RunReader.open(run_dir) as run:
+        samples = {sample.key: sample for sample in run.samples()}
+    assert len(samples) == LIMIT
+    assert not any(sample.error for sample in samples.values())
+    args = parse_model_args({"pretrained": "embedded", "warmup": 0, "run_dir": str(tmp_path / "alone"), **SETTINGS})
+    evaluate(args, ["mini_gsm8k"], limit=COMPARED)
+    with RunReader.open(tmp_path / "alone") as run:
+        for sample in run.samples():
+            there = samples[sample.key]
+            assert (there.text, there.tokens, there.trace) == (sample.text, sample.tokens, sample.trace)
