@@ -107,7 +107,7 @@ class TorchrunRunner:
             for arrived in self._arrived(round_number):
                 num_done += 1
                 yield arrived
-        while num_done < publishing.result():
+        while not publishing.done() or num_done < publishing.result():
             for arrived in self._arrived(round_number):
                 num_done += 1
                 yield arrived

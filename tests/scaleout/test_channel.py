@@ -1,0 +1,279 @@
+"""The channel and the two sides that talk over it, in threads of one process."""
+
+import json
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from torch.distributed import HashStore
+
+from refusion_eval.errors import ConfigError, ScaleOutError
+from refusion_eval.evaluate.jobs import Job
+from refusion_eval.evaluate.model_args import parse_model_args
+from refusion_eval.evaluate.system import System
+from refusion_eval.scaleout import torchrun
+from refusion_eval.scaleout.channel import Channel, Finished
+from refusion_eval.scaleout.launch import NEEDED, Place, Team
+from refusion_eval.scaleout.torchrun import TorchrunRunner, serve, take_place
+from refusion_eval.scaleout.worker import Worker
+from refusion_eval.store.records import SampleKey
+
+GIVEN = {"pretrained": "embedded", "gen_length": 16, "free_rows": 16, "row_cost": 0.02, "warmup": 0}
+
+
+@pytest.fixture
+def store():
+    return HashStore()
+
+
+def test_every_job_is_claimed_by_exactly_one_process(store):
+    driver = Channel(store)
+    number = driver.open_round({})
+    claimed = []
+
+    def claim_all():
+        channel = Channel(store)
+        while (job := channel.claim(number)) is not None:
+            claimed.append(channel.take_job(number, job)["name"])
+
+    with ThreadPoolExecutor(4) as pool:
+        claiming = [pool.submit(claim_all) for _ in range(4)]
+        for job in range(50):
+            driver.publish(number, job, {"name": job})
+        driver.end_round(number)
+        for one in claiming:
+            one.result()
+    assert sorted(claimed) == list(range(50))
+
+
+def test_what_is_said_arrives_once_in_the_order_of_each_process(store):
+    def say(rank):
+        channel = Channel(store)
+        for number in range(20):
+            channel.send({"rank": rank, "number": number, "text": "\ud800"})
+
+    driver, heard = Channel(store), []
+    with ThreadPoolExecutor(3) as pool:
+        saying = [pool.submit(say, rank) for rank in range(3)]
+        while not all(one.done() for one in saying):
+            heard += driver.messages()
+    heard += driver.messages()
+    assert len(heard) == 60
+    for rank in range(3):
+        assert [said["number"] for said in heard if said["rank"] == rank] == list(range(20))
+
+
+def test_a_claim_ends_when_the_driver_is_done(store):
+    driver, worker = Channel(store), Channel(store)
+    number = driver.open_round({})
+    driver.finish(num_workers=0, most_seconds=0)
+    with pytest.raises(Finished):
+        worker.claim(number)
+    with pytest.raises(Finished):
+        worker.wait_for_round(number + 1)
+
+
+def test_a_store_that_is_gone_is_one_clear_error():
+    class Gone:
+        def set_timeout(self, timeout: timedelta):
+            pass
+
+        def add(self, key, value):
+            raise RuntimeError("Connection reset by peer\nwith a trace of C++")
+
+    with pytest.raises(ScaleOutError, match=r"cannot be reached any more \(Connection reset by peer\); run the same"):
+        Channel(Gone()).claim(0)
+
+
+def jobs_of(system, count, prompt=(5, 6, 7, 8)):
+    resolved = system.resolve("mini_gsm8k", {})
+    keys = [SampleKey("mini_gsm8k", "1", f"d{number}", "p", 0, resolved.digest) for number in range(count)]
+    return [
+        Job(key=key, benchmark="gsm8k", item_id=key.doc_hash, prompt_ids=[*prompt, 20 + number], resolved=resolved)
+        for number, key in enumerate(keys)
+    ]
+
+
+class Crew:
+    """A driver and a worker that share a store; the worker is a thread."""
+
+    def __init__(self, store):
+        self.store = store
+        self.registered = []
+        self.driver = Team(Place(rank=0, num_processes=2, num_local=2), Channel(store))
+        worker = Team(Place(rank=1, num_processes=2, local_rank=1, num_local=2), Channel(store))
+        self.pool = ThreadPoolExecutor(1)
+        self.worker = self.pool.submit(serve, worker, "cpu")
+
+    def runner(self, **changes):
+        self.system = System(parse_model_args({**GIVEN, **changes}))
+        return TorchrunRunner(self.driver, self.system, self._register)
+
+    def _register(self, hardware, pid):
+        self.registered.append((hardware, pid))
+        return f"worker {len(self.registered)}"
+
+    def status(self):
+        self.driver.channel.finish(num_workers=1, most_seconds=60)
+        return self.worker.result(timeout=60)
+
+
+@pytest.fixture
+def crew(store):
+    crew = Crew(store)
+    yield crew
+    crew.driver.channel.finish(num_workers=0, most_seconds=0)
+    crew.pool.shutdown()
+
+
+def facts(samples):
+    return sorted((sample.key.doc_hash, sample.text, sample.tokens, sample.num_forwards) for sample in samples)
+
+
+def slowly(runner, worker_first):
+    """Makes the driver wait with its own jobs until the worker has made records."""
+    own_claims = runner._own_claims
+
+    def claims(*arguments):
+        worker_first.wait(60)
+        yield from own_claims(*arguments)
+
+    runner._own_claims = claims
+    return runner
+
+
+def when_sent(monkeypatch, count):
+    """An event that is set when the worker has sent some records."""
+    happened, sent = threading.Event(), []
+
+    def recorded(sample):
+        sent.append(sample)
+        if len(sent) >= count:
+            happened.set()
+        return json.loads(json.dumps(to_json(sample)))
+
+    to_json = torchrun.sample_to_json
+    monkeypatch.setattr(torchrun, "sample_to_json", recorded)
+    return happened
+
+
+def test_both_processes_decode_and_several_calls_find_the_same_worker(crew, monkeypatch):
+    runner = slowly(crew.runner(), when_sent(monkeypatch, 2))
+    jobs = jobs_of(crew.system, 6)
+    alone = facts(System(crew.system.args).decoder.run(jobs))
+    first = list(runner.run(jobs))
+    assert facts(first) == alone
+    assert {sample.process_id for sample in first} >= {"worker 1"}
+    assert facts(runner.run(iter(jobs))) == alone  # a source that cannot say how long it is
+    assert list(runner.run([])) == []
+    (registered,) = crew.registered
+    assert registered[0].num_processes == 2
+    assert crew.status() == 0
+
+
+def test_another_system_in_the_same_process_is_decoded_as_it_would_be_alone(crew, monkeypatch):
+    for gen_length in (16, 8):
+        runner = slowly(crew.runner(gen_length=gen_length, block_size=8, slot_size=4), when_sent(monkeypatch, 1))
+        jobs = jobs_of(crew.system, 3)
+        assert facts(runner.run(jobs)) == facts(System(crew.system.args).decoder.run(jobs))
+    assert len(crew.registered) == 2  # in one run directory each
+
+
+def test_few_requests_are_shared_although_one_batch_would_hold_all(crew, monkeypatch):
+    runner = slowly(crew.runner(batch_size=16), when_sent(monkeypatch, 1))
+    samples = list(runner.run(jobs_of(crew.system, 6)))
+    assert {sample.batch_size for sample in samples} <= {1, 3}
+    assert max(Counter(sample.process_id for sample in samples).values()) < 6
+
+
+def test_records_of_a_round_that_was_given_up_are_not_taken_for_those_of_the_next(crew):
+    runner = crew.runner()
+    jobs = jobs_of(crew.system, 6)
+    abandoned = runner.run(jobs)
+    next(abandoned)
+    abandoned.close()
+    assert facts(runner.run(jobs)) == facts(System(crew.system.args).decoder.run(jobs))
+
+
+def test_a_source_that_ends_early_ends_the_work_of_all(crew):
+    runner = crew.runner()
+    jobs = jobs_of(crew.system, 30)
+    asked = threading.Event()
+
+    def until_asked():
+        for job in jobs:
+            if asked.is_set():
+                return
+            yield job
+
+    done = 0
+    for _ in runner.run(until_asked()):
+        done += 1
+        asked.set()
+    assert 1 <= done <= 10
+
+
+def test_a_worker_with_other_weights_of_the_same_name_ends_the_run(crew, monkeypatch):
+    def check(self, fingerprint):
+        real_check(self, {**fingerprint, "checkpoint": "another hash"})
+
+    real_check = Worker.check
+    monkeypatch.setattr(Worker, "check", check)
+    runner = crew.runner()
+    runner._own_claims = lambda *arguments: iter(())  # it only listens
+    with pytest.raises(ScaleOutError, match=r"process 1 gave up: .*checkpoint: driver \"another hash\", here"):
+        list(runner.run(jobs_of(crew.system, 3)))
+    assert crew.status() == 1
+
+
+def test_facts_that_the_driver_measured_reach_the_worker(crew, monkeypatch):
+    monkeypatch.delitem(GIVEN, "row_cost")
+    monkeypatch.delitem(GIVEN, "free_rows")
+    runner = crew.runner()
+    crew.system.settle = lambda name, make: {"free_rows": 3, "row_cost": 0.5}
+    costs = []
+    real = Worker.run
+
+    def run(self, claims, at_once):
+        yield from real(self, claims, at_once)
+        costs.append(self.system.width_cost)
+
+    monkeypatch.setattr(Worker, "run", run)
+    slowly(runner, when_sent(monkeypatch, 1))
+    list(runner.run(jobs_of(crew.system, 3)))
+    assert crew.status() == 0
+    assert [tuple(cost) for cost in costs] == [(3, 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("environment", "place"),
+    [
+        ({}, None),
+        ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, None),
+        ({"RANK": "3", "WORLD_SIZE": "4"}, None),
+        ({"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, Place(3, 4)),
+        (
+            {
+                **dict(zip(NEEDED, ("3", "4", "a", "1"), strict=True)),
+                "LOCAL_RANK": "1",
+                "LOCAL_WORLD_SIZE": "2",
+            },
+            Place(3, 4, 1, 2),
+        ),
+    ],
+)
+def test_a_launcher_is_known_by_its_variables(environment, place):
+    assert Place.found(environment) == place
+
+
+def test_a_launcher_that_says_nonsense_is_refused():
+    with pytest.raises(ScaleOutError, match="start the processes with torchrun"):
+        Place.found({"RANK": "first", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"})
+
+
+def test_ray_under_a_launcher_is_refused(store, monkeypatch):
+    monkeypatch.setattr(torchrun, "team", lambda: Team(Place(0, 2), Channel(store)))
+    with pytest.raises(ConfigError, match="without torchrun"):
+        take_place(parse_model_args({**GIVEN, "engine": "ray"}))

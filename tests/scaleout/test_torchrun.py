@@ -1,0 +1,155 @@
+"""A run in several processes leaves the records of a run in one, whatever happens to the processes."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from tests.scaleout.launched import (
+    NUM_ITEMS,
+    PYTHON,
+    RUN,
+    SETTINGS,
+    TORCHRUN,
+    ended,
+    left,
+    ranks,
+    start,
+    succeeded,
+    wait_for,
+)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("alone")
+    succeeded([*PYTHON, *RUN, "--run-dir", run_dir])
+    whole = left(run_dir)
+    assert len(whole.samples) == NUM_ITEMS
+    assert any(score.value for score in whole.scores)
+    return whole
+
+
+def assert_same(run, alone):
+    """Records equal, no request twice, judgements equal, every decoding process registered."""
+    assert run.facts == alone.facts
+    assert len({sample.key for sample in run.samples}) == len(run.samples)
+    assert sorted(score.body() for score in run.scores) == sorted(score.body() for score in alone.scores)
+    assert {sample.process_id for sample in run.samples} <= run.processes.keys()
+
+
+def test_two_processes_leave_the_records_of_one(alone, tmp_path):
+    said = succeeded([*TORCHRUN, "--standalone", "--nproc-per-node", "2", *RUN, "--run-dir", tmp_path])
+    run = left(tmp_path)
+    assert_same(run, alone)
+    assert (run.num_decoding, len(run.processes)) == (2, 2)
+    assert {process["hardware"]["num_processes"] for process in run.processes.values()} == {2}
+    assert len({process["pid"] for process in run.processes.values()}) == 2
+    assert said.out.count("mini_gsm8k") == 1  # one table
+
+
+def test_stock_lm_eval_in_three_processes_prints_its_results_once(alone, tmp_path):
+    arguments = ",".join(f"{key}={value}" for key, value in {**SETTINGS, "run_dir": tmp_path}.items())
+    tasks = succeeded([*PYTHON, "-m", "refusion_eval", "tasks-path"]).out.strip()
+    said = succeeded(
+        [
+            *(*TORCHRUN, "--standalone", "--nproc-per-node", "3", "-m", "lm_eval", "--model", "refusion"),
+            *("--model_args", f"pretrained=embedded,{arguments}", "--tasks", "mini_gsm8k", "--include_path", tasks),
+            *("--limit", str(NUM_ITEMS), "--apply_chat_template"),
+        ]
+    )
+    run = left(tmp_path)
+    # lm-eval does not tell a model the version of a task.
+    untold = [replace(sample, key=replace(sample.key, task_version="")) for sample in alone.facts]
+    assert run.facts == untold
+    assert run.num_decoding == len(run.processes) == 3
+    assert len(re.findall(r"^\|mini_gsm8k", said.out, re.MULTILINE)) == 1
+
+
+def test_a_killed_worker_ends_the_run_and_the_same_command_completes_it(alone, tmp_path):
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", *RUN, "--run-dir", tmp_path]
+    launched = start(command)
+    wait_for(launched, lambda: left(tmp_path).num_decoding == 2)
+    interrupted = left(tmp_path)
+    _, worker = interrupted.processes.values()  # the driver is the first
+    os.kill(worker["pid"], signal.SIGKILL)
+    assert ended(launched).status != 0
+    assert 2 <= len(left(tmp_path).samples) < NUM_ITEMS
+    succeeded(command)
+    run = left(tmp_path)
+    assert_same(run, alone)
+    kept = {sample.key: sample for sample in run.samples}
+    assert all(kept[sample.key] == sample for sample in interrupted.samples)
+
+
+def test_an_error_of_the_driver_sends_the_workers_home(tmp_path):
+    (tmp_path / "file").touch()
+    driver, worker = ranks([*RUN, "--run-dir", tmp_path / "file" / "run"])  # seen when the first record has a place
+    failed = ended(driver)
+    assert failed.status == 1
+    assert "error: " in failed.err
+    sent_home = ended(worker)
+    assert (sent_home.status, sent_home.out) == (0, "")
+    assert "error" not in sent_home.err
+
+
+def test_a_driver_that_vanishes_costs_each_worker_one_clear_line(tmp_path):
+    driver, worker = ranks([*RUN, "--run-dir", tmp_path])
+    wait_for(driver, lambda: left(tmp_path).num_decoding == 2)
+    driver.kill()
+    ended(driver)
+    lost = ended(worker)
+    assert lost.status == 1
+    lines = [line for line in lost.err.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    assert "process 1: the process that drives this run cannot be reached any more" in lines[0]
+    assert "Traceback" not in lost.err
+
+
+@pytest.fixture
+def hosts():
+    """Two network namespaces, each a host as far as the network is concerned, joined by a wire."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and the program ip")
+    names = [f"refusion{os.getpid()}{letter}" for letter in "ab"]
+    wires = [f"rf{os.getpid() % 10**7}{letter}" for letter in "ab"]
+    made = []
+
+    def ip(*arguments):
+        subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+    try:
+        try:
+            for name in names:
+                ip("netns", "add", name)
+                made.append(name)
+            ip("link", "add", wires[0], "netns", names[0], "type", "veth", "peer", wires[1], "netns", names[1])
+            for number, (name, wire) in enumerate(zip(names, wires, strict=True), start=1):
+                ip("-n", name, "addr", "add", f"10.231.7.{number}/24", "dev", wire)
+                ip("-n", name, "link", "set", wire, "up")
+                ip("-n", name, "link", "set", "lo", "up")
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"network namespaces cannot be made here: {error.stderr.decode().strip()}")
+        yield [["ip", "netns", "exec", name] for name in names]
+    finally:
+        for name in made:
+            subprocess.run(["ip", "netns", "del", name], check=False)
+
+
+def test_two_hosts_joined_by_a_network_leave_the_records_of_one_process(alone, hosts, tmp_path):
+    rendezvous = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "10.231.7.1", "--master-port", "29500"]
+    nodes = [
+        start([*host, *TORCHRUN, *rendezvous, "--node-rank", str(number), *RUN, "--run-dir", tmp_path])
+        for number, host in enumerate(hosts)
+    ]
+    said = [ended(node) for node in nodes]
+    assert [one.status for one in said] == [0, 0], said[0].err[-2000:] + said[1].err[-2000:]
+    run = left(tmp_path)
+    assert_same(run, alone)
+    assert run.num_decoding == 2
+    assert {process["hardware"]["num_processes"] for process in run.processes.values()} == {1}
+    assert said[1].out == ""
