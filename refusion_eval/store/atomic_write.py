@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import glob
 import os
@@ -10,6 +11,9 @@ import tempfile
 from pathlib import Path
 
 from refusion_eval.errors import StoreError
+
+# The disk is full, so is the user's share of it, or files may not grow so long.
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -64,7 +68,7 @@ def prepare_output(path: str | os.PathLike[str]) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _refusal(target, error.strerror) from error
+        raise _failure(target, error) from error
     if target.is_dir():
         raise _refusal(target, "it is a folder")
     if not os.access(target.parent, os.W_OK | os.X_OK):
@@ -91,7 +95,13 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
     try:
         write_atomically(target, content)
     except OSError as error:
-        raise _refusal(target, error.strerror) from error
+        raise _failure(target, error) from error
+
+
+def _failure(target: Path, error: OSError) -> StoreError:
+    if error.errno in _NO_SPACE:
+        return StoreError(f"{target} cannot be written ({error.strerror}); free some space and run the command again")
+    return _refusal(target, error.strerror)
 
 
 def _refusal(target: Path, why: str | None) -> StoreError:

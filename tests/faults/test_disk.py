@@ -11,6 +11,7 @@ from tests.faults.front_end import error_of
 from tests.faults.runs import assert_same, bytes_lost, command, records
 
 MEGABYTE = 1 << 20
+NUM_SIZES = 10
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ def test_on_a_disk_that_fills_at_any_point_a_run_loses_nothing_and_goes_on(serve
     num_refused = 0
     with disk_of(tmp_path / "disk", 8 * MEGABYTE) as disk:
         whole = sum(path.stat().st_size for path in calm.iterdir()) + 200_000
-        for seed, size in enumerate(sizes(1, 12, 4096, whole)):
+        for seed, size in enumerate(sizes(1, NUM_SIZES, 4096, whole)):
             run_dir, acknowledged = disk / f"run{seed}", tmp_path / f"notes{seed}"
             ballast = disk / "ballast"
             with ballast.open("wb") as file:
@@ -73,14 +74,14 @@ def test_on_a_disk_that_fills_at_any_point_a_run_loses_nothing_and_goes_on(serve
             assert bytes_lost(run_dir, acknowledged) == (0, 0)
             assert_same(run_dir, calm)
             subprocess.run(["rm", "-r", str(run_dir)], check=True)
-    report(f"full disk: 12 sizes tried, {num_refused} runs refused, all continued, 0 records and 0 bytes lost")
+    report(f"full disk: {NUM_SIZES} sizes tried, {num_refused} runs refused, all continued, 0 records and 0 bytes lost")
     assert num_refused >= 5
 
 
 def test_where_a_file_may_not_grow_any_more_a_run_loses_nothing_and_goes_on(server, calm, tmp_path):
     """The same without the right to mount: the limit is that of the process."""
     num_refused = 0
-    for seed, size in enumerate(sizes(2, 5, 8_000, 160_000)):
+    for seed, size in enumerate(sizes(2, 4, 8_000, 160_000)):
         run_dir, acknowledged = tmp_path / f"run{seed}", tmp_path / f"notes{seed}"
         status, output = server.run(command(run_dir), acknowledged=str(acknowledged), largest_file=size)
         if status != 0:
@@ -91,7 +92,7 @@ def test_where_a_file_may_not_grow_any_more_a_run_loses_nothing_and_goes_on(serv
         assert status == 0, output
         assert bytes_lost(run_dir, acknowledged) == (0, 0)
         assert_same(run_dir, calm)
-    assert num_refused >= 3
+    assert num_refused >= 2
 
 
 @pytest.mark.parametrize("made_with", ["table", "report"])
@@ -110,6 +111,7 @@ def test_outputs_on_a_full_disk_leave_the_old_ones_whole(server, calm, tmp_path,
         status, output = server.run(arguments)
         assert status == 1, output
         assert "No space left on device" in error_of(output)
+        assert refused_for_space(output)
         assert [path.read_bytes() for path in outputs] == before
         assert {path.name for path in disk.iterdir()} == {path.name for path in outputs} | {"ballast"}
         assert records(calm) == samples
