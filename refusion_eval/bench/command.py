@@ -83,7 +83,7 @@ def _bench_trained(
     checkpoint: Path, name: str, num_prompts: int, settings: Mapping[str, Any], options: Mapping[str, Any]
 ) -> tuple[Report, str]:
     model = api.LoadedModel.open(str(checkpoint), dtype=options["dtype"], device=options["device"])
-    report = measure(checkpoint, _mini_prompts(model, num_prompts), settings, **options)
+    report = measure(checkpoint, mini_prompts(model, num_prompts), settings, **options)
     return report, f"{name}: prompts of the mini tasks (synthetic)\n{table(report)}"
 
 
@@ -92,7 +92,8 @@ def _random_prompts(count: int) -> list[list[int]]:
     return [[chooser.randrange(1000) for _ in range(RANDOM_PROMPT_LENGTH)] for _ in range(count)]
 
 
-def _mini_prompts(model: api.LoadedModel, count: int) -> Sequence[Sequence[int]]:
+def mini_prompts(model: api.LoadedModel, count: int) -> Sequence[Sequence[int]]:
+    """Token ids of the first prompts of the mini tasks, one task of `BENCHMARKS` after the other in turn."""
     rows = {name: read_rows(tasks_path() / "mini" / name / "test.jsonl") for name in BENCHMARKS}
     texts = [prompt(name, rows[name][number]) for number in range(-(-count // len(BENCHMARKS))) for name in BENCHMARKS]
     return [

@@ -1,4 +1,4 @@
-"""Commands about machines and models: doctor, bench, bench-train, soak, locality, version."""
+"""Commands about machines and models: doctor, bench, bench-train, bench-scaleout, soak, locality, version."""
 
 import sys
 from pathlib import Path
@@ -146,6 +146,42 @@ def soak(
         write_output(out, json.dumps(report.to_json(), indent=2) + "\n")
     if report.failed or report.drifted:
         raise typer.Exit(1)
+
+
+@app.command()
+def bench_scaleout(
+    model: Annotated[str, typer.Option(help="Checkpoint folder, hub id, or embedded.")] = "embedded",
+    decoder: Annotated[str, typer.Option(help="Name of the decoder.")] = "refusion",
+    processes: Annotated[int, typer.Option(help="Processes of the run, on this machine.")] = 2,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts a round, of the mini tasks in turn.")] = 48,
+    rounds: Annotated[int, typer.Option(min=1, help="How often one process and all are timed.")] = 3,
+    gen_length: Annotated[int, typer.Option(min=1, help="Most tokens of a response.")] = 128,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of each process.")] = 1,
+    batch_size: Annotated[int, typer.Option(min=1, help="Requests that each process decodes together.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Also write everything as JSON.")] = None,
+) -> None:
+    """Measure how much faster several processes of one run decode the same requests than one of them."""
+    import json
+
+    from refusion_eval.bench.scaleout import ScaleOutSettings, measure_scaleout
+    from refusion_eval.store.atomic_write import prepare_output, write_output
+
+    settings = ScaleOutSettings(
+        model=model,
+        decoder=decoder,
+        num_processes=processes,
+        num_prompts=prompts,
+        num_rounds=rounds,
+        gen_length=gen_length,
+        threads=threads,
+        batch_size=batch_size,
+    )
+    if out is not None:
+        prepare_output(out)
+    report = measure_scaleout(settings)
+    print(report.text())
+    if out is not None:
+        write_output(out, json.dumps(report.to_json(), indent=2) + "\n")
 
 
 @app.command()

@@ -1,0 +1,188 @@
+"""How much faster several processes decode the same requests than one of them: `refusion-eval bench-scaleout`.
+
+One run in several processes; the first decodes all requests alone while the others wait, then all decode them together,
+in turns, so that whatever else the machine does falls on both.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from refusion_eval.bench.command import BENCHMARKS, mini_prompts
+from refusion_eval.errors import ConfigError, ScaleOutError
+from refusion_eval.evaluate.jobs import Job
+from refusion_eval.evaluate.model_args import parse_model_args
+from refusion_eval.evaluate.system import System
+from refusion_eval.scaleout.launch import team
+from refusion_eval.scaleout.torchrun import TorchrunRunner, take_place
+from refusion_eval.scaleout.worker import decode
+from refusion_eval.store.environment import Hardware
+from refusion_eval.store.records import Sample, SampleKey
+
+SECONDS_TO_START = 600
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleOutSettings:
+    """What is measured.
+
+    Attributes:
+        model: checkpoint folder, hub id, or embedded.
+        decoder: name of the decoder.
+        num_processes: processes of the run.
+        num_prompts: requests of a round, of the mini tasks in turn.
+        num_rounds: how often both are timed.
+        gen_length: most tokens of a response.
+        threads: CPU threads of each process.
+        batch_size: requests that each process decodes together.
+    """
+
+    model: str = "embedded"
+    decoder: str = "refusion"
+    num_processes: int = 2
+    num_prompts: int = 48
+    num_rounds: int = 3
+    gen_length: int = 128
+    threads: int = 1
+    batch_size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.num_processes < 2:
+            raise ConfigError(f"--processes {self.num_processes}: there is something to compare from 2 on")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleOutReport:
+    """What was measured.
+
+    Attributes:
+        settings: what was asked for.
+        alone_seconds: of each round in one process.
+        together_seconds: of each round in all.
+        num_tokens: tokens kept in one round.
+        shares: of each process, the requests that it decoded in the rounds together.
+    """
+
+    settings: ScaleOutSettings
+    alone_seconds: Sequence[float]
+    together_seconds: Sequence[float]
+    num_tokens: int
+    shares: Sequence[int]
+
+    @property
+    def ratio(self) -> float:
+        """Median over rounds of the time alone divided by the time together."""
+        return statistics.median(self._ratios)
+
+    @property
+    def _ratios(self) -> list[float]:
+        return [alone / both for alone, both in zip(self.alone_seconds, self.together_seconds, strict=True)]
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields and the ratio as plain JSON types."""
+        return {**asdict(self), "ratio": self.ratio}
+
+    def text(self) -> str:
+        """The report in words."""
+        s, count = self.settings, self.settings.num_processes
+        lines = [f"{s.model}, {s.decoder}: {s.num_prompts} requests a round, {s.threads} thread(s) a process"]
+        for name, seconds in (("1 process", self.alone_seconds), (f"{count} processes", self.together_seconds)):
+            middle = statistics.median(seconds)
+            each = " ".join(f"{one:.2f}" for one in seconds)
+            lines.append(f"{name:<12} {middle:8.2f} s {self.num_tokens / middle:9.1f} tokens/s   rounds: {each}")
+        low, high = min(self._ratios), max(self._ratios)
+        lines.append(f"speed-up {self.ratio:.2f} of {count} ({low:.2f} to {high:.2f}), same tokens in every round")
+        lines.append(f"requests by process, all rounds: {' '.join(map(str, self.shares))}")
+        return "\n".join(lines)
+
+
+def measure_scaleout(settings: ScaleOutSettings) -> ScaleOutReport:
+    """Starts the processes and returns what they measured.
+
+    Raises:
+        ScaleOutError: they failed; what they said is on stderr.
+    """
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [*launcher, "--nproc-per-node", str(settings.num_processes), "-m", __name__, json.dumps(asdict(settings))]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(settings.threads)}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise ScaleOutError(f"the processes ended with status {done.returncode}; see what they said above")
+    fields = json.loads(done.stdout.splitlines()[-1])
+    del fields["ratio"]
+    return ScaleOutReport(**{**fields, "settings": ScaleOutSettings(**fields["settings"])})
+
+
+def _run(settings: ScaleOutSettings) -> ScaleOutReport:
+    """What the first process does; the others decode."""
+    own = {"decoder": settings.decoder, "gen_length": settings.gen_length, "batch_size": settings.batch_size}
+    args = parse_model_args({"pretrained": settings.model, "warmup": 0, **own})
+    take_place(args)
+    launched = team()
+    if launched is None:
+        raise ScaleOutError("this is started by `refusion-eval bench-scaleout`")
+    system = System(args)
+    names = [""]  # the first process signs nothing
+
+    def register(hardware: Hardware, pid: int) -> str:
+        names.append(str(pid))
+        return names[-1]
+
+    runner = TorchrunRunner(launched, system, register)
+    jobs = _jobs(system, settings.num_prompts)
+    _wait_for_all(runner, jobs, settings.num_processes)
+    rounds: dict[str, list[list[Sample]]] = {"alone": [], "together": []}
+    seconds: dict[str, list[float]] = {"alone": [], "together": []}
+    for _ in range(settings.num_rounds):
+        for name in rounds:
+            started = time.perf_counter()
+            decoded = decode(system, iter(jobs), None) if name == "alone" else runner.run(jobs)
+            rounds[name].append(list(decoded))
+            seconds[name].append(time.perf_counter() - started)
+    expected = _tokens(rounds["alone"][0])
+    if any(_tokens(samples) != expected for samples in rounds["alone"] + rounds["together"]):
+        raise ScaleOutError("rounds differ in their tokens: the processes do not decode alike")
+    makers = [sample.process_id for samples in rounds["together"] for sample in samples]
+    return ScaleOutReport(
+        settings=settings,
+        alone_seconds=seconds["alone"],
+        together_seconds=seconds["together"],
+        num_tokens=sum(sample.num_tokens for sample in rounds["alone"][0]),
+        shares=[makers.count(name) for name in names],
+    )
+
+
+def _wait_for_all(runner: TorchrunRunner, jobs: Sequence[Job], num_processes: int) -> None:
+    """Decodes until every process takes part: then all have loaded the model and run through it once."""
+    until, seen = time.monotonic() + SECONDS_TO_START, set[str]()
+    while len(seen) < num_processes:
+        if time.monotonic() > until:
+            raise ScaleOutError(f"only {len(seen)} of {num_processes} processes decode after {SECONDS_TO_START} s")
+        seen |= {sample.process_id for sample in runner.run(jobs)}
+
+
+def _jobs(system: System, count: int) -> list[Job]:
+    jobs = []
+    for number, prompt in enumerate(mini_prompts(system.model, count)):
+        benchmark = BENCHMARKS[number % len(BENCHMARKS)]
+        resolved = system.resolve(f"mini_{benchmark}", {}, announce=False)
+        key = SampleKey(f"mini_{benchmark}", "", str(number), "", 0, resolved.digest)
+        jobs.append(Job(key=key, benchmark=benchmark, item_id=str(number), prompt_ids=prompt, resolved=resolved))
+    return jobs
+
+
+def _tokens(samples: Iterable[Sample]) -> dict[str, list[int] | None]:
+    for sample in samples:
+        if sample.error is not None:
+            raise ScaleOutError(f"request {sample.item_id} failed: {sample.error.strip().splitlines()[-1]}")
+    return {sample.key.doc_hash: sample.tokens for sample in samples}
+
+
+if __name__ == "__main__":
+    print(json.dumps(_run(ScaleOutSettings(**json.loads(sys.argv[1]))).to_json()))
