@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -95,10 +96,36 @@ def test_a_failed_baseline_leaves_the_table_of_the_first_run_and_a_status(fake_e
     assert "the baseline failed, so the table has no speed-up" in errors
 
 
-def test_an_interrupted_baseline_ends_at_once(fake_environment, tmp_path):
-    status, lines, _ = run_with(fake_environment("run*autoregressive", 130), tmp_path)
-    assert status == 130
+@pytest.mark.parametrize("status", [130, 143])
+@pytest.mark.parametrize("interrupted", ["run*refusion", "run*autoregressive"])
+def test_an_interrupted_run_ends_the_script_at_once(fake_environment, tmp_path, interrupted, status):
+    ended, lines, _ = run_with(fake_environment(interrupted, status), tmp_path)
+    assert ended == status
+    assert interrupted.removeprefix("run*") in lines[-1].split("--decoder ")[-1]
     assert " run " in lines[-1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_all_processes_of_the_script_ends_it_after_the_run_has_ended(fake_environment, tmp_path, number):
+    environment = fake_environment("nothing", 0)
+    python = Path(environment["PYTHON"])
+    patient = f"trap 'kill $!; echo recorded; exit {128 + number}' INT TERM; echo running; sleep 60 >&- & wait"
+    python.write_text(python.read_text().replace("esac", f'*"refusion_eval run"*) {patient};; esac'))
+    script = subprocess.Popen(
+        ["bash", ROOT / "eval.sh", "--no-baseline", "--results", tmp_path / "results"],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    while script.stdout.readline() != "running\n":
+        assert script.poll() is None
+    os.killpg(script.pid, number)
+    said = script.communicate(timeout=60)[0]
+    assert "recorded" in said
+    assert " table " not in said
+    assert script.returncode in (128 + number, -number)
 
 
 def test_failed_samples_of_a_baseline_are_in_the_table_and_in_the_status(fake_environment, tmp_path):
