@@ -1,6 +1,7 @@
 """The model arguments of `--model refusion` and of `refusion-eval run`: what they are called and what they mean."""
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -118,8 +119,8 @@ class ModelArgs:
             ("worker_cpus", 1),
         ):
             value = getattr(self, name)
-            if value is not None and value < low:
-                raise ConfigError(f"model_args: {name}={value}; it must be at least {low}")
+            if value is not None and not low <= value < math.inf:
+                raise ConfigError(f"model_args: {name}={value}; it must be at least {low}, and finite")
         if self.loop != "engine":
             self._check_stock_loop()
         if self.engine != "ray":

@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluate.arguments import check_keys, convert_all, field_types
 from refusion_eval.evaluate.prompts import PROMPTS
+from refusion_eval.evaluate.yaml_file import mapping, read_yaml
 
 log = logging.getLogger(__name__)
 
@@ -152,16 +151,16 @@ def choose_preset(path: Path, preset: str | None) -> tuple[str | None, dict[str,
         ConfigError: there is no such preset.
     """
     where = f"tasks/settings/{path.name}"
-    content = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+    content = read_yaml(path, where) if path.exists() else {}
     if "presets" not in content:
         if preset is not None:
             raise ConfigError(f"{where} has no presets, so leave out preset={preset}")
         return None, content
     check_keys(content, ("decoder", "presets"), where)
-    presets = content["presets"]
+    presets = mapping(content["presets"], f"{where}: presets")
     name = next(iter(presets)) if preset is None else preset
     check_keys([name], presets, where, what="preset")
-    return name, {"decoder": content.get("decoder"), **presets[name]}
+    return name, {"decoder": content.get("decoder"), **mapping(presets[name], f"{where}: {name}")}
 
 
 def load_table(
@@ -197,14 +196,18 @@ def load_table(
         return None
     preset, content = choose_preset(path, preset)
     where = f"tasks/settings/{path.name}" + (f":{preset}" if preset else "")
-    if content.pop("decoder", None) != decoder:
+    check_keys(content, ("decoder", "source", "common", "benchmarks"), where)
+    if content.get("decoder") != decoder:
         raise ConfigError(f"{where}: needs decoder: {decoder}")
-    check_keys(content, ("source", "common", "benchmarks"), where)
-    check_keys(content["benchmarks"], PROMPTS, where)
+    rows, common = mapping(content.get("benchmarks"), f"{where}: benchmarks"), mapping(content.get("common"), where)
+    if not rows:
+        raise ConfigError(f"{where}: has no benchmarks; write benchmarks: with one or more of {', '.join(PROMPTS)}")
+    check_keys(rows, PROMPTS, where)
     types = field_types(settings_type)
     benchmarks, sources = {}, {}
-    for benchmark, row in content["benchmarks"].items():
-        values = {key: value for key, value in {**content.get("common", {}), **row}.items() if key != "source"}
+    for benchmark, row in rows.items():
+        row = mapping(row, f"{where}: {benchmark}")
+        values = {key: value for key, value in {**common, **row}.items() if key != "source"}
         sources[benchmark] = row.get("source", content.get("source"))
         if not sources[benchmark]:
             raise ConfigError(f"{where}: {benchmark} needs a source, its own or the table's")

@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 
-import yaml
-
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluate.arguments import check_keys, convert_all, field_types
 from refusion_eval.evaluate.paths import tasks_path
+from refusion_eval.evaluate.yaml_file import mapping, read_yaml
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,12 +39,12 @@ def published_systems() -> dict[str, PublishedSystem]:
         ConfigError: a row is malformed.
     """
     path = tasks_path() / "settings" / "systems.yaml"
-    rows = yaml.safe_load(path.read_text(encoding="utf-8"))
+    rows = read_yaml(path, f"tasks/settings/{path.name}")
     types = field_types(PublishedSystem)
     systems = {}
     for name, row in rows.items():
         where = f"tasks/settings/{path.name}: {name}"
-        systems[name] = PublishedSystem(**convert_all({"name": name, **row}, types, where))
+        systems[name] = PublishedSystem(**convert_all({"name": name, **mapping(row, where)}, types, where))
         check_keys([systems[name].decoder], DECODERS, where, what="decoder")
     return systems
 

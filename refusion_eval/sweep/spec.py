@@ -21,13 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluate.arguments import check_keys, convert_all, field_types
 from refusion_eval.evaluate.model_args import parse_model_args
 from refusion_eval.evaluate.systems import system_arguments
+from refusion_eval.evaluate.yaml_file import mapping, read_yaml
 
 SPECS = Path(__file__).parent / "specs"
 _SYSTEM_KEYS = ("arguments", "settings", "grid", "around", "points", "frontier")
@@ -147,33 +146,44 @@ def read_spec(name: str) -> SweepSpec:
         ConfigError: there is no such file, or it is malformed; says where.
     """
     path = SPECS / f"{name}.yaml" if name in shipped_specs() else Path(name)
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"sweep {name}: {error}; give a YAML file, or one of {', '.join(shipped_specs())}") from error
-    if not isinstance(content, dict) or not isinstance(content.get("systems"), dict) or not content["systems"]:
+    if not path.is_file():
+        raise ConfigError(f"sweep {name}: no such file; give a YAML file, or one of {', '.join(shipped_specs())}")
+    content = read_yaml(path, f"sweep {name}")
+    if not isinstance(content.get("systems"), dict) or not content["systems"]:
         raise ConfigError(f"sweep {name}: needs `systems:` with one or more entries")
     check_keys(content, ("tasks", "limit", "systems"), f"sweep {name}")
     limit = content.get("limit")
     if limit is not None and (not isinstance(limit, int) or limit < 1):
         raise ConfigError(f"sweep {name}: limit is {limit!r}; it must be a whole number above 0")
     tasks = content.get("tasks") or []
+    if not isinstance(tasks, str) and not (isinstance(tasks, list) and all(isinstance(task, str) for task in tasks)):
+        raise ConfigError(f"sweep {name}: tasks is {tasks!r}; write a list of names")
     return SweepSpec(
         name=path.stem,
         tasks=tuple(tasks.split(",") if isinstance(tasks, str) else tasks),
         limit=limit,
-        systems=[_system(f"sweep {name}: {key}", key, row or {}) for key, row in content["systems"].items()],
+        systems=[
+            _system(f"sweep {name}: {key}", key, mapping(row, f"sweep {name}: {key}"))
+            for key, row in mapping(content["systems"], f"sweep {name}: systems").items()
+        ],
     )
 
 
-def _system(where: str, name: str, row: Mapping[str, Any]) -> SweptSystem:
+def _system(where: str, name: str, row: dict[str, Any]) -> SweptSystem:
     check_keys(row, _SYSTEM_KEYS, where)
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
         raise ConfigError(f"{where}: a system's name is part of folder names; use letters, digits, _, - and . only")
+    row = row | {
+        key: mapping(row.get(key), f"{where}: {key}") or None
+        for key in ("arguments", "settings", "grid", "around", "frontier")
+    }
     given = dict(row.get("arguments") or {})
     if "system" in given and "pretrained" not in given and "decoder" not in given:
         given = system_arguments(given.pop("system"), given.pop("model", None)) | given
-    parsed = parse_model_args(given)  # types every argument and refuses unknown ones
+    try:
+        parsed = parse_model_args(given)  # types every argument and refuses unknown ones
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
     if parsed.settings or parsed.run_dir:
         raise ConfigError(f"{where}: arguments hold run_dir or decoder settings; settings go under `settings:`")
     frontier = row.get("frontier")

@@ -14,6 +14,7 @@ import yaml
 
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluate.arguments import check_keys, convert, field_types
+from refusion_eval.evaluate.yaml_file import read_yaml
 from refusion_eval.training.run_config import RunConfig
 
 FOLDER = Path(__file__).parent / "configs"
@@ -72,13 +73,7 @@ def _over(lower: dict[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse(path: Path) -> dict[str, Any]:
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as problem:
-        raise ConfigError(f"{path} cannot be read as YAML ({problem}); correct it") from problem
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds no sections; write backbone:, data:, objective:, optimisation:, output:")
-    return values
+    return read_yaml(path, str(path))
 
 
 def _absolute(values: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import resource
 import pytest
 
 from refusion_eval.evaluate.data import LONGEST_LINE
+from tests.faults.front_end import error_of, records
 
 GSM = {"question": "How many?", "answer": "One. #### 1"}
 ARC = {"id": "a", "question": "Which?", "choices": {"text": ["x", "y"], "label": ["A", "B"]}, "answerKey": "A"}
@@ -145,3 +146,32 @@ def test_texts_with_lone_surrogates_and_nul_are_scored(front_end, tmp_path):
     outputs.write_bytes(lines({"id": 0, "text": "The answer is \ud800\0 72 \udfff"}))
     assert front_end.run("score", "--task", "mini_gsm8k", "--outputs", outputs)[0] == 0
     assert (tmp_path / "outputs.scores.csv").read_text(encoding="utf-8").splitlines()[1].startswith("0,0,72,correct")
+
+
+def test_lone_surrogates_in_a_models_text_reach_every_output(front_end, monkeypatch, tmp_path):
+    """From the decoder's text to the store, the CSV and Markdown table, and the report's page."""
+    broken = "The answer is \ud800\0 72 \udfff"
+    monkeypatch.setattr("refusion_eval.evaluate.text.Detokenizer.text", lambda *arguments: broken)
+    run_dir, page = tmp_path / "run", tmp_path / "page.html"
+    command = ("run", "--decoder", "autoregressive", "--set", "gen_length=4", "--warmup", "0", "--limit", "1")
+    assert front_end.run(*command, "--tasks", "mini_gsm8k", "--run-dir", run_dir)[0] == 0
+    assert b"\\ud800" in records(run_dir)[0][0][6].encode()
+    assert "mini_gsm8k" in (run_dir / "table.md").read_text(encoding="utf-8")
+    status, text = front_end.run("report", run_dir, "--out", page)
+    assert status == 0, text
+    assert page.read_text(encoding="utf-8")
+
+
+def test_a_prompt_longer_than_the_context_is_told_and_the_others_are_kept(front_end, tmp_path):
+    """The samples that fit are recorded; the status says that some are missing."""
+    rows = [GSM, GSM | {"question": "How many? " * 2000}]
+    (tmp_path / "test.jsonl").write_bytes(lines(*rows))
+    command = ("run", "--decoder", "autoregressive", "--set", "gen_length=4", "--warmup", "0", "--data", tmp_path)
+    status, text = front_end.run(*command, "--tasks", "refusion_gsm8k", "--run-dir", tmp_path / "run")
+    assert status == 3
+    assert "exceed the context of 2048" in text
+    assert "1 samples could not be decoded" in error_of(text)
+    assert [bool(failed) for *_, failed, _, _, _ in sorted(records(tmp_path / "run")[0], key=lambda row: row[2])] == [
+        False,
+        True,
+    ]

@@ -68,7 +68,7 @@ def test_what_is_wrong_in_a_system_is_named(tmp_path: Path, system: dict, messag
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("- a list", "needs `systems:`"),
+        ("- a list", "is a list"),
         ("systems: {}", "needs `systems:`"),
         ("systems: {r: {arguments: {pretrained: x}}}\nlimit: 0", "limit is 0"),
         ("systems: {a/b: {arguments: {pretrained: x}}}", "part of folder names"),

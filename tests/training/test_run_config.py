@@ -133,7 +133,7 @@ def test_weights_in_bfloat16_are_for_zero2_and_adapters() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("- a\n", "holds no sections"),
+        ("- a\n", "is a list"),
         ("a: [b\n", "cannot be read as YAML"),
         ("base: self.yaml\n", "is its own base"),
         ("base: other.yaml\n", "other.yaml"),
