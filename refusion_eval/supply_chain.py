@@ -79,14 +79,17 @@ def _needed(requirements: Sequence[str], extras: frozenset[str]) -> Iterator[tup
 
 def licence_of(fields: metadata.PackageMetadata) -> str:
     """The licence that a distribution states: its SPDX expression, else its classifiers, else the first words."""
-    expression = fields.get("License-Expression")
-    if expression:
-        return str(expression)
+    if "License-Expression" in fields:
+        return fields["License-Expression"]
     classified = [text for text in fields.get_all("Classifier") or () if text.startswith("License ::")]
     stated = [text.rpartition("::")[2] for text in classified]
-    stated = [text for text in stated if "OSI Approved" not in text] or (fields.get("License") or "").splitlines()[:1]
+    stated = [text for text in stated if "OSI Approved" not in text] or _first_line(fields)
     named = sorted({_named(text) for text in stated} - {UNKNOWN})
     return " OR ".join(named) or UNKNOWN
+
+
+def _first_line(fields: metadata.PackageMetadata) -> list[str]:
+    return fields["License"].splitlines()[:1] if "License" in fields else []
 
 
 def _named(text: str) -> str:

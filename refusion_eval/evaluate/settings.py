@@ -204,7 +204,8 @@ def load_table(
         raise ConfigError(f"{where}: has no benchmarks; write benchmarks: with one or more of {', '.join(PROMPTS)}")
     check_keys(rows, PROMPTS, where)
     types = field_types(settings_type)
-    benchmarks, sources = {}, {}
+    benchmarks: dict[str, Mapping[str, Any]] = {}
+    sources: dict[str, Any] = {}
     for benchmark, row in rows.items():
         row = mapping(row, f"{where}: {benchmark}")
         values = {key: value for key, value in {**common, **row}.items() if key != "source"}
