@@ -1,7 +1,8 @@
 """How much faster several processes decode the same requests than one of them: `refusion-eval bench-scaleout`.
 
-One run in several processes; the first decodes all requests alone while the others wait, then all decode them together,
-in turns, so that whatever else the machine does falls on both.
+One run in several processes, started by torchrun or on a Ray cluster of this machine. One process decodes all requests
+alone while the others wait, then all decode them together, in turns, so that whatever else the machine does falls on
+both.
 """
 
 import json
@@ -10,16 +11,19 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 from refusion_eval.bench.command import BENCHMARKS, mini_prompts
 from refusion_eval.errors import ConfigError, ScaleOutError
+from refusion_eval.evaluate.decode_jobs import JobRunner
 from refusion_eval.evaluate.jobs import Job
 from refusion_eval.evaluate.model_args import parse_model_args
 from refusion_eval.evaluate.system import System
+from refusion_eval.scaleout.driver import Register
 from refusion_eval.scaleout.launch import team
+from refusion_eval.scaleout.ray_runner import RayRunner, on_driver
 from refusion_eval.scaleout.torchrun import TorchrunRunner, take_place
 from refusion_eval.scaleout.worker import decode
 from refusion_eval.store.environment import Hardware
@@ -41,6 +45,7 @@ class ScaleOutSettings:
         gen_length: most tokens of a response.
         threads: CPU threads of each process.
         batch_size: requests that each process decodes together.
+        engine: "local" for processes that torchrun starts, "ray" for workers on a Ray cluster.
     """
 
     model: str = "embedded"
@@ -51,6 +56,7 @@ class ScaleOutSettings:
     gen_length: int = 128
     threads: int = 1
     batch_size: int = 1
+    engine: Literal["local", "ray"] = "local"
 
     def __post_init__(self) -> None:
         if self.num_processes < 2:
@@ -108,8 +114,9 @@ def measure_scaleout(settings: ScaleOutSettings) -> ScaleOutReport:
     Raises:
         ScaleOutError: they failed; what they said is on stderr.
     """
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command = [*launcher, "--nproc-per-node", str(settings.num_processes), "-m", __name__, json.dumps(asdict(settings))]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(settings.num_processes)]
+    start = launcher if settings.engine == "local" else []
+    command = [sys.executable, *start, "-m", __name__, json.dumps(asdict(settings))]
     environment = {**os.environ, "OMP_NUM_THREADS": str(settings.threads)}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
@@ -123,18 +130,22 @@ def _run(settings: ScaleOutSettings) -> ScaleOutReport:
     """What the first process does; the others decode."""
     own = {"decoder": settings.decoder, "gen_length": settings.gen_length, "batch_size": settings.batch_size}
     args = parse_model_args({"pretrained": settings.model, "warmup": 0, **own})
-    take_place(args)
-    launched = team()
-    if launched is None:
-        raise ScaleOutError("this is started by `refusion-eval bench-scaleout`")
     system = System(args)
-    names = [""]  # the first process signs nothing
+    names = list[str]()
 
     def register(hardware: Hardware, pid: int) -> str:
         names.append(str(pid))
         return names[-1]
 
-    runner = TorchrunRunner(launched, system, register)
+    if settings.engine == "ray":
+        runner: RayRunner | TorchrunRunner = _ray_runner(settings, system, register)
+    else:
+        take_place(args)
+        launched = team()
+        if launched is None:
+            raise ScaleOutError("this is started by `refusion-eval bench-scaleout`")
+        names.append("")  # the first process decodes as well, and signs nothing
+        runner = TorchrunRunner(launched, system, register)
     jobs = _jobs(system, settings.num_prompts)
     _wait_for_all(runner, jobs, settings.num_processes)
     rounds: dict[str, list[list[Sample]]] = {"alone": [], "together": []}
@@ -158,7 +169,22 @@ def _run(settings: ScaleOutSettings) -> ScaleOutReport:
     )
 
 
-def _wait_for_all(runner: TorchrunRunner, jobs: Sequence[Job], num_processes: int) -> None:
+def _ray_runner(settings: ScaleOutSettings, system: System, register: Register) -> RayRunner:
+    """Workers on a Ray cluster, which decode with the facts that this process measures when it decodes alone."""
+    settled: dict[str, Any] = {}
+
+    def settle(name: str, make: Callable[[], Any]) -> Any:
+        if name not in settled:
+            settled[name] = make()
+        return settled[name]
+
+    asked = replace(system.args, engine="ray", workers=settings.num_processes, worker_cpus=settings.threads)
+    of_driver = System(on_driver(asked))
+    system.settle = of_driver.settle = settle
+    return RayRunner(asked, of_driver, register, keep_workers=True)
+
+
+def _wait_for_all(runner: JobRunner, jobs: Sequence[Job], num_processes: int) -> None:
     """Decodes until every process takes part: then all have loaded the model and run through it once."""
     until, seen = time.monotonic() + SECONDS_TO_START, set[str]()
     while len(seen) < num_processes:

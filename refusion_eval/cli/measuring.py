@@ -158,6 +158,9 @@ def bench_scaleout(
     gen_length: Annotated[int, typer.Option(min=1, help="Most tokens of a response.")] = 128,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of each process.")] = 1,
     batch_size: Annotated[int, typer.Option(min=1, help="Requests that each process decodes together.")] = 1,
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option(help="Processes that torchrun starts, or workers on a Ray cluster.")
+    ] = "local",
     out: Annotated[Path | None, typer.Option(help="Also write everything as JSON.")] = None,
 ) -> None:
     """Measure how much faster several processes of one run decode the same requests than one of them."""
@@ -175,6 +178,7 @@ def bench_scaleout(
         gen_length=gen_length,
         threads=threads,
         batch_size=batch_size,
+        engine=engine,
     )
     if out is not None:
         prepare_output(out)

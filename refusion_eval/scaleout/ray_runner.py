@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from refusion_eval import api
 from refusion_eval.errors import ConfigError, ScaleOutError
 from refusion_eval.evaluate.jobs import Job
 from refusion_eval.evaluate.model_args import ModelArgs
@@ -42,19 +41,21 @@ class RayRunner:
         args: what to load and how to run it.
         system: the driver's own view of it, of `on_driver(args)`.
         register: records a process that generates samples, and names it.
+        keep_workers: whether workers stay for another call of `run`; else what they take is free for others after it.
 
     Raises:
         ConfigError: ray is missing, or an argument means one process only.
         ScaleOutError: the cluster cannot be reached.
     """
 
-    def __init__(self, args: ModelArgs, system: System, register: Register) -> None:
+    def __init__(self, args: ModelArgs, system: System, register: Register, *, keep_workers: bool = False) -> None:
         if args.device.startswith("cuda:"):
             raise ConfigError(
                 f"device={args.device} names one GPU, and with engine=ray each worker has its own: say cuda"
             )
         self._args = args
         self._system = system
+        self._keep_workers = keep_workers
         self._workforce = Workforce(register)
         self.cluster = Cluster(args.ray_address)
         self._pool: Pool | None = None
@@ -65,11 +66,7 @@ class RayRunner:
 
     def refusal(self, job: Job) -> str | None:
         """Why a job cannot be decoded, known before anything is computed; None if it can."""
-        try:
-            api.check_prompt(self._system.model, job.prompt_ids, job.resolved.settings.num_positions)
-        except ConfigError as error:
-            return str(error)
-        return None
+        return self._system.decoder.refusal(job)
 
     def manifest(self, task_versions: Mapping[str, str]) -> Manifest:
         """Describes this run as its first worker sees it: the device and all that follows from it are a worker's.
@@ -173,12 +170,15 @@ class RayRunner:
         self._described()
         pool = self._open_pool()
         desk = self._new_desk()
+        is_done = False
         try:
             yield from Dispatch(pool, desk, iter(jobs), self).records()
+            is_done = True
         except self.cluster.ray.exceptions.RayError as error:
             raise ScaleOutError(f"the Ray cluster failed ({error}); run the same command again to continue") from error
         finally:
-            pool.dismiss_all()
+            if not (self._keep_workers and is_done):
+                pool.dismiss_all()
             self.cluster.ray.kill(desk)
 
     def _new_desk(self) -> Any:

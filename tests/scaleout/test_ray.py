@@ -62,10 +62,9 @@ def test_records_and_verdicts_are_those_of_one_process(cluster, checkpoint, tmp_
 class Run:
     """A run of made-up requests, as many as it takes; samples carry the number of their process."""
 
-    def __init__(self, args):
-        self.args = args
+    def __init__(self, args, **more):
         self.system = System(on_driver(args))
-        self.runner = RayRunner(args, self.system, lambda hardware, pid: str(pid))
+        self.runner = RayRunner(args, self.system, lambda hardware, pid: str(pid), **more)
         self.resolved = self.system.resolve("mini_gsm8k", {}, announce=False)
         self.asked = []
         self.enough = False
@@ -144,6 +143,14 @@ def test_a_machine_without_the_checkpoint_is_named(cluster, checkpoint, tmp_path
     (node,) = {node.label for node in run.runner.cluster.nodes()}
     with pytest.raises(ScaleOutError, match=f"{re.escape(node)}: .*only_on_the_driver"):
         next(run.runner.run(iter([])))
+
+
+def test_workers_that_stay_serve_the_next_run(cluster, checkpoint):
+    run = Run(arguments(checkpoint, engine="ray", workers=1), keep_workers=True)
+    first, second = ({one.process_id for one in run.runner.run(iter([run.job(number)]))} for number in range(2))
+    run.runner.close()
+    assert len(first) == 1
+    assert first == second
 
 
 def test_without_ray_one_sentence_names_the_extra(checkpoint, monkeypatch):
