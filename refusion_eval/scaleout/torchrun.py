@@ -6,6 +6,7 @@ for one, and all end at about the same time.
 
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -17,6 +18,7 @@ from typing import Any
 
 from refusion_eval import api
 from refusion_eval.errors import ConfigError, RefusionEvalError, ScaleOutError
+from refusion_eval.evaluate.interrupt import Interruption
 from refusion_eval.evaluate.jobs import Job
 from refusion_eval.evaluate.model_args import ModelArgs
 from refusion_eval.evaluate.system import System
@@ -27,7 +29,8 @@ from refusion_eval.scaleout.wire import job_from_json, job_to_json, sample_to_js
 from refusion_eval.scaleout.worker import WIDTH_COST, Setup, Worker, decode, own_device
 from refusion_eval.store.records import Sample
 
-log = logging.getLogger(__name__)
+# Jobs laid out that nobody has claimed yet: enough that nobody waits, and few, as they outlive a signal to stop.
+AHEAD = 2
 
 
 def take_place(args: ModelArgs) -> None:
@@ -39,7 +42,7 @@ def take_place(args: ModelArgs) -> None:
     Raises:
         ConfigError: the run is to start workers of its own as well.
         ScaleOutError: the processes cannot reach each other.
-        SystemExit: the run is over: 0, or 1 where this process had to give up.
+        SystemExit: the run is over: 0; 1 where this process had to give up; more where a signal ended it.
     """
     joined = team()
     if joined is None:
@@ -127,7 +130,7 @@ class TorchrunRunner:
                 published[number] = job
                 self._channel.publish(round_number, number, self._described(job))
                 number += 1
-                while number >= self._channel.num_claimed(round_number) + self._num_processes:
+                while number >= self._channel.num_claimed(round_number) + AHEAD:
                     if abandoned.wait(POLL_SECONDS):
                         return number
                 job = next(source, None)
@@ -168,6 +171,8 @@ def serve(team: Team, device: str) -> int:
         Exit status of this process.
     """
     channel, rank = team.channel, team.place.rank
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes: the driver answers
     try:
         _serve(team, own_device(device, team.place.local_rank))
     except Finished:
@@ -200,8 +205,10 @@ def _serve(team: Team, device: str) -> None:
             worker.check(wanted.fingerprint)
             hello = {"rank": rank, "hardware": asdict(worker.hardware()), "pid": os.getpid()}
         channel.send(hello)  # every round may be recorded in another run directory
-        for sample in worker.run(_claims(channel, number, worker, settled), header["at_once"]):
-            channel.send({"rank": rank, "round": number, "sample": sample_to_json(sample)})
+        with Interruption(lambda: f"process {rank} has sent all of its records", finish_first=True) as stopping:
+            claims = stopping.until_asked(_claims(channel, number, worker, settled))
+            for sample in worker.run(claims, header["at_once"]):
+                channel.send({"rank": rank, "round": number, "sample": sample_to_json(sample)})
 
 
 def _claims(channel: Channel, round_number: int, worker: Worker, settled: dict[str, Any]) -> Iterator[Job]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from refusion_eval.evaluate.paths import tasks_path
 from tests.scaleout.launched import (
     NUM_ITEMS,
     PYTHON,
@@ -54,11 +55,17 @@ def test_two_processes_leave_the_records_of_one(alone, tmp_path):
 
 def test_stock_lm_eval_in_three_processes_prints_its_results_once(alone, tmp_path):
     arguments = ",".join(f"{key}={value}" for key, value in {**SETTINGS, "run_dir": tmp_path}.items())
-    tasks = succeeded([*PYTHON, "-m", "refusion_eval", "tasks-path"]).out.strip()
     said = succeeded(
         [
             *(*TORCHRUN, "--standalone", "--nproc-per-node", "3", "-m", "lm_eval", "--model", "refusion"),
-            *("--model_args", f"pretrained=embedded,{arguments}", "--tasks", "mini_gsm8k", "--include_path", tasks),
+            *(
+                "--model_args",
+                f"pretrained=embedded,{arguments}",
+                "--tasks",
+                "mini_gsm8k",
+                "--include_path",
+                tasks_path(),
+            ),
             *("--limit", str(NUM_ITEMS), "--apply_chat_template"),
         ]
     )
@@ -108,6 +115,19 @@ def test_a_driver_that_vanishes_costs_each_worker_one_clear_line(tmp_path):
     assert len(lines) == 1
     assert "process 1: the process that drives this run cannot be reached any more" in lines[0]
     assert "Traceback" not in lost.err
+
+
+def test_a_signal_to_all_processes_loses_nothing_that_was_in_flight(alone, tmp_path):
+    processes = ranks([*RUN, "--run-dir", tmp_path])
+    wait_for(processes[0], lambda: left(tmp_path).num_decoding == 2)
+    for process in processes:
+        process.terminate()
+    driver, worker = map(ended, processes)
+    assert (driver.status, worker.status) == (128 + signal.SIGTERM, 128 + signal.SIGTERM), driver.err + worker.err
+    run = left(tmp_path)
+    assert f"stopped by SIGTERM: {len(run.samples)} of {NUM_ITEMS} samples are recorded" in driver.err
+    assert 2 <= len(run.samples) < NUM_ITEMS
+    assert all(sample in alone.facts for sample in run.facts)
 
 
 @pytest.fixture
