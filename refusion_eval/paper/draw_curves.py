@@ -90,7 +90,7 @@ def draw_scaling(points: Sequence[Point]) -> Figure:
         grid = figure.subplots(num_rows * num_bands, num_columns, squeeze=False)
         for number, panel in enumerate(panels):
             band, column = divmod(number, num_columns)
-            cells = grid[num_rows * band : num_rows * (band + 1), column]
+            cells = list(grid[num_rows * band : num_rows * (band + 1), column])
             _scaling_panel(cells, [point for point in points if point.panel == panel], series)
             style.panel_title(cells[0], number, task_name(panel, points[0].mini))
         for axes in grid[-num_rows:, len(panels) - num_columns * (num_bands - 1) :].flat:
