@@ -22,9 +22,9 @@ NUM_SAMPLES = NUM_ITEMS * len(TASKS)
 SECONDS_TO_WAIT = 240
 
 
-def command(run_dir, *more, batch_size=1):
-    """A run of two short tasks, one of them judged by running programs."""
-    settings = [text for name, value in SETTINGS.items() for text in ("--set", f"{name}={value}")]
+def command(run_dir, *more, batch_size=1, **changes):
+    """A run of two short tasks, one of them judged by running programs; `changes` are other decoder settings."""
+    settings = [text for name, value in {**SETTINGS, **changes}.items() for text in ("--set", f"{name}={value}")]
     tasks = ["--tasks", ",".join(TASKS), "--limit", str(NUM_ITEMS), "--warmup", "0"]
     return ["run", *tasks, "--batch-size", str(batch_size), "--run-dir", str(run_dir), *settings, *more]
 

@@ -13,6 +13,7 @@ from tests.faults.front_end import error_of
 from tests.faults.runs import NUM_SAMPLES, assert_same, command, num_recorded, records, wait_until
 
 EXIT_INCOMPLETE = 3
+LONG_ENOUGH = {"gen_length": 128, "slot_size": 8, "block_size": 32}  # for programs that are right
 
 
 @pytest.fixture(scope="module")
@@ -60,23 +61,34 @@ def test_of_two_runs_that_start_together_one_writes(server, calm, tmp_path):
         assert_same(run_dir, calm)
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.01, 0.03])
-def test_a_sandbox_worker_that_dies_changes_no_verdict(server, calm, tmp_path, seconds):
-    status, output = server.run(
-        command(tmp_path / "run"), trouble={"kill_workers": {"counts": [1, 3], "seconds": seconds}}
-    )
+@pytest.fixture(scope="module")
+def judged(server, tmp_path_factory):
+    """An undisturbed run whose programs are right."""
+    run_dir = tmp_path_factory.mktemp("judged") / "run"
+    status, output = server.run(command(run_dir, **LONG_ENOUGH))
     assert status == 0, output
-    assert_same(tmp_path / "run", calm)
+    of_programs = {score.verdict for score in records(run_dir)[1] if score.key.task == "mini_mbpp"}
+    assert "correct" in of_programs
+    return run_dir
 
 
-def test_programs_whose_workers_die_again_and_again_are_judged_by_the_next_run(server, calm, tmp_path):
+@pytest.mark.parametrize("seconds", [0.0, 0.02])
+def test_a_sandbox_worker_that_dies_changes_no_verdict(server, judged, tmp_path, seconds):
+    trouble = {"kill_workers": {"counts": [1, 3], "seconds": seconds}}
+    status, output = server.run(command(tmp_path / "run", **LONG_ENOUGH), trouble=trouble)
+    assert status == 0, output
+    assert_same(tmp_path / "run", judged)
+
+
+def test_programs_whose_workers_die_again_and_again_are_judged_by_the_next_run(server, judged, tmp_path):
+    arguments = command(tmp_path / "run", **LONG_ENOUGH)
     trouble = {"kill_workers": {"counts": list(range(100)), "seconds": 0.0}}
-    status, output = server.run(command(tmp_path / "run"), trouble=trouble)
+    status, output = server.run(arguments, trouble=trouble)
     assert status == EXIT_INCOMPLETE, output
     assert "not be judged" in error_of(output)
     assert num_recorded(tmp_path / "run") == NUM_SAMPLES
-    assert server.run(command(tmp_path / "run"))[0] == 0
-    assert_same(tmp_path / "run", calm)
+    assert server.run(arguments)[0] == 0
+    assert_same(tmp_path / "run", judged)
 
 
 @pytest.mark.parametrize("seed", range(3))
