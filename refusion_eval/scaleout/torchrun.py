@@ -4,13 +4,15 @@ Nothing is divided in advance. Responses differ tenfold in length, so every proc
 for one, and all end at about the same time.
 """
 
+import itertools
 import logging
+import math
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from operator import length_hint
@@ -31,6 +33,9 @@ from refusion_eval.store.records import Sample
 
 # Jobs laid out that nobody has claimed yet: enough that nobody waits, and few, as they outlive a signal to stop.
 AHEAD = 2
+
+# After a signal, how long the driver waits for records of others, of whom some may be dead: torchrun kills after 30.
+STOP_SECONDS = 15.0
 
 
 def take_place(args: ModelArgs) -> None:
@@ -95,25 +100,33 @@ class TorchrunRunner:
         with ThreadPoolExecutor(1) as pool:
             publishing = pool.submit(self._publish, round_number, source, published, abandoned)
             try:
-                yield from self._decode(round_number, published, publishing, at_once)
+                num_done = 0
+                ours = self._decode(round_number, published, at_once)
+                others = self._outstanding(round_number, source, publishing, lambda: num_done)
+                for sample in itertools.chain(ours, others):
+                    num_done += 1
+                    yield sample
             finally:
                 abandoned.set()
         publishing.result()
 
-    def _decode(
-        self, round_number: int, published: dict[int, Job], publishing: "Future[int]", at_once: int | None
-    ) -> Iterator[Sample]:
-        num_done = 0
+    def _decode(self, round_number: int, published: dict[int, Job], at_once: int | None) -> Iterator[Sample]:
+        """Records of this process, and those of others that have arrived when one of its own ends."""
         for sample in decode(self._system, self._own_claims(round_number, published), at_once):
-            num_done += 1
             yield sample
-            for arrived in self._arrived(round_number):
-                num_done += 1
-                yield arrived
-        while not publishing.done() or num_done < publishing.result():
-            for arrived in self._arrived(round_number):
-                num_done += 1
-                yield arrived
+            yield from self._arrived(round_number)
+
+    def _outstanding(
+        self, round_number: int, source: Iterator[Job], publishing: "Future[int]", num_done: Callable[[], int]
+    ) -> Iterator[Sample]:
+        """Records that others still owe; after a signal, those that come soon."""
+        give_up = math.inf
+        while not publishing.done() or num_done() < publishing.result():
+            yield from self._arrived(round_number)
+            if publishing.done() and length_hint(source) and give_up == math.inf:  # it ended early
+                give_up = time.monotonic() + STOP_SECONDS
+            if time.monotonic() > give_up:
+                return
             time.sleep(POLL_SECONDS)
 
     def _publish(

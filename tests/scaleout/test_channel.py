@@ -1,6 +1,8 @@
 """The channel and the two sides that talk over it, in threads of one process."""
 
 import json
+import os
+import signal
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +12,7 @@ import pytest
 from torch.distributed import HashStore
 
 from refusion_eval.errors import ConfigError, ScaleOutError
+from refusion_eval.evaluate.interrupt import Interrupted, Interruption
 from refusion_eval.evaluate.jobs import Job
 from refusion_eval.evaluate.model_args import parse_model_args
 from refusion_eval.evaluate.system import System
@@ -213,6 +216,31 @@ def test_a_source_that_ends_early_ends_the_work_of_all(crew):
         done += 1
         asked.set()
     assert 1 <= done <= 10
+
+
+def test_after_a_signal_a_dead_process_is_not_waited_for(store, monkeypatch):
+    monkeypatch.setattr(torchrun, "STOP_SECONDS", 0.2)
+    system = System(parse_model_args(GIVEN))
+    runner = TorchrunRunner(Team(Place(0, 2), Channel(store)), system, lambda hardware, pid: "")
+    own_claims = runner._own_claims
+
+    def claims(round_number, published):
+        assert Channel(store).claim(round_number) is not None  # by a process that dies over it
+        yield from own_claims(round_number, published)
+
+    runner._own_claims = claims
+    done = []
+
+    def decode_until_stopped():
+        with Interruption(lambda: "", finish_first=True) as stopping:
+            for sample in runner.run(stopping.until_asked(jobs_of(system, 20))):
+                if not done:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                done.append(sample)
+
+    with pytest.raises(Interrupted):
+        decode_until_stopped()
+    assert 1 <= len(done) < 10
 
 
 def test_a_worker_with_other_weights_of_the_same_name_ends_the_run(crew, monkeypatch):
