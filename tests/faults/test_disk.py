@@ -11,7 +11,7 @@ from tests.faults.front_end import error_of
 from tests.faults.runs import assert_same, bytes_lost, command, records
 
 MEGABYTE = 1 << 20
-NUM_SIZES = 10
+NUM_SIZES = 8
 
 
 @pytest.fixture(scope="module")

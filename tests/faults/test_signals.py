@@ -86,6 +86,7 @@ def test_before_the_first_sample_there_is_nothing_to_finish(server, calm, tmp_pa
     assert_same(tmp_path / "run", calm)
 
 
+@pytest.mark.slow  # lm-eval reads its thousands of task files, twice
 def test_under_lm_eval_itself_the_sample_in_flight_is_finished_too(server, tmp_path):
     settings = ",".join(f"{name}={value}" for name, value in SETTINGS.items())
     model = f"pretrained=embedded,warmup=0,run_dir={tmp_path / 'run'},{settings}"
