@@ -31,7 +31,8 @@ MAY_IMPORT = {
     "scaleout": BASE | {"api", "decoders", "evaluate", "store"},
     "paper": BASE | {"artefacts", "decoders", "evaluate", "metrics", "report", "store"},
     "sweep": BASE | {"decoders", "evaluate", "store"},
-    "bench": BASE | {"api", "decoders", "embedded", "engine", "evaluate", "hf", "models", "scaleout", "training"},
+    "bench": BASE
+    | {"api", "decoders", "embedded", "engine", "evaluate", "hf", "models", "scaleout", "store", "training"},
     "training": BASE | {"api", "decoders", "embedded", "engine", "evaluate", "models", "store"},
 }
 NO_TORCH = {"types", "trace", "errors", "decoders", "metrics", "store", "artefacts", "report"}
