@@ -27,13 +27,14 @@ HEALTH = {
 }
 PATIENCE_SECONDS = 300
 
-RAY = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--object-store-memory={MEMORY}", "--num-cpus=1"]
+RAY = [sys.executable, "-m", "ray.scripts.scripts"]
+START = [*RAY, "start", f"--object-store-memory={MEMORY}", "--num-cpus=1"]
 # Ray gives a node half a minute to start, which a busy machine may exceed: then it is started again.
-AGAIN = 'start() { for _ in 1 2 3; do "$@" && return; done; return 1; }; '
+AGAIN = f'start() {{ for _ in 1 2 3; do "$@" && return; {" ".join(RAY)} stop --force; done; return 1; }};'
 
 
 def start_head_and_run(host, run_dir, log):
-    start = [*RAY, "--head", f"--port={PORT}", f"--node-ip-address={host.address}", "--include-dashboard=false"]
+    start = [*START, "--head", f"--port={PORT}", f"--node-ip-address={host.address}", "--include-dashboard=false"]
     settings = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
     run = [sys.executable, "-m", "refusion_eval", "run", "--model", "embedded", "--tasks", "gsm8k", "--engine", "ray"]
     run += [
@@ -52,7 +53,7 @@ def start_head_and_run(host, run_dir, log):
 
 
 def start_second(host, head, log):
-    start = [*RAY, f"--address={head.address}:{PORT}", f"--node-ip-address={host.address}", "--block"]
+    start = [*START, f"--address={head.address}:{PORT}", f"--node-ip-address={host.address}", "--block"]
     script = f"{AGAIN} start {' '.join(start)}"
     return host.start("sh", "-c", script, environment=ENVIRONMENT | HEALTH, stdout=log, stderr=subprocess.STDOUT)
 
