@@ -16,8 +16,9 @@ log = logging.getLogger(__name__)
 # Requests and records are small, and Ray's own default takes a third of the memory.
 OBJECT_STORE_BYTES = 200 * 2**20
 
-# Read when ray is imported: nothing is sent to its makers, and what it would print of workers stays in its log files.
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
+# Read when ray is imported: nothing is sent to its makers, what it would print of workers stays in its log files, and
+# workers of a cluster that starts here get processor time like any program (ray would let all others go first).
+ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": ".", "RAY_worker_niceness": "0"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ def import_ray() -> Any:
     Raises:
         ConfigError: it is not installed.
     """
-    for name, value in QUIET.items():
+    for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
         import ray
