@@ -225,7 +225,7 @@ def test_a_cluster_without_a_free_core_leaves_the_judging_to_the_driver(cluster,
     import ray
 
     monkeypatch.setattr(ray_judge, "VERDICT_SECONDS", 0.2)
-    busy = ray.remote(num_cpus=2)(time.sleep).remote(600)
+    busy = ray.remote(num_cpus=2)(lambda: time.sleep(600)).remote()
     judge = ray_judge.RayJudge(ray_cluster.Cluster(None))
     under_way = [judge.submit("mbpp", ROW, program(number), "none") for number in range(2)]
     assert [verdict() for verdict in under_way] == [None, None]

@@ -30,10 +30,10 @@ PATIENCE_SECONDS = 300
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 START = [*RAY, "start", f"--object-store-memory={MEMORY}", "--num-cpus=1"]
 # Ray gives a node half a minute to start, which a busy machine may exceed: then it is started again.
-AGAIN = f'start() {{ for _ in 1 2 3; do "$@" && return; {" ".join(RAY)} stop --force; done; return 1; }};'
+AGAIN = f'start() {{ for _ in 1 2 3 4 5; do "$@" && return; {" ".join(RAY)} stop --force; done; return 1; }};'
 
 
-def start_head_and_run(host, run_dir, log):
+def start_head_and_run(host, run_dir, joined, log):
     start = [*START, "--head", f"--port={PORT}", f"--node-ip-address={host.address}", "--include-dashboard=false"]
     settings = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
     run = [sys.executable, "-m", "refusion_eval", "run", "--model", "embedded", "--tasks", "gsm8k", "--engine", "ray"]
@@ -47,7 +47,7 @@ def start_head_and_run(host, run_dir, log):
         "--run-dir",
         str(run_dir),
     ]
-    script = f'{AGAIN} start {" ".join(start)} && "$@"'
+    script = f'{AGAIN} start {" ".join(start)} && until [ -e {joined} ]; do sleep 0.2; done && "$@"'
     words = ["sh", "-c", script, "sh", *run, *settings]
     return host.start(*words, environment=ENVIRONMENT | HEALTH, stdout=log, stderr=subprocess.STDOUT)
 
@@ -71,8 +71,8 @@ def test_a_host_that_falls_silent_in_mid_run_costs_no_request(tmp_path):
         pytest.skip("needs Ray: pip install -e '.[ray]'")
     run_dir = tmp_path / "run"
     with two_hosts() as (head, second), (tmp_path / "log").open("w+") as log:
-        running = start_head_and_run(head, run_dir, log)
-        start_second(second, head, log)
+        running = start_head_and_run(head, run_dir, tmp_path / "joined", log)
+        start_second(second, head, tmp_path / "joined", log)
         give_up = time.monotonic() + PATIENCE_SECONDS
         while len(decoding_processes(run_dir)) < 2:
             assert time.monotonic() < give_up, (tmp_path / "log").read_text()
