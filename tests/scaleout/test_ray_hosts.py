@@ -52,9 +52,9 @@ def start_head_and_run(host, run_dir, joined, log):
     return host.start(*words, environment=ENVIRONMENT | HEALTH, stdout=log, stderr=subprocess.STDOUT)
 
 
-def start_second(host, head, log):
-    start = [*START, f"--address={head.address}:{PORT}", f"--node-ip-address={host.address}", "--block"]
-    script = f"{AGAIN} start {' '.join(start)}"
+def start_second(host, head, joined, log):
+    start = [*START, f"--address={head.address}:{PORT}", f"--node-ip-address={host.address}"]
+    script = f"{AGAIN} start {' '.join(start)} && touch {joined} && sleep 1000"
     return host.start("sh", "-c", script, environment=ENVIRONMENT | HEALTH, stdout=log, stderr=subprocess.STDOUT)
 
 
