@@ -132,9 +132,15 @@ def speed_rows(cells: Sequence[Cell]) -> list[SpeedRow]:
 
 def speed_table(rows: Sequence[SpeedRow]) -> TextTable:
     """The rows as text."""
+    runs = {label: {row.run_id for row in rows if row.label == label} for label in {row.label for row in rows}}
     lines = []
     for row in rows:
-        said = {"half-written": not row.complete, "fewer items": row.fewer, "fused": row.fused}
+        said = {
+            row.run_id: len(runs[row.label]) > 1,  # one system under several settings
+            "half-written": not row.complete,
+            "fewer items": row.fewer,
+            "fused": row.fused,
+        }
         marks = [mark for mark, holds in said.items() if holds]
         task = f"{row.task} (mini)" if row.mini else row.task
         system = f"{row.label} [{', '.join(marks)}]" if marks else row.label

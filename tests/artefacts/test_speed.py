@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from refusion_eval import api
 from refusion_eval.artefacts.cells import measured_cells
-from refusion_eval.artefacts.speed import speed_rows
+from refusion_eval.artefacts.speed import speed_rows, speed_table
 from refusion_eval.cli import app
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError, DecodeError, StoreError
@@ -62,6 +62,12 @@ def test_every_factor_by_hand(runs):
     assert "speedup" not in rows["engine"]
     assert "speedup_stock" not in rows["stock"]
     assert rows["stock"]["decode_tps"] == pytest.approx(5 / 1.9)
+
+
+def test_runs_of_one_system_are_told_apart(runs, write_run):
+    again = write_run("ours-recompute", [sample(i, seconds=0.6) for i in range(4)])
+    table = speed_table(speed_rows(measured_cells([*runs, again])))
+    assert {row[1] for row in table.rows} == {"ReFusion [ours]", "ReFusion [ours-recompute]", "AR", "AR (generate)"}
 
 
 def test_records_without_prefill_have_all_but_the_phases(write_run):
