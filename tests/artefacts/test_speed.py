@@ -114,8 +114,9 @@ def test_runs_with_fewer_items_and_fused_forwards_are_marked(write_run, tmp_path
     result = CliRunner().invoke(app, ["speed", *map(str, runs), *outputs])
     assert result.exit_code == 0, result.output
     text = (tmp_path / "speed.md").read_text()
-    assert text.count("| ReFusion | 4 |") == 2
-    assert "| ReFusion [fewer items, fused] | 2 |" in text
+    assert "| ReFusion [all] | 4 |" in text
+    assert "| ReFusion [paper] | 4 |" in text
+    assert "| ReFusion [some, fewer items, fused] | 2 |" in text
     assert "Fused: verifications carry likely next plans" in text
     with (tmp_path / "speed.csv").open(newline="") as stream:
         rows = {row["run_id"]: (row["n"], row["fewer"], row["fused"]) for row in csv.DictReader(stream)}
