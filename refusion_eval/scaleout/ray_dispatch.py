@@ -1,6 +1,5 @@
 """One pass over the jobs of a run: they go to the desk as workers take them, and what comes back becomes records."""
 
-import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -44,17 +43,18 @@ class Dispatch:
 
     Args:
         pool: the workers.
-        desk: handle of an actor that holds a new `Desk`.
+        desk: handle of an actor that holds a `Desk` where nothing waits.
+        numbers: numbers for jobs that the desk has not seen yet.
         jobs: what is to be decoded.
         office: knows the run and its workers.
     """
 
-    def __init__(self, pool: Pool, desk: Any, jobs: Iterator[Job], office: Office) -> None:
+    def __init__(self, pool: Pool, desk: Any, numbers: Iterator[int], jobs: Iterator[Job], office: Office) -> None:
         self._pool = pool
         self._desk = desk
         self._jobs = jobs
         self._office = office
-        self._numbers = itertools.count()
+        self._numbers = numbers
         self._next = next(jobs, None)
         self._said_last = False
         self._open: dict[int, Job] = {}
@@ -67,6 +67,13 @@ class Dispatch:
             self._start_idle()
             for event in self._pool.wait(GROW_SECONDS):
                 yield from self._after(event)
+
+    def settle_down(self) -> None:
+        """Waits until no worker asks the desk any more, so that all can serve another pass."""
+        while any(member.doing == "decoding" for member in self._pool.members):
+            for event in self._pool.wait(GROW_SECONDS):
+                left = list(self._after(event))
+                assert not left, "a record after the last one"
 
     def _ready(self) -> list[Member]:
         return [member for member in self._pool.members if member.doing in ("idle", "decoding")]

@@ -1,5 +1,6 @@
 """Decodes the jobs of a run on a Ray cluster; this process asks for the work and records it, and decodes nothing."""
 
+import itertools
 import logging
 import sys
 import time
@@ -59,6 +60,8 @@ class RayRunner:
         self._workforce = Workforce(register)
         self.cluster = Cluster(args.ray_address)
         self._pool: Pool | None = None
+        self._desk: Any = None
+        self._numbers = itertools.count()
         self._manifest: Manifest | None = None
         self._facts: dict[str, Mapping[str, Any]] = {}
         self.settled: dict[str, Any] = {}
@@ -169,17 +172,26 @@ class RayRunner:
         """
         self._described()
         pool = self._open_pool()
-        desk = self._new_desk()
+        self._desk = self._desk or self._new_desk()
         is_done = False
         try:
-            yield from Dispatch(pool, desk, iter(jobs), self).records()
+            dispatch = Dispatch(pool, self._desk, self._numbers, iter(jobs), self)
+            yield from dispatch.records()
+            if self._keep_workers:
+                dispatch.settle_down()
             is_done = True
         except self.cluster.ray.exceptions.RayError as error:
             raise ScaleOutError(f"the Ray cluster failed ({error}); run the same command again to continue") from error
         finally:
             if not (self._keep_workers and is_done):
-                pool.dismiss_all()
-            self.cluster.ray.kill(desk)
+                self._dismiss(pool)
+
+    def _dismiss(self, pool: Pool) -> None:
+        """Ends all workers, and the desk with what is left on it."""
+        pool.dismiss_all()
+        if self._desk is not None:
+            self.cluster.ray.kill(self._desk)
+            self._desk = None
 
     def _new_desk(self) -> Any:
         """A desk on the driver's machine, so that no other's loss costs more than what it was decoding."""
@@ -191,6 +203,6 @@ class RayRunner:
     def close(self) -> None:
         """Ends the workers and leaves the cluster."""
         if self._pool is not None:
-            self._pool.dismiss_all()
+            self._dismiss(self._pool)
             self._pool = None
         self.cluster.close()
