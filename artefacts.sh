@@ -72,6 +72,7 @@ make_artefacts() {
     write_table "$out"
     find_reference
     make_part speed "${run_dirs[@]}" --csv "$out/speed.csv" --markdown "$out/speed.md" ${reference[@]+"${reference[@]}"}
+    make_part cost "${run_dirs[@]}" --csv "$out/cost.csv" --markdown "$out/cost.md"
 
     [ -z "$data" ] || options+=(--data "$data")
     [ -z "$limit" ] || options+=(--responses "$limit")

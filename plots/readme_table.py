@@ -3,7 +3,8 @@
 python plots/readme_table.py results/embedded/results.csv
 
 The compact table stands between `<!-- results:begin -->` and `<!-- results:end -->`. Tables of the paper stand between
-`<!-- tableN:begin FILE.csv ... -->` and `<!-- tableN:end -->`, and come from the files that are named there.
+`<!-- tableN:begin FILE.csv ... -->` and `<!-- tableN:end -->`, and come from the files that are named there. What whole
+benchmarks cost stands between `<!-- cost:begin TOKENS -->` and `<!-- cost:end -->`.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 
 from refusion_eval.artefacts.cells import measured_cells
+from refusion_eval.artefacts.cost import published_table
 from refusion_eval.paper.render import to_markdown
 from refusion_eval.paper.tables import paper_table
 from refusion_eval.store.summary import markdown, summary
@@ -20,6 +22,8 @@ from refusion_eval.store.tables import read_csv
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 BEGIN, END = "<!-- results:begin -->\n", "<!-- results:end -->\n"
+COST_TABLE = re.compile(r"(<!-- cost:begin (\d+) -->\n).*?(<!-- cost:end -->\n)", re.DOTALL)
+COST_WORKERS = (1, 8, 64)
 PAPER_TABLE = re.compile(r"(<!-- table(\d):begin ?([^>]*?) ?-->\n).*?(<!-- table\2:end -->\n)", re.DOTALL)
 
 
@@ -41,14 +45,24 @@ def regenerated(readme: str, csv: Path) -> str:
     """
     before, rest = readme.split(BEGIN)
     _, after = rest.split(END)
-    return PAPER_TABLE.sub(_paper_table, f"{before}{BEGIN}{results_block(csv)}{END}{after}")
+    text = PAPER_TABLE.sub(_paper_table, f"{before}{BEGIN}{results_block(csv)}{END}{after}")
+    return COST_TABLE.sub(_cost_table, text)
 
 
 def _paper_table(match: re.Match[str]) -> str:
     begin, number, files, end = match.groups()
     table = paper_table(int(number), measured_cells([ROOT / file for file in files.split()]))
-    # README has headings of its own.
-    return f"{begin}{to_markdown(table).partition(chr(10) * 2)[2]}{end}"
+    return f"{begin}{_without_heading(to_markdown(table))}{end}"
+
+
+def _cost_table(match: re.Match[str]) -> str:
+    begin, num_tokens, end = match.groups()
+    return f"{begin}{_without_heading(published_table(int(num_tokens), COST_WORKERS).markdown())}{end}"
+
+
+def _without_heading(markdown_text: str) -> str:
+    """README has headings of its own."""
+    return markdown_text.partition("\n\n")[2]
 
 
 def main() -> None:

@@ -48,6 +48,7 @@ class Cost:
 
     Attributes:
         system: its name.
+        run_id: the pilot.
         hardware: where the pilot ran.
         task: of the pilot.
         n: samples of the pilot.
@@ -57,6 +58,7 @@ class Cost:
     """
 
     system: str
+    run_id: str
     hardware: str
     task: str
     n: int
@@ -105,7 +107,7 @@ def projected(run_dirs: Sequence[str | PathLike[str]], workers: Sequence[int], s
                     f"{run_dir} has no sample of the seven benchmarks that was decoded alone; run some with "
                     "--batch-size 1, or with --tps-samples"
                 )
-            system = reader.run.manifest.system
+            system, run_id = reader.run.manifest.system, reader.run.run_id
         for (task, benchmark, hardware), pilot in sorted(seconds.items()):
             items = SOURCES[benchmark].num_rows
             drawn = np.random.default_rng(seed).choice(pilot, items).tolist()
@@ -114,6 +116,7 @@ def projected(run_dirs: Sequence[str | PathLike[str]], workers: Sequence[int], s
             found.append(
                 Cost(
                     system=system,
+                    run_id=run_id,
                     hardware=hardware,
                     task=task,
                     n=len(pilot),
@@ -126,22 +129,17 @@ def projected(run_dirs: Sequence[str | PathLike[str]], workers: Sequence[int], s
 
 
 def cost_table(costs: Sequence[Cost]) -> TextTable:
-    """A row a system and task, and one for all tasks of each system, which follow one another."""
-    workers = [share.workers for share in costs[0].shares]
-    rows = [
-        [cost.system, cost.task, str(cost.n), f"{cost.items:,}", f"{cost.seconds.value:.3g}", *_hours(cost.shares)]
-        for cost in costs
-    ]
-    systems = list(dict.fromkeys((cost.system, cost.hardware) for cost in costs))
-    for system, hardware in systems:
-        own = [cost for cost in costs if (cost.system, cost.hardware) == (system, hardware)]
+    """A row a run and task, and one for all tasks of each run."""
+    runs = {cost.system: {other.run_id for other in costs if other.system == cost.system} for cost in costs}
+    rows = []
+    for (run_id, _), own in _by_run(costs).items():
+        system = own[0].system if len(runs[own[0].system]) == 1 else f"{own[0].system} [{run_id}]"
+        rows += [_row(system, cost.task, cost.n, cost.items, cost.seconds.value, cost.shares) for cost in own]
         if len(own) > 1:
             items = sum(cost.items for cost in own)
             mean = sum(cost.items * cost.seconds.value for cost in own) / items
-            together = [_sum([cost.shares[place] for cost in own]) for place in range(len(workers))]
-            rows.append(
-                [system, "all", str(sum(cost.n for cost in own)), f"{items:,}", f"{mean:.3g}", *_hours(together)]
-            )
+            together = [_sum(shares) for shares in zip(*(cost.shares for cost in own), strict=True)]
+            rows.append(_row(system, "all", sum(cost.n for cost in own), items, mean, together))
     notes = [
         "Hours until the last worker is done: pulled (each takes the next request when free) / static shards.",
         f"Seconds a sample on {'; '.join(sorted({cost.hardware for cost in costs}))}; loading and scoring not counted.",
@@ -151,7 +149,8 @@ def cost_table(costs: Sequence[Cost]) -> TextTable:
             "Mini tasks are synthetic look-alikes: their seconds, times the items of the real benchmark, show how work "
             "is shared out, not what the benchmark costs."
         )
-    headings = ["System", "Task", "Pilot", "Items", "s/sample", *(f"{count} workers, h" for count in workers)]
+    workers = [f"h on {share.workers}" for share in costs[0].shares]
+    headings = ["System", "Task", "Pilot", "Items", "s/sample", *workers]
     return TextTable(title="Cost of whole benchmarks", headings=headings, rows=rows, num_left=2, notes=notes)
 
 
@@ -163,18 +162,27 @@ def _sum(shares: Sequence[Share]) -> Share:
     )
 
 
-def _hours(shares: Sequence[Share]) -> list[str]:
-    return [f"{share.pulled:.3g} / {share.sharded:.3g}" for share in shares]
+def _by_run(costs: Sequence[Cost]) -> Mapping[tuple[str, str], Sequence[Cost]]:
+    """Costs of each run and machine: the tasks of one system that follow one another."""
+    groups: dict[tuple[str, str], list[Cost]] = defaultdict(list)
+    for cost in costs:
+        groups[cost.run_id, cost.hardware].append(cost)
+    return groups
+
+
+def _row(system: str, task: str, n: int, items: int, seconds: float, shares: Sequence[Share]) -> list[str]:
+    hours = [f"{share.pulled:.3g} / {share.sharded:.3g}" for share in shares]
+    return [system, task, str(n), f"{items:,}", f"{seconds:.3g}", *hours]
 
 
 def cost_csv(costs: Sequence[Cost]) -> str:
     """A row a system, task and number of workers."""
-    columns = ("system", "task", "hardware", "n", "items", "seconds_per_sample", "ci_low", "ci_high")
+    columns = ("run_id", "system", "task", "hardware", "n", "items", "seconds_per_sample", "ci_low", "ci_high")
     return csv_text(
         (*columns, "workers", "hours_pulled", "hours_sharded"),
         [
             [
-                *(cost.system, cost.task, cost.hardware, cost.n, cost.items),
+                *(cost.run_id, cost.system, cost.task, cost.hardware, cost.n, cost.items),
                 *(cost.seconds.value, cost.seconds.low, cost.seconds.high),
                 *(share.workers, share.pulled, share.sharded),
             ]
@@ -201,7 +209,7 @@ def published_table(num_tokens: float, workers: Sequence[int]) -> TextTable:
     rows.append(["all", "", *(f"{total:.3g}" for total in totals)])
     return TextTable(
         title="GPU hours of the seven benchmarks",
-        headings=["System", "TPS (published)", *(f"{count} GPUs, h" for count in workers)],
+        headings=["System", "TPS (published)", *(f"h on {count}" for count in workers)],
         rows=rows,
         notes=[
             f"{items:,} items, batch 1 on A100, at the average throughput that the paper prints and {num_tokens:g} "

@@ -51,6 +51,14 @@ def test_several_tasks_have_a_sum(write_run):
     assert total[3] == f"{SOURCES['gsm8k'].num_rows + SOURCES['mbpp'].num_rows:,}"
 
 
+def test_runs_of_one_system_are_added_up_apart(write_run):
+    both = [sample(1), sample(2, task="mini_mbpp")]
+    costs = projected([write_run("plain", both), write_run("other", both)], (1,))
+    totals = [row for row in cost_table(costs).rows if row[1] == "all"]
+    assert [row[0] for row in totals] == ["ReFusion [plain]", "ReFusion [other]"]
+    assert totals[0][2:] == totals[1][2:]
+
+
 def test_a_run_without_samples_decoded_alone_is_refused(write_run):
     run = write_run("batch", [sample(1, batch_size=4)])
     with pytest.raises(StoreError, match="decoded alone"):
