@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from refusion_eval.paper import style
-from refusion_eval.paper.names import FUSED_SENTENCE, MINI_SENTENCE, TASK_NAMES, task_name
+from refusion_eval.paper.names import FUSED_SENTENCE, MINI_SENTENCE, task_name
 from refusion_eval.paper.rows import OPERATING_POINT, Point
 
 SCORES = {"accuracy": "Accuracy (%)", "pass@1": "pass@1 (%)", "tps": "Tokens/s"}
@@ -71,9 +71,8 @@ def row_of_axes(figure: Figure, columns: int) -> list[Axes]:
 
 
 def benchmark(points: Sequence[Point]) -> str:
-    """The benchmark that points are about; that of the paper's figures where no panel names one."""
-    task = next((point.panel for point in points if point.panel in TASK_NAMES), "mbpp")
-    return task_name(task, points[0].mini)
+    """The benchmark that points are about."""
+    return task_name(points[0].task, points[0].mini)
 
 
 def only_mini(points: Sequence[Point]) -> str:

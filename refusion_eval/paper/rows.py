@@ -20,6 +20,7 @@ class Point:
     """One point of a plot.
 
     Attributes:
+        task: benchmark that it is about; of several, and in Figure 3, the panels say it.
         panel: what is drawn in one pair of axes.
         series: what is drawn in one style: a system's key, or a masking ratio.
         label: of the series, for readers.
@@ -35,6 +36,7 @@ class Point:
         note: what a reader must know; drawn as a dagger and named below the figure.
     """
 
+    task: str = ""
     panel: str
     series: str
     label: str

@@ -30,7 +30,7 @@ ORANGE, SKY = "#E69F00", "#56B4E9"
 SWEET_SPOT, SWEET_EDGE = "#e2ecf5", "#9db9d3"
 
 _CAPTION_SIZE = 6.0
-_CAPTION_LINE = 0.103  # inches
+_CAPTION_LINE = 0.127  # inches; STIX has tall lines
 _CAPTION_CHARACTERS = 28.0  # an inch
 
 # STIX comes with matplotlib, so that a figure has the same bytes on machines with other fonts.

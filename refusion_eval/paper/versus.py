@@ -202,6 +202,7 @@ def _point(
 ) -> Point:
     incomplete = [cell.run_id for cell in cells if not cell.complete]
     return Point(
+        task=cells[0].task,
         panel=panel,
         series=series,
         label=system_label(cells[0]),

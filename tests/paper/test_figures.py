@@ -4,7 +4,9 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
+from matplotlib.text import Text
 from PIL import Image
 
 from refusion_eval.errors import ConfigError, DataError, StoreError
@@ -84,6 +86,22 @@ def test_every_figure_is_written_in_both_formats_with_equal_bytes(name, sources,
         assert picture.width > 900
         dark = sum(picture.convert("L").histogram()[:128])
         assert 0.002 < dark / (picture.width * picture.height) < 0.4
+
+
+@pytest.mark.parametrize("name", ["figure1", "figure4", "figure6", "figure8"])
+def test_a_caption_names_the_benchmark_that_was_measured_and_stays_on_the_page(name, sources):
+    points = [
+        replace(point, task="math", panel=point.panel.replace("mbpp", "math"))
+        for point in rows_of(name, [sources[name]])
+    ]
+    figure = FIGURES[name].draw(points)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    texts = [text.get_text() for text in figure.findobj(Text)]
+    assert any("mini MATH" in text for text in texts)
+    assert not any("mini MBPP" in text for text in texts)
+    below = figure.texts[-1].get_window_extent(canvas.get_renderer())
+    assert below.y0 >= 0
 
 
 def test_the_difference_to_the_baseline_comes_with_an_interval_of_both(sources):
