@@ -157,5 +157,6 @@ def _swept_legend(points: Sequence[Point]) -> list[Line2D | Patch]:
     if any(point.mark == OPERATING_POINT for point in points):
         handles.append(Line2D([], [], **drawn.RING, label="operating point"))
     handles.append(Line2D([], [], color=style.BLACK, linewidth=0.6, linestyle=(0, (4, 2)), label="AR baseline"))
-    handles.append(Patch(facecolor=style.SWEET_SPOT, edgecolor=style.SWEET_EDGE, linewidth=0.5, label="sweet spot"))
+    if any(sweet_spot(points, panel, _main_series(points)) for panel in {point.panel for point in points}):
+        handles.append(Patch(facecolor=style.SWEET_SPOT, edgecolor=style.SWEET_EDGE, linewidth=0.5, label="sweet spot"))
     return handles
