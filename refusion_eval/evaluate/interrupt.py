@@ -69,11 +69,12 @@ class Interruption:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        if self._asked_by is None or not (error is None or isinstance(error, Interrupted)):
+        # Ray, if the signal came while it waited, turns `Interrupted` into an error of its own.
+        if self._asked_by is None or not (error is None or isinstance(error, SystemExit | KeyboardInterrupt)):
             return
         print(f"stopped by {signal.Signals(self._asked_by).name}: {self._describe()}", file=sys.stderr, flush=True)
-        if error is None:
-            raise Interrupted(self._asked_by)
+        if not isinstance(error, Interrupted):
+            raise Interrupted(self._asked_by) from None
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         first = self._asked_by is None

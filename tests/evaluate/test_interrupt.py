@@ -1,3 +1,4 @@
+import contextlib
 import os
 import signal
 import threading
@@ -61,6 +62,29 @@ def test_where_nothing_has_to_be_finished_the_first_signal_ends_the_block(capfd)
         items_of(Interruption(lambda: "so far", finish_first=False), {2: [signal.SIGTERM]}, taken)
     assert taken == [0, 1]
     assert capfd.readouterr().err == "stopped by SIGTERM: so far\n"
+
+
+@pytest.mark.parametrize("instead", [SystemExit(1), KeyboardInterrupt()])
+@pytest.mark.parametrize("finish_first", [True, False])
+def test_what_a_library_makes_of_a_signal_is_taken_for_it(instead, finish_first, capfd):
+    def end_in_its_own_way():
+        with Interruption(lambda: "so far", finish_first=finish_first):
+            with contextlib.suppress(Interrupted):
+                signal.raise_signal(signal.SIGTERM)
+            raise instead
+
+    with pytest.raises(Interrupted) as stop:
+        end_in_its_own_way()
+    assert stop.value.code == 128 + signal.SIGTERM
+    assert capfd.readouterr().err.splitlines()[-1] == "stopped by SIGTERM: so far"
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_without_a_signal_an_end_by_the_block_itself_stays_what_it_is(error, capfd):
+    with pytest.raises(type(error)) as stop, Interruption(str, finish_first=False):
+        raise error
+    assert stop.value is error
+    assert capfd.readouterr().err == ""
 
 
 def test_of_nested_blocks_the_inner_one_answers_alone(capfd):
