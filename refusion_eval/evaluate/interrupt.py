@@ -52,9 +52,9 @@ class Interruption:
         self._asked_by: int | None = None
         self._before: dict[int, Any] = {}
 
-    def until_asked(self, items: Iterable[_Item]) -> Iterator[_Item]:
+    def until_asked(self, items: Iterable[_Item]) -> "UntilAsked[_Item]":
         """The items, as far as they are taken before the first signal; says how many are left, if they do."""
-        return _UntilAsked(items, lambda: self._asked_by is not None)
+        return UntilAsked(items, lambda: self._asked_by is not None)
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -86,13 +86,25 @@ class Interruption:
             os.write(2, line.encode())  # print may be what the signal came in between of, and refuses that
 
 
-class _UntilAsked(Iterator[_Item]):
+class UntilAsked(Iterator[_Item]):
+    """Items that end when a signal asks for an end; whoever takes them can see that it did, even behind the last one.
+
+    Args:
+        items: what is left while nobody asks.
+        is_asked: whether a signal came.
+    """
+
     def __init__(self, items: Iterable[_Item], is_asked: Callable[[], bool]) -> None:
         self._items = iter(items)
         self._is_asked = is_asked
 
+    @property
+    def asked(self) -> bool:
+        """Whether a signal asked for an end."""
+        return self._is_asked()
+
     def __next__(self) -> _Item:
-        if self._is_asked():
+        if self.asked:
             raise StopIteration
         return next(self._items)
 
