@@ -4,7 +4,7 @@ python plots/readme_table.py results/embedded/results.csv
 
 The compact table stands between `<!-- results:begin -->` and `<!-- results:end -->`. Tables of the paper stand between
 `<!-- tableN:begin FILE.csv ... -->` and `<!-- tableN:end -->`, and come from the files that are named there. What whole
-benchmarks cost stands between `<!-- cost:begin TOKENS -->` and `<!-- cost:end -->`.
+benchmarks cost stands between `<!-- cost:begin -->` and `<!-- cost:end -->`.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from refusion_eval.store.tables import read_csv
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 BEGIN, END = "<!-- results:begin -->\n", "<!-- results:end -->\n"
-COST_TABLE = re.compile(r"(<!-- cost:begin (\d+) -->\n).*?(<!-- cost:end -->\n)", re.DOTALL)
+COST_TABLE = re.compile(r"(<!-- cost:begin -->\n).*?(<!-- cost:end -->\n)", re.DOTALL)
 COST_WORKERS = (1, 8, 64)
 PAPER_TABLE = re.compile(r"(<!-- table(\d):begin ?([^>]*?) ?-->\n).*?(<!-- table\2:end -->\n)", re.DOTALL)
 
@@ -56,8 +56,8 @@ def _paper_table(match: re.Match[str]) -> str:
 
 
 def _cost_table(match: re.Match[str]) -> str:
-    begin, num_tokens, end = match.groups()
-    return f"{begin}{_without_heading(published_table(int(num_tokens), COST_WORKERS).markdown())}{end}"
+    begin, end = match.groups()
+    return f"{begin}{_without_heading(published_table(COST_WORKERS).markdown())}{end}"
 
 
 def _without_heading(markdown_text: str) -> str:

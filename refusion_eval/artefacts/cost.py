@@ -1,4 +1,4 @@
-"""What whole benchmarks cost on many machines: projected from a pilot run's samples, or from published speed.
+"""What whole benchmarks cost on many machines: projected from a pilot run's samples, or from what is published.
 
 Responses differ tenfold in length, so how work is shared matters: static shards wait for the slowest, workers that pull
 the next request wait for one response at most.
@@ -25,6 +25,17 @@ HOUR = 3600.0
 # Tables of published.csv with throughput; together they have every system of the paper once.
 SPEED_TABLES = ("table1", "table2")
 RETRAINED_ONLY = ("bd3lm+retrained",)
+LATENCY_TABLE = "table9_v2"
+# Systems of which no seconds are printed, and whose responses theirs are taken to be as long as: that of the same
+# weights; of the same data; and the other autoregressive model.
+STAND_INS = {
+    "llama3": "qwen3",
+    "fast_dllm_llada": "llada",
+    "d2f_llada": "llada",
+    "fast_dllm_dream": "dream",
+    "d2f_dream": "dream",
+    "bd3lm+retrained": "refusion",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,13 +110,13 @@ def projected(run_dirs: Sequence[str | PathLike[str]], workers: Sequence[int], s
         with RunReader.open(run_dir) as reader:
             seconds: dict[tuple[str, str, str], list[float]] = defaultdict(list)
             for sample in reader.samples(traces=False):
-                if sample.error is None and sample.batch_size == 1 and sample.benchmark in SOURCES:
+                if sample.error is None and sample.batch_size == 1 and sample.warm and sample.benchmark in SOURCES:
                     hardware = reader.run.hardware(sample.process_id).label()
                     seconds[sample.key.task, sample.benchmark, hardware].append(sample.seconds)
             if not seconds:
                 raise StoreError(
-                    f"{run_dir} has no sample of the seven benchmarks that was decoded alone; run some with "
-                    "--batch-size 1, or with --tps-samples"
+                    f"{run_dir} has no sample of the seven benchmarks that was decoded alone, after a warm-up; run "
+                    "some with --batch-size 1, or with --tps-samples"
                 )
             system, run_id = reader.run.manifest.system, reader.run.run_id
         for (task, benchmark, hardware), pilot in sorted(seconds.items()):
@@ -192,38 +203,58 @@ def cost_csv(costs: Sequence[Cost]) -> str:
     )
 
 
-def published_table(num_tokens: float, workers: Sequence[int]) -> TextTable:
-    """GPU hours of all seven benchmarks at the published average throughput of each system.
+def published_table(workers: Sequence[int]) -> TextTable:
+    """Hours that all seven benchmarks take with each of the paper's systems, by its own seconds a response.
+
+    Of four systems it prints them; of the others, seconds are the tokens of the most similar of these four over the
+    throughput that is printed.
 
     Args:
-        num_tokens: mean tokens of a response, which the paper does not tell: an assumption.
         workers: numbers of GPUs; work is taken to be shared evenly.
     """
-    items = sum(source.num_rows for source in SOURCES.values())
-    speeds = _published_speeds()
-    rows = [
-        [label, f"{tps:.2f}", *(f"{items * num_tokens / tps / count / HOUR:.3g}" for count in workers)]
-        for label, tps in speeds.items()
-    ]
-    totals = [sum(items * num_tokens / tps / count / HOUR for tps in speeds.values()) for count in workers]
-    rows.append(["all", "", *(f"{total:.3g}" for total in totals)])
+    items = {name: source.num_rows for name, source in SOURCES.items()}
+    rows, totals = [], [0.0] * len(workers)
+    for system, label in _published_labels().items():
+        seconds = sum(count * _published_seconds(system, task) for task, count in items.items())
+        hours = [seconds / HOUR / count for count in workers]
+        totals = [total + one for total, one in zip(totals, hours, strict=True)]
+        source = f"tokens of {_published_labels()[STAND_INS[system]]} / TPS" if system in STAND_INS else "printed"
+        rows.append([label, source, f"{seconds / sum(items.values()):.3g}", *(f"{one:.3g}" for one in hours)])
+    rows.append(["all", "", "", *(f"{total:.3g}" for total in totals)])
     return TextTable(
-        title="GPU hours of the seven benchmarks",
-        headings=["System", "TPS (published)", *(f"h on {count}" for count in workers)],
+        title="Hours of the seven benchmarks on A100s",
+        headings=["System", "Seconds", "s/response", *(f"h on {count}" for count in workers)],
         rows=rows,
+        num_left=2,
         notes=[
-            f"{items:,} items, batch 1 on A100, at the average throughput that the paper prints and {num_tokens:g} "
-            "tokens a response (an assumption). A projection, not a measurement."
+            f"{sum(items.values()):,} responses, batch 1: mean seconds a response of each benchmark as the paper "
+            "prints them (second version, Table 9), or the mean tokens of a similar system over the printed throughput (an "
+            "assumption). A projection, not a measurement; work is taken to be shared evenly."
         ],
     )
 
 
-def _published_speeds() -> Mapping[str, float]:
-    """Label -> printed average throughput of every system that the paper compares."""
-    rows = [row for row in read_published("published.csv") if row["metric"] == "tps" and row["task"] == "average"]
+def _published_labels() -> dict[str, str]:
+    """Key -> label of every system that the paper compares."""
     return {
-        row["label"]: float(row["value"])
+        row["system"]: row["label"]
         for table in SPEED_TABLES
-        for row in rows
+        for row in read_published("published.csv")
         if row["artefact"] == table and (table == SPEED_TABLES[0] or row["system"] in RETRAINED_ONLY)
     }
+
+
+def _published_seconds(system: str, task: str) -> float:
+    """Mean seconds of a response."""
+    if system not in STAND_INS:
+        return _printed(system, task, "latency_mean")
+    return _printed(STAND_INS[system], task, "tokens_mean") / _printed(system, task, "tps")
+
+
+def _printed(system: str, task: str, metric: str) -> float:
+    return next(
+        float(row["value"])
+        for row in read_published("published.csv")
+        if (row["system"], row["task"], row["metric"]) == (system, task, metric)
+        and row["artefact"] in (*SPEED_TABLES, LATENCY_TABLE)
+    )

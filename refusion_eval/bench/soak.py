@@ -6,6 +6,7 @@ memory is read.
 """
 
 import gc
+import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +30,8 @@ ENDLESS_SHARE = 0.7  # of the requests, which have no end token: random prompts 
 STATM = Path("/proc/self/statm")
 PAGE_BYTES = 4096
 MIB = 2**20
+# Growth of host memory in 1,000 requests that is no leak: an allocator's heap still settles by some MiB.
+MOST_GROWTH = 8 * MIB
 
 
 def _refusion(chooser: random.Random, gen_length: int) -> dict[str, Any]:
@@ -110,6 +113,9 @@ class Moment(NamedTuple):
     drifted: int
 
 
+MEMORIES = tuple(name for name in Moment._fields if name.endswith("_bytes"))
+
+
 @dataclass(frozen=True, kw_only=True)
 class SoakReport:
     """What came of it.
@@ -133,11 +139,24 @@ class SoakReport:
         """Probes, over all rounds, that came out otherwise than the first time."""
         return sum(moment.drifted for moment in self.moments)
 
+    @property
+    def num_compared(self) -> int:
+        """Probes that were held against the first time."""
+        return NUM_PROBES * (len(self.moments) - 1)
+
+    @property
+    def leaks(self) -> bool:
+        """Whether memory grows beyond `MOST_GROWTH`; False where there are too few rounds to tell."""
+        return any(self.growth(name) > MOST_GROWTH for name in MEMORIES)
+
     def growth(self, name: str) -> float:
-        """Bytes that a figure of `Moment` grows by in 1,000 requests: slope of a line through the later half."""
+        """Bytes that a figure of `Moment` grows by in 1,000 requests: slope of a line through the later half.
+
+        NaN with fewer than three rounds in that half.
+        """
         later = self.moments[len(self.moments) // 2 :]
-        if len(later) < 2:
-            return 0.0
+        if len(later) < 3:
+            return math.nan
         slope, _ = np.polyfit([one.requests for one in later], [getattr(one, name) for one in later], 1)
         return float(1000 * slope)
 
@@ -147,27 +166,30 @@ class SoakReport:
         of_decoders = ", ".join(f"{name} {count:,}" for name, count in sorted(self.decoded.items()))
         lines = [
             f"{last.requests:,} requests ({of_decoders}), {self.tokens:,} tokens, {last.seconds:.0f} s",
-            f"failed: {self.failed}; probes that drifted: {self.drifted} of {NUM_PROBES * len(self.moments)}",
+            f"failed: {self.failed}; probes that drifted: {self.drifted} of {self.num_compared}",
         ]
-        for name in ("host_bytes", "tensor_bytes", "cache_bytes", "device_bytes"):
+        for name in MEMORIES:
             first, end = getattr(self.moments[0], name) / MIB, getattr(last, name) / MIB
+            growth = self.growth(name) / MIB
+            slope = "too few rounds for a slope" if math.isnan(growth) else f"{growth:+.3f} per 1,000 in the later half"
             lines.append(
-                f"{name.replace('_bytes', ' memory')}: {first:.1f} MiB at the start, {end:.1f} at the end, "
-                f"{self.growth(name) / MIB:+.3f} per 1,000 requests in the later half"
+                f"{name.replace('_bytes', ' memory')}: {first:.1f} MiB at the start, {end:.1f} at the end; {slope}"
             )
+        if self.leaks:
+            lines.append(f"memory grows by more than {MOST_GROWTH / MIB:g} MiB in 1,000 requests: a leak")
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
         """Everything."""
-        moments = [moment._asdict() for moment in self.moments]
+        growth = {name: None if math.isnan(self.growth(name)) else self.growth(name) for name in MEMORIES}
         return {
             "conditions": self.conditions,
             "decoded": self.decoded,
             "failed": self.failed,
             "tokens": self.tokens,
             "drifted": self.drifted,
-            "growth_per_1000_requests": {name: self.growth(name) for name in Moment._fields if name.endswith("_bytes")},
-            "moments": moments,
+            "growth_per_1000_requests": growth,
+            "moments": [moment._asdict() for moment in self.moments],
         }
 
 

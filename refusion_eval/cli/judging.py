@@ -60,9 +60,6 @@ def cost(
         list[Path] | None, typer.Argument(help="Pilot runs, decoded alone; none shows the published systems.")
     ] = None,
     workers: Annotated[str, typer.Option(help="Numbers of workers, each with one GPU or process.")] = "1,8,64",
-    tokens: Annotated[
-        float, typer.Option(min=1, help="Without runs: mean tokens of a response, which the paper does not tell.")
-    ] = 256,
     csv: Annotated[Path | None, typer.Option(help="With runs: also write every figure.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Also write the table as Markdown.")] = None,
 ) -> None:
@@ -79,7 +76,7 @@ def cost(
     for path in filter(None, (csv, markdown)):
         prepare_output(path)
     costs = projected(run_dirs or [], counts)
-    table = cost_table(costs) if costs else published_table(tokens, counts)
+    table = cost_table(costs) if costs else published_table(counts)
     console().print(table.rich())
     if csv is not None:
         write_output(csv, cost_csv(costs))

@@ -144,7 +144,7 @@ def soak(
     print(report.in_words())
     if out is not None:
         write_output(out, json.dumps(report.to_json(), indent=2) + "\n")
-    if report.failed or report.drifted:
+    if report.failed or report.drifted or report.leaks:
         raise typer.Exit(1)
 
 

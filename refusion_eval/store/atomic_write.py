@@ -26,8 +26,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             stream.write(content.encode("utf-8") if isinstance(content, str) else content)
             stream.flush()
             os.fsync(stream.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
+            os.fchmod(stream.fileno(), 0o644)
+            os.replace(name, path)  # before the lock goes: another writer would take the part for a leftover
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise

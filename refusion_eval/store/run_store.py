@@ -136,14 +136,15 @@ class RunStore:
             name: of the fact.
             make: gives a JSON value; called only if nothing is recorded yet.
         """
-        with self._mutex, refusing(self.directory):
-            row = self._connection.execute("SELECT value FROM meta WHERE name = ?", (SETTLED + name,)).fetchone()
-        if row is None:
-            row = (dump(make()),)
-            with self._transaction() as connection:
-                connection.execute("INSERT INTO meta VALUES (?, ?)", (SETTLED + name, row[0]))
-            self._write_run_json()
-        return json.loads(row[0])
+        with self._mutex:  # of two threads that ask at once, the second waits for what the first makes
+            with refusing(self.directory):
+                row = self._connection.execute("SELECT value FROM meta WHERE name = ?", (SETTLED + name,)).fetchone()
+            if row is None:
+                row = (dump(make()),)
+                with self._transaction() as connection:
+                    connection.execute("INSERT INTO meta VALUES (?, ?)", (SETTLED + name, row[0]))
+                self._write_run_json()
+            return json.loads(row[0])
 
     def expect(self, totals: Mapping[str, int]) -> None:
         """Records how many samples of each task are asked for: what tells a run that was cut short from a whole one.

@@ -1,9 +1,12 @@
 """Many requests in one process leave no memory behind and change no result (`refusion_eval.bench.soak`)."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from refusion_eval.api import LoadedModel
+from refusion_eval.bench import soak as soaking
 from refusion_eval.bench.soak import Moment, SoakReport, SoakSettings, soak
 from refusion_eval.engine.engine import Engine
 from refusion_eval.errors import ConfigError
@@ -35,8 +38,10 @@ def test_a_leak_shows(model, monkeypatch):
     kept = []
     compute = Engine._compute
     monkeypatch.setattr(Engine, "_compute", lambda *args: (kept.append(torch.zeros(1000)), compute(*args))[1])
-    report = soak(model, SHORT, lambda _: None)
-    assert report.growth("tensor_bytes") > 4000 * 20
+    monkeypatch.setattr(soaking, "MOST_GROWTH", 4000 * 20)
+    report = soak(model, replace(SHORT, num_requests=100), lambda _: None)
+    assert report.leaks
+    assert "a leak" in report.in_words()
 
 
 def test_a_result_that_drifts_shows(model, monkeypatch):
@@ -60,6 +65,14 @@ def test_growth_is_the_slope_of_the_later_half():
     moments = [Moment(n, 0.0, size, 0, 0, 0, 0) for n, size in [(0, 0), (500, 45), (700, 49), *later]]
     report = SoakReport(conditions={}, moments=moments, decoded={}, failed=0, tokens=0)
     assert report.growth("host_bytes") == pytest.approx(10)
+    assert not report.leaks
+
+
+def test_few_rounds_have_no_slope():
+    moments = [Moment(n, 0.0, n, 0, 0, 0, 0) for n in (0, 10)]
+    report = SoakReport(conditions={}, moments=moments, decoded={}, failed=0, tokens=0)
+    assert "too few rounds" in report.in_words()
+    assert report.to_json()["growth_per_1000_requests"]["host_bytes"] is None
 
 
 def test_a_number_of_requests_below_one_is_refused():
