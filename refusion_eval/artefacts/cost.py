@@ -228,8 +228,8 @@ def published_table(workers: Sequence[int]) -> TextTable:
         num_left=2,
         notes=[
             f"{sum(items.values()):,} responses, batch 1: mean seconds a response of each benchmark as the paper "
-            "prints them (second version, Table 9), or the mean tokens of a similar system over the printed throughput (an "
-            "assumption). A projection, not a measurement; work is taken to be shared evenly."
+            "prints them (second version, Table 9), or the mean tokens of a similar system over the printed throughput "
+            "(an assumption). A projection, not a measurement; work is taken to be shared evenly."
         ],
     )
 
