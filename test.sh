@@ -19,7 +19,8 @@ check mypy
 check refusion_eval.supply_chain --vulnerabilities
 # One thread a process: small tests gain nothing from more, and the machine's cores go to the processes.
 export OMP_NUM_THREADS=1
-check pytest -n 2 --dist loadfile "$@"
+# Slow ones only where they are asked for: -m slow, or -m '' for all.
+check pytest -n 2 --dist loadfile -m "not slow" "$@"
 
 if [ ${#failed[@]} -gt 0 ]; then
     echo "failed: ${failed[*]}"
