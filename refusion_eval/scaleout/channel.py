@@ -7,10 +7,13 @@ hours of decoding.
     published/R, job/R/I       its jobs, laid out a little ahead of the claims, so that few lie in the store at a time
     claimed/R, ended/R         how many were claimed; whether no more will come
     sent, message/K            what workers say to the driver, in the order in which they said it
-    finished, left             whether the driver is done; how many workers have taken note
+    alive/W                    a counter that worker W bumps every few seconds, as long as its process lives
+    finished, left/W           whether the driver is done; whether worker W has taken note
 """
 
+import contextlib
 import json
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
@@ -23,6 +26,10 @@ from refusion_eval.store.records import dump
 ANSWER = timedelta(minutes=5)
 POLL_SECONDS = 0.02
 IDLE_SECONDS = 0.2  # between two looks of a worker that has nothing to do
+HEARTBEAT_SECONDS = 5.0
+
+# At the end of a run no record is at stake, only a worker's quiet leave: few missed heartbeats are enough.
+LEAVE_SILENCE_SECONDS = 3 * HEARTBEAT_SECONDS
 
 
 class KeyValueStore(Protocol):
@@ -65,6 +72,7 @@ class Channel:
     def __init__(self, store: KeyValueStore) -> None:
         self._store = store
         self._num_read = 0
+        self._heard: dict[int, tuple[int, float]] = {}  # worker -> its counter, and when that was seen to move
         store.set_timeout(ANSWER)
 
     def _count(self, name: str, more: int = 0) -> int:
@@ -110,16 +118,40 @@ class Channel:
             self._num_read = number + 1
             yield self._take(f"message/{number}")
 
+    def silent(self, num_workers: int, seconds: float) -> set[int]:
+        """The workers that have not been heard for a while, though they were before.
+
+        Time counts between calls: a worker is silent when a later call finds its counter where an earlier one did.
+
+        Args:
+            num_workers: how many there are; their ranks begin with 1.
+            seconds: how long a worker may be silent.
+        """
+        silent = set()
+        for rank in range(1, num_workers + 1):
+            beats = self._count(f"alive/{rank}")
+            now = time.monotonic()
+            known, since = self._heard.get(rank, (0, now))
+            if beats != known:
+                self._heard[rank] = (beats, now)
+            elif beats and now - since > seconds:
+                silent.add(rank)
+        return silent
+
     def finish(self, num_workers: int, most_seconds: float) -> None:
         """Sends the workers home.
 
         Args:
-            num_workers: how many take note before this returns.
+            num_workers: how many take note before this returns, except those that have fallen silent.
             most_seconds: how long that may take.
         """
         self._count("finished", 1)
         until = time.monotonic() + most_seconds
-        while self._count("left") < num_workers and time.monotonic() < until:
+        present = set(range(1, num_workers + 1))
+        while time.monotonic() < until:
+            present = {rank for rank in present if not self._count(f"left/{rank}")}
+            if not present - self.silent(num_workers, LEAVE_SILENCE_SECONDS):
+                return
             time.sleep(POLL_SECONDS)
 
     # What every process does.
@@ -167,9 +199,28 @@ class Channel:
         """Says something to the driver."""
         self._write(f"message/{self._count('sent', 1) - 1}", message)
 
-    def leave(self) -> None:
-        """Takes note that the driver is done."""
-        self._count("left", 1)
+    @contextlib.contextmanager
+    def beating(self, rank: int) -> Iterator[None]:
+        """A block during which the driver hears every few seconds that this worker is there, however busy it is."""
+        over = threading.Event()
+
+        def beat() -> None:
+            with contextlib.suppress(ScaleOutError):  # the driver is gone, which the worker's own next call says
+                while not over.wait(HEARTBEAT_SECONDS):
+                    self._count(f"alive/{rank}", 1)
+
+        self._count(f"alive/{rank}", 1)  # before the first claim: who owes a record has been heard
+        thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def leave(self, rank: int) -> None:
+        """Says that this worker needs the store no more."""
+        self._count(f"left/{rank}", 1)
 
 
 class _Answer:

@@ -4,6 +4,7 @@ Nothing is divided in advance. Responses differ tenfold in length, so every proc
 for one, and all end at about the same time.
 """
 
+import contextlib
 import itertools
 import logging
 import math
@@ -20,7 +21,7 @@ from typing import Any
 
 from refusion_eval import api
 from refusion_eval.errors import ConfigError, RefusionEvalError, ScaleOutError
-from refusion_eval.evaluate.interrupt import Interruption
+from refusion_eval.evaluate.interrupt import Interrupted, Interruption, UntilAsked
 from refusion_eval.evaluate.jobs import Job
 from refusion_eval.evaluate.model_args import ModelArgs
 from refusion_eval.evaluate.system import System
@@ -36,6 +37,9 @@ AHEAD = 2
 
 # After a signal, how long the driver waits for records of others, of whom some may be dead: torchrun kills after 30.
 STOP_SECONDS = 15.0
+
+# How long a worker whose records are awaited may miss its heartbeats: torchrun does not notice a machine that is lost.
+SILENCE_SECONDS = 60.0
 
 
 def take_place(args: ModelArgs) -> None:
@@ -87,6 +91,9 @@ class TorchrunRunner:
 
         Args:
             jobs: those that are to be decoded alone before all others; claimed by whoever has room.
+
+        Raises:
+            ScaleOutError: another process gave up, or is not heard of any more while its records are awaited.
         """
         source = iter(jobs)
         at_once = -(-length_hint(jobs) // self._num_processes) or None
@@ -102,7 +109,7 @@ class TorchrunRunner:
             try:
                 num_done = 0
                 ours = self._decode(round_number, published, at_once)
-                others = self._outstanding(round_number, source, publishing, lambda: num_done)
+                others = self._outstanding(round_number, jobs, publishing, lambda: num_done)
                 for sample in itertools.chain(ours, others):
                     num_done += 1
                     yield sample
@@ -117,16 +124,21 @@ class TorchrunRunner:
             yield from self._arrived(round_number)
 
     def _outstanding(
-        self, round_number: int, source: Iterator[Job], publishing: "Future[int]", num_done: Callable[[], int]
+        self, round_number: int, jobs: Iterable[Job], publishing: "Future[int]", num_done: Callable[[], int]
     ) -> Iterator[Sample]:
         """Records that others still owe; after a signal, those that come soon."""
         give_up = math.inf
         while not publishing.done() or num_done() < publishing.result():
             yield from self._arrived(round_number)
-            if publishing.done() and length_hint(source) and give_up == math.inf:  # it ended early
+            if isinstance(jobs, UntilAsked) and jobs.asked and give_up == math.inf:
                 give_up = time.monotonic() + STOP_SECONDS
             if time.monotonic() > give_up:
                 return
+            for rank in self._channel.silent(self._num_processes - 1, SILENCE_SECONDS):
+                raise ScaleOutError(
+                    f"process {rank} has not answered for {SILENCE_SECONDS:g} s; what is recorded stays: run the same "
+                    "command again to continue"
+                )
             time.sleep(POLL_SECONDS)
 
     def _publish(
@@ -187,17 +199,22 @@ def serve(team: Team, device: str) -> int:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes: the driver answers
     try:
-        _serve(team, own_device(device, team.place.local_rank))
+        with channel.beating(rank):
+            _serve(team, own_device(device, team.place.local_rank))
     except Finished:
-        channel.leave()
+        channel.leave(rank)
     except RefusionEvalError as error:
         print(f"error: process {rank}: {error}", file=sys.stderr, flush=True)
         try:
             channel.send({"rank": rank, "error": str(error)})
-            channel.leave()
+            channel.leave(rank)
         except ScaleOutError:
             pass  # the driver is gone: there is nobody to tell
         return 1
+    except Interrupted:
+        with contextlib.suppress(ScaleOutError):
+            channel.leave(rank)
+        raise
     return 0
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -16,7 +17,7 @@ from refusion_eval.evaluate.interrupt import Interrupted, Interruption
 from refusion_eval.evaluate.jobs import Job
 from refusion_eval.evaluate.model_args import parse_model_args
 from refusion_eval.evaluate.system import System
-from refusion_eval.scaleout import torchrun
+from refusion_eval.scaleout import channel, torchrun
 from refusion_eval.scaleout.channel import Channel, Finished
 from refusion_eval.scaleout.launch import NEEDED, Place, Team
 from refusion_eval.scaleout.torchrun import TorchrunRunner, serve, take_place
@@ -76,6 +77,36 @@ def test_a_claim_ends_when_the_driver_is_done(store):
         worker.claim(number)
     with pytest.raises(Finished):
         worker.wait_for_round(number + 1)
+
+
+def test_a_worker_is_silent_when_its_heartbeat_ends_and_not_before(store, monkeypatch):
+    monkeypatch.setattr(channel, "HEARTBEAT_SECONDS", 0.01)
+    driver, worker = Channel(store), Channel(store)
+
+    def silent_within(seconds):
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if silent := driver.silent(2, 0.3):
+                return silent
+            time.sleep(0.01)
+        return set()
+
+    assert silent_within(0.5) == set()  # one that was never heard may still be on its way
+    with worker.beating(1):
+        assert silent_within(0.8) == set()
+    assert silent_within(10) == {1}
+    with worker.beating(1):
+        assert silent_within(0.1) == set()
+
+
+def test_the_driver_leaves_without_workers_that_are_gone(store, monkeypatch):
+    monkeypatch.setattr(channel, "LEAVE_SILENCE_SECONDS", 0.05)
+    with Channel(store).beating(1):
+        pass
+    Channel(store).leave(2)
+    began = time.monotonic()
+    Channel(store).finish(num_workers=2, most_seconds=30)
+    assert time.monotonic() - began < 10
 
 
 def test_a_store_that_is_gone_is_one_clear_error():
@@ -218,29 +249,46 @@ def test_a_source_that_ends_early_ends_the_work_of_all(crew):
     assert 1 <= done <= 10
 
 
-def test_after_a_signal_a_dead_process_is_not_waited_for(store, monkeypatch):
+def beside_a_dead_process(store, monkeypatch):
+    """A runner of two processes, of which the other one was heard once, claimed the first job and died over it."""
     monkeypatch.setattr(torchrun, "STOP_SECONDS", 0.2)
     system = System(parse_model_args(GIVEN))
     runner = TorchrunRunner(Team(Place(0, 2), Channel(store)), system, lambda hardware, pid: "")
     own_claims = runner._own_claims
 
     def claims(round_number, published):
-        assert Channel(store).claim(round_number) is not None  # by a process that dies over it
+        with Channel(store).beating(1):
+            assert Channel(store).claim(round_number) is not None
         yield from own_claims(round_number, published)
 
     runner._own_claims = claims
+    return runner, system
+
+
+@pytest.mark.parametrize("num_jobs", [20, 2])  # with two, none is left to decode when the signal comes
+def test_after_a_signal_a_dead_process_is_not_waited_for(store, monkeypatch, num_jobs):
+    runner, system = beside_a_dead_process(store, monkeypatch)
     done = []
 
     def decode_until_stopped():
         with Interruption(lambda: "", finish_first=True) as stopping:
-            for sample in runner.run(stopping.until_asked(jobs_of(system, 20))):
+            for sample in runner.run(stopping.until_asked(jobs_of(system, num_jobs))):
                 if not done:
                     os.kill(os.getpid(), signal.SIGTERM)
                 done.append(sample)
 
     with pytest.raises(Interrupted):
         decode_until_stopped()
-    assert 1 <= len(done) < 10
+    assert 1 <= len(done) < min(num_jobs, 10)
+
+
+def test_a_process_that_is_lost_with_a_job_ends_the_run_with_an_error(store, monkeypatch):
+    monkeypatch.setattr(torchrun, "SILENCE_SECONDS", 0.2)
+    runner, system = beside_a_dead_process(store, monkeypatch)
+    records = runner.run(jobs_of(system, 4))
+    assert len([next(records) for _ in range(3)]) == 3  # all but the one that was lost
+    with pytest.raises(ScaleOutError, match=r"process 1 has not answered for 0\.2 s; what is recorded stays: run the"):
+        next(records)
 
 
 def test_a_worker_with_other_weights_of_the_same_name_ends_the_run(crew, monkeypatch):
