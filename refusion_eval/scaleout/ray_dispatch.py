@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from refusion_eval import api
 from refusion_eval.evaluate.jobs import Job, record_error
 from refusion_eval.scaleout.desk import MOST_LOSSES
-from refusion_eval.scaleout.ray_pool import GROW_SECONDS, Event, Member, Pool
+from refusion_eval.scaleout.ray_pool import GROW_SECONDS, Event, LostWhileAskedError, Member, Pool
 from refusion_eval.scaleout.wire import job_to_json
 from refusion_eval.scaleout.worker import WIDTH_COST
 from refusion_eval.store.records import Sample
@@ -100,7 +100,11 @@ class Dispatch:
         ready = self._ready()
         if not ready or any(member.doing == "decoding" for member in ready):
             return False
-        self._office.settle_width_cost(lambda: self._pool.width_cost(ready[0]))
+        try:
+            self._office.settle_width_cost(lambda: self._pool.width_cost(ready[0]))
+        except LostWhileAskedError as lost:
+            self._office.welcome(lost.event)
+            return False
         return True
 
     def _start_idle(self) -> None:

@@ -19,6 +19,9 @@ GROW_SECONDS = 3.0
 # Workers that may die on a machine before they have decoded anything; then it is left out.
 MOST_FAILED_STARTS = 3
 
+# A width curve takes seconds; a worker that has none after so long hangs.
+MEASURE_SECONDS = 300.0
+
 
 @dataclass(slots=True, eq=False)
 class Member:
@@ -78,6 +81,18 @@ class Room:
         if node.node_id in self.left_out:
             return 0
         return node.num_gpus if self.use_gpu else node.num_cpus // self.cpus
+
+
+class LostWhileAskedError(Exception):
+    """A worker ended while the driver waited for its answer; it is dismissed already.
+
+    Args:
+        event: of kind "lost".
+    """
+
+    def __init__(self, event: Event) -> None:
+        super().__init__(f"{event.member.name} is lost ({event.value})")
+        self.event = event
 
 
 class Pool:
@@ -149,8 +164,18 @@ class Pool:
         member.pending = member.actor.run.options(num_returns="streaming").remote(desk, at_once)
 
     def width_cost(self, member: Member) -> Mapping[str, Any]:
-        """Measures how the time of a forward grows with its rows, on one idle worker."""
-        return self.ask(member.actor.width_cost.remote())
+        """Measures how the time of a forward grows with its rows, on one idle worker.
+
+        Raises:
+            LostWhileAskedError: the worker cannot; a machine where this goes on is left out.
+        """
+        member.doing = "measuring"
+        try:
+            cost = self._ray.get(member.actor.width_cost.remote(), timeout=MEASURE_SECONDS)
+        except self._ray.exceptions.RayError as error:
+            raise LostWhileAskedError(self._lost(member, error)) from error
+        member.doing = "idle"
+        return dict(cost)
 
     def ask(self, answer: Any) -> Any:
         """Waits for the answer to a call."""
@@ -205,15 +230,15 @@ class Pool:
 
     def _lost(self, member: Member, error: Exception) -> Event:
         self.dismiss(member)
-        why = _in_short(error)
-        if member.doing in ("starting", "opening"):
+        why = in_short(error)
+        if member.doing in ("starting", "opening", "measuring"):
             self._failed_starts[member.node.node_id] += 1
             if self._failed_starts[member.node.node_id] >= MOST_FAILED_STARTS:
                 self.leave_out(member.node, f"its workers end while they are set up, the last with {why}")
         return Event("lost", member, why)
 
 
-def _in_short(error: Exception) -> str:
+def in_short(error: Exception) -> str:
     """What ended a worker: of the many lines that Ray has to say, the kind and what was raised."""
     cause = getattr(error, "cause", None)
     if cause is not None:

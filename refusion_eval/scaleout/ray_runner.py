@@ -18,7 +18,7 @@ from refusion_eval.scaleout.desk import Desk
 from refusion_eval.scaleout.driver import Register, Workforce
 from refusion_eval.scaleout.ray_cluster import Cluster
 from refusion_eval.scaleout.ray_dispatch import Dispatch
-from refusion_eval.scaleout.ray_pool import GROW_SECONDS, Event, Member, Pool, Room
+from refusion_eval.scaleout.ray_pool import GROW_SECONDS, Event, Member, Pool, Room, in_short
 from refusion_eval.scaleout.worker import ATTENTION, WIDTH_COST, Setup
 from refusion_eval.store.manifest import Manifest, as_json
 from refusion_eval.store.records import Sample
@@ -181,7 +181,9 @@ class RayRunner:
                 dispatch.settle_down()
             is_done = True
         except self.cluster.ray.exceptions.RayError as error:
-            raise ScaleOutError(f"the Ray cluster failed ({error}); run the same command again to continue") from error
+            raise ScaleOutError(
+                f"the Ray cluster failed ({in_short(error)}); run the same command again to continue"
+            ) from error
         finally:
             if not (self._keep_workers and is_done):
                 self._dismiss(pool)

@@ -10,6 +10,7 @@ from collections import Counter
 
 import pytest
 
+from refusion_eval import api
 from refusion_eval.errors import ConfigError, ScaleOutError
 from refusion_eval.evaluate.benchmarks import BENCHMARKS
 from refusion_eval.evaluate.jobs import Job
@@ -102,6 +103,24 @@ def test_requests_of_a_killed_worker_are_decoded_by_others_and_it_is_replaced(cl
     assert int(re.search(r"others decode its (\d+) requests", line)[1]) >= 1
 
 
+def test_a_worker_that_dies_while_the_width_curve_is_measured_is_replaced(cluster, checkpoint, caplog, monkeypatch):
+    def die_once(pool, member, measure=ray_pool.Pool.width_cost):
+        if member.name.startswith("worker 1 "):
+            os.kill(pool.ask(member.actor.hello.remote()), signal.SIGKILL)
+        return measure(pool, member)
+
+    monkeypatch.setattr(ray_pool.Pool, "width_cost", die_once)
+    for name in ("free_rows", "row_cost"):
+        monkeypatch.delitem(SHORT, name)
+    run = Run(arguments(checkpoint, engine="ray", workers=1))
+    assert api.needs_width_cost(run.resolved.settings)
+    samples = list(run.runner.run(iter([run.job(number) for number in range(2)])))
+    assert [sample.error for sample in samples] == [None, None]
+    (line,) = [line for line in caplog.messages if "is lost" in line]
+    assert line.startswith("worker 1 ")
+    assert len(line) < 300
+
+
 def test_a_machine_that_joins_late_gets_its_share(cluster, checkpoint):
     run = Run(arguments(checkpoint, engine="ray", workers=3))
     samples, processes, late = Counter(), set(), None
@@ -190,7 +209,7 @@ def test_log_likelihoods_are_refused(checkpoint):
     ],
 )
 def test_what_ended_a_worker_is_told_in_one_line(error, words):
-    assert ray_pool._in_short(error) == words
+    assert ray_pool.in_short(error) == words
 
 
 def test_a_cluster_that_is_not_there_is_named(monkeypatch):
