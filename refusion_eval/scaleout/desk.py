@@ -128,3 +128,7 @@ class Desk:
     def num_waiting(self) -> int:
         """Requests that no worker has."""
         return len(self._alone) + len(self._shared) + len(self._lone)
+
+    def held(self) -> dict[str, int]:
+        """How many requests each worker has, as far as the driver has heard of their ends."""
+        return {worker: len(entries) for worker, entries in self._held.items()}

@@ -2,10 +2,12 @@
 
 import logging
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from refusion_eval import api
+from refusion_eval.evaluate.interrupt import UntilAsked
 from refusion_eval.evaluate.jobs import Job, record_error
 from refusion_eval.scaleout.desk import MOST_LOSSES
 from refusion_eval.scaleout.ray_pool import GROW_SECONDS, Event, LostWhileAskedError, Member, Pool
@@ -14,6 +16,13 @@ from refusion_eval.scaleout.worker import WIDTH_COST
 from refusion_eval.store.records import Sample
 
 log = logging.getLogger(__name__)
+
+# How often a run to which nothing comes says whom it waits for.
+SILENCE_SECONDS = 60.0
+
+# How long nothing may come after a signal before what is in flight is given up: its worker may hang. Longer where
+# records came further apart than that.
+STOP_SECONDS = 15.0
 
 
 class Office(Protocol):
@@ -37,6 +46,10 @@ class Office(Protocol):
         """Finds out how the time of a forward grows with its rows."""
         ...
 
+    def demand(self) -> str:
+        """What a worker needs, and what the cluster has."""
+        ...
+
 
 class Dispatch:
     """Sees to it that every job gets one record.
@@ -45,7 +58,7 @@ class Dispatch:
         pool: the workers.
         desk: handle of an actor that holds a `Desk` where nothing waits.
         numbers: numbers for jobs that the desk has not seen yet.
-        jobs: what is to be decoded.
+        jobs: what is to be decoded; of `UntilAsked` it is known at once when a signal ends them.
         office: knows the run and its workers.
     """
 
@@ -58,15 +71,60 @@ class Dispatch:
         self._next = next(jobs, None)
         self._said_last = False
         self._open: dict[int, Job] = {}
+        self._heard = self._said = time.monotonic()
+        self._asked_at: float | None = None
+        self._record_at: float | None = None
+        self._longest_gap = 0.0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every job that was taken has its record."""
+        return self._next is None and not self._open
 
     def records(self) -> Iterator[Sample]:
-        """Yields the record of each job as it arrives."""
-        while self._next is not None or self._open:
+        """Yields the record of each job as it arrives; after a signal, of those that come without a long silence."""
+        while not self.is_complete:
             self._pool.grow()
             self._feed()
             self._start_idle()
             for event in self._pool.wait(GROW_SECONDS):
                 yield from self._after(event)
+                self._hear(event)
+            if self._is_stuck():
+                return
+
+    def _hear(self, event: Event) -> None:
+        self._heard = time.monotonic()
+        if event.kind == "record":
+            self._longest_gap = max(self._longest_gap, self._heard - (self._record_at or self._heard))
+            self._record_at = self._heard
+
+    def _is_stuck(self) -> bool:
+        """Whether to wait no longer, as after a signal nothing comes; says whom a silent run waits for."""
+        now = time.monotonic()
+        if self._asked_at is None and isinstance(self._jobs, UntilAsked) and self._jobs.asked:
+            self._asked_at = now
+        if self._asked_at is not None:
+            silence = now - max(self._heard, self._asked_at)
+            if silence > max(STOP_SECONDS, 2 * self._longest_gap):
+                log.warning("not waited for, as nothing came for %.0f s: %s", silence, self._awaited())
+                return True
+        if now - max(self._heard, self._said) > SILENCE_SECONDS:
+            self._said = now
+            log.warning("nothing has come for %.0f s: %s", now - self._heard, self._awaited())
+        return False
+
+    def _awaited(self) -> str:
+        held = self._pool.ask(self._desk.held.remote())
+        what = [
+            f"{member.name} has {held.get(member.name, 0)} requests"
+            if member.doing == "decoding"
+            else f"{member.name} is {member.doing}"
+            for member in self._pool.members
+        ]
+        if not self._ready():
+            what.append(f"no worker is ready; {self._office.demand()}")
+        return f"{', '.join(what)}; {self._pool.ask(self._desk.num_waiting.remote())} more wait for a worker"
 
     def settle_down(self) -> None:
         """Waits until no worker asks the desk any more, so that all can serve another pass."""
@@ -105,6 +163,7 @@ class Dispatch:
         except LostWhileAskedError as lost:
             self._office.welcome(lost.event)
             return False
+        self._heard = time.monotonic()
         return True
 
     def _start_idle(self) -> None:

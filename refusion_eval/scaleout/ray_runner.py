@@ -96,13 +96,15 @@ class RayRunner:
                 self.welcome(event)
             if time.monotonic() > next_line:
                 next_line += LOG_SECONDS
-                log.info("waiting for a first worker: %s", self._demand(pool))
+                log.info("waiting for a first worker: %s", self.demand())
             if time.monotonic() > give_up:
-                raise ScaleOutError(f"no worker started in {FIRST_WORKER_SECONDS:.0f} s: {self._demand(pool)}")
+                raise ScaleOutError(f"no worker started in {FIRST_WORKER_SECONDS:.0f} s: {self.demand()}")
         return self._manifest
 
-    def _demand(self, pool: Pool) -> str:
-        need = "a free GPU" if pool.room.use_gpu else f"{pool.room.cpus} free cores"
+    def demand(self) -> str:
+        """What a worker needs, and what the cluster has."""
+        room = self._open_pool().room
+        need = "a free GPU" if room.use_gpu else f"{room.cpus} free cores"
         nodes = ", ".join(f"{node.label}: {node.num_gpus} GPUs, {node.num_cpus} cores" for node in self.cluster.nodes())
         return f"each needs {need}; the cluster has {nodes or 'no machine'}"
 
@@ -177,9 +179,9 @@ class RayRunner:
         try:
             dispatch = Dispatch(pool, self._desk, self._numbers, iter(jobs), self)
             yield from dispatch.records()
-            if self._keep_workers:
+            if self._keep_workers and dispatch.is_complete:
                 dispatch.settle_down()
-            is_done = True
+            is_done = dispatch.is_complete
         except self.cluster.ray.exceptions.RayError as error:
             raise ScaleOutError(
                 f"the Ray cluster failed ({in_short(error)}); run the same command again to continue"

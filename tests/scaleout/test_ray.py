@@ -1,5 +1,6 @@
 """Runs on a Ray cluster of one machine: the same records as one process, whatever happens to the workers."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -13,13 +14,14 @@ import pytest
 from refusion_eval import api
 from refusion_eval.errors import ConfigError, ScaleOutError
 from refusion_eval.evaluate.benchmarks import BENCHMARKS
+from refusion_eval.evaluate.interrupt import UntilAsked
 from refusion_eval.evaluate.jobs import Job
 from refusion_eval.evaluate.lm_eval_adapter import RefusionLM
 from refusion_eval.evaluate.model_args import parse_model_args
 from refusion_eval.evaluate.run import evaluate
 from refusion_eval.evaluate.score import judge_texts
 from refusion_eval.evaluate.system import System
-from refusion_eval.scaleout import ray_cluster, ray_judge, ray_pool
+from refusion_eval.scaleout import ray_cluster, ray_dispatch, ray_judge, ray_pool
 from refusion_eval.scaleout.ray_runner import RayRunner, on_driver
 from refusion_eval.store.records import SampleKey
 from refusion_eval.store.run_reader import RunReader
@@ -119,6 +121,22 @@ def test_a_worker_that_dies_while_the_width_curve_is_measured_is_replaced(cluste
     (line,) = [line for line in caplog.messages if "is lost" in line]
     assert line.startswith("worker 1 ")
     assert len(line) < 300
+
+
+def test_a_worker_that_hangs_does_not_keep_a_run_that_a_signal_ended(cluster, checkpoint, monkeypatch, caplog):
+    monkeypatch.setattr(ray_dispatch, "STOP_SECONDS", 4.0)
+    run = Run(arguments(checkpoint, engine="ray", workers=1, batch_size=2))
+    stopped: list[int] = []
+    try:
+        for sample in run.runner.run(UntilAsked(run.endless(), lambda: bool(stopped))):
+            if not stopped:
+                stopped.append(int(sample.process_id))
+                os.kill(stopped[0], signal.SIGSTOP)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(stopped[0], signal.SIGKILL)
+    (line,) = [line for line in caplog.messages if line.startswith("not waited for")]
+    assert re.search(r"worker 1 on .* has \d+ requests", line)
 
 
 def test_a_machine_that_joins_late_gets_its_share(cluster, checkpoint):
