@@ -9,6 +9,7 @@ import re
 import textwrap
 import warnings
 from functools import lru_cache
+from itertools import islice
 
 from refusion_eval.evaluate.extract import Extraction
 from refusion_eval.evaluate.prompts import Row
@@ -19,11 +20,12 @@ _PYTHON = ("python", "python3", "py", "py3")
 _CODE_START = re.compile(r"^(?:def|class|import|from|async def)[ \t]|^@\w", re.MULTILINE)
 
 # A solution of more characters is none; the bounds keep hostile or endless text from stalling the scoring.
-_LONGEST_CODE = 20_000
+_LONGEST_CODE = 8_000
 _MOST_CUTS = 12
+_MOST_BLOCKS = 100
 
-# Characters that are parsed for one text, in all: some 30 ms. Parsing costs at least as much as some characters do.
-_MOST_PARSED = 30_000
+# Characters that are parsed for one text, in all: some 15 ms. Parsing costs at least as much as some characters do.
+_MOST_PARSED = 12_000
 _LEAST_PARSED = 200
 
 
@@ -46,7 +48,10 @@ class _Effort:
 
 
 def fenced_blocks(text: str) -> list[str]:
-    """The contents of the python fences, or of any fences if none is marked as python; the last may be unclosed."""
+    """The contents of the python fences, or of any fences if none is marked as python; the last may be unclosed.
+
+    Of endless repetitions the first `_MOST_BLOCKS`.
+    """
     blocks: list[tuple[str, list[str]]] = []
     inside = False
     for line in text.replace("\r\n", "\n").split("\n"):
@@ -67,7 +72,8 @@ def fenced_blocks(text: str) -> list[str]:
         inside = True
     python = [lines for info, lines in blocks if info in _PYTHON]
     chosen = python or [lines for _, lines in blocks]
-    return [textwrap.dedent("\n".join(lines)).rstrip() + "\n" for lines in chosen if any(map(str.strip, lines))]
+    written = (lines for lines in chosen if any(map(str.strip, lines)))
+    return [textwrap.dedent("\n".join(lines)).rstrip() + "\n" for lines in islice(written, _MOST_BLOCKS)]
 
 
 @lru_cache(maxsize=8)
