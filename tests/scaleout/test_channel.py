@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -17,7 +16,7 @@ from refusion_eval.evaluate.interrupt import Interrupted, Interruption
 from refusion_eval.evaluate.jobs import Job
 from refusion_eval.evaluate.model_args import parse_model_args
 from refusion_eval.evaluate.system import System
-from refusion_eval.scaleout import channel, torchrun
+from refusion_eval.scaleout import torchrun
 from refusion_eval.scaleout.channel import Channel, Finished
 from refusion_eval.scaleout.launch import NEEDED, Place, Team
 from refusion_eval.scaleout.torchrun import TorchrunRunner, serve, take_place
@@ -77,36 +76,6 @@ def test_a_claim_ends_when_the_driver_is_done(store):
         worker.claim(number)
     with pytest.raises(Finished):
         worker.wait_for_round(number + 1)
-
-
-def test_a_worker_is_silent_when_its_heartbeat_ends_and_not_before(store, monkeypatch):
-    monkeypatch.setattr(channel, "HEARTBEAT_SECONDS", 0.01)
-    driver, worker = Channel(store), Channel(store)
-
-    def silent_within(seconds):
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            if silent := driver.silent(2, 0.3):
-                return silent
-            time.sleep(0.01)
-        return set()
-
-    assert silent_within(0.5) == set()  # one that was never heard may still be on its way
-    with worker.beating(1):
-        assert silent_within(0.8) == set()
-    assert silent_within(10) == {1}
-    with worker.beating(1):
-        assert silent_within(0.1) == set()
-
-
-def test_the_driver_leaves_without_workers_that_are_gone(store, monkeypatch):
-    monkeypatch.setattr(channel, "LEAVE_SILENCE_SECONDS", 0.05)
-    with Channel(store).beating(1):
-        pass
-    Channel(store).leave(2)
-    began = time.monotonic()
-    Channel(store).finish(num_workers=2, most_seconds=30)
-    assert time.monotonic() - began < 10
 
 
 def test_a_store_that_is_gone_is_one_clear_error():
