@@ -94,9 +94,12 @@ class RayRunner:
             pool.grow()
             for event in pool.wait(GROW_SECONDS):
                 self.welcome(event)
+            doing = ", ".join(f"{member.name} is {member.doing}" for member in pool.members) or "there is no room"
             if time.monotonic() > next_line:
-                next_line += LOG_SECONDS
-                log.info("waiting for a first worker: %s", self.demand())
+                next_line = time.monotonic() + LOG_SECONDS
+                log.info("waiting for a first worker: %s; %s", doing, self.demand())
+            if self._first is not None:  # it is there, and may have to download its checkpoint
+                give_up = time.monotonic() + FIRST_WORKER_SECONDS
             if time.monotonic() > give_up:
                 raise ScaleOutError(f"no worker started in {FIRST_WORKER_SECONDS:.0f} s: {self.demand()}")
         return self._manifest
