@@ -45,8 +45,8 @@ class RayWorker:
             first: whether to describe the whole run as well.
 
         Returns:
-            `problem`: why this machine cannot decode; or `hardware`, `pid`, `batch_size`, `attention` and of the first
-            worker `manifest`, all plain JSON.
+            `problem`: why no worker of this machine can decode; or `hardware`, `pid`, `batch_size`, `attention` and of
+            the first worker `manifest`, all plain JSON.
         """
         given = Setup(**setup)
         try:
@@ -63,8 +63,8 @@ class RayWorker:
                 "attention": system.model.attention,
             }
             return facts | ({"manifest": build_manifest(system, {}).to_json()} if first else {})
-        # RuntimeError: what torch raises when a device is out of memory or broken.
-        except (RefusionEvalError, RuntimeError) as error:
+        # Anything else, such as a device that is out of memory for now, ends this worker; another one may fare better.
+        except RefusionEvalError as error:
             return {"problem": str(error)}
 
     def width_cost(self) -> dict[str, Any]:

@@ -185,6 +185,27 @@ def test_a_machine_without_the_checkpoint_is_named(cluster, checkpoint, tmp_path
         next(run.runner.run(iter([])))
 
 
+def test_a_worker_that_is_out_of_memory_once_is_replaced(cluster, checkpoint, monkeypatch, caplog):
+    from ray import cloudpickle
+
+    from refusion_eval.scaleout import ray_worker
+
+    class Unlucky(ray_worker.RayWorker):
+        def open(self, *told, **more):
+            if self._name.startswith("worker 1 "):
+                raise RuntimeError("out of memory")
+            return ray_worker.RayWorker.open(self, *told, **more)
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    monkeypatch.setattr(ray_worker, "RayWorker", Unlucky)
+    run = Run(arguments(checkpoint, engine="ray", workers=1))
+    (sample,) = run.runner.run(iter([run.job(0)]))
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    assert sample.error is None
+    (line,) = [line for line in caplog.messages if "is lost" in line]
+    assert line.endswith("(RuntimeError: out of memory)")
+
+
 def test_workers_that_stay_serve_the_next_run(cluster, checkpoint):
     run = Run(arguments(checkpoint, engine="ray", workers=1), keep_workers=True)
     first, second = ({one.process_id for one in run.runner.run(iter([run.job(number)]))} for number in range(2))
