@@ -34,7 +34,7 @@ CHANGES = {
 
 def settings_of(decoder):
     settings_type = DECODERS[decoder].Settings
-    needed = {"mask_id": 7} if "mask_id" in field_types(settings_type) else {}
+    needed = {"mask_id": 2**32} if "mask_id" in field_types(settings_type) else {}
     return st.fixed_dictionaries(CHANGES).map(lambda changes: settings_type(**needed, **changes))
 
 
