@@ -213,12 +213,13 @@ def published_table(workers: Sequence[int]) -> TextTable:
         workers: numbers of GPUs; work is taken to be shared evenly.
     """
     items = {name: source.num_rows for name, source in SOURCES.items()}
+    labels = _published_labels()
     rows, totals = [], [0.0] * len(workers)
-    for system, label in _published_labels().items():
+    for system, label in labels.items():
         seconds = sum(count * _published_seconds(system, task) for task, count in items.items())
         hours = [seconds / HOUR / count for count in workers]
         totals = [total + one for total, one in zip(totals, hours, strict=True)]
-        source = f"tokens of {_published_labels()[STAND_INS[system]]} / TPS" if system in STAND_INS else "printed"
+        source = f"tokens of {labels[STAND_INS[system]]} / TPS" if system in STAND_INS else "printed"
         rows.append([label, source, f"{seconds / sum(items.values()):.3g}", *(f"{one:.3g}" for one in hours)])
     rows.append(["all", "", "", *(f"{total:.3g}" for total in totals)])
     return TextTable(
