@@ -38,6 +38,7 @@ main({control_fd}, {profile!r})
 _START_LIMIT_S = 30.0
 _WORKERS_PER_PROCESSOR = 2  # a check is a chain of short steps of four processes, which wait for each other
 _ANSWER_SLACK_S = 15.0
+_ATTEMPTS = 3  # a worker may be killed from outside, and so may the one that takes its place
 _DETAILS = {
     "timeout_cpu": "the time limit, computing",
     "timeout_wall": "the time limit, waiting",
@@ -110,6 +111,11 @@ class Worker:
         if answer != ["up"]:
             self.close()
             raise SandboxError(str(answer[-1]))
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process still runs."""
+        return self._process.poll() is None
 
     def check(self, program: Program) -> Verdict:
         """Check one program.
@@ -187,9 +193,12 @@ class _IdleWorkers:
         with self._lock:
             if self._owner_pid != os.getpid():  # after a fork they belong to the parent
                 self._idle, self._owner_pid = {}, os.getpid()
-            idle = self._idle.get(profile_name)
-            if idle:
-                return idle.pop()
+            idle = self._idle.get(profile_name, [])
+            while idle:
+                worker = idle.pop()
+                if worker.alive:
+                    return worker
+                worker.close()
         return Worker(profile_name, tier)
 
     def give_back(self, profile_name: str, worker: Worker) -> None:
@@ -210,13 +219,13 @@ atexit.register(_idle_workers.close)
 
 
 def check_on(profile_name: str, tier: str, program: Program) -> Verdict:
-    """Check one program under one profile; a broken worker is replaced and the check repeated once.
+    """Check one program under one profile; a broken worker is replaced and the check repeated, twice at most.
 
     Raises:
         SandboxError: no worker can be started.
     """
     detail = ""
-    for _ in range(2):
+    for _ in range(_ATTEMPTS):
         worker = _idle_workers.take(profile_name, tier)
         try:
             verdict = worker.check(program)

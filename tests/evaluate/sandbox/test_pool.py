@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from refusion_eval.errors import SandboxError
-from refusion_eval.evaluate.sandbox import Program, check_program, check_programs, probe
+from refusion_eval.evaluate.sandbox import Program, check_program, check_programs, pool, probe
 from refusion_eval.evaluate.sandbox.pool import Worker
 
 
@@ -72,6 +72,16 @@ def test_a_worker_killed_from_outside_is_replaced():
     with pytest.raises(SandboxError, match="worker"):
         worker.check(_program(0))
     worker.close()
+    assert check_programs([_program(0)])[0].passed
+
+
+def test_idle_workers_that_died_cost_no_verdict():
+    check_programs([_program(0)] * 16, workers=8)
+    died = list(pool._idle_workers._idle[probe().profile])
+    assert len(died) > pool._ATTEMPTS
+    for worker in died:
+        os.kill(worker._process.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, worker._process.pid, os.WEXITED | os.WNOWAIT)
     assert check_programs([_program(0)])[0].passed
 
 
