@@ -1,14 +1,18 @@
 """How long the slowest answer extraction takes on text made to stall it: `python -m refusion_eval.bench.extraction`.
 
-The texts repeat what the patterns themselves look for: every literal of every pattern, each alone, in pairs, and one
-before endless repetitions of another. What backtracks does so on these.
+The texts repeat what the patterns themselves look for: every literal of every pattern, and what models write, each
+alone, before and behind a well-formed answer, and in pairs, threes and mixes that a seed draws. What backtracks does so
+on these. All are looked at at a fifth of the length; the slowest are measured at full length.
 """
 
+import argparse
+import random
 import re
 import time
 from collections.abc import Callable, Iterator
-from itertools import product
+from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest import mock
 
 from refusion_eval.evaluate import benchmarks, extract, extract_code, extract_math
 from refusion_eval.evaluate.benchmarks import BENCHMARKS
@@ -18,21 +22,58 @@ from refusion_eval.evaluate.rescore_filters import FILTERS, OURS, Rule
 
 FULL_LENGTH = 100_000
 SCREENING_LENGTH = 20_000  # characters; what is slow here is measured at full length
+NUM_DRAWN = 1_200  # texts of each kind that is drawn
 NUM_MEASURED = 60
 NUM_SHOWN = 10
 REPEATS = 3
 
 # Text that no literal of a pattern is, but that models write: code, nesting, numbers, white space, broken characters.
 WRITTEN = (
-    " ", "\n", "\t", "\r\n", "\r", "\x00", "\ud800", "\u2028", "\xe9", "a", "Z", "A ", "I ", "1", "-1", "1,", "111,",
-    "1.1", "1 1/1", "1/1", "$1", "$$", "\\\\", "\\{", "{{", "}}", "{a", "((", "([{", "<<1", "**", "* ", "_ ", "__",
-    "# ", "= 1", "a=", ".", ". ", "the answer is ", "Answer: ", "answer is (", "The answer is 1",
-    "The answer is (A). ", "answer is **", "answers are: ", "\\boxed{", "\\boxed{1} ", "\\boxed 1", "\\frac{1}{",
-    "\\frac12", "\\text{a", "\\sqrt 1", "\\left(", "\\circ", "^{\\circ}", "```", "```\n", "```python\n",
-    "```python\nx = 1\n```\n", "def f():\n", "def f(x):\n    return x\n", "import a\n", "    x\n", "x = 1\n", "1+",
-    "not ", "lambda:", "a.", "f(", '"""\n', "'", "x=1\n)\n", "@a\n", "class A:\n", "if 1:\n ", "[[", "-",
-    "Final Answer: The final answer is ", ". I hope it is correct.", "#### ", "#### 1\n", "A. ", "(A) ", "a) b\n",
+    " ", "\n", "\t", "\r\n", "\r", "\x0b", "\x00", "\ud800", "\u2028", "\xe9", "a", "Z", "A ", "I ", "1", "-1", "1,",
+    "111,", "1.1", "1 1/1", "1/1", "1/2 ", "1/", ".5", "$1", "$$", "\\\\", "\\{", "{{", "}}", "{}", "{a", "((", "([{",
+    "<<1", "**", "* ", "_ ", "__", "# ", "= 1", "=1", "a=", ".", ". ", "the answer is ", "Answer: ", "answer is (",
+    "The answer is 1", "The answer is (A). ", "answer is **", "answers are: ", "\\boxed{", "\\boxed{1} ", "\\boxed 1",
+    "\\frac{1}{", "\\frac12", "\\frac{", "\\text{a", "\\sqrt 1", "\\left(", "\\circ", "^{\\circ}", "```", "```\n",
+    "````", "```python\n", "```python\nx = 1\n```\n", "def ", "def f():\n", "def f(x):\n    return x\n", "import a\n",
+    "    x\n", "x = 1\n", "1+", "not ", "lambda:", "a.", "f(", "f(a,", '"""\n', "'''", "'", "x=1\n)\n", "@a\n",
+    "@(a)\n", "a;", "a\n", "a\na,", "[a]", "a<b\n", "f'{a}'", "class A:\n", "if 1:\n ", "[[", "-", "−", "1234567890",
+    "1,234,567,", "\u0661", "\uff11", "\U0001f600", "Final Answer: The final answer is ", ". I hope it is correct.",
+    "#### ", "#### 1\n", "A. ", "(A) ", "a) b\n", "Q\n", "   \n", "\n\n", "x\x0b", "\x85", "The correct option is ",
+    "\\boxed ",
 )  # fmt: skip
+
+# Well-formed answers, which other text may surround.
+ANSWERS = (
+    "The answer is 42.",
+    "The answer is (B).",
+    "#### 42",
+    "\\boxed{\\frac{1}{2}}",
+    "Final Answer: The final answer is $5$. I hope it is correct.",
+    "\n```python\ndef f(x):\n    return x\n```\n",
+)
+
+
+class Recipe(NamedTuple):
+    """How a text is made: something, then pieces again and again in this order or in a drawn one, then something."""
+
+    pieces: tuple[str, ...]
+    before: str = ""
+    behind: str = ""
+    seed: int | None = None  # draws which piece comes next
+
+    def text(self, length: int) -> str:
+        """The text, of about that many characters."""
+        unit = "".join(self.pieces)
+        if self.seed is None:
+            return self.before + unit * (length // len(unit)) + self.behind
+        drawn = random.Random(self.seed).choices(self.pieces, k=2 * len(self.pieces) * (1 + length // len(unit)))
+        return "".join(drawn)[:length]
+
+    def __str__(self) -> str:
+        parts = [repr(self.before)] if self.before else []
+        order = "repeated" if self.seed is None else f"mixed (seed {self.seed})"
+        parts.append(f"{' '.join(map(repr, self.pieces))} {order}")
+        return ", then ".join(parts + ([repr(self.behind)] if self.behind else []))
 
 
 class Timed(NamedTuple):
@@ -53,7 +94,7 @@ def rules() -> dict[str, Callable[[str], object]]:
     for filter_name, answer_filter in FILTERS.items():
         for name, rule in answer_filter.rules.items():
             if filter_name not in (OURS, *BENCHMARKS[name].filters):
-                named[f"{name}/{filter_name}"] = _by_rule(rows[name], rule)
+                named[f"{name}/{filter_name}"] = _by_rule(rows[name], name, rule)
     named["number"] = extract.parse_number
     named["normal form"] = extract_math.normalise
     named["equal by form"] = lambda text: extract_math.equal_by_form(text, text + "1")
@@ -64,8 +105,15 @@ def _on(row: Row, extractor: Callable[[str, Row], object]) -> Callable[[str], ob
     return lambda text: extractor(text, row)
 
 
-def _by_rule(row: Row, rule: Rule) -> Callable[[str], object]:
-    return lambda text: rule.find([(row, text)])
+def _by_rule(row: Row, benchmark: str, rule: Rule) -> Callable[[str], object]:
+    """Finds and, where the comparison belongs to the rule, compares."""
+    gold = BENCHMARKS[benchmark].gold(row)
+
+    def judged(text: str) -> object:
+        (found,) = rule.find([(row, text)])
+        return found if found.answer is None or rule.is_right is None else rule.is_right(gold, found.answer)
+
+    return judged
 
 
 def pieces() -> list[str]:
@@ -108,21 +156,38 @@ def _inside(argument: Any) -> Iterator[str]:
             yield from _inside(part)
 
 
-def made_texts(length: int) -> Iterator[tuple[str, str]]:
-    """(how it is made, text) of hostile texts, each of about that many characters."""
+def recipes(num_drawn: int = NUM_DRAWN, seed: int = 0) -> Iterator[Recipe]:
+    """Recipes of hostile texts.
+
+    Args:
+        num_drawn: how many of each kind that is drawn; all pieces alone and around answers come besides.
+        seed: draws them.
+    """
     parts = pieces()
     for piece in parts:
-        yield repr(piece), piece * (length // len(piece))
-    for first, second in product(parts, repeat=2):
-        if first != second:
-            yield f"{first!r}, then {second!r} repeated", first + second * (length // len(second))
-            pair = first + second
-            yield f"{pair!r} repeated", pair * (length // len(pair))
+        yield Recipe((piece,))
+        for answer in ANSWERS:
+            yield Recipe((piece,), before=answer)
+            yield Recipe((piece,), behind=answer)
+    draw = random.Random(seed)
+    for number in range(num_drawn):
+        first, *others = draw.sample(parts, 3)
+        yield Recipe((first,), before=others[0])
+        yield Recipe((first, others[0]))
+        yield Recipe((first, *others))
+        yield Recipe(tuple(draw.sample(parts, draw.randint(2, 8))), seed=number)
+
+
+def without_table() -> Any:
+    """A context in which lm-eval's `multi_choice_regex` makes no table of all characters.
+
+    It does so at each call, however many texts it gets, in a third of a second: that is no time of a text.
+    """
+    return mock.patch("lm_eval.filters.extraction.sys", SimpleNamespace(maxunicode=128))
 
 
 def seconds_of(rule: Callable[[str], object], text: str, repeats: int = 1) -> float:
     """Least processor time of a rule on a text."""
-    extract_code.parse.cache_clear()
     least = float("inf")
     for _ in range(repeats):
         extract_code.parse.cache_clear()
@@ -132,34 +197,32 @@ def seconds_of(rule: Callable[[str], object], text: str, repeats: int = 1) -> fl
     return least
 
 
-def slowest(step: int = 1) -> list[Timed]:
-    """The slowest pairs of rule and text, at full length, slowest first.
-
-    Args:
-        step: every so many-th of the texts is looked at.
-    """
+def slowest(num_drawn: int = NUM_DRAWN, seed: int = 0) -> list[Timed]:
+    """The slowest pairs of rule and text, at full length, slowest first; arguments are those of `recipes`."""
     named = rules()
-    screened = [
-        (seconds_of(rule, text), name, number)
-        for number, (_, text) in enumerate(made_texts(SCREENING_LENGTH))
-        if number % step == 0
-        for name, rule in named.items()
-    ]
-    wanted: dict[int, list[str]] = {}
-    for _, name, number in sorted(screened, reverse=True)[:NUM_MEASURED]:
-        wanted.setdefault(number, []).append(name)
-    timed = [
-        Timed(seconds_of(named[name], text, REPEATS), name, made)
-        for number, (made, text) in enumerate(made_texts(FULL_LENGTH))
-        for name in wanted.get(number, ())
-    ]
+    made = list(recipes(num_drawn, seed))
+    with without_table():
+        screened = [
+            (seconds_of(rule, text), name, number)
+            for number, text in enumerate(recipe.text(SCREENING_LENGTH) for recipe in made)
+            for name, rule in named.items()
+        ]
+        timed = [
+            Timed(seconds_of(named[name], made[number].text(FULL_LENGTH), REPEATS), name, str(made[number]))
+            for _, name, number in sorted(screened, reverse=True)[:NUM_MEASURED]
+        ]
     return sorted(timed, reverse=True)
 
 
-def main(step: int = 1) -> None:
+def main() -> None:
     """Prints the slowest extractions."""
-    print(f"{len(rules())} rules, {len(pieces())} pieces, texts of {FULL_LENGTH} characters; processor time")
-    for seconds, rule, made in slowest(step)[:NUM_SHOWN]:
+    parser = argparse.ArgumentParser(prog="python -m refusion_eval.bench.extraction", description=__doc__)
+    parser.add_argument("--drawn", type=int, default=NUM_DRAWN, help="texts of each kind that is drawn")
+    parser.add_argument("--seed", type=int, default=0, help="draws them")
+    given = parser.parse_args()
+    num_texts = sum(1 for _ in recipes(given.drawn, given.seed))
+    print(f"{len(rules())} rules, {num_texts} texts of {FULL_LENGTH} characters; processor time")
+    for seconds, rule, made in slowest(given.drawn, given.seed)[:NUM_SHOWN]:
         print(f"{1000 * seconds:8.1f} ms  {rule:<28} {made}")
 
 

@@ -33,6 +33,9 @@ NOTHING = Extraction(None, "no answer found")
 # How far behind "the answer is" an answer may stand, in characters.
 STATEMENT_REACH = 240
 
+# How far from the end of a text its last number may stand.
+_TAIL = 4_000
+
 # Statements looked at in one text, from its end (or start, where the first counts); more is a stuck model.
 MOST_STATEMENTS = 50
 
@@ -101,8 +104,9 @@ def last_number_stated(text: str) -> Extraction:
         number = _number_behind(plain, start)
         if number is not None:
             return Extraction(number, "statement")
-    numbers = [parsed for parsed in map(_value, _NUMBER.findall(plain[-4000:])) if parsed is not None]
-    return Extraction(numbers[-1], "last number") if numbers else NOTHING
+    written = _NUMBER.findall(_MIXED.sub(_improper, plain[-_TAIL:]))
+    number = next((value for value in map(_value, reversed(written)) if value is not None), None)
+    return NOTHING if number is None else Extraction(number, "last number")
 
 
 def first_number_stated(text: str) -> Extraction:
@@ -152,8 +156,7 @@ def _plain_numbers(text: str) -> str:
     """Writes LaTeX's thousands, currency, percent signs and fractions as plain text."""
     for latex, plain in (("{,}", ","), ("\\,", ""), ("\\!", ""), ("\\$", "$"), ("\\%", "%")):
         text = text.replace(latex, plain)
-    text = _LATEX_FRACTION.sub(r"\1/\2", text)
-    return _MIXED.sub(_improper, text)
+    return _LATEX_FRACTION.sub(r"\1/\2", text)
 
 
 def _improper(mixed: re.Match[str]) -> str:
@@ -168,7 +171,7 @@ def _value(text: str) -> str | None:
 
 def _number_behind(text: str, start: int) -> str | None:
     """The number of the sentence that begins at `start`: the one behind its last "=", else its first."""
-    sentence = text[start : start + STATEMENT_REACH].lstrip(" \t\n*_$:\\[({")
+    sentence = _MIXED.sub(_improper, text[start : start + STATEMENT_REACH]).lstrip(" \t\n*_$:\\[({")
     sentence = _SENTENCE_END.split(sentence, maxsplit=1)[0]
     _, equals, result = sentence.rpartition("=")
     for part in (result, sentence) if equals else (sentence,):
@@ -193,15 +196,17 @@ def _letter_behind(text: str, start: int, valid: str) -> str | None:
 
 
 def _letter_line(text: str, valid: str) -> Extraction:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    for line in reversed(lines):
+    lines = [line for line in map(str.strip, text.splitlines()) if line]
+    different = list(dict.fromkeys(reversed(lines)))  # the last line first; endless lines are mostly the same few
+    for line in different:
         lone = _LONE_LETTER.match(line) if len(line) <= 24 else None
         if lone and lone.group(1).upper() in valid:
             return Extraction(lone.group(1).upper(), "letter on its own line")
-    labelled = [found.group(1) for found in map(_LABELLED_LINE.match, lines) if found]
-    if len(labelled) == 1 and labelled[0] in valid and _LABELLED_LINE.match(lines[0]):
-        return Extraction(labelled[0], "label before the choice")
-    return NOTHING
+    first = _LABELLED_LINE.match(lines[0]) if lines else None
+    if first is None or first.group(1) not in valid or lines.count(lines[0]) > 1:
+        return NOTHING
+    is_only = sum(map(bool, map(_LABELLED_LINE.match, different))) == 1
+    return Extraction(first.group(1), "label before the choice") if is_only else NOTHING
 
 
 def last_statements(lead: re.Pattern[str], text: str) -> list[int]:

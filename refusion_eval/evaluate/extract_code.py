@@ -6,8 +6,11 @@ body only, prose around it); nothing is executed here.
 
 import ast
 import re
+import string
 import textwrap
 import warnings
+from bisect import bisect_right
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import islice
 
@@ -18,15 +21,25 @@ NO_CODE = Extraction(None, "no code found")
 
 _PYTHON = ("python", "python3", "py", "py3")
 _CODE_START = re.compile(r"^(?:def|class|import|from|async def)[ \t]|^@\w", re.MULTILINE)
+_FENCE = re.compile(r"`{3,}([^\n]*)\n?")
+_BLANK_LINE = re.compile(r"(?:(?<=\n)|\A)[ \t]+(?=\n|\Z)")
+_INDENT = re.compile(r"^[ \t]*(?=[^ \t\n])", re.MULTILINE)
 
-# A solution of more characters is none; the bounds keep hostile or endless text from stalling the scoring.
+# A solution of more characters, or more words and signs, is none; the bounds keep hostile or endless text from stalling
+# the scoring.
 _LONGEST_CODE = 8_000
+_MOST_TOKENS = 2_500
 _MOST_CUTS = 12
 _MOST_BLOCKS = 100
+_MOST_FENCES = 4_000
 
-# Characters that are parsed for one text, in all: some 15 ms. Parsing costs at least as much as some characters do.
-_MOST_PARSED = 12_000
-_LEAST_PARSED = 200
+# What parsing takes goes with the words and signs, up to 2.5 us each: those that are parsed for one text, in all. Even
+# an empty text costs as much as some.
+_MOST_PARSED = 7_000
+_LEAST_PARSED = 50
+_IN_WORDS = (string.ascii_letters + string.digits + "_").encode()
+_BETWEEN = b" \t\f"
+_WORDS_ONLY = bytes(byte if byte in _IN_WORDS else ord(" ") for byte in range(256))
 
 
 class _Effort:
@@ -35,16 +48,33 @@ class _Effort:
     def __init__(self) -> None:
         self._left = _MOST_PARSED
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether nothing more is parsed."""
+        return self._left <= 0
+
     def parse(self, code: str) -> ast.Module | SyntaxError | None:
-        """As `parse`; None when the effort is spent. What lies behind an error costs nothing."""
-        if self._left <= 0:
+        """As `parse`; None, and no more of this text, when the effort does not suffice."""
+        needed = _num_tokens(code)
+        if needed > self._left:
+            self._left = 0
             return None
         tree = parse(code)
-        read = len(code)
-        if isinstance(tree, SyntaxError) and tree.lineno:
-            read = min(read, sum(len(line) + 1 for line in code.split("\n")[: tree.lineno]))
-        self._left -= max(_LEAST_PARSED, read)
+        self._left -= max(_LEAST_PARSED, _num_tokens(_read(code, tree)))
         return tree
+
+
+def _num_tokens(code: str) -> int:
+    """The words, signs and line ends of a code; what is in its strings and comments counts alike."""
+    plain = code.encode("ascii", "replace").replace(b"?", b"a")
+    return len(plain.translate(_WORDS_ONLY).split()) + len(plain.translate(None, delete=_IN_WORDS + _BETWEEN))
+
+
+def _read(code: str, tree: ast.Module | SyntaxError | None) -> str:
+    """What lies behind an error costs nothing, unless all was read in search of a closing bracket."""
+    if not isinstance(tree, SyntaxError) or not tree.lineno or "never closed" in tree.msg:
+        return code
+    return "\n".join(code.split("\n")[: tree.lineno])
 
 
 def fenced_blocks(text: str) -> list[str]:
@@ -52,28 +82,39 @@ def fenced_blocks(text: str) -> list[str]:
 
     Of endless repetitions the first `_MOST_BLOCKS`.
     """
-    blocks: list[tuple[str, list[str]]] = []
-    inside = False
-    for line in text.replace("\r\n", "\n").split("\n"):
-        at = line.find("```")
-        if at < 0:
-            if inside:
-                blocks[-1][1].append(line)
-            continue
-        info = line[at:].lstrip("`").strip()
-        if inside:
-            blocks[-1][1].append(line[:at])
-            inside = bool(info)
-            if not inside:
+    text = text.replace("\r\n", "\n")
+    blocks = list(_blocks(text))
+    python = [block for info, *block in blocks if info in _PYTHON]
+    chosen = (text[slice(*block)] for block in python or [block for _, *block in blocks])
+    return [_dedented(block).rstrip() + "\n" for block in islice(filter(str.strip, chosen), _MOST_BLOCKS)]
+
+
+def _blocks(text: str) -> Iterator[tuple[str, int, int]]:
+    """(the word behind the opening fence, start, end) of each fenced block; a fence with a word also closes one."""
+    opened: tuple[str, int] | None = None
+    for fence in islice(_FENCE.finditer(text), _MOST_FENCES):
+        info = fence[1].strip()
+        if opened is not None:
+            yield *opened, fence.start()
+            if not info:
+                opened = None
                 continue
         elif "```" in info:
             continue
-        blocks.append((info.split(" ", 1)[0].lower(), []))
-        inside = True
-    python = [lines for info, lines in blocks if info in _PYTHON]
-    chosen = python or [lines for _, lines in blocks]
-    written = (lines for lines in chosen if any(map(str.strip, lines)))
-    return [textwrap.dedent("\n".join(lines)).rstrip() + "\n" for lines in islice(written, _MOST_BLOCKS)]
+        opened = info.split(" ", 1)[0].lower(), fence.end()
+    if opened is not None:
+        yield *opened, len(text)
+
+
+def _dedented(code: str) -> str:
+    """As `textwrap.dedent`, which takes several times as long on endless short lines."""
+    code = _BLANK_LINE.sub("", code)
+    indents = set(_INDENT.findall(code))
+    least, most = min(indents, default=""), max(indents, default="")  # the others lie between them
+    margin = least[
+        : next((at for at, pair in enumerate(zip(least, most, strict=False)) if len({*pair}) > 1), len(least))
+    ]
+    return f"\n{code}".replace(f"\n{margin}", "\n")[1:]
 
 
 @lru_cache(maxsize=8)
@@ -89,6 +130,14 @@ def parse(code: str) -> ast.Module | SyntaxError | None:
             return None
 
 
+def _readable(code: str) -> str:
+    """What of a code is looked at."""
+    code = code[:_LONGEST_CODE]
+    if _num_tokens(code) <= _MOST_TOKENS:
+        return code
+    return code[: bisect_right(range(len(code)), _MOST_TOKENS, key=lambda end: _num_tokens(code[:end])) - 1]
+
+
 def parsable_prefix(code: str, effort: _Effort | None = None) -> str:
     """Cuts what follows the program (prose, an unfinished line), as far as needed for the rest to parse.
 
@@ -99,7 +148,7 @@ def parsable_prefix(code: str, effort: _Effort | None = None) -> str:
     Returns:
         The longest prefix of whole lines reached by cutting at each reported error, possibly empty.
     """
-    code = code[:_LONGEST_CODE]
+    code = _readable(code)
     effort = effort or _Effort()
     for _ in range(_MOST_CUTS):
         tree = effort.parse(code)
@@ -126,14 +175,23 @@ def function_code(text: str, row: Row) -> Extraction:
         code = parsable_prefix(source, effort)
         if _defines(code, name):
             program = prompt[: _definition_start(prompt, name)] + "\n" + code
-            is_whole = isinstance(parse(program), ast.Module)
+            is_whole = isinstance(effort.parse(program), ast.Module)
             return Extraction(program if is_whole else code, "whole function")
     for body in blocks or [text.replace("\r\n", "\n")]:
-        for form in (body, "    " + body.lstrip(" "), textwrap.indent(textwrap.dedent(body), "    ")):
+        for form in _bodies(_readable(body)):
             program = parsable_prefix(prompt + form, effort)
             if _has_body(program, name):
                 return Extraction(program, "continuation of the prompt")
+            if effort.is_spent:
+                break
     return Extraction(prompt + blocks[0], "code that does not parse") if blocks else NO_CODE
+
+
+def _bodies(code: str) -> Iterator[str]:
+    """A body as it is, with a first line that lost its indentation, and with one level more."""
+    yield code
+    yield "    " + code.lstrip(" ")
+    yield textwrap.indent(_dedented(code), "    ")
 
 
 def module_code(text: str) -> Extraction:
@@ -141,7 +199,7 @@ def module_code(text: str) -> Extraction:
     blocks = fenced_blocks(text)
     effort = _Effort()
     for block in blocks:
-        tree = effort.parse(block[:_LONGEST_CODE])
+        tree = effort.parse(_readable(block))
         if isinstance(tree, ast.Module) and _defined_names(tree):
             return Extraction(block, "fenced block")
     if blocks:

@@ -1,11 +1,12 @@
 """Finds the boxed answer of a solution and writes it in a normal form: equal answers become mostly equal strings."""
 
 import re
+from itertools import islice
 
 from refusion_eval.evaluate.extract import ANSWER_LEAD, NOTHING, STATEMENT_REACH, Extraction, last_statements
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{")
-_BRACES = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{|\\.|[{}]", re.DOTALL)
+_BRACES = re.compile(rf"{_BOX.pattern}|[{{}}]")
 _BARE_BOX = re.compile(r"\\boxed\s{1,4}([^\s{}$\\]{1,40})")
 
 _SPACING = re.compile(r"(?<!\\)\\[!,;: ]|\\q?quad\b|~|\\left(?![a-z])|\\right(?![a-z])|\\displaystyle\b")
@@ -23,6 +24,10 @@ _BASED = re.compile(r"(-?(?=[A-Z]{0,20}\d)[0-9A-Z]{1,60})_(\d{1,3})")
 _BRACED_BASE = re.compile(r"_\{(\d{1,3})\}\Z")
 # A space that ends a command (\pi r) is part of it; all others mean nothing.
 _GAP = re.compile(r"(\\[A-Za-z]{1,30})?\s+(?=([A-Za-z])?)")
+
+# Text of more characters is no answer; it stays as it is.
+_LONGEST_ANSWER = 4_000
+
 _CLOCK = re.compile(r"(?<![A-Za-z])([ap])\.?m\b")
 
 
@@ -51,29 +56,32 @@ def first_box(text: str) -> Extraction:
 
 
 def _boxed(text: str, *, last: bool) -> Extraction:
-    """One pass over the braces inside boxes: linear, however many boxes are nested or never closed."""
-    boxes: list[tuple[int, int]] = []  # depth of braces and start of each open box
+    """One pass over the braces from the first box on: linear, however many boxes are nested or never closed."""
+    plain = text
+    for escaped in ("\\\\", "\\{", "\\}"):  # are no commands and no braces
+        plain = plain.replace(escaped, "\0\0")
+    first = _BOX.search(plain)
+    marks = _BRACES.findall(plain, first.start()) if first else []
+    boxes: list[tuple[int, int]] = []  # depth of braces and mark of each open box
     depth = 0
     chosen: tuple[int, int] | None = None
-    first = _BOX.search(text)
-    start = len(text) if first is None else first.start()
-    while start > 0 and text[start - 1] == "\\":  # pairs of backslashes are counted from their first
-        start -= 1
-    for token in _BRACES.finditer(text, start):
-        mark = token.group()
+    for number, mark in enumerate(marks):
         if mark == "{":
             depth += 1
         elif mark == "}":
             if boxes and boxes[-1][0] == depth:
-                chosen = (boxes.pop()[1], token.start())
+                chosen = (boxes.pop()[1], number)
                 if not last and not boxes:
                     break
-            depth = max(0, depth - 1)
-        elif mark[-1] == "{" and mark != "\\{":
+            depth -= 1
+        else:
             depth += 1
-            boxes.append((depth, token.end()))
-    if chosen is not None:
-        content = text[slice(*chosen)].strip()
+            boxes.append((depth, number))
+    if first and chosen is not None:
+        found = _BRACES.finditer(plain, first.start())
+        start = next(islice(found, chosen[0], None)).end()
+        end = next(islice(found, chosen[1] - chosen[0] - 1, None)).start()
+        content = text[start:end].strip()
         return Extraction(content, "box") if content else NOTHING
     bare = _BARE_BOX.findall(text)
     return Extraction(bare[-1 if last else 0], "box without braces") if bare else NOTHING
@@ -87,6 +95,8 @@ def normalise(answer: str) -> str:
     commas of a number that is nothing but thousands groups, a final dot. Unified: \dfrac, \frac12, \sqrt2, .5.
     """
     text = answer.strip().rstrip(".").strip()
+    if len(text) > _LONGEST_ANSWER:
+        return text
     text = _SPACING.sub(" ", text)
     text = text.replace("\\$", "").replace("$", "").replace("\\%", "").replace("%", "")
     text = _DEGREES.sub("", text)

@@ -24,6 +24,9 @@ INVALID = ("[invalid]", "[invalidanswer]")
 
 _METRIC = "exact_match"
 
+# The patterns that lm-eval removes from an answer before it compares take quadratic time: of 100,000 digits, seconds.
+_LONGEST_COMPARED = 2_000
+
 _STATEMENT_START, _STATEMENT_END = "Final Answer: The final answer is", " I hope it is correct"
 
 
@@ -63,7 +66,7 @@ def find(task_file: str, filter_name: str, items: Sequence[tuple[Row, str]]) -> 
 
 
 def is_right(task_file: str, gold: str, answer: str) -> bool:
-    """Compares as the task does: by lm-eval's exact match, with the task's options.
+    """Compares as the task does: by lm-eval's exact match, with the task's options. Endless text is no answer.
 
     Raises:
         ConfigError: the installed lm-eval has no such file, or the task no such metric.
@@ -71,6 +74,8 @@ def is_right(task_file: str, gold: str, answer: str) -> bool:
     options = [entry for entry in _read(task_file).get("metric_list", ()) if entry["metric"] == _METRIC]
     if not options:
         raise _missing(task_file, f"the metric {_METRIC}")
+    if len(answer) > _LONGEST_COMPARED:
+        return False
     ours = ("metric", "aggregation", "higher_is_better")
     given = {key: value for key, value in options[0].items() if key not in ours}
     return bool(get_metric(_METRIC)(predictions=[answer], references=[gold], **given)[_METRIC] == 1)
