@@ -15,11 +15,49 @@ absolute() { # a path as seen from where the user stands
     esac
 }
 
+child='' asked_by='' asked_at='' num_signals=0 # the process that runs; the last signal to end it, and in which second
+
+hand_on() { # a signal to the process that runs, which knows what to finish first; when it has ended, so does the script
+    num_signals=$((num_signals + 1))
+    # Some senders signal the script both alone and with its group; twice in a second is meant once.
+    if [ "$asked_by:$asked_at" = "$1:$SECONDS" ]; then return 0; fi
+    asked_by=$1 asked_at=$SECONDS
+    [ -n "$child" ] || exit $((128 + $(kill -l "$1")))
+    kill -s "$1" "$child" 2>/dev/null || :
+}
+
+pause() { # Ctrl-Z
+    num_signals=$((num_signals + 1))
+    [ -z "$child" ] || kill -s STOP "$child"
+    kill -s STOP $$
+    [ -z "$child" ] || kill -s CONT "$child"
+}
+
+for name in HUP INT QUIT TERM; do trap "hand_on $name" "$name"; done
+trap pause TSTP
+
+attended() { # runs a command so that signals to the script alone reach it too
+    local code before
+    # In a process group of its own, or a key such as Ctrl-C would reach it twice; without one it would ignore Ctrl-C.
+    set -m
+    "$@" </dev/null &
+    set +m
+    child=$!
+    while
+        code=0 before=$num_signals
+        wait "$child" || code=$?
+        [ "$before" != "$num_signals" ] # a signal ends the waiting, not the process
+    do :; done
+    child=''
+    [ -z "$asked_by" ] || exit $((code > 128 ? code : 128 + $(kill -l "$asked_by")))
+    return "$code"
+}
+
 run() { # prints a command; runs it unless this is a dry run
     printf '+'
     printf ' %q' "$@"
     printf '\n'
-    $dry_run || "$@"
+    $dry_run || attended "$@"
 }
 
 quietly() { # as run, with the output in a log that is shown if the command fails
