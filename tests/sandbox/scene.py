@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import resource
 import secrets
@@ -17,6 +18,8 @@ from typing import Any
 from refusion_eval.evaluate.sandbox import calls
 
 _GONE_WITHIN_S = 3.0
+_KILLED_WITHIN_S = 0.2
+_LEVELS = 2  # of processes below a worker: with namespaces the judge is a child of the first process inside
 _VICTIM = "import time\nwhile True:\n    time.sleep(1000)\n"
 _SYSV = ("shm", "sem", "msg")
 _WATCHED = ("/tmp", "/var/tmp", "/dev/shm", "/run", "/", "/home", "/root", "/dev/mqueue", ".")
@@ -37,6 +40,8 @@ class Scene:
         Args:
             python: interpreter for the bystander process.
         """
+        self._alone = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(self._alone, fcntl.LOCK_EX)  # System V memory and ports belong to the whole machine
         self._mark = f"rfs{secrets.token_hex(5)}"  # short enough for the name of a process
         self.secret = secrets.token_hex(12)
         os.environ["REFUSION_SECRET"] = self.secret
@@ -148,6 +153,8 @@ class Scene:
 
     def effects(self) -> list[str]:
         """What an attack did outside of its sandbox; empty if nothing."""
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a kill takes a moment
+            self._bystander.wait(_KILLED_WITHIN_S)
         after = self._state()
         names = {**self._before, **after}
         pairs = {name: (self._before.get(name), after.get(name)) for name in names}
@@ -162,7 +169,7 @@ class Scene:
         return found + [f"process left: {name}" for name in left]
 
     def _left_processes(self) -> list[str]:
-        """Processes that carry the mark, and children of idle workers."""
+        """Processes that carry the mark, and those of idle workers that do not belong there."""
         found = []
         own = _children(os.getpid())
         for path in Path("/proc").glob("[0-9]*/comm"):
@@ -171,9 +178,11 @@ class Scene:
                 if self._mark.startswith(name[:15]) and len(name) > 3:
                     found.append(f"{path.parent.name} {name}")
         for worker in own:
-            inner = _children(worker)
-            found += [f"{pid} below a worker" for member in inner for pid in _children(member)]
-            found += [f"{pid} beside a worker" for pid in inner[1:]]
+            line, level = [worker], 0
+            while line:
+                found += [f"{pid} beside a worker" for pid in line[1:]]
+                found += [f"{pid} below a worker" for pid in line if level > _LEVELS]
+                line, level = [child for pid in line for child in _children(pid)], level + 1
         return found
 
     def close(self) -> None:
@@ -187,6 +196,7 @@ class Scene:
             _libc.mq_unlink(self._queue.encode())
         _libc.shmctl(self._shared_memory, 0, None)
         shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._alone)
 
 
 def _children(pid: int) -> list[int]:

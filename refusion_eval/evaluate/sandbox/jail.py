@@ -110,12 +110,30 @@ def _make_passage(base: str, folder: str) -> None:
             os.chmod(path, 0o111)
 
 
-def mount_private_tmp() -> None:
-    """Give this process alone an empty /tmp with limits on bytes and files."""
-    linux.unshare(linux.CLONE_NEWNS)
-    limits = f"size={_TMP_MIB}m,nr_inodes={_TMP_FILES},mode=1777"
-    linux.mount("tmpfs", "/tmp", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, limits)
-    os.chdir("/tmp")
+class PrivateTmp:
+    """An empty /tmp with limits on bytes and files, mounted anew where the last program left a trace in it."""
+
+    def __init__(self) -> None:
+        """Mount it."""
+        self._mount()
+
+    def _mount(self) -> None:
+        limits = f"size={_TMP_MIB}m,nr_inodes={_TMP_FILES},mode=1777"
+        linux.mount("tmpfs", "/tmp", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, limits)
+        self._pristine = self._state()
+
+    @staticmethod
+    def _state() -> tuple[object, ...]:
+        """Differs after any change: nobody sets the time of the last change back."""
+        folder, space = os.stat("/tmp"), os.statvfs("/tmp")
+        times = (folder.st_ctime_ns, folder.st_mtime_ns)
+        return times, folder.st_mode, os.listxattr("/tmp"), space.f_ffree, space.f_bfree
+
+    def renew(self) -> None:
+        """Make it as new; nobody may be using it."""
+        if self._state() != self._pristine:
+            linux.unmount_lazily("/tmp")
+            self._mount()
 
 
 def become(uid: int) -> None:
@@ -148,8 +166,6 @@ def lock_down(profile: Profile, uid: int, ruleset_fd: int | None, limits: dict[i
         _, hard = resource.getrlimit(name)
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(name, (value, value))
-    if profile.namespaces:
-        linux.drop_bounding_capabilities()
     if profile.change_uid:
         become(uid)
     if not profile.filter_calls:

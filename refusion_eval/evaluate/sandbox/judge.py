@@ -5,19 +5,24 @@ or sends unasked cannot make it pass.
 """
 
 import ast
-import builtins
 import contextlib
 import importlib
+import os
+import random
+import resource
+import signal
 import socket
-import sys
 import traceback
 from typing import Any, NamedTuple
 
-from refusion_eval.evaluate.sandbox import wire
+from refusion_eval.evaluate.sandbox import linux, wire
 from refusion_eval.evaluate.sandbox.proxy import Broken, Candidate
+from refusion_eval.evaluate.sandbox.reading import Names, Reading, read
 
+GOES_ON = b"+"
 _TEST_FILE = "<test>"
 _MAX_DETAIL_CHARS = 300
+_MOST_KEPT_KIB = 256 << 10  # resident, at its largest; what a large value took is not always given back
 
 
 class Outcome(NamedTuple):
@@ -27,47 +32,63 @@ class Outcome(NamedTuple):
     detail: str
 
 
-class Names(NamedTuple):
-    """Names that a test reads and does not define itself.
+class Case(NamedTuple):
+    """A parsed test and its helpers, the latter without placeholders (only a docstring, or imports besides)."""
 
-    Attributes:
-        wanted: names that only the candidate can supply.
-        modules: standard modules used as `module.attribute`.
+    test: ast.Module
+    helpers: ast.Module
+    reading: Reading
+
+    @property
+    def may_leave_traces(self) -> bool:
+        """Whether judging it may change the process that does."""
+        return self.reading.may_leave_traces or read(self.helpers).may_leave_traces
+
+
+def case_of(job: dict[str, str]) -> Case:
+    """Parse a job's trusted texts.
+
+    Raises:
+        Exception: one of them is no program; the fault is ours.
     """
+    test = ast.parse(job["test"], _TEST_FILE)
+    helpers = ast.parse(job["helpers"])
+    helpers.body = [node for node in helpers.body if not _is_placeholder(node)]
+    return Case(test, helpers, read(test))
 
-    wanted: list[str]
-    modules: list[str]
 
-
-def judge(sock: socket.socket, job: dict[str, str]) -> Outcome:
+def judge(sock: socket.socket, program: str, case: Case) -> Outcome:
     """Run one test against the candidate at the other end of `sock`.
 
     Args:
         sock: connection to the candidate's process.
-        job: "candidate", "test" and "helpers", all source text.
+        program: the candidate's source text.
+        case: its test.
     """
-    if not job["candidate"].strip():
-        return Outcome("no_code", "the program is empty")
+    namespace: dict[str, Any] = {"__name__": "judge"}
     try:
-        test = ast.parse(job["test"], _TEST_FILE)
-        code = compile(test, _TEST_FILE, "exec", dont_inherit=True)
-        namespace = _trusted(job["helpers"])
+        code = compile(case.test, _TEST_FILE, "exec", dont_inherit=True)
+        exec(compile(case.helpers, "<helpers>", "exec", dont_inherit=True), namespace)  # the dataset's prompt, trusted
     except Exception as error:  # noqa: BLE001 - any fault in trusted text is ours
-        return Outcome("sandbox_error", f"the test or its helpers cannot be used: {_one_line(error)}")
+        return _unusable(error)
     candidate = Candidate(sock)
     try:
         candidate.wait_until_ready()
     except (RuntimeError, OSError) as error:
         return Outcome("sandbox_error", str(error))
-    outcome = _run(candidate, job, code, names_of(test, set(namespace)), namespace)
+    outcome = _run(candidate, program, code, case.reading.names(set(namespace)), namespace)
     if outcome.reason == "passed" and candidate.broken:
         return Outcome(candidate.broken.reason, candidate.broken.detail)
     return outcome
 
 
-def _run(candidate: Candidate, job: dict[str, str], code: Any, names: Names, namespace: dict[str, Any]) -> Outcome:
+def _unusable(error: Exception) -> Outcome:
+    return Outcome("sandbox_error", f"the test or its helpers cannot be used: {_one_line(error)}")
+
+
+def _run(candidate: Candidate, program: str, code: Any, names: Names, namespace: dict[str, Any]) -> Outcome:
     try:
-        found = candidate.load(job["candidate"], names.wanted)
+        found = candidate.load(program, names.wanted)
     except Broken as broken:
         return Outcome(broken.reason, broken.detail)
     except SyntaxError as error:
@@ -83,43 +104,6 @@ def _run(candidate: Candidate, job: dict[str, str], code: Any, names: Names, nam
     except BaseException as error:  # noqa: BLE001 - whatever ends a test early is its verdict
         return _raised(candidate, error)
     return Outcome("passed", "")
-
-
-def names_of(test: ast.Module, known: set[str]) -> Names:
-    """Find what a test must be given.
-
-    A builtin stays the judge's own, or a candidate could redefine abs() and agree with everything. Only a test that
-    names nothing else (MBPP 126 tests a function called `sum`) takes builtins from the candidate.
-
-    Args:
-        test: parsed test.
-        known: names defined by trusted helpers.
-    """
-    nodes = list(ast.walk(test))
-    defined = set(known)
-    for node in nodes:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            defined.add(node.name)
-        elif isinstance(node, ast.arg):
-            defined.add(node.arg)
-        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            defined.add(node.id)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            defined.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
-    read = {node.id for node in nodes if isinstance(node, ast.Name)} - defined
-    owners = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
-    modules = read & owners & sys.stdlib_module_names
-    wanted = read - modules - set(vars(builtins)) or read & set(vars(builtins))
-    return Names(sorted(wanted), sorted(modules))
-
-
-def _trusted(helpers: str) -> dict[str, Any]:
-    """Namespace with the helpers' definitions, less the placeholders (only a docstring, or imports besides)."""
-    namespace: dict[str, Any] = {"__name__": "judge"}
-    tree = ast.parse(helpers)
-    tree.body = [node for node in tree.body if not _is_placeholder(node)]
-    exec(compile(tree, "<helpers>", "exec", dont_inherit=True), namespace)  # the dataset's prompt, trusted
-    return namespace
 
 
 def _is_placeholder(node: ast.stmt) -> bool:
@@ -164,7 +148,46 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}".replace("\n", " ")[:_MAX_DETAIL_CHARS]
 
 
-def serve(result_sock: socket.socket, candidate_sock: socket.socket) -> None:
-    """Read one job from `result_sock`, judge it, and write its outcome back."""
-    job = wire.receive(result_sock)
-    wire.send(result_sock, list(judge(candidate_sock, job)))
+def serve(control: socket.socket) -> None:
+    """Judge one job after another until `control` is closed, or until this process has grown too large to be kept.
+
+    Each message on `control` is one byte with two descriptors: where the job is read from and its outcome written to,
+    and the connection to the candidate. A job done is answered with `GOES_ON`, or by the end of this process.
+    """
+    while True:
+        message, fds, _, _ = socket.recv_fds(control, 1, 2)
+        if not message:
+            return
+        with socket.socket(fileno=fds[0]) as result, socket.socket(fileno=fds[1]) as candidate:
+            _serve_one(control, result, candidate)
+        if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > _MOST_KEPT_KIB:
+            return
+        control.send(GOES_ON)
+
+
+def _serve_one(control: socket.socket, result: socket.socket, candidate: socket.socket) -> None:
+    job = wire.receive(result)
+    random.seed(0)  # the same program gives the same verdict
+    if not job["candidate"].strip():
+        wire.send(result, list(Outcome("no_code", "the program is empty")))
+        return
+    try:
+        case = case_of(job)
+    except Exception as error:  # noqa: BLE001 - any fault in trusted text is ours
+        wire.send(result, list(_unusable(error)))
+        return
+    if not case.may_leave_traces:
+        wire.send(result, list(judge(candidate, job["candidate"], case)))
+        return
+    pid = os.fork()
+    if pid:
+        _, status = os.waitpid(pid, 0)
+        if os.WIFSIGNALED(status):  # the worker has to hear of it
+            os.kill(os.getpid(), os.WTERMSIG(status))
+        return
+    try:
+        linux.die_with_parent(signal.SIGKILL)
+        control.close()  # its end tells that the judge has ended
+        wire.send(result, list(judge(candidate, job["candidate"], case)))
+    finally:
+        os._exit(0)

@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+from collections.abc import Callable
 
 HIDDEN_NAMES = frozenset({"site-packages", "dist-packages"})
 # Not /dev/zero: a shared mapping of it is memory that outlives the mapping and that nobody counts.
@@ -20,10 +21,22 @@ _PRELOADED = (
 # fmt: on
 
 
-def preload() -> None:
-    """Import the modules that programs use most."""
-    for name in _PRELOADED:
-        importlib.import_module(name)
+def preload() -> list[dict[str, Callable[[], object]]]:
+    """Import the modules that programs use most; comes before all imports of a worker.
+
+    Returns:
+        What they asked to be run at forks, as arguments of `os.register_at_fork`. A worker has one thread and no use
+        for new random numbers, and it would cost it more than the fork; its guests register it for themselves.
+    """
+    held_back: list[dict[str, Callable[[], object]]] = []
+    register = os.register_at_fork
+    os.register_at_fork = lambda **hooks: held_back.append(hooks)
+    try:
+        for name in _PRELOADED:
+            importlib.import_module(name)
+    finally:
+        os.register_at_fork = register
+    return held_back
 
 
 def readable_folders() -> list[str]:

@@ -23,6 +23,7 @@ import refusion_eval
 from refusion_eval.errors import SandboxError
 from refusion_eval.evaluate.sandbox import wire
 from refusion_eval.evaluate.sandbox.verdict import Program, Verdict, hard_wall_s, verdict_of
+from refusion_eval.evaluate.sandbox.watch import JUDGE_KILLED
 
 # The packages' own __init__ files are stepped over: the bare interpreter has none of their dependencies.
 _START = """
@@ -32,8 +33,10 @@ for name, folder in {packages!r}:
     module = types.ModuleType(name)
     module.__path__ = [folder]
     sys.modules[name] = module
+from refusion_eval.evaluate.sandbox.layout import preload
+fork_hooks = preload()
 from refusion_eval.evaluate.sandbox.warden import main
-main({control_fd}, {profile!r})
+main({control_fd}, {profile!r}, fork_hooks)
 """
 _START_LIMIT_S = 30.0
 _WORKERS_PER_PROCESSOR = 2  # a check is a chain of short steps of four processes, which wait for each other
@@ -130,6 +133,8 @@ class Worker:
             return verdict_of("output_limit", "the program is too long", time.monotonic() - started_s, self._tier)
         except (wire.WireError, OSError) as error:
             raise SandboxError(f"a sandbox worker broke: {type(error).__name__}: {error}") from error
+        if report["stopped"] == JUDGE_KILLED:
+            raise SandboxError("a sandbox worker broke: its judge was killed, maybe by a machine out of memory")
         reason, detail = _merge(outcome, report)
         verdict = verdict_of(reason, detail, time.monotonic() - started_s, self._tier)
         return dataclasses.replace(verdict, waited_s=round(report["waited_s"], 4))

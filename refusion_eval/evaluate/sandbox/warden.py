@@ -18,20 +18,28 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from refusion_eval.evaluate.sandbox import guest, jail, judge, layout, linux, wire
+from refusion_eval.evaluate.sandbox.kept_judge import KeptJudge
 from refusion_eval.evaluate.sandbox.profiles import PROFILES, Profile
-from refusion_eval.evaluate.sandbox.watch import Ids, Limits, Proc, Watched
+from refusion_eval.evaluate.sandbox.watch import Limits, Proc, Watched
 
 _CPU_SLACK_S = 2  # the kernel's limit on processor seconds comes after the watchdog's
 _JUDGE_MIB = 2048
 _MIB = 1 << 20
-_GUEST_FD = 3
+_ONLY_FD = 3
 _SWEEP_PAUSE_S = 0.002
 
 
 class Warden:
     """One worker: isolation set up once, one check at a time."""
 
-    def __init__(self, control: socket.socket, profile: Profile, proc: Proc, folders: list[str]) -> None:
+    def __init__(
+        self,
+        control: socket.socket,
+        profile: Profile,
+        proc: Proc,
+        folders: list[str],
+        fork_hooks: list[dict[str, Callable[[], object]]],
+    ) -> None:
         """Prepare what all checks share.
 
         Args:
@@ -39,7 +47,9 @@ class Warden:
             profile: isolation to apply.
             proc: the machine's /proc, opened before the root was replaced.
             folders: what programs may read.
+            fork_hooks: from `layout.preload`.
         """
+        random.seed(0)  # for all guests, which are copies: the same program gives the same verdict
         self._control = control
         self._profile = profile
         self._proc = proc
@@ -50,9 +60,12 @@ class Warden:
         self._base = proc.usage([self._own_pid])
         self._base_bytes = proc.address_space_bytes(self._own_pid)
         self._path = layout.search_path()
+        self._fork_hooks = fork_hooks
         shares_uid = not profile.namespaces and not profile.change_uid
         self._num_other_processes = proc.num_tasks_of(os.getuid()) if shares_uid else 0
         self._pid_namespace_fd = proc.open_pid_namespace() if profile.namespaces else -1
+        self._tmp = jail.PrivateTmp() if profile.namespaces else None
+        self._judge: KeptJudge | None = None
 
     def serve(self) -> None:
         """Check programs until the pool closes the connection."""
@@ -69,24 +82,37 @@ class Warden:
     def _check(self, timeout_s: float, memory_mb: int, result_fd: int) -> dict[str, Any]:
         """Run one check; says how the guest ended and who stopped it."""
         started_s = time.monotonic()
+        judge_process = self._ready_judge()
         guest_end, judge_end = socket.socketpair()
+        others = self._proc.children(self._own_pid)
         guest_pid = self._fork_guest(guest_end, timeout_s, memory_mb, [result_fd, judge_end.fileno()])
-        guest_number = self._proc.children(self._own_pid)[0]
-        judge_pid = _fork(lambda: self._be_judge(result_fd, judge_end))
-        # In a pid namespace these two are the only children, for orphans stay inside; else /proc counts as we do.
-        judge_number = self._proc.children(self._own_pid)[1] if self._profile.namespaces else judge_pid
+        guest_number = next(child for child in self._proc.children(self._own_pid) if child not in others)
+        judge_process.begin(result_fd, judge_end)
         guest_end.close()
         judge_end.close()
         os.close(result_fd)
         limits = Limits(timeout_s, memory_mb * _MIB + self._base.memory_bytes, started_s)
-        watched = Watched(self._proc, limits, Ids(guest_pid, guest_number, judge_pid, judge_number))
+        watched = Watched(self._proc, limits, guest_pid, guest_number, judge_process)
         try:
             watched.wait(self._control)
         finally:
-            self._sweep(guest_pid)
+            self._sweep(guest_pid, judge_process)
             watched.reap()
             _reap_orphans()
+            if self._tmp is not None:
+                self._tmp.renew()
         return {"stopped": watched.stopped, "status": watched.guest_status, "waited_s": watched.waited_s}
+
+    def _ready_judge(self) -> KeptJudge:
+        """The judge of the last check, or a new one."""
+        if self._judge is None or self._judge.ended:
+            ours, theirs = socket.socketpair()
+            others = self._proc.children(self._own_pid)
+            pid = _fork(lambda: self._be_judge(theirs))
+            theirs.close()
+            number = next(child for child in self._proc.children(self._own_pid) if child not in others)
+            self._judge = KeptJudge(self._proc, pid, number, ours)
+        return self._judge
 
     def _fork_guest(self, sock: socket.socket, timeout_s: float, memory_mb: int, others: list[int]) -> int:
         limits = jail.guest_limits(
@@ -107,42 +133,44 @@ class Warden:
             self._proc.die_first()
             for fd in others:
                 os.close(fd)
-            if self._profile.namespaces:
-                jail.mount_private_tmp()
-            else:
-                os.chdir("/")
+            os.chdir("/tmp" if self._profile.namespaces else "/")
             os.setsid()  # or a signal to its process group would reach this worker
             jail.lock_down(self._profile, self._guest_uid, self._ruleset_fd, limits, self._filter)
-            os.dup2(sock.detach(), _GUEST_FD)
-            os.closerange(_GUEST_FD + 1, 1 << 20)
+            os.dup2(sock.detach(), _ONLY_FD)
+            os.closerange(_ONLY_FD + 1, 1 << 20)
         except OSError as error:
             wire.send(sock, [f"locking down failed: {error}"])
             return
         os.environ.clear()
         sys.path[:] = self._path
         sys.argv[:] = [""]
-        random.seed(0)  # the same program gives the same verdict
-        guest.Guest(socket.socket(fileno=_GUEST_FD)).serve()
+        for hooks in self._fork_hooks:
+            os.register_at_fork(**hooks)
+        guest.Guest(socket.socket(fileno=_ONLY_FD)).serve()
 
-    def _be_judge(self, result_fd: int, sock: socket.socket) -> None:
-        keep = sorted({0, 1, 2, result_fd, sock.fileno()})
-        for below, above in zip(keep, [*keep[1:], 1 << 20], strict=True):
-            os.closerange(below + 1, above)
+    def _be_judge(self, sock: socket.socket) -> None:
+        os.dup2(sock.detach(), _ONLY_FD)
+        os.closerange(_ONLY_FD + 1, 1 << 20)
         sys.path[:] = self._path
         jail.restrict_judge(self._profile, self._judge_uid, self._base_bytes + _JUDGE_MIB * _MIB)
-        judge.serve(socket.socket(fileno=result_fd), sock)
+        judge.serve(socket.socket(fileno=_ONLY_FD))
 
-    def _sweep(self, guest_pid: int) -> None:
-        """Kill a guest and all it left behind, and a judge that still runs."""
+    def _sweep(self, guest_pid: int, judge_process: KeptJudge) -> None:
+        """Kill a guest and all it left behind."""
         _kill(guest_pid, signal.SIGKILL)
         if self._profile.namespaces:
             return  # it was the first process of its pid namespace: all others die with it
         # Orphans became children of this process. They are stopped before they are killed, so that none forks.
-        while alive := [pid for pid in self._proc.tree(self._own_pid)[1:] if not self._proc.is_zombie(pid)]:
+        while alive := self._orphans(judge_process):
             for signal_number in (signal.SIGSTOP, signal.SIGKILL):
                 for pid in alive:
                     _kill(pid, signal_number)
             time.sleep(_SWEEP_PAUSE_S)
+
+    def _orphans(self, judge_process: KeptJudge) -> list[int]:
+        kept = {self._own_pid, *self._proc.tree(judge_process.number)}
+        below = self._proc.tree(self._own_pid)
+        return [pid for pid in below if pid not in kept and not self._proc.is_zombie(pid)]
 
 
 def _fork(body: Callable[[], None]) -> int:
@@ -166,18 +194,18 @@ def _reap_orphans() -> None:
             pass
 
 
-def main(control_fd: int, profile_name: str) -> NoReturn:
+def main(control_fd: int, profile_name: str, fork_hooks: list[dict[str, Callable[[], object]]]) -> NoReturn:
     """Entry point of the worker process.
 
     Args:
         control_fd: connection to the pool.
         profile_name: one of `PROFILES`.
+        fork_hooks: from `layout.preload`.
     """
     control = socket.socket(fileno=control_fd)
     profile = PROFILES[profile_name]
     try:
         proc = Proc()
-        layout.preload()
         folders = layout.readable_folders()
         if profile.namespaces:
             jail.enter_namespaces(profile)
@@ -188,9 +216,10 @@ def main(control_fd: int, profile_name: str) -> NoReturn:
                 os._exit(0)
             linux.die_with_parent(signal.SIGKILL)
             jail.build_root(folders)
+            linux.drop_bounding_capabilities()
         else:
             linux.adopt_orphans()
-        warden = Warden(control, profile, proc, folders)
+        warden = Warden(control, profile, proc, folders, fork_hooks)
     except Exception as error:  # noqa: BLE001 - whatever is missing here becomes the reason why this profile fails
         wire.send(control, ["failed", f"{type(error).__name__}: {error}"])
         os._exit(0)

@@ -13,10 +13,11 @@ import select
 import signal
 import socket
 import time
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from refusion_eval.evaluate.sandbox.verdict import hard_wall_s
 
+JUDGE_KILLED = "judge_killed"
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _TICK_MS = 50
 _GRACE_S = 0.5  # for a judge to end by itself once its guest was stopped
@@ -151,13 +152,23 @@ class Limits(NamedTuple):
     started_s: float
 
 
-class Ids(NamedTuple):
-    """A guest and its judge, as this process counts (`_pid`) and as /proc counts (`_number`)."""
+class Judge(Protocol):
+    """What the watchdog needs of a judge; see `kept_judge.KeptJudge`."""
 
-    guest_pid: int
-    guest_number: int
-    judge_pid: int
-    judge_number: int
+    number: int
+    killed: bool
+
+    def fileno(self) -> int:
+        """A descriptor that can be read as soon as the judge is done or has ended."""
+
+    def note_end(self) -> None:
+        """Take note of why it can be read."""
+
+    def usage(self) -> Usage:
+        """What this check took of it so far."""
+
+    def kill(self) -> None:
+        """End it."""
 
 
 class Watched:
@@ -169,37 +180,39 @@ class Watched:
         waited_s: seconds not counted, because others had the processor.
     """
 
-    def __init__(self, proc: Proc, limits: Limits, ids: Ids) -> None:
+    def __init__(self, proc: Proc, limits: Limits, guest_pid: int, guest_number: int, judge: Judge) -> None:
         """Begin to watch.
 
         Args:
             proc: the machine's /proc.
             limits: when to stop.
-            ids: whom.
+            guest_pid: the guest's process number as this process counts.
+            guest_number: the same as /proc counts.
+            judge: its judge.
         """
         self.stopped: str | None = None
         self.guest_status: int | None = None
         self._proc = proc
         self._limits = limits
-        self._ids = ids
+        self._guest_pid = guest_pid
+        self._guest_number = guest_number
+        self._judge = judge
         self._own_number = proc.own_pid()
         self.waited_s = 0.0
-        self._judge_alive = True
+        self._judge_busy = True
         self._had_company = False
         self._pool_gone = False
         self._deadline_s = math.inf
 
     def wait(self, control: socket.socket) -> None:
-        """Return when the judge has ended or `control` was closed; stop the guest when it is over a limit."""
-        notes = {
-            os.pidfd_open(self._ids.guest_pid): self._note_guest,
-            os.pidfd_open(self._ids.judge_pid): self._note_judge,
-        }
+        """Return when the judge is done or `control` was closed; stop the guest when it is over a limit."""
+        guest_fd = os.pidfd_open(self._guest_pid)
+        notes = {guest_fd: self._note_guest, self._judge.fileno(): self._note_judge}
         poller = select.poll()
         for fd in (*notes, control.fileno()):
             poller.register(fd, select.POLLIN)
         try:
-            while self._judge_alive and not self._pool_gone:
+            while self._judge_busy and not self._pool_gone:
                 events = poller.poll(_TICK_MS)
                 for fd, _ in events:
                     poller.unregister(fd)
@@ -207,15 +220,16 @@ class Watched:
                 if not events:
                     self._enforce()
         finally:
-            for fd in notes:
-                os.close(fd)
+            os.close(guest_fd)
 
     def _note_guest(self) -> None:
-        _, self.guest_status = os.waitpid(self._ids.guest_pid, 0)
+        _, self.guest_status = os.waitpid(self._guest_pid, 0)
 
     def _note_judge(self) -> None:
-        os.waitpid(self._ids.judge_pid, 0)
-        self._judge_alive = False
+        self._judge.note_end()
+        self._judge_busy = False
+        if self._judge.killed:
+            self.stopped = JUDGE_KILLED
 
     def _note_pool(self) -> None:
         self._pool_gone = True
@@ -224,20 +238,21 @@ class Watched:
         now_s = time.monotonic()
         if self.stopped:
             if now_s > self._deadline_s:
-                os.kill(self._ids.judge_pid, signal.SIGKILL)
+                self._judge.kill()
+                self._judge_busy = False
             return
         # All below this process but the judge: orphans of the guest may be children of this process.
-        left_out = (self._own_number, self._ids.judge_number, self._ids.guest_number)
+        left_out = {self._own_number, self._guest_number, *self._proc.tree(self._judge.number)}
         others = [pid for pid in self._proc.tree(self._own_number) if pid not in left_out]
         self.stopped = self._over(
-            self._proc.usage([self._ids.guest_number, *others]),
-            self._proc.usage([self._ids.judge_number]),
+            self._proc.usage([self._guest_number, *others]),
+            self._judge.usage(),
             now_s - self._limits.started_s,
         )
         if self.stopped:
             self._deadline_s = now_s + _GRACE_S
             if self.guest_status is None:
-                os.kill(self._ids.guest_pid, signal.SIGKILL)
+                os.kill(self._guest_pid, signal.SIGKILL)
 
     def _over(self, guest: Usage, judge: Usage, wall_s: float) -> str | None:
         """Reason to stop, or None."""
@@ -257,13 +272,12 @@ class Watched:
         return None
 
     def reap(self) -> None:
-        """Kill and collect what is left of both processes."""
-        if self._judge_alive:
-            os.kill(self._ids.judge_pid, signal.SIGKILL)
-            os.waitpid(self._ids.judge_pid, 0)
+        """Kill and collect what is left of the guest, and a judge that is not done."""
+        if self._judge_busy:
+            self._judge.kill()
         if self.guest_status is None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._ids.guest_pid, signal.SIGKILL)
-            _, status = os.waitpid(self._ids.guest_pid, 0)
+                os.kill(self._guest_pid, signal.SIGKILL)
+            _, status = os.waitpid(self._guest_pid, 0)
             killed_here = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
             self.guest_status = None if killed_here else status

@@ -4,11 +4,11 @@ import ast
 
 import pytest
 
-from refusion_eval.evaluate.sandbox.judge import names_of
+from refusion_eval.evaluate.sandbox.reading import read
 
 
 def _names(test: str, known: set[str] | None = None):
-    return names_of(ast.parse(test), known or set())
+    return read(ast.parse(test)).names(known or set())
 
 
 def test_a_test_is_given_the_names_it_does_not_define():
