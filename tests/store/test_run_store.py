@@ -61,6 +61,44 @@ def test_samples_come_back_as_they_were_written(tmp_path_factory, make_manifest,
     assert {sample.key: replace(sample, process_id="") for sample in found} == written
 
 
+scorable_samples = any_samples().map(lambda sample: replace(sample, error=None))
+
+
+@st.composite
+def any_scores(draw, key):
+    return ScoreRow(
+        key=key,
+        item_id=draw(any_text),
+        scorer=draw(any_text),
+        metric=draw(any_text),
+        value=draw(st.floats(allow_nan=False, allow_infinity=False)),
+        extracted=draw(st.none() | any_text),
+        verdict=draw(any_text),
+        reason=draw(any_text),
+        tier=draw(st.sampled_from(["A", "B", "C", "none", ""])),
+    )
+
+
+@settings(max_examples=40)
+@given(data=st.data(), samples=st.lists(scorable_samples, min_size=1, max_size=3, unique_by=lambda sample: sample.key))
+def test_scores_come_back_as_they_were_written_and_the_last_of_a_judge_counts(
+    tmp_path_factory, make_manifest, data, samples
+):
+    run_dir = tmp_path_factory.mktemp("run")
+    keys = st.sampled_from([sample.key for sample in samples])
+    scores = data.draw(st.lists(keys.flatmap(any_scores), max_size=6))
+    with RunStore.open(run_dir, make_manifest()) as store:
+        for sample in samples:
+            store.append(sample)
+        for score in scores:
+            assert ScoreRow.from_stored(score.body()) == score
+            store.append_scores([score])
+        last = {(score.key, score.scorer, score.metric): score for score in scores}
+        assert {(score.key, score.scorer, score.metric): score for score in store.scores()} == last
+    with RunReader.open(run_dir) as reader:
+        assert {(score.key, score.scorer, score.metric): score for score in reader.scores()} == last
+
+
 def test_a_lone_surrogate_survives_in_text_item_and_task(tmp_path, make_manifest, make_sample):
     sample = make_sample("q\udc80", task="mini_\ud83d", text="half of an emoji: \ud83d")
     with RunStore.open(tmp_path, make_manifest()) as store:
