@@ -1,8 +1,8 @@
 """How much faster several processes decode the same requests than one of them: `refusion-eval bench-scaleout`.
 
-One run in several processes, started by torchrun or on a Ray cluster of this machine. One process decodes all requests
-alone while the others wait, then all decode them together, in turns, so that whatever else the machine does falls on
-both.
+Three ways in turns, so that whatever else the machine does falls on all of them: one process decodes all requests; as
+many processes as the run has, without a driver, decode shares fixed in advance, which is what the machine gives by
+itself; one run decodes them in processes that torchrun started or on a Ray cluster of this machine.
 """
 
 import json
@@ -11,15 +11,17 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from refusion_eval.bench.command import BENCHMARKS, mini_prompts
+from refusion_eval.bench.independent import IndependentProcesses, Round, Tokens, balanced_shares
 from refusion_eval.errors import ConfigError, ScaleOutError
 from refusion_eval.evaluate.decode_jobs import JobRunner
 from refusion_eval.evaluate.jobs import Job
 from refusion_eval.evaluate.model_args import parse_model_args
+from refusion_eval.evaluate.run_manifest import machine
 from refusion_eval.evaluate.system import System
 from refusion_eval.scaleout.driver import Register
 from refusion_eval.scaleout.launch import team
@@ -41,7 +43,7 @@ class ScaleOutSettings:
         decoder: name of the decoder.
         num_processes: processes of the run.
         num_prompts: requests of a round, of the mini tasks in turn.
-        num_rounds: how often both are timed.
+        num_rounds: how often each way is timed.
         gen_length: most tokens of a response.
         threads: CPU threads of each process.
         batch_size: requests that each process decodes together.
@@ -70,42 +72,77 @@ class ScaleOutReport:
     Attributes:
         settings: what was asked for.
         alone_seconds: of each round in one process.
-        together_seconds: of each round in all.
+        independent_seconds: of each round in processes without a driver, to the last end.
+        independent_first_seconds: likewise to the first end: how uneven their shares were.
+        together_seconds: of each round in all processes of the run.
         num_tokens: tokens kept in one round.
         shares: of each process, the requests that it decoded in the rounds together.
+        conditions: the machine, and how busy it was before and after.
     """
 
     settings: ScaleOutSettings
     alone_seconds: Sequence[float]
+    independent_seconds: Sequence[float]
+    independent_first_seconds: Sequence[float]
     together_seconds: Sequence[float]
     num_tokens: int
     shares: Sequence[int]
+    conditions: Mapping[str, Any]
 
     @property
     def ratio(self) -> float:
         """Median over rounds of the time alone divided by the time together."""
-        return statistics.median(self._ratios)
+        return statistics.median(_quotients(self.alone_seconds, self.together_seconds))
 
     @property
-    def _ratios(self) -> list[float]:
-        return [alone / both for alone, both in zip(self.alone_seconds, self.together_seconds, strict=True)]
+    def independent_ratio(self) -> float:
+        """Median over rounds of the time alone divided by that of processes without a driver."""
+        return statistics.median(_quotients(self.alone_seconds, self.independent_seconds))
+
+    @property
+    def share_of_independent(self) -> float:
+        """Median over rounds of the speed together divided by that of processes without a driver."""
+        return statistics.median(_quotients(self.independent_seconds, self.together_seconds))
 
     def to_json(self) -> dict[str, Any]:
-        """All fields and the ratio as plain JSON types."""
-        return {**asdict(self), "ratio": self.ratio}
+        """All fields and the ratios as plain JSON types."""
+        return {**asdict(self), **{name: getattr(self, name) for name in RATIOS}}
 
     def text(self) -> str:
         """The report in words."""
         s, count = self.settings, self.settings.num_processes
         lines = [f"{s.model}, {s.decoder}: {s.num_prompts} requests a round, {s.threads} thread(s) a process"]
-        for name, seconds in (("1 process", self.alone_seconds), (f"{count} processes", self.together_seconds)):
+        rows = {"1 process": self.alone_seconds, f"{count} independent": self.independent_seconds}
+        for name, seconds in {**rows, f"{count} in one run": self.together_seconds}.items():
             middle = statistics.median(seconds)
             each = " ".join(f"{one:.2f}" for one in seconds)
-            lines.append(f"{name:<12} {middle:8.2f} s {self.num_tokens / middle:9.1f} tokens/s   rounds: {each}")
-        low, high = min(self._ratios), max(self._ratios)
-        lines.append(f"speed-up {self.ratio:.2f} of {count} ({low:.2f} to {high:.2f}), same tokens in every round")
+            lines.append(f"{name:<14} {middle:8.2f} s {self.num_tokens / middle:9.1f} tokens/s   rounds: {each}")
+        first_end = statistics.median(_quotients(self.independent_first_seconds, self.independent_seconds))
+        lines.append(
+            f"{count} independent processes reach {self.independent_ratio:.2f} of {count} here"
+            f" {_range(_quotients(self.alone_seconds, self.independent_seconds))}; the first of them was done after"
+            f" {first_end:.0%} of the time"
+        )
+        lines.append(
+            f"speed-up {self.ratio:.2f} of {count} {_range(_quotients(self.alone_seconds, self.together_seconds))},"
+            f" {self.share_of_independent:.0%} of what independent processes reach"
+            f" {_range(_quotients(self.independent_seconds, self.together_seconds))}, same tokens in every round"
+        )
         lines.append(f"requests by process, all rounds: {' '.join(map(str, self.shares))}")
+        before, after = self.conditions["load_before"], self.conditions["load_after"]
+        lines.append(f"{self.conditions['cores']} cores, load {before:.1f} before and {after:.1f} after")
         return "\n".join(lines)
+
+
+RATIOS = ("ratio", "independent_ratio", "share_of_independent")
+
+
+def _quotients(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    return [one / other for one, other in zip(above, below, strict=True)]
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"({min(values):.2f} to {max(values):.2f})"
 
 
 def measure_scaleout(settings: ScaleOutSettings) -> ScaleOutReport:
@@ -122,7 +159,8 @@ def measure_scaleout(settings: ScaleOutSettings) -> ScaleOutReport:
     if done.returncode:
         raise ScaleOutError(f"the processes ended with status {done.returncode}; see what they said above")
     fields = json.loads(done.stdout.splitlines()[-1])
-    del fields["ratio"]
+    for name in RATIOS:
+        del fields[name]
     return ScaleOutReport(**{**fields, "settings": ScaleOutSettings(**fields["settings"])})
 
 
@@ -148,25 +186,47 @@ def _run(settings: ScaleOutSettings) -> ScaleOutReport:
         runner = TorchrunRunner(launched, system, register)
     jobs = _jobs(system, settings.num_prompts)
     _wait_for_all(runner, jobs, settings.num_processes)
-    rounds: dict[str, list[list[Sample]]] = {"alone": [], "together": []}
-    seconds: dict[str, list[float]] = {"alone": [], "together": []}
-    for _ in range(settings.num_rounds):
-        for name in rounds:
-            started = time.perf_counter()
-            decoded = decode(system, iter(jobs), None) if name == "alone" else runner.run(jobs)
-            rounds[name].append(list(decoded))
-            seconds[name].append(time.perf_counter() - started)
-    expected = _tokens(rounds["alone"][0])
-    if any(_tokens(samples) != expected for samples in rounds["alone"] + rounds["together"]):
-        raise ScaleOutError("rounds differ in their tokens: the processes do not decode alike")
-    makers = [sample.process_id for samples in rounds["together"] for sample in samples]
+    load_before = os.getloadavg()[0]
+    with IndependentProcesses(system, jobs, settings.num_processes) as independent:
+        rounds = [_round(system, jobs, independent, runner) for _ in range(settings.num_rounds)]
+    makers = [sample.process_id for one in rounds for sample in one.together]
     return ScaleOutReport(
         settings=settings,
-        alone_seconds=seconds["alone"],
-        together_seconds=seconds["together"],
-        num_tokens=sum(sample.num_tokens for sample in rounds["alone"][0]),
+        alone_seconds=[one.alone_seconds for one in rounds],
+        independent_seconds=[one.independent.seconds for one in rounds],
+        independent_first_seconds=[one.independent.first_seconds for one in rounds],
+        together_seconds=[one.together_seconds for one in rounds],
+        num_tokens=sum(sample.num_tokens for sample in rounds[0].together),
         shares=[makers.count(name) for name in names],
+        conditions={
+            **asdict(machine(system)),
+            "load_before": load_before,
+            "load_after": os.getloadavg()[0],
+        },
     )
+
+
+class _Round(NamedTuple):
+    alone_seconds: float
+    independent: Round
+    together: list[Sample]
+    together_seconds: float
+
+
+def _round(system: System, jobs: Sequence[Job], independent: IndependentProcesses, runner: JobRunner) -> _Round:
+    """Times all three ways once; raises ScaleOutError if they differ in their tokens."""
+    started = time.perf_counter()
+    alone = list(decode(system, iter(jobs), None))
+    alone_seconds = time.perf_counter() - started
+    took = {sample.key.doc_hash: sample.seconds for sample in alone}
+    shares = balanced_shares([took[job.key.doc_hash] for job in jobs], independent.num_processes)
+    apart = independent.decode(shares)
+    started = time.perf_counter()
+    together = list(runner.run(jobs))
+    together_seconds = time.perf_counter() - started
+    if not _tokens(alone) == apart.tokens == _tokens(together):
+        raise ScaleOutError("rounds differ in their tokens: the processes do not decode alike")
+    return _Round(alone_seconds, apart, together, together_seconds)
 
 
 def _ray_runner(settings: ScaleOutSettings, system: System, register: Register) -> RayRunner:
@@ -203,7 +263,7 @@ def _jobs(system: System, count: int) -> list[Job]:
     return jobs
 
 
-def _tokens(samples: Iterable[Sample]) -> dict[str, list[int] | None]:
+def _tokens(samples: Iterable[Sample]) -> Tokens:
     for sample in samples:
         if sample.error is not None:
             raise ScaleOutError(f"request {sample.item_id} failed: {sample.error.strip().splitlines()[-1]}")

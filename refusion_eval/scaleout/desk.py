@@ -1,13 +1,12 @@
-"""Who decodes what: workers ask for one request at a time, and those of a worker that died are handed out again.
+"""Who decodes what: workers are given requests as they have room, and those of a worker that died go to others.
 
-Plain Python without a cluster: the driver fills and reads it, workers ask it, and whatever carries the calls is no
-matter of this module.
+Plain Python without a cluster, in the driver: whatever carries requests to the workers is no matter of this module.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 # Workers that may die over one request before it is given up: it is more likely to kill them than to be unlucky.
 MOST_LOSSES = 3
@@ -17,8 +16,14 @@ LOSSES_BEFORE_LONE = 2
 
 
 @dataclass(slots=True)
-class _Entry:
-    """A request and how often a worker died over it."""
+class Entry:
+    """A request and how often a worker died over it.
+
+    Attributes:
+        number: its number in the run, used once.
+        job: the job as JSON.
+        losses: workers that died over it.
+    """
 
     number: int
     job: Mapping[str, Any]
@@ -26,95 +31,71 @@ class _Entry:
 
     @property
     def lone(self) -> bool:
+        """Whether it must be the only one of its worker."""
         return self.losses >= LOSSES_BEFORE_LONE
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What a worker gets.
-
-    Attributes:
-        state: "job", "wait" (there is none now, and more come) or "none" (end what is in flight and report).
-        number: of the job.
-        job: the job as JSON.
-        settled: facts of the run that the job needs, see `Setup`.
-    """
-
-    state: Literal["job", "wait", "none"]
-    number: int = -1
-    job: Mapping[str, Any] | None = None
-    settled: Mapping[str, Any] | None = None
-
-
 class Desk:
-    """Requests that wait, and who has those that do not. Not thread-safe.
-
-    A session is what a worker decodes between two waits: within one it asks again and again, and batches what it gets.
-    """
+    """Requests that wait, and who has those that do not. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._alone: deque[_Entry] = deque()
-        self._shared: deque[_Entry] = deque()
-        self._lone: deque[_Entry] = deque()
-        self._held: dict[str, dict[int, _Entry]] = {}
-        self._lost: set[str] = set()
-        self._guarded: set[str] = set()  # workers on a request that must stay the only one
-        self._settled: dict[str, Any] = {}
-        self._more = True
+        self._alone: deque[Entry] = deque()
+        self._shared: deque[Entry] = deque()
+        self._lone: deque[Entry] = deque()
+        self._held: dict[str, dict[int, Entry]] = {}
 
-    def put(self, jobs: Sequence[tuple[int, Mapping[str, Any]]], settled: Mapping[str, Any], more: bool) -> None:
-        """Takes further requests.
+    def put(self, number: int, job: Mapping[str, Any]) -> None:
+        """Takes a further request.
 
         Args:
-            jobs: number and JSON of each; a number is used once.
-            settled: facts of the run that are known by now.
-            more: whether further ones may come.
+            number: of the request; used once.
+            job: the job as JSON.
         """
-        for number, job in jobs:
-            self._queue(_Entry(number, job))
-        self._settled.update(settled)
-        self._more = more
+        entry = Entry(number, job)
+        self._queue_of(entry).append(entry)
 
-    def _queue(self, entry: _Entry) -> None:
-        (self._lone if entry.lone else self._alone if entry.job["alone"] else self._shared).append(entry)
+    def _queue_of(self, entry: Entry) -> deque[Entry]:
+        return self._lone if entry.lone else self._alone if entry.job["alone"] else self._shared
 
-    def claim(self, worker: str, holding: int, batching: bool) -> Claim:
-        """Hands out a request.
+    def claim(self, worker: str) -> Entry | None:
+        """Hands out a request: those to be measured alone first, and what killed workers last and by itself.
 
         Args:
-            worker: who asks.
-            holding: how many it is decoding now, by its own count: the driver may not have heard yet of the last ones.
-            batching: whether its session has taken a request that shares a batch; what is to be measured alone must
-                not follow in the same session.
-        """
-        if worker in self._lost or (worker in self._guarded and holding):
-            return Claim("none")
-        self._guarded.discard(worker)
-        if self._alone and not batching:
-            return self._hand_out(worker, self._alone.popleft())
-        if self._lone and not holding and not (batching and self._lone[0].job["alone"]):
-            self._guarded.add(worker)
-            return self._hand_out(worker, self._lone.popleft())
-        if self._shared:
-            return self._hand_out(worker, self._shared.popleft())
-        return Claim("wait" if self._more and not self.num_waiting() else "none")
+            worker: who gets it.
 
-    def _hand_out(self, worker: str, entry: _Entry) -> Claim:
-        self._held.setdefault(worker, {})[entry.number] = entry
-        return Claim("job", entry.number, entry.job, dict(self._settled))
+        Returns:
+            None if there is nothing for this worker now.
+        """
+        held = self._held.setdefault(worker, {})
+        if any(entry.lone for entry in held.values()):
+            return None
+        queue = self._alone or self._shared or (self._lone if not held else None)
+        if not queue:
+            return None
+        entry = queue.popleft()
+        held[entry.number] = entry
+        return entry
+
+    def next_is_alone(self) -> bool:
+        """Whether the next request is to be measured alone."""
+        return bool(self._alone)
 
     def finished(self, worker: str, number: int) -> None:
         """Forgets a request whose record has arrived."""
         self._held.get(worker, {}).pop(number, None)
 
+    def give_back(self, worker: str, number: int) -> None:
+        """Takes back a request that its worker has not begun: it is the next to be handed out."""
+        entry = self._held[worker].pop(number)
+        self._queue_of(entry).appendleft(entry)
+
     def lose(self, worker: str) -> tuple[int, list[int]]:
-        """Takes back what a dead worker had; it gets nothing any more, even if a call of it is still on its way.
+        """Takes back what a dead worker had.
 
         Returns:
             How many requests it had, and the numbers of those that are given up: `MOST_LOSSES` workers have died over
             each.
         """
-        self._lost.add(worker)
         held = self._held.pop(worker, {})
         given_up = []
         for entry in held.values():
@@ -122,13 +103,20 @@ class Desk:
             if entry.losses >= MOST_LOSSES:
                 given_up.append(entry.number)
             else:
-                self._queue(entry)
+                self._queue_of(entry).append(entry)
         return len(held), given_up
+
+    def clear(self) -> list[int]:
+        """Forgets the requests that wait, and returns their numbers."""
+        waiting = [entry.number for queue in (self._alone, self._shared, self._lone) for entry in queue]
+        for queue in (self._alone, self._shared, self._lone):
+            queue.clear()
+        return waiting
 
     def num_waiting(self) -> int:
         """Requests that no worker has."""
         return len(self._alone) + len(self._shared) + len(self._lone)
 
-    def held(self) -> dict[str, int]:
-        """How many requests each worker has, as far as the driver has heard of their ends."""
-        return {worker: len(entries) for worker, entries in self._held.items()}
+    def num_held(self, worker: str) -> int:
+        """How many requests a worker has."""
+        return len(self._held.get(worker, {}))

@@ -1,4 +1,8 @@
-"""One pass over the jobs of a run: they go to the desk as workers take them, and what comes back becomes records."""
+"""One pass over the jobs of a run: they go to workers as these have room, and what comes back becomes records.
+
+A worker decodes what its first turn brought while those of the next one lie beside it: when a record is done, what
+follows is there already, and neither waits for the driver.
+"""
 
 import logging
 import math
@@ -9,13 +13,19 @@ from typing import Any, Protocol
 from refusion_eval import api
 from refusion_eval.evaluate.interrupt import UntilAsked
 from refusion_eval.evaluate.jobs import Job, record_error
-from refusion_eval.scaleout.desk import MOST_LOSSES
-from refusion_eval.scaleout.ray_pool import GROW_SECONDS, Event, LostWhileAskedError, Member, Pool
+from refusion_eval.scaleout.desk import MOST_LOSSES, Desk, Entry
+from refusion_eval.scaleout.ray_pool import Event, Member, Pool
 from refusion_eval.scaleout.wire import job_to_json
 from refusion_eval.scaleout.worker import WIDTH_COST
 from refusion_eval.store.records import Sample
 
 log = logging.getLogger(__name__)
+
+# Turns of a worker under way: one that decodes, and one that waits beside it.
+TURNS = 2
+
+# How often a run to which nothing comes looks for signals and for machines that joined.
+LOOK_SECONDS = 0.5
 
 # How often a run to which nothing comes says whom it waits for.
 SILENCE_SECONDS = 60.0
@@ -23,6 +33,10 @@ SILENCE_SECONDS = 60.0
 # How long nothing may come after a signal before what is in flight is given up: its worker may hang. Longer where
 # records came further apart than that.
 STOP_SECONDS = 15.0
+
+
+class _NotMeasured(Exception):
+    """A fact of the run is recorded nowhere."""
 
 
 class Office(Protocol):
@@ -56,20 +70,18 @@ class Dispatch:
 
     Args:
         pool: the workers.
-        desk: handle of an actor that holds a `Desk` where nothing waits.
-        numbers: numbers for jobs that the desk has not seen yet.
+        numbers: numbers for jobs, each used once as long as the workers live.
         jobs: what is to be decoded; of `UntilAsked` it is known at once when a signal ends them.
         office: knows the run and its workers.
     """
 
-    def __init__(self, pool: Pool, desk: Any, numbers: Iterator[int], jobs: Iterator[Job], office: Office) -> None:
+    def __init__(self, pool: Pool, numbers: Iterator[int], jobs: Iterator[Job], office: Office) -> None:
         self._pool = pool
-        self._desk = desk
+        self._desk = Desk()
         self._jobs = jobs
         self._office = office
         self._numbers = numbers
         self._next = next(jobs, None)
-        self._said_last = False
         self._open: dict[int, Job] = {}
         self._heard = self._said = time.monotonic()
         self._asked_at: float | None = None
@@ -78,18 +90,20 @@ class Dispatch:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every job that was taken has its record."""
+        """Whether every job has its record; after a signal, every one that was begun."""
         return self._next is None and not self._open
 
     def records(self) -> Iterator[Sample]:
         """Yields the record of each job as it arrives; after a signal, of those that come without a long silence."""
         while not self.is_complete:
             self._pool.grow()
+            self._stock()
             self._feed()
-            self._start_idle()
-            for event in self._pool.wait(GROW_SECONDS):
+            self._relieve()
+            for event in self._pool.wait(LOOK_SECONDS):
                 yield from self._after(event)
                 self._hear(event)
+            self._stop_if_asked()
             if self._is_stuck():
                 return
 
@@ -99,11 +113,20 @@ class Dispatch:
             self._longest_gap = max(self._longest_gap, self._heard - (self._record_at or self._heard))
             self._record_at = self._heard
 
+    def _stop_if_asked(self) -> None:
+        """After a signal, takes back whatever no worker has begun."""
+        if not (isinstance(self._jobs, UntilAsked) and self._jobs.asked):
+            return
+        self._asked_at = self._asked_at or time.monotonic()
+        self._next = None
+        for number in self._desk.clear():
+            del self._open[number]
+        for member in self._pool.members:
+            self._pool.withdraw(member)
+
     def _is_stuck(self) -> bool:
         """Whether to wait no longer, as after a signal nothing comes; says whom a silent run waits for."""
         now = time.monotonic()
-        if self._asked_at is None and isinstance(self._jobs, UntilAsked) and self._jobs.asked:
-            self._asked_at = now
         if self._asked_at is not None:
             silence = now - max(self._heard, self._asked_at)
             if silence > max(STOP_SECONDS, 2 * self._longest_gap):
@@ -115,84 +138,107 @@ class Dispatch:
         return False
 
     def _awaited(self) -> str:
-        held = self._pool.ask(self._desk.held.remote())
         what = [
-            f"{member.name} has {held.get(member.name, 0)} requests"
+            f"{member.name} has {self._desk.num_held(member.name)} requests"
             if member.doing == "decoding"
             else f"{member.name} is {member.doing}"
             for member in self._pool.members
         ]
         if not self._ready():
             what.append(f"no worker is ready; {self._office.demand()}")
-        return f"{', '.join(what)}; {self._pool.ask(self._desk.num_waiting.remote())} more wait for a worker"
-
-    def settle_down(self) -> None:
-        """Waits until no worker asks the desk any more, so that all can serve another pass."""
-        while any(member.doing == "decoding" for member in self._pool.members):
-            for event in self._pool.wait(GROW_SECONDS):
-                left = list(self._after(event))
-                assert not left, "a record after the last one"
+        return f"{', '.join(what)}; {self._desk.num_waiting()} more wait for a worker"
 
     def _ready(self) -> list[Member]:
         return [member for member in self._pool.members if member.doing in ("idle", "decoding")]
 
-    def _feed(self) -> None:
-        """Keeps a little more at the desk than the workers hold: one that ends a request finds the next one there."""
-        room = sum(member.batch_size + 1 + member.batch_size // 4 for member in self._ready()) - len(self._open)
-        put: list[tuple[int, dict[str, Any]]] = []
-        while room > len(put) and self._next is not None and self._is_settled(self._next):
+    def _stock(self) -> None:
+        """Keeps as many requests at the desk as all workers could take at once, so that the last ones are known."""
+        wanted = sum(member.batch_size + 1 for member in self._ready())
+        while self._desk.num_waiting() < wanted and self._next is not None and self._is_settled(self._next):
             number = next(self._numbers)
             self._open[number] = self._next
-            put.append((number, job_to_json(self._next)))
+            self._desk.put(number, job_to_json(self._next))
             self._next = next(self._jobs, None)
-        # While a measurement is outstanding no session may wait for more: it has to end first.
-        last = self._next is None or not self._is_settled(self._next)
-        if put or last != self._said_last:
-            self._desk.put.remote(put, self._office.settled, not last)
-            self._said_last = last
 
     def _is_settled(self, job: Job) -> bool:
         """Whether everything that a job needs is known; measured once nothing else is decoded."""
         if not api.needs_width_cost(job.resolved.settings) or WIDTH_COST in self._office.settled:
             return True
-        ready = self._ready()
-        if not ready or any(member.doing == "decoding" for member in ready):
-            return False
         try:
-            self._office.settle_width_cost(lambda: self._pool.width_cost(ready[0]))
-        except LostWhileAskedError as lost:
-            self._office.welcome(lost.event)
+            self._office.settle_width_cost(_not_measured)
+        except _NotMeasured:
+            if self._ready() and all(member.doing not in ("decoding", "measuring") for member in self._pool.members):
+                self._pool.measure(self._ready()[0])
             return False
-        self._heard = time.monotonic()
         return True
 
-    def _start_idle(self) -> None:
-        idle = [member for member in self._pool.members if member.doing == "idle"]
-        if not idle or not self._open:
-            return
+    def _feed(self) -> None:
+        """Gives each worker what it has room for, and then what it finds when a record is done."""
+        ready = self._ready()
+        for under_way in range(TURNS):
+            # The last ones are not laid beside one worker while another may be free for them sooner.
+            may_take = not under_way or self._desk.num_waiting() >= len(ready)
+            for member in ready:
+                if len(member.turns) == under_way:
+                    self._give(member, may_take=may_take)
+
+    def _give(self, member: Member, *, may_take: bool) -> None:
+        num_held = self._desk.num_held(member.name)
+        entries: list[Entry] = []
+        while may_take and num_held + len(entries) < self._room(member):
+            entry = self._desk.claim(member.name)
+            if entry is None:
+                break
+            entries.append(entry)
+        # Every turn answers with one record, of those that the worker has by then.
+        if entries or num_held > len(member.turns):
+            self._pool.give(member, entries, self._office.settled)
+
+    def _room(self, member: Member) -> int:
+        """Most requests that a worker may have, with those of its next turn."""
+        room = (1 if self._desk.next_is_alone() else member.batch_size) + len(member.turns)
+        if self._next is not None:
+            return room
         # Of the last requests each worker takes its share, however many its batch would hold.
-        share = math.ceil(len(self._open) / len(self._pool.members))
-        for member in idle[: self._pool.ask(self._desk.num_waiting.remote())]:
-            self._pool.run(member, self._desk, min(member.batch_size, share) if self._said_last else member.batch_size)
+        return min(room, math.ceil(len(self._open) / len(self._pool.members)))
+
+    def _relieve(self) -> None:
+        """Asks busy workers for what they have not begun, where others have nothing to do."""
+        ready = self._ready()
+        if self._desk.num_waiting():
+            return
+        num_wanted = sum(member.doing == "idle" for member in ready)
+        num_wanted -= sum(member.withdrawing is not None for member in ready)
+        for member in ready:
+            if num_wanted > 0 and self._pool.withdraw(member):
+                num_wanted -= 1
 
     def _after(self, event: Event) -> Iterator[Sample]:
+        name = event.member.name
         if event.kind == "record":
             number, fields = event.value
             sample = self._office.signed(event.member, fields)
-            self._desk.finished.remote(event.member.name, number)
-            if self._open.pop(number, None) is not None:
-                yield sample
-        elif event.kind == "lost" and event.member.doing == "decoding":
+            self._desk.finished(name, number)
+            del self._open[number]
+            yield sample
+        elif event.kind == "withdrawn":
+            for number in event.value:
+                self._desk.give_back(name, number)
+        elif event.kind == "measured":
+            self._office.settle_width_cost(lambda: event.value)
+        elif event.kind == "lost" and self._desk.num_held(name):
             yield from self._after_loss(event)
-        elif event.kind != "session ended":
+        else:
             self._office.welcome(event)
 
     def _after_loss(self, event: Event) -> Iterator[Sample]:
         name = event.member.name
-        num_held, given_up = self._pool.ask(self._desk.lose.remote(name))
+        num_held, given_up = self._desk.lose(name)
         log.warning("%s is lost (%s); others decode its %d requests", name, event.value, num_held - len(given_up))
         for number in given_up:
-            job = self._open.pop(number, None)
-            if job is not None:
-                reason = f"{MOST_LOSSES} workers ended while they decoded it, the last was {name} ({event.value})"
-                yield record_error(job, reason, batch_size=event.member.batch_size)
+            reason = f"{MOST_LOSSES} workers ended while they decoded it, the last was {name} ({event.value})"
+            yield record_error(self._open.pop(number), reason, batch_size=event.member.batch_size)
+
+
+def _not_measured() -> Mapping[str, Any]:
+    raise _NotMeasured

@@ -2,13 +2,16 @@
 
 import itertools
 import logging
+import math
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from refusion_eval.errors import ScaleOutError
+from refusion_eval.scaleout import ray_worker
+from refusion_eval.scaleout.desk import Entry
 from refusion_eval.scaleout.ray_cluster import Cluster, Node
 
 log = logging.getLogger(__name__)
@@ -19,8 +22,25 @@ GROW_SECONDS = 3.0
 # Workers that may die on a machine before they have decoded anything; then it is left out.
 MOST_FAILED_STARTS = 3
 
-# A width curve takes seconds; a worker that has none after so long hangs.
-MEASURE_SECONDS = 300.0
+# A worker that is at something for so long hangs: a checkpoint may have to be downloaded, a width curve takes seconds.
+MOST_SECONDS = {"opening": 3600.0, "measuring": 300.0}
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """A call of `RayWorker.turn` that has not been answered.
+
+    Attributes:
+        answer: Ray's reference to the answer.
+        number: of the turn.
+        requests: numbers of the requests that came with it.
+        asked_back: whether the worker was asked to leave them.
+    """
+
+    answer: Any
+    number: int
+    requests: Sequence[int]
+    asked_back: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -33,8 +53,12 @@ class Member:
         num_processes: workers meant for that machine.
         actor: Ray's handle.
         doing: what it is at.
-        pending: what Ray will deliver next: the answer to a call, or the stream of its records.
+        pending: reference to the answer of a call that is no turn.
+        since: when that call was made.
         batch_size: requests it decodes together.
+        turns: those under way, in their order.
+        num_turns: how many there were.
+        withdrawing: the answer to whether a turn has not begun, and the turn.
     """
 
     name: str
@@ -43,7 +67,11 @@ class Member:
     actor: Any
     doing: str = "starting"
     pending: Any = None
+    since: float = 0.0
     batch_size: int = 1
+    turns: deque[Turn] = field(default_factory=deque)
+    num_turns: int = 0
+    withdrawing: tuple[Any, Turn] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +79,10 @@ class Event:
     """Something that a worker did.
 
     Attributes:
-        kind: "started", "opened", "record", "session ended" or "lost".
+        kind: "started", "opened", "measured", "record", "withdrawn" or "lost".
         member: the worker.
-        value: of "opened" what `RayWorker.open` returned, of "record" what `RayWorker.run` yielded, of "lost" why.
+        value: of "opened", "measured" and "record" what `open`, `width_cost` and `turn` of `RayWorker` returned; of
+            "withdrawn" the numbers of the requests, of "lost" why.
     """
 
     kind: str
@@ -83,18 +112,6 @@ class Room:
         return node.num_gpus if self.use_gpu else node.num_cpus // self.cpus
 
 
-class LostWhileAskedError(Exception):
-    """A worker ended while the driver waited for its answer; it is dismissed already.
-
-    Args:
-        event: of kind "lost".
-    """
-
-    def __init__(self, event: Event) -> None:
-        super().__init__(f"{event.member.name} is lost ({event.value})")
-        self.event = event
-
-
 class Pool:
     """The workers.
 
@@ -104,12 +121,10 @@ class Pool:
     """
 
     def __init__(self, cluster: Cluster, room: Room) -> None:
-        from refusion_eval.scaleout.ray_worker import RayWorker
-
         self._cluster = cluster
         self._ray = cluster.ray
         self.room = room
-        self._actor_class = self._ray.remote(RayWorker)
+        self._actor_class = self._ray.remote(concurrency_groups={ray_worker.MAIL: 1})(ray_worker.RayWorker)
         self._numbers = itertools.count(1)
         self._failed_starts: Counter[str] = Counter()
         self._next_look = 0.0
@@ -155,31 +170,42 @@ class Pool:
     def open(self, member: Member, setup: Mapping[str, Any], *, first: bool) -> None:
         """Lets a worker open the checkpoint."""
         device = "cuda" if self.room.use_gpu else "cpu"
-        member.doing = "opening"
-        member.pending = member.actor.open.remote(setup, device, member.num_processes, first=first)
+        self._call(member, "opening", member.actor.open.remote(setup, device, member.num_processes, first=first))
 
-    def run(self, member: Member, desk: Any, at_once: int) -> None:
-        """Lets a worker decode until the desk has nothing for it."""
-        member.doing = "decoding"
-        member.pending = member.actor.run.options(num_returns="streaming").remote(desk, at_once)
+    def measure(self, member: Member) -> None:
+        """Lets an idle worker measure how the time of a forward grows with its rows."""
+        self._call(member, "measuring", member.actor.width_cost.remote())
 
-    def width_cost(self, member: Member) -> Mapping[str, Any]:
-        """Measures how the time of a forward grows with its rows, on one idle worker.
+    def _call(self, member: Member, doing: str, answer: Any) -> None:
+        member.doing, member.pending, member.since = doing, answer, time.monotonic()
 
-        Raises:
-            LostWhileAskedError: the worker cannot; a machine where this goes on is left out.
+    def give(self, member: Member, entries: Sequence[Entry], settled: Mapping[str, Any]) -> None:
+        """Lets a worker take a further turn, behind those under way.
+
+        Args:
+            member: the worker.
+            entries: what it is to decode beside what it has; none if it only is to answer with the next record.
+            settled: facts of the run that are known by now.
         """
-        member.doing = "measuring"
-        try:
-            cost = self._ray.get(member.actor.width_cost.remote(), timeout=MEASURE_SECONDS)
-        except self._ray.exceptions.RayError as error:
-            raise LostWhileAskedError(self._lost(member, error)) from error
-        member.doing = "idle"
-        return dict(cost)
+        member.doing = "decoding"
+        member.num_turns += 1
+        jobs = [(entry.number, entry.job) for entry in entries]
+        answer = member.actor.turn.remote(member.num_turns, jobs, settled)
+        member.turns.append(Turn(answer, member.num_turns, [entry.number for entry in entries]))
 
-    def ask(self, answer: Any) -> Any:
-        """Waits for the answer to a call."""
-        return self._ray.get(answer)
+    def withdraw(self, member: Member) -> bool:
+        """Asks a worker to leave what it has not begun, unless it has nothing such; it says later whether it does.
+
+        Returns:
+            Whether it was asked.
+        """
+        last = member.turns[-1] if len(member.turns) > 1 else None
+        if last is None or not last.requests or last.asked_back or member.withdrawing is not None:
+            return False
+        last.asked_back = True
+        withdraw = member.actor.withdraw.options(concurrency_group=ray_worker.MAIL)
+        member.withdrawing = (withdraw.remote(last.number), last)
+        return True
 
     def dismiss(self, member: Member) -> None:
         """Ends a worker."""
@@ -198,44 +224,65 @@ class Pool:
         Args:
             seconds: longest wait.
         """
-        busy = {member.pending: member for member in self.members if member.pending is not None}
-        if not busy:
+        yield from self._overdue()
+        awaited: dict[Any, Member] = {}
+        for member in self.members:
+            awaited |= dict.fromkeys(_next_answers(member), member)
+        if not awaited:
             time.sleep(seconds)
             return
-        pending = list(busy)
-        self._ray.wait(pending, num_returns=1, timeout=seconds, fetch_local=False)
+        answers = list(awaited)
+        ready, rest = self._ray.wait(answers, num_returns=1, timeout=seconds)
         # All that are ready, so that one worker's many short records do not keep another's waiting.
-        ready, _ = self._ray.wait(pending, num_returns=len(pending), timeout=0, fetch_local=False)
-        for one in ready:
-            yield self._event(busy[one])
+        more = self._ray.wait(rest, num_returns=len(rest), timeout=0)[0] if ready and rest else []
+        for answer in ready + more:
+            member = awaited[answer]
+            event = self._event(member, answer) if member in self.members else None
+            if event is not None:
+                yield event
 
-    def _event(self, member: Member) -> Event:
-        doing, pending = member.doing, member.pending
+    def _overdue(self) -> Iterator[Event]:
+        now = time.monotonic()
+        for member in list(self.members):
+            most = MOST_SECONDS.get(member.doing, math.inf)
+            if now - member.since > most:
+                yield self._lost(member, f"it hung: it was {member.doing} for {most:.0f} s")
+
+    def _event(self, member: Member, answer: Any) -> Event | None:
         try:
-            if doing == "decoding":
-                try:
-                    return Event("record", member, self._ray.get(next(pending)))
-                except StopIteration:
-                    member.doing, member.pending = "idle", None
-                    return Event("session ended", member)
-            answer = self._ray.get(pending)
+            value = self._ray.get(answer)
         except self._ray.exceptions.RayError as error:
-            return self._lost(member, error)
+            return self._lost(member, in_short(error))
+        if member.withdrawing is not None and answer == member.withdrawing[0]:
+            (_, turn), member.withdrawing = member.withdrawing, None
+            return Event("withdrawn", member, turn.requests if value else ())
+        if member.turns and answer == member.turns[0].answer:
+            member.turns.popleft()
+            member.doing = "decoding" if member.turns else "idle"
+            self._failed_starts.pop(member.node.node_id, None)  # what failed once was no fault of the machine
+            return None if value is None else Event("record", member, value)
         member.pending = None
-        if doing == "starting":
-            member.doing = "started"
-            return Event("started", member)
-        member.doing = "idle"
-        return Event("opened", member, answer)
+        kind, member.doing = {
+            "starting": ("started", "started"),
+            "opening": ("opened", "idle"),
+            "measuring": ("measured", "idle"),
+        }[member.doing]
+        return Event(kind, member, value)
 
-    def _lost(self, member: Member, error: Exception) -> Event:
+    def _lost(self, member: Member, why: str) -> Event:
         self.dismiss(member)
-        why = in_short(error)
         if member.doing in ("starting", "opening", "measuring"):
             self._failed_starts[member.node.node_id] += 1
             if self._failed_starts[member.node.node_id] >= MOST_FAILED_STARTS:
                 self.leave_out(member.node, f"its workers end while they are set up, the last with {why}")
         return Event("lost", member, why)
+
+
+def _next_answers(member: Member) -> list[Any]:
+    """What a worker can answer next; turns are answered in their order."""
+    answers = [] if member.pending is None else [member.pending]
+    answers += [member.turns[0].answer] if member.turns else []
+    return answers + ([] if member.withdrawing is None else [member.withdrawing[0]])
 
 
 def in_short(error: Exception) -> str:

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from refusion_eval.errors import ConfigError, ScaleOutError
+from refusion_eval.evaluate.interrupt import UntilAsked
 from refusion_eval.evaluate.jobs import Job
 from refusion_eval.evaluate.model_args import ModelArgs
 from refusion_eval.evaluate.run_manifest import run_arguments
 from refusion_eval.evaluate.system import System
-from refusion_eval.scaleout.desk import Desk
 from refusion_eval.scaleout.driver import Register, Workforce
 from refusion_eval.scaleout.ray_cluster import Cluster
-from refusion_eval.scaleout.ray_dispatch import Dispatch
-from refusion_eval.scaleout.ray_pool import GROW_SECONDS, Event, Member, Pool, Room, in_short
+from refusion_eval.scaleout.ray_dispatch import LOOK_SECONDS, Dispatch
+from refusion_eval.scaleout.ray_pool import Event, Member, Pool, Room, in_short
 from refusion_eval.scaleout.worker import ATTENTION, WIDTH_COST, Setup
 from refusion_eval.store.manifest import Manifest, as_json
 from refusion_eval.store.records import Sample
@@ -60,7 +60,6 @@ class RayRunner:
         self._workforce = Workforce(register)
         self.cluster = Cluster(args.ray_address)
         self._pool: Pool | None = None
-        self._desk: Any = None
         self._numbers = itertools.count()
         self._manifest: Manifest | None = None
         self._facts: dict[str, Mapping[str, Any]] = {}
@@ -77,7 +76,8 @@ class RayRunner:
         Raises:
             ScaleOutError: no worker can be started, or none can open the checkpoint.
         """
-        found = self._described()
+        found = self._described(lambda: False)
+        assert found is not None
         return replace(
             found,
             tasks=dict(task_versions),
@@ -86,13 +86,14 @@ class RayRunner:
             arguments=run_arguments(self._args),
         )
 
-    def _described(self) -> Manifest:
+    def _described(self, is_asked: Callable[[], bool]) -> Manifest | None:
+        """The run as its first worker sees it, which this waits for; None if an end is asked for before."""
         pool = self._open_pool()
         give_up = time.monotonic() + FIRST_WORKER_SECONDS
         next_line = time.monotonic() + LOG_SECONDS
-        while self._manifest is None:
+        while self._manifest is None and not is_asked():
             pool.grow()
-            for event in pool.wait(GROW_SECONDS):
+            for event in pool.wait(LOOK_SECONDS):
                 self.welcome(event)
             doing = ", ".join(f"{member.name} is {member.doing}" for member in pool.members) or "there is no room"
             if time.monotonic() > next_line:
@@ -175,15 +176,13 @@ class RayRunner:
         Raises:
             ScaleOutError: no worker can decode, or the cluster is gone.
         """
-        self._described()
         pool = self._open_pool()
-        self._desk = self._desk or self._new_desk()
         is_done = False
         try:
-            dispatch = Dispatch(pool, self._desk, self._numbers, iter(jobs), self)
+            if self._described(lambda: isinstance(jobs, UntilAsked) and jobs.asked) is None:
+                return
+            dispatch = Dispatch(pool, self._numbers, iter(jobs), self)
             yield from dispatch.records()
-            if self._keep_workers and dispatch.is_complete:
-                dispatch.settle_down()
             is_done = dispatch.is_complete
         except self.cluster.ray.exceptions.RayError as error:
             raise ScaleOutError(
@@ -191,25 +190,11 @@ class RayRunner:
             ) from error
         finally:
             if not (self._keep_workers and is_done):
-                self._dismiss(pool)
-
-    def _dismiss(self, pool: Pool) -> None:
-        """Ends all workers, and the desk with what is left on it."""
-        pool.dismiss_all()
-        if self._desk is not None:
-            self.cluster.ray.kill(self._desk)
-            self._desk = None
-
-    def _new_desk(self) -> Any:
-        """A desk on the driver's machine, so that no other's loss costs more than what it was decoding."""
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        here = NodeAffinitySchedulingStrategy(self.cluster.own_node_id, soft=False)
-        return self.cluster.ray.remote(Desk).options(num_cpus=0, scheduling_strategy=here).remote()
+                pool.dismiss_all()
 
     def close(self) -> None:
         """Ends the workers and leaves the cluster."""
         if self._pool is not None:
-            self._dismiss(self._pool)
+            self._pool.dismiss_all()
             self._pool = None
         self.cluster.close()

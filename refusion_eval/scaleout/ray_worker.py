@@ -1,35 +1,39 @@
-"""What runs in the processes that Ray starts: a worker that asks for requests and streams their records back."""
+"""What runs in the processes that Ray starts: a worker that takes requests and answers with records."""
 
 import dataclasses
 import os
-import time
-from collections.abc import Iterator, Mapping
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-
-import ray
 
 from refusion_eval.errors import RefusionEvalError
 from refusion_eval.evaluate.jobs import Job
 from refusion_eval.evaluate.run_manifest import build_manifest
 from refusion_eval.scaleout.wire import job_from_json, sample_to_json
 from refusion_eval.scaleout.worker import Setup, Worker
+from refusion_eval.store.records import Sample
 
-# The desk is empty for as long as the driver takes to write one record.
-WAIT_SECONDS = 0.005
+# A call in this group runs beside all others, in a thread of its own.
+MAIL = "mail"
 
 
 class RayWorker:
     """A worker in a process of its own.
 
     Args:
-        name: what the desk knows it as.
+        name: what the driver calls it.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._settled: dict[str, Any] = {}
-        self._holding = 0
-        self._batching = False
+        self._inbox: deque[tuple[int, Mapping[str, Any]]] = deque()
+        self._numbers: dict[bytes, int] = {}
+        self._session: Iterator[Sample] = iter(())
+        self._turn = -1
+        self._withdrawn: set[int] = set()
+        self._begins = threading.Lock()
 
     def hello(self) -> int:
         """The process number, as soon as the process is there."""
@@ -71,33 +75,46 @@ class RayWorker:
         """Measures how the time of a forward grows with its rows here."""
         return dict(self._worker.system.model.width_cost._asdict())
 
-    def run(self, desk: Any, at_once: int) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Decodes until the desk says that there is nothing to do.
+    def turn(self, number: int, jobs: Sequence[tuple[int, Mapping[str, Any]]], settled: Mapping[str, Any]) -> Any:
+        """Takes requests and decodes until a record is there.
+
+        The driver asks for the next turn while this one decodes: it waits here, with its requests, so that nothing
+        waits for the driver when this one ends.
 
         Args:
-            desk: handle of the actor that holds a `Desk`.
-            at_once: most requests decoded together.
+            number: of this turn; they count up.
+            jobs: number and JSON of each request, to be decoded together with those of former turns as far as the
+                batch goes.
+            settled: facts of the run that they need, see `Setup`.
 
-        Yields:
-            (number of the request, its record as JSON) as each ends.
+        Returns:
+            The number of a request, of this or a former turn, and its record as JSON; None if none is left here.
         """
-        numbers: dict[bytes, int] = {}
-        self._holding, self._batching = 0, False
-        for sample in self._worker.run(self._claims(desk, numbers), at_once):
-            self._holding -= 1
-            yield numbers.pop(sample.key.digest()), sample_to_json(sample)
+        with self._begins:
+            self._turn = number
+            if number not in self._withdrawn:
+                self._inbox.extend(jobs)
+        self._settled.update(settled)
+        sample = next(self._session, None)
+        if sample is None and self._inbox:  # it had ended before these came
+            self._session = self._worker.run(self._claims())
+            sample = next(self._session, None)
+        return None if sample is None else (self._numbers.pop(sample.key.digest()), sample_to_json(sample))
 
-    def _claims(self, desk: Any, numbers: dict[bytes, int]) -> Iterator[Job]:
-        while True:
-            claim = ray.get(desk.claim.remote(self._name, self._holding, self._batching))
-            if claim.state == "none":
-                return
-            if claim.state == "wait":
-                time.sleep(WAIT_SECONDS)
-                continue
-            self._settled.update(claim.settled)
-            job = job_from_json(claim.job, self._worker.system.entry.Settings)
-            numbers[job.key.digest()] = claim.number
-            self._holding += 1
-            self._batching = self._batching or not job.alone
+    def withdraw(self, number: int) -> bool:
+        """Takes the requests out of a turn, if it has not begun; whether it has not. Called in the group `MAIL`."""
+        with self._begins:
+            if number <= self._turn:
+                return False
+            self._withdrawn.add(number)
+            return True
+
+    def _claims(self) -> Iterator[Job]:
+        """What is in the inbox; ends with the last one, or before one that is to be measured alone behind a batch."""
+        batching = False
+        while self._inbox and not (batching and self._inbox[0][1]["alone"]):
+            number, fields = self._inbox.popleft()
+            job = job_from_json(fields, self._worker.system.entry.Settings)
+            self._numbers[job.key.digest()] = number
+            batching = batching or not job.alone
             yield job

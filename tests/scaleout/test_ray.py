@@ -106,12 +106,14 @@ def test_requests_of_a_killed_worker_are_decoded_by_others_and_it_is_replaced(cl
 
 
 def test_a_worker_that_dies_while_the_width_curve_is_measured_is_replaced(cluster, checkpoint, caplog, monkeypatch):
-    def die_once(pool, member, measure=ray_pool.Pool.width_cost):
+    import ray
+
+    def die_once(pool, member, measure=ray_pool.Pool.measure):
         if member.name.startswith("worker 1 "):
-            os.kill(pool.ask(member.actor.hello.remote()), signal.SIGKILL)
+            os.kill(ray.get(member.actor.hello.remote()), signal.SIGKILL)
         return measure(pool, member)
 
-    monkeypatch.setattr(ray_pool.Pool, "width_cost", die_once)
+    monkeypatch.setattr(ray_pool.Pool, "measure", die_once)
     for name in ("free_rows", "row_cost"):
         monkeypatch.delitem(SHORT, name)
     run = Run(arguments(checkpoint, engine="ray", workers=1))
@@ -157,8 +159,8 @@ def test_a_request_that_kills_every_worker_costs_only_itself(cluster, checkpoint
     from refusion_eval.scaleout import ray_worker
 
     class Fragile(ray_worker.RayWorker):
-        def _claims(self, desk, numbers):
-            for job in ray_worker.RayWorker._claims(self, desk, numbers):
+        def _claims(self):
+            for job in ray_worker.RayWorker._claims(self):
                 if job.item_id == "poison":
                     os.kill(os.getpid(), signal.SIGKILL)
                 yield job

@@ -1,139 +1,318 @@
-"""A pass over jobs whose workers say nothing, with stand-ins for Ray."""
+"""A pass over jobs, with workers that are simulated: who decodes what, and when."""
 
 import itertools
+import math
 import signal
-import time
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from refusion_eval.evaluate.interrupt import Interrupted, Interruption
-from refusion_eval.scaleout import ray_dispatch
-from refusion_eval.scaleout.desk import Desk
-from refusion_eval.scaleout.ray_cluster import Node
+from refusion_eval.scaleout import ray_dispatch, ray_pool, ray_worker
 from refusion_eval.scaleout.ray_dispatch import Dispatch
-from refusion_eval.scaleout.ray_pool import Event, LostWhileAskedError, Member
+from refusion_eval.scaleout.ray_pool import MOST_FAILED_STARTS, MOST_SECONDS
+from tests.scaleout.simulated_ray import NODE, Answer, SimulatedError, SimulatedPool, SimulatedRay
 
-SETTINGS = SimpleNamespace(fused=True, row_cost=None)
-TURN_SECONDS = 0.01
-MOST_TURNS = 500
-
-
-class Near:
-    """Calls of an actor, made here."""
-
-    def __init__(self, inner):
-        self._inner = inner
-
-    def __getattr__(self, name):
-        return SimpleNamespace(remote=getattr(self._inner, name))
+MOST_WAITS = 2000
 
 
-class QuietPool:
-    """Workers that take a request each, and from which nothing comes."""
-
-    def __init__(self, num_workers):
-        node = Node("n", "host", 0, 1)
-        self.members = [Member(f"worker {one}", node, 1, None, "idle") for one in range(1, num_workers + 1)]
-        self.turns = 0
-        self.on_turn = lambda turn: None
-
-    def grow(self):
-        pass
-
-    def ask(self, answer):
-        return answer
-
-    def run(self, member, desk, at_once):
-        member.doing = "decoding"
-        assert desk.claim.remote(member.name, 0, False).state == "job"
-
-    def width_cost(self, member):
-        self.members.remove(member)
-        raise LostWhileAskedError(Event("lost", member, "out of memory"))
-
-    def wait(self, seconds):
-        self.turns += 1
-        assert self.turns < MOST_TURNS, "the run does not end"
-        time.sleep(TURN_SECONDS)
-        self.on_turn(self.turns)
-        return iter(())
-
-
-class QuietOffice:
+class Office:
     def __init__(self, settled):
         self.settled = settled
         self.welcomed = []
 
     def welcome(self, event):
-        self.welcomed.append(event.member.name)
+        self.welcomed.append((event.kind, event.member.name))
 
     def demand(self):
         return "each needs a free GPU"
+
+    def signed(self, member, sample):
+        return SimpleNamespace(**sample, by=member.name)
 
     def settle_width_cost(self, measure):
         self.settled["width_cost"] = measure()
 
 
+def job(name, seconds=1.0, alone=False):
+    settings = SimpleNamespace(fused=True, row_cost=None)
+    key = SimpleNamespace(digest=lambda: name)
+    resolved = SimpleNamespace(settings=settings)
+    return SimpleNamespace(name=name, seconds=seconds, alone=alone, key=key, resolved=resolved)
+
+
+def decode_one_by_one(claims):
+    return claims
+
+
+class Simulation:
+    """A run whose workers decode one request after the other, each in its seconds."""
+
+    def __init__(self, num_workers, settled=True):
+        self.ray = SimulatedRay(lambda record: record["seconds"])
+        self.pool = SimulatedPool(self.ray, decode_one_by_one)
+        self.office = Office({"width_cost": {}} if settled else {})
+        self.num_waits = 0
+        for _ in range(num_workers):
+            self.pool.add()
+
+    def dispatch(self, jobs):
+        return Dispatch(self.pool, itertools.count(), jobs, self.office)
+
+    def unbegun(self):
+        """Requests that lie beside a worker that decodes another one, as far as nobody asked for them."""
+        behind = [turn for member in self.pool.members for turn in list(member.turns)[1:]]
+        return [number for turn in behind if not turn.asked_back for number in turn.requests]
+
+
 @pytest.fixture(autouse=True)
-def plain_jobs(monkeypatch):
-    monkeypatch.setattr(ray_dispatch, "job_to_json", lambda job: {"alone": False})
+def plain_jobs():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray_dispatch, "job_to_json", lambda job: {"alone": job.alone, "job": job})
+        patch.setattr(
+            ray_dispatch, "record_error", lambda job, error, batch_size: SimpleNamespace(name=job.name, by="")
+        )
+        patch.setattr(ray_worker, "job_from_json", lambda fields, settings: fields["job"])
+        patch.setattr(ray_worker, "sample_to_json", lambda job: {"name": job.name, "seconds": job.seconds})
+        yield patch
 
 
-def dispatch_of(pool, jobs, office=None):
-    return Dispatch(pool, Near(Desk()), itertools.count(), jobs, office or QuietOffice({"width_cost": {}}))
+def clocked(simulation):
+    """The simulated clock for all who look at one."""
+    patch = pytest.MonkeyPatch()
+    for module in (ray_dispatch, ray_pool):
+        patch.setattr(module, "time", simulation.ray)
+    return patch
 
 
-def interrupted_run(pool):
-    """A run that a signal ends in its third turn."""
-    pool.on_turn = lambda turn: signal.raise_signal(signal.SIGTERM) if turn == 3 else None
-    with Interruption(lambda: "so far", finish_first=True) as stopping:
-        jobs = itertools.repeat(SimpleNamespace(resolved=SimpleNamespace(settings=SETTINGS)))
-        dispatch = dispatch_of(pool, stopping.until_asked(jobs))
-        assert list(dispatch.records()) == []
-        assert not dispatch.is_complete
+def run(simulation, jobs):
+    """The records of a run, in simulated time."""
+    patch = clocked(simulation)
+    try:
+        return list(simulation.dispatch(iter(jobs)).records())
+    finally:
+        patch.undo()
+
+
+@given(
+    seconds=st.lists(st.floats(0.01, 20), max_size=30),
+    num_workers=st.integers(1, 4),
+    deaths=st.lists(st.integers(1, 40), max_size=4),
+    joins=st.lists(st.integers(1, 40), max_size=2),
+)
+def test_every_request_has_one_record_and_none_lies_waiting_while_a_worker_is_idle(seconds, num_workers, deaths, joins):
+    simulation = Simulation(num_workers)
+
+    def on_wait():
+        simulation.num_waits += 1
+        assert simulation.num_waits < MOST_WAITS, "the run does not end"
+        members = simulation.pool.members
+        idle = [member for member in members if member.doing == "idle"]
+        asked = [member for member in members if member.withdrawing is not None]
+        assert len(asked) >= len(idle) or not simulation.unbegun(), "it is taken back at once"
+        if simulation.num_waits in deaths and members:
+            simulation.ray.kill_worker(members[0].actor)
+            simulation.pool.add()
+        if simulation.num_waits in joins:
+            simulation.pool.add()
+
+    simulation.ray.on_wait = on_wait
+    jobs = [job(str(number), length) for number, length in enumerate(seconds)]
+    records = run(simulation, jobs)
+    assert Counter(record.name for record in records) == Counter(job.name for job in jobs)
+
+
+def test_a_worker_finds_its_next_request_beside_it():
+    simulation = Simulation(2)
+    seen = []
+    simulation.ray.on_wait = lambda: seen.append([len(member.turns) for member in simulation.pool.members])
+    assert len(run(simulation, [job(str(number)) for number in range(12)])) == 12
+    assert seen[0] == [2, 2]
+    assert simulation.ray.now == 6.0, "no second is lost"
+
+
+def test_what_lies_beside_a_long_request_goes_to_who_is_idle():
+    simulation = Simulation(2)
+    records = run(simulation, [job("long", 100.0), *(job(str(number)) for number in range(5))])
+    by = {record.name: record.by for record in records}
+    assert set(by.values()) == {"worker 1", "worker 2"}
+    assert {by[str(number)] for number in range(5)} == {"worker 2"}
+    assert simulation.ray.now == 100.0
+
+
+def test_the_last_requests_are_not_laid_beside_workers():
+    simulation = Simulation(3)
+    seen = []
+    simulation.ray.on_wait = lambda: seen.append(len(simulation.unbegun()))
+    assert len(run(simulation, [job(str(number), 1.0 + number) for number in range(5)])) == 5
+    assert set(seen) == {0}
+
+
+def test_a_worker_that_joins_late_takes_what_others_have_not_begun():
+    simulation = Simulation(1)
+
+    def join():
+        if simulation.ray.now >= 1.0 and len(simulation.pool.members) == 1:
+            simulation.pool.add()
+
+    simulation.ray.on_wait = join
+    records = run(simulation, [job("0"), job("1", 50.0), job("2")])
+    assert {record.name: record.by for record in records}["2"] == "worker 2"
+
+
+def test_requests_that_are_measured_alone_are_shared_out_one_by_one():
+    simulation = Simulation(2)
+    for member in simulation.pool.members:
+        member.batch_size = 8
+    records = run(simulation, [job(str(number), alone=True) for number in range(6)])
+    assert Counter(record.by for record in records) == {"worker 1": 3, "worker 2": 3}
+
+
+def stopped(simulation, jobs, *, when):
+    """The records of a run that a signal ends."""
+    patch = clocked(simulation)
+
+    def on_wait():
+        if when():
+            simulation.ray.on_wait = lambda: None
+            signal.raise_signal(signal.SIGTERM)
+
+    simulation.ray.on_wait = on_wait
+    records = []
+    try:
+        with Interruption(lambda: "so far", finish_first=True) as stopping:
+            dispatch = simulation.dispatch(stopping.until_asked(jobs))
+            records += dispatch.records()
+            records.append(dispatch.is_complete)
+    except Interrupted:
+        return records
+    finally:
+        patch.undo()
+
+
+def test_a_signal_lets_what_was_begun_end_and_takes_back_the_rest():
+    simulation = Simulation(2)
+    jobs = (job(str(number), 10.0) for number in itertools.count())
+    records = stopped(simulation, jobs, when=lambda: len(simulation.unbegun()) == 2)
+    assert [record.name for record in records[:-1]] == ["0", "1"]
+    assert records[-1], "nothing is outstanding"
+    assert simulation.ray.now == 10.0
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_one_signal_ends_a_run_whose_workers_hang(num_workers, monkeypatch, caplog):
-    monkeypatch.setattr(ray_dispatch, "STOP_SECONDS", 10 * TURN_SECONDS)
-    pool = QuietPool(num_workers)
-    with pytest.raises(Interrupted):
-        interrupted_run(pool)
-    assert pool.turns > 3
-    (line,) = caplog.messages
-    awaited = "worker 1 has 1 requests, worker 2 has 1 requests" if num_workers else "no worker is ready; each needs"
-    assert line.startswith("not waited for")
-    assert awaited in line
+def test_one_signal_ends_a_run_whose_workers_hang(num_workers, caplog):
+    simulation = Simulation(num_workers)
+    jobs = (job(str(number), math.inf) for number in itertools.count())
+    start = simulation.pool.add(doing="starting") if not num_workers else None
+    if start:
+        start.pending = Answer()
+    records = stopped(simulation, jobs, when=lambda: True)
+    if num_workers:
+        assert records == [False]
+        (line,) = [line for line in caplog.messages if line.startswith("not waited for")]
+        assert "worker 1 has 1 requests, worker 2 has 1 requests" in line
+    else:
+        assert records == [True], "nothing was begun, so nothing is waited for"
+    assert simulation.ray.now <= ray_dispatch.STOP_SECONDS + 2
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_silent_run_says_again_and_again_whom_it_waits_for(num_workers, monkeypatch, caplog):
-    monkeypatch.setattr(ray_dispatch, "SILENCE_SECONDS", 5 * TURN_SECONDS)
-    monkeypatch.setattr(ray_dispatch, "STOP_SECONDS", 0.0)
-    pool = QuietPool(num_workers)
+def test_a_silent_run_says_again_and_again_whom_it_waits_for(num_workers, caplog):
+    simulation = Simulation(num_workers)
 
-    def stop_after_two_lines(turn):
+    def stop_after_two_lines():
         if len(caplog.messages) == 2:
             raise InterruptedError
 
-    pool.on_turn = stop_after_two_lines
-    jobs = iter([SimpleNamespace(resolved=SimpleNamespace(settings=SETTINGS))])
+    simulation.ray.on_wait = stop_after_two_lines
+    starting = simulation.pool.add(doing="starting")
+    starting.pending = Answer()
     with pytest.raises(InterruptedError):
-        list(dispatch_of(pool, jobs).records())
-    awaited = "worker 1 has 1 requests; 0 more wait" if num_workers else "no worker is ready; each needs a free GPU"
+        run(simulation, [job("a", math.inf)])
+    awaited = "worker 1 has 1 requests, worker 2 is starting; 0 more wait"
+    if not num_workers:
+        awaited = "worker 1 is starting, no worker is ready; each needs a free GPU"
     assert all("nothing has come for" in line and awaited in line for line in caplog.messages)
 
 
-def test_a_worker_that_dies_over_a_measurement_is_welcomed_as_lost():
-    pool, office = QuietPool(1), QuietOffice({})
+def measuring(simulation, answer):
+    """A run that has to measure, and waits for the answer."""
+    (member,) = simulation.pool.members
+    member.actor.script["width_cost"] = answer
+    return member
 
-    def stop(turn):
-        raise InterruptedError
 
-    pool.on_turn = stop
-    jobs = iter([SimpleNamespace(resolved=SimpleNamespace(settings=SETTINGS))])
-    with pytest.raises(InterruptedError):
-        list(dispatch_of(pool, jobs, office).records())
-    assert office.welcomed == ["worker 1"]
-    assert office.settled == {}
+def test_what_a_job_needs_is_measured_before_it_is_handed_out():
+    simulation = Simulation(1, settled=False)
+    measuring(simulation, Answer(5.0, {"row_cost": 1}))
+    assert [record.name for record in run(simulation, [job("a")])] == ["a"]
+    assert simulation.office.settled == {"width_cost": {"row_cost": 1}}
+    assert simulation.ray.now == 6.0
+
+
+def test_a_signal_does_not_wait_for_a_measurement():
+    simulation = Simulation(1, settled=False)
+    measuring(simulation, Answer(MOST_SECONDS["measuring"]))
+    records = stopped(simulation, iter([job("a")]), when=lambda: simulation.pool.members[0].doing == "measuring")
+    assert records == [True]
+    assert simulation.ray.now <= 1.0
+
+
+@pytest.mark.parametrize("answer", [Answer(5.0, error=SimulatedError("out of memory")), Answer()])
+def test_a_worker_that_dies_or_hangs_over_a_measurement_is_lost_and_another_measures(answer):
+    simulation = Simulation(1, settled=False)
+    measuring(simulation, answer)
+
+    def replace():
+        if not simulation.pool.members:
+            simulation.pool.add().actor.script["width_cost"] = Answer(0.0, {"row_cost": 2})
+
+    simulation.pool.grow = replace
+    assert [record.by for record in run(simulation, [job("a")])] == ["worker 2"]
+    assert simulation.office.welcomed == [("lost", "worker 1")]
+
+
+def opening(simulation, answer):
+    member = simulation.pool.add(doing="started")
+    member.actor.script["open"] = answer
+    simulation.pool.open(member, {}, first=True)
+
+
+def test_a_worker_that_hangs_while_it_opens_its_checkpoint_is_given_up():
+    simulation = Simulation(0)
+    patch = clocked(simulation)
+    opening(simulation, Answer())
+    events = []
+    while not events:
+        events = list(simulation.pool.wait(100.0))
+    patch.undo()
+    assert [event.kind for event in events] == ["lost"]
+    assert "it was opening for" in events[0].value
+    assert simulation.pool.members == []
+    assert simulation.ray.now == pytest.approx(MOST_SECONDS["opening"], abs=200.0)
+
+
+def fail_to_open(simulation):
+    opening(simulation, Answer(0.0, error=SimulatedError("out of memory")))
+    (event,) = simulation.pool.wait(1.0)
+    assert event.kind == "lost"
+
+
+def test_failures_that_a_success_came_between_do_not_add_up():
+    simulation = Simulation(0)
+    patch = clocked(simulation)
+    for _ in range(MOST_FAILED_STARTS):
+        for _ in range(MOST_FAILED_STARTS - 1):
+            fail_to_open(simulation)
+        member = simulation.pool.add()
+        assert [record.name for record in simulation.dispatch(iter([job("a")])).records()] == ["a"]
+        simulation.pool.dismiss(member)
+    assert simulation.pool.room.on(NODE)
+    for _ in range(MOST_FAILED_STARTS):
+        assert simulation.pool.room.on(NODE)
+        fail_to_open(simulation)
+    assert not simulation.pool.room.on(NODE)
+    patch.undo()

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from refusion_eval.errors import ScaleOutError
+from refusion_eval.evaluate.interrupt import UntilAsked
 from refusion_eval.evaluate.model_args import parse_model_args
 from refusion_eval.scaleout import ray_runner
 from refusion_eval.scaleout.ray_cluster import Node
@@ -13,6 +14,7 @@ from tests.store.conftest import make_manifest
 
 TURN_SECONDS = 100.0
 NODE = Node("n", "host", 1, 8)
+RAY = SimpleNamespace(exceptions=SimpleNamespace(RayError=ConnectionError))
 
 
 class SlowPool:
@@ -46,7 +48,7 @@ def waiting(monkeypatch):
     clock = SimpleNamespace(now=0.0)
     clock.monotonic = lambda: clock.now
     monkeypatch.setattr(ray_runner, "time", clock)
-    monkeypatch.setattr(ray_runner, "Cluster", lambda address: SimpleNamespace(nodes=lambda: [NODE]))
+    monkeypatch.setattr(ray_runner, "Cluster", lambda address: SimpleNamespace(nodes=lambda: [NODE], ray=RAY))
     monkeypatch.setattr(ray_runner.RayRunner, "_setup", lambda runner: {})
 
     def with_script(script):
@@ -61,12 +63,20 @@ def waiting(monkeypatch):
 def test_a_first_worker_may_open_its_checkpoint_for_longer_than_one_may_take_to_start(waiting):
     facts = {"batch_size": 1, "attention": "sdpa", "manifest": make_manifest().to_json()}
     runner, clock = waiting({2: ("started", None), 40: ("opened", facts)})
-    assert runner._described().fingerprint() == make_manifest().fingerprint()
+    assert runner._described(lambda: False).fingerprint() == make_manifest().fingerprint()
     assert clock.now == 40 * TURN_SECONDS > ray_runner.FIRST_WORKER_SECONDS
 
 
 def test_a_worker_that_does_not_start_is_waited_for_so_long_and_no_longer(waiting):
     runner, clock = waiting({})
     with pytest.raises(ScaleOutError, match="no worker started in 900 s: each needs a free GPU"):
-        runner._described()
+        runner._described(lambda: False)
     assert clock.now == ray_runner.FIRST_WORKER_SECONDS + TURN_SECONDS
+
+
+def test_a_signal_does_not_wait_for_a_first_worker(waiting):
+    runner, clock = waiting({})
+    jobs = UntilAsked([None], lambda: clock.now >= 3 * TURN_SECONDS)
+    runner._pool.dismiss_all = lambda: None
+    assert list(runner.run(jobs)) == []
+    assert clock.now == 3 * TURN_SECONDS
