@@ -1,4 +1,4 @@
-"""Commands about machines and models: doctor, bench, bench-train, bench-scaleout, soak, locality, version."""
+"""Commands about machines and models: doctor, the benchmarks, soak, locality, version."""
 
 import sys
 from pathlib import Path
@@ -183,6 +183,42 @@ def bench_scaleout(
     if out is not None:
         prepare_output(out)
     report = measure_scaleout(settings)
+    print(report.text())
+    if out is not None:
+        write_output(out, json.dumps(report.to_json(), indent=2) + "\n")
+
+
+@app.command()
+def bench_sandbox(
+    benchmark: Annotated[
+        Literal["humaneval", "mbpp"], typer.Option(help="Whose references are checked.")
+    ] = "humaneval",
+    mini: Annotated[bool, typer.Option("--mini", help="Those of its synthetic look-alike.")] = False,
+    data: Data = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each way is timed.")] = 3,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Programs at a time; by default what an evaluation takes.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write everything as JSON.")] = None,
+) -> None:
+    """Measure how many programs a second the sandbox checks."""
+    import json
+
+    from refusion_eval.bench.sandbox import measure_sandbox
+    from refusion_eval.evaluate.data import load_rows
+    from refusion_eval.store.atomic_write import prepare_output, write_output
+
+    rows = load_rows(benchmark, mini=mini, data_dir=data)
+    if out is not None:
+        prepare_output(out)
+    report = measure_sandbox(
+        benchmark,
+        rows,
+        mini=mini,
+        num_rounds=rounds,
+        workers=workers,
+        progress=lambda text: print(text, file=sys.stderr),
+    )
     print(report.text())
     if out is not None:
         write_output(out, json.dumps(report.to_json(), indent=2) + "\n")

@@ -223,6 +223,11 @@ _idle_workers = _IdleWorkers()
 atexit.register(_idle_workers.close)
 
 
+def default_workers() -> int:
+    """Programs that are checked at a time unless told otherwise."""
+    return _WORKERS_PER_PROCESSOR * len(os.sched_getaffinity(0))
+
+
 def check_on(profile_name: str, tier: str, program: Program) -> Verdict:
     """Check one program under one profile; a broken worker is replaced and the check repeated, twice at most.
 
@@ -276,10 +281,7 @@ def check_all(
             faults.put(error)
             stopping.set()
 
-    threads = [
-        threading.Thread(target=work, daemon=True)
-        for _ in range(workers or _WORKERS_PER_PROCESSOR * len(os.sched_getaffinity(0)))
-    ]
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(workers or default_workers())]
     try:
         for thread in threads:
             thread.start()

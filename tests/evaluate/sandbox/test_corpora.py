@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from refusion_eval.bench.sandbox import reference_programs
+from refusion_eval.evaluate.data import load_rows
 from refusion_eval.evaluate.sandbox import Program, check_programs, probe
-from refusion_eval.evaluate.sandbox.corpus import humaneval_programs, mbpp_programs
 
 # Recorded as failed only because their publisher ran all programs in one process.
 _RECORDED_WRONGLY = {67, 170, 419, 598, 724, 798}
@@ -24,19 +25,23 @@ def _outputs(path: Path) -> list[dict]:
         return [json.loads(line) for line in lines]
 
 
+def _references(benchmark: str, shared: Path) -> list[Program]:
+    return reference_programs(benchmark, load_rows(benchmark, data_dir=shared / "benchmarks"))
+
+
 def _not_passed(programs: list[Program]) -> list:
     verdicts = check_programs(programs)
     return [(index, verdict) for index, verdict in enumerate(verdicts) if not verdict.passed]
 
 
 def test_all_humaneval_references_pass(shared):
-    programs = humaneval_programs(shared / "benchmarks" / "humaneval" / "test.jsonl")
+    programs = _references("humaneval", shared)
     assert len(programs) == 164
     assert _not_passed(programs) == []
 
 
 def test_all_mbpp_test_references_pass(shared):
-    programs = mbpp_programs(shared / "benchmarks" / "mbpp" / "test.jsonl")
+    programs = _references("mbpp", shared)
     assert len(programs) == 500
     # The reference of task 123 computes for up to ten seconds, so it is left to the slow test below.
     assert _not_passed([program for program in programs if "amicable_numbers_sum" not in program.candidate]) == []
@@ -44,7 +49,7 @@ def test_all_mbpp_test_references_pass(shared):
 
 @pytest.mark.slow
 def test_the_slowest_mbpp_reference_passes(shared):
-    programs = mbpp_programs(shared / "benchmarks" / "mbpp" / "test.jsonl")
+    programs = _references("mbpp", shared)
     slowest = next(program for program in programs if "amicable_numbers_sum" in program.candidate)
     assert _not_passed([slowest]) == []
 

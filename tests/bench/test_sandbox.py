@@ -1,0 +1,47 @@
+"""The benchmark of the sandbox: it checks what it says, in every way."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from refusion_eval.bench.sandbox import measure_sandbox, reference_programs
+from refusion_eval.cli import app
+from refusion_eval.errors import ConfigError, SandboxError
+from refusion_eval.evaluate.data import load_rows
+from refusion_eval.evaluate.sandbox import probe
+
+
+@pytest.fixture(autouse=True)
+def _isolation() -> None:
+    if probe().tier == "D":
+        pytest.skip("programs cannot be isolated here")
+
+
+def test_every_way_checks_the_references_and_the_record_says_where(tmp_path):
+    out = tmp_path / "sandbox.json"
+    done = CliRunner().invoke(app, ["bench-sandbox", "--mini", "--rounds", "1", "--workers", "2", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    record = json.loads(out.read_text())
+    assert set(record["rates"]) == {"sandbox", "without isolation", "an interpreter each"}
+    assert all(len(rates) == 1 and rates[0] > 0 for rates in record["rates"].values())
+    assert (record["tier"], record["workers"], record["mini"]) == (probe().tier, 2, True)
+    assert record["num_programs"] == len(load_rows("humaneval", mini=True))
+    assert record["conditions"]["cores"] >= 1
+    for way in record["rates"]:
+        assert way in done.output
+    assert "synthetic" in done.output
+
+
+@pytest.mark.parametrize("benchmark", ["humaneval", "mbpp"])
+def test_a_reference_that_fails_is_an_error_and_no_figure(benchmark):
+    rows = load_rows(benchmark, mini=True)[:3]
+    broken = {"humaneval": {"canonical_solution": "    return None\n"}, "mbpp": {"code": "x = 1\n"}}[benchmark]
+    rows[1] = {**rows[1], **broken}
+    with pytest.raises(SandboxError, match=r"sandbox: reference programs \[1\]"):
+        measure_sandbox(benchmark, rows, mini=True, num_rounds=1, workers=1, progress=lambda text: None)
+
+
+def test_a_benchmark_without_programs_is_refused():
+    with pytest.raises(ConfigError, match=r"'gsm8k' has no programs.*humaneval, mbpp"):
+        reference_programs("gsm8k", [])
