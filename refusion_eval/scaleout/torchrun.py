@@ -32,9 +32,6 @@ from refusion_eval.scaleout.wire import job_from_json, job_to_json, sample_to_js
 from refusion_eval.scaleout.worker import WIDTH_COST, Setup, Worker, decode, own_device
 from refusion_eval.store.records import Sample
 
-# Jobs laid out that nobody has claimed yet: enough that nobody waits, and few, as they outlive a signal to stop.
-AHEAD = 2
-
 # After a signal, how long the driver waits for records of others, of whom some may be dead: torchrun kills after 30.
 STOP_SECONDS = 15.0
 
@@ -78,6 +75,7 @@ class TorchrunRunner:
         self._num_processes = team.place.num_processes
         self._system = system
         self._workforce = Workforce(register)
+        self._num_dropped = 0
 
     def refusal(self, job: Job) -> str | None:
         """Why a job cannot be decoded, known before anything is computed; None if it can."""
@@ -104,12 +102,15 @@ class TorchrunRunner:
         round_number = self._channel.open_round({"setup": setup.to_json(), "at_once": at_once})
         published: dict[int, Job] = {0: first}
         abandoned = threading.Event()
+        # Laid out that nobody has claimed yet: what all may take at once, so that nobody waits for the next look.
+        ahead = self._num_processes * min(self._system.batch_size, at_once or self._system.batch_size)
         with ThreadPoolExecutor(1) as pool:
-            publishing = pool.submit(self._publish, round_number, source, published, abandoned)
+            publishing = pool.submit(self._publish, round_number, source, published, ahead, abandoned)
             try:
                 num_done = 0
-                ours = self._decode(round_number, published, at_once)
-                others = self._outstanding(round_number, jobs, publishing, lambda: num_done)
+                self._num_dropped = 0
+                ours = self._decode(round_number, jobs, published, at_once)
+                others = self._outstanding(round_number, jobs, publishing, lambda: num_done + self._num_dropped)
                 for sample in itertools.chain(ours, others):
                     num_done += 1
                     yield sample
@@ -117,9 +118,11 @@ class TorchrunRunner:
                 abandoned.set()
         publishing.result()
 
-    def _decode(self, round_number: int, published: dict[int, Job], at_once: int | None) -> Iterator[Sample]:
+    def _decode(
+        self, round_number: int, jobs: Iterable[Job], published: dict[int, Job], at_once: int | None
+    ) -> Iterator[Sample]:
         """Records of this process, and those of others that have arrived when one of its own ends."""
-        for sample in decode(self._system, self._own_claims(round_number, published), at_once):
+        for sample in decode(self._system, self._own_claims(round_number, jobs, published), at_once):
             yield sample
             yield from self._arrived(round_number)
 
@@ -130,7 +133,7 @@ class TorchrunRunner:
         give_up = math.inf
         while not publishing.done() or num_done() < publishing.result():
             yield from self._arrived(round_number)
-            if isinstance(jobs, UntilAsked) and jobs.asked and give_up == math.inf:
+            if _is_asked(jobs) and give_up == math.inf:
                 give_up = time.monotonic() + STOP_SECONDS
             if time.monotonic() > give_up:
                 return
@@ -142,9 +145,14 @@ class TorchrunRunner:
             time.sleep(POLL_SECONDS)
 
     def _publish(
-        self, round_number: int, source: Iterator[Job], published: dict[int, Job], abandoned: threading.Event
+        self,
+        round_number: int,
+        source: Iterator[Job],
+        published: dict[int, Job],
+        ahead: int,
+        abandoned: threading.Event,
     ) -> int:
-        """Lays out jobs a little ahead of the claims; in a thread of its own, as the driver decodes. Returns how many.
+        """Lays out jobs ahead of the claims; in a thread of its own, as the driver decodes. Returns how many.
 
         A source that ends early, as after a signal, thereby ends the work of all processes.
         """
@@ -155,7 +163,7 @@ class TorchrunRunner:
                 published[number] = job
                 self._channel.publish(round_number, number, self._described(job))
                 number += 1
-                while number >= self._channel.num_claimed(round_number) + AHEAD:
+                while number >= self._channel.num_claimed(round_number) + ahead:
                     if abandoned.wait(POLL_SECONDS):
                         return number
                 job = next(source, None)
@@ -169,10 +177,14 @@ class TorchrunRunner:
             settled[WIDTH_COST] = self._system.width_cost._asdict()
         return {"job": job_to_json(job), "settled": settled}
 
-    def _own_claims(self, round_number: int, published: dict[int, Job]) -> Iterator[Job]:
+    def _own_claims(self, round_number: int, jobs: Iterable[Job], published: dict[int, Job]) -> Iterator[Job]:
+        """Jobs for this process; after a signal it takes what is laid out and lets nobody decode it."""
         while (number := self._channel.claim(round_number)) is not None:
             self._channel.take_job(round_number, number)
-            yield published[number]
+            if _is_asked(jobs):
+                self._num_dropped += 1
+            else:
+                yield published[number]
 
     def _arrived(self, round_number: int) -> Iterator[Sample]:
         for message in self._channel.messages():
@@ -183,6 +195,11 @@ class TorchrunRunner:
                 self._workforce.join(rank, message["hardware"], message["pid"])
             elif message["round"] == round_number:  # not of a round that an error ended
                 yield self._workforce.signed(rank, message["sample"])
+
+
+def _is_asked(jobs: Iterable[Job]) -> bool:
+    """Whether a signal asked for an end of these jobs."""
+    return isinstance(jobs, UntilAsked) and jobs.asked
 
 
 def serve(team: Team, device: str) -> int:

@@ -225,29 +225,41 @@ def beside_a_dead_process(store, monkeypatch):
     runner = TorchrunRunner(Team(Place(0, 2), Channel(store)), system, lambda hardware, pid: "")
     own_claims = runner._own_claims
 
-    def claims(round_number, published):
+    def claims(round_number, *more):
         with Channel(store).beating(1):
             assert Channel(store).claim(round_number) is not None
-        yield from own_claims(round_number, published)
+        yield from own_claims(round_number, *more)
 
     runner._own_claims = claims
     return runner, system
 
 
-@pytest.mark.parametrize("num_jobs", [20, 2])  # with two, none is left to decode when the signal comes
-def test_after_a_signal_a_dead_process_is_not_waited_for(store, monkeypatch, num_jobs):
-    runner, system = beside_a_dead_process(store, monkeypatch)
+def stopped_at_the_first(runner, jobs):
+    """The records of a run that a signal ends when the first one is there."""
     done = []
 
-    def decode_until_stopped():
+    def decode():
         with Interruption(lambda: "", finish_first=True) as stopping:
-            for sample in runner.run(stopping.until_asked(jobs_of(system, num_jobs))):
+            for sample in runner.run(stopping.until_asked(jobs)):
                 if not done:
                     os.kill(os.getpid(), signal.SIGTERM)
                 done.append(sample)
 
     with pytest.raises(Interrupted):
-        decode_until_stopped()
+        decode()
+    return done
+
+
+def test_after_a_signal_nothing_more_is_begun_of_what_is_laid_out(store):
+    system = System(parse_model_args(GIVEN))
+    runner = TorchrunRunner(Team(Place(0, 2), Channel(store)), system, lambda hardware, pid: "")
+    assert len(stopped_at_the_first(runner, jobs_of(system, 20))) == 1
+
+
+@pytest.mark.parametrize("num_jobs", [20, 2])  # with two, none is left to decode when the signal comes
+def test_after_a_signal_a_dead_process_is_not_waited_for(store, monkeypatch, num_jobs):
+    runner, system = beside_a_dead_process(store, monkeypatch)
+    done = stopped_at_the_first(runner, jobs_of(system, num_jobs))
     assert 1 <= len(done) < min(num_jobs, 10)
 
 
