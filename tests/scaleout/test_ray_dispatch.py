@@ -171,6 +171,33 @@ def test_requests_that_are_measured_alone_are_shared_out_one_by_one():
     assert Counter(record.by for record in records) == {"worker 1": 3, "worker 2": 3}
 
 
+@given(num_jobs=st.integers(0, 40), ends=st.lists(st.integers(1, 4), min_size=1), alone=st.integers(0, 3))
+def test_a_batch_is_full_as_long_as_there_are_requests(num_jobs, ends, alone):
+    simulation = Simulation(0)
+    at_once = itertools.cycle(ends)
+    left, alive = num_jobs, []
+
+    def decode(claims):
+        """Batches of four, of which as many end together as the script says; what is measured alone comes alone."""
+        nonlocal left
+        for first in claims:
+            live = [first]
+            while live:
+                while len(live) < 4 and not first.alone and (following := next(claims, None)) is not None:
+                    live.append(following)
+                alive.append((len(live), 1 if first.alone else min(4, left)))
+                for _ in range(min(next(at_once), len(live))):
+                    left -= 1
+                    yield live.pop(0)
+
+    simulation.pool = SimulatedPool(simulation.ray, decode)
+    simulation.pool.add(batch_size=4)
+    jobs = [job(str(number), alone=number < alone) for number in range(num_jobs)]
+    records = run(simulation, jobs)
+    assert Counter(record.name for record in records) == Counter(job.name for job in jobs)
+    assert all(count == full for count, full in alive)
+
+
 def stopped(simulation, jobs, *, when):
     """The records of a run that a signal ends."""
     patch = clocked(simulation)
