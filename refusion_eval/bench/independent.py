@@ -28,11 +28,13 @@ class Round(NamedTuple):
     Attributes:
         seconds: from the common start to the last end.
         first_seconds: from the common start to the first end.
+        processor_share: part of that time for which the process that had least of it had a processor.
         tokens: of every request.
     """
 
     seconds: float
     first_seconds: float
+    processor_share: float
     tokens: Tokens
 
 
@@ -103,7 +105,8 @@ class IndependentProcesses:
         answers = [self._hear(process) for process in self._processes]
         ends = [answer["ended"] - started for answer in answers]
         tokens = {name: tokens for answer in answers for name, tokens in answer["tokens"].items()}
-        return Round(max(ends), min(ends), tokens)
+        share = min(answer["processor_seconds"] / end for answer, end in zip(answers, ends, strict=True))
+        return Round(max(ends), min(ends), share, tokens)
 
     def _tell(self, process: "subprocess.Popen[str]", what: Any) -> None:
         assert process.stdin is not None
@@ -127,9 +130,11 @@ def _serve() -> None:
     list(worker.run(iter(jobs)))  # loads the weights, and pays for all first-time work
     _answer({"ready": True})
     for line in sys.stdin:
+        before = time.process_time()
         samples = list(worker.run(iter([jobs[number] for number in json.loads(line)])))
-        ended = time.perf_counter()
-        _answer({"ended": ended, "tokens": {sample.key.doc_hash: sample.tokens for sample in samples}})
+        ended, processor_seconds = time.perf_counter(), time.process_time() - before
+        tokens = {sample.key.doc_hash: sample.tokens for sample in samples}
+        _answer({"ended": ended, "processor_seconds": processor_seconds, "tokens": tokens})
 
 
 def _answer(what: Mapping[str, Any]) -> None:

@@ -74,6 +74,8 @@ class ScaleOutReport:
         alone_seconds: of each round in one process.
         independent_seconds: of each round in processes without a driver, to the last end.
         independent_first_seconds: likewise to the first end: how uneven their shares were.
+        independent_processor_shares: of each round, the part of the time for which the process that had least of it had
+            a processor: below 1, other programs or other guests of the host took the rest.
         together_seconds: of each round in all processes of the run.
         num_tokens: tokens kept in one round.
         shares: of each process, the requests that it decoded in the rounds together.
@@ -84,6 +86,7 @@ class ScaleOutReport:
     alone_seconds: Sequence[float]
     independent_seconds: Sequence[float]
     independent_first_seconds: Sequence[float]
+    independent_processor_shares: Sequence[float]
     together_seconds: Sequence[float]
     num_tokens: int
     shares: Sequence[int]
@@ -121,7 +124,8 @@ class ScaleOutReport:
         lines.append(
             f"{count} independent processes reach {self.independent_ratio:.2f} of {count} here"
             f" {_range(_quotients(self.alone_seconds, self.independent_seconds))}; the first of them was done after"
-            f" {first_end:.0%} of the time"
+            f" {first_end:.0%} of the time, and each had a processor for"
+            f" {min(self.independent_processor_shares) / self.settings.threads:.0%} of it or more"
         )
         lines.append(
             f"speed-up {self.ratio:.2f} of {count} {_range(_quotients(self.alone_seconds, self.together_seconds))},"
@@ -195,6 +199,7 @@ def _run(settings: ScaleOutSettings) -> ScaleOutReport:
         alone_seconds=[one.alone_seconds for one in rounds],
         independent_seconds=[one.independent.seconds for one in rounds],
         independent_first_seconds=[one.independent.first_seconds for one in rounds],
+        independent_processor_shares=[one.independent.processor_share for one in rounds],
         together_seconds=[one.together_seconds for one in rounds],
         num_tokens=sum(sample.num_tokens for sample in rounds[0].together),
         shares=[makers.count(name) for name in names],
