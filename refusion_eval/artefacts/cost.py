@@ -85,10 +85,11 @@ def share_out(seconds: Sequence[float], workers: int) -> Share:
         seconds: of each request, in order.
         workers: >= 1.
     """
-    free_at = [0.0] * workers
+    busy = min(workers, len(seconds)) or 1
+    free_at = [0.0] * busy
     for one in seconds:
         heapq.heapreplace(free_at, free_at[0] + one)
-    sharded = max(sum(seconds[start::workers]) for start in range(workers))
+    sharded = max(sum(seconds[start::workers]) for start in range(busy))
     return Share(workers=workers, pulled=max(free_at) / HOUR, sharded=sharded / HOUR)
 
 

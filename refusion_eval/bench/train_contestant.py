@@ -73,8 +73,12 @@ class TrainBenchSettings:
             raise ConfigError(f"shape={self.shape!r} is unknown; known: {', '.join(TRAIN_SHAPES)}")
         if self.dtype not in ("auto", "float32", "bfloat16"):
             raise ConfigError(f"dtype={self.dtype!r} cannot be trained in; use float32 or bfloat16")
-        if self.torch_device.type not in ("cpu", "cuda"):
-            raise ConfigError(f"device={self.device!r} cannot be measured on; use cpu or cuda")
+        try:
+            kind = self.torch_device.type
+        except RuntimeError as error:
+            raise ConfigError(f"device={self.device!r} is unknown; use cpu or cuda") from error
+        if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
+            raise ConfigError(f"device={self.device!r} cannot be measured on here; use cpu, or cuda where there is one")
         if min(self.num_samples, self.batch_size, self.num_rounds) < 1:
             raise ConfigError(
                 f"num_samples is {self.num_samples}, batch_size {self.batch_size} and num_rounds {self.num_rounds}; "

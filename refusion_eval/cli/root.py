@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from refusion_eval.errors import ConfigError
+
 WIDTH_WITHOUT_TERMINAL = 140
 
 app = typer.Typer(
@@ -23,7 +25,19 @@ Sandbox = Annotated[
     Literal["auto", "none"],
     typer.Option(help="How model-written code is run: isolated, or none for no isolation at all."),
 ]
-Data = Annotated[Path | None, typer.Option(help="Folder with benchmark rows: <benchmark>/<split>.jsonl[.gz].")]
+
+
+def _folder(path: Path | None) -> Path | None:
+    """A folder that was named is there, even where the tasks at hand would not have looked into it."""
+    if path is not None and not path.is_dir():
+        raise ConfigError(f"--data: there is no directory {path}; name the folder of the rows, or leave the option out")
+    return path
+
+
+Data = Annotated[
+    Path | None,
+    typer.Option(help="Folder with benchmark rows: <benchmark>/<split>.jsonl[.gz].", callback=_folder),
+]
 
 Baseline = Annotated[
     str | None, typer.Option(help="Folder name of the run that speed-ups are relative to; found if not given.")

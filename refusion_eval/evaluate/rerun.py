@@ -94,11 +94,9 @@ def rerun(run_dir: Path, again_dir: Path, *, data: Path | None = None, sandbox: 
         tasks = [task for task, expected in run.expected.items() if expected == count]
         outcome = evaluate(args, tasks, limit=count, sandbox=sandbox, shelf=shelf)
         num_failed += len(outcome.failed) + outcome.unscored
-    conditions = [
-        difference
-        for name in ("package_version", "versions", "git_commit", "hardware")
-        for difference in differences({name: getattr(run.manifest, name)}, {name: getattr(now, name)})
-    ]
+    names = ("package_version", "versions", "git_commit", "hardware")
+    before, after = ({name: one.to_json()[name] for name in names} for one in (run.manifest, now))
+    conditions = differences(before, after)
     return _compared(run_dir, again_dir, conditions, num_failed)
 
 

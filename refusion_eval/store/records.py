@@ -115,11 +115,12 @@ class Sample:
 
     @classmethod
     def from_stored(cls, body: str, packed_trace: bytes | None) -> Sample:
-        """Inverse of `body` and `pack`; fields of later versions are ignored."""
-        fields = json.loads(body)
-        known = {name: fields[name] for name in cls.__slots__ if name in fields}
-        known["key"] = SampleKey(**fields["key"])
-        return cls(**known, trace=unpack(packed_trace) if packed_trace is not None else None)
+        """Inverse of `body` and `pack`; fields of later versions are ignored. Raises StoreError if they are damaged."""
+        known = _stored_fields(body, cls.__slots__)
+        try:
+            return cls(**known, trace=unpack(packed_trace) if packed_trace is not None else None)
+        except TypeError as error:
+            raise _damaged(error) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,10 +159,27 @@ class ScoreRow:
 
     @classmethod
     def from_stored(cls, body: str) -> ScoreRow:
-        """Inverse of `body`; fields of later versions are ignored."""
+        """Inverse of `body`; fields of later versions are ignored. Raises StoreError if it is damaged."""
+        try:
+            return cls(**_stored_fields(body, cls.__slots__))
+        except TypeError as error:
+            raise _damaged(error) from error
+
+
+def _stored_fields(body: str, names: Sequence[str]) -> dict[str, Any]:
+    """The fields of a record that this version knows, with its key."""
+    try:
         fields = json.loads(body)
-        known = {name: fields[name] for name in cls.__slots__ if name in fields}
-        return cls(**{**known, "key": SampleKey(**fields["key"])})
+        return {name: fields[name] for name in names if name in fields} | {"key": SampleKey(**fields["key"])}
+    except (ValueError, TypeError, KeyError) as error:
+        raise _damaged(error) from error
+
+
+def _damaged(error: Exception) -> StoreError:
+    return StoreError(
+        f"a stored record is damaged ({type(error).__name__}: {error}); restore records.sqlite from a copy, or start "
+        "the run anew in another directory"
+    )
 
 
 def dump(value: Any) -> str:

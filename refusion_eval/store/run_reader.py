@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from refusion_eval.errors import StoreError
 from refusion_eval.store.database import SCHEMA_VERSION, open_for_reading, refusing
@@ -19,6 +19,8 @@ from refusion_eval.store.records import Sample, ScoreRow
 
 SETTLED = "settled:"  # what begins the names of settled facts among the run's own
 EXPECTED = "expected:"  # likewise of how many samples of a task were asked for
+
+_Record = TypeVar("_Record", Sample, ScoreRow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +117,20 @@ def iterate_samples(directory: Path, connection: sqlite3.Connection, traces: boo
     column = "trace" if traces else "NULL"
     query = f"SELECT body, {column} FROM samples ORDER BY task, item_id, sample, key"
     for row in _rows(directory, connection, query):
-        yield Sample.from_stored(*row)
+        yield _read(directory, Sample.from_stored, *row)
 
 
 def iterate_scores(directory: Path, connection: sqlite3.Connection) -> Iterator[ScoreRow]:
     """All scores in the order in which they were written, one at a time."""
-    for (body,) in _rows(directory, connection, "SELECT body FROM scores ORDER BY rowid"):
-        yield ScoreRow.from_stored(body)
+    for row in _rows(directory, connection, "SELECT body FROM scores ORDER BY rowid"):
+        yield _read(directory, ScoreRow.from_stored, *row)
+
+
+def _read(directory: Path, from_stored: Callable[..., _Record], *row: Any) -> _Record:
+    try:
+        return from_stored(*row)
+    except StoreError as error:
+        raise StoreError(f"{directory}: {error}") from error
 
 
 def _rows(directory: Path, connection: sqlite3.Connection, query: str) -> Iterable[tuple]:

@@ -99,13 +99,15 @@ def read_csv(path: str | os.PathLike[str]) -> list[TableRow]:
     """Rows of a file that `write_csv` wrote.
 
     Raises:
-        StoreError: the file is missing, or a column is.
+        StoreError: the file is missing or holds no row, or a column is missing.
     """
     try:
         with open(path, encoding="utf-8", newline="") as stream:
             records = list(csv.DictReader(stream))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise StoreError(f"{path} cannot be read ({error}); write it with the table command") from error
+    if not records:
+        raise StoreError(f"{path} holds no rows of results; write it with the table command")
     return [_row_of(record, path) for record in records]
 
 
