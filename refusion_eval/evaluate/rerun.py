@@ -1,6 +1,6 @@
 """A recorded run made again from its own record, and held against it, sample by sample."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,6 +89,7 @@ def rerun(run_dir: Path, again_dir: Path, *, data: Path | None = None, sandbox: 
     then, today = ({**one.fingerprint(), "package_version": ""} for one in (run.manifest, now))  # told, not refused
     if changed := differences(then, today):
         raise StoreError(f"{run.run_id} cannot be made again here: {'; '.join(changed)}")
+    recorded = _samples(run_dir)  # first, as a damaged record would otherwise be known when all has been decoded
     num_failed = 0
     for count in sorted(set(run.expected.values())):
         tasks = [task for task, expected in run.expected.items() if expected == count]
@@ -97,7 +98,7 @@ def rerun(run_dir: Path, again_dir: Path, *, data: Path | None = None, sandbox: 
     names = ("package_version", "versions", "git_commit", "hardware")
     before, after = ({name: one.to_json()[name] for name in names} for one in (run.manifest, now))
     conditions = differences(before, after)
-    return _compared(run_dir, again_dir, conditions, num_failed)
+    return _compared(recorded, again_dir, conditions, num_failed)
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,10 @@ class _Seen:
     verdict: float | None
 
 
-def _compared(run_dir: Path, again_dir: Path, conditions: Sequence[str], num_failed: int) -> Repetition:
-    before, after = _samples(run_dir), _samples(again_dir)
+def _compared(
+    before: Mapping[SampleKey, _Seen], again_dir: Path, conditions: Sequence[str], num_failed: int
+) -> Repetition:
+    after = _samples(again_dir)
     common = {key: (one, after[key]) for key, one in before.items() if key in after}
     other_tokens = [a.item for a, b in common.values() if (a.tokens, a.text) != (b.tokens, b.text)]
     other_verdicts = [

@@ -58,6 +58,19 @@ def test_other_tokens_and_other_verdicts_are_named(copied: Path, tmp_path: Path)
     assert "1 other tokens: mini_gsm8k" in in_words(result)
 
 
+def test_another_machine_and_other_versions_are_named(copied: Path, tmp_path: Path) -> None:
+    with sqlite3.connect(copied / "records.sqlite") as connection:
+        (text,) = connection.execute("SELECT value FROM meta WHERE name = 'manifest'").fetchone()
+        manifest = json.loads(text)
+        manifest["hardware"] |= {"cpu": "another processor"}
+        manifest["versions"] |= {"torch": "0.1"}
+        connection.execute("UPDATE meta SET value = ? WHERE name = 'manifest'", (json.dumps(manifest),))
+    result = rerun(copied, tmp_path / "again")
+    assert result.is_same
+    assert {"hardware.cpu", "versions.torch"} <= {condition.split(": ")[0] for condition in result.other_conditions}
+    assert "another processor" in in_words(result)
+
+
 def test_arguments_survive_the_record(recorded: Path) -> None:
     args = ModelArgs(pretrained="x", decoder="refusion", adapter="y", batch_size=None, settings={"eos_ids": (1, 2)})
     assert parse_model_args(run_arguments(args)) == args
