@@ -18,6 +18,8 @@ class FrontEnd:
 
     def __init__(self, monkeypatch, capsys):
         self._monkeypatch, self._capsys = monkeypatch, capsys
+        # Libraries log to what stderr was when they were imported: another test's, which is closed by now.
+        monkeypatch.setattr(logging, "raiseExceptions", False)
 
     def run(self, *arguments):
         """Returns exit status and error output; an exception that is no refusal comes through."""
@@ -46,7 +48,7 @@ def error_of(text):
     errors = [line for line in text.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1, text
     assert text.splitlines()[-1] == errors[0], f"more than one line:\n{text}"
-    assert "Traceback" not in text
+    assert "Traceback" not in text, text
     return errors[0].removeprefix("error: ")
 
 
