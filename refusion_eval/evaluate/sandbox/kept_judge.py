@@ -16,6 +16,7 @@ class KeptJudge:
     Attributes:
         number: its process number as /proc counts.
         killed: whether others than its worker have killed it.
+        collected: whether it has ended and been waited for; its number may be another's then.
     """
 
     def __init__(self, proc: Proc, pid: int, number: int, sock: socket.socket) -> None:
@@ -29,7 +30,7 @@ class KeptJudge:
         """
         self.number = number
         self.killed = False
-        self._collected = False
+        self.collected = False
         self._proc = proc
         self._pid = pid
         self._sock = sock
@@ -38,9 +39,9 @@ class KeptJudge:
     @property
     def ended(self) -> bool:
         """Whether it has ended, and another is needed for the next check."""
-        if not self._collected and select.select([self._sock], [], [], 0)[0]:
+        if not self.collected and select.select([self._sock], [], [], 0)[0]:
             self.note_end()
-        return self._collected
+        return self.collected
 
     def fileno(self) -> int:
         """A descriptor that can be read as soon as the judge is done or has ended."""
@@ -73,7 +74,7 @@ class KeptJudge:
 
     def kill(self) -> None:
         """End it; what it started ends with it."""
-        if not self._collected:
+        if not self.collected:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
             self._collect()
@@ -84,5 +85,5 @@ class KeptJudge:
         with contextlib.suppress(ChildProcessError):  # collected with the orphans
             _, status = os.waitpid(self._pid, 0)
         self._sock.close()
-        self._collected = True
+        self.collected = True
         return status

@@ -12,6 +12,7 @@ _READ_FILE, _READ_DIR, _WRITE_FILE = 1 << 2, 1 << 3, 1 << 1
 _FIRST_RIGHTS = (1 << 13) - 1
 _LATER_RIGHTS = ((2, 1 << 13), (3, 1 << 14), (5, 1 << 15))  # since version: move between folders, truncate, ioctl
 _BOTH_TCP, _BOTH_SCOPES = 3, 3
+_SIGNALS = 2  # one of the scopes
 
 
 def ruleset(readable: list[str], hidden_names: frozenset[str]) -> int:
@@ -45,6 +46,15 @@ def ruleset(readable: list[str], hidden_names: frozenset[str]) -> int:
         else:
             _allow_entries(ruleset_fd, path, hidden_names)
     return ruleset_fd
+
+
+def own_signals_only() -> int:
+    """Make a ruleset that leaves a process signals to what it starts from then on, and restricts nothing else.
+
+    Returns:
+        Its file descriptor.
+    """
+    return linux.landlock_create(struct.pack("=QQQ", 0, 0, _SIGNALS))
 
 
 def _allow_entries(ruleset_fd: int, folder: str, hidden_names: frozenset[str]) -> None:

@@ -20,13 +20,13 @@ from typing import Any, NoReturn
 from refusion_eval.evaluate.sandbox import guest, jail, judge, layout, linux, wire
 from refusion_eval.evaluate.sandbox.kept_judge import KeptJudge
 from refusion_eval.evaluate.sandbox.profiles import PROFILES, Profile
+from refusion_eval.evaluate.sandbox.sweep import Sweeper
 from refusion_eval.evaluate.sandbox.watch import Limits, Proc, Watched
 
 _CPU_SLACK_S = 2  # the kernel's limit on processor seconds comes after the watchdog's
 _JUDGE_MIB = 2048
 _MIB = 1 << 20
 _ONLY_FD = 3
-_SWEEP_PAUSE_S = 0.002
 
 
 class Warden:
@@ -65,6 +65,7 @@ class Warden:
         self._num_other_processes = proc.num_tasks_of(os.getuid()) if shares_uid else 0
         self._pid_namespace_fd = proc.open_pid_namespace() if profile.namespaces else -1
         self._tmp = jail.PrivateTmp() if profile.namespaces else None
+        self._sweeper = Sweeper(profile, proc, self._guest_uid)
         self._judge: KeptJudge | None = None
 
     def serve(self) -> None:
@@ -96,9 +97,8 @@ class Warden:
         try:
             watched.wait(self._control)
         finally:
-            self._sweep(guest_pid, judge_process)
             watched.reap()
-            _reap_orphans()
+            self._sweeper.sweep(judge_process)
             if self._tmp is not None:
                 self._tmp.renew()
         return {"stopped": watched.stopped, "status": watched.guest_status, "waited_s": watched.waited_s}
@@ -155,23 +155,6 @@ class Warden:
         jail.restrict_judge(self._profile, self._judge_uid, self._base_bytes + _JUDGE_MIB * _MIB)
         judge.serve(socket.socket(fileno=_ONLY_FD))
 
-    def _sweep(self, guest_pid: int, judge_process: KeptJudge) -> None:
-        """Kill a guest and all it left behind."""
-        _kill(guest_pid, signal.SIGKILL)
-        if self._profile.namespaces:
-            return  # it was the first process of its pid namespace: all others die with it
-        # Orphans became children of this process. They are stopped before they are killed, so that none forks.
-        while alive := self._orphans(judge_process):
-            for signal_number in (signal.SIGSTOP, signal.SIGKILL):
-                for pid in alive:
-                    _kill(pid, signal_number)
-            time.sleep(_SWEEP_PAUSE_S)
-
-    def _orphans(self, judge_process: KeptJudge) -> list[int]:
-        kept = {self._own_pid, *self._proc.tree(judge_process.number)}
-        below = self._proc.tree(self._own_pid)
-        return [pid for pid in below if pid not in kept and not self._proc.is_zombie(pid)]
-
 
 def _fork(body: Callable[[], None]) -> int:
     pid = os.fork()
@@ -181,17 +164,6 @@ def _fork(body: Callable[[], None]) -> int:
         body()
     finally:
         os._exit(0)
-
-
-def _kill(pid: int, signal_number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal_number)
-
-
-def _reap_orphans() -> None:
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
 
 
 def main(control_fd: int, profile_name: str, fork_hooks: list[dict[str, Callable[[], object]]]) -> NoReturn:

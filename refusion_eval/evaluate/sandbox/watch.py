@@ -101,13 +101,6 @@ class Proc:
                 continue
         return Usage(cpu_ticks / _TICKS_PER_SECOND, memory_pages * _PAGE_BYTES, starved_s, num_tasks)
 
-    def is_zombie(self, pid: int) -> bool:
-        """Whether a process has ended (or is gone) and only waits to be collected."""
-        try:
-            return self._read(f"{pid}/stat").rpartition(")")[2].split()[0] == "Z"
-        except OSError:
-            return True
-
     def open_pid_namespace(self) -> int:
         """File descriptor of this process's pid namespace."""
         return os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
