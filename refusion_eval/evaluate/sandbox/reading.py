@@ -6,7 +6,9 @@ tests that can be seen to work on their own names alone, and forks for all other
 
 import ast
 import builtins
+import importlib
 import sys
+from types import ModuleType
 from typing import NamedTuple
 
 # Modules whose functions keep nothing, or nothing but caches; the numbers of `random` begin anew with every check.
@@ -15,12 +17,27 @@ _STATELESS_MODULES = frozenset((
     "bisect", "cmath", "collections", "copy", "datetime", "fractions", "functools", "hashlib", "heapq", "itertools",
     "json", "math", "numbers", "operator", "random", "re", "statistics", "string", "typing",
 ))
-_REACHING_BUILTINS = frozenset((
-    "__build_class__", "__import__", "breakpoint", "compile", "delattr", "eval", "exec", "exit", "globals", "help",
-    "input", "locals", "open", "quit", "setattr", "vars",
+# Wherever they are read from, and whatever they are called afterwards.
+_REACHING_NAMES = frozenset((
+    "breakpoint", "compile", "delattr", "eval", "exec", "exit", "getattr", "globals", "help", "input", "locals", "open",
+    "quit", "setattr", "vars", "attrgetter", "get_type_hints", "gi_frame", "methodcaller", "register",
+    "total_ordering", "update_wrapper", "wraps",
 ))
 # fmt: on
 _BUILTINS = frozenset(vars(builtins))
+
+
+def _shared() -> frozenset[str]:
+    """Names under which the stateless modules have what can be changed: other modules, and containers."""
+    return frozenset(
+        name
+        for module in _STATELESS_MODULES
+        for name, value in vars(importlib.import_module(module)).items()
+        if isinstance(value, ModuleType | list | dict | set) and name not in _STATELESS_MODULES | {"abc"}
+    )
+
+
+_REACHING = _REACHING_NAMES | _shared()
 
 
 class Names(NamedTuple):
@@ -52,7 +69,7 @@ class Reading(NamedTuple):
     def may_leave_traces(self) -> bool:
         """Whether running it may change more than its own names."""
         modules = self.foreign & self.owners & sys.stdlib_module_names
-        return self.reaches_out or not modules <= _STATELESS_MODULES or bool(self.foreign & _REACHING_BUILTINS)
+        return self.reaches_out or not modules <= _STATELESS_MODULES
 
     def names(self, known: set[str]) -> Names:
         """Find what the test must be given.
@@ -78,11 +95,12 @@ def read(tree: ast.Module) -> Reading:
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
             (used if isinstance(node.ctx, ast.Load) else defined).add(node.id)
+            reaches_out |= node.id.startswith("__") or node.id in _REACHING
         elif isinstance(node, ast.Attribute):
             if isinstance(node.value, ast.Name):
                 owners.add(node.value.id)
             # A changed attribute, or one that leads behind an object's public face.
-            reaches_out |= not isinstance(node.ctx, ast.Load) or node.attr.startswith("_")
+            reaches_out |= not isinstance(node.ctx, ast.Load) or node.attr.startswith("_") or node.attr in _REACHING
         elif isinstance(node, ast.arg):
             defined.add(node.arg)
         elif isinstance(node, ast.FunctionDef):
@@ -92,11 +110,16 @@ def read(tree: ast.Module) -> Reading:
             reaches_out = True  # not followed
         elif isinstance(node, ast.Import | ast.ImportFrom):
             defined.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
-            reaches_out |= not _imported(node) <= _STATELESS_MODULES
+            reaches_out |= not all(map(_is_harmless, _imported(node)))
     return Reading(frozenset(used - defined), frozenset(owners), reaches_out)
 
 
-def _imported(node: ast.Import | ast.ImportFrom) -> set[str]:
-    """Top-level modules that a statement imports."""
-    names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
-    return {name.partition(".")[0] for name in names}
+def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """Dotted names that a statement imports, each from its top-level module on."""
+    start = f"{node.module or ''}." if isinstance(node, ast.ImportFrom) else ""
+    return [start + alias.name for alias in node.names]
+
+
+def _is_harmless(dotted: str) -> bool:
+    module, *parts = dotted.split(".")
+    return module in _STATELESS_MODULES and not any(part.startswith("_") or part in _REACHING for part in parts)

@@ -50,6 +50,7 @@ def _judge_pid(worker: Worker) -> int:
         "import math\nassert math.isclose(f(1), 1)",
         "from random import randint\nassert f(randint(1, 2)) > 0",
         "x = [f(i) for i in range(3)]\nx[0] = 1\nassert sorted(x) == x",
+        "from collections.abc import Iterable\nfrom math import *\nassert isinstance(f(1), Iterable) or pi",
         "try:\n    f(1)\nexcept ValueError as error:\n    assert str(error)",
     ],
 )
@@ -74,6 +75,11 @@ def test_tests_on_their_own_names_need_no_process_of_their_own(text):
         "def check(candidate):\n    open('x')\ncheck(f)",
         "class A:\n    pass",
         "async def g():\n    pass",
+        "from random import _inst",
+        "from json.encoder import ESCAPE_DCT",
+        "import json.encoder as e\nassert f(e)",
+        "import collections.abc as c\nc.Sequence.register(int)",
+        "g = (x for x in [1])\ng.gi_frame",
     ],
 )
 def test_tests_that_may_reach_further_get_one(text):
@@ -95,6 +101,13 @@ def test_tests_that_may_reach_further_get_one(text):
             "import sys\nassert sys.modules['random'].gauss(0, 1) == 0.9417154046806644",
         ),
         ("f_is_mine = f", "assert 'f_is_mine' not in globals()"),
+        ("__builtins__['abs'] = None", "assert abs(-1) == 1"),
+        ("def g(eval):\n    pass\neval('math.__dict__.update(pi=3)', {'math': math})\nmath.pi", "assert math.pi > 3.1"),
+        ("import math\ngetattr(math, '__dict__')['pi'] = 3", "assert math.pi > 3.1"),
+        ("import math\noperator.methodcaller('__setattr__', 'pi', 3)(math)", "assert math.pi > 3.1"),
+        ("fractions.sys.setrecursionlimit(120)", "def r(n):\n    return n and r(n - 1)\nassert r(300) == 0"),
+        ("hashlib.algorithms_available.clear()", "assert hashlib.algorithms_available"),
+        ("numbers.Number.register(str)", "assert not isinstance('', numbers.Number)"),
     ],
 )
 def test_nothing_of_a_test_is_left_for_the_next(worker, meddling, observing):
