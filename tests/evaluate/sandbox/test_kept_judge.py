@@ -132,6 +132,13 @@ def test_a_judge_that_grew_large_is_replaced(worker):
     assert _judge_pid(worker) != judge_pid
 
 
+def test_what_an_exception_held_is_free_again(worker):
+    large = "def check(candidate):\n    large = bytes(1200 << 20)\n    assert candidate() == 1\ncheck(f)"
+    assert _check(worker, "def f():\n    raise ValueError", large).reason == "raised"
+    verdict = _check(worker, _ONE, large)
+    assert verdict.passed, verdict
+
+
 def test_a_judge_that_is_stopped_is_replaced(worker):
     for test in ("while True:\n    f()", "import os\nwhile True:\n    f()"):
         verdict = worker.check(Program(candidate=_ONE, test=test, timeout_s=0.5))
