@@ -126,7 +126,7 @@ class PrivateTmp:
     def _state() -> tuple[object, ...]:
         """Differs after any change: nobody sets the time of the last change back."""
         folder, space = os.stat("/tmp"), os.statvfs("/tmp")
-        times = (folder.st_ctime_ns, folder.st_mtime_ns)
+        times = (folder.st_ctime_ns, folder.st_mtime_ns, folder.st_atime_ns)
         return times, folder.st_mode, os.listxattr("/tmp"), space.f_ffree, space.f_bfree
 
     def renew(self) -> None:

@@ -169,8 +169,11 @@ def test_a_judge_killed_at_work_is_no_fault_of_the_program(worker, first):
 def test_what_a_program_leaves_in_tmp_is_gone(worker):
     if not PROFILES[probe().profile].namespaces:
         pytest.skip("this machine's isolation has no /tmp for programs")
-    observing = "import os\ndef f():\n    return os.listdir('/tmp'), os.listxattr('/tmp'), oct(os.stat('/tmp').st_mode)"
-    expected = "assert f() == ([], [], '0o41777')"
+    observing = (
+        "import os\ndef f():\n    info = os.stat('/tmp')\n    times = {info.st_atime_ns, info.st_mtime_ns, info.st_ctime_ns}\n"
+        "    return os.listdir('/tmp'), os.listxattr('/tmp'), oct(info.st_mode), len(times)"
+    )
+    expected = "assert f() == ([], [], '0o41777', 1)"
     assert _check(worker, observing, expected).passed
     for meddling in (
         "import os\ndef f():\n    open('/tmp/x', 'w').write('x')\n    return os.listdir('/tmp')",
@@ -178,6 +181,7 @@ def test_what_a_program_leaves_in_tmp_is_gone(worker):
         "import os\ndef f():\n    os.symlink('a', '/tmp/x')\n    os.listdir('/tmp')\n    return ['x']",
         _TRY.format("os.setxattr('/tmp', 'user.x', b'1')"),
         _TRY.format("os.chmod('/tmp', 0o500)"),
+        _TRY.format("os.listdir('/tmp')"),
     ):
         assert _check(worker, meddling, "assert f() == ['x']").passed
         verdict = _check(worker, observing, expected)
