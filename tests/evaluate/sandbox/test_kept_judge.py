@@ -132,6 +132,12 @@ def test_a_judge_that_grew_large_is_replaced(worker):
     assert _judge_pid(worker) != judge_pid
 
 
+def test_flags_of_decimal_numbers_are_lowered(worker):
+    assert _check(worker, "from decimal import Decimal\ndef f():\n    return Decimal(1)", "assert f() / 3 != 1").passed
+    verdict = _check(worker, _ONE, "import decimal\nassert f() not in decimal.getcontext().flags.values()")
+    assert verdict.passed, verdict
+
+
 def test_what_an_exception_held_is_free_again(worker):
     large = "def check(candidate):\n    large = bytes(1200 << 20)\n    assert candidate() == 1\ncheck(f)"
     assert _check(worker, "def f():\n    raise ValueError", large).reason == "raised"
@@ -170,8 +176,8 @@ def test_what_a_program_leaves_in_tmp_is_gone(worker):
     if not PROFILES[probe().profile].namespaces:
         pytest.skip("this machine's isolation has no /tmp for programs")
     observing = (
-        "import os\ndef f():\n    info = os.stat('/tmp')\n    times = {info.st_atime_ns, info.st_mtime_ns, info.st_ctime_ns}\n"
-        "    return os.listdir('/tmp'), os.listxattr('/tmp'), oct(info.st_mode), len(times)"
+        "import os\ndef f():\n    info = os.stat('/tmp')\n    "
+        "times = {info.st_atime_ns, info.st_mtime_ns, info.st_ctime_ns}\n    return os.listdir('/tmp'), os.listxattr('/tmp'), oct(info.st_mode), len(times)"
     )
     expected = "assert f() == ([], [], '0o41777', 1)"
     assert _check(worker, observing, expected).passed
