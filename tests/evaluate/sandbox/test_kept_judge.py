@@ -175,10 +175,13 @@ def test_a_judge_killed_at_work_is_no_fault_of_the_program(worker, first):
 def test_what_a_program_leaves_in_tmp_is_gone(worker):
     if not PROFILES[probe().profile].namespaces:
         pytest.skip("this machine's isolation has no /tmp for programs")
-    observing = (
-        "import os\ndef f():\n    info = os.stat('/tmp')\n    "
-        "times = {info.st_atime_ns, info.st_mtime_ns, info.st_ctime_ns}\n    return os.listdir('/tmp'), os.listxattr('/tmp'), oct(info.st_mode), len(times)"
-    )
+    observing = """
+import os
+def f():
+    info = os.stat('/tmp')
+    times = {info.st_atime_ns, info.st_mtime_ns, info.st_ctime_ns}
+    return os.listdir('/tmp'), os.listxattr('/tmp'), oct(info.st_mode), len(times)
+"""
     expected = "assert f() == ([], [], '0o41777', 1)"
     assert _check(worker, observing, expected).passed
     for meddling in (
