@@ -15,6 +15,7 @@ import resource
 import signal
 import socket
 import traceback
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from refusion_eval.evaluate.sandbox import linux, wire
@@ -150,25 +151,33 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}".replace("\n", " ")[:_MAX_DETAIL_CHARS]
 
 
-def serve(control: socket.socket) -> None:
+def serve(control: socket.socket, fork_hooks: list[dict[str, Callable[[], object]]]) -> None:
     """Judge one job after another until `control` is closed, or until this process has grown too large to be kept.
 
-    Each message on `control` is one byte with two descriptors: where the job is read from and its outcome written to,
-    and the connection to the candidate. A job done is answered with `GOES_ON`, or by the end of this process.
+    Args:
+        control: each message on it is one byte with two descriptors: where the job is read from and its outcome written
+            to, and the connection to the candidate. A job done is answered with `GOES_ON`, or by the end of this
+            process.
+        fork_hooks: from `layout.preload`, for tests that fork.
     """
     while True:
         message, fds, _, _ = socket.recv_fds(control, 1, 2)
         if not message:
             return
         with socket.socket(fileno=fds[0]) as result, socket.socket(fileno=fds[1]) as candidate:
-            _serve_one(control, result, candidate)
+            _serve_one(control, result, candidate, fork_hooks)
         gc.collect()  # an exception holds the frames it passed, and these the test's memory
         if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > _MOST_KEPT_KIB:
             return
         control.send(GOES_ON)
 
 
-def _serve_one(control: socket.socket, result: socket.socket, candidate: socket.socket) -> None:
+def _serve_one(
+    control: socket.socket,
+    result: socket.socket,
+    candidate: socket.socket,
+    fork_hooks: list[dict[str, Callable[[], object]]],
+) -> None:
     job = wire.receive(result)
     random.seed(0)  # the same program gives the same verdict
     decimal.setcontext(decimal.Context())  # reckoning with a program's numbers raises flags in it
@@ -192,6 +201,8 @@ def _serve_one(control: socket.socket, result: socket.socket, candidate: socket.
     try:
         linux.die_with_parent(signal.SIGKILL)
         control.close()  # its end tells that the judge has ended
+        for hooks in fork_hooks:  # not in the judge, whose random numbers they would change at the fork above
+            os.register_at_fork(**hooks)
         wire.send(result, list(judge(candidate, job["candidate"], case)))
     finally:
         os._exit(0)

@@ -42,9 +42,9 @@ class Sweeper:
             if self._reaches_own_only:
                 _kill(-1, signal.SIGKILL)
                 judge.kill()
-            elif self._uid is not None:
-                _kill_all_of(self._uid)
             else:
+                if self._uid is not None:
+                    _kill_all_of(self._uid)
                 below = [pid for child in left for pid in self._proc.tree(child)]
                 for signal_number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first, so that none forks
                     for pid in below:

@@ -153,7 +153,7 @@ class Warden:
         os.closerange(_ONLY_FD + 1, 1 << 20)
         sys.path[:] = self._path
         jail.restrict_judge(self._profile, self._judge_uid, self._base_bytes + _JUDGE_MIB * _MIB)
-        judge.serve(socket.socket(fileno=_ONLY_FD))
+        judge.serve(socket.socket(fileno=_ONLY_FD), self._fork_hooks)
 
 
 def _fork(body: Callable[[], None]) -> int:

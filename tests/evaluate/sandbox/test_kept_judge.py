@@ -215,3 +215,38 @@ def f():
     test = "(count, number), (again, other) = f()\nassert count == again == '1' and number != other"
     verdict = _check(worker, program, test)
     assert verdict.passed, verdict
+
+
+def test_a_test_that_forks_has_them_too(worker):
+    test = """
+import os, random, threading
+stop = threading.Event()
+threading.Thread(target=stop.wait, daemon=True).start()
+read, write = os.pipe()
+if os.fork() == 0:
+    os.write(write, f"{threading.active_count()} {random.random()}".encode())
+    os._exit(0)
+count, number = os.read(read, 100).split()
+assert count == b"1" and float(number) != random.random() and f() == 1
+"""
+    verdict = _check(worker, _ONE, test)
+    assert verdict.passed, verdict
+
+
+def test_what_a_test_left_running_is_not_counted_against_the_next(worker):
+    leaving = "import os, time\nif os.fork() == 0:\n    large = b'1' * (400 << 20)\n    time.sleep(60)\nassert f() == 1"
+    assert _check(worker, _ONE, leaving).passed
+    below = [worker._process.pid]
+    for pid in below:
+        below += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    assert len(below) <= 2, "a worker, and the process that waits for it"
+    assert worker.check(
+        Program(candidate=_ONE + "\nimport time; time.sleep(0.3)", test="assert f()", memory_mb=256)
+    ).passed
+
+
+def test_what_a_program_left_running_costs_no_verdict(worker):
+    leaving = "import os, time\ndef f():\n    if os.fork() == 0:\n        time.sleep(60)\n    return 1"
+    for _ in range(3):
+        assert _check(worker, leaving, "assert f() == 1").passed
+        assert _check(worker, _ONE, "assert f() == 1").passed
