@@ -6,9 +6,10 @@ served from it. Weights are loaded at the first request, because lm-eval builds 
 
 import functools
 import logging
+import math
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from lm_eval.api.instance import Instance
@@ -17,6 +18,7 @@ from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
 
 from refusion_eval import api
+from refusion_eval.engine.scoring import TokenScore
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.evaluate import early
 from refusion_eval.evaluate.benchmarks import BENCHMARKS
@@ -24,12 +26,20 @@ from refusion_eval.evaluate.decode_jobs import JobRunner
 from refusion_eval.evaluate.early import EarlyVerdicts
 from refusion_eval.evaluate.interrupt import Interruption, how_to_go_on
 from refusion_eval.evaluate.jobs import Job, doc_hash, prompt_hash
+from refusion_eval.evaluate.likelihood import fit, scores
 from refusion_eval.evaluate.model_args import ModelArgs, parse_model_args
 from refusion_eval.evaluate.progress import ProgressDisplay
 from refusion_eval.evaluate.sealed import texts_of, unseal
 from refusion_eval.evaluate.settings import TaskBenchmark
 from refusion_eval.evaluate.system import ModelShelf, System
-from refusion_eval.scaleout.choice import choose_judge, choose_runner, describe_run, device_facts, driver_args
+from refusion_eval.scaleout.choice import (
+    choose_judge,
+    choose_runner,
+    choose_scorer,
+    describe_run,
+    device_facts,
+    driver_args,
+)
 from refusion_eval.scaleout.torchrun import take_place
 from refusion_eval.store.environment import Hardware
 from refusion_eval.store.records import Sample, SampleKey
@@ -301,49 +311,52 @@ class RefusionLM(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str] | None, list[int], list[int]]], **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        if self.args.engine == "ray":
-            raise ConfigError("log-likelihoods are computed by one process: leave out engine=ray for such tasks")
-        results: list[tuple[float, bool]] = []
-        size, seed = self.system.batch_size, int(self.args.settings.get("seed", 0))
-        for start in range(0, len(requests), size):
-            part = requests[start : start + size]
-            pairs = [self._fit(context, continuation) for _, context, continuation in part]
-            present = [pair for pair in pairs if pair[1]]
-            scored = iter(api.score_tokens_many(self.system.model, present, size, self.args.mc_samples, seed))
-            for (text, _, _), (_, continuation) in zip(part, pairs, strict=True):
-                # A continuation that the tokenizer merged into its context has nothing left to score.
-                log_prob, is_greedy = next(scored) if continuation else (0.0, True)
-                result = (log_prob, is_greedy)
-                if text is not None:
-                    self.cache_hook.add_partial("loglikelihood", text, result)
-                results.append(result)
-        return results
-
-    def _fit(self, context: list[int], continuation: list[int]) -> tuple[list[int], list[int]]:
-        """Drops the beginning of a text that is too long to be scored."""
-        longest = api.longest_scored(self.system.model)
-        surplus = len(context) + len(continuation) - longest
-        if surplus >= len(context):
-            raise ConfigError(
-                f"a continuation of {len(continuation)} tokens is too long to be scored: it may have {longest - 1}"
-            )
-        return context[max(0, surplus) :], continuation
+        results: dict[int, tuple[float, bool]] = {}
+        for number, score in self._scores([(context, continuation) for _, context, continuation in requests]):
+            results[number] = (score.log_prob, score.is_greedy)
+            text = requests[number][0]
+            if text is not None:
+                self.cache_hook.add_partial("loglikelihood", text, results[number])
+        return [results[number] for number in range(len(requests))]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Log-likelihood of whole texts, in windows as long as the model reads, each token scored once.
 
         Of a masked model it is a bound as well: that of every window given its context.
         """
-        results = []
+        windows: list[tuple[list[int], list[int]]] = []
+        owners: list[int] = []
+        for number, request in enumerate(requests):
+            tokens = self.tok_encode(request.args[0])
+            longest = api.longest_scored(self.system.model)
+            of_text = get_rolling_token_windows(tokens, self.prefix_token_id, longest - 1, 1)
+            windows += map(make_disjoint_window, of_text)
+            owners += [number] * (len(windows) - len(owners))
+        num_windows = Counter(owners)
+        found: dict[int, list[float]] = {number: [] for number in range(len(requests))}
+        for number, score in self._scores(windows):
+            owner = owners[number]
+            found[owner].append(score.log_prob)
+            if len(found[owner]) == num_windows[owner]:
+                self.cache_hook.add_partial("loglikelihood_rolling", requests[owner].args, math.fsum(found[owner]))
+        return [math.fsum(values) for values in found.values()]
+
+    def _scores(self, pairs: Sequence[tuple[list[int], list[int]]]) -> Iterator[tuple[int, TokenScore]]:
+        """Yields number and score of each pair as it is done.
+
+        Raises:
+            ConfigError: a continuation is too long, or nothing here computes log-likelihoods; nothing was computed.
+            Interrupted: a signal asked for an end.
+        """
+        scorer = choose_scorer(self.args, self.system, lambda: self.runner)
         longest = api.longest_scored(self.system.model)
-        for request in requests:
-            (text,) = request.args
-            windows = get_rolling_token_windows(self.tok_encode(text), self.prefix_token_id, longest - 1, 1)
-            pairs = [(None, *make_disjoint_window(window)) for window in windows]
-            total = sum(value for value, _ in self._loglikelihood_tokens(pairs))
-            self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
-            results.append(total)
-        return results
+        fitting = [fit(context, continuation, longest) for context, continuation in pairs]
+        name = "log-likelihoods"
+        kept = Interruption(lambda: f"{name} are kept only where lm-eval has a cache (--use_cache)", finish_first=False)
+        with kept, ProgressDisplay(self.args.system_name, {name: len(pairs)}) as progress:
+            for number, score in scores(scorer, fitting, self.system.batch_size):
+                yield number, score
+                progress.scored(name)
 
 
 def _item_id(doc: Mapping[str, Any], doc_number: int, benchmark: TaskBenchmark | None) -> str:

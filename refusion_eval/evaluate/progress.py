@@ -98,6 +98,11 @@ class ProgressDisplay:
         tally.seconds += seconds
         self._show(sample.key.task)
 
+    def scored(self, task: str) -> None:
+        """Counts a text whose log-likelihood is known."""
+        self.tallies[task].done += 1
+        self._show(task)
+
     def _show(self, task: str) -> None:
         tally = self.tallies[task]
         if self._bars is not None:

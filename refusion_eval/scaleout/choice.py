@@ -1,9 +1,11 @@
 """Which processes decode: this one, those that its launcher started beside it, or workers on a Ray cluster."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from refusion_eval.errors import ConfigError
 from refusion_eval.evaluate.decode_jobs import JobRunner
 from refusion_eval.evaluate.early import Judge
+from refusion_eval.evaluate.likelihood import LocalScorer, Scorer
 from refusion_eval.evaluate.model_args import ModelArgs
 from refusion_eval.evaluate.run_manifest import build_manifest
 from refusion_eval.evaluate.system import System
@@ -54,6 +56,26 @@ def choose_runner(args: ModelArgs, system: System, register: Register) -> JobRun
         return RayRunner(args, system, register)
     launched = team()
     return system.decoder if launched is None else TorchrunRunner(launched, system, register)
+
+
+def choose_scorer(args: ModelArgs, system: System, runner: Callable[[], JobRunner]) -> Scorer:
+    """What computes log-likelihoods.
+
+    Args:
+        args: what was asked for.
+        system: what is run.
+        runner: gives what decodes the jobs of this run.
+
+    Raises:
+        ConfigError: this process has no model, and what has one does not compute them.
+    """
+    if args.engine == "ray":
+        raise ConfigError(
+            "log-likelihoods are not computed on Ray: leave out engine=ray for such tasks, or start the processes with "
+            "torchrun or accelerate launch"
+        )
+    chosen = runner()
+    return chosen if isinstance(chosen, TorchrunRunner) else LocalScorer(system)
 
 
 def choose_judge(runner: JobRunner) -> Judge | None:

@@ -4,32 +4,30 @@ Nothing is divided in advance. Responses differ tenfold in length, so every proc
 for one, and all end at about the same time.
 """
 
-import contextlib
 import itertools
 import logging
 import math
-import os
-import signal
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
 from operator import length_hint
 from typing import Any
 
 from refusion_eval import api
-from refusion_eval.errors import ConfigError, RefusionEvalError, ScaleOutError
-from refusion_eval.evaluate.interrupt import Interrupted, Interruption, UntilAsked
+from refusion_eval.engine.scoring import TokenScore
+from refusion_eval.errors import ConfigError, ScaleOutError
+from refusion_eval.evaluate.interrupt import UntilAsked
 from refusion_eval.evaluate.jobs import Job
+from refusion_eval.evaluate.likelihood import Part, score_part
 from refusion_eval.evaluate.model_args import ModelArgs
 from refusion_eval.evaluate.system import System
-from refusion_eval.scaleout.channel import POLL_SECONDS, Channel, Finished
+from refusion_eval.scaleout.channel import POLL_SECONDS
 from refusion_eval.scaleout.driver import Register, Workforce
 from refusion_eval.scaleout.launch import Team, team
-from refusion_eval.scaleout.wire import job_from_json, job_to_json, sample_to_json
-from refusion_eval.scaleout.worker import WIDTH_COST, Setup, Worker, decode, own_device
+from refusion_eval.scaleout.torchrun_worker import SAMPLES, SCORES, serve
+from refusion_eval.scaleout.wire import job_to_json
+from refusion_eval.scaleout.worker import WIDTH_COST, Setup, decode
 from refusion_eval.store.records import Sample
 
 # After a signal, how long the driver waits for records of others, of whom some may be dead: torchrun kills after 30.
@@ -99,13 +97,14 @@ class TorchrunRunner:
         if first is None:
             return
         setup = Setup.of(self._system, [first])
-        round_number = self._channel.open_round({"setup": setup.to_json(), "at_once": at_once})
-        published: dict[int, Job] = {0: first}
+        round_number = self._channel.open_round({"setup": setup.to_json(), "at_once": at_once, "kind": SAMPLES})
+        published: dict[int, Job] = {}
         abandoned = threading.Event()
         # Laid out that nobody has claimed yet: what all may take at once, so that nobody waits for the next look.
         ahead = self._num_processes * min(self._system.batch_size, at_once or self._system.batch_size)
+        described = self._described(itertools.chain([first], source), published)
         with ThreadPoolExecutor(1) as pool:
-            publishing = pool.submit(self._publish, round_number, source, published, ahead, abandoned)
+            publishing = pool.submit(self._publish, round_number, described, ahead, abandoned)
             try:
                 num_done = 0
                 self._num_dropped = 0
@@ -137,45 +136,46 @@ class TorchrunRunner:
                 give_up = time.monotonic() + STOP_SECONDS
             if time.monotonic() > give_up:
                 return
-            for rank in self._channel.silent(self._num_processes - 1, SILENCE_SECONDS):
-                raise ScaleOutError(
-                    f"process {rank} has not answered for {SILENCE_SECONDS:g} s; what is recorded stays: run the same "
-                    "command again to continue"
-                )
-            time.sleep(POLL_SECONDS)
+            self._wait_for_others()
 
-    def _publish(
-        self,
-        round_number: int,
-        source: Iterator[Job],
-        published: dict[int, Job],
-        ahead: int,
-        abandoned: threading.Event,
-    ) -> int:
+    def _wait_for_others(self) -> None:
+        """Lets a moment pass.
+
+        Raises:
+            ScaleOutError: another process is not heard of any more.
+        """
+        for rank in self._channel.silent(self._num_processes - 1, SILENCE_SECONDS):
+            raise ScaleOutError(
+                f"process {rank} has not answered for {SILENCE_SECONDS:g} s; what is recorded stays: run the same "
+                "command again to continue"
+            )
+        time.sleep(POLL_SECONDS)
+
+    def _publish(self, round_number: int, source: Iterator[Any], ahead: int, abandoned: threading.Event) -> int:
         """Lays out jobs ahead of the claims; in a thread of its own, as the driver decodes. Returns how many.
 
         A source that ends early, as after a signal, thereby ends the work of all processes.
         """
         number = 0
         try:
-            job: Job | None = published[0]
-            while job is not None and not abandoned.is_set():
-                published[number] = job
-                self._channel.publish(round_number, number, self._described(job))
+            for described in source:
+                self._channel.publish(round_number, number, described)
                 number += 1
                 while number >= self._channel.num_claimed(round_number) + ahead:
                     if abandoned.wait(POLL_SECONDS):
                         return number
-                job = next(source, None)
         finally:
             self._channel.end_round(round_number)
         return number
 
-    def _described(self, job: Job) -> dict[str, Any]:
-        settled = {}
-        if api.needs_width_cost(job.resolved.settings):
-            settled[WIDTH_COST] = self._system.width_cost._asdict()
-        return {"job": job_to_json(job), "settled": settled}
+    def _described(self, source: Iterator[Job], published: dict[int, Job]) -> Iterator[dict[str, Any]]:
+        """What workers are told of each job; `published` is told the job itself before."""
+        for number, job in enumerate(source):
+            published[number] = job
+            settled = {}
+            if api.needs_width_cost(job.resolved.settings):
+                settled[WIDTH_COST] = self._system.width_cost._asdict()
+            yield {"job": job_to_json(job), "settled": settled}
 
     def _own_claims(self, round_number: int, jobs: Iterable[Job], published: dict[int, Job]) -> Iterator[Job]:
         """Jobs for this process; after a signal it takes what is laid out and lets nobody decode it."""
@@ -187,79 +187,60 @@ class TorchrunRunner:
                 yield published[number]
 
     def _arrived(self, round_number: int) -> Iterator[Sample]:
-        for message in self._channel.messages():
-            rank = message["rank"]
-            if "error" in message:
-                raise ScaleOutError(f"process {rank} gave up: {message['error']}")
+        for message in self._heard(round_number):
             if "hardware" in message:
-                self._workforce.join(rank, message["hardware"], message["pid"])
-            elif message["round"] == round_number:  # not of a round that an error ended
-                yield self._workforce.signed(rank, message["sample"])
+                self._workforce.join(message["rank"], message["hardware"], message["pid"])
+            else:
+                yield self._workforce.signed(message["rank"], message["sample"])
+
+    def _heard(self, round_number: int) -> Iterator[dict[str, Any]]:
+        """What others have said of this round, not of one that an error ended, and of themselves."""
+        for message in self._channel.messages():
+            if "error" in message:
+                raise ScaleOutError(f"process {message['rank']} gave up: {message['error']}")
+            if "hardware" in message or message["round"] == round_number:
+                yield message
+
+    def score(self, parts: Sequence[Part]) -> Iterator[tuple[int, list[TokenScore]]]:
+        """Yields number and log-likelihoods of each part as it is done, here or elsewhere.
+
+        Args:
+            parts: pairs that are scored together; claimed by whoever has room.
+
+        Raises:
+            ScaleOutError: another process gave up, or is not heard of any more while its scores are awaited.
+        """
+        if not parts:
+            return
+        setup = Setup.of(self._system, [])
+        round_number = self._channel.open_round({"setup": setup.to_json(), "at_once": None, "kind": SCORES})
+        abandoned = threading.Event()
+        num_left = len(parts)
+        with ThreadPoolExecutor(1) as pool:
+            publishing = pool.submit(self._publish, round_number, iter(parts), self._num_processes, abandoned)
+            try:
+                while (number := self._channel.claim(round_number)) is not None:
+                    scores = score_part(self._system, self._channel.take_job(round_number, number))
+                    num_left -= 1
+                    yield number, scores
+                    for done in self._scored(round_number):
+                        num_left -= 1
+                        yield done
+                while num_left:
+                    for done in self._scored(round_number):
+                        num_left -= 1
+                        yield done
+                    self._wait_for_others()
+            finally:
+                abandoned.set()
+        publishing.result()
+
+    def _scored(self, round_number: int) -> Iterator[tuple[int, list[TokenScore]]]:
+        for message in self._heard(round_number):
+            if "scores" in message:
+                yield message["number"], [TokenScore(*score) for score in message["scores"]]
 
 
 def _is_asked(jobs: Iterable[Job]) -> bool:
     """Whether a signal asked for an end of these jobs."""
     return isinstance(jobs, UntilAsked) and jobs.asked
-
-
-def serve(team: Team, device: str) -> int:
-    """Decodes until the driver says that the run is over.
-
-    Args:
-        team: the processes.
-        device: what the command line asked for.
-
-    Returns:
-        Exit status of this process.
-    """
-    channel, rank = team.channel, team.place.rank
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes: the driver answers
-    try:
-        with channel.beating(rank):
-            _serve(team, own_device(device, team.place.local_rank))
-    except Finished:
-        channel.leave(rank)
-    except RefusionEvalError as error:
-        print(f"error: process {rank}: {error}", file=sys.stderr, flush=True)
-        try:
-            channel.send({"rank": rank, "error": str(error)})
-            channel.leave(rank)
-        except ScaleOutError:
-            pass  # the driver is gone: there is nobody to tell
-        return 1
-    except Interrupted:
-        with contextlib.suppress(ScaleOutError):
-            channel.leave(rank)
-        raise
-    return 0
-
-
-def _serve(team: Team, device: str) -> None:
-    channel, rank = team.channel, team.place.rank
-    worker: Worker | None = None
-    setup: Setup | None = None
-    settled: dict[str, Any] = {}
-    num_seen = 0
-    while True:
-        number, header = channel.wait_for_round(num_seen)
-        num_seen = number + 1
-        wanted = Setup(**header["setup"])
-        if worker is None or setup is None or not wanted.same_system(setup):
-            worker = None  # lets go of one model before another is loaded
-            setup, settled = wanted, dict(wanted.settled)
-            worker = Worker(wanted.args(device), settled, num_processes=team.place.num_local)
-            worker.check(wanted.fingerprint)
-            hello = {"rank": rank, "hardware": asdict(worker.hardware()), "pid": os.getpid()}
-        channel.send(hello)  # every round may be recorded in another run directory
-        with Interruption(lambda: f"process {rank} has sent all of its records", finish_first=True) as stopping:
-            claims = stopping.until_asked(_claims(channel, number, worker, settled))
-            for sample in worker.run(claims, header["at_once"]):
-                channel.send({"rank": rank, "round": number, "sample": sample_to_json(sample)})
-
-
-def _claims(channel: Channel, round_number: int, worker: Worker, settled: dict[str, Any]) -> Iterator[Job]:
-    while (number := channel.claim(round_number)) is not None:
-        described = channel.take_job(round_number, number)
-        settled.update(described["settled"])
-        yield job_from_json(described["job"], worker.system.entry.Settings)

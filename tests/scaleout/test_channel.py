@@ -9,26 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-from torch.distributed import HashStore
 
 from refusion_eval.errors import ConfigError, ScaleOutError
 from refusion_eval.evaluate.interrupt import Interrupted, Interruption
-from refusion_eval.evaluate.jobs import Job
 from refusion_eval.evaluate.model_args import parse_model_args
 from refusion_eval.evaluate.system import System
-from refusion_eval.scaleout import torchrun
+from refusion_eval.scaleout import torchrun, torchrun_worker
 from refusion_eval.scaleout.channel import Channel, Finished
 from refusion_eval.scaleout.launch import NEEDED, Place, Team
-from refusion_eval.scaleout.torchrun import TorchrunRunner, serve, take_place
+from refusion_eval.scaleout.torchrun import TorchrunRunner, take_place
 from refusion_eval.scaleout.worker import Worker
-from refusion_eval.store.records import SampleKey
-
-GIVEN = {"pretrained": "embedded", "gen_length": 16, "free_rows": 16, "row_cost": 0.02, "warmup": 0}
-
-
-@pytest.fixture
-def store():
-    return HashStore()
+from tests.scaleout.crew import GIVEN, jobs_of
 
 
 def test_every_job_is_claimed_by_exactly_one_process(store):
@@ -90,47 +81,6 @@ def test_a_store_that_is_gone_is_one_clear_error():
         Channel(Gone()).claim(0)
 
 
-def jobs_of(system, count, prompt=(5, 6, 7, 8)):
-    resolved = system.resolve("mini_gsm8k", {})
-    keys = [SampleKey("mini_gsm8k", "1", f"d{number}", "p", 0, resolved.digest) for number in range(count)]
-    return [
-        Job(key=key, benchmark="gsm8k", item_id=key.doc_hash, prompt_ids=[*prompt, 20 + number], resolved=resolved)
-        for number, key in enumerate(keys)
-    ]
-
-
-class Crew:
-    """A driver and a worker that share a store; the worker is a thread."""
-
-    def __init__(self, store):
-        self.store = store
-        self.registered = []
-        self.driver = Team(Place(rank=0, num_processes=2, num_local=2), Channel(store))
-        worker = Team(Place(rank=1, num_processes=2, local_rank=1, num_local=2), Channel(store))
-        self.pool = ThreadPoolExecutor(1)
-        self.worker = self.pool.submit(serve, worker, "cpu")
-
-    def runner(self, **changes):
-        self.system = System(parse_model_args({**GIVEN, **changes}))
-        return TorchrunRunner(self.driver, self.system, self._register)
-
-    def _register(self, hardware, pid):
-        self.registered.append((hardware, pid))
-        return f"worker {len(self.registered)}"
-
-    def status(self):
-        self.driver.channel.finish(num_workers=1, most_seconds=60)
-        return self.worker.result(timeout=60)
-
-
-@pytest.fixture
-def crew(store):
-    crew = Crew(store)
-    yield crew
-    crew.driver.channel.finish(num_workers=0, most_seconds=0)
-    crew.pool.shutdown()
-
-
 def facts(samples):
     return sorted((sample.key.doc_hash, sample.text, sample.tokens, sample.num_forwards) for sample in samples)
 
@@ -157,8 +107,8 @@ def when_sent(monkeypatch, count):
             happened.set()
         return json.loads(json.dumps(to_json(sample)))
 
-    to_json = torchrun.sample_to_json
-    monkeypatch.setattr(torchrun, "sample_to_json", recorded)
+    to_json = torchrun_worker.sample_to_json
+    monkeypatch.setattr(torchrun_worker, "sample_to_json", recorded)
     return happened
 
 

@@ -1,0 +1,95 @@
+"""A process that a launcher started beside the first one of a run: it decodes and scores what is left to claim."""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from refusion_eval.errors import RefusionEvalError, ScaleOutError
+from refusion_eval.evaluate.interrupt import Interrupted, Interruption
+from refusion_eval.evaluate.jobs import Job
+from refusion_eval.evaluate.likelihood import score_part
+from refusion_eval.scaleout.channel import Channel, Finished
+from refusion_eval.scaleout.launch import Team
+from refusion_eval.scaleout.wire import job_from_json, sample_to_json
+from refusion_eval.scaleout.worker import Setup, Worker, own_device
+
+# What a round is about.
+SAMPLES = "samples"
+SCORES = "scores"
+
+
+def serve(team: Team, device: str) -> int:
+    """Decodes until the driver says that the run is over.
+
+    Args:
+        team: the processes.
+        device: what the command line asked for.
+
+    Returns:
+        Exit status of this process.
+    """
+    channel, rank = team.channel, team.place.rank
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes: the driver answers
+    try:
+        with channel.beating(rank):
+            _serve(team, own_device(device, team.place.local_rank))
+    except Finished:
+        channel.leave(rank)
+    except RefusionEvalError as error:
+        print(f"error: process {rank}: {error}", file=sys.stderr, flush=True)
+        try:
+            channel.send({"rank": rank, "error": str(error)})
+            channel.leave(rank)
+        except ScaleOutError:
+            pass  # the driver is gone: there is nobody to tell
+        return 1
+    except Interrupted:
+        with contextlib.suppress(ScaleOutError):
+            channel.leave(rank)
+        raise
+    return 0
+
+
+def _serve(team: Team, device: str) -> None:
+    channel, rank = team.channel, team.place.rank
+    worker: Worker | None = None
+    setup: Setup | None = None
+    settled: dict[str, Any] = {}
+    num_seen = 0
+    while True:
+        number, header = channel.wait_for_round(num_seen)
+        num_seen = number + 1
+        wanted = Setup(**header["setup"])
+        if worker is None or setup is None or not wanted.same_system(setup):
+            worker = None  # lets go of one model before another is loaded
+            setup, settled = wanted, dict(wanted.settled)
+            worker = Worker(wanted.args(device), settled, num_processes=team.place.num_local)
+            worker.check(wanted.fingerprint)
+            hello = {"rank": rank, "hardware": asdict(worker.hardware()), "pid": os.getpid()}
+        channel.send(hello)  # every round may be recorded in another run directory
+        with Interruption(lambda: f"process {rank} has sent all of its records", finish_first=True) as stopping:
+            claims = stopping.until_asked(_claims(channel, number))
+            if header["kind"] == SCORES:
+                for claimed, part in claims:
+                    scores = score_part(worker.system, part)
+                    channel.send({"rank": rank, "round": number, "number": claimed, "scores": scores})
+            else:
+                for sample in worker.run(_jobs(claims, worker, settled), header["at_once"]):
+                    channel.send({"rank": rank, "round": number, "sample": sample_to_json(sample)})
+
+
+def _claims(channel: Channel, round_number: int) -> Iterator[tuple[int, Any]]:
+    while (number := channel.claim(round_number)) is not None:
+        yield number, channel.take_job(round_number, number)
+
+
+def _jobs(claims: Iterator[tuple[int, Any]], worker: Worker, settled: dict[str, Any]) -> Iterator[Job]:
+    for _, described in claims:
+        settled.update(described["settled"])
+        yield job_from_json(described["job"], worker.system.entry.Settings)

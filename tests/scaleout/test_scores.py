@@ -1,0 +1,130 @@
+"""Log-likelihoods of several processes are those of one."""
+
+import json
+import math
+import threading
+
+import pytest
+
+from refusion_eval.engine.scoring import TokenScore
+from refusion_eval.errors import ConfigError, ScaleOutError
+from refusion_eval.evaluate.likelihood import LocalScorer, fit, scores
+from refusion_eval.evaluate.system import System
+from refusion_eval.scaleout import torchrun, torchrun_worker
+from tests.scaleout.crew import jobs_of
+from tests.scaleout.launched import PYTHON, ended, ranks, succeeded
+
+PARTS = [[[[5, 6, 7 + number], [8, 9]], [[5], [20 + number]]] for number in range(6)]
+
+# Tasks in stock form: choices by log-likelihood, and whole texts in windows.
+SCRIPT = """
+import json, sys
+from lm_eval.api.instance import Instance
+from refusion_eval.evaluate.lm_eval_adapter import RefusionLM
+
+lm = RefusionLM.create_from_arg_obj({"pretrained": "embedded", "decoder": "autoregressive", "batch_size": 2})
+pairs = [(f"Question {number}: what is {number} plus 1?", f" {answer}") for number in range(4) for answer in "234"]
+choices = lm.loglikelihood([Instance("loglikelihood", {}, pair, 0, ("x", 0, 1)) for pair in pairs])
+texts = ["How many apples are left? " * count for count in (3, 1, 700)]
+rolling = lm.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, (text,), 0, ("x", 0, 1)) for text in texts])
+print(json.dumps([choices, rolling]))
+lm.close()
+"""
+
+
+def gate(monkeypatch, module):
+    """Makes one of the two sides, by its module, wait before it scores until the other has scored a part."""
+    passed = threading.Event()
+    for side in (torchrun, torchrun_worker):
+        score = side.score_part
+
+        def scored(system, part, score=score, waits=side is module):
+            if waits:
+                assert passed.wait(60)
+            found = score(system, part)
+            passed.set()
+            return found
+
+        monkeypatch.setattr(side, "score_part", scored)
+
+
+@pytest.mark.parametrize("slow", [torchrun, torchrun_worker])
+def test_both_processes_score_and_what_they_find_is_what_one_finds(crew, monkeypatch, slow):
+    runner = crew.runner()
+    alone = dict(LocalScorer(System(crew.system.args)).score(PARTS))
+    gate(monkeypatch, slow)
+    found = list(runner.score(PARTS))
+    assert sorted(number for number, _ in found) == list(range(len(PARTS)))
+    assert dict(found) == alone
+    assert all(isinstance(score, TokenScore) and math.isfinite(score.log_prob) for _, part in found for score in part)
+    assert list(runner.score([])) == []
+
+
+def test_decoding_and_scoring_take_turns_with_the_same_worker(crew):
+    runner = crew.runner()
+    jobs = jobs_of(crew.system, 3)
+    first = dict(runner.score(PARTS))
+    assert len(list(runner.run(jobs))) == 3
+    assert dict(runner.score(PARTS)) == first
+    assert crew.status() == 0
+
+
+def test_scores_of_a_round_that_was_given_up_are_not_taken_for_those_of_the_next(crew):
+    runner = crew.runner()
+    abandoned = runner.score(PARTS)
+    next(abandoned)
+    abandoned.close()
+    found = list(runner.score(PARTS[:3]))
+    assert sorted(number for number, _ in found) == [0, 1, 2]
+    assert dict(found) == dict(LocalScorer(crew.system).score(PARTS[:3]))
+
+
+def test_a_worker_that_cannot_score_ends_the_run(crew, monkeypatch):
+    failed = threading.Event()
+
+    def fail(system, part):
+        failed.set()
+        raise ConfigError("no room for this")
+
+    def wait(system, part):
+        assert failed.wait(60)
+        return [TokenScore(0.0, True)] * len(part)
+
+    monkeypatch.setattr(torchrun_worker, "score_part", fail)
+    monkeypatch.setattr(torchrun, "score_part", wait)
+    with pytest.raises(ScaleOutError, match="process 1 gave up: no room for this"):
+        list(crew.runner().score(PARTS))
+
+
+def test_pairs_keep_their_numbers_whatever_the_parts_and_their_order():
+    class Backwards:
+        def score(self, parts):
+            for number in reversed(range(len(parts))):
+                yield number, [TokenScore(-float(continuation[0]), False) for _, continuation in parts[number]]
+
+    pairs = [([1], [number] if number % 4 else []) for number in range(11)]
+    for size in (1, 2, 3, 100):
+        found = dict(scores(Backwards(), pairs, size))
+        assert found == {
+            number: TokenScore(-float(number), False) if number % 4 else TokenScore(0.0, True) for number in range(11)
+        }
+
+
+def test_a_text_that_is_too_long_loses_its_beginning():
+    assert fit([1, 2, 3], [4, 5], longest=9) == ([1, 2, 3], [4, 5])
+    assert fit([1, 2, 3], [4, 5], longest=3) == ([3], [4, 5])
+    with pytest.raises(ConfigError, match="a continuation of 2 tokens is too long to be scored: it may have 1"):
+        fit([1, 2, 3], [4, 5], longest=2)
+
+
+def test_processes_of_a_launcher_score_for_lm_eval(tmp_path):
+    (tmp_path / "scored.py").write_text(SCRIPT)
+    alone = succeeded([*PYTHON, tmp_path / "scored.py"])
+    driver, worker = map(ended, ranks([str(tmp_path / "scored.py")]))
+    assert (driver.status, worker.status) == (0, 0), driver.err + worker.err
+    assert json.loads(driver.out) == json.loads(alone.out)
+    assert worker.out == ""
+    choices, rolling = json.loads(driver.out)
+    assert len(choices) == 12
+    assert len(rolling) == 3
+    assert rolling[2] < rolling[0] < rolling[1] < 0
