@@ -9,6 +9,8 @@ import socket
 from refusion_eval.evaluate.sandbox.judge import GOES_ON
 from refusion_eval.evaluate.sandbox.watch import Proc, Usage
 
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)  # short of memory, or shutting down
+
 
 class KeptJudge:
     """A running judge.
@@ -61,7 +63,7 @@ class KeptJudge:
             goes_on = False
         if not goes_on:
             status = self._collect()
-            self.killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+            self.killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) in _FROM_OUTSIDE
 
     def usage(self) -> Usage:
         """What this check took of it so far, with the process that it may have made for it."""

@@ -162,11 +162,12 @@ def test_a_judge_killed_while_it_is_idle_costs_no_verdict(worker):
         assert _check(worker, _ONE, "assert f() == 1").passed
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("first", ["", "import os\n"])
-def test_a_judge_killed_at_work_is_no_fault_of_the_program(worker, first):
+def test_a_judge_killed_at_work_is_no_fault_of_the_program(worker, first, number):
     slow = Program(candidate=_ONE, test=f"{first}while f():\n    pass", timeout_s=60)
     _check(worker, _ONE, "assert f() == 1")
-    killer = threading.Timer(0.3, os.kill, (_judge_pid(worker), signal.SIGKILL))
+    killer = threading.Timer(0.3, os.kill, (_judge_pid(worker), number))
     killer.start()
     with pytest.raises(SandboxError, match="judge was killed"):
         worker.check(slow)
