@@ -8,8 +8,8 @@ of `random` are the same in every check, so a program gets the same verdict each
 A program may use threads and forked children (32 together), pipes, deep recursion, its memory limit, and in tier A a
 /tmp of 64 MiB. It has no network, no other program to run, no named semaphore (so no `multiprocessing.Pool` or `Queue`)
 and no shared anonymous mapping. Known limits: in tiers B and C it can ask for sizes and times of files whose names it
-guesses, and in tier C the programs checked at one time share the user's count of processes. tests/sandbox attacks all
-tiers.
+guesses, and what it forked lives on if its worker is killed by others meanwhile; in tier C the programs checked at one
+time share the user's count of processes. tests/sandbox attacks all tiers.
 """
 
 import sys
