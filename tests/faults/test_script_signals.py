@@ -16,7 +16,8 @@ if shutil.which("bash") is None:
 
 # Ends a moment after the signal, as what has to finish first; what a real run does is tested below and in test_signals.
 PATIENT = (
-    "trap 'sleep 0.2; echo recorded; exit {status}' {name}; echo running; while :; do sleep 0.05; done; echo not asked"
+    "trap 'sleep 0.2; echo recorded; exit {status}' {name}; echo running; "
+    "n=0; while [ $n -lt 4000 ]; do sleep 0.05; n=$((n + 1)); done; echo not asked"
 )
 EVALUATION = ("eval.sh", "--model", "model", "--baseline", "other")
 # Script, and the word of the command during which the signal comes.
@@ -28,6 +29,12 @@ SCENES = {
     "the check of a training": (("train.sh", "--config", "tiny"), "--check"),
     "a training": (("train.sh", "--config", "tiny"), "torch.distributed.run"),
 }
+
+
+def _hear_all():
+    """What a process ignores from its start, as under nohup or in the background, a shell can never hear."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 class Script:
@@ -44,7 +51,7 @@ class Script:
             stderr=(folder / "stderr.log").open("w"),
             text=True,
             start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            preexec_fn=_hear_all,
         )
         self._folder = folder
 
