@@ -7,6 +7,7 @@ a worker's reach is made to be what it started, before it starts anything.
 
 import contextlib
 import os
+import pwd
 import signal
 import time
 
@@ -32,7 +33,7 @@ class Sweeper:
         """
         self._proc = proc
         self._own_number = proc.own_pid()
-        self._uid = guest_uid if profile.change_uid else None
+        self._uid = guest_uid if profile.change_uid and _is_nobodys(guest_uid, proc) else None
         # The first process of a pid namespace reaches that namespace and nothing else.
         self._reaches_own_only = os.getpid() == 1 if profile.namespaces else _confined(profile)
 
@@ -59,6 +60,15 @@ class Sweeper:
                     break
         spared = [] if judge.collected else [judge.number]
         return [child for child in self._proc.children(self._own_number) if child not in spared]
+
+
+def _is_nobodys(uid: int, proc: Proc) -> bool:
+    """Whether all processes of a uid can be killed without asking whose they are."""
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return proc.num_tasks_of(uid) == 0
+    return False
 
 
 def _confined(profile: Profile) -> bool:
