@@ -10,12 +10,13 @@ from refusion_eval.evaluate.system import System
 
 Pair = tuple[Sequence[int], Sequence[int]]
 Part = Sequence[Pair]
+Scores = list[TokenScore]
 
 
 class Scorer(Protocol):
     """What scores parts: this process, or many."""
 
-    def score(self, parts: Sequence[Part]) -> Iterator[tuple[int, list[TokenScore]]]:
+    def score(self, parts: Sequence[Part]) -> Iterator[tuple[int, Scores]]:
         """Yields number and scores of each part as it is done, in whatever order that is.
 
         Args:
@@ -34,16 +35,21 @@ class LocalScorer:
     def __init__(self, system: System) -> None:
         self._system = system
 
-    def score(self, parts: Sequence[Part]) -> Iterator[tuple[int, list[TokenScore]]]:
+    def score(self, parts: Sequence[Part]) -> Iterator[tuple[int, Scores]]:
         """As `Scorer.score`, in order."""
         for number, part in enumerate(parts):
             yield number, score_part(self._system, part)
 
 
-def score_part(system: System, part: Part) -> list[TokenScore]:
+def score_part(system: System, part: Part) -> Scores:
     """The log-likelihood of each continuation under a system's checkpoint; see `api.score_tokens_many`."""
     args = system.args
     return api.score_tokens_many(system.model, part, len(part), args.mc_samples, int(args.settings.get("seed", 0)))
+
+
+def scores_from_json(fields: Sequence[tuple[float, bool]]) -> Scores:
+    """What `score_part` gave, after a trip through JSON."""
+    return [TokenScore(*score) for score in fields]
 
 
 def fit(context: Sequence[int], continuation: Sequence[int], longest: int) -> Pair:

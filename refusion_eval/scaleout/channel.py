@@ -25,7 +25,7 @@ from refusion_eval.store.records import dump
 # How long one answer of the store may take: beyond that its machine is gone without a word.
 ANSWER = timedelta(minutes=5)
 POLL_SECONDS = 0.02
-IDLE_SECONDS = 0.2  # between two looks of a worker that has nothing to do
+IDLE_SECONDS = 0.05  # between two looks of a worker that has nothing to do
 HEARTBEAT_SECONDS = 5.0
 
 # At the end of a run no record is at stake, only a worker's quiet leave: few missed heartbeats are enough.

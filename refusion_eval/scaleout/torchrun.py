@@ -15,11 +15,10 @@ from operator import length_hint
 from typing import Any
 
 from refusion_eval import api
-from refusion_eval.engine.scoring import TokenScore
 from refusion_eval.errors import ConfigError, ScaleOutError
 from refusion_eval.evaluate.interrupt import UntilAsked
 from refusion_eval.evaluate.jobs import Job
-from refusion_eval.evaluate.likelihood import Part, score_part
+from refusion_eval.evaluate.likelihood import Part, Scores, score_part, scores_from_json
 from refusion_eval.evaluate.model_args import ModelArgs
 from refusion_eval.evaluate.system import System
 from refusion_eval.scaleout.channel import POLL_SECONDS
@@ -201,7 +200,7 @@ class TorchrunRunner:
             if "hardware" in message or message["round"] == round_number:
                 yield message
 
-    def score(self, parts: Sequence[Part]) -> Iterator[tuple[int, list[TokenScore]]]:
+    def score(self, parts: Sequence[Part]) -> Iterator[tuple[int, Scores]]:
         """Yields number and log-likelihoods of each part as it is done, here or elsewhere.
 
         Args:
@@ -235,10 +234,10 @@ class TorchrunRunner:
                 abandoned.set()
         publishing.result()
 
-    def _scored(self, round_number: int) -> Iterator[tuple[int, list[TokenScore]]]:
+    def _scored(self, round_number: int) -> Iterator[tuple[int, Scores]]:
         for message in self._heard(round_number):
             if "scores" in message:
-                yield message["number"], [TokenScore(*score) for score in message["scores"]]
+                yield message["number"], scores_from_json(message["scores"])
 
 
 def _is_asked(jobs: Iterable[Job]) -> bool:

@@ -33,9 +33,10 @@ class Sweeper:
         """
         self._proc = proc
         self._own_number = proc.own_pid()
-        self._uid = guest_uid if profile.change_uid and _is_nobodys(guest_uid, proc) else None
         # The first process of a pid namespace reaches that namespace and nothing else.
         self._reaches_own_only = os.getpid() == 1 if profile.namespaces else _confined(profile)
+        by_uid = profile.change_uid and not self._reaches_own_only and _is_nobodys(guest_uid, proc)
+        self._uid = guest_uid if by_uid else None
 
     def sweep(self, judge: KeptJudge) -> None:
         """Return when the judge, at most, is left; it has to end too where the signal reaches it."""

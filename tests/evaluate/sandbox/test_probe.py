@@ -1,6 +1,7 @@
 """Isolation is found by trying; without any, code is refused."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -91,6 +92,23 @@ def test_the_next_tier_is_found_when_one_is_missing(uid, missing, expected):
         check=False,
     )
     assert done.stdout.split() == expected.split(), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("profile", "options"),
+    [
+        ("namespaces", ["--mount", "--pid", "--net", "--ipc", "--uts"]),
+        ("user-namespaces", ["--user", "--mount", "--pid", "--net", "--ipc", "--uts"]),
+    ],
+)
+def test_a_profile_that_the_machine_allows_holds(profile, options):
+    """Or all tests of the profile would be left out, as if the machine did not allow it."""
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run(["unshare", *options, "--fork", "true"], check=False).returncode
+    ):
+        pytest.skip("this machine has no such namespaces")
+    assert self_test(profile) == ""
 
 
 def test_the_package_can_be_imported_without_the_rest():
