@@ -15,15 +15,20 @@ absolute() { # a path as seen from where the user stands
     esac
 }
 
-child='' asked_by='' asked_at='' num_signals=0 # the process that runs; the last signal to end it, and in which second
+child='' starting=false missed='' asked_by='' asked_at='' num_signals=0 # the process that runs; the last signal to end it, and in which second
 
 hand_on() { # a signal to the process that runs, which knows what to finish first; when it has ended, so does the script
     num_signals=$((num_signals + 1))
     # Some senders signal the script both alone and with its group; twice in a second is meant once.
     if [ "$asked_by:$asked_at" = "$1:$SECONDS" ]; then return 0; fi
     asked_by=$1 asked_at=$SECONDS
-    [ -n "$child" ] || exit $((128 + $(kill -l "$1")))
-    kill -s "$1" "$child" 2>/dev/null || :
+    if [ -n "$child" ]; then
+        kill -s "$1" "$child" 2>/dev/null || :
+    elif $starting; then # it may run already, under a number that is not known yet
+        missed=$1
+    else
+        exit $((128 + $(kill -l "$1")))
+    fi
 }
 
 pause() { # Ctrl-Z
@@ -39,10 +44,12 @@ trap pause TSTP
 attended() { # runs a command so that signals to the script alone reach it too
     local code before
     # In a process group of its own, or a key such as Ctrl-C would reach it twice; without one it would ignore Ctrl-C.
+    starting=true
     set -m
     "$@" </dev/null &
     set +m
-    child=$!
+    child=$! starting=false
+    if [ -n "$missed" ]; then kill -s "$missed" "$child" 2>/dev/null || :; fi
     while
         code=0 before=$num_signals
         wait "$child" || code=$?

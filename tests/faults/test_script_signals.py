@@ -15,10 +15,8 @@ if shutil.which("bash") is None:
     pytest.skip("needs bash", allow_module_level=True)
 
 # Ends a moment after the signal, as what has to finish first; what a real run does is tested below and in test_signals.
-PATIENT = (
-    "trap 'sleep 0.2; echo recorded; exit {status}' {name}; echo running; "
-    "n=0; while [ $n -lt 4000 ]; do sleep 0.05; n=$((n + 1)); done; echo not asked"
-)
+LONG = "n=0; while [ $n -lt 2000 ]; do sleep 0.05; n=$((n + 1)); done"
+PATIENT = "trap 'sleep 0.2; echo recorded; exit {status}' {name}; echo running; " + LONG + "; echo not asked"
 EVALUATION = ("eval.sh", "--model", "model", "--baseline", "other")
 # Script, and the word of the command during which the signal comes.
 SCENES = {
@@ -116,7 +114,7 @@ def test_what_ends_in_its_own_way_ends_the_script_by_the_signal(status, tmp_path
 
 
 def test_a_second_signal_is_handed_on_too(tmp_path):
-    twice = "trap 'trap \"echo at once; exit 143\" TERM; echo asked' TERM; echo running; while :; do sleep 0.05; done"
+    twice = "trap 'trap \"echo at once; exit 143\" TERM; echo asked' TERM; echo running; " + LONG
     python = pretended("refusion_eval run", twice)
     script = Script(tmp_path, python, [*EVALUATION, "--results", tmp_path / "results"])
     script.until("running")
