@@ -18,6 +18,8 @@ from tests.sandbox.corpus import Case, cases
 from tests.sandbox.scene import Scene
 
 _BEAT_S = 0.05
+# What a program says that others left no process to, who share the user's count of them in tier C; it is tried alone.
+_CROWDED = ("can't start new thread", "Resource temporarily unavailable")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +99,9 @@ def storm(profile: str, chosen: dict[str, Case]) -> Storm:
         metronome.start()
         started_s = time.monotonic()
         verdicts = dict(zip(chosen, _check(profile, programs), strict=True))
+        for (name, verdict), program in zip(verdicts.items(), programs, strict=True):
+            if tier == "C" and verdict.detail.endswith(_CROWDED):
+                verdicts[name] = pool.check_on(profile, tier, program)
         seconds = time.monotonic() - started_s
         metronome.stop.set()
         return Storm(
