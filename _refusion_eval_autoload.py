@@ -8,7 +8,7 @@ imports lm-eval's model registry, the name "refusion" is added to it as a lazy s
 import sys
 
 REGISTRY = "lm_eval.api.registry"
-MODELS = {"refusion": "refusion_eval.evaluate.lm_eval_adapter:RefusionLM"}
+MODELS = {"refusion": "refusion_eval.lm_eval_plugin.adapter:RefusionLM"}
 
 
 def _register(registry):

@@ -3,7 +3,7 @@
 python plots/figure4.py results/sweeps/mini_figure4 --out figures
 """
 
-from refusion_eval.paper.scripts import main
+from refusion_eval.figures.scripts import main
 
 if __name__ == "__main__":
     main("figure4", __doc__)

@@ -3,7 +3,7 @@
 python plots/figure6.py results/sweeps/mini_figure6 --out figures
 """
 
-from refusion_eval.paper.scripts import main
+from refusion_eval.figures.scripts import main
 
 if __name__ == "__main__":
     main("figure6", __doc__)

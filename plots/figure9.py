@@ -3,7 +3,7 @@
 python plots/figure9.py figures/figure9_mini.csv --out figures
 """
 
-from refusion_eval.paper.scripts import main
+from refusion_eval.figures.scripts import main
 
 if __name__ == "__main__":
     main("figure9", __doc__)

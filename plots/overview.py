@@ -13,7 +13,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from refusion_eval.store.tables import MEAN_TASK, TableRow, read_csv
+from refusion_eval.results.tables import MEAN_TASK, TableRow, read_csv
 
 PANELS = (
     (("accuracy", "pass@1"), "Accuracy (%)"),

@@ -12,12 +12,12 @@ import re
 import sys
 from pathlib import Path
 
-from refusion_eval.artefacts.cells import measured_cells
-from refusion_eval.artefacts.cost import published_table
-from refusion_eval.paper.render import to_markdown
-from refusion_eval.paper.tables import paper_table
-from refusion_eval.store.summary import markdown, summary
-from refusion_eval.store.tables import read_csv
+from refusion_eval.figures.render import to_markdown
+from refusion_eval.figures.tables import paper_table
+from refusion_eval.results.cells import measured_cells
+from refusion_eval.results.cost import published_table
+from refusion_eval.results.summary import markdown, summary
+from refusion_eval.results.tables import read_csv
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from refusion_eval.artefacts.cells import SCORES, measured_cells
 from refusion_eval.errors import ConfigError, RefusionEvalError
-from refusion_eval.paper.curves import SCALING_COLUMNS
+from refusion_eval.figures.curves import SCALING_COLUMNS
+from refusion_eval.results.cells import SCORES, measured_cells
+from refusion_eval.results.csv_text import csv_text
 from refusion_eval.store.atomic_write import prepare_output, write_output
-from refusion_eval.store.csv_text import csv_text
 
 COLUMNS = (*SCALING_COLUMNS, "hardware", "mini")
 

@@ -3,7 +3,7 @@
 python plots/table1.py results/embedded/results.csv --out tables
 """
 
-from refusion_eval.paper.scripts import main
+from refusion_eval.figures.scripts import main
 
 if __name__ == "__main__":
     main("table1", __doc__)

@@ -3,7 +3,7 @@
 python plots/table5.py --out tables
 """
 
-from refusion_eval.paper.scripts import main
+from refusion_eval.figures.scripts import main
 
 if __name__ == "__main__":
     main("table5", __doc__)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
+from refusion_eval.benchmarks.rows import DATA_VARIABLE, SOURCES
 from refusion_eval.errors import ConfigError
-from refusion_eval.evaluate.data import DATA_VARIABLE, SOURCES
-from refusion_eval.evaluate.paths import code_metric_path, embedded_decoders, embedded_path, tasks_path
-from refusion_eval.evaluate.sandbox import probe
 from refusion_eval.models.attention import possible_backends
+from refusion_eval.paths import code_metric_path, embedded_decoders, embedded_path, tasks_path
+from refusion_eval.sandbox import probe
 from refusion_eval.store.environment import package_versions
 
 HOOK = "_refusion_eval_autoload"

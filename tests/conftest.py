@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from refusion_eval.evaluate.paths import embedded_path
+from refusion_eval.paths import embedded_path
 
 # A machine that does other work as well is no failure of what is tested.
 settings.register_profile("without a clock", deadline=None)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from refusion_eval.evaluate.paths import embedded_decoders
-from refusion_eval.evaluate.systems import published_systems
+from refusion_eval.paths import embedded_decoders
+from refusion_eval.runs.published import published_systems
 from refusion_eval.sweep.spec import read_spec
 
 ROOT = Path(__file__).resolve().parents[1]

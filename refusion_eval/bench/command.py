@@ -12,9 +12,9 @@ from refusion_eval import api
 from refusion_eval.bench.bench import Report, measure, table
 from refusion_eval.bench.inflate import inflate
 from refusion_eval.bench.shapes import SHAPES, random_checkpoint
-from refusion_eval.evaluate.data import read_rows
-from refusion_eval.evaluate.paths import embedded_path, tasks_path
-from refusion_eval.evaluate.prompts import prompt
+from refusion_eval.benchmarks.prompts import prompt
+from refusion_eval.benchmarks.rows import read_rows
+from refusion_eval.paths import embedded_path, tasks_path
 
 BENCHMARKS = ("gsm8k", "math", "humaneval", "mbpp", "mmlu_pro", "arc_challenge")
 RANDOM_PROMPT_LENGTH = 64

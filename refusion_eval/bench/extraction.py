@@ -14,11 +14,14 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
-from refusion_eval.evaluate import benchmarks, extract, extract_code, extract_math
-from refusion_eval.evaluate.benchmarks import BENCHMARKS
-from refusion_eval.evaluate.data import load_rows
-from refusion_eval.evaluate.prompts import Row
-from refusion_eval.evaluate.rescore_filters import FILTERS, OURS, Rule
+from refusion_eval.benchmarks import table as benchmarks
+from refusion_eval.benchmarks.extract import answers as extract
+from refusion_eval.benchmarks.extract import formulas as extract_math
+from refusion_eval.benchmarks.extract import programs as extract_code
+from refusion_eval.benchmarks.prompts import Row
+from refusion_eval.benchmarks.rows import load_rows
+from refusion_eval.benchmarks.table import BENCHMARKS
+from refusion_eval.scoring.filters import FILTERS, OURS, Rule
 
 FULL_LENGTH = 100_000
 SCREENING_LENGTH = 20_000  # characters; what is slow here is measured at full length

@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from refusion_eval.errors import ScaleOutError
-from refusion_eval.evaluate.jobs import Job
-from refusion_eval.evaluate.system import System
+from refusion_eval.runs.job import Job
+from refusion_eval.runs.system import System
 from refusion_eval.scaleout.wire import job_from_json, job_to_json
 from refusion_eval.scaleout.worker import Setup, Worker, own_device
 

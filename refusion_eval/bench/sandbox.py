@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from refusion_eval.benchmarks.prompts import Row
+from refusion_eval.benchmarks.table import BENCHMARKS
 from refusion_eval.errors import ConfigError, SandboxError
-from refusion_eval.evaluate.benchmarks import BENCHMARKS
-from refusion_eval.evaluate.prompts import Row
-from refusion_eval.evaluate.sandbox import Program, check_programs, pool, probe
+from refusion_eval.sandbox import Program, check_programs, pool, probe
 from refusion_eval.store.environment import collect_hardware
 
 _SANDBOX, _BARE, _STARTED = "sandbox", "without isolation", "an interpreter each"

@@ -18,11 +18,11 @@ from typing import Any, Literal, NamedTuple
 from refusion_eval.bench.command import BENCHMARKS, mini_prompts
 from refusion_eval.bench.independent import IndependentProcesses, Round, Tokens, balanced_shares
 from refusion_eval.errors import ConfigError, ScaleOutError
-from refusion_eval.evaluate.decode_jobs import JobRunner
-from refusion_eval.evaluate.jobs import Job
-from refusion_eval.evaluate.model_args import parse_model_args
-from refusion_eval.evaluate.run_manifest import machine
-from refusion_eval.evaluate.system import System
+from refusion_eval.runs.job import Job
+from refusion_eval.runs.manifest import machine
+from refusion_eval.runs.model_args import parse_model_args
+from refusion_eval.runs.runner import JobRunner
+from refusion_eval.runs.system import System
 from refusion_eval.scaleout.driver import Register
 from refusion_eval.scaleout.launch import team
 from refusion_eval.scaleout.ray_runner import RayRunner, on_driver

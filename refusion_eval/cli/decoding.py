@@ -85,9 +85,9 @@ def run(
     """Run tasks with one system, record every sample, score them, print the table and write it beside the records."""
     log_to_stderr()
     from refusion_eval.cli.scoring import table
-    from refusion_eval.evaluate.interrupt import Interruption, how_to_go_on
-    from refusion_eval.evaluate.model_args import parse_model_args
     from refusion_eval.evaluate.run import evaluate, task_names
+    from refusion_eval.runs.interrupt import Interruption, how_to_go_on
+    from refusion_eval.runs.model_args import parse_model_args
 
     chosen = _system(system, model, decoder)
     run_name = "-".join(filter(None, (system or chosen["decoder"], preset, loop if loop != "engine" else None)))
@@ -143,9 +143,9 @@ def rerun(
 ) -> None:
     """Make a recorded run again from its record and compare every sample: tokens, text, verdict."""
     log_to_stderr()
-    from refusion_eval.evaluate.interrupt import Interruption, how_to_go_on
     from refusion_eval.evaluate.rerun import in_words
     from refusion_eval.evaluate.rerun import rerun as make_again
+    from refusion_eval.runs.interrupt import Interruption, how_to_go_on
 
     again = out or run_dir.with_name(f"{run_dir.name}-again")
     with Interruption(lambda: how_to_go_on(again), finish_first=False):
@@ -158,7 +158,7 @@ def rerun(
 @app.command("systems")
 def list_systems() -> None:
     """List the published systems that --system names."""
-    from refusion_eval.evaluate.systems import published_systems
+    from refusion_eval.runs.published import published_systems
 
     for system in published_systems().values():
         checkpoint = system.pretrained or "no published checkpoint; give --model"
@@ -177,8 +177,8 @@ def check(
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
 ) -> None:
     """Say whether a decoder can run a checkpoint: reads its configuration, not its weights."""
-    from refusion_eval.evaluate.model_args import parse_model_args
-    from refusion_eval.evaluate.system import System
+    from refusion_eval.runs.model_args import parse_model_args
+    from refusion_eval.runs.system import System
 
     adapted = {} if adapter is None else {"adapter": adapter}
     opened = System(parse_model_args({**_system(system, model, decoder), **adapted, "revision": revision}))
@@ -191,7 +191,7 @@ def check(
 @app.command("tasks-path")
 def print_tasks_path() -> None:
     """Print the folder of task files, for lm_eval's --include_path."""
-    from refusion_eval.evaluate.paths import tasks_path
+    from refusion_eval.paths import tasks_path
 
     print(tasks_path())
 
@@ -206,7 +206,7 @@ def lm_eval_command(context: typer.Context) -> None:
     import lm_eval.models  # noqa: F401 - lm-eval lists its own models only while no other is registered
     from lm_eval.__main__ import cli_evaluate
 
-    from refusion_eval.evaluate import lm_eval_adapter  # noqa: F401 - registers the model
+    from refusion_eval.lm_eval_plugin import adapter as lm_eval_adapter  # noqa: F401 - registers the model
 
     sys.argv = ["lm_eval", *context.args]
     cli_evaluate()
@@ -219,7 +219,7 @@ def default_run_dir(runs: Path, model: str, name: str) -> Path:
 
 def _system(name: str | None, model: str | None, decoder: str | None) -> dict[str, Any]:
     """Checkpoint and decoder: of a published system, or as given."""
-    from refusion_eval.evaluate.systems import system_arguments
+    from refusion_eval.runs.published import system_arguments
 
     if name is None:
         return {"pretrained": model or "embedded", "decoder": decoder or "refusion"}

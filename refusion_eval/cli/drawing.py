@@ -22,7 +22,7 @@ def plot(
     item: Annotated[str | None, typer.Option(help="Figures 5 and 9: the item; else the one with most steps.")] = None,
 ) -> None:
     """Draw a figure of the paper from measured figures, beside the published ones: CSV, PNG and PDF."""
-    from refusion_eval.paper.figures import FIGURES, rows_of, write_figure
+    from refusion_eval.figures.figures import FIGURES, rows_of, write_figure
     from refusion_eval.store.atomic_write import prepare_output
 
     if figure == "list":
@@ -51,9 +51,9 @@ def paper_table(
     baseline: Baseline = None,
 ) -> None:
     """Write tables of the paper with published and measured figures side by side: CSV, Markdown and LaTeX."""
-    from refusion_eval.artefacts.cells import measured_cells
-    from refusion_eval.paper.render import write_table
-    from refusion_eval.paper.tables import NUMBERS, paper_table
+    from refusion_eval.figures.render import write_table
+    from refusion_eval.figures.tables import NUMBERS, paper_table
+    from refusion_eval.results.cells import measured_cells
     from refusion_eval.store.atomic_write import prepare_output
 
     names = [str(number) for number in NUMBERS] if table == "all" else table.split(",")
@@ -70,7 +70,7 @@ def paper_table(
 def _moments(name: str, sources: list[Path], task: str | None, item: str | None) -> list:
     """The text of one sample of a run, at one moment or several."""
     from refusion_eval.cli.sources import FoundSources
-    from refusion_eval.paper.moments import generation_order, step_by_step, telling_sample
+    from refusion_eval.figures.moments import generation_order, step_by_step, telling_sample
     from refusion_eval.report.find import find_sample, speller_of
 
     if len(sources) != 1:

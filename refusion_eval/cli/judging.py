@@ -17,9 +17,9 @@ def claims(
     out: Annotated[Path | None, typer.Option(help="Folder for claims.csv, averages.csv and claims.md.")] = None,
 ) -> None:
     """Judge the paper's claims by its own tables and by measured figures, every average of a speed-up side by side."""
-    from refusion_eval.artefacts.cells import measured_cells
-    from refusion_eval.artefacts.claims_report import averages_table, claims_table, write_claims
-    from refusion_eval.artefacts.verdicts import judge_all
+    from refusion_eval.claims.report import averages_table, claims_table, write_claims
+    from refusion_eval.claims.verdicts import judge_all
+    from refusion_eval.results.cells import measured_cells
     from refusion_eval.store.atomic_write import prepare_output
 
     if out is not None:
@@ -39,8 +39,8 @@ def speed(
     baseline: Baseline = None,
 ) -> None:
     """Print what speed is made of: forwards a second, tokens a forward, the memory's limit, prefill, both AR loops."""
-    from refusion_eval.artefacts.cells import measured_cells
-    from refusion_eval.artefacts.speed import speed_csv, speed_rows, speed_table
+    from refusion_eval.results.cells import measured_cells
+    from refusion_eval.results.speed import speed_csv, speed_rows, speed_table
     from refusion_eval.store.atomic_write import prepare_output, write_output
 
     for path in filter(None, (csv, markdown)):
@@ -64,9 +64,9 @@ def cost(
     markdown: Annotated[Path | None, typer.Option(help="Also write the table as Markdown.")] = None,
 ) -> None:
     """Project what the whole benchmarks cost on many machines, pulled by free workers and in static shards."""
-    from refusion_eval.artefacts.cost import cost_csv, cost_table, projected, published_table
-    from refusion_eval.evaluate.locality import parse_numbers
+    from refusion_eval.results.cost import cost_csv, cost_table, projected, published_table
     from refusion_eval.store.atomic_write import prepare_output, write_output
+    from refusion_eval.studies.locality.measure import parse_numbers
 
     counts = parse_numbers(workers, "--workers", int)
     if min(counts) < 1:
@@ -96,8 +96,8 @@ def compare(
     markdown: Annotated[Path | None, typer.Option(help="Also write table and differences as Markdown.")] = None,
 ) -> None:
     """Compare two runs item by item: paired difference, smallest one to be seen, flips, prompts, settings, speed."""
-    from refusion_eval.artefacts.compare import compare_runs
-    from refusion_eval.artefacts.compare_report import (
+    from refusion_eval.results.compare import compare_runs
+    from refusion_eval.results.compare_report import (
         comparison_csv,
         comparison_markdown,
         comparison_table,

@@ -82,8 +82,8 @@ def bench_train(
 
     from refusion_eval.bench.train import measure_training, summary, table
     from refusion_eval.bench.train_contestant import TrainBenchSettings
-    from refusion_eval.evaluate.locality import parse_numbers
     from refusion_eval.store.atomic_write import prepare_output, write_output
+    from refusion_eval.studies.locality.measure import parse_numbers
 
     settings = [
         TrainBenchSettings(
@@ -125,8 +125,8 @@ def soak(
 
     from refusion_eval.bench.soak import Moment, SoakSettings
     from refusion_eval.bench.soak import soak as run_soak
-    from refusion_eval.evaluate.model_args import parse_model_args
     from refusion_eval.loading import LoadedModel
+    from refusion_eval.runs.model_args import parse_model_args
     from refusion_eval.store.atomic_write import prepare_output, write_output
 
     settings = SoakSettings(
@@ -205,7 +205,7 @@ def bench_sandbox(
     import json
 
     from refusion_eval.bench.sandbox import measure_sandbox
-    from refusion_eval.evaluate.data import load_rows
+    from refusion_eval.benchmarks.rows import load_rows
     from refusion_eval.store.atomic_write import prepare_output, write_output
 
     rows = load_rows(benchmark, mini=mini, data_dir=data)
@@ -249,9 +249,9 @@ def locality(
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
 ) -> None:
     """Measure how far one revealed token moves the predictions at masks, by distance (the paper's Figure 3)."""
-    from refusion_eval.evaluate.locality import LocalitySettings, parse_numbers
-    from refusion_eval.evaluate.locality_report import locality_command
-    from refusion_eval.training.mini.generate import held_out_pairs
+    from refusion_eval.benchmarks.mini.generate import held_out_pairs
+    from refusion_eval.studies.locality.measure import LocalitySettings, parse_numbers
+    from refusion_eval.studies.locality.report import locality_command
 
     settings = LocalitySettings(
         ratios=parse_numbers(ratios, "--ratios", float),

@@ -18,9 +18,9 @@ def table(
     baseline: Baseline = None,
 ) -> None:
     """Print the table of one or more runs: accuracy, TPS, TPF, speed-up, each with its interval."""
-    from refusion_eval.store import summary
+    from refusion_eval.results import summary
+    from refusion_eval.results.tables import tidy_rows, write_csv
     from refusion_eval.store.atomic_write import prepare_output, write_output
-    from refusion_eval.store.tables import tidy_rows, write_csv
 
     for path in filter(None, (csv, markdown)):
         prepare_output(path)
@@ -48,7 +48,7 @@ def score(
     sandbox: Sandbox = "auto",
 ) -> None:
     """Score texts that were generated anywhere, by the same rules as the tasks."""
-    from refusion_eval.evaluate.score_cli import score_command
+    from refusion_eval.scoring.texts import score_command
 
     score_command(
         task,
@@ -79,8 +79,8 @@ def rescore(
     sandbox: Sandbox = "auto",
 ) -> None:
     """Score the recorded texts of runs with another answer filter; decodes nothing and changes no record."""
-    from refusion_eval.evaluate import rescore_filters
-    from refusion_eval.evaluate.rescore_report import rescore_command
+    from refusion_eval.scoring import filters as rescore_filters
+    from refusion_eval.scoring.report import rescore_command
 
     if list_filters or filter_name == rescore_filters.LIST:
         print("\n".join(rescore_filters.describe()))

@@ -36,7 +36,7 @@ def sweep(
     if limit is not None:
         read = dataclasses.replace(read, limit=limit)
     log_to_stderr()
-    from refusion_eval.evaluate.interrupt import Interruption
+    from refusion_eval.runs.interrupt import Interruption
     from refusion_eval.sweep.run import planned_points, run_sweep
 
     if dry_run:

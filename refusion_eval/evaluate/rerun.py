@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from refusion_eval.errors import ConfigError, StoreError
-from refusion_eval.evaluate.model_args import ModelArgs, parse_model_args
 from refusion_eval.evaluate.run import evaluate
-from refusion_eval.evaluate.run_manifest import build_manifest
-from refusion_eval.evaluate.system import ModelShelf, System
+from refusion_eval.runs.manifest import build_manifest
+from refusion_eval.runs.model_args import ModelArgs, parse_model_args
+from refusion_eval.runs.system import ModelShelf, System
 from refusion_eval.store.manifest import differences
 from refusion_eval.store.records import PASSED, SampleKey
 from refusion_eval.store.run_reader import Run, RunReader

@@ -17,18 +17,18 @@ from lm_eval.api.task import Task
 from lm_eval.tasks import TaskManager
 
 import refusion_eval
+from refusion_eval.benchmarks.prompts import PROMPTS
+from refusion_eval.config.arguments import check_keys
 from refusion_eval.errors import ConfigError
-from refusion_eval.evaluate.arguments import check_keys
-from refusion_eval.evaluate.early import SANDBOX_VARIABLE
-from refusion_eval.evaluate.jobs import Job
-from refusion_eval.evaluate.lm_eval_adapter import RefusionLM
-from refusion_eval.evaluate.model_args import ModelArgs, embedded_name
-from refusion_eval.evaluate.paths import tasks_path
-from refusion_eval.evaluate.prompts import PROMPTS
-from refusion_eval.evaluate.score import ERROR
-from refusion_eval.evaluate.settings import choose_preset
-from refusion_eval.evaluate.system import ModelShelf
+from refusion_eval.lm_eval_plugin.adapter import RefusionLM
+from refusion_eval.paths import tasks_path
+from refusion_eval.runs.job import Job
+from refusion_eval.runs.model_args import ModelArgs, embedded_name
+from refusion_eval.runs.settings import choose_preset
+from refusion_eval.runs.system import ModelShelf
 from refusion_eval.scaleout.torchrun import take_place
+from refusion_eval.scoring.early import SANDBOX_VARIABLE
+from refusion_eval.scoring.judge import ERROR
 from refusion_eval.store.records import PASSED, Sample, ScoreRow
 
 log = logging.getLogger(__name__)

@@ -13,10 +13,10 @@ from refusion_eval.report.chunks import ChunkWriter, Place
 from refusion_eval.report.marks import TaskState, is_sealed, marks_of
 from refusion_eval.report.pieces import Speller
 from refusion_eval.report.sources import Asked, Sources
+from refusion_eval.results.tables import MEAN_TASK, METRIC_ORDER, TableRow, setting_text, tidy_rows
 from refusion_eval.store.manifest import is_mini
 from refusion_eval.store.records import NO_ISOLATION, PASSED, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_reader import Run, RunReader
-from refusion_eval.store.tables import MEAN_TASK, METRIC_ORDER, TableRow, setting_text, tidy_rows
 
 Identity = tuple[str, str, str]  # task, its version, hash of the settings
 Scores = Mapping[str, ScoreRow]

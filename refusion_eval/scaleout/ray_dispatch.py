@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from refusion_eval import api
-from refusion_eval.evaluate.interrupt import UntilAsked
-from refusion_eval.evaluate.jobs import Job, record_error
+from refusion_eval.runs.interrupt import UntilAsked
+from refusion_eval.runs.job import Job, record_error
 from refusion_eval.scaleout.desk import MOST_LOSSES, Desk, Entry
 from refusion_eval.scaleout.ray_pool import Event, Member, Pool
 from refusion_eval.scaleout.wire import job_to_json

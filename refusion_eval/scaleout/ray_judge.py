@@ -3,11 +3,11 @@
 import logging
 from typing import Any
 
-from refusion_eval.evaluate.benchmarks import BENCHMARKS
-from refusion_eval.evaluate.early import Verdict
-from refusion_eval.evaluate.prompts import Row
-from refusion_eval.evaluate.score import Judged, judge_texts
+from refusion_eval.benchmarks.prompts import Row
+from refusion_eval.benchmarks.table import BENCHMARKS
 from refusion_eval.scaleout.ray_cluster import Cluster
+from refusion_eval.scoring.early import Verdict
+from refusion_eval.scoring.judge import Judged, judge_texts
 
 log = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from refusion_eval.errors import ConfigError, ScaleOutError
-from refusion_eval.evaluate.interrupt import UntilAsked
-from refusion_eval.evaluate.jobs import Job
-from refusion_eval.evaluate.model_args import ModelArgs
-from refusion_eval.evaluate.run_manifest import run_arguments
-from refusion_eval.evaluate.system import System
+from refusion_eval.runs.interrupt import UntilAsked
+from refusion_eval.runs.job import Job
+from refusion_eval.runs.manifest import run_arguments
+from refusion_eval.runs.model_args import ModelArgs
+from refusion_eval.runs.system import System
 from refusion_eval.scaleout.driver import Register, Workforce
 from refusion_eval.scaleout.ray_cluster import Cluster
 from refusion_eval.scaleout.ray_dispatch import LOOK_SECONDS, Dispatch

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from refusion_eval.errors import RefusionEvalError
-from refusion_eval.evaluate.jobs import Job
-from refusion_eval.evaluate.run_manifest import build_manifest
+from refusion_eval.runs.job import Job
+from refusion_eval.runs.manifest import build_manifest
 from refusion_eval.scaleout.wire import job_from_json, sample_to_json
 from refusion_eval.scaleout.worker import Setup, Worker
 from refusion_eval.store.records import Sample

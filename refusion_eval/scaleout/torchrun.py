@@ -16,11 +16,11 @@ from typing import Any
 
 from refusion_eval import api
 from refusion_eval.errors import ConfigError, ScaleOutError
-from refusion_eval.evaluate.interrupt import UntilAsked
-from refusion_eval.evaluate.jobs import Job
-from refusion_eval.evaluate.likelihood import Part, Scores, score_part, scores_from_json
-from refusion_eval.evaluate.model_args import ModelArgs
-from refusion_eval.evaluate.system import System
+from refusion_eval.runs.interrupt import UntilAsked
+from refusion_eval.runs.job import Job
+from refusion_eval.runs.likelihood import Part, Scores, score_part, scores_from_json
+from refusion_eval.runs.model_args import ModelArgs
+from refusion_eval.runs.system import System
 from refusion_eval.scaleout.channel import POLL_SECONDS
 from refusion_eval.scaleout.driver import Register, Workforce
 from refusion_eval.scaleout.launch import Team, team

@@ -10,9 +10,9 @@ from dataclasses import asdict
 from typing import Any
 
 from refusion_eval.errors import RefusionEvalError, ScaleOutError
-from refusion_eval.evaluate.interrupt import Interrupted, Interruption
-from refusion_eval.evaluate.jobs import Job
-from refusion_eval.evaluate.likelihood import score_part
+from refusion_eval.runs.interrupt import Interrupted, Interruption
+from refusion_eval.runs.job import Job
+from refusion_eval.runs.likelihood import score_part
 from refusion_eval.scaleout.channel import Channel, Finished
 from refusion_eval.scaleout.launch import Team
 from refusion_eval.scaleout.wire import job_from_json, sample_to_json

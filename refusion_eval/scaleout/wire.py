@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from refusion_eval.config.arguments import convert_all, field_types
 from refusion_eval.errors import ScaleOutError
-from refusion_eval.evaluate.arguments import convert_all, field_types
-from refusion_eval.evaluate.jobs import Job
-from refusion_eval.evaluate.settings import Resolved, TaskBenchmark
+from refusion_eval.runs.job import Job
+from refusion_eval.runs.settings import Resolved, TaskBenchmark
 from refusion_eval.store.records import Sample, SampleKey, pack
 
 

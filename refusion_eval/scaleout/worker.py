@@ -8,10 +8,10 @@ import torch
 
 from refusion_eval import api
 from refusion_eval.errors import ScaleOutError
-from refusion_eval.evaluate.jobs import Job
-from refusion_eval.evaluate.model_args import ModelArgs, parse_model_args
-from refusion_eval.evaluate.run_manifest import identity, machine, run_arguments
-from refusion_eval.evaluate.system import System
+from refusion_eval.runs.job import Job
+from refusion_eval.runs.manifest import identity, machine, run_arguments
+from refusion_eval.runs.model_args import ModelArgs, parse_model_args
+from refusion_eval.runs.system import System
 from refusion_eval.scaleout.wire import SAME_VERSION
 from refusion_eval.store.environment import Hardware
 from refusion_eval.store.manifest import as_json, differences

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.evaluate.model_args import ModelArgs, parse_model_args
 from refusion_eval.evaluate.run import evaluate, load_tasks, task_names
-from refusion_eval.evaluate.system import ModelShelf, System
+from refusion_eval.results.csv_text import csv_text
+from refusion_eval.results.facts import read_facts
+from refusion_eval.results.table_rows import MEAN_TASK
+from refusion_eval.results.tables import tidy_rows, write_csv
+from refusion_eval.results.task_metrics import ACCURACY, PASS_AT_1
+from refusion_eval.runs.model_args import ModelArgs, parse_model_args
+from refusion_eval.runs.system import ModelShelf, System
 from refusion_eval.store.atomic_write import prepare_output, write_output
-from refusion_eval.store.csv_text import csv_text
-from refusion_eval.store.facts import read_facts
-from refusion_eval.store.table_rows import MEAN_TASK
-from refusion_eval.store.tables import tidy_rows, write_csv
-from refusion_eval.store.task_metrics import ACCURACY, PASS_AT_1
 from refusion_eval.sweep.frontier import Outcome, next_value
 from refusion_eval.sweep.spec import TABLE, Point, SweepSpec, SweptSystem
 

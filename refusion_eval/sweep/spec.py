@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from refusion_eval.config.arguments import check_keys, convert_all, field_types
+from refusion_eval.config.yaml_file import mapping, read_yaml
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError
-from refusion_eval.evaluate.arguments import check_keys, convert_all, field_types
-from refusion_eval.evaluate.model_args import parse_model_args
-from refusion_eval.evaluate.systems import system_arguments
-from refusion_eval.evaluate.yaml_file import mapping, read_yaml
+from refusion_eval.runs.model_args import parse_model_args
+from refusion_eval.runs.published import system_arguments
 
 SPECS = Path(__file__).parent / "specs"
 _SYSTEM_KEYS = ("arguments", "settings", "grid", "around", "points", "frontier")

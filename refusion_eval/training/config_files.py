@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
+from refusion_eval.config.arguments import check_keys, convert, field_types
+from refusion_eval.config.yaml_file import read_yaml
 from refusion_eval.errors import ConfigError
-from refusion_eval.evaluate.arguments import check_keys, convert, field_types
-from refusion_eval.evaluate.yaml_file import read_yaml
 from refusion_eval.training.run_config import RunConfig
 
 FOLDER = Path(__file__).parent / "configs"

@@ -20,16 +20,16 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from refusion_eval.benchmarks.mini.drills import DRILLS, drill_pairs
+from refusion_eval.benchmarks.mini.generate import DRAWS, held_out_items, items
+from refusion_eval.benchmarks.mini.item import Item
+from refusion_eval.benchmarks.prompts import prompt
 from refusion_eval.errors import ConfigError
-from refusion_eval.evaluate.prompts import prompt
 from refusion_eval.training.check import exact_share
 from refusion_eval.training.checkpoint import save_checkpoint
 from refusion_eval.training.config import MASKED_OBJECTIVES, TrainConfig
 from refusion_eval.training.data import Sample, encode
 from refusion_eval.training.initial import prepare_for_lookup
-from refusion_eval.training.mini.drills import DRILLS, drill_pairs
-from refusion_eval.training.mini.generate import DRAWS, held_out_items, items
-from refusion_eval.training.mini.item import Item
 from refusion_eval.training.model_card import write_card
 from refusion_eval.training.objectives import TRAINED_FOR
 from refusion_eval.training.tokenizer import train_tokenizer

@@ -86,7 +86,7 @@ def write_card(
         f"{text}\n\n"
         "A tiny Qwen3 (head size 128, rotary base 1e6) with its own byte-level BPE tokenizer, trained from random "
         "weights (arranged by `refusion_eval.training.initial`) on synthetic items made by "
-        "`refusion_eval.training.mini`; no other data. It does the mini tasks and nothing else, and serves to run "
+        "`refusion_eval.benchmarks.mini`; no other data. It does the mini tasks and nothing else, and serves to run "
         "every part of this project with true (small) numbers on any machine.\n\n"
         f"- Data: {num_samples} synthetic conversations, disjoint from `tasks/mini/*/test.jsonl`: items of the seven "
         "mini tasks, and drills of single steps (sums, kinds of things, letters of options).\n"

@@ -6,10 +6,10 @@ import pytest
 from typer.testing import CliRunner
 
 from refusion_eval.bench.sandbox import measure_sandbox, reference_programs
+from refusion_eval.benchmarks.rows import load_rows
 from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError, SandboxError
-from refusion_eval.evaluate.data import load_rows
-from refusion_eval.evaluate.sandbox import probe
+from refusion_eval.sandbox import probe
 
 
 @pytest.fixture(autouse=True)

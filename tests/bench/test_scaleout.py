@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from refusion_eval.bench.independent import IndependentProcesses, balanced_shares
 from refusion_eval.bench.scaleout import ScaleOutReport, ScaleOutSettings, measure_scaleout
 from refusion_eval.errors import ConfigError, ScaleOutError
-from refusion_eval.evaluate.model_args import parse_model_args
-from refusion_eval.evaluate.system import System
+from refusion_eval.runs.model_args import parse_model_args
+from refusion_eval.runs.system import System
 
 
 def test_ratios_are_medians_of_rounds_and_are_printed_with_their_range():

@@ -10,7 +10,7 @@ from refusion_eval.bench import soak as soaking
 from refusion_eval.bench.soak import Moment, SoakReport, SoakSettings, soak
 from refusion_eval.engine.engine import Engine
 from refusion_eval.errors import ConfigError
-from refusion_eval.evaluate.paths import embedded_path
+from refusion_eval.paths import embedded_path
 
 SHORT = SoakSettings(num_requests=60, round_size=20, max_batch=4, max_prompt=24, max_gen=16)
 

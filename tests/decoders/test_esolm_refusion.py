@@ -8,9 +8,9 @@ from functools import cache
 import pytest
 
 from refusion_eval import LoadedModel, generate, generate_many, load_model
-from refusion_eval.evaluate.paths import embedded_path
+from refusion_eval.benchmarks.mini.generate import held_out_pairs
+from refusion_eval.paths import embedded_path
 from refusion_eval.trace import Draft, Fix, ForwardDone
-from refusion_eval.training.mini.generate import held_out_pairs
 from refusion_eval.types import Decoded
 from tests.decoders.baselines import forwards_of
 

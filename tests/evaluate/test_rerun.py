@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from refusion_eval.errors import ConfigError, StoreError
-from refusion_eval.evaluate.model_args import ModelArgs, parse_model_args
 from refusion_eval.evaluate.rerun import arguments_of, in_words, rerun
 from refusion_eval.evaluate.run import evaluate
-from refusion_eval.evaluate.run_manifest import run_arguments
+from refusion_eval.runs.manifest import run_arguments
+from refusion_eval.runs.model_args import ModelArgs, parse_model_args
 from refusion_eval.store.run_reader import RunReader
 
 ARGUMENTS = {"pretrained": "embedded", "decoder": "refusion", "tau_slot": 0.8, "warmup": 0}

@@ -4,11 +4,11 @@ from types import SimpleNamespace
 import pytest
 
 from refusion_eval.errors import ConfigError, DataError
-from refusion_eval.evaluate.early import SANDBOX_VARIABLE
-from refusion_eval.evaluate.model_args import parse_model_args
 from refusion_eval.evaluate.run import evaluate, load_tasks, score_rows, task_names
-from refusion_eval.evaluate.settings import benchmark_of
-from refusion_eval.evaluate.task_hooks import score_responses
+from refusion_eval.lm_eval_plugin.hooks import score_responses
+from refusion_eval.runs.model_args import parse_model_args
+from refusion_eval.runs.settings import benchmark_of
+from refusion_eval.scoring.early import SANDBOX_VARIABLE
 from refusion_eval.store.records import PASSED, SampleKey
 from refusion_eval.store.run_reader import RunReader
 

@@ -15,11 +15,11 @@ import traceback
 from refusion_eval import api
 from refusion_eval.cli import main as command_line
 from refusion_eval.cli import scoring  # noqa: F401 - imported here so that no run has to
-from refusion_eval.evaluate import run_manifest
-from refusion_eval.evaluate.paths import embedded_path
 from refusion_eval.evaluate.run import load_tasks
-from refusion_eval.evaluate.sandbox import probe
-from refusion_eval.store import facts, summary, tables  # noqa: F401
+from refusion_eval.paths import embedded_path
+from refusion_eval.results import facts, summary, tables  # noqa: F401
+from refusion_eval.runs import manifest as run_manifest
+from refusion_eval.sandbox import probe
 from tests.faults import places
 
 

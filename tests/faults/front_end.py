@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 from refusion_eval.cli import main
-from refusion_eval.evaluate.paths import embedded_path
+from refusion_eval.paths import embedded_path
 
 DATABASE = "records.sqlite"
 

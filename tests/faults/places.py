@@ -15,7 +15,7 @@ from random import Random
 import torch
 
 from refusion_eval.engine.engine import Engine
-from refusion_eval.evaluate.sandbox.pool import Worker
+from refusion_eval.sandbox.pool import Worker
 from refusion_eval.store import run_store
 from refusion_eval.store.run_store import RunStore
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from refusion_eval.errors import StoreError
+from refusion_eval.results.table_rows import read_csv
 from refusion_eval.store.run_reader import RunReader
-from refusion_eval.store.table_rows import read_csv
 from tests.faults.places import fingerprint
 
 REPOSITORY = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from refusion_eval.evaluate.paths import embedded_path
+from refusion_eval.paths import embedded_path
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 RANK = 2

@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from refusion_eval.evaluate.data import LONGEST_LINE
+from refusion_eval.benchmarks.rows import LONGEST_LINE
 from tests.faults.front_end import error_of, records
 
 GSM = {"question": "How many?", "answer": "One. #### 1"}
@@ -151,7 +151,7 @@ def test_texts_with_lone_surrogates_and_nul_are_scored(front_end, tmp_path):
 def test_lone_surrogates_in_a_models_text_reach_every_output(front_end, monkeypatch, tmp_path):
     """From the decoder's text to the store, the CSV and Markdown table, and the report's page."""
     broken = "The answer is \ud800\0 72 \udfff"
-    monkeypatch.setattr("refusion_eval.evaluate.text.Detokenizer.text", lambda *arguments: broken)
+    monkeypatch.setattr("refusion_eval.runs.text.Detokenizer.text", lambda *arguments: broken)
     run_dir, page = tmp_path / "run", tmp_path / "page.html"
     command = ("run", "--decoder", "autoregressive", "--set", "gen_length=4", "--warmup", "0", "--limit", "1")
     assert front_end.run(*command, "--tasks", "mini_gsm8k", "--run-dir", run_dir)[0] == 0

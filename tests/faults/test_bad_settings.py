@@ -7,11 +7,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from refusion_eval.config.arguments import convert_all, field_types
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError
-from refusion_eval.evaluate.arguments import convert_all, field_types
-from refusion_eval.evaluate.model_args import ModelArgs, parse_model_args
-from refusion_eval.evaluate.paths import tasks_path
+from refusion_eval.paths import tasks_path
+from refusion_eval.runs.model_args import ModelArgs, parse_model_args
 
 ODD = ("-1", "1e400", "nan", "inf", "-inf", "text", "", "0x10", "1.5", "[]", "9" * 5000, "\ud800", "None", "1,2")
 NUMERIC = sorted(
@@ -123,7 +123,7 @@ def own_tasks(tmp_path, monkeypatch):
     """A copy of the settings folder that runs read."""
     folder = tmp_path / "tasks"
     shutil.copytree(tasks_path() / "settings", folder / "settings")
-    monkeypatch.setattr("refusion_eval.evaluate.system.tasks_path", lambda: folder)
+    monkeypatch.setattr("refusion_eval.runs.system.tasks_path", lambda: folder)
     return folder
 
 

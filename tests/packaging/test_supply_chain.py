@@ -11,8 +11,8 @@ import pytest
 
 from refusion_eval import supply_chain
 from refusion_eval.cli import app
-from refusion_eval.evaluate.paths import embedded_path
 from refusion_eval.models import checkpoint as checkpoint_module
+from refusion_eval.paths import embedded_path
 from refusion_eval.supply_chain import Library, complaints, libraries
 
 ROOT = Path(__file__).resolve().parents[2]

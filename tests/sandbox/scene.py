@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from refusion_eval.evaluate.sandbox import calls
+from refusion_eval.sandbox import calls
 
 _GONE_WITHIN_S = 3.0
 _KILLED_WITHIN_S = 0.2

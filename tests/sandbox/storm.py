@@ -11,9 +11,9 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from refusion_eval.evaluate.sandbox import Program, Verdict, check_programs, pool, probe
-from refusion_eval.evaluate.sandbox.probe import self_test
-from refusion_eval.evaluate.sandbox.profiles import PROFILES
+from refusion_eval.sandbox import Program, Verdict, check_programs, pool, probe
+from refusion_eval.sandbox.probe import self_test
+from refusion_eval.sandbox.profiles import PROFILES
 from tests.sandbox.corpus import Case, cases
 from tests.sandbox.scene import Scene
 

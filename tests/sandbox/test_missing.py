@@ -5,13 +5,13 @@ import json
 import pytest
 
 from refusion_eval import doctor
-from refusion_eval.evaluate.sandbox import SandboxReport
+from refusion_eval.sandbox import SandboxReport
 from tests.sandbox.conftest import ORDINARY_UID, run_as
 
 # The user's own user namespace, where user namespaces are switched off; then as few capabilities as any user has.
 _SWITCHED_OFF = """
 import os
-from refusion_eval.evaluate.sandbox import linux
+from refusion_eval.sandbox import linux
 uid, gid = os.getuid(), os.getgid()
 linux.unshare(linux.CLONE_NEWUSER)
 for name, text in (("setgroups", "deny"), ("gid_map", f"{gid} {gid} 1"), ("uid_map", f"{uid} {uid} 1")):
@@ -23,7 +23,7 @@ linux.drop_capabilities()
 # As a container's filter does: load the number, compare with that of unshare, refuse.
 _REFUSED = """
 import os, struct
-from refusion_eval.evaluate.sandbox import calls, linux
+from refusion_eval.sandbox import calls, linux
 number = calls.DENIED["unshare"][calls.ARCHITECTURES[os.uname().machine][0]]
 steps = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)]
 linux.no_new_privileges()
@@ -31,7 +31,7 @@ linux.install_seccomp(b"".join(struct.pack("=HBBI", *step) for step in steps))
 """
 _REPORT = """
 import dataclasses, json
-from refusion_eval.evaluate.sandbox import check_program, probe
+from refusion_eval.sandbox import check_program, probe
 program = "def solve(n):\\n    return %s"
 verdicts = [check_program(program % text, "assert solve(20) == 6765").status for text in ("6765", "0")]
 print(json.dumps([dataclasses.asdict(probe()), verdicts]))

@@ -2,9 +2,9 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-from refusion_eval.evaluate.jobs import Job
-from refusion_eval.evaluate.model_args import parse_model_args
-from refusion_eval.evaluate.system import System
+from refusion_eval.runs.job import Job
+from refusion_eval.runs.model_args import parse_model_args
+from refusion_eval.runs.system import System
 from refusion_eval.scaleout.channel import Channel
 from refusion_eval.scaleout.launch import Place, Team
 from refusion_eval.scaleout.torchrun import TorchrunRunner

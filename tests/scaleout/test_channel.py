@@ -11,9 +11,9 @@ from datetime import timedelta
 import pytest
 
 from refusion_eval.errors import ConfigError, ScaleOutError
-from refusion_eval.evaluate.interrupt import Interrupted, Interruption
-from refusion_eval.evaluate.model_args import parse_model_args
-from refusion_eval.evaluate.system import System
+from refusion_eval.runs.interrupt import Interrupted, Interruption
+from refusion_eval.runs.model_args import parse_model_args
+from refusion_eval.runs.system import System
 from refusion_eval.scaleout import torchrun, torchrun_worker
 from refusion_eval.scaleout.channel import Channel, Finished
 from refusion_eval.scaleout.launch import NEEDED, Place, Team

@@ -12,17 +12,17 @@ from collections import Counter
 import pytest
 
 from refusion_eval import api
+from refusion_eval.benchmarks.table import BENCHMARKS
 from refusion_eval.errors import ConfigError, ScaleOutError
-from refusion_eval.evaluate.benchmarks import BENCHMARKS
-from refusion_eval.evaluate.interrupt import UntilAsked
-from refusion_eval.evaluate.jobs import Job
-from refusion_eval.evaluate.lm_eval_adapter import RefusionLM
-from refusion_eval.evaluate.model_args import parse_model_args
 from refusion_eval.evaluate.run import evaluate
-from refusion_eval.evaluate.score import judge_texts
-from refusion_eval.evaluate.system import System
+from refusion_eval.lm_eval_plugin.adapter import RefusionLM
+from refusion_eval.runs.interrupt import UntilAsked
+from refusion_eval.runs.job import Job
+from refusion_eval.runs.model_args import parse_model_args
+from refusion_eval.runs.system import System
 from refusion_eval.scaleout import ray_cluster, ray_dispatch, ray_judge, ray_pool
 from refusion_eval.scaleout.ray_runner import RayRunner, on_driver
+from refusion_eval.scoring.judge import judge_texts
 from refusion_eval.store.records import SampleKey
 from refusion_eval.store.run_reader import RunReader
 from tests.scaleout.ray_clusters import cluster, started

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refusion_eval.evaluate.interrupt import Interrupted, Interruption
+from refusion_eval.runs.interrupt import Interrupted, Interruption
 from refusion_eval.scaleout import ray_dispatch, ray_pool, ray_worker
 from refusion_eval.scaleout.ray_dispatch import Dispatch
 from refusion_eval.scaleout.ray_pool import MOST_FAILED_STARTS, MOST_SECONDS

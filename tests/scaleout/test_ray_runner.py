@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from refusion_eval.errors import ScaleOutError
-from refusion_eval.evaluate.interrupt import UntilAsked
-from refusion_eval.evaluate.model_args import parse_model_args
+from refusion_eval.runs.interrupt import UntilAsked
+from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.scaleout import ray_runner
 from refusion_eval.scaleout.ray_cluster import Node
 from refusion_eval.scaleout.ray_pool import Event, Member, Room

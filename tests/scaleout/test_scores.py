@@ -8,8 +8,8 @@ import pytest
 
 from refusion_eval.engine.scoring import TokenScore
 from refusion_eval.errors import ConfigError, ScaleOutError
-from refusion_eval.evaluate.likelihood import LocalScorer, fit, scores
-from refusion_eval.evaluate.system import System
+from refusion_eval.runs.likelihood import LocalScorer, fit, scores
+from refusion_eval.runs.system import System
 from refusion_eval.scaleout import torchrun, torchrun_worker
 from tests.scaleout.crew import jobs_of
 from tests.scaleout.launched import PYTHON, ended, ranks, succeeded
@@ -20,7 +20,7 @@ PARTS = [[[[5, 6, 7 + number], [8, 9]], [[5], [20 + number]]] for number in rang
 SCRIPT = """
 import json, sys
 from lm_eval.api.instance import Instance
-from refusion_eval.evaluate.lm_eval_adapter import RefusionLM
+from refusion_eval.lm_eval_plugin.adapter import RefusionLM
 
 lm = RefusionLM.create_from_arg_obj({"pretrained": "embedded", "decoder": "autoregressive", "batch_size": 2})
 pairs = [(f"Question {number}: what is {number} plus 1?", f" {answer}") for number in range(4) for answer in "234"]

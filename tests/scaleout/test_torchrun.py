@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from refusion_eval.evaluate.paths import tasks_path
+from refusion_eval.paths import tasks_path
 from tests.scaleout.launched import (
     NUM_ITEMS,
     PYTHON,

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from refusion_eval.config.arguments import field_types
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ScaleOutError
-from refusion_eval.evaluate.arguments import field_types
-from refusion_eval.evaluate.jobs import Job
-from refusion_eval.evaluate.settings import Resolved, TaskBenchmark
+from refusion_eval.runs.job import Job
+from refusion_eval.runs.settings import Resolved, TaskBenchmark
 from refusion_eval.scaleout.wire import job_from_json, job_to_json, sample_from_json, sample_to_json
 from refusion_eval.store.records import Sample, SampleKey
 

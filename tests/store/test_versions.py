@@ -12,10 +12,10 @@ import zlib
 import pytest
 
 from refusion_eval.errors import StoreError
+from refusion_eval.results.tables import tidy_rows
 from refusion_eval.store.database import DATABASE_NAME, SCHEMA_VERSION
 from refusion_eval.store.run_reader import RunReader
 from refusion_eval.store.run_store import RunStore
-from refusion_eval.store.tables import tidy_rows
 
 FIRST_SCHEMA = """
 PRAGMA application_id = 1380336982;

@@ -1,4 +1,4 @@
-"""The seven synthetic look-alikes: files, columns, disjointness, correct gold (`refusion_eval.training.mini`)."""
+"""The seven synthetic look-alikes: files, columns, disjointness, correct gold (`refusion_eval.benchmarks.mini`)."""
 
 import json
 import re
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from refusion_eval.evaluate.prompts import LETTERS, prompt
-from refusion_eval.training.mini.generate import DRAWS, held_out_items, held_out_text, items, normalised
+from refusion_eval.benchmarks.mini.generate import DRAWS, held_out_items, held_out_text, items, normalised
+from refusion_eval.benchmarks.prompts import LETTERS, prompt
 
 MINI = Path(__file__).parents[2] / "tasks" / "mini"
 COLUMNS = {

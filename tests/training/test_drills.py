@@ -1,11 +1,11 @@
-"""Drills: correct by construction (`refusion_eval.training.mini.drills`)."""
+"""Drills: correct by construction (`refusion_eval.benchmarks.mini.drills`)."""
 
 import re
 
 import pytest
 
-from refusion_eval.training.mini.drills import DRILLS, drill_pairs
-from refusion_eval.training.mini.knowledge import KINDS
+from refusion_eval.benchmarks.mini.drills import DRILLS, drill_pairs
+from refusion_eval.benchmarks.mini.knowledge import KINDS
 
 
 @pytest.mark.parametrize("drill", DRILLS)

@@ -1,0 +1,1 @@
+"""The benchmarks: what is asked of a model, and which answer is right."""

@@ -1,0 +1,1 @@
+"""Answer extraction: functions from the text of a response to the answer in it."""

@@ -1,0 +1,215 @@
+"""Finds the answer in what a model wrote: numbers and letters of choices (mathematics and code have their own modules).
+
+Two rules hold everywhere. The last statement of an answer counts, because a model may correct itself; a base model that
+runs on into invented questions needs the filter that takes the first one instead. And every scan is linear in the
+length of the text: patterns repeat single characters or are bounded, so no text can stall the scoring.
+"""
+
+import re
+from collections import deque
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from itertools import islice
+
+from refusion_eval.benchmarks.prompts import LETTERS
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """What was found in one text.
+
+    Attributes:
+        answer: the answer in its normal form, None if there is none.
+        how: the rule that found it ("statement", "last number", ...), or why nothing was found.
+    """
+
+    answer: str | None
+    how: str
+
+
+NOTHING = Extraction(None, "no answer found")
+
+# How far behind "the answer is" an answer may stand, in characters.
+STATEMENT_REACH = 240
+
+# How far from the end of a text its last number may stand.
+_TAIL = 4_000
+
+# Statements looked at in one text, from its end (or start, where the first counts); more is a stuck model.
+MOST_STATEMENTS = 50
+
+# No benchmark asks for a number of more characters; exact arithmetic on 100,000 digits would stall the scoring.
+LONGEST_NUMBER = 120
+
+_ANSWER = r"(?i:\banswers?\b[^\n.:=]{0,40}?(?:\bis\b|\bare\b|:|=))"
+ANSWER_LEAD = re.compile(_ANSWER)
+_NUMBER_LEAD = re.compile(_ANSWER + r"|^[ \t]{0,8}A:|####|\\boxed\b", re.MULTILINE)
+_CHOICE_LEAD = re.compile(
+    _ANSWER + r"|(?i:\b(?:correct|right|best) (?:option|choice)\b[^\n.:=]{0,40}?(?:\bis\b|:|=))|\\boxed\b"
+)
+
+_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
+_NUMBER = re.compile(rf"(?:(?<![\w.)])[-−]\s?)?\$?(?:(?<=\$)[-−])?(?:{_DIGITS}(?:\.\d+)?|\.\d+)(?:\s?/\s?\d+)?")
+_MIXED = re.compile(r"(?<![\d.,])(\d{1,9})\s(\d{1,9})/(\d{1,9})(?!\d)")
+_LATEX_FRACTION = re.compile(r"\\[dt]?frac\{(-?\d{1,30})\}\{(\d{1,30})\}")
+_SENTENCE_END = re.compile(r"\.(?=\s|$|[*$)])|\n|;")
+_STRICT_NUMBER = re.compile(rf"The answer is (-?{_DIGITS}(?:\.\d+)?)\.?[ \t]{{0,8}}(?:\n|\Z)")
+
+_OPENING = r"(?:[\s*_$`\"':(\[{]|\\[(\[]|\\boxed\b|\\(?:text|math)(?:bf|rm|it|sf)?\b|\b(?i:option|choice|letter)\b)"
+_CHOICE = re.compile(rf"({_OPENING}{{0,24}})([A-Za-z])(?![A-Za-z0-9'’])")
+_STRICT_CHOICE = re.compile(r"The answer is \(([A-Z])\)")
+_FIRST_CHOICE = re.compile(r"answer is \(?([A-J])\)?")
+_LONE_LETTER = re.compile(r"[*_$(\[ \t]{0,8}([A-Za-z])[*_$)\].: \t]{0,8}\Z")
+_LABELLED_LINE = re.compile(r"[*_(\[ \t]{0,8}([A-Z])[*_]{0,3}[)\].:]")
+
+
+def parse_number(text: str) -> Fraction | None:
+    """Reads a number as people write it: thousands commas, a currency or percent sign, a fraction, a final dot.
+
+    Returns:
+        The exact value (so "42", "42.00" and "84/2" are equal), or None if the text is no number.
+    """
+    plain = text.replace("−", "-").replace("$", "").replace(",", "").replace(" ", "").rstrip("%.")
+    numerator, slash, denominator = plain.partition("/")
+    if len(plain) > LONGEST_NUMBER or not re.fullmatch(r"-?(?:\d+(?:\.\d+)?|\.\d+)", numerator):
+        return None
+    value = Fraction(Decimal(numerator))
+    if not slash:
+        return value
+    if not denominator.isdecimal() or int(Decimal(denominator)) == 0:
+        return None
+    return value / int(Decimal(denominator))
+
+
+def show_number(value: Fraction) -> str:
+    """Writes a number in one way: an integer or an exact decimal if it is one, else a fraction."""
+    if value.denominator == 1:
+        return format(Decimal(value.numerator), "f")
+    rest = value.denominator
+    for prime in (2, 5):
+        while rest % prime == 0:
+            rest //= prime
+    if rest != 1 or value.denominator > 10**20:
+        return f"{value.numerator}/{value.denominator}"
+    places = max(len(bin(value.denominator)), 1)
+    scaled = value * 10**places
+    return format(Decimal(scaled.numerator).scaleb(-places).normalize(), "f")
+
+
+def last_number_stated(text: str) -> Extraction:
+    """The number of the last statement of an answer; without any statement, the last number of the text."""
+    plain = _plain_numbers(text)
+    for start in last_statements(_NUMBER_LEAD, plain):
+        number = _number_behind(plain, start)
+        if number is not None:
+            return Extraction(number, "statement")
+    written = _NUMBER.findall(_MIXED.sub(_improper, plain[-_TAIL:]))
+    number = next((value for value in map(_value, reversed(written)) if value is not None), None)
+    return NOTHING if number is None else Extraction(number, "last number")
+
+
+def first_number_stated(text: str) -> Extraction:
+    """The number of the first statement of an answer, for text that runs on; no other number counts."""
+    plain = _plain_numbers(text)
+    for lead in islice(_NUMBER_LEAD.finditer(plain), MOST_STATEMENTS):
+        number = _number_behind(plain, lead.end())
+        if number is not None:
+            return Extraction(number, "statement")
+    return NOTHING
+
+
+def strict_number(text: str) -> Extraction:
+    """The last line that ends in exactly the form the prompt asks for: "The answer is 42."."""
+    found = _STRICT_NUMBER.findall(text)
+    return Extraction(_value(found[-1]), "asked-for form") if found else NOTHING
+
+
+def last_letter_stated(text: str, num_choices: int) -> Extraction:
+    """The letter of the last statement of an answer; without one, an answer that is nothing but a choice's label."""
+    valid = LETTERS[:num_choices]
+    for start in last_statements(_CHOICE_LEAD, text):
+        letter = _letter_behind(text, start, valid)
+        if letter is not None:
+            return Extraction(letter, "statement")
+    return _letter_line(text, valid)
+
+
+def first_letter_stated(text: str, num_choices: int) -> Extraction:
+    """The first "answer is (X)", by the pattern of MMLU-Pro's authors, for base models whose text runs on.
+
+    The pattern is theirs to the letter, so that recorded results can be reproduced; the letter may lie outside the
+    row's choices, which is then simply wrong.
+    """
+    del num_choices
+    found = _FIRST_CHOICE.search(text)
+    return Extraction(found.group(1), "first statement") if found else NOTHING
+
+
+def strict_letter(text: str, num_choices: int) -> Extraction:
+    """The last "The answer is (X)", exactly as the prompt asks for it."""
+    found = [letter for letter in _STRICT_CHOICE.findall(text) if letter in LETTERS[:num_choices]]
+    return Extraction(found[-1], "asked-for form") if found else NOTHING
+
+
+def _plain_numbers(text: str) -> str:
+    """Writes LaTeX's thousands, currency, percent signs and fractions as plain text."""
+    for latex, plain in (("{,}", ","), ("\\,", ""), ("\\!", ""), ("\\$", "$"), ("\\%", "%")):
+        text = text.replace(latex, plain)
+    return _LATEX_FRACTION.sub(r"\1/\2", text)
+
+
+def _improper(mixed: re.Match[str]) -> str:
+    whole, numerator, denominator = map(int, mixed.groups())
+    return f"{whole * denominator + numerator}/{denominator}"
+
+
+def _value(text: str) -> str | None:
+    value = parse_number(text)
+    return None if value is None else show_number(value)
+
+
+def _number_behind(text: str, start: int) -> str | None:
+    """The number of the sentence that begins at `start`: the one behind its last "=", else its first."""
+    sentence = _MIXED.sub(_improper, text[start : start + STATEMENT_REACH]).lstrip(" \t\n*_$:\\[({")
+    sentence = _SENTENCE_END.split(sentence, maxsplit=1)[0]
+    _, equals, result = sentence.rpartition("=")
+    for part in (result, sentence) if equals else (sentence,):
+        for number in _NUMBER.findall(part):
+            shown = _value(number)
+            if shown is not None:
+                return shown
+    return None
+
+
+def _letter_behind(text: str, start: int, valid: str) -> str | None:
+    """The letter that stands right behind a lead, if it is a label and not the first letter or word of a sentence."""
+    found = _CHOICE.match(text[start : start + STATEMENT_REACH])
+    if found is None or found.group(2).upper() not in valid:
+        return None
+    letter = found.group(2)
+    is_wrapped = found.group(1)[-1:] in ("(", "[", "{", "*", "_", "`", '"', "'")
+    is_word = re.match(r"[ \t]+(?!(?:because|since|as)\b)[a-z]", text[start + found.end() : start + found.end() + 12])
+    if is_word and not is_wrapped and (letter.islower() or letter == "I"):
+        return None
+    return letter.upper()
+
+
+def _letter_line(text: str, valid: str) -> Extraction:
+    lines = [line for line in map(str.strip, text.splitlines()) if line]
+    different = list(dict.fromkeys(reversed(lines)))  # the last line first; endless lines are mostly the same few
+    for line in different:
+        lone = _LONE_LETTER.match(line) if len(line) <= 24 else None
+        if lone and lone.group(1).upper() in valid:
+            return Extraction(lone.group(1).upper(), "letter on its own line")
+    first = _LABELLED_LINE.match(lines[0]) if lines else None
+    if first is None or first.group(1) not in valid or lines.count(lines[0]) > 1:
+        return NOTHING
+    is_only = sum(map(bool, map(_LABELLED_LINE.match, different))) == 1
+    return Extraction(first.group(1), "label before the choice") if is_only else NOTHING
+
+
+def last_statements(lead: re.Pattern[str], text: str) -> list[int]:
+    """The offsets behind the last statements that a pattern finds, the last one first."""
+    ends = deque((found.end() for found in lead.finditer(text)), maxlen=MOST_STATEMENTS)
+    return list(reversed(ends))

@@ -1,0 +1,140 @@
+"""Finds the boxed answer of a solution and writes it in a normal form: equal answers become mostly equal strings."""
+
+import re
+from itertools import islice
+
+from refusion_eval.benchmarks.extract.answers import ANSWER_LEAD, NOTHING, STATEMENT_REACH, Extraction, last_statements
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{")
+_BRACES = re.compile(rf"{_BOX.pattern}|[{{}}]")
+_BARE_BOX = re.compile(r"\\boxed\s{1,4}([^\s{}$\\]{1,40})")
+
+_SPACING = re.compile(r"(?<!\\)\\[!,;: ]|\\q?quad\b|~|\\left(?![a-z])|\\right(?![a-z])|\\displaystyle\b")
+_FRACTION = re.compile(r"\\[dt]frac(?![a-z])")
+_SHORT_FRACTION = re.compile(r"\\frac(?:(\d)|\{([^{}]{1,60})\})(?:(\d)|\{([^{}]{1,60})\})")
+_SHORT_ROOT = re.compile(r"\\sqrt\s{0,4}(\d)")
+_TEXT = re.compile(r"\\(?:text|mbox|mathrm|textbf|mathbf|textit|textnormal)\s{0,4}\{([^{}]{0,200})\}")
+_UNIT = re.compile(
+    r"(?<=[\d})])\s{0,4}\\(?:text|mbox|mathrm)\s{0,4}\{(?!\s{0,4}[ap]\.?\s?m\b)[A-Za-z. ]{1,40}\}(?:\^\{?[23]\}?)?\Z"
+)
+_DEGREES = re.compile(r"\^\s{0,4}(?:\\circ|\{\s{0,4}\\circ\s{0,4}\})")
+_THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_NAMED = re.compile(r"[A-Za-z](?:\([a-z]\))?=(?=[^=]{1,400}\Z)")
+_BASED = re.compile(r"(-?(?=[A-Z]{0,20}\d)[0-9A-Z]{1,60})_(\d{1,3})")
+_BRACED_BASE = re.compile(r"_\{(\d{1,3})\}\Z")
+# A space that ends a command (\pi r) is part of it; all others mean nothing.
+_GAP = re.compile(r"(\\[A-Za-z]{1,30})?\s+(?=([A-Za-z])?)")
+
+# Text of more characters is no answer; it stays as it is.
+_LONGEST_ANSWER = 4_000
+
+_CLOCK = re.compile(r"(?<![A-Za-z])([ap])\.?m\b")
+
+
+def last_box(text: str) -> Extraction:
+    r"""The content of the last `\boxed{}`; of several boxes (an answer in parts, a correction) the last counts."""
+    return _boxed(text, last=True)
+
+
+def last_box_or_statement(text: str) -> Extraction:
+    """The last box; without any box, what the last "the answer is" says."""
+    found = last_box(text)
+    if found.answer is not None:
+        return found
+    for start in last_statements(ANSWER_LEAD, text):
+        line = text[start : start + STATEMENT_REACH].lstrip(" \t\n*_:").split("\n", 1)[0]
+        answer = re.split(r"\.(?=\s|$|\*)", line, maxsplit=1)[0].strip(" \t*$.")
+        answer = answer.removeprefix("\\(").removesuffix("\\)").strip(" $")
+        if answer:
+            return Extraction(answer, "statement")
+    return NOTHING
+
+
+def first_box(text: str) -> Extraction:
+    """The content of the first complete box, for text that runs on."""
+    return _boxed(text, last=False)
+
+
+def _boxed(text: str, *, last: bool) -> Extraction:
+    """One pass over the braces from the first box on: linear, however many boxes are nested or never closed."""
+    plain = text
+    for escaped in ("\\\\", "\\{", "\\}"):  # are no commands and no braces
+        plain = plain.replace(escaped, "\0\0")
+    first = _BOX.search(plain)
+    marks = _BRACES.findall(plain, first.start()) if first else []
+    boxes: list[tuple[int, int]] = []  # depth of braces and mark of each open box
+    depth = 0
+    chosen: tuple[int, int] | None = None
+    for number, mark in enumerate(marks):
+        if mark == "{":
+            depth += 1
+        elif mark == "}":
+            if boxes and boxes[-1][0] == depth:
+                chosen = (boxes.pop()[1], number)
+                if not last and not boxes:
+                    break
+            depth -= 1
+        else:
+            depth += 1
+            boxes.append((depth, number))
+    if first and chosen is not None:
+        found = _BRACES.finditer(plain, first.start())
+        start = next(islice(found, chosen[0], None)).end()
+        end = next(islice(found, chosen[1] - chosen[0] - 1, None)).start()
+        content = text[start:end].strip()
+        return Extraction(content, "box") if content else NOTHING
+    bare = _BARE_BOX.findall(text)
+    return Extraction(bare[-1 if last else 0], "box without braces") if bare else NOTHING
+
+
+def normalise(answer: str) -> str:
+    r"""Writes an answer in one form; what it removes does not change the value.
+
+    Removed: spacing commands, \left and \right, currency signs, degrees, a unit in \text behind a number, percent
+    signs (as in MATH's own grader, a percent sign is a unit: 10\% is 10, never 0.1), a name before a single "=", the
+    commas of a number that is nothing but thousands groups, a final dot. Unified: \dfrac, \frac12, \sqrt2, .5.
+    """
+    text = answer.strip().rstrip(".").strip()
+    if len(text) > _LONGEST_ANSWER:
+        return text
+    text = _SPACING.sub(" ", text)
+    text = text.replace("\\$", "").replace("$", "").replace("\\%", "").replace("%", "")
+    text = _DEGREES.sub("", text)
+    text = _UNIT.sub("", text)
+    text = _TEXT.sub(r"\1", text)
+    text = _FRACTION.sub(r"\\frac", text)
+    text = _SHORT_FRACTION.sub(_braced_fraction, text)
+    text = _BRACED_BASE.sub(r"_\1", text)
+    text = _SHORT_ROOT.sub(r"\\sqrt{\1}", text)
+    text = _GAP.sub(
+        lambda gap: gap.group(1) + " " if gap.group(1) and gap.group(2) else gap.group(1) or "", text.strip()
+    )
+    text = _NAMED.sub("", text, count=1) if _NAMED.match(text) else text
+    text = f"0{text}" if re.fullmatch(r"\.\d+", text) else text
+    text = re.sub(r"\A(-?\d+)\.0+\Z", r"\1", text)
+    return text.replace(",", "") if _THOUSANDS.fullmatch(text) else text
+
+
+def equal_by_form(gold: str, answer: str) -> bool | None:
+    """Compares two normal forms without mathematics.
+
+    Returns:
+        True if they are the same text (a number base that one of them leaves out does not count), False if they are
+        numbers in different stated bases or differ in a.m. and p.m., None if only mathematics can tell.
+    """
+    if gold == answer:
+        return True
+    clocks = [_CLOCK.search(gold), _CLOCK.search(answer)]
+    if clocks[0] and clocks[1] and clocks[0].group(1) != clocks[1].group(1):
+        return False
+    based = [_BASED.fullmatch(gold), _BASED.fullmatch(answer)]
+    if based[0] and based[1]:
+        return False
+    digits = [found.group(1) if found else text for found, text in zip(based, (gold, answer), strict=True)]
+    return True if any(based) and digits[0] == digits[1] else None
+
+
+def _braced_fraction(found: re.Match[str]) -> str:
+    numerator = found.group(1) or found.group(2)
+    denominator = found.group(3) or found.group(4)
+    return f"\\frac{{{numerator}}}{{{denominator}}}"

@@ -1,0 +1,1 @@
+"""Reading settings: conversion, checks and error messages shared by everything that a user configures."""

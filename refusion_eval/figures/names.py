@@ -1,0 +1,46 @@
+"""How tables and figures write what the records call otherwise."""
+
+from collections.abc import Mapping
+
+from refusion_eval.results.cells import Cell
+from refusion_eval.results.published import read_published
+
+TASK_NAMES: Mapping[str, str] = {
+    "mmlu_pro": "MMLU-Pro",
+    "arc_challenge": "ARC-C",
+    "gsm8k": "GSM8K",
+    "math": "MATH",
+    "gpqa": "GPQA",
+    "humaneval": "HumanEval",
+    "mbpp": "MBPP",
+}
+MINI_SENTENCE = "Mini tasks are synthetic look-alikes, not the real benchmarks, and compare with no published figure."
+
+FUSED_SENTENCE = (
+    "ReFusion here with fused forwards: this engine's gain, fewer forwards for the same tokens than the "
+    "paper's algorithm makes."
+)
+
+
+def is_fused(cell: Cell) -> bool:
+    """Whether a figure was measured with fused forwards, which the paper has not."""
+    fuse, release_compatible = (cell.settings.get(name) for name in ("fuse", "release_compatible"))
+    by_default = fuse == "null" and release_compatible != "true"
+    return cell.origin == "measured" and (fuse == "true" or by_default)
+
+
+def task_name(task: str, mini: bool) -> str:
+    """A benchmark as papers write it; its look-alike says so."""
+    plain = task.removeprefix("mini_")
+    return f"{'mini ' if mini else ''}{TASK_NAMES.get(plain, plain)}"
+
+
+def system_label(cell: Cell) -> str:
+    """A system's name in the paper, so that variants are told apart, or the one its run gave it.
+
+    On mini tasks a system keeps its run's name: the tiny checkpoint is not the published one.
+    """
+    if cell.origin == "published" or (cell.mini and "+" not in cell.system):
+        return cell.label
+    known = {row["system"]: row["label"] for row in read_published("published.csv")}
+    return known.get(cell.system, cell.label)

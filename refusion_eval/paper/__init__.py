@@ -1,1 +1,0 @@
-"""The paper's tables and figures, drawn from records: published figures beside measured ones, never alike."""

@@ -1,0 +1,52 @@
+"""Where the package finds the files that are not Python: the task folder and the embedded checkpoints."""
+
+from pathlib import Path
+
+from refusion_eval import embedded
+from refusion_eval.decoders import DECODERS
+from refusion_eval.errors import ConfigError, DataError
+
+EMBEDDED_FOLDER = Path(embedded.__file__).parent
+
+
+def embedded_path(name: str) -> Path:
+    """Returns the folder of a checkpoint in the package; that of a decoder has the decoder's name.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    if name not in embedded_names():
+        known = ", ".join(embedded_names())
+        raise ConfigError(f"there is no embedded checkpoint for {name}, only for {known}; name a checkpoint")
+    return EMBEDDED_FOLDER / name
+
+
+def embedded_names() -> list[str]:
+    """The checkpoints in the package: one for each of some decoders, and other fine-tunes for these."""
+    return sorted(path.parent.name for path in EMBEDDED_FOLDER.glob("*/config.json"))
+
+
+def embedded_decoders() -> list[str]:
+    """The decoders that have a checkpoint in the package."""
+    return [name for name in embedded_names() if name in DECODERS]
+
+
+def code_metric_path() -> Path:
+    """Returns the metric module that `evaluate.load` takes in place of the name code_eval."""
+    return Path(__file__).resolve().parent / "sandbox" / "code_metric" / "code_metric.py"
+
+
+def tasks_path() -> Path:
+    """Returns the folder with the lm-eval task files and the mini data.
+
+    An installed wheel carries it inside the package; a source checkout has it beside the package.
+
+    Raises:
+        DataError: neither place has it.
+    """
+    package = Path(__file__).resolve().parent
+    candidates = (package / "tasks", package.parent / "tasks")
+    for candidate in candidates:
+        if candidate.is_dir():
+            return candidate
+    raise DataError(f"no task folder at {candidates[0]} or {candidates[1]}; reinstall refusion_eval")

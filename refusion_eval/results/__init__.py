@@ -1,0 +1,1 @@
+"""From records to figures: metrics of runs, tables, comparisons, speed."""

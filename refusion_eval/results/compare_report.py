@@ -1,0 +1,102 @@
+"""A comparison of two runs as text and CSV."""
+
+import math
+from collections.abc import Iterator
+
+from refusion_eval.results.compare import Comparison, TaskComparison
+from refusion_eval.results.csv_text import csv_text
+from refusion_eval.results.tables import MINI_NOTE
+from refusion_eval.results.text_table import TextTable, figure
+
+MOST_SHOWN = 8  # item ids in a line of text; the CSV has all
+
+
+def comparison_table(comparison: Comparison) -> TextTable:
+    """One line a task."""
+    headings = ("Task", "n", "A %", "B %", "B - A", "Detectable", "Gained", "Lost", "Other prompts", "Speed B / A")
+    rows = [
+        (
+            task.task,
+            str(len(task.items)),
+            *(f"{accuracy:.1f}" for accuracy in task.accuracies),
+            figure(task.difference),
+            "" if math.isnan(task.detectable) else f"{task.detectable:.2f}",
+            str(len(task.gained)),
+            str(len(task.lost)),
+            str(len(task.other_prompts)),
+            figure(task.speed),
+        )
+        for task in comparison.tasks
+    ]
+    notes = [
+        "B - A: points, paired by item, 95% bootstrap interval. Detectable: true difference in points that a sample "
+        "like this finds significant (5%) four times out of five.",
+        "Gained, lost: items that only B, only A has right (of several samples: more often).",
+    ]
+    if any(task.mini for task in comparison.tasks):
+        notes.append(f"mini: {MINI_NOTE}.")
+    return TextTable(
+        title=f"A = {comparison.before}, B = {comparison.after}", headings=headings, rows=rows, notes=notes
+    )
+
+
+def details(comparison: Comparison) -> list[str]:
+    """What differs, line by line: settings, prompts, flipped items, and what could not be compared."""
+    lines = [f"differs: {line}" for line in comparison.settings] or ["differs: nothing but the tasks' settings below"]
+    if comparison.only_in_one:
+        lines.append(f"in one run only: {', '.join(comparison.only_in_one)}")
+    for task in comparison.tasks:
+        lines += [f"{task.task}: {line}" for line in _of_task(task)]
+    return lines
+
+
+def _of_task(task: TaskComparison) -> Iterator[str]:
+    yield from task.settings
+    named = (("gained", task.gained), ("lost", task.lost), ("other prompts", task.other_prompts))
+    for name, items in named:
+        if items:
+            more = f" and {len(items) - MOST_SHOWN} more" if len(items) > MOST_SHOWN else ""
+            yield f"{name} ({len(items)}): {', '.join(items[:MOST_SHOWN])}{more}"
+    if task.left_out:
+        yield f"{task.left_out} items are in one run only and in no figure"
+    if task.no_speed:
+        yield f"no speed ratio: {task.no_speed}"
+
+
+def comparison_markdown(comparison: Comparison) -> str:
+    """The table and all that differs."""
+    lines = "".join(f"- {line}\n" for line in details(comparison))
+    return f"{comparison_table(comparison).markdown()}\n### What differs\n\n{lines}"
+
+
+def comparison_csv(comparison: Comparison) -> str:
+    """One row a task."""
+    head = [
+        *("before", "after", "task", "mini", "n", "left_out", "accuracy_before", "accuracy_after"),
+        *("difference", "difference_ci_low", "difference_ci_high", "detectable", "gained", "lost", "other_prompts"),
+        *("speed_ratio", "speed_ratio_ci_low", "speed_ratio_ci_high", "no_speed"),
+    ]
+    rows = []
+    for task in comparison.tasks:
+        speed = (None, None, None) if task.speed is None else (task.speed.value, task.speed.low, task.speed.high)
+        counts = (len(task.gained), len(task.lost), len(task.other_prompts))
+        bounds = (task.difference.value, task.difference.low, task.difference.high, task.detectable)
+        identity = (comparison.before, comparison.after, task.task, task.mini, len(task.items), task.left_out)
+        rows.append((*identity, *task.accuracies, *bounds, *counts, *speed, task.no_speed))
+    return csv_text(head, rows)
+
+
+def items_csv(comparison: Comparison) -> str:
+    """One row an item: how often it is right in A and B, and whether it was asked in the same words."""
+    head = ("task", "item_id", "before", "after", "change", "same_prompt")
+    changes = {-1: "lost", 0: "", 1: "gained"}
+    rows = [
+        (task.task, item.item_id, item.before, item.after, changes[_sign(item.after - item.before)], item.same_prompt)
+        for task in comparison.tasks
+        for item in task.items
+    ]
+    return csv_text(head, rows)
+
+
+def _sign(value: float) -> int:
+    return (value > 0) - (value < 0)

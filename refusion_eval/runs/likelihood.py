@@ -1,0 +1,90 @@
+"""Log-likelihoods of continuations, in parts that are computed together: here, or in all processes of a run."""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from refusion_eval import api
+from refusion_eval.engine.scoring import TokenScore
+from refusion_eval.errors import ConfigError
+from refusion_eval.runs.system import System
+
+Pair = tuple[Sequence[int], Sequence[int]]
+Part = Sequence[Pair]
+Scores = list[TokenScore]
+
+
+class Scorer(Protocol):
+    """What scores parts: this process, or many."""
+
+    def score(self, parts: Sequence[Part]) -> Iterator[tuple[int, Scores]]:
+        """Yields number and scores of each part as it is done, in whatever order that is.
+
+        Args:
+            parts: each some pairs of prefix and continuation, token ids; none of them empty.
+        """
+        ...
+
+
+class LocalScorer:
+    """Scores in this process.
+
+    Args:
+        system: whose checkpoint is asked.
+    """
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+
+    def score(self, parts: Sequence[Part]) -> Iterator[tuple[int, Scores]]:
+        """As `Scorer.score`, in order."""
+        for number, part in enumerate(parts):
+            yield number, score_part(self._system, part)
+
+
+def score_part(system: System, part: Part) -> Scores:
+    """The log-likelihood of each continuation under a system's checkpoint; see `api.score_tokens_many`."""
+    args = system.args
+    return api.score_tokens_many(system.model, part, len(part), args.mc_samples, int(args.settings.get("seed", 0)))
+
+
+def scores_from_json(fields: Sequence[tuple[float, bool]]) -> Scores:
+    """What `score_part` gave, after a trip through JSON."""
+    return [TokenScore(*score) for score in fields]
+
+
+def fit(context: Sequence[int], continuation: Sequence[int], longest: int) -> Pair:
+    """Drops the beginning of a text that is too long to be scored.
+
+    Args:
+        context: token ids.
+        continuation: token ids.
+        longest: most tokens of a text.
+
+    Raises:
+        ConfigError: the continuation alone is too long.
+    """
+    surplus = len(context) + len(continuation) - longest
+    if surplus >= len(context):
+        raise ConfigError(
+            f"a continuation of {len(continuation)} tokens is too long to be scored: it may have {longest - 1}"
+        )
+    return context[max(0, surplus) :], continuation
+
+
+def scores(scorer: Scorer, pairs: Sequence[Pair], size: int) -> Iterator[tuple[int, TokenScore]]:
+    """Yields number and score of each pair as it is done, in whatever order that is.
+
+    Args:
+        scorer: computes them.
+        pairs: of texts that fit; one whose continuation the tokenizer merged into its context has nothing to score.
+        size: most pairs of a part.
+    """
+    present = []
+    for number, (_, continuation) in enumerate(pairs):
+        if continuation:
+            present.append(number)
+        else:
+            yield number, TokenScore(0.0, True)
+    groups = [present[start : start + size] for start in range(0, len(present), size)]
+    for part, found in scorer.score([[pairs[number] for number in group] for group in groups]):
+        yield from zip(groups[part], found, strict=True)

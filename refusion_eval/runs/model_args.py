@@ -1,0 +1,202 @@
+"""The model arguments of `--model refusion` and of `refusion-eval run`: what they are called and what they mean."""
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from refusion_eval.config.arguments import check_keys, convert_all, field_types
+from refusion_eval.decoders import DECODERS
+from refusion_eval.errors import ConfigError
+from refusion_eval.paths import embedded_path
+
+log = logging.getLogger(__name__)
+
+# As `pretrained`: the tiny checkpoint of the decoder that comes with the package; with `:NAME` another one of these.
+EMBEDDED = "embedded"
+
+SYSTEM_NAMES = {
+    "autoregressive": "AR",
+    "bd3lm": "BD3-LM",
+    "d2f_dream": "Dream w/ D2F",
+    "d2f_llada": "LLaDA w/ D2F",
+    "dream": "Dream",
+    "esolm": "Eso-LM",
+    "fast_dllm_dream": "Dream w/ Fast-dLLM",
+    "fast_dllm_llada": "LLaDA w/ Fast-dLLM",
+    "llada": "LLaDA",
+    "refusion": "ReFusion",
+}
+# Checkpoints in the package that are another system than their decoder's own.
+EMBEDDED_NAMES = {"autoregressive_sft": "AR-SFT"}
+
+
+def embedded_name(pretrained: str, decoder: str) -> str | None:
+    """Which checkpoint of the package is meant; None if it is none of these."""
+    kind, _, name = pretrained.partition(":")
+    return (name or decoder) if kind == EMBEDDED else None
+
+
+# Arguments that say where a run is decoded and not what: no part of a record, and free to change when it is resumed.
+LAUNCH_ARGUMENTS = ("engine", "workers", "worker_cpus", "ray_address")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelArgs:
+    """What to load and how to run it. Decoder settings are given beside these, by their own names.
+
+    Attributes:
+        pretrained: a checkpoint folder, a hub id, "embedded", or "embedded:NAME".
+        decoder: name of the decoder.
+        adapter: LoRA adapter, folder or hub id, merged into the weights when they are loaded.
+        preset: which of the decoder's settings tables, where its file has several; None is the first.
+        revision: hub revision.
+        dtype: of weights and cache; auto is bfloat16 on a GPU and float32 on a CPU.
+        device: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one.
+        attention: attention backend; auto takes the best one that works here.
+        batch_size: requests decoded at the same time, as far as the KV budget allows; None ("auto") is what suits the
+            device. Speed is only measured at 1.
+        tps_samples: documents of each task that are decoded alone, so that their speed is measured beside a batch; at
+            batch size 1 all are.
+        kv_budget_gib: GiB that the keys and values of a batch may take; None is what is free.
+        cuda_graphs: record the forwards of a request decoded alone as CUDA graphs.
+        run_dir: where every sample is recorded as it finishes, and found again by the next run; None records nothing.
+        data_dir: folder with benchmark data; the tasks read it.
+        enable_thinking: passed to the chat template.
+        chat_template: a Jinja file instead of the checkpoint's template, or "none" for plain prompts.
+        add_bos_token: begin every prompt with the tokenizer's BOS token, unless it does already.
+        mc_samples: noised copies of each continuation from which the log-likelihood of a masked model is estimated.
+        warmup: requests decoded and thrown away before the first measured one of each settings.
+        system: name in tables; by default the decoder's.
+        backbone: name of the model it was made from: speed-up compares systems of one backbone.
+        loop: what runs the autoregressive decoder: this project's engine, or transformers' own `generate`, which tells
+            an engine's gain from an algorithm's.
+        engine: where requests are decoded: "local", in this process and those that its launcher started beside it, or
+            "ray", by workers on a Ray cluster.
+        workers: most workers on the cluster; None is as many as fit.
+        worker_cpus: processor cores of a worker, where workers have no GPU.
+        ray_address: HOST:PORT of the cluster, or auto for the one that this machine belongs to; None starts one here.
+        settings: the decoder's settings that were given beside these.
+    """
+
+    pretrained: str
+    decoder: str = "refusion"
+    adapter: str | None = None
+    preset: str | None = None
+    revision: str | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str = "auto"
+    attention: str = "auto"
+    batch_size: int | None = 1
+    tps_samples: int = 0
+    kv_budget_gib: float | None = None
+    cuda_graphs: bool = False
+    run_dir: str | None = None
+    data_dir: str | None = None
+    enable_thinking: bool = True
+    chat_template: str | None = None
+    add_bos_token: bool = False
+    mc_samples: int = 128
+    warmup: int = 1
+    system: str | None = None
+    backbone: str | None = None
+    loop: Literal["engine", "generate"] = "engine"
+    engine: Literal["local", "ray"] = "local"
+    workers: int | None = None
+    worker_cpus: int = 1
+    ray_address: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, low in (
+            ("batch_size", 1),
+            ("mc_samples", 1),
+            ("warmup", 0),
+            ("tps_samples", 0),
+            ("kv_budget_gib", 0),
+            ("workers", 1),
+            ("worker_cpus", 1),
+        ):
+            value = getattr(self, name)
+            if value is not None and not low <= value < math.inf:
+                raise ConfigError(f"model_args: {name}={value}; it must be at least {low}, and finite")
+        if self.loop != "engine":
+            self._check_stock_loop()
+        if self.engine != "ray":
+            self._check_unused({"workers": None, "worker_cpus": 1, "ray_address": None})
+
+    def _check_unused(self, of_ray: Mapping[str, Any]) -> None:
+        for name, default in of_ray.items():
+            if getattr(self, name) != default:
+                raise ConfigError(
+                    f"model_args: {name}={getattr(self, name)} is for engine=ray only; add it, or leave it out"
+                )
+
+    def _check_stock_loop(self) -> None:
+        needed = {"decoder": "autoregressive", "batch_size": 1, "cuda_graphs": False, "adapter": None}
+        for name, value in needed.items():
+            if getattr(self, name) != value:
+                raise ConfigError(
+                    f"model_args: loop={self.loop} is transformers' own loop, which runs with {name}={value} only, "
+                    f"not {getattr(self, name)}; leave one of them out"
+                )
+
+    @property
+    def settings_type(self) -> type:
+        """The decoder's Settings."""
+        return DECODERS[self.decoder].Settings
+
+    @property
+    def checkpoint(self) -> str:
+        """The checkpoint's folder or hub id."""
+        name = embedded_name(self.pretrained, self.decoder)
+        return self.pretrained if name is None else str(embedded_path(name))
+
+    @property
+    def system_name(self) -> str:
+        """Name of the system in tables."""
+        embedded = EMBEDDED_NAMES.get(embedded_name(self.pretrained, self.decoder) or "")
+        name = self.system or embedded or SYSTEM_NAMES.get(self.decoder, self.decoder)
+        name = name if self.preset is None else f"{name} ({self.preset})"
+        return name if self.loop == "engine" else f"{name} ({self.loop})"
+
+
+def parse_model_args(given: Mapping[str, Any], additional: Mapping[str, Any] | None = None) -> ModelArgs:
+    """Sorts and types the model arguments.
+
+    Args:
+        given: `--model_args` as lm-eval typed them.
+        additional: what lm-eval adds from its own flags: batch_size, max_batch_size, device. Given arguments win.
+
+    Raises:
+        ConfigError: a key is unknown, a value has the wrong type, or something asked for is refused.
+    """
+    where = "model_args"
+    arguments = _from_flags(additional or {}) | dict(given)
+    if arguments.pop("trust_remote_code", False):
+        raise ConfigError(f"{where}: trust_remote_code: code from a checkpoint is never run here; leave it out")
+    arguments.pop("max_batch_size", None)
+    arguments["batch_size"] = _batch_size(arguments.get("batch_size", 1))
+    decoder = arguments.get("decoder", "refusion")
+    check_keys([str(decoder)], DECODERS, "", what="decoder")
+    own = field_types(ModelArgs)
+    of_decoder = field_types(DECODERS[decoder].Settings)
+    check_keys(arguments, own.keys() | of_decoder.keys(), where)
+    if "pretrained" not in arguments:
+        raise ConfigError(f"{where}: pretrained is missing; name a checkpoint folder or a hub id: pretrained=...")
+    settings = convert_all({key: value for key, value in arguments.items() if key in of_decoder}, of_decoder, where)
+    rest = convert_all({key: value for key, value in arguments.items() if key not in of_decoder}, own, where)
+    return ModelArgs(**rest, settings=settings)
+
+
+def _from_flags(additional: Mapping[str, Any]) -> dict[str, Any]:
+    flags = {key: value for key, value in additional.items() if value is not None}
+    # lm-eval's command line says cuda:0 on every machine, so its device is a wish; the engine chooses when it is unset.
+    if str(flags.get("device", "")) in ("cuda:0", "cuda"):
+        del flags["device"]
+    return flags
+
+
+def _batch_size(value: Any) -> Any:
+    return None if isinstance(value, str) and value.startswith("auto") else value

@@ -1,0 +1,311 @@
+"""Which decoder settings a task gets, and from where: one frozen result per task, with a source for every key.
+
+Precedence, highest first: model arguments of the command line; the task's generation arguments (its YAML's
+generation_kwargs, updated by `--gen_kwargs`: lm-eval merges the two before we see them); the settings table of the
+decoder (`tasks/settings/<decoder>.yaml`, for mini tasks `mini_<decoder>.yaml`); what the checkpoint says of itself
+(its mask and end tokens); the decoder's defaults.
+"""
+
+import fnmatch
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from refusion_eval.benchmarks.prompts import PROMPTS
+from refusion_eval.config.arguments import check_keys, convert_all, field_types
+from refusion_eval.config.yaml_file import mapping, read_yaml
+from refusion_eval.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+MODEL_ARGS = "model_args"
+GENERATION_KWARGS = "generation_kwargs"
+CHECKPOINT = "checkpoint"
+DEFAULT = "default"
+
+# lm-eval's own tasks of the seven benchmarks; this project's are refusion_<benchmark> and mini_<benchmark>.
+STOCK_TASKS: dict[str, tuple[str, ...]] = {
+    "gsm8k": ("gsm8k", "gsm8k_cot*"),
+    "math": ("minerva_math*", "hendrycks_math*"),
+    "arc_challenge": ("arc_challenge_chat*",),
+    "gpqa": ("gpqa_*_generative*", "gpqa_*_cot*"),
+    "mmlu_pro": ("mmlu_pro*",),
+    "humaneval": ("humaneval*",),
+    "mbpp": ("mbpp*",),
+}
+
+# Names that mean the length of the response, first found wins (lm-eval's order).
+LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+
+# Generation arguments that a decoder without them obeys when they have these values.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "top_p": (1, None),
+    "top_k": (0, -1, None),
+    "min_p": (0, None),
+    "num_beams": (1,),
+    "repetition_penalty": (1,),
+    "use_cache": (True,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TaskBenchmark:
+    """What a task belongs to: a benchmark's name, and whether it is the synthetic look-alike of it."""
+
+    name: str
+    mini: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One settings file: the decoder's settings for each benchmark.
+
+    Attributes:
+        path: the file.
+        preset: which of the file's tables this is; None if it has one only.
+        benchmarks: benchmark -> settings.
+        sources: benchmark -> where its settings were published, in words.
+    """
+
+    path: Path
+    preset: str | None
+    benchmarks: Mapping[str, Mapping[str, Any]]
+    sources: Mapping[str, str]
+
+    @property
+    def label(self) -> str:
+        """How messages and records name the table."""
+        return f"tasks/settings/{self.path.name}" + (f":{self.preset}" if self.preset else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A request's generation arguments in our words: decoder settings, and where to cut the text."""
+
+    values: Mapping[str, Any]
+    until: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """What one task is decoded with.
+
+    Attributes:
+        settings: the decoder's frozen Settings.
+        sources: for every key where its value came from: model_args, generation_kwargs, a file and benchmark,
+            checkpoint, default.
+        until: strings at whose first occurrence the text is cut.
+        benchmark: what the task was recognised as, or None.
+        values: the settings as a mapping, without callbacks.
+        digest: hash of the settings and stop strings, part of the key of a sample.
+    """
+
+    settings: Any
+    sources: Mapping[str, str]
+    until: tuple[str, ...] = ()
+    benchmark: TaskBenchmark | None = None
+    values: Mapping[str, Any] = field(init=False)
+    digest: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        values = {key: getattr(self.settings, key) for key in field_types(type(self.settings))}
+        text = json.dumps([values, self.until], sort_keys=True, default=str)
+        object.__setattr__(self, "values", values)
+        object.__setattr__(self, "digest", hashlib.sha256(text.encode()).hexdigest()[:16])
+
+    def describe(self) -> str:
+        """The settings in one line, grouped by source, as the log says them."""
+        by_source: dict[str, list[str]] = {}
+        for key, value in self.values.items():
+            by_source.setdefault(self.sources[key], []).append(f"{key}={value}")
+        return "; ".join(f"{' '.join(pairs)} [{source}]" for source, pairs in by_source.items())
+
+
+def benchmark_of(task: str) -> TaskBenchmark | None:
+    """Recognises a task's benchmark by its name; None if it is none of the seven."""
+    for prefix, mini in (("refusion_", False), ("mini_", True)):
+        for name in PROMPTS:
+            if task == prefix + name or task.startswith(f"{prefix}{name}_"):
+                return TaskBenchmark(name, mini)
+    for name, patterns in STOCK_TASKS.items():
+        if any(fnmatch.fnmatchcase(task, pattern) for pattern in patterns):
+            return TaskBenchmark(name, False)
+    return None
+
+
+def choose_preset(path: Path, preset: str | None) -> tuple[str | None, dict[str, Any]]:
+    """One table of a settings file, not checked any further; empty if there is no such file.
+
+    Args:
+        path: the file.
+        preset: its name; None for the first, or the only one.
+
+    Returns:
+        Its name, None if the file has one table only, and its content.
+
+    Raises:
+        ConfigError: there is no such preset.
+    """
+    where = f"tasks/settings/{path.name}"
+    content = read_yaml(path, where) if path.exists() else {}
+    if "presets" not in content:
+        if preset is not None:
+            raise ConfigError(f"{where} has no presets, so leave out preset={preset}")
+        return None, content
+    check_keys(content, ("decoder", "presets"), where)
+    presets = mapping(content["presets"], f"{where}: presets")
+    name = next(iter(presets)) if preset is None else preset
+    check_keys([name], presets, where, what="preset")
+    return name, {"decoder": content.get("decoder"), **mapping(presets[name], f"{where}: {name}")}
+
+
+def load_table(
+    folder: Path,
+    decoder: str,
+    mini: bool,
+    settings_type: type,
+    checkpoint: Mapping[str, Any],
+    preset: str | None = None,
+) -> Table | None:
+    """Reads and checks a settings file.
+
+    A file holds one table, or several under `presets`: what the authors ran and what a comparison ran are two things.
+    A row outranks what the table says of all benchmarks (`common`), and may name a source of its own.
+
+    Args:
+        folder: the folder of settings files.
+        decoder: the decoder's name.
+        mini: whether the synthetic look-alikes' file is meant.
+        settings_type: the decoder's Settings, which every entry must satisfy.
+        checkpoint: settings that the checkpoint brings, such as mask_id.
+        preset: which table; None for the first.
+
+    Returns:
+        The table, or None if the decoder has no such file.
+
+    Raises:
+        ConfigError: there is no such preset; the file has an unknown benchmark or key, or values that the decoder
+            refuses.
+    """
+    path = folder / f"{'mini_' if mini else ''}{decoder}.yaml"
+    if not path.exists():
+        return None
+    preset, content = choose_preset(path, preset)
+    where = f"tasks/settings/{path.name}" + (f":{preset}" if preset else "")
+    check_keys(content, ("decoder", "source", "common", "benchmarks"), where)
+    if content.get("decoder") != decoder:
+        raise ConfigError(f"{where}: needs decoder: {decoder}")
+    rows, common = mapping(content.get("benchmarks"), f"{where}: benchmarks"), mapping(content.get("common"), where)
+    if not rows:
+        raise ConfigError(f"{where}: has no benchmarks; write benchmarks: with one or more of {', '.join(PROMPTS)}")
+    check_keys(rows, PROMPTS, where)
+    types = field_types(settings_type)
+    benchmarks: dict[str, Mapping[str, Any]] = {}
+    sources: dict[str, Any] = {}
+    for benchmark, row in rows.items():
+        row = mapping(row, f"{where}: {benchmark}")
+        values = {key: value for key, value in {**common, **row}.items() if key != "source"}
+        sources[benchmark] = row.get("source", content.get("source"))
+        if not sources[benchmark]:
+            raise ConfigError(f"{where}: {benchmark} needs a source, its own or the table's")
+        benchmarks[benchmark] = convert_all(values, types, f"{where}: {benchmark}")
+        _build(settings_type, {**checkpoint, **benchmarks[benchmark]}, f"{where}: {benchmark}")
+    return Table(path, preset, benchmarks, sources)
+
+
+def read_generation_kwargs(kwargs: Mapping[str, Any], settings_type: type, where: str) -> Generation:
+    """Translates a request's generation arguments.
+
+    The length names become gen_length. Sampling follows lm-eval: do_sample=False, or nothing about sampling, is greedy;
+    do_sample=True without a temperature samples at 1; of two contradicting values do_sample wins, with a warning.
+
+    Args:
+        kwargs: what lm-eval hands over: the task's generation_kwargs updated by `--gen_kwargs`.
+        settings_type: the decoder's Settings; its fields may be given by name.
+        where: the task, for messages.
+
+    Raises:
+        ConfigError: a key is unknown, or asks for something that this decoder cannot do.
+    """
+    types = field_types(settings_type)
+    rest = dict(kwargs)
+    until = rest.pop("until", None) or ()
+    values: dict[str, Any] = {}
+    lengths = [value for name in LENGTH_NAMES if (value := rest.pop(name, None)) is not None]
+    if lengths:
+        values["gen_length"] = lengths[0]
+    do_sample = rest.pop("do_sample", None)
+    for key, neutral in NEUTRAL.items():
+        if key not in types and key in rest:
+            value = rest.pop(key)
+            if value not in neutral:
+                raise ConfigError(f"{where}: {key}={value!r} cannot be obeyed by this decoder; leave it out")
+    where = f"{where}: generation_kwargs"
+    values.update(convert_all(rest, types | dict.fromkeys(values, int), where))
+    if "temperature" in types:
+        _apply_do_sample(values, do_sample, where)
+    elif do_sample:
+        raise ConfigError(f"{where}: do_sample=True, but this decoder has no temperature; leave it out")
+    values = convert_all(values, types, where)
+    until = (until,) if isinstance(until, str) else until
+    return Generation(values, tuple(str(stop) for stop in until if stop))
+
+
+def _apply_do_sample(values: dict[str, Any], do_sample: bool | None, where: str) -> None:
+    temperature = values.get("temperature")
+    if do_sample is False:
+        if temperature:
+            log.warning("%s: temperature=%s has no effect with do_sample=False: greedy", where, temperature)
+        values["temperature"] = 0.0
+    elif do_sample is True and temperature is None:
+        values["temperature"] = 1.0
+    elif do_sample is True and temperature == 0:
+        log.warning("%s: do_sample=True with temperature=0 is greedy", where)
+
+
+def resolve(
+    task: str,
+    settings_type: type,
+    *,
+    model_args: Mapping[str, Any],
+    generation: Generation,
+    table: Table | None,
+    checkpoint: Mapping[str, Any],
+) -> Resolved:
+    """Merges the sources of one task's settings.
+
+    Args:
+        task: lm-eval's task name.
+        settings_type: the decoder's Settings.
+        model_args: decoder settings given on the command line, already converted.
+        generation: the request's generation arguments.
+        table: the settings file that belongs to this task, or None.
+        checkpoint: settings that the checkpoint brings, such as mask_id.
+
+    Raises:
+        ConfigError: the merged values contradict each other.
+    """
+    benchmark = benchmark_of(task)
+    layers: list[tuple[str, Mapping[str, Any]]] = [(CHECKPOINT, checkpoint)]
+    if table is not None and benchmark is not None and benchmark.name in table.benchmarks:
+        layers.append((f"{table.label}:{benchmark.name}", table.benchmarks[benchmark.name]))
+    layers += [(GENERATION_KWARGS, generation.values), (MODEL_ARGS, model_args)]
+    values: dict[str, Any] = {}
+    sources = dict.fromkeys(field_types(settings_type), DEFAULT)
+    for source, layer in layers:
+        values.update(layer)
+        sources.update(dict.fromkeys(layer, source))
+    given = ", ".join(f"{key}={value} from {sources[key]}" for key, value in values.items())
+    settings = _build(settings_type, values, f"task {task} ({given or 'defaults'})")
+    return Resolved(settings=settings, sources=sources, until=generation.until, benchmark=benchmark)
+
+
+def _build(settings_type: type, values: Mapping[str, Any], where: str) -> Any:
+    try:
+        return settings_type(**values)
+    except (ConfigError, TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: {error}") from error

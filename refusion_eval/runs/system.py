@@ -1,0 +1,241 @@
+"""One system under test: a checkpoint, a decoder, and the settings that each task gets."""
+
+import functools
+import json
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from refusion_eval import api
+from refusion_eval.decoders import DECODERS
+from refusion_eval.engine.width import WidthCost
+from refusion_eval.errors import ConfigError
+from refusion_eval.paths import tasks_path
+from refusion_eval.runs.model_args import ModelArgs
+from refusion_eval.runs.published import published_systems
+from refusion_eval.runs.runner import JobDecoder
+from refusion_eval.runs.settings import Resolved, Table, benchmark_of, load_table, read_generation_kwargs, resolve
+from refusion_eval.runs.text import Detokenizer
+from refusion_eval.store.run_reader import RunReader
+from refusion_eval.store.run_store import RUN_JSON
+
+if TYPE_CHECKING:
+    from refusion_eval.hf.stock import StockLoop
+
+log = logging.getLogger(__name__)
+
+# Requests decoded together when nobody says how many, by type of device; the KV budget may allow fewer.
+AUTO_BATCH_SIZES = {"cpu": 16, "cuda": 64}
+
+# Settings that say which tokens are special; a checkpoint without a card of its own may need them from the user.
+TOKEN_SETTINGS = ("mask_id", "eos_ids")
+
+
+Settle = Callable[[str, Callable[[], Any]], Any]
+
+
+def _settle_anew(name: str, make: Callable[[], Any]) -> Any:
+    return make()
+
+
+NO_TEMPLATE = "none"
+WITH_GRAPHS = "+graphs"  # what records add to the name of an attention backend
+
+
+class ModelShelf:
+    """Keeps the checkpoint that was opened last, so that systems which share it in turn load its weights once."""
+
+    def __init__(self) -> None:
+        self._key: tuple[Any, ...] | None = None
+        self._model: api.LoadedModel | None = None
+
+    def get(self, key: tuple[Any, ...], opening: Callable[[], api.LoadedModel]) -> api.LoadedModel:
+        """The model of a key, opened if another was used last; that one is let go of first."""
+        if self._model is None or key != self._key:
+            self._model = None
+            self._key, self._model = key, opening()
+        return self._model
+
+
+class System:
+    """A checkpoint under a decoder. Nothing is loaded before it is needed, weights last of all.
+
+    Attributes:
+        settle: gives a measured fact as a resumed run recorded it, or makes it (see `RunStore.settle`).
+        num_processes: processes of this run that decode side by side on this machine.
+
+    Args:
+        args: what to load and how to run it.
+        shelf: where systems of one process find the model that another has opened; None opens anew.
+    """
+
+    def __init__(self, args: ModelArgs, shelf: ModelShelf | None = None) -> None:
+        self.settle: Settle = _settle_anew
+        self.num_processes = 1
+        self.args = args
+        self.shelf = shelf or ModelShelf()
+        self.entry = DECODERS[args.decoder]
+        self._resolved: dict[tuple[str, str], Resolved] = {}
+
+    @functools.cached_property
+    def model(self) -> api.LoadedModel:
+        """The checkpoint, opened.
+
+        Raises:
+            CheckpointError: it cannot be read.
+            ConfigError: dtype, device or attention are impossible here.
+        """
+        args = self.args
+        wanted = {
+            "dtype": args.dtype,
+            "device": args.device,
+            "attention": self.wanted_attention(),
+            "revision": args.revision,
+            "kv_budget_gib": args.kv_budget_gib,
+            "cuda_graphs": args.cuda_graphs,
+            "adapter": args.adapter,
+        }
+        key = (args.checkpoint, args.chat_template, *wanted.values())
+        return self.shelf.get(key, lambda: self._open(wanted))
+
+    def _open(self, wanted: Mapping[str, Any]) -> api.LoadedModel:
+        args = self.args
+        opened = api.LoadedModel.open(args.checkpoint, **wanted)
+        if args.adapter is None and any(
+            system.adapter for system in published_systems().values() if system.decoder == args.decoder
+        ):
+            log.warning(
+                "decoder=%s without the adapter that it was published with: right only if %s has it merged",
+                args.decoder,
+                args.pretrained,
+            )
+        if args.chat_template is not None:
+            opened.tokenizer.replace_chat_template(self.own_chat_template)
+        return opened
+
+    @functools.cached_property
+    def own_chat_template(self) -> str | None:
+        """The chat template that the user names instead of the checkpoint's; None for plain prompts.
+
+        Raises:
+            ConfigError: there is no such file.
+        """
+        name = self.args.chat_template
+        if name in (None, NO_TEMPLATE):
+            return None
+        try:
+            return Path(name).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"chat_template={name}: {error}; give a Jinja file, or {NO_TEMPLATE}") from error
+
+    def wanted_attention(self) -> str:
+        """The backend asked for; where a measurement decides, the one that a resumed run was begun with."""
+        args = self.args
+        if args.loop != "engine":
+            return args.attention  # it is transformers' own, whatever is said here
+        if args.attention != "auto" or args.run_dir is None or not (Path(args.run_dir) / RUN_JSON).is_file():
+            return args.attention
+        with RunReader.open(args.run_dir) as reader:
+            if next(reader.samples(traces=False), None) is None:
+                return args.attention
+            return reader.run.manifest.attention.removesuffix(WITH_GRAPHS)
+
+    @functools.cached_property
+    def batch_size(self) -> int:
+        """Requests decoded at the same time."""
+        return self.args.batch_size or AUTO_BATCH_SIZES[self.model.device.type]
+
+    @functools.cached_property
+    def detokenizer(self) -> Detokenizer:
+        """Writes text from token ids."""
+        inner = self.model.tokenizer.inner
+        special = {int(token): str(inner.convert_ids_to_tokens(token)) for token in inner.all_special_ids}
+        special |= {int(token): str(added) for token, added in inner.added_tokens_decoder.items() if added.special}
+        return Detokenizer(self.model.tokenizer.decode, special)
+
+    @functools.cached_property
+    def decoder(self) -> JobDecoder:
+        """Runs jobs."""
+        return JobDecoder(
+            self.model,
+            self.entry.decode,
+            self.detokenizer,
+            batch_size=self.batch_size,
+            warmup=self.args.warmup,
+            width_cost=lambda: self.width_cost,
+            run_alone=None if self.args.loop == "engine" else self._stock_loop().run,
+        )
+
+    def _stock_loop(self) -> "StockLoop":
+        from refusion_eval.hf.stock import StockLoop  # transformers' models load slowly, and few runs need them
+
+        return StockLoop.open(self.model.directory, self.model.dtype, self.model.device)
+
+    @functools.cached_property
+    def width_cost(self) -> WidthCost:
+        """The width curve that decides how forwards are fused; one for a run, so that resuming changes no count."""
+        cost = WidthCost(**self.settle("width_cost", lambda: self.model.width_cost._asdict()))
+        log.info("fusing for a device with %d free rows, %g of a forward for each further one", *cost)
+        return cost
+
+    @functools.cached_property
+    def checkpoint_settings(self) -> dict[str, Any]:
+        """Decoder settings that the checkpoint brings: its mask and end tokens.
+
+        Raises:
+            ConfigError: the checkpoint does not fit the decoder.
+        """
+        api.check_fit(self.model, self.args.decoder, "mask_id" in self.args.settings)
+        known = self.entry.Settings.__dataclass_fields__
+        brought = {"mask_id": self.model.card.mask_id, "eos_ids": tuple(self.model.card.eos_ids)}
+        return {key: value for key, value in brought.items() if key in known and value is not None}
+
+    @functools.cached_property
+    def tables(self) -> Mapping[bool, Table | None]:
+        """The decoder's settings tables: for the benchmarks (False) and for the mini tasks (True)."""
+        folder = tasks_path() / "settings"
+        given = {key: value for key, value in self.args.settings.items() if key in TOKEN_SETTINGS}
+        tokens = {**self.checkpoint_settings, **given}
+        # Rows that need an EOS must not stop tasks of other rows; the settings of a task are checked as they are.
+        tokens["eos_ids"] = tokens.get("eos_ids") or (0 if tokens.get("mask_id") else 1,)
+        presets = {False: self.args.preset, True: None}  # the synthetic tasks' settings are nobody's but ours
+        return {
+            mini: load_table(folder, self.args.decoder, mini, self.entry.Settings, tokens, preset)
+            for mini, preset in presets.items()
+        }
+
+    def resolve(self, task: str, generation_kwargs: Mapping[str, Any], *, announce: bool = True) -> Resolved:
+        """The settings of a task's requests; logged once.
+
+        Args:
+            task: lm-eval's task name.
+            generation_kwargs: what lm-eval hands over with the request.
+            announce: whether to log them.
+
+        Raises:
+            ConfigError: an argument is unknown, or values contradict each other or the checkpoint.
+        """
+        cached = (task, json.dumps(generation_kwargs, sort_keys=True, default=str))
+        if cached not in self._resolved:
+            benchmark = benchmark_of(task)
+            resolved = resolve(
+                task,
+                self.entry.Settings,
+                model_args=self.args.settings,
+                generation=read_generation_kwargs(generation_kwargs, self.entry.Settings, task),
+                table=self.tables[benchmark.mini] if benchmark else None,
+                checkpoint=self.checkpoint_settings,
+            )
+            api.decoder_settings(self.model, self.args.decoder, **resolved.values)
+            if announce:
+                log.info("%s, %s: %s; stop at %s", task, self.args.decoder, resolved.describe(), list(resolved.until))
+            self._resolved[cached] = resolved
+        return self._resolved[cached]
+
+    def settings_by_task(self) -> dict[str, dict[str, Any]]:
+        """Settings and their sources of every task seen so far."""
+        return {
+            task: {"settings": dict(resolved.values), "source": dict(resolved.sources)}
+            for (task, _), resolved in self._resolved.items()
+        }

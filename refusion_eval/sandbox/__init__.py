@@ -1,0 +1,73 @@
+"""Run untrusted programs against trusted tests, in isolation.
+
+The test runs in a judge process; the program runs in a guest process that is locked in and answers calls with data only
+(`wire`), so nothing a program does can declare itself correct. A check uses the best isolation that `probe()` finds to
+hold on this machine and names it in its verdict; without any, it refuses. The order of sets of strings and the numbers
+of `random` are the same in every check, so a program gets the same verdict each time.
+
+A program may use threads and forked children (32 together), pipes, deep recursion, its memory limit, and in tier A a
+/tmp of 64 MiB. It has no network, no other program to run, no named semaphore (so no `multiprocessing.Pool` or `Queue`)
+and no shared anonymous mapping. Known limits: in tiers B and C it can ask for sizes and times of files whose names it
+guesses, and what it forked lives on if its worker is killed by others meanwhile; in tier C the programs checked at one
+time share the user's count of processes. tests/sandbox attacks all tiers.
+"""
+
+import sys
+from collections.abc import Callable, Iterable
+
+from refusion_eval.errors import SandboxError
+from refusion_eval.sandbox import pool
+from refusion_eval.sandbox.probe import SandboxReport, probe
+from refusion_eval.sandbox.verdict import STATUSES, Program, Verdict
+
+__all__ = ["STATUSES", "Program", "SandboxReport", "Verdict", "check_program", "check_programs", "probe"]
+
+
+def check_program(
+    candidate: str, test: str, timeout_s: float = 10, memory_mb: int = 1024, *, helpers: str = "", sandbox: str = "auto"
+) -> Verdict:
+    """Check one program; the arguments are those of `Program`, and `sandbox` that of `check_programs`.
+
+    Raises:
+        SandboxError: nothing on this machine isolates a program; the message says what to do.
+    """
+    program = Program(candidate=candidate, test=test, timeout_s=timeout_s, memory_mb=memory_mb, helpers=helpers)
+    return pool.check_on(*_profile(sandbox), program)
+
+
+def check_programs(
+    programs: Iterable[Program],
+    *,
+    workers: int | None = None,
+    sandbox: str = "auto",
+    on_done: Callable[[int, Verdict], None] | None = None,
+) -> list[Verdict]:
+    """Check many programs at once.
+
+    Args:
+        programs: what to check; read as workers become free.
+        workers: number of programs at a time; by default two per processor this process may use.
+        sandbox: "auto", or "none" to run without isolation (only for programs you trust; verdicts then say so).
+        on_done: called with index and verdict as each check ends, by one thread at a time.
+
+    Returns:
+        Verdicts in the order of the programs.
+
+    Raises:
+        SandboxError: nothing on this machine isolates a program; the message says what to do.
+    """
+    return pool.check_all(programs, *_profile(sandbox), workers, on_done)
+
+
+def _profile(sandbox: str) -> tuple[str, str]:
+    """Name and tier of the profile to use."""
+    if sandbox not in ("auto", "none"):
+        raise SandboxError(f"sandbox={sandbox!r} is unknown: use 'auto', or 'none' to run programs without isolation")
+    if sandbox == "none" and sys.platform == "linux":
+        return "none", "none"
+    report = probe()
+    if report.tier == "D":
+        reasons = "; ".join(f"{name}: {why}" for name, why in report.missing.items())
+        advice = "; or ".join(report.advice)
+        raise SandboxError(f"programs cannot be isolated here ({reasons}). To change that: {advice}")
+    return report.profile, report.tier

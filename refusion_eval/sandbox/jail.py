@@ -1,0 +1,225 @@
+"""Lock a process in: namespaces and a small root once per worker, everything else once per program.
+
+Order matters below and is the reason for most comments: each step gives up what the next one no longer needs.
+"""
+
+import errno
+import os
+import resource
+import signal
+
+from refusion_eval.sandbox import landlock, layout, linux, seccomp
+from refusion_eval.sandbox.profiles import Profile
+
+_INSIDE_ID = 1000  # uid and gid that a user namespace shows to the program
+_MIB = 1 << 20
+_TMP_MIB = 64
+_TMP_FILES = 4096
+_FILE_MIB = 32
+_NUM_OPEN_FILES = 64
+_NUM_PROCESSES = 32
+_NUM_QUEUED_SIGNALS = 64  # timers too, counted over all processes of the uid
+_FIRST_UID, _NUM_UIDS = 20000, 20000  # two per worker, chosen by its pid; below 65536, where containers stop
+_MOUNT_POINTS = ("/mnt", "/media", "/srv", "/opt", "/home", "/tmp")
+
+
+def unprivileged_ids(pid: int) -> tuple[int, int]:
+    """Uids for the program and for its judge, their own for each worker: processes of one uid count together."""
+    guest = _FIRST_UID + 2 * (pid % _NUM_UIDS)
+    return guest, guest + 1
+
+
+def enter_namespaces(profile: Profile) -> None:
+    """Move this process into new namespaces; the next child is the first of the new pid namespace."""
+    uid, gid = os.getuid(), os.getgid()
+    flags = linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
+    if not profile.user_namespace:
+        linux.unshare(flags)
+        return
+    if uid == 0:  # a real uid of 0 may write /proc/sys even from a user namespace without capabilities
+        uid = gid = unprivileged_ids(os.getpid())[0]
+        become(uid)
+        linux.be_dumpable()  # the change of uid took /proc/self away
+    try:
+        linux.unshare(flags | linux.CLONE_NEWUSER)
+    except OSError as error:
+        raise OSError(error.errno, _why_no_user_namespace(error)) from error
+    for name, text in (
+        ("setgroups", "deny"),
+        ("gid_map", f"{_INSIDE_ID} {gid} 1"),
+        ("uid_map", f"{_INSIDE_ID} {uid} 1"),
+    ):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def _why_no_user_namespace(error: OSError) -> str:
+    """What a person has to look at; the kernel's own words ("no space left on device") do not tell."""
+    switches = ("user/max_user_namespaces", "kernel/unprivileged_userns_clone")
+    off = [name.replace("/", ".") for name in switches if _reads_zero(f"/proc/sys/{name}")]
+    if off:
+        return f"user namespaces are switched off: {' and '.join(off)} = 0"
+    if error.errno == errno.ENOSPC:
+        return "user namespaces are used up, or limited to none by the container around this one"
+    return f"user namespaces are refused ({os.strerror(error.errno or 0)}), by a container's filter or by AppArmor"
+
+
+def _reads_zero(path: str) -> bool:
+    try:
+        with open(path) as file:
+            return file.read().strip() == "0"
+    except OSError:
+        return False
+
+
+def build_root(folders: list[str]) -> None:
+    """Replace the root of this mount namespace by a read-only one with four devices and these folders, no more."""
+    links = layout.root_links()
+    base = next(path for path in _MOUNT_POINTS if os.path.isdir(path) and not any(f.startswith(path) for f in folders))
+    linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
+    linux.mount("tmpfs", base, "tmpfs", linux.MS_NOSUID, "size=1m,mode=755")
+    sealed = linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
+    for folder in folders:
+        _make_passage(base, folder)
+        linux.mount(folder, base + folder, flags=linux.MS_BIND | linux.MS_REC)
+        for name in layout.HIDDEN_NAMES:
+            if os.path.isdir(f"{folder}/{name}"):
+                linux.mount("tmpfs", f"{base}{folder}/{name}", "tmpfs", 0, "size=4k,mode=755")
+        linux.set_mount_attributes(base + folder, sealed, recursive=True)
+    for path, target in links:
+        os.symlink(target, base + path)
+    os.mkdir(f"{base}/dev", 0o755)
+    for device in layout.DEVICES:
+        os.close(os.open(base + device, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o666))
+        linux.mount(device, base + device, flags=linux.MS_BIND)
+    os.mkdir(f"{base}/tmp")
+    os.chdir(base)
+    linux.pivot_root(".", ".")
+    linux.unmount_lazily(".")
+    os.chdir("/")
+    linux.set_mount_attributes("/", linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID, recursive=False)
+
+
+def _make_passage(base: str, folder: str) -> None:
+    """Make a folder and those above it; these can be passed through and not listed."""
+    path = base
+    for part in folder.strip("/").split("/"):
+        path = f"{path}/{part}"
+        if not os.path.isdir(path):
+            os.mkdir(path)
+            os.chmod(path, 0o111)
+
+
+class PrivateTmp:
+    """An empty /tmp with limits on bytes and files, mounted anew where the last program left a trace in it."""
+
+    def __init__(self) -> None:
+        """Mount it."""
+        self._mount()
+
+    def _mount(self) -> None:
+        limits = f"size={_TMP_MIB}m,nr_inodes={_TMP_FILES},mode=1777"
+        linux.mount("tmpfs", "/tmp", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, limits)
+        self._pristine = self._state()
+
+    @staticmethod
+    def _state() -> tuple[object, ...]:
+        """Differs after any change: nobody sets the time of the last change back."""
+        folder, space = os.stat("/tmp"), os.statvfs("/tmp")
+        times = (folder.st_ctime_ns, folder.st_mtime_ns, folder.st_atime_ns)
+        return times, folder.st_mode, os.listxattr("/tmp"), space.f_ffree, space.f_bfree
+
+    def renew(self) -> None:
+        """Make it as new; nobody may be using it."""
+        if self._state() != self._pristine:
+            linux.unmount_lazily("/tmp")
+            self._mount()
+
+
+def become(uid: int) -> None:
+    """Change to an unprivileged uid and gid, without supplementary groups, for good."""
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+
+
+def make_ruleset(profile: Profile, folders: list[str]) -> int | None:
+    """Landlock ruleset that leaves these folders readable, made once per worker; None where the profile has none."""
+    if not profile.restrict_files:
+        return None
+    if not profile.change_uid and linux.landlock_abi() < landlock.ABI_SIGNALS:
+        raise OSError(f"Landlock {linux.landlock_abi()} cannot stop signals; version {landlock.ABI_SIGNALS} can")
+    return landlock.ruleset([*folders, *layout.DEVICES], layout.HIDDEN_NAMES)
+
+
+def lock_down(profile: Profile, uid: int, ruleset_fd: int | None, limits: dict[int, int], filter_bytes: bytes) -> None:
+    """Give up everything a program under test must not have; nothing can be regained afterwards.
+
+    Args:
+        profile: what to apply.
+        uid: unprivileged uid, where the profile changes it.
+        ruleset_fd: from `make_ruleset`.
+        limits: resource -> limit, hard and soft.
+        filter_bytes: BPF program.
+    """
+    for name, value in limits.items():
+        _, hard = resource.getrlimit(name)
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(name, (value, value))
+    if profile.change_uid:
+        become(uid)
+    if not profile.filter_calls:
+        return
+    linux.no_new_privileges()
+    linux.drop_capabilities()
+    if not profile.namespaces:
+        # After the change of uid, which clears it. With namespaces the end of the worker ends the pid namespace.
+        linux.die_with_parent(signal.SIGKILL)
+    if ruleset_fd is not None:
+        linux.landlock_restrict(ruleset_fd)
+    linux.install_seccomp(filter_bytes)
+
+
+def restrict_judge(profile: Profile, uid: int, memory_bytes: int) -> None:
+    """Take from a judge what it does not need: it runs trusted text, but on values that a program chose."""
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if profile.change_uid:
+        become(uid)
+    if profile.filter_calls:
+        linux.no_new_privileges()
+        linux.drop_capabilities()
+    linux.die_with_parent(signal.SIGKILL)  # after the change of uid, which clears it
+
+
+def guest_limits(profile: Profile, memory_bytes: int, cpu_s: int, num_other_processes: int) -> dict[int, int]:
+    """Resource limits of a program: address space in bytes, processor seconds, and fixed ones.
+
+    Args:
+        profile: in user namespaces and for an own uid processes are counted apart.
+        memory_bytes: address space, what the interpreter already uses included.
+        cpu_s: processor seconds after which the kernel kills; the watchdog comes first.
+        num_other_processes: processes and threads of the caller's uid, which count where the uid is shared.
+    """
+    shared = not (profile.change_uid or profile.user_namespace)
+    return {
+        resource.RLIMIT_AS: memory_bytes,
+        resource.RLIMIT_CPU: cpu_s,
+        resource.RLIMIT_FSIZE: _FILE_MIB * _MIB,
+        resource.RLIMIT_NOFILE: _NUM_OPEN_FILES,
+        resource.RLIMIT_NPROC: _NUM_PROCESSES + (num_other_processes if shared else 0),
+        resource.RLIMIT_SIGPENDING: _NUM_QUEUED_SIGNALS,
+        resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_CORE: 0,
+    }
+
+
+def filter_program(profile: Profile) -> bytes:
+    """The seccomp program for a profile; empty where it has none."""
+    if not profile.filter_calls:
+        return b""
+    if not seccomp.supported():
+        raise OSError(f"no system call numbers are known for {os.uname().machine}")
+    return seccomp.deny_program(with_landlock=profile.restrict_files)

@@ -1,0 +1,208 @@
+"""The judge's side: run the dataset's test in a process of its own, with the candidate's names bound to handles.
+
+The only way to pass is that this process reaches the end of the test. What the candidate prints, returns as exit code
+or sends unasked cannot make it pass.
+"""
+
+import ast
+import contextlib
+import decimal
+import gc
+import importlib
+import os
+import random
+import resource
+import signal
+import socket
+import traceback
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from refusion_eval.sandbox import linux, wire
+from refusion_eval.sandbox.proxy import Broken, Candidate
+from refusion_eval.sandbox.reading import Names, Reading, read
+
+GOES_ON = b"+"
+_TEST_FILE = "<test>"
+_MAX_DETAIL_CHARS = 300
+_MOST_KEPT_KIB = 256 << 10  # resident, at its largest; what a large value took is not always given back
+
+
+class Outcome(NamedTuple):
+    """Reason (a key of `verdict.STATUS_OF_REASON`) and one line of detail."""
+
+    reason: str
+    detail: str
+
+
+class Case(NamedTuple):
+    """A parsed test and its helpers, the latter without placeholders (only a docstring, or imports besides)."""
+
+    test: ast.Module
+    helpers: ast.Module
+    reading: Reading
+
+    @property
+    def may_leave_traces(self) -> bool:
+        """Whether judging it may change the process that does."""
+        return self.reading.may_leave_traces or read(self.helpers).may_leave_traces
+
+
+def case_of(job: dict[str, str]) -> Case:
+    """Parse a job's trusted texts.
+
+    Raises:
+        Exception: one of them is no program; the fault is ours.
+    """
+    test = ast.parse(job["test"], _TEST_FILE)
+    helpers = ast.parse(job["helpers"])
+    helpers.body = [node for node in helpers.body if not _is_placeholder(node)]
+    return Case(test, helpers, read(test))
+
+
+def judge(sock: socket.socket, program: str, case: Case) -> Outcome:
+    """Run one test against the candidate at the other end of `sock`.
+
+    Args:
+        sock: connection to the candidate's process.
+        program: the candidate's source text.
+        case: its test.
+    """
+    namespace: dict[str, Any] = {"__name__": "judge"}
+    try:
+        code = compile(case.test, _TEST_FILE, "exec", dont_inherit=True)
+        exec(compile(case.helpers, "<helpers>", "exec", dont_inherit=True), namespace)  # the dataset's prompt, trusted
+    except Exception as error:  # noqa: BLE001 - any fault in trusted text is ours
+        return _unusable(error)
+    candidate = Candidate(sock)
+    try:
+        candidate.wait_until_ready()
+    except (RuntimeError, OSError) as error:
+        return Outcome("sandbox_error", str(error))
+    outcome = _run(candidate, program, code, case.reading.names(set(namespace)), namespace)
+    if outcome.reason == "passed" and candidate.broken:
+        return Outcome(candidate.broken.reason, candidate.broken.detail)
+    return outcome
+
+
+def _unusable(error: Exception) -> Outcome:
+    return Outcome("sandbox_error", f"the test or its helpers cannot be used: {_one_line(error)}")
+
+
+def _run(candidate: Candidate, program: str, code: Any, names: Names, namespace: dict[str, Any]) -> Outcome:
+    try:
+        found = candidate.load(program, names.wanted)
+    except Broken as broken:
+        return Outcome(broken.reason, broken.detail)
+    except SyntaxError as error:
+        return Outcome("syntax_error", _one_line(error))
+    except Exception as error:  # noqa: BLE001 - whatever the candidate's import raised
+        return _raised(candidate, error)
+    try:
+        namespace.update({name: importlib.import_module(name) for name in names.modules})
+        namespace.update(found)
+        exec(code, namespace)  # the dataset's test, trusted
+    except Broken as broken:
+        return Outcome(broken.reason, broken.detail)
+    except BaseException as error:  # noqa: BLE001 - whatever ends a test early is its verdict
+        return _raised(candidate, error)
+    return Outcome("passed", "")
+
+
+def _is_placeholder(node: ast.stmt) -> bool:
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return False
+    return all(
+        isinstance(step, ast.Pass | ast.Import | ast.ImportFrom)
+        or (isinstance(step, ast.Expr) and isinstance(step.value, ast.Constant))
+        for step in node.body
+    )
+
+
+def _raised(candidate: Candidate, error: BaseException) -> Outcome:
+    """Say why a test ended with an exception."""
+    for remote, class_name in candidate.remote_errors:
+        if remote is error:
+            reason = "memory" if isinstance(error, MemoryError) else "raised"
+            return Outcome(reason, f"{class_name}: {error}"[:_MAX_DETAIL_CHARS])
+    if isinstance(error, AssertionError):
+        wrong_type = candidate.compared_with_data
+        return Outcome("wrong_type" if wrong_type else "failed_assertion", _where(error))
+    if isinstance(error, ImportError):
+        return Outcome("sandbox_error", f"the test needs what is not here: {_one_line(error)}")
+    if isinstance(error, NameError):
+        return Outcome("no_code", f"the program does not define it: {_one_line(error)}")
+    if isinstance(error, MemoryError):
+        return Outcome("output_limit", "the values are too large for the judge")
+    if isinstance(error, TypeError | AttributeError):
+        return Outcome("wrong_type", f"{_where(error)}: {_one_line(error)}")
+    return Outcome("raised", f"{_where(error)}: {_one_line(error)}")
+
+
+def _where(error: BaseException) -> str:
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == _TEST_FILE]
+    return f"line {lines[-1]} of the test" if lines else "the test"
+
+
+def _one_line(error: BaseException) -> str:
+    text = "?"
+    with contextlib.suppress(Exception):  # the message may hold a handle whose text cannot be had
+        text = str(error)
+    return f"{type(error).__name__}: {text}".replace("\n", " ")[:_MAX_DETAIL_CHARS]
+
+
+def serve(control: socket.socket, fork_hooks: list[dict[str, Callable[[], object]]]) -> None:
+    """Judge one job after another until `control` is closed, or until this process has grown too large to be kept.
+
+    Args:
+        control: each message on it is one byte with two descriptors: where the job is read from and its outcome written
+            to, and the connection to the candidate. A job done is answered with `GOES_ON`, or by the end of this
+            process.
+        fork_hooks: from `layout.preload`, for tests that fork.
+    """
+    while True:
+        message, fds, _, _ = socket.recv_fds(control, 1, 2)
+        if not message:
+            return
+        with socket.socket(fileno=fds[0]) as result, socket.socket(fileno=fds[1]) as candidate:
+            _serve_one(control, result, candidate, fork_hooks)
+        gc.collect()  # an exception holds the frames it passed, and these the test's memory
+        if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > _MOST_KEPT_KIB:
+            return
+        control.send(GOES_ON)
+
+
+def _serve_one(
+    control: socket.socket,
+    result: socket.socket,
+    candidate: socket.socket,
+    fork_hooks: list[dict[str, Callable[[], object]]],
+) -> None:
+    job = wire.receive(result)
+    random.seed(0)  # the same program gives the same verdict
+    decimal.setcontext(decimal.Context())  # reckoning with a program's numbers raises flags in it
+    if not job["candidate"].strip():
+        wire.send(result, list(Outcome("no_code", "the program is empty")))
+        return
+    try:
+        case = case_of(job)
+    except Exception as error:  # noqa: BLE001 - any fault in trusted text is ours
+        wire.send(result, list(_unusable(error)))
+        return
+    if not case.may_leave_traces:
+        wire.send(result, list(judge(candidate, job["candidate"], case)))
+        return
+    pid = os.fork()
+    if pid:
+        _, status = os.waitpid(pid, 0)
+        if os.WIFSIGNALED(status):  # the worker has to hear of it
+            os.kill(os.getpid(), os.WTERMSIG(status))
+        return
+    try:
+        linux.die_with_parent(signal.SIGKILL)
+        control.close()  # its end tells that the judge has ended
+        for hooks in fork_hooks:  # not in the judge, whose random numbers they would change at the fork above
+            os.register_at_fork(**hooks)
+        wire.send(result, list(judge(candidate, job["candidate"], case)))
+    finally:
+        os._exit(0)

@@ -1,0 +1,293 @@
+"""Workers seen from outside: start them, hand them programs, turn what comes back into verdicts."""
+
+import atexit
+import contextlib
+import dataclasses
+import json
+import os
+import queue
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import refusion_eval
+from refusion_eval.errors import SandboxError
+from refusion_eval.sandbox import wire
+from refusion_eval.sandbox.verdict import Program, Verdict, hard_wall_s, verdict_of
+from refusion_eval.sandbox.watch import JUDGE_KILLED
+
+# The packages' own __init__ files are stepped over: the bare interpreter has none of their dependencies.
+_START = """
+import sys, types
+sys.path[:] = [path for path in sys.path if path]
+for name, folder in {packages!r}:
+    module = types.ModuleType(name)
+    module.__path__ = [folder]
+    sys.modules[name] = module
+from refusion_eval.sandbox.layout import preload
+fork_hooks = preload()
+from refusion_eval.sandbox.warden import main
+main({control_fd}, {profile!r}, fork_hooks)
+"""
+_START_LIMIT_S = 30.0
+_WORKERS_PER_PROCESSOR = 2  # a check is a chain of short steps of four processes, which wait for each other
+_ANSWER_SLACK_S = 15.0
+_ATTEMPTS = 3  # a worker may be killed from outside, and so may the one that takes its place
+_DETAILS = {
+    "timeout_cpu": "the time limit, computing",
+    "timeout_wall": "the time limit, waiting",
+    "memory": "the memory limit, all processes together",
+    "sandbox_error": "the machine is too busy to run the program in time",
+}
+
+
+def _interpreter(profile_name: str) -> str:
+    """The Python to run programs with: this one without its virtual environment.
+
+    Root that gives up its uid before the machine's root is replaced needs one that other users can read.
+    """
+    own = getattr(sys, "_base_executable", None) or sys.executable
+    if os.geteuid() != 0 or profile_name in ("namespaces", "none"):
+        return own
+    folders = [Path(sysconfig.get_path("stdlib")), *Path(sysconfig.get_path("stdlib")).parents]
+    if all(folder.stat().st_mode & stat.S_IXOTH for folder in folders):
+        return own
+    return shutil.which("python3", path="/usr/bin:/usr/local/bin") or own
+
+
+def _start(interpreter: str, code: str, control_fd: int) -> "subprocess.Popen[bytes]":
+    """Start a bare interpreter with nothing of ours but one descriptor."""
+    return subprocess.Popen(
+        [interpreter, "-s", "-S", "-B", "-c", code],
+        env={"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1"},  # the same set order in every run
+        cwd="/",
+        pass_fds=[control_fd],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+class Worker:
+    """One worker process, started at once; checks one program at a time."""
+
+    def __init__(self, profile_name: str, tier: str) -> None:
+        """Start it.
+
+        Args:
+            profile_name: one of `jail.PROFILES`.
+            tier: what its verdicts name.
+
+        Raises:
+            SandboxError: the profile cannot be set up on this machine; the message says why.
+        """
+        self._tier = tier
+        self._control, other = socket.socketpair()
+        package = Path(refusion_eval.__file__).parent
+        packages = [
+            ("refusion_eval", str(package)),
+            ("refusion_eval.sandbox", str(package / "sandbox")),
+        ]
+        code = _START.format(packages=packages, control_fd=other.fileno(), profile=profile_name)
+        with other:
+            try:
+                self._process = _start(_interpreter(profile_name), code, other.fileno())
+            except OSError as error:
+                self._control.close()
+                raise SandboxError(f"the worker process did not start: {error}") from error
+        self._control.settimeout(_START_LIMIT_S)
+        try:
+            answer = wire.receive(self._control)
+        except (wire.WireError, OSError) as error:
+            answer = ["failed", f"the worker process did not start: {error}"]
+        if answer != ["up"]:
+            self.close()
+            raise SandboxError(str(answer[-1]))
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process still runs."""
+        return self._process.poll() is None
+
+    def check(self, program: Program) -> Verdict:
+        """Check one program.
+
+        Raises:
+            SandboxError: the worker broke; it is of no further use.
+        """
+        started_s = time.monotonic()
+        try:
+            outcome, report = self._exchange(program)
+        except wire.FrameTooLarge:
+            return verdict_of("output_limit", "the program is too long", time.monotonic() - started_s, self._tier)
+        except (wire.WireError, OSError) as error:
+            raise SandboxError(f"a sandbox worker broke: {type(error).__name__}: {error}") from error
+        if report["stopped"] == JUDGE_KILLED:
+            raise SandboxError("a sandbox worker broke: its judge was killed, maybe by a machine out of memory")
+        reason, detail = _merge(outcome, report)
+        verdict = verdict_of(reason, detail, time.monotonic() - started_s, self._tier)
+        return dataclasses.replace(verdict, waited_s=round(report["waited_s"], 4))
+
+    def _exchange(self, program: Program) -> tuple[list[str] | None, dict[str, Any]]:
+        job = {"candidate": program.candidate, "test": program.test, "helpers": program.helpers}
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            limit_s = hard_wall_s(program.timeout_s) + _ANSWER_SLACK_S
+            ours.settimeout(limit_s)
+            self._control.settimeout(limit_s)
+            limits = json.dumps([program.timeout_s, program.memory_mb]).encode()
+            socket.send_fds(self._control, [limits], [theirs.fileno()])
+            theirs.close()
+            try:
+                wire.send(ours, job)
+                outcome = wire.receive(ours)
+            except (wire.PeerGone, BrokenPipeError, ConnectionResetError):
+                outcome = None  # the judge was stopped; the report says why
+            except wire.FrameTooLarge:
+                ours.close()
+                wire.receive(self._control)
+                raise
+            return outcome, wire.receive(self._control)
+
+    def close(self) -> None:
+        """End the worker and everything it started."""
+        self._control.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _merge(outcome: list[str] | None, report: dict[str, Any]) -> tuple[str, str]:
+    """Reason and detail from what the judge saw and what the warden did."""
+    stopped, status = report["stopped"], report["status"]
+    if outcome is not None and outcome[0] not in ("exited", "protocol_error"):
+        return outcome[0], outcome[1]
+    if stopped:
+        return stopped, _DETAILS.get(stopped, "")
+    if status is not None and os.WIFSIGNALED(status):
+        return "signal", f"the program ended by {signal.Signals(os.WTERMSIG(status)).name}"
+    if outcome is None:
+        return "protocol_error", "the judge ended without a verdict"
+    if outcome[0] == "exited" and status is not None and os.WIFEXITED(status):
+        return "exited", outcome[1] or f"exit code {os.waitstatus_to_exitcode(status)}"
+    return outcome[0], outcome[1]
+
+
+class _IdleWorkers:
+    """Workers that wait for the next call, by profile; a worker takes about a fifth of a second to start."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: dict[str, list[Worker]] = {}
+        self._owner_pid = os.getpid()
+
+    def take(self, profile_name: str, tier: str) -> Worker:
+        with self._lock:
+            if self._owner_pid != os.getpid():  # after a fork they belong to the parent
+                self._idle, self._owner_pid = {}, os.getpid()
+            idle = self._idle.get(profile_name, [])
+            while idle:
+                worker = idle.pop()
+                if worker.alive:
+                    return worker
+                worker.close()
+        return Worker(profile_name, tier)
+
+    def give_back(self, profile_name: str, worker: Worker) -> None:
+        with self._lock:
+            self._idle.setdefault(profile_name, []).append(worker)
+
+    def close(self) -> None:
+        with self._lock:
+            workers = [worker for idle in self._idle.values() for worker in idle]
+            self._idle.clear()
+        if self._owner_pid == os.getpid():
+            for worker in workers:
+                worker.close()
+
+
+_idle_workers = _IdleWorkers()
+atexit.register(_idle_workers.close)
+
+
+def default_workers() -> int:
+    """Programs that are checked at a time unless told otherwise."""
+    return _WORKERS_PER_PROCESSOR * len(os.sched_getaffinity(0))
+
+
+def check_on(profile_name: str, tier: str, program: Program) -> Verdict:
+    """Check one program under one profile; a broken worker is replaced and the check repeated, twice at most.
+
+    Raises:
+        SandboxError: no worker can be started.
+    """
+    detail = ""
+    for _ in range(_ATTEMPTS):
+        worker = _idle_workers.take(profile_name, tier)
+        try:
+            verdict = worker.check(program)
+        except SandboxError as error:
+            worker.close()
+            detail = str(error)
+            continue
+        except BaseException:
+            worker.close()
+            raise
+        _idle_workers.give_back(profile_name, worker)
+        return verdict
+    return verdict_of("sandbox_error", detail, 0.0, tier)
+
+
+def check_all(
+    programs: Iterable[Program],
+    profile_name: str,
+    tier: str,
+    workers: int | None,
+    on_done: Callable[[int, Verdict], None] | None,
+) -> list[Verdict]:
+    """Check programs on several workers; see `check_programs`."""
+    waiting: Iterator[tuple[int, Program]] = iter(enumerate(programs))
+    verdicts: dict[int, Verdict] = {}
+    faults: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+    lock = threading.Lock()
+    stopping = threading.Event()
+
+    def work() -> None:
+        try:
+            while not stopping.is_set():
+                with lock:
+                    index, program = next(waiting)
+                verdict = check_on(profile_name, tier, program)
+                with lock:
+                    verdicts[index] = verdict
+                    if on_done is not None:
+                        on_done(index, verdict)
+        except StopIteration:
+            return
+        except BaseException as error:  # noqa: BLE001 - handed to the caller's thread below
+            faults.put(error)
+            stopping.set()
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(workers or default_workers())]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        stopping.set()
+    with contextlib.suppress(queue.Empty):
+        raise faults.get_nowait()
+    return [verdicts[index] for index in sorted(verdicts)]

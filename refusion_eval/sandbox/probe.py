@@ -1,0 +1,139 @@
+"""Which isolation works on this machine, found by attacking it."""
+
+import functools
+import os
+import shutil
+import sys
+from dataclasses import dataclass, field
+
+from refusion_eval.errors import SandboxError
+from refusion_eval.sandbox import linux, pool
+from refusion_eval.sandbox.profiles import PROFILES
+from refusion_eval.sandbox.verdict import Program
+
+# In order of preference. Root needs no user namespace; without root there is no uid to change to.
+_FOR_ROOT = ("namespaces", "user-namespaces", "root-landlock")
+_FOR_USERS = ("user-namespaces", "landlock")
+_TIMEOUT_S = 5.0
+
+_SELF_TEST_PROGRAM = """
+import errno, os, socket
+def honest(items):
+    items.append(len(items))
+    return sorted(items)
+def reach():
+    found = []
+    for path in PATHS:
+        try:
+            os.listdir(path) if os.path.isdir(path) else open(path, "rb").close()
+            found.append("read " + path)
+        except OSError:
+            pass
+    try:
+        socket.socket().connect(("127.0.0.1", 1))
+        found.append("network")
+    except OSError as error:
+        if error.errno != errno.EPERM:
+            found.append("network")
+    for pid in PIDS:
+        try:
+            os.kill(pid, 0)
+            found.append("signal")
+        except OSError:
+            pass
+    if os.geteuid() == 0 and os.getuid() == 0:
+        found.append("root")
+    return found
+def fork():
+    pid = os.fork()
+    if not pid:
+        os._exit(0)
+    return os.waitpid(pid, 0)[1]
+def late():
+    import plistlib
+    return plistlib.__name__
+"""
+_SELF_TEST = """
+assert honest([3, 1]) == [1, 2, 3]
+assert late() == "plistlib"
+assert fork() == 0
+found = reach()
+assert found == [], found
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxReport:
+    """What `doctor` shows.
+
+    Attributes:
+        tier: "A", "B", "C", or "D" where nothing works and code tasks are refused.
+        profile: name of the profile behind the tier; empty for "D".
+        layers: what isolates a program.
+        missing: profile -> why it does not work here.
+        advice: what to do for a better tier; empty for "A".
+    """
+
+    tier: str
+    profile: str
+    layers: tuple[str, ...]
+    missing: dict[str, str] = field(default_factory=dict)
+    advice: tuple[str, ...] = ()
+
+
+@functools.cache
+def probe() -> SandboxReport:
+    """Find the best isolation of this machine; tried once per process.
+
+    Each candidate is set up for real and given a program that tries to read outside, to open a connection and to signal
+    this process, and that must also be able to do honest work.
+    """
+    missing: dict[str, str] = {}
+    if sys.platform != "linux":
+        missing["all"] = f"isolation needs Linux; this is {sys.platform}"
+        return SandboxReport(tier="D", profile="", layers=(), missing=missing, advice=_advice("D"))
+    for name in _FOR_ROOT if os.geteuid() == 0 else _FOR_USERS:
+        fault = self_test(name)
+        if not fault:
+            profile = PROFILES[name]
+            return SandboxReport(
+                tier=profile.tier, profile=name, layers=profile.layers, missing=missing, advice=_advice(profile.tier)
+            )
+        missing[name] = fault
+    return SandboxReport(tier="D", profile="", layers=(), missing=missing, advice=_advice("D"))
+
+
+def self_test(profile_name: str) -> str:
+    """Set a profile up and attack it; empty if it holds, else what went wrong."""
+    tier = PROFILES[profile_name].tier
+    paths = [os.path.expanduser("~"), __file__, "/etc/passwd", "/proc/self/environ", os.getcwd()]
+    program = f"PATHS = {paths!r}\nPIDS = {[os.getpid(), os.getppid()]!r}\n{_SELF_TEST_PROGRAM}"
+    try:
+        worker = pool.Worker(profile_name, tier)
+    except SandboxError as error:
+        return str(error)
+    try:
+        verdict = worker.check(Program(candidate=program, test=_SELF_TEST, timeout_s=_TIMEOUT_S))
+    except SandboxError as error:
+        return str(error)
+    finally:
+        worker.close()
+    return "" if verdict.passed else f"self-test: {verdict.reason}: {verdict.detail}"
+
+
+def _advice(tier: str) -> tuple[str, ...]:
+    """What to change for tier A."""
+    if tier == "A":
+        return ()
+    if sys.platform != "linux":
+        return ("score on a Linux machine: generation works here, and its outputs can be scored elsewhere",)
+    advice = [
+        "allow unprivileged user namespaces: sysctl -w user.max_user_namespaces=10000",
+        "on Ubuntu 23.10 or newer: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+        "in docker: docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined",
+    ]
+    if linux.landlock_abi() == 0:
+        advice.append("or boot a kernel >= 6.12 with Landlock (CONFIG_SECURITY_LANDLOCK, lsm=landlock,...)")
+    if shutil.which("unshare"):
+        advice.append("try it by hand: unshare --user --map-root-user --net --pid --fork true")
+    return tuple(advice)

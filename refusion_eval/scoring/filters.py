@@ -1,0 +1,259 @@
+"""The answer filters that recorded texts can be scored with afterwards: this project's own, public ones, a user's own.
+
+A filter holds one rule for each benchmark it applies to. A rule finds the answers; who compares them with the right
+ones is the benchmark's judge, unless the rule brings the comparison that belongs to it.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from refusion_eval.benchmarks.extract.answers import Extraction
+from refusion_eval.benchmarks.extract.programs import NO_CODE, fenced_blocks
+from refusion_eval.benchmarks.prompts import Row
+from refusion_eval.benchmarks.table import BENCHMARKS, Extractor
+from refusion_eval.config.arguments import check_keys
+from refusion_eval.errors import ConfigError
+from refusion_eval.scoring import lm_eval_filters as stock_filters
+
+# The filter that must give what a run recorded.
+OURS = "ours"
+
+# As a filter's name: print them all.
+LIST = "list"
+
+_OPENING, _CLOSING = "```python\n", "\n```"
+
+Items = Sequence[tuple[Row, str]]
+UserFunction = Callable[[str, Row], str | None]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a filter treats the texts of one benchmark.
+
+    Attributes:
+        find: finds the answers of (row, text) pairs, one each, in order.
+        is_right: compares (right answer, found answer); None for the benchmark's own judge.
+    """
+
+    find: Callable[[Items], list[Extraction]]
+    is_right: Callable[[str, str], bool] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerFilter:
+    """One way to find answers in recorded texts.
+
+    Attributes:
+        name: as on the command line.
+        description: what it does, in one line.
+        source: whose rule it is.
+        rules: benchmark -> rule; benchmarks that are not there are left out.
+        reads: "text" for the response as the task saw it; "canvas" for every token that was fixed, those behind the
+            first end token included.
+    """
+
+    name: str
+    description: str
+    source: str
+    rules: Mapping[str, Rule]
+    reads: Literal["text", "canvas"] = "text"
+
+
+def find_filter(name: str) -> AnswerFilter:
+    """The filter of a name, or of a user's function given as module:function.
+
+    Raises:
+        ConfigError: there is none; or the function cannot be imported.
+    """
+    if ":" in name:
+        return _custom(name)
+    check_keys([name], FILTERS, "", what="filter", offered=[*FILTERS, "module:function"])
+    return FILTERS[name]
+
+
+def describe() -> list[str]:
+    """One line a filter: name, what it does, whose it is, where it applies."""
+    width = max(map(len, FILTERS))
+    lines = [
+        f"{it.name:<{width}}  {it.description} [{it.source}; "
+        f"{'all benchmarks' if it.rules.keys() == BENCHMARKS.keys() else ', '.join(it.rules)}]"
+        for it in FILTERS.values()
+    ]
+    return [*lines, f"{'module:function':<{width}}  your own (text, doc) -> str or None; this runs your code"]
+
+
+def _each(rule: Extractor) -> Rule:
+    return Rule(lambda items: [rule(text, row) for row, text in items])
+
+
+def _own(filter_name: str | None) -> dict[str, Rule]:
+    """This project's rule of that name (None: the default one), for the benchmarks that have it."""
+    return {
+        name: _each(bench.filters[filter_name or bench.default_filter])
+        for name, bench in BENCHMARKS.items()
+        if filter_name is None or filter_name in bench.filters
+    }
+
+
+def _stock(task_file: str, filter_name: str) -> Rule:
+    return Rule(partial(stock_filters.find, task_file, filter_name), partial(stock_filters.is_right, task_file))
+
+
+def _first_block(text: str, row: Row) -> Extraction:
+    blocks = fenced_blocks(text)
+    return Extraction(blocks[0], "first fenced block") if blocks else NO_CODE
+
+
+def _first_block_behind_prompt(text: str, row: Row) -> Extraction:
+    """The block may be the whole function, which then replaces the prompt's, or only its body."""
+    found = _first_block(text, row)
+    return found if found.answer is None else Extraction(f"{row['prompt']}\n{found.answer}", found.how)
+
+
+def _release(benchmark: str) -> Rule:
+    def rule(text: str, row: Row) -> Extraction:
+        return BENCHMARKS[benchmark].extract(release_block(text), row)
+
+    return _each(rule)
+
+
+def release_block(text: str) -> str:
+    """The text as the release's adapter hands it to every task: the inside of its first closed Python block, if any."""
+    start = text.find(_OPENING)
+    end = text.find(_CLOSING, start + len(_OPENING))
+    return text if start < 0 or end < 0 else text[start + len(_OPENING) : end]
+
+
+def _custom(name: str) -> AnswerFilter:
+    """A filter of a user's own function, which is imported here as `python -m` in the current folder would."""
+    module_name, _, function_name = name.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        function: UserFunction = getattr(importlib.import_module(module_name), function_name)
+    except Exception as problem:
+        raise ConfigError(
+            f"filter {name}: cannot be imported ({type(problem).__name__}: {problem}); name a function of a module in "
+            "the current folder or an installed one"
+        ) from problem
+    finally:
+        sys.path.pop(0)
+    if not callable(function):
+        raise ConfigError(f"filter {name}: {function_name} is no function; write one of (text, doc) that returns text")
+
+    def rule(text: str, row: Row) -> Extraction:
+        try:
+            answer = function(text, row)
+        except Exception as problem:
+            raise ConfigError(f"filter {name}: it failed on a text: {type(problem).__name__}: {problem}") from problem
+        if answer is not None and not isinstance(answer, str):
+            raise ConfigError(f"filter {name}: it returned {type(answer).__name__}; return text, or None for no answer")
+        return Extraction(answer, name)
+
+    return AnswerFilter(
+        name=name,
+        description="a function of the user",
+        source="the user",
+        rules=dict.fromkeys(BENCHMARKS, _each(rule)),
+    )
+
+
+_GPQA = "gpqa/generative/_gpqa_generative_n_shot_yaml"
+
+_TABLE = (
+    AnswerFilter(
+        name=OURS,
+        description="the tasks' own extraction: what a run's tables are made with",
+        source="this project, tasks/*/README.md",
+        rules=_own(None),
+    ),
+    AnswerFilter(
+        name="last",
+        description="the last statement of an answer",
+        source="this project",
+        rules=_own("last"),
+    ),
+    AnswerFilter(
+        name="first",
+        description="the first statement of an answer, for base models that run on; of code, what `ours` does",
+        source="this project",
+        rules=_own("first"),
+    ),
+    AnswerFilter(
+        name="strict",
+        description="the very form that the prompt asks for, and no other",
+        source="this project",
+        rules=_own("strict"),
+    ),
+    AnswerFilter(
+        name="strict-match",
+        description='gsm8k: the number behind "####"; gpqa: what follows "The answer is "; compared as strings',
+        source="lm-eval gsm8k, gpqa_*_generative_n_shot",
+        rules={"gsm8k": _stock("gsm8k/gsm8k.yaml", "strict-match"), "gpqa": _stock(_GPQA, "strict-match")},
+    ),
+    AnswerFilter(
+        name="flexible-extract",
+        description='gsm8k: the last run of digits; gpqa: the last "(X)"; compared as strings',
+        source="lm-eval gsm8k, gpqa_*_generative_n_shot",
+        rules={"gsm8k": _stock("gsm8k/gsm8k.yaml", "flexible-extract"), "gpqa": _stock(_GPQA, "flexible-extract")},
+    ),
+    AnswerFilter(
+        name="cot-strict-match",
+        description='the number behind "The answer is ", which one more character must follow; compared as strings',
+        source="lm-eval gsm8k_cot, strict-match",
+        rules={"gsm8k": _stock("gsm8k/gsm8k-cot.yaml", "strict-match")},
+    ),
+    AnswerFilter(
+        name="custom-extract",
+        description='the first "answer is (X)"',
+        source="lm-eval mmlu_pro",
+        rules={"mmlu_pro": _stock("mmlu_pro/_default_template_yaml", "custom-extract")},
+    ),
+    AnswerFilter(
+        name="minerva-box",
+        description="the last box as lm-eval reads it from solutions; compared as the math task compares",
+        source="lm-eval minerva_math, last_boxed_only_string",
+        rules={"math": _each(lambda text, _: stock_filters.minerva_box(text))},
+    ),
+    AnswerFilter(
+        name="minerva-statement",
+        description='"Final Answer: The final answer is X. I hope it is correct."; compared as the math task compares',
+        source="lm-eval minerva_math, get_unnormalized_answer",
+        rules={"math": _each(lambda text, _: stock_filters.minerva_statement(text))},
+    ),
+    AnswerFilter(
+        name="first-fenced-block",
+        description="the first fenced block as it is; of humaneval behind the prompt",
+        source="the instruct forms of lm-eval humaneval and mbpp, without their opened fence",
+        rules={"humaneval": _each(_first_block_behind_prompt), "mbpp": _each(_first_block)},
+    ),
+    AnswerFilter(
+        name="raw-continuation",
+        description="the whole text as code; of humaneval behind the prompt",
+        source="lm-eval humaneval (create_test), mbpp",
+        rules={
+            "humaneval": _each(lambda text, row: Extraction(str(row["prompt"]) + text, "prompt and whole text")),
+            "mbpp": _each(lambda text, _: Extraction(text, "whole text")),
+        },
+    ),
+    AnswerFilter(
+        name="release-block",
+        description="the first closed Python block replaces the answer in every task, then the tasks' own extraction",
+        source="ML-GSAI/ReFusion eval.py",
+        rules={name: _release(name) for name in BENCHMARKS},
+    ),
+    AnswerFilter(
+        name="whole-canvas",
+        description="also the text behind the first end token, without special tokens, then the tasks' own extraction",
+        source="ML-GSAI/LLaDA",
+        rules=_own(None),
+        reads="canvas",
+    ),
+)
+
+FILTERS: dict[str, AnswerFilter] = {it.name: it for it in _TABLE}

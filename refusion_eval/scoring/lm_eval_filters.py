@@ -1,0 +1,128 @@
+"""Answer filters of lm-eval's own tasks, applied by lm-eval's own code to texts that it did not generate.
+
+Patterns, pipelines and comparison options are read from the task files of the installed lm-eval, so they are those of
+the version that a user compares with. Stop strings are not: they belong to the generation.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import lm_eval
+import yaml
+from lm_eval.api.instance import Instance
+from lm_eval.api.registry import get_metric
+from lm_eval.filters import build_filter_ensemble
+
+from refusion_eval.benchmarks.extract.answers import NOTHING, Extraction
+from refusion_eval.benchmarks.prompts import Row
+from refusion_eval.errors import ConfigError
+
+# What lm-eval's filters return where nothing matches.
+INVALID = ("[invalid]", "[invalidanswer]")
+
+_METRIC = "exact_match"
+
+# The patterns that lm-eval removes from an answer before it compares take quadratic time: of 100,000 digits, seconds.
+_LONGEST_COMPARED = 2_000
+
+_STATEMENT_START, _STATEMENT_END = "Final Answer: The final answer is", " I hope it is correct"
+
+
+class _TaskFileLoader(yaml.SafeLoader):
+    """Reads a task file without importing the functions it names."""
+
+
+_TaskFileLoader.add_constructor("!function", lambda _loader, node: node.value)
+
+
+def find(task_file: str, filter_name: str, items: Sequence[tuple[Row, str]]) -> list[Extraction]:
+    """Extracts with one filter of a task.
+
+    Args:
+        task_file: in lm-eval's task folder, such as "gsm8k/gsm8k.yaml".
+        filter_name: one of its `filter_list`.
+        items: (row, text); `multi_choice_regex` reads the row's `choices`.
+
+    Returns:
+        One extraction an item, in order.
+
+    Raises:
+        ConfigError: the installed lm-eval has no such file or filter.
+    """
+    if not items:
+        return []
+    pipelines = {entry["name"]: entry["filter"] for entry in _read(task_file).get("filter_list", ())}
+    if filter_name not in pipelines:
+        raise _missing(task_file, f"the filter {filter_name}")
+    steps = [
+        (step["function"], {key: value for key, value in step.items() if key != "function"})
+        for step in pipelines[filter_name]
+    ]
+    instances = [Instance("generate_until", dict(row), ("", {}), 0, resps=[text]) for row, text in items]
+    build_filter_ensemble(filter_name, steps).apply(instances)
+    return [_extraction(instance.filtered_resps[filter_name], f"lm-eval {filter_name}") for instance in instances]
+
+
+def is_right(task_file: str, gold: str, answer: str) -> bool:
+    """Compares as the task does: by lm-eval's exact match, with the task's options. Endless text is no answer.
+
+    Raises:
+        ConfigError: the installed lm-eval has no such file, or the task no such metric.
+    """
+    options = [entry for entry in _read(task_file).get("metric_list", ()) if entry["metric"] == _METRIC]
+    if not options:
+        raise _missing(task_file, f"the metric {_METRIC}")
+    if len(answer) > _LONGEST_COMPARED:
+        return False
+    ours = ("metric", "aggregation", "higher_is_better")
+    given = {key: value for key, value in options[0].items() if key not in ours}
+    return bool(get_metric(_METRIC)(predictions=[answer], references=[gold], **given)[_METRIC] == 1)
+
+
+def minerva_statement(text: str) -> Extraction:
+    """What stands between "Final Answer: The final answer is" and "I hope it is correct.", as in `minerva_math`."""
+    from lm_eval.tasks.minerva_math import utils
+
+    # Its pattern looks for the end from every beginning, to the end of the line: quadratic on a line of beginnings.
+    # It finds the first line that has both, and in this the first beginning, so it gets no more than that to read.
+    # One character, whichever, stands before the end and one behind it; lm-eval adds an end to every text.
+    for line in f"{text}{_STATEMENT_END.strip()}.".split("\n"):
+        start = line.find(_STATEMENT_START)
+        end = line.find(_STATEMENT_END, start + len(_STATEMENT_START) + 1) if start >= 0 else -1
+        if 0 <= end < len(line) - len(_STATEMENT_END):
+            text = line[start : end + len(_STATEMENT_END) + 1]
+            return _extraction(utils.get_unnormalized_answer(text), "lm-eval get_unnormalized_answer")
+    return NOTHING
+
+
+def minerva_box(text: str) -> Extraction:
+    """The last box of a text as `minerva_math` reads it from solutions."""
+    from lm_eval.tasks.minerva_math import utils
+
+    box = utils.last_boxed_only_string(text)
+    try:
+        return NOTHING if box is None else _extraction(utils.remove_boxed(box), "lm-eval last_boxed_only_string")
+    except AssertionError:  # it finds \\fbox and boxes with a space before the brace, but cannot open them
+        return NOTHING
+
+
+def _extraction(answer: str, how: str) -> Extraction:
+    return NOTHING if answer in INVALID else Extraction(answer, how)
+
+
+@cache
+def _read(task_file: str) -> Mapping[str, Any]:
+    path = Path(lm_eval.__file__).parent / "tasks" / task_file
+    if not path.is_file():
+        raise _missing(task_file, "this task file")
+    content: Mapping[str, Any] = yaml.load(path.read_text(encoding="utf-8"), Loader=_TaskFileLoader)
+    return content
+
+
+def _missing(task_file: str, what: str) -> ConfigError:
+    return ConfigError(
+        f"lm_eval {lm_eval.__version__}: tasks/{task_file}: {what} is not there; install lm_eval 0.4.13, "
+        "which these filters were written for"
+    )

@@ -1,0 +1,1 @@
+"""Studies: measurements of one question each."""

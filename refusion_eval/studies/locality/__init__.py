@@ -1,0 +1,1 @@
+"""The locality study of the paper's Figure 3."""

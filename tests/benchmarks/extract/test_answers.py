@@ -1,0 +1,164 @@
+"""Numbers and letters found in model text."""
+
+import time
+
+import pytest
+
+from refusion_eval.benchmarks.extract.answers import (
+    first_letter_stated,
+    first_number_stated,
+    last_letter_stated,
+    last_number_stated,
+    parse_number,
+    show_number,
+    strict_letter,
+    strict_number,
+)
+from refusion_eval.benchmarks.table import BENCHMARKS
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("The answer is 42.", "42"),
+        ("The answer is: **$42.00**", "42"),
+        ("the ANSWER is 1,234,567 dollars.", "1234567"),
+        ("The answer is -$5.", "-5"),
+        ("The answer is $−5", "-5"),
+        ("**Answer:** 12%", "12"),
+        ("The answer is:\n\n$$\\boxed{72}$$", "72"),
+        ("So it is \\boxed{1{,}000}.", "1000"),
+        ("The final answer is \\(\\frac{1}{2}\\).", "0.5"),
+        ("The answer is 3 1/2 hours.", "3.5"),
+        ("The answer is 10/2.", "5"),
+        ("The answer is 16 - 3 = 13.", "13"),
+        ("Answer: x = 7", "7"),
+        ("She has 5.\n#### 6", "6"),
+        ("2 + 2 = 4\nA: 4", "4"),
+        ("The answer is .5", "0.5"),
+    ],
+)
+def test_a_stated_number_is_read_as_people_write_it(text: str, number: str) -> None:
+    assert last_number_stated(text).answer == number
+    assert first_number_stated(text).answer == number
+
+
+def test_the_last_statement_counts_and_the_first_where_text_runs_on() -> None:
+    text = "The answer is 5. No, that is wrong. The answer is 6.\nIt costs 7."
+    assert last_number_stated(text).answer == "6"
+    assert first_number_stated(text).answer == "5"
+
+
+def test_without_a_statement_the_last_number_counts_and_says_so() -> None:
+    found = last_number_stated("He buys 3 boxes and has 12...")
+    assert (found.answer, found.how) == ("12", "last number")
+    assert first_number_stated("He has 12").answer is None
+
+
+@pytest.mark.parametrize("text", ["", "no number", "The answer is unknown.", "1/0"])
+def test_text_without_a_number_gives_nothing(text: str) -> None:
+    assert last_number_stated(text).answer is None
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("The answer is 42.", "42"),
+        ("The answer is 1,000", "1000"),
+        ("The answer is 1.\nThe answer is 2.", "2"),
+        ("The answer is **42**.", None),
+        ("the answer is 42.", None),
+        ("The answer is 42 apples.", None),
+        ("#### 42", None),
+    ],
+)
+def test_strict_numbers_need_exactly_the_asked_for_line(text: str, number: str | None) -> None:
+    assert strict_number(text).answer == number
+
+
+def test_numbers_are_compared_by_value() -> None:
+    assert parse_number("42") == parse_number("42.00") == parse_number("$42.") == parse_number("84/2")
+    assert parse_number("1,000") == 1000
+    assert parse_number("12 apples") is None
+    assert parse_number("1/0") is None
+    assert parse_number("9" * 200) is None
+
+
+@pytest.mark.parametrize("text", ["0", "-10", "0.125", "1/3", "1000000", "0.1", "-7/6", "100"])
+def test_a_shown_number_is_in_normal_form(text: str) -> None:
+    value = parse_number(text)
+    assert value is not None
+    assert show_number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("The answer is (B).", "B"),
+        ("the answer is: b", "B"),
+        ("The answer is **B**", "B"),
+        ("\\boxed{\\text{(c)}}", "C"),
+        ("The answer is B) because it is.", "B"),
+        ("**Answer: C**", "C"),
+        ("Final answer: $\\boxed{D}$", "D"),
+        ("The correct option is A because of gravity", "A"),
+        ("Answer:\nB", "B"),
+        ("The answer is option (D)", "D"),
+        ("I think (A), no: the answer is (B). Wait, the answer is (C).", "C"),
+        ("Some reasoning.\n(b)", "B"),
+        ("B) the second one", "B"),
+        ("**D**", "D"),
+    ],
+)
+def test_a_stated_letter_is_found_in_any_dress(text: str, letter: str) -> None:
+    assert last_letter_stated(text, 4).answer == letter
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The answer is Apples.",
+        "The answer is a matter of taste.",
+        "The answer is not known",
+        "the (R)-enantiomer and the (S)-enantiomer",
+        "The answer is (E).",
+        "A. one\nB. two\nC. three\nD. four",
+        "",
+    ],
+)
+def test_words_labels_and_listed_choices_are_no_answer(text: str) -> None:
+    assert last_letter_stated(text, 4).answer is None
+
+
+def test_the_pronoun_i_is_no_letter() -> None:
+    assert last_letter_stated("The answer is I think hard to say", 10).answer is None
+    assert last_letter_stated("The answer is I", 10).answer == "I"
+
+
+def test_the_first_rule_is_the_benchmark_authors_pattern() -> None:
+    text = "The answer is (A).\n\nQuestion: ...\nThe answer is (B)."
+    assert first_letter_stated(text, 4).answer == "A"
+    assert first_letter_stated("The answer is: A", 4).answer is None
+
+
+def test_strict_letters_need_exactly_the_asked_for_form() -> None:
+    assert strict_letter("The answer is (A). The answer is (B).", 4).answer == "B"
+    assert strict_letter("the answer is B", 4).answer is None
+
+
+HOSTILE = (
+    "answer ", "the answer is ", "answer is *** ", "1", "111,", "1,111", "1/", "-", "$", "\\boxed{", "\\boxed{1} ",
+    "\\frac{", "####", "The answer is (", "1 1/", "A:\n", "**", "\n", " ", "\\text{a", "<<1",
+    "`", "```\n", "(", "\ud800", "\0",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("piece", HOSTILE)
+@pytest.mark.parametrize("benchmark", ["gsm8k", "math", "mmlu_pro"])
+def test_no_text_of_100_kilobytes_stalls_an_extraction(piece: str, benchmark: str) -> None:
+    bench = BENCHMARKS[benchmark]
+    text = piece * (100_000 // len(piece))
+    for name in bench.filters:
+        start = time.process_time()
+        bench.extract(text, {"options": ["x"] * 10}, name)
+        assert time.process_time() - start < 0.25

@@ -1,0 +1,130 @@
+"""Boxed answers, their normal form, and their comparison."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from refusion_eval.benchmarks.extract.formulas import first_box, last_box, last_box_or_statement, normalise
+from refusion_eval.scoring import math_judge
+from refusion_eval.scoring.math_judge import compare_all
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("so $\\boxed{\\frac{1}{2}}$.", "\\frac{1}{2}"),
+        ("\\boxed{1} and \\boxed{2}", "2"),
+        ("\\boxed{\\left\\{ 1, 2 \\right\\}}", "\\left\\{ 1, 2 \\right\\}"),
+        ("\\boxed{1} then \\boxed{2", "1"),
+        ("\\fbox{7}", "7"),
+        ("\\boxed 5", "5"),
+    ],
+)
+def test_the_last_complete_box_is_the_answer(text: str, answer: str) -> None:
+    assert last_box(text).answer == answer
+
+
+@pytest.mark.parametrize("text", ["", "the answer is 5", "\\boxed{5", "\\boxed{}", "}}}{"])
+def test_without_a_complete_box_there_is_no_boxed_answer(text: str) -> None:
+    assert last_box(text).answer is None
+
+
+def test_the_first_box_counts_where_text_runs_on() -> None:
+    assert first_box("\\boxed{1}. Problem: ... \\boxed{2}").answer == "1"
+
+
+def test_without_a_box_the_default_rule_takes_the_last_statement() -> None:
+    assert last_box_or_statement("The answer is $x+1$.\nHave fun").answer == "x+1"
+    assert last_box_or_statement("The answer is 3. But \\boxed{4}").answer == "4"
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ("\\frac12", "\\dfrac{1}{2}"),
+        ("1,234", "1234"),
+        ("2,\\!000", "2000"),
+        ("x=5", "5"),
+        ("90^\\circ", "90"),
+        ("5\\text{ cm}^2", "5"),
+        ("\\text{Evelyn}", "Evelyn"),
+        (".5", "0.5"),
+        ("3.00", "3"),
+        ("\\left( 1, 2 \\right)", "(1,2)"),
+        ("\\$5", "5"),
+        ("\\sqrt2", "\\sqrt{2}"),
+    ],
+)
+def test_spellings_of_one_answer_have_one_normal_form(left: str, right: str) -> None:
+    assert normalise(left) == normalise(right)
+
+
+EQUAL = [
+    ("\\frac12", "0.5"),
+    ("x^2+2x+1", "(x+1)^2"),
+    ("\\sqrt{8}", "2\\sqrt2"),
+    ("1,2", "2,1"),
+    ("12_5", "12"),
+    ("10\\%", "10"),
+    ("2\\pi r", "2r\\pi"),
+    ("\\cos x\\,\\sin y", "\\sin y\\cos x"),
+]
+UNEQUAL = [
+    ("10\\%", "0.1"),
+    ("(1,2)", "(2,1)"),
+    ("[1,2]", "(1,2)"),
+    ("12_5", "12_6"),
+    ("2\\text{ p.m.}", "2\\text{ a.m.}"),
+    ("1/3", "0.333"),
+    ("5", "x"),
+    ("111", "111, \\! 111, \\! 111"),
+]
+
+
+def test_comparing_is_mathematical_and_symmetrical() -> None:
+    pairs = EQUAL + UNEQUAL
+    expected = [True] * len(EQUAL) + [False] * len(UNEQUAL)
+    there = compare_all(pairs, workers=1)
+    back = compare_all([(answer, gold) for gold, answer in pairs], workers=1)
+    assert [it.equal for it in there] == expected
+    assert [it.equal for it in back] == expected
+
+
+def test_a_percent_sign_that_only_one_side_has_is_named() -> None:
+    assert "percent" in compare_all([("10\\%", "10")])[0].reason
+
+
+def test_a_child_that_is_killed_costs_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [("\\frac12", "0.5"), ("x^2+2x+1", "(x+1)^2"), ("5", "x")]
+    ask, number = math_judge._Child._ask, Counter[str]()
+
+    def ask_and_kill(process: Any, *arguments: Any) -> bytes | None:
+        number["asked"] += 1
+        if number["asked"] in (2, 5):  # the first of each process is its start
+            process.kill()
+        return ask(process, *arguments)
+
+    monkeypatch.setattr(math_judge._Child, "_ask", staticmethod(ask_and_kill))
+    assert [it.equal for it in compare_all(pairs, workers=1)] == [True, True, False]
+    assert number["asked"] == 8
+
+
+def test_a_comparison_that_ends_every_child_counts_as_unequal(monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = math_judge._Child._ask
+
+    def ask_and_kill(process: Any, gold: str, *arguments: Any) -> bytes | None:
+        if gold != "1":
+            process.kill()
+        return ask(process, gold, *arguments)
+
+    monkeypatch.setattr(math_judge._Child, "_ask", staticmethod(ask_and_kill))
+    (comparison,) = compare_all([("\\frac12", "0.5")], workers=1)
+    assert not comparison.equal
+    assert "crashed" in comparison.reason
+
+
+def test_an_endless_comparison_is_killed_and_the_next_one_still_decided() -> None:
+    slow, quick = compare_all([("10^{10^{10}}", "3"), ("\\frac12", "0.5")], workers=1, timeout_s=3)
+    assert not slow.equal
+    assert quick.equal

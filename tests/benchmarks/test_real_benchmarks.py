@@ -1,0 +1,96 @@
+"""The real data: gold answers score 100%, and recorded verdicts on real model texts are reproduced."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refusion_eval.benchmarks.rows import SOURCES, json_lines, load_rows
+from refusion_eval.benchmarks.table import BENCHMARKS
+from refusion_eval.scoring.judge import score_texts
+from refusion_eval.scoring.texts import gold_texts
+
+CODE = [pytest.param(name, marks=pytest.mark.slow) for name in ("humaneval", "mbpp")]
+
+
+Recorded = Callable[[str], Iterator[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def data(shared: Path) -> Path:
+    return shared / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def recorded(shared: Path) -> Recorded:
+    return lambda name: (row for _, row in json_lines(shared / "outputs" / name))
+
+
+@pytest.mark.parametrize("name", ["mmlu_pro", "arc_challenge", "gsm8k", "math", *CODE])
+def test_every_gold_answer_is_right(data: Path, name: str) -> None:
+    rows = load_rows(name, data_dir=data)
+    scores = score_texts(name, rows, gold_texts(BENCHMARKS[name], rows))
+    assert len(scores) == SOURCES[name].num_rows
+    assert [score for score in scores if not score.passed] == []
+
+
+@pytest.mark.parametrize("name", ["mmlu_pro", "arc_challenge", "gsm8k"])
+def test_every_gold_answer_is_right_in_the_asked_for_form(data: Path, name: str) -> None:
+    rows = load_rows(name, data_dir=data)
+    scores = score_texts(name, rows, gold_texts(BENCHMARKS[name], rows), filter_name="strict")
+    assert all(score.passed for score in scores)
+
+
+@pytest.mark.parametrize(
+    ("model", "num_correct"),
+    [("6b_finetuning", 286), ("6b_verification", 515), ("175b_finetuning", 458), ("175b_verification", 742)],
+)
+@pytest.mark.parametrize("filter_name", ["last", "first"])
+def test_gsm8k_verdicts_of_openai_are_reproduced(
+    data: Path, recorded: Recorded, model: str, num_correct: int, filter_name: str
+) -> None:
+    outputs = list(recorded("gsm8k_openai_solutions.jsonl.gz"))
+    texts = {str(row["idx"]): [row["outputs"][model]["solution"]] for row in outputs}
+    scores = score_texts("gsm8k", load_rows("gsm8k", data_dir=data), texts, filter_name=filter_name)
+    assert [score.passed for score in scores] == [row["outputs"][model]["is_correct"] for row in outputs]
+    assert sum(score.passed for score in scores) == num_correct
+
+
+def test_mmlu_pro_predictions_of_its_authors_are_reproduced(data: Path, recorded: Recorded) -> None:
+    outputs = {str(row["question_id"]): row for row in recorded("mmlu_pro_llama-3-8b.jsonl.gz")}
+    texts = {key: [row["model_output"]] for key, row in outputs.items()}
+    rows = load_rows("mmlu_pro", data_dir=data)
+    scores = score_texts("mmlu_pro", rows, texts, filter_name="first")
+    assert all(score.extracted == outputs[score.id]["pred"] for score in scores)
+    assert sum(score.extracted == outputs[score.id]["answer"] for score in scores) == 4112
+    # The recorded key is that of 2024; the rows' key was corrected since.
+    changed = {str(row["question_id"]) for row in rows if row["answer"] != outputs[str(row["question_id"])]["answer"]}
+    assert len(changed) == 34
+    assert sum(score.passed for score in scores) == 4122
+    assert all(
+        score.id in changed for score in scores if score.passed != (score.extracted == outputs[score.id]["answer"])
+    )
+
+
+def test_humaneval_verdicts_on_function_bodies_are_reproduced(data: Path, recorded: Recorded) -> None:
+    outputs = {row["task_id"]: row for row in recorded("humaneval_gpt-4_body_only.jsonl.gz")}
+    texts = {key: [row["solution"]] for key, row in outputs.items()}
+    scores = score_texts("humaneval", load_rows("humaneval", data_dir=data), texts)
+    assert [score.passed for score in scores] == [outputs[score.id]["is_solved"] for score in scores]
+    assert sum(score.passed for score in scores) == 134
+
+
+@pytest.mark.slow
+def test_mbpp_verdicts_are_those_of_a_clean_run_of_each_program(recorded: Recorded) -> None:
+    outputs = {str(row["task_id"]): row for row in recorded("mbpp_gpt-4_run1.jsonl.gz")}
+    rows = [
+        {"task_id": row["task_id"], "text": "", "code": "", "test_list": [row["test"]], "test_setup_code": ""}
+        for row in outputs.values()
+    ]
+    scores = score_texts("mbpp", rows, {key: [row["solution"]] for key, row in outputs.items()})
+    assert sum(row["is_solved"] for row in outputs.values()) == 318
+    assert sum(score.passed for score in scores) == 324
+    # Recorded as failed only because the publisher ran all programs in one process.
+    differing = {score.id for score in scores if score.passed != outputs[score.id]["is_solved"]}
+    assert differing == {"67", "170", "419", "598", "724", "798"}

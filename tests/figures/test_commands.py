@@ -1,0 +1,142 @@
+"""The commands, the scripts, and README's tables."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from refusion_eval.cli import app
+from refusion_eval.errors import DataError
+from refusion_eval.figures.moments import generation_order, step_by_step, telling_sample
+from refusion_eval.figures.scripts import main
+from refusion_eval.report.find import find_sample, speller_of
+
+from ..report.conftest import make_sample, write_run
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNNER = CliRunner()
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "plots" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_readme_tables_are_those_that_the_csv_gives():
+    script = load("readme_table")
+    text = script.README.read_text(encoding="utf-8")
+    assert script.BEGIN in text
+    assert script.regenerated(text, Path("results/embedded/results.csv")) == text
+
+
+def test_a_stale_table_in_a_readme_is_replaced():
+    script = load("readme_table")
+    csv = Path("results/embedded/results.csv")
+    stale = f"a\n{script.BEGIN}old\n{script.END}b\n<!-- table6:begin -->\nold\n<!-- table6:end -->\n"
+    fresh = script.regenerated(stale, csv)
+    assert "old" not in fresh
+    assert fresh.startswith(f"a\n{script.BEGIN}![")
+    assert "| *MMLU-Pro* | *paper* |" in fresh
+    assert script.regenerated(fresh, csv) == fresh
+
+
+def test_tables_and_figures_by_command(tmp_path):
+    done = RUNNER.invoke(
+        app, ["paper-table", "1,4", str(ROOT / "results/embedded/results.csv"), "--out", str(tmp_path)]
+    )
+    assert done.exit_code == 0, done.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *(f"table1_mini.{ending}" for ending in ("csv", "md", "tex")),
+        *(f"table4_mini.{ending}" for ending in ("csv", "md", "tex")),
+    ]
+    done = RUNNER.invoke(app, ["plot", "1", "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "figure1.pdf").is_file()
+    assert "figure9" in RUNNER.invoke(app, ["plot", "list"]).output
+
+
+def test_a_script_makes_one_artefact_from_csv(made, tmp_path):
+    main("figure3", "x", [str(made["locality"](tmp_path / "l.csv")), "--out", str(tmp_path)])
+    main("table5", "x", ["--out", str(tmp_path)])
+    assert {path.name for path in tmp_path.iterdir()} >= {"figure3_mini.png", "table5.tex"}
+
+
+def test_a_script_refuses_in_one_line(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main("figure4", "x", [str(tmp_path)])
+    assert stopped.value.code == 1
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+ORDER = [
+    ["forward", 0, "plan", 4, 0],
+    ["select", 0, "slot", [0, 2], [0.9, 0.8], [0, 2]],
+    ["draft", 0, [0, 1, 2, 3], [5, 6, 7, 8]],
+    ["forward", 1, "verify", 4, 0],
+    ["fix", 1, [2, 3], [7, 8]],
+    ["forward", 2, "verify", 2, 2],
+    ["fix", 2, [0, 1], [5, 9]],
+    ["stop", 2, "eos", 4],
+]
+
+
+def found(tmp_path, task="mini_gsm8k"):
+    """A sample with that trace, as it is found in a run."""
+    sample = make_sample("7", task=task, trace=ORDER, tokens=[5, 9, 7, 8], num_tokens=4)
+    return find_sample(write_run(tmp_path / "run", [make_sample("6"), sample]), task, "7")
+
+
+def spelled(tokens):
+    return "".join(f"<{token}>" for token in tokens)
+
+
+def test_the_order_of_generation_comes_from_the_trace(tmp_path):
+    run, sample = found(tmp_path)
+    cells = generation_order(run.manifest.system, sample, speller_of(sample, spelled))
+    assert [(cell.final, cell.order, cell.forward, cell.slot) for cell in cells] == [
+        ("<5>", 2, 2, 0),
+        ("<9>", 2, 2, 0),
+        ("<7>", 1, 1, 2),
+        ("<8>", 1, 1, 2),
+    ]
+
+
+def test_the_panels_are_plan_draft_and_acceptances(tmp_path):
+    run, sample = found(tmp_path)
+    cells = step_by_step(run.manifest.system, sample, speller_of(sample, spelled))
+    panels = {}
+    for cell in cells:
+        panels.setdefault(cell.title, []).append((cell.state, cell.text))
+    assert panels == {
+        "forward 1 of 3: planned": [("planned", "")] * 4,
+        "forward 1 of 3: drafted": [("draft", f"<{token}>") for token in (5, 6, 7, 8)],
+        "forward 2 of 3: accepted": [("rejected", "<5>"), ("rejected", "<6>"), ("fixed", "<7>"), ("fixed", "<8>")],
+        "forward 3 of 3: accepted": [("fixed", f"<{token}>") for token in (5, 9, 7, 8)],
+    }
+
+
+def test_a_sample_of_many_steps_is_shown_unless_another_is_named(tmp_path):
+    short = make_sample("7", trace=ORDER, tokens=[5, 9, 7, 8], num_tokens=4)
+    one = make_sample("5", trace=[*ORDER[:5], ["stop", 1, "eos", 4]], tokens=[7, 8], num_tokens=2)
+    sealed = make_sample("9", task="refusion_gpqa", trace=ORDER, tokens=[5, 9, 7, 8])
+    run = write_run(tmp_path / "run", [sealed, one, short])
+    assert telling_sample(run, None) == ("mini_gsm8k", "7")
+    assert telling_sample(run, "refusion_gpqa") == ("refusion_gpqa", None)
+
+
+def test_sealed_questions_are_refused(tmp_path):
+    run, sample = found(tmp_path, task="refusion_gpqa")
+    with pytest.raises(DataError, match="GPQA's authors ask"):
+        generation_order(run.manifest.system, sample, speller_of(sample, spelled))
+
+
+def test_a_plot_script_runs(tmp_path):
+    script = [sys.executable, ROOT / "plots" / "table5.py", "--out", tmp_path]
+    done = subprocess.run(script, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "table5.md").is_file()

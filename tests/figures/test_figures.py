@@ -1,0 +1,286 @@
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
+from matplotlib.text import Text
+from PIL import Image
+
+from refusion_eval.errors import ConfigError, DataError, StoreError
+from refusion_eval.figures import versus
+from refusion_eval.figures.curves import LOCALITY_COLUMNS, locality_points, scaling_points
+from refusion_eval.figures.draw_baseline import draw_against_baseline
+from refusion_eval.figures.draw_swept import sweet_spot
+from refusion_eval.figures.drawn import caption
+from refusion_eval.figures.figures import FIGURES, rows_of, write_figure
+from refusion_eval.figures.labels import Label, place_labels
+from refusion_eval.figures.moments import lay_out
+from refusion_eval.figures.names import FUSED_SENTENCE, system_label
+from refusion_eval.figures.rows import OPERATING_POINT, Point, TokenCell, read_rows, write_rows
+from refusion_eval.figures.style import ORDERED
+from refusion_eval.results.table_rows import read_csv, write_csv
+from refusion_eval.studies.locality.report import COLUMNS
+
+POINT = {"label": "ReFusion", "origin": "measured", "metric": "delta_score", "panel": "tau_slot"}
+
+
+def token(position, text, state="fixed", *, panel=1, order=1):
+    return TokenCell(
+        panel=panel,
+        title="forward 1 of 2: accepted",
+        position=position,
+        text=text if state != "mask" else "",
+        final=text,
+        state=state,
+        order=order if state == "fixed" else 0,
+        forward=order if state == "fixed" else -1,
+        slot=position - position % 2,
+        task="mini_mbpp",
+        item="3",
+        system="ReFusion",
+        settings="slot_size=2",
+        mini=True,
+    )
+
+
+TOKENS = [
+    *(token(place, text, state) for place, (text, state) in enumerate([("def ", "fixed"), ("f\n", "draft")])),
+    *(token(place, text, panel=2, order=place + 1) for place, text in enumerate(["def ", "f\n"])),
+]
+
+
+@pytest.fixture
+def sources(tmp_path, made):
+    """What every figure can be drawn from."""
+    sweep = made["sweep"](tmp_path / "sweep", "tau_slot", [0.5, 0.7, 0.9], operating=0.7)
+    blocks = made["sweep"](tmp_path / "blocks", "block_size", [8, 16, 32], operating=16)
+    rows = read_csv(sweep / "sweep.csv")
+    write_csv([row for row in rows if row.run_id in ("ar-table", "refusion-table")], tmp_path / "results.csv")
+    write_rows(tmp_path / "figure5.csv", TokenCell, TOKENS[2:])
+    write_rows(tmp_path / "figure9.csv", TokenCell, TOKENS)
+    return {
+        "figure1": tmp_path / "results.csv",
+        "figure3": made["locality"](tmp_path / "locality.csv"),
+        "figure4": sweep,
+        "figure5": tmp_path / "figure5.csv",
+        "figure6": sweep,
+        "figure7": made["scaling"](tmp_path / "scaling.csv"),
+        "figure8": blocks,
+        "figure9": tmp_path / "figure9.csv",
+    }
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_is_written_in_both_formats_with_equal_bytes(name, sources, tmp_path):
+    first = write_figure(name, rows_of(name, [sources[name]]), tmp_path / "one")
+    stem = name if name == "figure7" else f"{name}_mini"
+    assert [path.name for path in first] == [f"{stem}.csv", f"{stem}.png", f"{stem}.pdf"]
+    again = write_figure(name, rows_of(name, [first[0]]), tmp_path / "two")  # from the CSV that it wrote
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
+    assert first[2].read_bytes().startswith(b"%PDF")
+    assert b"CreationDate" not in first[2].read_bytes()
+    with Image.open(first[1]) as picture:
+        assert picture.width > 900
+        dark = sum(picture.convert("L").histogram()[:128])
+        assert 0.002 < dark / (picture.width * picture.height) < 0.4
+
+
+@pytest.mark.parametrize("name", ["figure1", "figure4", "figure6", "figure8"])
+def test_a_caption_names_the_benchmark_that_was_measured_and_stays_on_the_page(name, sources):
+    points = [
+        replace(point, task="math", panel=point.panel.replace("mbpp", "math"))
+        for point in rows_of(name, [sources[name]])
+    ]
+    figure = FIGURES[name].draw(points)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    texts = [text.get_text() for text in figure.findobj(Text)]
+    assert any("mini MATH" in text for text in texts)
+    assert not any("mini MBPP" in text for text in texts)
+    below = figure.texts[-1].get_window_extent(canvas.get_renderer())
+    assert below.y0 >= 0
+
+
+def test_the_difference_to_the_baseline_comes_with_an_interval_of_both(sources):
+    measured = [point for point in rows_of("figure1", [sources["figure1"]]) if point.origin == "measured"]
+    by_series = {point.series: point for point in measured}
+    refusion = by_series["refusion"]
+    assert (refusion.x, refusion.y) == (20.0, 0.0)
+    assert refusion.y_high == pytest.approx(math.sqrt(2), abs=0.15)  # two intervals of 1 on either side
+    assert (by_series["autoregressive"].x, by_series["autoregressive"].mark) == (0.0, "baseline")
+    assert math.isnan(by_series["autoregressive"].x_low)
+
+
+def test_a_checkpoint_of_another_backbone_is_no_published_system_in_figure_1(sources, tmp_path):
+    rows = [
+        replace(row, mini=False, task="refusion_mbpp", settings={"fuse": "true"})
+        for row in read_csv(sources["figure1"])
+    ]
+    write_csv(rows, tmp_path / "real.csv")
+    measured = {point.series: point for point in versus.against_baseline([tmp_path / "real.csv"]) if point.n}
+    assert set(measured) == {"autoregressive", "refusion on tiny"}
+    assert measured["refusion on tiny"].label == "ReFusion on tiny"
+    assert FUSED_SENTENCE in caption(list(measured.values()))
+
+
+def test_published_points_are_exact_and_hollow_grey_measured_ones_filled(sources):
+    points = rows_of("figure1", [sources["figure1"]])
+    published = {point.series: (point.x, point.y) for point in points if point.origin == "published"}
+    assert published["refusion"] == (62.02, 4.4)
+    left, right = draw_against_baseline(points).axes
+    faces = [
+        {line.get_markerfacecolor() for line in axes.get_lines() if line.get_marker() not in ("None", "|", "_", "")}
+        for axes in (left, right)
+    ]
+    assert faces[0] == {"white"}
+    assert "white" not in faces[1]
+    assert len(faces[1]) == 2
+
+
+def gaps(axes):
+    """Of every name in axes with the points of Figure 1: pixels to its own point, and to the nearest other one."""
+    points = {point.label: axes.transData.transform((point.x, point.y)) for point in rows_of("figure1", [])}
+    boxes = {text.get_text(): text.get_window_extent() for text in axes.texts if text.get_text() in points}
+    for name, box in boxes.items():
+        far = {other: math.dist(place, place.clip(box.min, box.max)) for other, place in points.items()}
+        yield name, far.pop(name), min(far.values())
+
+
+def test_a_name_in_figure_1_is_nearer_to_its_own_point_than_to_any_other():
+    figure = draw_against_baseline(rows_of("figure1", []))
+    found = list(gaps(figure.axes[0]))
+    assert len(found) == len(rows_of("figure1", [])) > 10
+    assert all(own < other for _, own, other in found), found
+
+
+def test_a_name_without_room_beside_its_point_gets_a_line_to_it():
+    _, axes = plt.subplots(figsize=(2, 2))
+    places = [(x / 10, y / 10) for x in range(-3, 4) for y in range(-3, 4)]
+    axes.set(xlim=(-2, 2), ylim=(-2, 2))
+    place_labels(axes, [Label(f"name {x} {y}", x, y) for x, y in places], size=6)
+    assert any(line.get_label() == "leader" for line in axes.get_lines())
+    plt.close("all")
+
+
+def test_a_sweep_gives_a_point_a_value_and_one_operating_point(sources):
+    points = rows_of("figure4", [sources["figure4"]])
+    scores = [point for point in points if point.metric == versus.DELTA_SCORE]
+    assert [(point.x, point.y, point.mark) for point in scores] == [
+        (0.5, -1.0, ""),
+        (0.7, 0.0, OPERATING_POINT),
+        (0.9, 1.0, ""),
+    ]
+    assert {point.n for point in points} == {100}
+
+
+def delta(x, score, tps, mark=""):
+    common = {**POINT, "series": "refusion", "x": x, "mark": mark}
+    yield Point(**{**common, "y": score, "y_low": score - 1, "y_high": score + 1})
+    yield Point(**{**common, "metric": "delta_tps", "y": tps, "y_low": tps - 1, "y_high": tps + 1})
+
+
+@pytest.mark.parametrize(
+    ("deltas", "expected"),
+    [
+        ([(0.5, -5, 9), (0.7, -0.5, 9), (0.9, 1, 9), (0.95, 1, 0.5)], (0.7, 0.9)),
+        ([(0.5, 3, 9), (0.7, -5, 9), (0.9, 1, 9)], (0.9, 0.9)),
+        ([(0.5, 3, 9), (0.9, -5, 9)], None),
+    ],
+)
+def test_the_sweet_spot_is_the_run_of_good_values_around_the_operating_point(deltas, expected):
+    points = [one for x, score, tps in deltas for one in delta(x, score, tps, OPERATING_POINT if x == 0.9 else "")]
+    assert sweet_spot(points, "tau_slot", "refusion") == expected
+
+
+def test_half_written_runs_are_noted(made, tmp_path):
+    folder = made["sweep"](tmp_path / "s", "tau_slot", [0.5, 0.7], operating=0.7, note="half-written: 1 of 2")
+    assert {point.note for point in versus.frontier([folder])} == {
+        "refusion-0.5 is half-written",
+        "refusion-0.7 is half-written",
+        "refusion-table is half-written",
+    }
+
+
+def test_a_sweep_of_several_machines_is_refused_by_name(made, tmp_path):
+    folder = made["sweep"](tmp_path / "s", "tau_slot", [0.5, 0.7], operating=0.7, hardware=lambda v: f"CPU {v}")
+    with pytest.raises(StoreError, match=r"speed of several machines .*CPU 0\.5 in refusion-0\.5"):
+        versus.swept([folder])
+    assert versus.frontier([folder])  # without a time on its axes it may
+
+
+def test_scaling_of_several_machines_is_refused_by_name(made, tmp_path):
+    path = made["scaling"](tmp_path / "s.csv", hardware=("GPU A", "GPU B"))
+    with pytest.raises(DataError, match="GPU A, GPU B"):
+        scaling_points([path])
+
+
+def test_what_is_missing_is_named(made, tmp_path, sources):
+    with pytest.raises(DataError, match=r"none has no points\.csv and no sweep\.csv.* refusion-eval sweep SPEC"):
+        versus.swept([tmp_path / "none"])
+    with pytest.raises(DataError, match="no figures of gsm8k; its tasks are mini_mbpp"):
+        versus.swept([sources["figure4"]], "gsm8k")
+    broken = tmp_path / "broken.csv"
+    broken.write_text("samples,task\n1,gsm8k\n", encoding="utf-8")
+    with pytest.raises(DataError, match="lacks the columns metric, value"):
+        scaling_points([broken])
+    broken.write_text("samples,task,metric,value,ci_low,ci_high,n\n10,gsm8k,tps\n", encoding="utf-8")
+    with pytest.raises(DataError, match="line 2 has too few cells"):
+        scaling_points([broken])
+    with pytest.raises(DataError, match="is there twice"):
+        locality_points([sources["figure3"], sources["figure3"]])
+    with pytest.raises(ConfigError, match="figure4 is drawn from folders of sweeps"):
+        rows_of("figure4", [])
+
+
+def test_without_an_autoregressive_run_there_is_no_difference(sources, tmp_path):
+    rows = [row for row in read_csv(sources["figure1"]) if row.run_id != "ar-table"]
+    write_csv(rows, tmp_path / "alone.csv")
+    with pytest.raises(DataError, match="no autoregressive run of mbpp"):
+        versus.against_baseline([tmp_path / "alone.csv"])
+
+
+def test_a_figure_of_the_paper_alone_needs_no_source():
+    assert {point.origin for point in rows_of("figure1", [])} == {"published"}
+
+
+def test_rows_survive_their_file(tmp_path):
+    points = [Point(**POINT, series="refusion", x=0.5, y=1.0, n=3, mini=True)]
+    write_rows(tmp_path / "points.csv", Point, points)
+    (read,) = read_rows(tmp_path / "points.csv", Point)
+    assert (read.x, read.n, read.mini, math.isnan(read.y_low)) == (0.5, 3, True, True)
+
+
+def test_locality_is_read_by_the_names_that_its_command_writes():
+    assert set(LOCALITY_COLUMNS) <= set(COLUMNS)
+
+
+def test_a_text_is_laid_out_as_it_runs_and_keeps_its_places():
+    final = [token(0, "ab"), token(1, "\n"), token(2, "cdefg")]
+    masked = [token(0, "ab"), token(1, "\n", "mask"), token(2, "cdefg", "mask")]
+    places = [[(one.line, one.column, one.length) for one in lay_out(cells, 4)] for cells in (final, masked)]
+    assert places[0] == places[1] == [(0, 0, 2), (0, 2, 1), (1, 0, 4), (2, 0, 1)]
+    assert [one.text for one in lay_out(masked, 4)] == ["ab", "", "", ""]
+    assert "".join(one.text for one in lay_out(final, 4)) == "ab\u21b5cdefg"
+
+
+def test_ordered_series_differ_without_colour():
+    luminance = [
+        sum(w * c for w, c in zip((0.299, 0.587, 0.114), to_rgb(look.colour), strict=True)) for look in ORDERED
+    ]
+    assert len({(look.marker, str(look.line)) for look in ORDERED}) == len(ORDERED)
+    assert luminance[:4] == sorted(luminance[:4])
+
+
+def test_there_is_one_script_a_table_and_figure():
+    plots = Path(__file__).resolve().parents[2] / "plots"
+    for name in [*FIGURES, *(f"table{number}" for number in range(1, 8))]:
+        assert f'main("{name}", __doc__)' in (plots / f"{name}.py").read_text(encoding="utf-8")
+
+
+def test_variants_of_a_system_have_names_of_their_own(made):
+    cells = made["system"]("refusion+left_to_right", 50.0, 90.0, mini=True)
+    assert system_label(cells[0]) == "ReFusion left-to-right"
+    assert system_label(made["cell"]("refusion", "mbpp", "tps", 1.0, mini=True)) == "ReFusion"

@@ -1,0 +1,154 @@
+"""The task files in lm-eval: listed, loaded, scored, and safe to log."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lm_eval import simple_evaluate
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from lm_eval.tasks import TaskManager
+
+from refusion_eval.benchmarks.sealing import unseal
+from refusion_eval.benchmarks.table import BENCHMARKS
+from refusion_eval.errors import SandboxError
+from refusion_eval.lm_eval_plugin import hooks as task_hooks
+from refusion_eval.paths import tasks_path
+from refusion_eval.scoring import judge as score_module
+
+TASKS = {f"{prefix}_{name}" for prefix in ("refusion", "mini") for name in BENCHMARKS}
+QUESTION = "Which invented particle decays into two invented bosons when the moon of Zorb is full?"
+GPQA_ROWS = [
+    {
+        "Record ID": f"rec{number}",
+        "Question": f"{QUESTION} Item {number}.",
+        "Correct Answer": "the zorbino of the second kind",
+        "Incorrect Answer 1": "the anti-zorbino of the first kind",
+        "Incorrect Answer 2": "none that can be named in this invented item",
+        "Incorrect Answer 3": "the photon of the third invented kind",
+        "High-level domain": "Invention",
+    }
+    for number in range(3)
+]
+
+
+class Scripted(LM):
+    """Answers each request by a function of it."""
+
+    def __init__(self, answer: Callable[[Instance], str]) -> None:
+        super().__init__()
+        self._answer = answer
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        return [self._answer(request) for request in requests]
+
+    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
+        raise NotImplementedError
+
+    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
+        raise NotImplementedError
+
+
+def manager(**metadata: Any) -> TaskManager:
+    return TaskManager(include_path=str(tasks_path()), include_defaults=False, metadata=metadata)
+
+
+def evaluate(task: str, answer: Callable[[Instance], str], **metadata: Any) -> dict[str, Any]:
+    results = simple_evaluate(
+        model=Scripted(answer),
+        tasks=[task],
+        task_manager=manager(**metadata),
+        limit=3,
+        confirm_run_unsafe_code=True,
+        log_samples=True,
+        bootstrap_iters=0,
+    )
+    assert results is not None
+    return results
+
+
+def test_every_task_and_group_is_listed() -> None:
+    assert set(manager().all_tasks) == TASKS | {"refusion_suite", "mini_suite"}
+
+
+def mini_gold(request: Instance) -> str:
+    return BENCHMARKS[request.task_name.removeprefix("mini_")].gold_text(request.doc)
+
+
+@pytest.fixture(scope="module")
+def mini_suite() -> dict[str, Any]:
+    """Three items of every mini task, answered with their gold answers."""
+    return evaluate("mini_suite", mini_gold)
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_gold_answers_score_100_percent_through_lm_eval(mini_suite: dict[str, Any], name: str) -> None:
+    numbers = mini_suite["results"][f"mini_{name}"]
+    bench = BENCHMARKS[name]
+    for metric in (bench.metric, "extracted", "scored"):
+        assert numbers[f"{metric},{bench.default_filter}"] == 1.0
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_the_prompt_is_the_shared_one(mini_suite: dict[str, Any], name: str) -> None:
+    for sample in mini_suite["samples"][f"mini_{name}"]:
+        assert sample["arguments"][0][0] == BENCHMARKS[name].prompt(sample["doc"])
+
+
+def test_a_text_without_an_answer_lowers_the_extraction_rate() -> None:
+    numbers = evaluate("mini_gsm8k", lambda _: "I do not know.")["results"]["mini_gsm8k"]
+    assert (numbers["acc,last"], numbers["strict,last"], numbers["extracted,last"]) == (0.0, 0.0, 0.0)
+
+
+def test_strict_is_its_own_column() -> None:
+    numbers = evaluate("mini_gsm8k", lambda request: f"#### {BENCHMARKS['gsm8k'].gold(request.doc)}")["results"]
+    assert (numbers["mini_gsm8k"]["acc,last"], numbers["mini_gsm8k"]["strict,last"]) == (1.0, 0.0)
+
+
+def test_a_directory_of_the_user_is_read(tmp_path: Path) -> None:
+    (tmp_path / "gsm8k").mkdir()
+    (tmp_path / "gsm8k" / "test.jsonl").write_text('{"question": "q", "answer": "#### 5"}\n')
+    results = evaluate("refusion_gsm8k", lambda _: "The answer is 5.", data_dir=str(tmp_path))
+    assert results["n-samples"]["refusion_gsm8k"]["original"] == 1
+    assert results["results"]["refusion_gsm8k"]["acc,last"] == 1.0
+
+
+def test_a_sandbox_that_refuses_costs_no_texts_and_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: Any, **_kwargs: Any) -> Any:
+        raise SandboxError("no isolation here")
+
+    monkeypatch.setattr(score_module, "check_programs", refuse)
+    results = evaluate("mini_mbpp", mini_gold)
+    numbers = results["results"]["mini_mbpp"]
+    assert numbers["scored,first"] == 0.0
+    assert "pass@1,first" not in numbers
+    entry = results["samples"]["mini_mbpp"][0]["filtered_resps"][0][0]
+    assert (entry["verdict"], entry["reason"]) == ("error", "SandboxError: no isolation here")
+
+
+def test_several_responses_are_averaged_over_the_document() -> None:
+    docs = [{"question": "q", "answer": "#### 5"}]
+    scored = task_hooks.score_responses("gsm8k", [["The answer is 5.", "The answer is 6."]], docs)
+    assert task_hooks.answer_metrics(docs[0], scored)["acc"] == 0.5
+
+
+def test_gpqa_questions_are_in_nothing_that_lm_eval_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_args, **_kwargs: GPQA_ROWS)
+    prompts: list[str] = []
+
+    def answer(request: Instance) -> str:
+        prompts.append(unseal(request.args[0])[0])
+        return f"The answer is ({request.doc['answer']})."
+
+    results = evaluate("refusion_gpqa", answer)
+    assert results["results"]["refusion_gpqa"]["acc,last"] == 1.0
+    written = json.dumps(results, default=str)
+    assert "rec0" in written
+    for text in ("invented", "Zorb", "zorbino", "photon"):
+        assert text not in written
+    assert all(QUESTION in prompt and "B. " in prompt for prompt in prompts)
+    assert all("the zorbino of the second kind" in prompt for prompt in prompts)

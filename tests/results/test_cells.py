@@ -1,0 +1,158 @@
+"""Cells: what measured figures are taken for, and what may not stand side by side."""
+
+import csv
+import math
+from dataclasses import replace
+
+import pytest
+
+from refusion_eval.errors import StoreError
+from refusion_eval.results.cells import (
+    AVERAGE,
+    grid,
+    measured_cells,
+    problems,
+    published_cells,
+    require_comparable,
+    system_key,
+    told_apart,
+)
+from refusion_eval.results.tables import tidy_rows, write_csv
+from refusion_eval.store.environment import Hardware
+from tests.results.conftest import cell, sample
+
+
+def test_a_published_cell_has_its_machine_and_no_interval():
+    found = grid(published_cells(["table1"]))["refusion", "gsm8k", "tps"]
+    assert (found.value, found.unit, found.hardware, found.batch_size) == (81.24, "tokens/s", "A100", "1")
+    assert found.origin == "published"
+    assert not found.has_interval
+
+
+@pytest.mark.parametrize(
+    ("label", "backbone", "settings", "key"),
+    [
+        ("ReFusion", "Qwen3-8B", {}, "refusion"),
+        ("ReFusion", "Qwen3-8B", {"recompute_kv": "true"}, "refusion+recompute_kv"),
+        ("ReFusion", "Qwen3-8B", {"left_to_right": "true", "recompute_kv": "false"}, "refusion+left_to_right"),
+        ("ReFusion (Retrained)", "Qwen3-8B", {}, "refusion+retrained"),
+        ("AR", "Qwen3-8B", {}, "qwen3"),
+        ("AR (generate)", "Qwen3-8B", {}, "qwen3+generate"),
+        ("Qwen3-8B (generate)", "Qwen3-8B", {}, "qwen3+generate"),
+        ("AR", "qwen3", {}, "autoregressive"),
+        ("LLaDA", "LLaDA-8B", {}, "llada"),
+        ("LLaDA-8B-Instruct (paper_implied)", "LLaDA-8B", {}, "llada"),
+        ("BD3-LM", "mine", {}, "bd3lm"),
+        ("My own", "mine", {}, "My own"),
+    ],
+)
+def test_a_run_is_taken_for_the_system_whose_name_it_has(label, backbone, settings, key):
+    assert system_key(label, backbone, settings) == key
+
+
+def test_a_system_of_another_backbone_is_one_of_its_own_on_a_benchmark():
+    assert told_apart(cell(backbone="Qwen3-8B")).system == "refusion"
+    assert told_apart(cell("refusion+left_to_right", backbone="Qwen3-8B")).system == "refusion+left_to_right"
+    assert told_apart(cell(backbone="embedded", mini=True)).system == "refusion"
+    other = told_apart(cell(backbone="Qwen2.5-7B"))
+    assert (other.system, other.label.endswith(" on Qwen2.5-7B")) == ("refusion on Qwen2.5-7B", True)
+    assert told_apart(cell("qwen3+generate", backbone="")).system == "qwen3+generate on an unnamed model"
+    assert told_apart(cell("My own", backbone="mine")).system == "My own"
+
+
+def test_directories_and_their_csv_give_the_same_cells(write_run, tmp_path):
+    run = write_run("run", [sample(i) for i in range(4)], right={"0", "1", "2"})
+    write_csv(tidy_rows([run]), tmp_path / "results.csv")
+    from_directory, from_csv = measured_cells([run]), measured_cells([tmp_path / "results.csv"])
+    assert [one.metric for one in from_csv] == [one.metric for one in from_directory]
+    for one, other in zip(from_csv, from_directory, strict=True):
+        assert one.value == pytest.approx(other.value, rel=1e-5)
+        assert replace(one, value=0, ci_low=0, ci_high=0) == replace(other, value=0, ci_low=0, ci_high=0)
+    accuracy = grid(from_directory)["refusion", "gsm8k", "accuracy"]
+    assert (accuracy.value, accuracy.n, accuracy.mini, accuracy.task_version) == (75.0, 4, True, "1")
+    assert accuracy.complete
+
+
+def test_a_file_of_an_earlier_version_still_opens(write_run, tmp_path):
+    write_csv(tidy_rows([write_run("run", [sample(0), sample(1)])]), tmp_path / "now.csv")
+    with (tmp_path / "now.csv").open(newline="") as now, (tmp_path / "old.csv").open("w", newline="") as old:
+        rows = list(csv.DictReader(now))
+        writer = csv.DictWriter(old, [name for name in rows[0] if name != "task_version"], extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+    found = measured_cells([tmp_path / "old.csv"])
+    assert found
+    assert {one.task_version for one in found} == {""}
+
+
+def test_a_half_written_run_is_marked_and_a_finished_one_is_not(write_run):
+    whole = write_run("whole", [sample(0), sample(1)], expected={"mini_gsm8k": 2})
+    half = write_run("half", [sample(0), sample(1)], expected={"mini_gsm8k": 5})
+    fine, broken = sample(0), sample(1, error="out of memory", num_tokens=0)
+    failed = write_run("failed", [fine, broken], scored=[fine])
+    assert all(one.complete for one in measured_cells([whole]))
+    found = measured_cells([half])
+    assert found
+    assert not any(one.complete for one in found)
+    assert "half-written: 2 of 5 samples are there, run its command again" in found[0].notes
+    assert not any(one.complete for one in measured_cells([failed]))
+
+
+def test_the_mean_over_tasks_is_half_written_if_one_of_them_is(write_run):
+    samples = [sample(0), sample(1), sample(0, task="mini_math"), sample(1, task="mini_math")]
+    run = write_run("run", samples, expected={"mini_gsm8k": 2, "mini_math": 3})
+    states = {one.task: one.complete for one in measured_cells([run])}
+    assert states == {"gsm8k": True, "math": False, AVERAGE: False}
+
+
+def test_one_place_holds_one_cell():
+    with pytest.raises(StoreError, match="refusion gsm8k tps is there twice \\(a and b\\)"):
+        grid([cell(run_id="b"), cell(run_id="a")])
+
+
+def test_two_machines_two_versions_and_mini_beside_real_are_named():
+    fine = [cell(), cell("qwen3"), cell("qwen3", metric="accuracy", hardware="another machine")]
+    assert problems(fine) == []
+    (machines,) = problems([cell(), cell("qwen3", hardware="another machine")])
+    assert "another machine in qwen3, one machine in refusion" in machines
+    (versions,) = problems([cell(task_version="1"), cell("qwen3", task_version="2")])
+    assert versions == "gsm8k is there in several versions (1 in refusion, 2 in qwen3); run all systems on one"
+    (mini,) = problems([cell(), cell("qwen3", mini=True)])
+    assert "mini look-alike" in mini
+    with pytest.raises(StoreError, match="several versions"):
+        require_comparable([cell(task_version="1"), cell("qwen3", task_version="2")])
+
+
+@pytest.mark.parametrize(
+    ("settings", "fused"),
+    [
+        ({}, False),  # a decoder that cannot
+        ({"fuse": "true", "release_compatible": "true"}, True),
+        ({"fuse": "null", "release_compatible": "false"}, True),
+        ({"fuse": "null", "release_compatible": "true"}, False),
+        ({"fuse": "false", "release_compatible": "false"}, False),
+        ({"fuse": "varies"}, True),
+    ],
+)
+def test_fused_forwards_are_told_from_the_settings(settings, fused):
+    assert cell(settings=settings).fused == cell(metric="tpf", settings=settings).fused == fused
+    assert not cell(metric="accuracy", settings=settings).fused
+
+
+def test_published_speed_is_no_other_machine():
+    assert problems([cell(), cell("qwen3", origin="published", hardware="A100", task_version="")]) == []
+
+
+def test_a_run_on_two_machines_has_no_speed(write_run, tmp_path):
+    run = write_run("run", [sample(0), sample(1)], hardware=Hardware(cpu="a"))
+    write_run("run", [sample(2), sample(3)], hardware=Hardware(cpu="b"))
+    found = {one.metric for one in measured_cells([run])}
+    assert "accuracy" in found
+    assert not found & {"tps", "forwards_per_second", "decode_tps"}
+
+
+def test_what_was_not_measured_is_no_cell(write_run):
+    fine, broken = sample(0), sample(0, task="mini_math", error="out of memory", num_tokens=0, trace=None)
+    found = measured_cells([write_run("run", [fine, broken], scored=[fine])])
+    assert {one.task for one in found} == {"gsm8k"}
+    assert not any(math.isnan(one.value) for one in found)

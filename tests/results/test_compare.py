@@ -1,0 +1,137 @@
+"""Two runs compared: flips, prompts, settings, speed, and the smallest difference a sample shows."""
+
+import csv
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from refusion_eval.cli import app
+from refusion_eval.errors import StoreError
+from refusion_eval.results.compare import compare_runs, detectable_difference
+from refusion_eval.results.compare_report import details
+from refusion_eval.store.environment import Hardware
+from tests.results.conftest import sample
+
+
+def ten(**changes):
+    return [sample(i, **changes) for i in range(10)]
+
+
+def right(*numbers):
+    return {str(number) for number in numbers}
+
+
+def test_differences_flips_and_speed_by_hand(write_run):
+    a = write_run("a", ten(), right=right(0, 1, 2, 3, 4))
+    b = write_run("b", ten(seconds=0.25, settings={"slot_size": 8}), right=right(0, 1, 2, 7))
+    comparison = compare_runs(a, b)
+    (task,) = comparison.tasks
+    assert task.accuracies == pytest.approx((50, 40))
+    assert task.difference.value == pytest.approx(-10)
+    assert task.difference.low < -10 < task.difference.high
+    assert (task.gained, task.lost, task.other_prompts) == (["7"], ["3", "4"], [])
+    differences = [0, 0, 0, -1, -1, 0, 0, 1, 0, 0]
+    assert task.detectable == pytest.approx(100 * 2.80158 * np.std(differences, ddof=1) / math.sqrt(10), rel=1e-4)
+    assert task.speed.value == pytest.approx(2.0)
+    assert task.settings == ["slot_size: A 4, B 8"]
+    assert comparison.settings == []
+
+
+def test_prompts_and_settings_that_differ_are_named(write_run):
+    a = write_run("a", ten())
+    asked = [sample(i, prompt=f"please-{i}" if i in (2, 5) else None) for i in range(10)]
+    b = write_run("b", asked, dtype="bfloat16", seed=3)
+    comparison = compare_runs(a, b)
+    assert comparison.tasks[0].other_prompts == ["2", "5"]
+    assert comparison.settings == ['dtype: A "float32", B "bfloat16"', "seed: A 0, B 3"]
+    assert "mini_gsm8k: other prompts (2): 2, 5" in details(comparison)
+
+
+def test_other_items_are_refused_or_left_out_on_request(write_run):
+    a = write_run("a", ten(), right=right(0, 1))
+    b = write_run("b", [sample(i) for i in range(4, 12)], right=right(4))
+    with pytest.raises(StoreError, match=r"A has 10 scored items and B 8, 6 of them in common; .*--common-items"):
+        compare_runs(a, b)
+    (task,) = compare_runs(a, b, common_items=True).tasks
+    assert (len(task.items), task.left_out, task.gained, task.lost) == (6, 6, ["4"], [])
+    c = write_run("c", [sample(i) for i in range(20, 22)])
+    with pytest.raises(StoreError, match="0 of them in common; run both on the same items"):
+        compare_runs(a, c, common_items=True)
+
+
+def test_other_versions_tasks_and_two_settings_are_refused(write_run):
+    a = write_run("a", ten())
+    with pytest.raises(StoreError, match="mini_gsm8k is version '1' in A and '2' in B"):
+        compare_runs(a, write_run("b", ten(version="2")))
+    with pytest.raises(StoreError, match=r"a \(mini_gsm8k\) and c \(mini_math\) have no task in common"):
+        compare_runs(a, write_run("c", ten(task="mini_math")))
+    with pytest.raises(StoreError, match="d holds mini_gsm8k in several versions or settings"):
+        compare_runs(a, write_run("d", [*ten(), *ten(version="2")]))
+    both = compare_runs(a, write_run("e", [*ten(), *ten(task="mini_math")]))
+    assert both.only_in_one == ["mini_math"]
+
+
+def test_speed_of_two_machines_is_no_ratio(write_run):
+    a = write_run("a", ten())
+    comparison = compare_runs(a, write_run("b", ten(), hardware=Hardware(cpu="Other CPU")))
+    assert comparison.tasks[0].speed is None
+    assert "different machines" in comparison.tasks[0].no_speed
+    assert any(line.startswith("hardware.cpu: ") for line in comparison.settings)
+
+
+def test_several_samples_of_an_item_count_as_shares(write_run):
+    twice = [sample(i, number=number) for i in range(3) for number in range(2)]
+    a = write_run("a", twice, right=right(0))
+    b = write_run("b", twice, right=right(0, 1))
+    (task,) = compare_runs(a, b).tasks
+    assert [(item.before, item.after) for item in task.items] == [(1, 1), (0, 1), (0, 0)]
+
+
+def test_no_flip_does_not_promise_that_nothing_is_hidden():
+    none = detectable_difference(np.zeros(100))
+    one = detectable_difference([1.0, *np.zeros(99)])
+    assert 0 < none == pytest.approx(one, rel=0.01)
+    assert math.isnan(detectable_difference([1.0]))
+
+
+@given(st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=2, max_size=60))
+def test_more_of_the_same_items_show_smaller_differences(values):
+    assert detectable_difference(values * 4) < detectable_difference(values)
+    assert detectable_difference(values) == detectable_difference([-value for value in values])
+
+
+def test_a_difference_of_the_detectable_size_is_found_four_times_out_of_five():
+    num_items, share = 400, 0.2
+    effect = detectable_difference([-1.0] * 40 + [0.0] * 320 + [1.0] * 40)
+    rng = np.random.default_rng(0)
+    draws = rng.choice(
+        [-1.0, 0.0, 1.0], size=(2000, num_items), p=[(share - effect) / 2, 1 - share, (share + effect) / 2]
+    )
+    errors = draws.std(axis=1, ddof=1) / math.sqrt(num_items)
+    assert np.mean(draws.mean(axis=1) > 1.96 * errors) == pytest.approx(0.8, abs=0.05)
+
+
+def test_the_command_prints_and_writes(write_run, tmp_path):
+    a, b = write_run("a", ten(), right=right(0, 1)), write_run("b", ten(), right=right(1, 2, 3))
+    paths = {name: tmp_path / f"out.{name}" for name in ("csv", "items", "markdown")}
+    options = [part for name, path in paths.items() for part in (f"--{name}", str(path))]
+    result = CliRunner().invoke(app, ["compare", str(a), str(b), *options])
+    assert result.exit_code == 0, result.output
+    assert "lost (1): 0" in result.output
+    with paths["csv"].open(newline="") as stream:
+        (row,) = csv.DictReader(stream)
+    assert (row["before"], row["difference"], row["gained"], row["lost"], row["speed_ratio"]) == (
+        "a",
+        "10",
+        "2",
+        "1",
+        "1",
+    )
+    with paths["items"].open(newline="") as stream:
+        changes = {line["item_id"]: line["change"] for line in csv.DictReader(stream)}
+    assert {item: change for item, change in changes.items() if change} == {"0": "lost", "2": "gained", "3": "gained"}
+    assert "gained (2): 2, 3" in paths["markdown"].read_text()

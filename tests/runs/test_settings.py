@@ -1,0 +1,220 @@
+import logging
+
+import pytest
+import yaml
+
+from refusion_eval.benchmarks.prompts import PROMPTS
+from refusion_eval.decoders import DECODERS
+from refusion_eval.errors import ConfigError
+from refusion_eval.paths import tasks_path
+from refusion_eval.runs.settings import (
+    Generation,
+    TaskBenchmark,
+    benchmark_of,
+    load_table,
+    read_generation_kwargs,
+    resolve,
+)
+
+REFUSION = DECODERS["refusion"].Settings
+CHECKPOINT = {"mask_id": 299, "eos_ids": (297,)}
+NOTHING = Generation({}, ())
+
+
+def table_in(tmp_path, **benchmarks):
+    content = {"source": "a test", "decoder": "refusion", "benchmarks": benchmarks}
+    (tmp_path / "refusion.yaml").write_text(yaml.safe_dump(content))
+    return load_table(tmp_path, "refusion", False, REFUSION, CHECKPOINT)
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "mini"),
+    [
+        ("refusion_gsm8k", "gsm8k", False),
+        ("mini_math", "math", True),
+        ("refusion_mmlu_pro_law", "mmlu_pro", False),
+        ("gsm8k", "gsm8k", False),
+        ("gsm8k_cot", "gsm8k", False),
+        ("minerva_math_algebra", "math", False),
+        ("minerva_math500", "math", False),
+        ("arc_challenge_chat", "arc_challenge", False),
+        ("gpqa_main_generative_n_shot", "gpqa", False),
+        ("gpqa_diamond_cot_zeroshot", "gpqa", False),
+        ("mmlu_pro_biology", "mmlu_pro", False),
+        ("humaneval_instruct", "humaneval", False),
+        ("mbpp_plus", "mbpp", False),
+    ],
+)
+def test_tasks_of_the_seven_benchmarks_are_recognised(task, name, mini):
+    assert benchmark_of(task) == TaskBenchmark(name, mini)
+
+
+@pytest.mark.parametrize("task", ["hellaswag", "arc_challenge", "mmlu", "gpqa_main_n_shot", "gsm_plus"])
+def test_other_tasks_are_not(task):
+    assert benchmark_of(task) is None
+
+
+FOLDER = tasks_path() / "settings"
+TABLES = [
+    (decoder, mini, preset)
+    for decoder in sorted(DECODERS)
+    for mini in (False, True)
+    for preset in yaml.safe_load((FOLDER / f"{'mini_' * mini}{decoder}.yaml").read_text()).get("presets", [None])
+]
+
+
+def shipped(decoder, mini, preset=None):
+    settings_type = DECODERS[decoder].Settings
+    checkpoint = {key: value for key, value in CHECKPOINT.items() if key in settings_type.__dataclass_fields__}
+    return load_table(FOLDER, decoder, mini, settings_type, checkpoint, preset)
+
+
+@pytest.mark.parametrize(("decoder", "mini", "preset"), TABLES)
+def test_the_shipped_tables_cover_all_benchmarks_and_name_their_sources(decoder, mini, preset):
+    table = shipped(decoder, mini, preset)
+    assert table.benchmarks.keys() == table.sources.keys() == PROMPTS.keys()
+    assert table.preset == preset
+    assert all(table.sources.values())
+
+
+def test_the_first_preset_is_taken_if_none_is_named_and_labels_say_which():
+    table = shipped("llada", False)
+    assert table.preset == "official"
+    assert table.label == "tasks/settings/llada.yaml:official"
+    assert shipped("llada", False, "paper_implied").benchmarks["gsm8k"] == {"gen_length": 256, "block_length": 8}
+
+
+def test_a_preset_that_is_not_there_is_refused():
+    with pytest.raises(ConfigError, match=r"llada.yaml: unknown preset 'oficial'; did you mean official"):
+        shipped("llada", False, "oficial")
+    with pytest.raises(ConfigError, match=r"refusion.yaml has no presets, so leave out preset=official"):
+        shipped("refusion", False, "official")
+
+
+def test_rows_outrank_what_is_common_and_every_row_has_a_source(tmp_path):
+    rows = {"gsm8k": {"gen_length": 64}, "math": {"gen_length": 64, "tau_slot": 0.5, "source": "elsewhere"}}
+    content = {"decoder": "refusion", "source": "a test", "common": {"tau_slot": 0.9}, "benchmarks": rows}
+    (tmp_path / "refusion.yaml").write_text(yaml.safe_dump(content))
+    table = load_table(tmp_path, "refusion", False, REFUSION, CHECKPOINT)
+    assert table.benchmarks["gsm8k"] == {"gen_length": 64, "tau_slot": 0.9}
+    assert table.benchmarks["math"] == {"gen_length": 64, "tau_slot": 0.5}
+    assert table.sources == {"gsm8k": "a test", "math": "elsewhere"}
+    del content["source"]
+    (tmp_path / "refusion.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(ConfigError, match="gsm8k needs a source"):
+        load_table(tmp_path, "refusion", False, REFUSION, CHECKPOINT)
+
+
+def test_published_table_6_equals_the_shipped_one(shared):
+    rows = (shared / "published" / "table6_hyperparameters.csv").read_text().split()
+    names = {"ARC-C": "arc_challenge"}
+    columns = rows[0].split(",")[1:]
+    published = {}
+    for row in rows[1:]:
+        task, *values = row.split(",")
+        published[names.get(task, task.lower().replace("-", "_"))] = dict(zip(columns, map(float, values), strict=True))
+    table = load_table(tasks_path() / "settings", "refusion", False, REFUSION, CHECKPOINT)
+    assert table.benchmarks == published
+
+
+def test_precedence_and_the_source_of_every_key(tmp_path):
+    table = table_in(tmp_path, gsm8k={"gen_length": 512, "slot_size": 32, "block_size": 128, "tau_slot": 0.9})
+    resolved = resolve(
+        "gsm8k_cot",
+        REFUSION,
+        model_args={"tau_slot": 0.7},
+        generation=Generation({"gen_length": 256, "tau_slot": 0.8}, ("Q:",)),
+        table=table,
+        checkpoint=CHECKPOINT,
+    )
+    assert (resolved.settings.gen_length, resolved.settings.slot_size, resolved.settings.tau_slot) == (256, 32, 0.7)
+    assert resolved.until == ("Q:",)
+    assert resolved.sources["tau_slot"] == "model_args"
+    assert resolved.sources["gen_length"] == "generation_kwargs"
+    assert resolved.sources["slot_size"] == "tasks/settings/refusion.yaml:gsm8k"
+    assert resolved.sources["mask_id"] == "checkpoint"
+    assert resolved.sources["tau_token"] == "default"
+    assert resolved.sources.keys() == resolved.values.keys()
+
+
+def test_a_task_of_no_benchmark_gets_the_defaults(tmp_path):
+    table = table_in(tmp_path, gsm8k={"gen_length": 64})
+    resolved = resolve("hellaswag", REFUSION, model_args={}, generation=NOTHING, table=table, checkpoint=CHECKPOINT)
+    assert resolved.settings == REFUSION(**CHECKPOINT)
+
+
+def test_digest_changes_with_settings_and_with_stop_strings(tmp_path):
+    def digest(gen_length, until):
+        generation = Generation({"gen_length": gen_length}, until)
+        return resolve("x", REFUSION, model_args={}, generation=generation, table=None, checkpoint=CHECKPOINT).digest
+
+    assert len({digest(64, ()), digest(64, ("\n",)), digest(65, ())}) == 3
+    assert digest(64, ("\n",)) == digest(64, ("\n",))
+
+
+def test_contradicting_values_name_each_source(tmp_path):
+    table = table_in(tmp_path, gsm8k={"block_size": 8, "slot_size": 8})
+    with pytest.raises(
+        ConfigError, match=r"task gsm8k .*block_size=8 from tasks/settings/.*slot_size=32 from model_args"
+    ):
+        resolve("gsm8k", REFUSION, model_args={"slot_size": 32}, generation=NOTHING, table=table, checkpoint=CHECKPOINT)
+
+
+@pytest.mark.parametrize(
+    ("benchmarks", "message"),
+    [
+        ({"gsm8k": {"slot_size": 32, "block_size": 48}}, "refusion.yaml: gsm8k: .*block_size"),
+        ({"gsm8k": {"slotsize": 32}}, "refusion.yaml: gsm8k: unknown key 'slotsize'; did you mean slot_size"),
+        ({"gsm9k": {}}, "refusion.yaml: unknown key 'gsm9k'; did you mean gsm8k"),
+        ({"gsm8k": {"tau_slot": "high"}}, "refusion.yaml: gsm8k: tau_slot='high' is not a number"),
+    ],
+)
+def test_a_wrong_table_names_file_benchmark_and_key(tmp_path, benchmarks, message):
+    with pytest.raises(ConfigError, match=message):
+        table_in(tmp_path, **benchmarks)
+
+
+@pytest.mark.parametrize(
+    "name", ["max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens", "gen_length"]
+)
+def test_every_name_of_the_length_becomes_gen_length(name):
+    assert read_generation_kwargs({name: 100.0}, REFUSION, "x").values["gen_length"] == 100
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "temperature"),
+    [
+        ({}, None),
+        ({"do_sample": False}, 0.0),
+        ({"do_sample": False, "temperature": 0.7}, 0.0),
+        ({"temperature": 0.7}, 0.7),
+        ({"do_sample": True, "temperature": 0.7}, 0.7),
+        ({"do_sample": True}, 1.0),
+    ],
+)
+def test_sampling_follows_lm_eval(kwargs, temperature):
+    assert read_generation_kwargs(kwargs, REFUSION, "x").values.get("temperature") == temperature
+
+
+def test_a_temperature_without_effect_is_said(caplog):
+    with caplog.at_level(logging.WARNING):
+        read_generation_kwargs({"do_sample": False, "temperature": 0.7}, REFUSION, "gsm8k")
+    assert "temperature=0.7 has no effect" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("until", "expected"), [(None, ()), ([], ()), ("Q:", ("Q:",)), (["Q:", "", "</s>"], ("Q:", "</s>"))]
+)
+def test_stop_strings_come_in_any_form(until, expected):
+    assert read_generation_kwargs({"until": until}, REFUSION, "x").until == expected
+
+
+def test_neutral_values_of_unsupported_keys_pass_and_others_do_not():
+    assert read_generation_kwargs({"top_p": 1.0, "num_beams": 1}, REFUSION, "x").values == {}
+    with pytest.raises(ConfigError, match=r"x: top_p=0.9 cannot be obeyed"):
+        read_generation_kwargs({"top_p": 0.9}, REFUSION, "x")
+
+
+def test_unknown_generation_argument_is_an_error():
+    with pytest.raises(ConfigError, match="generation_kwargs: unknown key 'tau_slots'; did you mean tau_slot"):
+        read_generation_kwargs({"tau_slots": 0.9}, REFUSION, "gsm8k")

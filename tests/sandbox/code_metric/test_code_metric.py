@@ -1,0 +1,41 @@
+"""pass@k through the `evaluate` library, with the interface of its code_eval."""
+
+from pathlib import Path
+
+import pytest
+
+from refusion_eval.sandbox import probe
+
+evaluate = pytest.importorskip("evaluate")
+_METRIC = Path(__file__).parents[3] / "refusion_eval" / "evaluate" / "code_metric" / "code_metric.py"
+
+
+@pytest.fixture
+def metric(tmp_path, monkeypatch):
+    if probe().tier == "D":
+        pytest.skip("programs cannot be isolated here")
+    monkeypatch.delenv("HF_ALLOW_CODE_EVAL", raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return evaluate.load(str(_METRIC), cache_dir=str(tmp_path))
+
+
+def test_pass_at_k_is_the_unbiased_estimate(metric):
+    right, wrong = "def add(a, b):\n    return a + b", "def add(a, b):\n    return a - b"
+    pass_at_k, _ = metric.compute(
+        references=["assert add(2, 3) == 5"], predictions=[[right, wrong, wrong, wrong]], k=[1, 2, 10]
+    )
+    assert pass_at_k == {"pass@1": pytest.approx(0.25), "pass@2": pytest.approx(0.5)}
+
+
+def test_results_say_what_became_of_each_candidate(metric):
+    right, slow = "def f():\n    return 1", "import time\ndef f():\n    time.sleep(60)"
+    _, results = metric.compute(
+        references=["assert f() == 1"], predictions=[[right, slow]], k=[1], num_workers=2, timeout=0.5
+    )
+    assert results[0][0] == (0, {"task_id": 0, "passed": True, "result": "passed", "completion_id": 0})
+    assert results[0][1][1]["result"] == "timed out"
+
+
+def test_a_broken_test_is_an_error_and_not_a_failed_candidate(metric):
+    with pytest.raises(RuntimeError, match="problem 0"):
+        metric.compute(references=["assert f("], predictions=[["def f():\n    return 1"]], k=[1])

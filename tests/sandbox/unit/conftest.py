@@ -1,0 +1,25 @@
+import pytest
+
+from refusion_eval.sandbox import Program, Verdict, probe
+from refusion_eval.sandbox.pool import check_on
+from refusion_eval.sandbox.profiles import PROFILES
+
+
+class Judge:
+    """Checks programs under one profile."""
+
+    def __init__(self, profile: str) -> None:
+        self.profile = profile
+
+    def __call__(self, candidate: str, test: str) -> Verdict:
+        program = Program(candidate=candidate, test=test, timeout_s=5, memory_mb=256)
+        return check_on(self.profile, PROFILES[self.profile].tier, program)
+
+
+@pytest.fixture
+def judge() -> Judge:
+    """A judge for the best profile of this machine."""
+    report = probe()
+    if report.tier == "D":
+        pytest.skip(f"programs cannot be isolated here: {report.missing}")
+    return Judge(report.profile)

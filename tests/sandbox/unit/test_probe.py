@@ -1,0 +1,116 @@
+"""Isolation is found by trying; without any, code is refused."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from refusion_eval import sandbox
+from refusion_eval.errors import SandboxError
+from refusion_eval.sandbox import SandboxReport, check_program, landlock, linux, probe
+from refusion_eval.sandbox.probe import self_test
+
+_UNPRIVILEGED_UID = 54321
+_PYTHON = "/usr/bin/python3"  # one that every user may read
+
+
+@pytest.fixture
+def nothing_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = SandboxReport(tier="D", profile="", layers=(), missing={"x": "denied"}, advice=("do this",))
+    monkeypatch.setattr(sandbox, "probe", lambda: report)
+
+
+def test_without_isolation_code_is_refused_with_reason_and_advice(nothing_works):
+    with pytest.raises(SandboxError, match=r"x: denied.*do this"):
+        check_program("def f():\n    return 1", "f()")
+
+
+def test_only_an_explicit_choice_runs_without_isolation(nothing_works):
+    assert check_program("def f():\n    return 1", "f()", sandbox="none").tier == "none"
+
+
+def test_a_profile_that_isolates_nothing_does_not_pass_its_self_test():
+    assert "self-test" in self_test("none")
+
+
+def test_the_report_names_tier_and_layers():
+    report = probe()
+    assert report.tier in "ABCD"
+    assert bool(report.layers) == (report.tier != "D")
+
+
+_WITHOUT = """
+import struct
+from refusion_eval.sandbox import check_program, linux, probe
+# A filter that refuses some calls, as containers and older kernels do: load the number, compare, refuse.
+steps = [(0x20, 0, 0, 0)]
+for number in {numbers}:
+    steps += [(0x15, 0, 1, number), (0x06, 0, 0, 0x00050001)]
+steps.append((0x06, 0, 0, 0x7FFF0000))
+if len(steps) > 2:
+    linux.no_new_privileges()
+    linux.install_seccomp(b"".join(struct.pack("=HBBI", *step) for step in steps))
+report = probe()
+print(report.tier, report.profile)
+try:
+    print(check_program("def f():\\n    return 1", "assert f() == 1").reason)
+except Exception as error:
+    print(type(error).__name__)
+"""
+_UNSHARE = {"x86_64": 272, "aarch64": 97}
+_LANDLOCK = 444
+
+
+@pytest.mark.parametrize(
+    ("uid", "missing", "expected"),
+    [
+        (0, (), "A namespaces passed"),
+        (0, ("unshare",), "B root-landlock passed"),
+        (0, ("unshare", "landlock"), "D SandboxError"),
+        (_UNPRIVILEGED_UID, (), "A user-namespaces passed"),
+        (_UNPRIVILEGED_UID, ("unshare",), "C landlock passed"),
+        (_UNPRIVILEGED_UID, ("unshare", "landlock"), "D SandboxError"),
+    ],
+)
+def test_the_next_tier_is_found_when_one_is_missing(uid, missing, expected):
+    if os.geteuid() != 0 or os.uname().machine not in _UNSHARE:
+        pytest.skip("needs root, to become another user, on a known machine")
+    if linux.landlock_abi() < landlock.ABI_SIGNALS or self_test("namespaces") or not Path(_PYTHON).exists():
+        pytest.skip(f"needs namespaces, Landlock and {_PYTHON}, to take them away one by one")
+    numbers = [{"unshare": _UNSHARE[os.uname().machine], "landlock": _LANDLOCK}[name] for name in missing]
+    done = subprocess.run(
+        [_PYTHON, "-B", "-c", _WITHOUT.replace("{numbers}", str(numbers))],
+        user=uid,
+        group=uid,
+        extra_groups=[],
+        env={"PYTHONPATH": str(Path(__file__).parents[3]), "HOME": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == expected.split(), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("profile", "options"),
+    [
+        ("namespaces", ["--mount", "--pid", "--net", "--ipc", "--uts"]),
+        ("user-namespaces", ["--user", "--mount", "--pid", "--net", "--ipc", "--uts"]),
+    ],
+)
+def test_a_profile_that_the_machine_allows_holds(profile, options):
+    """Or all tests of the profile would be left out, as if the machine did not allow it."""
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run(["unshare", *options, "--fork", "true"], check=False).returncode
+    ):
+        pytest.skip("this machine has no such namespaces")
+    assert self_test(profile) == ""
+
+
+def test_the_package_can_be_imported_without_the_rest():
+    code = "import refusion_eval.sandbox, sys; assert 'torch' not in sys.modules and 'lm_eval' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])

@@ -1,0 +1,99 @@
+"""Scoring: texts in, verdicts out."""
+
+from typing import Any
+
+import pytest
+
+from refusion_eval.benchmarks.table import BENCHMARKS
+from refusion_eval.errors import DataError
+from refusion_eval.scoring.judge import score_texts
+
+WORD_PROBLEMS = [
+    {"question": "a", "answer": "It is <<40+2=42>>42.\n#### 42"},
+    {"question": "b", "answer": "#### 1,000"},
+]
+PROGRAM = {
+    "task_id": 7,
+    "text": "Add one.",
+    "code": "def add(x):\r\n    return x + 1",
+    "test_list": ["assert add(1) == 2"],
+    "test_setup_code": "",
+}
+
+
+def verdicts(benchmark: str, rows: list[dict[str, Any]], texts: dict[str, list[str]], **more: Any) -> list[str]:
+    return [score.verdict for score in score_texts(benchmark, rows, texts, **more)]
+
+
+def test_rows_without_an_id_are_named_by_their_number() -> None:
+    scores = score_texts("gsm8k", WORD_PROBLEMS, {"1": ["The answer is 1000."], "0": ["The answer is 42.00."]})
+    assert [(score.id, score.passed, score.extracted) for score in scores] == [("0", True, "42"), ("1", True, "1000")]
+
+
+def test_right_wrong_unanswered_and_missing_are_told_apart() -> None:
+    rows = [*WORD_PROBLEMS, *WORD_PROBLEMS]
+    texts = {"0": ["The answer is 42."], "1": ["The answer is 7."], "2": ["no idea"]}
+    assert verdicts("gsm8k", rows, texts) == ["correct", "wrong", "no_answer", "missing"]
+
+
+def test_every_text_of_an_item_is_scored() -> None:
+    scores = score_texts("gsm8k", WORD_PROBLEMS[:1], {"0": ["The answer is 42.", "The answer is 41."]})
+    assert [(score.sample, score.passed) for score in scores] == [(0, True), (1, False)]
+
+
+def test_another_filter_may_be_chosen_and_a_wrong_name_is_refused() -> None:
+    texts = {"0": ["The answer is 42. The answer is 43."]}
+    assert verdicts("gsm8k", WORD_PROBLEMS[:1], texts, filter_name="first") == ["correct"]
+    with pytest.raises(DataError, match="no filter 'second'; it has last, first, strict"):
+        score_texts("gsm8k", WORD_PROBLEMS, texts, filter_name="second")
+
+
+def test_an_id_no_row_has_is_refused() -> None:
+    with pytest.raises(DataError, match="the first is '9'"):
+        score_texts("gsm8k", WORD_PROBLEMS, {"9": ["x"]})
+
+
+def test_two_rows_with_one_id_are_refused() -> None:
+    with pytest.raises(DataError, match="two rows have the id '7'"):
+        score_texts("mbpp", [PROGRAM, PROGRAM], {})
+
+
+def test_arc_answers_are_letters_by_position_whatever_the_labels() -> None:
+    row = {"id": "x", "question": "q", "choices": {"text": list("abc"), "label": list("123")}, "answerKey": "2"}
+    assert verdicts("arc_challenge", [row], {"x": ["The answer is (B)."]}) == ["correct"]
+
+
+def test_where_mmlu_pro_contradicts_itself_the_letter_wins() -> None:
+    row = {"question_id": 3983, "question": "q", "options": list("abcd"), "answer": "C", "answer_index": 1}
+    assert verdicts("mmlu_pro", [row], {"3983": ["The answer is (C)."]}) == ["correct"]
+
+
+def test_mathematics_is_compared_as_mathematics() -> None:
+    row = {"problem": "p", "solution": "so \\boxed{\\frac{1}{2}}", "level": "Level 1", "type": "Algebra"}
+    texts = {"0": ["\\boxed{0.5}", "\\boxed{2}", "none"]}
+    assert verdicts("math", [row], texts, workers=1) == ["correct", "wrong", "no_answer"]
+
+
+def test_code_is_run_against_its_tests() -> None:
+    right, wrong = "```python\ndef add(x):\n    return x + 1\n```", "```python\ndef add(x):\n    return x\n```"
+    assert verdicts("mbpp", [PROGRAM], {"7": [right, wrong, "Sorry."]}, workers=1) == ["correct", "wrong", "no_answer"]
+
+
+def test_a_verdict_on_code_says_which_isolation_it_ran_under() -> None:
+    texts = {"7": ["```python\ndef add(x):\n    return x + 1\n```", "Sorry."]}
+    assert [score.tier for score in score_texts("mbpp", [PROGRAM], texts, workers=1, sandbox="none")] == ["none", ""]
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_the_first_filter_is_the_default(name: str) -> None:
+    assert BENCHMARKS[name].default_filter == ("first" if BENCHMARKS[name].kind == "code" else "last")
+
+
+def test_gold_text_reads_as_the_prompt_asks() -> None:
+    assert BENCHMARKS["gsm8k"].gold_text(WORD_PROBLEMS[0]) == "It is 42.\nThe answer is 42."
+    assert BENCHMARKS["mbpp"].gold_text(PROGRAM) == "```python\ndef add(x):\n    return x + 1\n```"
+
+
+def test_malformed_gold_is_refused() -> None:
+    with pytest.raises(DataError, match="must end in '#### <number>'"):
+        score_texts("gsm8k", [{"question": "q", "answer": "42"}], {"0": ["The answer is 42."]})

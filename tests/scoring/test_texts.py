@@ -1,0 +1,202 @@
+"""`score`: from a file of texts to printed numbers and a CSV."""
+
+import csv
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refusion_eval.errors import DataError, StoreError
+from refusion_eval.scoring import texts as score_cli
+from refusion_eval.scoring.texts import COLUMNS, Summary, score_command
+
+
+@pytest.fixture(autouse=True)
+def stands_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scores of gold answers are written where the user stands."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Four word problems with the answers 0, 1, 2, 3."""
+    folder = tmp_path / "data" / "gsm8k"
+    folder.mkdir(parents=True)
+    rows = [{"question": f"q{number}", "answer": f"so it is\n#### {number}"} for number in range(4)]
+    (folder / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path / "data"
+
+
+def outputs(tmp_path: Path, lines: list[Any]) -> str:
+    path = tmp_path / "outputs.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def says(number: int) -> str:
+    return f"The answer is {number}."
+
+
+def run(data: Path, path: str, **more: Any) -> tuple[Summary, str]:
+    printed: list[str] = []
+    summary = score_command("gsm8k", path, data=data, echo=printed.append, **more)
+    return summary, "\n".join(printed)
+
+
+def test_the_score_its_interval_and_the_counts_are_printed(data: Path, tmp_path: Path) -> None:
+    lines = [
+        {"id": 0, "text": says(0)},
+        {"id": "1", "text": says(9)},
+        {"id": 2, "text": "?"},
+        {"id": 3, "text": says(3)},
+    ]
+    summary, printed = run(data, outputs(tmp_path, lines))
+    assert summary.score.value == 0.5
+    assert summary.score.low < 0.5 < summary.score.high
+    assert "gsm8k (filter last): acc 50.00% (95% interval" in printed
+    assert "over 4 of 4 rows" in printed
+    assert "nothing extracted from 1 of 4 texts (25.0%)" in printed
+
+
+def test_gold_scores_everything_right(data: Path) -> None:
+    assert run(data, "gold")[0].score.value == 1.0
+
+
+def test_rows_without_a_text_count_as_wrong_and_are_reported(data: Path, tmp_path: Path) -> None:
+    summary, printed = run(data, outputs(tmp_path, [{"id": 0, "text": says(0)}]))
+    assert (summary.score.value, summary.num_scored, summary.num_missing) == (0.25, 4, 3)
+    assert "3 rows have no text: counted as wrong" in printed
+
+
+def test_partial_scoring_leaves_them_out_and_says_so(data: Path, tmp_path: Path) -> None:
+    lines = [{"id": 0, "text": says(0)}, {"id": 1, "text": says(1)}]
+    summary, printed = run(data, outputs(tmp_path, lines), allow_partial=True)
+    assert (summary.score.value, summary.num_scored, summary.num_missing) == (1.0, 2, 2)
+    assert "over 2 of 4 rows" in printed
+    assert "2 rows have no text: left out" in printed
+
+
+def test_several_texts_an_id_give_pass_at_k_and_a_majority_vote(data: Path, tmp_path: Path) -> None:
+    lines = [{"id": row, "text": says(answer)} for row in range(4) for answer in (row, row, 9)]
+    summary, printed = run(data, outputs(tmp_path, lines))
+    assert summary.score.value == pytest.approx(2 / 3)
+    assert {k: value.value for k, value in summary.pass_at.items()} == {2: 1.0, 3: 1.0}
+    assert summary.majority is not None
+    assert summary.majority.value == 1.0
+    assert "majority vote 100.00%" in printed
+
+
+def test_the_csv_has_one_line_a_text(data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "scores.csv"
+    run(data, outputs(tmp_path, [{"id": 0, "text": says(0)}, {"id": 0, "text": says(5)}]), csv_path=path)
+    with path.open(newline="") as file:
+        lines = list(csv.reader(file))
+    assert tuple(lines[0]) == COLUMNS
+    assert lines[1] == ["0", "0", "0", "correct", "1", "statement; expected 0", ""]
+    assert lines[2][:5] == ["0", "1", "5", "wrong", "0"]
+    assert [line[3] for line in lines[3:]] == ["missing"] * 3
+
+
+@pytest.mark.parametrize("name", ["mine.jsonl", "mine.jsonl.gz", "mine"])
+def test_without_a_path_the_csv_lies_beside_the_outputs(data: Path, tmp_path: Path, name: str) -> None:
+    line = json.dumps({"id": 0, "text": says(0)}).encode()
+    path = tmp_path / "texts" / name
+    path.parent.mkdir()
+    path.write_bytes(gzip.compress(line) if name.endswith(".gz") else line)
+    _, printed = run(data, str(path))
+    assert (tmp_path / "texts" / "mine.scores.csv").read_text().startswith("id,sample,")
+    assert f"one line a text: {tmp_path}/texts/mine.scores.csv" in printed
+
+
+def test_the_csv_of_gold_answers_lies_in_the_current_folder(data: Path, tmp_path: Path) -> None:
+    _, printed = run(data, "gold")
+    assert (tmp_path / "gsm8k.gold.csv").is_file()
+    assert "one line a text: gsm8k.gold.csv" in printed
+
+
+def test_the_folder_of_the_csv_is_created(data: Path, tmp_path: Path) -> None:
+    run(data, "gold", csv_path=tmp_path / "new" / "folder" / "scores.csv")
+    assert (tmp_path / "new" / "folder" / "scores.csv").is_file()
+
+
+def test_a_csv_that_cannot_be_written_is_refused_before_scoring(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(score_cli, "score_texts", lambda *_args, **_more: pytest.fail("scored"))
+    (tmp_path / "file").touch()
+    refused = {tmp_path / "file" / "scores.csv": "(File exists|Not a directory)", tmp_path: "it is a folder"}
+    for path, why in refused.items():
+        with pytest.raises(StoreError, match=rf"cannot be written \({why}\); name another file"):
+            run(data, "gold", csv_path=path)
+
+
+def test_compressed_outputs_and_a_byte_order_mark_are_read(data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "outputs.jsonl.gz"
+    path.write_bytes(gzip.compress(b"\xef\xbb\xbf" + json.dumps({"id": 0, "text": says(0)}).encode()))
+    assert run(data, str(path))[0].score.value == 0.25
+
+
+def test_lone_surrogates_are_scored_and_written(data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "outputs.jsonl"
+    path.write_text('{"id": 0, "text": "\\ud800 The answer is 0."}\n')
+    assert run(data, str(path), csv_path=tmp_path / "scores.csv")[0].score.value == 0.25
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"\n\n", "is empty"),
+        (b"not json\n", r"outputs.jsonl, line 1: not a JSON value"),
+        (b'{"id": 0, "text": "x"}\n{"id": 0, "te', "line 2: not a JSON value"),
+        (b'[0, "x"]\n', "line 1: expected an object"),
+        (b'{"text": "x"}\n', "line 1: expected the keys id and text, found text"),
+        (b'{"id": 0, "output": "x"}\n', "found id, output"),
+        (b'{"id": 0, "text": "x", "more": 1}\n', "found id, more, text"),
+        (b'{"id": 0, "id": 1, "text": "x"}\n', "key 'id' occurs twice"),
+        (b'{"id": 77, "text": "x"}\n', "line 1: no row has the id 77"),
+        (b'{"id": null, "text": "x"}\n', "id must be a text or an integer, found None"),
+        (b'{"id": true, "text": "x"}\n', "found True"),
+        (b'{"id": 0, "text": null}\n', "text must be a text, found NoneType"),
+        (b'{"id": 0, "text": ["x"]}\n', "found list"),
+        (b'{"id": 0, "text": "\xe9"}\n', "line 1: not UTF-8"),
+        ('{"id": 0, "text": "x"}\n'.encode("utf-16"), "not UTF-8"),
+        (b"[" * 100_000, "not a JSON value"),
+    ],
+)
+def test_bad_outputs_are_refused_with_file_and_line(data: Path, tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "outputs.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        run(data, str(path))
+
+
+def test_outputs_that_do_not_exist_are_refused(data: Path) -> None:
+    with pytest.raises(DataError, match="cannot read /nowhere"):
+        run(data, "/nowhere.jsonl")
+
+
+def test_an_unknown_task_is_refused() -> None:
+    with pytest.raises(DataError, match="unknown task 'gsm9k'"):
+        score_command("gsm9k", "gold")
+
+
+def test_programs_that_ran_without_isolation_are_told(tmp_path: Path) -> None:
+    printed: list[str] = []
+    rows = tmp_path / "mbpp"
+    rows.mkdir()
+    row = {"task_id": 7, "text": "t", "code": "def f():\n    return 1", "test_setup_code": ""}
+    (rows / "test.jsonl").write_text(json.dumps(row | {"test_list": ["assert f() == 1"]}))
+    score_command("mbpp", "gold", data=tmp_path, sandbox="none", workers=1, echo=printed.append)
+    assert "  1 programs ran without isolation, so their verdicts can be forged" in printed
+    with (tmp_path / "mbpp.gold.csv").open(newline="") as file:
+        assert [line["tier"] for line in csv.DictReader(file)] == ["none"]
+
+
+def test_a_mini_task_says_so() -> None:
+    printed: list[str] = []
+    summary = score_command("mini_gsm8k", "gold", echo=printed.append)
+    assert summary.task == "mini gsm8k"
+    assert printed[0].startswith("mini gsm8k")
