@@ -18,7 +18,7 @@ from lm_eval.tasks import TaskManager
 
 import refusion_eval
 from refusion_eval.benchmarks.prompts import PROMPTS
-from refusion_eval.config.arguments import check_keys
+from refusion_eval.config import check_keys
 from refusion_eval.errors import ConfigError
 from refusion_eval.lm_eval_plugin.adapter import RefusionLM
 from refusion_eval.paths import tasks_path

@@ -1,12 +1,19 @@
 """The model arguments of `--model refusion` and of `refusion-eval run`: what they are called and what they mean."""
 
 import logging
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
-from refusion_eval.config.arguments import check_keys, convert_all, field_types
+from refusion_eval.config import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    check_keys,
+    field_types,
+    read_values,
+    settings_class,
+)
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import embedded_path
@@ -42,7 +49,7 @@ def embedded_name(pretrained: str, decoder: str) -> str | None:
 LAUNCH_ARGUMENTS = ("engine", "workers", "worker_cpus", "ray_address")
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class("model_args")
 class ModelArgs:
     """What to load and how to run it. Decoder settings are given beside these, by their own names.
 
@@ -88,39 +95,27 @@ class ModelArgs:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
     attention: str = "auto"
-    batch_size: int | None = 1
-    tps_samples: int = 0
-    kv_budget_gib: float | None = None
+    batch_size: PositiveInt | None = 1
+    tps_samples: NonNegativeInt = 0
+    kv_budget_gib: NonNegativeFloat | None = None
     cuda_graphs: bool = False
     run_dir: str | None = None
     data_dir: str | None = None
     enable_thinking: bool = True
     chat_template: str | None = None
     add_bos_token: bool = False
-    mc_samples: int = 128
-    warmup: int = 1
+    mc_samples: PositiveInt = 128
+    warmup: NonNegativeInt = 1
     system: str | None = None
     backbone: str | None = None
     loop: Literal["engine", "generate"] = "engine"
     engine: Literal["local", "ray"] = "local"
-    workers: int | None = None
-    worker_cpus: int = 1
+    workers: PositiveInt | None = None
+    worker_cpus: PositiveInt = 1
     ray_address: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        for name, low in (
-            ("batch_size", 1),
-            ("mc_samples", 1),
-            ("warmup", 0),
-            ("tps_samples", 0),
-            ("kv_budget_gib", 0),
-            ("workers", 1),
-            ("worker_cpus", 1),
-        ):
-            value = getattr(self, name)
-            if value is not None and not low <= value < math.inf:
-                raise ConfigError(f"model_args: {name}={value}; it must be at least {low}, and finite")
         if self.loop != "engine":
             self._check_stock_loop()
         if self.engine != "ray":
@@ -180,13 +175,13 @@ def parse_model_args(given: Mapping[str, Any], additional: Mapping[str, Any] | N
     arguments["batch_size"] = _batch_size(arguments.get("batch_size", 1))
     decoder = arguments.get("decoder", "refusion")
     check_keys([str(decoder)], DECODERS, "", what="decoder")
-    own = field_types(ModelArgs)
-    of_decoder = field_types(DECODERS[decoder].Settings)
-    check_keys(arguments, own.keys() | of_decoder.keys(), where)
+    settings_type = DECODERS[decoder].Settings
+    of_decoder = field_types(settings_type)
+    check_keys(arguments, field_types(ModelArgs).keys() | of_decoder.keys(), where)
     if "pretrained" not in arguments:
         raise ConfigError(f"{where}: pretrained is missing; name a checkpoint folder or a hub id: pretrained=...")
-    settings = convert_all({key: value for key, value in arguments.items() if key in of_decoder}, of_decoder, where)
-    rest = convert_all({key: value for key, value in arguments.items() if key not in of_decoder}, own, where)
+    settings = read_values(settings_type, {key: value for key, value in arguments.items() if key in of_decoder}, where)
+    rest = read_values(ModelArgs, {key: value for key, value in arguments.items() if key not in of_decoder}, where)
     return ModelArgs(**rest, settings=settings)
 
 

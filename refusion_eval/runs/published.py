@@ -1,15 +1,12 @@
 """The systems of the paper by name: which decoder on which published checkpoint."""
 
-from dataclasses import dataclass
-
-from refusion_eval.config.arguments import check_keys, convert_all, field_types
-from refusion_eval.config.yaml_file import mapping, read_yaml
+from refusion_eval.config import build, check_keys, mapping, read_yaml, settings_class
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import tasks_path
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@settings_class()
 class PublishedSystem:
     """One row of the paper's comparison.
 
@@ -40,11 +37,10 @@ def published_systems() -> dict[str, PublishedSystem]:
     """
     path = tasks_path() / "settings" / "systems.yaml"
     rows = read_yaml(path, f"tasks/settings/{path.name}")
-    types = field_types(PublishedSystem)
     systems = {}
     for name, row in rows.items():
         where = f"tasks/settings/{path.name}: {name}"
-        systems[name] = PublishedSystem(**convert_all({"name": name, **mapping(row, where)}, types, where))
+        systems[name] = build(PublishedSystem, {"name": name, **mapping(row, where)}, where)
         check_keys([systems[name].decoder], DECODERS, where, what="decoder")
     return systems
 

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from refusion_eval.benchmarks.prompts import PROMPTS
-from refusion_eval.config.arguments import check_keys, convert_all, field_types
-from refusion_eval.config.yaml_file import mapping, read_yaml
+from refusion_eval.config import build, check_keys, field_types, mapping, read_values, read_yaml
 from refusion_eval.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -203,7 +202,6 @@ def load_table(
     if not rows:
         raise ConfigError(f"{where}: has no benchmarks; write benchmarks: with one or more of {', '.join(PROMPTS)}")
     check_keys(rows, PROMPTS, where)
-    types = field_types(settings_type)
     benchmarks: dict[str, Mapping[str, Any]] = {}
     sources: dict[str, Any] = {}
     for benchmark, row in rows.items():
@@ -212,8 +210,8 @@ def load_table(
         sources[benchmark] = row.get("source", content.get("source"))
         if not sources[benchmark]:
             raise ConfigError(f"{where}: {benchmark} needs a source, its own or the table's")
-        benchmarks[benchmark] = convert_all(values, types, f"{where}: {benchmark}")
-        _build(settings_type, {**checkpoint, **benchmarks[benchmark]}, f"{where}: {benchmark}")
+        benchmarks[benchmark] = read_values(settings_type, values, f"{where}: {benchmark}")
+        build(settings_type, {**checkpoint, **benchmarks[benchmark]}, f"{where}: {benchmark}")
     return Table(path, preset, benchmarks, sources)
 
 
@@ -234,10 +232,9 @@ def read_generation_kwargs(kwargs: Mapping[str, Any], settings_type: type, where
     types = field_types(settings_type)
     rest = dict(kwargs)
     until = rest.pop("until", None) or ()
-    values: dict[str, Any] = {}
     lengths = [value for name in LENGTH_NAMES if (value := rest.pop(name, None)) is not None]
     if lengths:
-        values["gen_length"] = lengths[0]
+        rest.setdefault("gen_length", lengths[0])
     do_sample = rest.pop("do_sample", None)
     for key, neutral in NEUTRAL.items():
         if key not in types and key in rest:
@@ -245,12 +242,11 @@ def read_generation_kwargs(kwargs: Mapping[str, Any], settings_type: type, where
             if value not in neutral:
                 raise ConfigError(f"{where}: {key}={value!r} cannot be obeyed by this decoder; leave it out")
     where = f"{where}: generation_kwargs"
-    values.update(convert_all(rest, types | dict.fromkeys(values, int), where))
+    values = read_values(settings_type, rest, where)
     if "temperature" in types:
         _apply_do_sample(values, do_sample, where)
     elif do_sample:
         raise ConfigError(f"{where}: do_sample=True, but this decoder has no temperature; leave it out")
-    values = convert_all(values, types, where)
     until = (until,) if isinstance(until, str) else until
     return Generation(values, tuple(str(stop) for stop in until if stop))
 
@@ -300,12 +296,5 @@ def resolve(
         values.update(layer)
         sources.update(dict.fromkeys(layer, source))
     given = ", ".join(f"{key}={value} from {sources[key]}" for key, value in values.items())
-    settings = _build(settings_type, values, f"task {task} ({given or 'defaults'})")
+    settings: Any = build(settings_type, values, f"task {task} ({given or 'defaults'})")
     return Resolved(settings=settings, sources=sources, until=generation.until, benchmark=benchmark)
-
-
-def _build(settings_type: type, values: Mapping[str, Any], where: str) -> Any:
-    try:
-        return settings_type(**values)
-    except (ConfigError, TypeError, ValueError) as error:
-        raise ConfigError(f"{where}: {error}") from error

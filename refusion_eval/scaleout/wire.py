@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from refusion_eval.config.arguments import convert_all, field_types
+from refusion_eval.config import build
 from refusion_eval.errors import ScaleOutError
 from refusion_eval.runs.job import Job
 from refusion_eval.runs.settings import Resolved, TaskBenchmark
@@ -41,7 +41,7 @@ def job_from_json(fields: Mapping[str, Any], settings_type: type) -> Job:
     """
     where = f"{fields['key']['task']} item {fields['item_id']}"
     try:
-        settings = settings_type(**convert_all(fields["settings"], field_types(settings_type), where))
+        settings: Any = build(settings_type, fields["settings"], where)
     except (ValueError, TypeError) as error:
         raise ScaleOutError(f"{where}: its settings are refused here ({error}); {SAME_VERSION}") from error
     resolved = Resolved(

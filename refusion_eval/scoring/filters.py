@@ -16,7 +16,7 @@ from refusion_eval.benchmarks.extract.answers import Extraction
 from refusion_eval.benchmarks.extract.programs import NO_CODE, fenced_blocks
 from refusion_eval.benchmarks.prompts import Row
 from refusion_eval.benchmarks.table import BENCHMARKS, Extractor
-from refusion_eval.config.arguments import check_keys
+from refusion_eval.config import check_keys
 from refusion_eval.errors import ConfigError
 from refusion_eval.scoring import lm_eval_filters as stock_filters
 

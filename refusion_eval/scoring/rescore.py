@@ -15,7 +15,7 @@ from refusion_eval.benchmarks.prompts import Row
 from refusion_eval.benchmarks.rows import load_rows
 from refusion_eval.benchmarks.sealing import redact, texts_of
 from refusion_eval.benchmarks.table import BENCHMARKS, Benchmark
-from refusion_eval.config.arguments import check_keys
+from refusion_eval.config import check_keys
 from refusion_eval.errors import DataError
 from refusion_eval.lm_eval_plugin import hooks as task_hooks
 from refusion_eval.runs.job import doc_hash

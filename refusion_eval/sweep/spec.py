@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from refusion_eval.config.arguments import check_keys, convert_all, field_types
-from refusion_eval.config.yaml_file import mapping, read_yaml
+from refusion_eval.config import build, check_keys, field_types, mapping, read_values, read_yaml
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError
 from refusion_eval.runs.model_args import parse_model_args
@@ -110,7 +109,7 @@ class SweptSystem:
         Raises:
             ConfigError: a setting is unknown or of the wrong type.
         """
-        converted = convert_all(settings, self.setting_types, f"sweep: {self.name}")
+        converted = read_values(DECODERS[self.arguments["decoder"]].Settings, settings, f"sweep: {self.name}")
         return Point(settings=dict(sorted(converted.items())), origin=origin)
 
 
@@ -188,7 +187,7 @@ def _system(where: str, name: str, row: dict[str, Any]) -> SweptSystem:
         raise ConfigError(f"{where}: arguments hold run_dir or decoder settings; settings go under `settings:`")
     frontier = row.get("frontier")
     if frontier is not None:
-        frontier = Frontier(**convert_all(frontier, field_types(Frontier), f"{where}: frontier"))
+        frontier = build(Frontier, frontier, f"{where}: frontier")
     given["decoder"] = parsed.decoder
     system = SweptSystem(name=name, arguments=given, settings={}, points=(), frontier=frontier)
     settings = system.point(row.get("settings") or {}, "table").settings

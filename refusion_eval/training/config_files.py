@@ -12,8 +12,7 @@ from typing import Any
 
 import yaml
 
-from refusion_eval.config.arguments import check_keys, convert, field_types
-from refusion_eval.config.yaml_file import read_yaml
+from refusion_eval.config import check_keys, convert, field_types, read_yaml
 from refusion_eval.errors import ConfigError
 from refusion_eval.training.run_config import RunConfig
 

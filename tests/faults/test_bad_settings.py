@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from refusion_eval.config.arguments import convert_all, field_types
+from refusion_eval.config import field_types, read_values
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import tasks_path
@@ -29,7 +29,7 @@ def test_a_number_out_of_range_is_refused_by_name_or_taken(decoder, name):
     refusals = []
     for value in (*ODD, float("nan"), float("inf"), -1, 10**30, True, None, [], {}):
         try:
-            converted = convert_all({name: value}, kinds, "model_args")
+            converted = read_values(DECODERS[decoder].Settings, {name: value}, "model_args")
             DECODERS[decoder].Settings(**tokens_of(kinds) | converted)
         except ConfigError as error:
             refusals.append(str(error))

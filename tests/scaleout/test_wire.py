@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from refusion_eval.config.arguments import field_types
+from refusion_eval.config import field_types
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ScaleOutError
 from refusion_eval.runs.job import Job
