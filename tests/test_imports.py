@@ -38,9 +38,7 @@ MAY_IMPORT = {
     "figures": BASE | {"claims", "decoders", "metrics", "paths", "report", "results", "runs", "store"},
     "studies": BASE | {"api", "benchmarks", "engine", "metrics", "models", "paths", "results", "runs", "store"},
     "training": BASE | {"api", "benchmarks", "config", "decoders", "embedded", "engine", "models", "store"},
-    "bench": BASE
-    | {"api", "benchmarks", "decoders", "embedded", "engine", "hf", "models", "paths", "runs", "sandbox", "scaleout"}
-    | {"scoring", "store", "training"},
+    "bench": BASE | {"api", "benchmarks", "decoders", "embedded", "engine", "hf", "models", "paths", "store"},
     "supply_chain": set(),
     "doctor": BASE | {"benchmarks", "models", "paths", "sandbox", "store"},
 }

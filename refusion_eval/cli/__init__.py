@@ -9,6 +9,7 @@ from refusion_eval.cli import (  # noqa: F401 - they register their commands
     judging,
     looking,
     measuring,
+    moved,
     scoring,
     sweeping,
 )

@@ -6,11 +6,11 @@ import re
 import sys
 from unittest import mock
 
+import extraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from refusion_eval.bench import extraction
 from refusion_eval.benchmarks.extract import programs as extract_code
 from refusion_eval.benchmarks.extract.answers import Extraction
 from refusion_eval.scoring.filters import FILTERS
@@ -141,7 +141,7 @@ def test_what_is_parsed_for_one_text_is_bounded(rule, piece, monkeypatch):
 
 
 def test_a_text_is_what_its_recipe_says():
-    assert extraction.Recipe(("ab", "c"), before="<", behind=">").text(7) == "<abcabc>"
+    assert extraction.Recipe(("ab", "c"), before="<", after=">").text(7) == "<abcabc>"
     mixed = extraction.Recipe(("ab", "c"), seed=3)
     assert mixed.text(50) == mixed.text(50)
     assert set(mixed.text(50)) == set("abc")

@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 
 import pytest
+from sandbox import reference_programs
 
-from refusion_eval.bench.sandbox import reference_programs
 from refusion_eval.benchmarks.rows import load_rows
 from refusion_eval.sandbox import Program, check_programs, probe
 

@@ -1,13 +1,12 @@
-"""The benchmark of the sandbox: it checks what it says, in every way."""
+"""The benchmark of the sandbox checks all reference programs in every way and reports where."""
 
 import json
 
 import pytest
-from typer.testing import CliRunner
+import sandbox
+from sandbox import measure_sandbox, reference_programs
 
-from refusion_eval.bench.sandbox import measure_sandbox, reference_programs
 from refusion_eval.benchmarks.rows import load_rows
-from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError, SandboxError
 from refusion_eval.sandbox import probe
 
@@ -18,10 +17,10 @@ def _isolation() -> None:
         pytest.skip("programs cannot be isolated here")
 
 
-def test_every_way_checks_the_references_and_the_record_says_where(tmp_path):
+def test_every_way_checks_the_references_and_the_record_says_where(script, tmp_path):
     out = tmp_path / "sandbox.json"
-    done = CliRunner().invoke(app, ["bench-sandbox", "--mini", "--rounds", "1", "--workers", "2", "--out", str(out)])
-    assert done.exit_code == 0, done.output
+    status, output, _ = script(sandbox.main, "--mini", "--rounds", "1", "--workers", "2", "--out", out)
+    assert status == 0
     record = json.loads(out.read_text())
     assert set(record["rates"]) == {"sandbox", "without isolation", "an interpreter each"}
     assert all(len(rates) == 1 and rates[0] > 0 for rates in record["rates"].values())
@@ -29,8 +28,8 @@ def test_every_way_checks_the_references_and_the_record_says_where(tmp_path):
     assert record["num_programs"] == len(load_rows("humaneval", mini=True))
     assert record["conditions"]["cores"] >= 1
     for way in record["rates"]:
-        assert way in done.output
-    assert "synthetic" in done.output
+        assert way in output
+    assert "synthetic" in output
 
 
 @pytest.mark.parametrize("benchmark", ["humaneval", "mbpp"])

@@ -1,4 +1,4 @@
-"""One way of training in a process of its own: the samples, the model, the step and what is told of them."""
+"""The two implementations of training that `train.py` compares, and the process that runs one of them."""
 
 import resource
 import sys
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from plain_train import plain_loss
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from refusion_eval.bench.plain_train import plain_loss
 from refusion_eval.bench.shapes import SHAPES, Shape
 from refusion_eval.engine.device import synchronize
 from refusion_eval.errors import ConfigError
@@ -22,7 +22,7 @@ from refusion_eval.training.data import Sample
 from refusion_eval.training.loss import hybrid_loss
 from refusion_eval.training.objectives import OBJECTIVES, SpecialIds
 
-# "small" gives the head the share of the parameters that it has in 0.6B, a quarter.
+# In "small" the output head has a quarter of the parameters, as in 0.6B.
 TRAIN_SHAPES: Mapping[str, Shape] = {
     "small": Shape(
         hidden_size=256,
@@ -35,26 +35,26 @@ TRAIN_SHAPES: Mapping[str, Shape] = {
     **SHAPES,
 }
 OURS, PLAIN = "ours", "plain loop"
-SPREAD = 0.9  # standard deviation of a length's logarithm
-PROMPT_SHARE = 0.3  # of a sample's tokens
+SPREAD = 0.9  # standard deviation of the logarithm of a length
+PROMPT_SHARE = 0.3  # fraction of a sample's tokens that belongs to the prompt
 MIN_LENGTH = 8
 TRAINING = TrainConfig(objective="refusion", num_steps=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainBenchSettings:
-    """What is trained on what.
+    """Model, samples and rounds of a measurement.
 
     Attributes:
         shape: key of `TRAIN_SHAPES`.
-        num_samples: of a round.
+        num_samples: samples of a round.
         batch_size: samples of a step; 4 on each device in the release. Padding grows with it.
-        num_rounds: passes over the samples; contestants take turns at every step.
-        mean_length, max_length: tokens of a sample, lognormal, longer ones cut.
-        device: of torch; "auto" is CUDA where there is one.
-        dtype: of the weights, "float32" or "bfloat16"; "auto" is bfloat16 on CUDA.
-        threads: CPU threads of each process; None leaves torch's choice.
-        seed: of lengths, tokens, weights and draws.
+        num_rounds: passes over the samples; the implementations take turns at every step.
+        mean_length, max_length: tokens of a sample; lengths are lognormal and cut at the maximum.
+        device: torch device; "auto" is CUDA where available.
+        dtype: dtype of the weights, "float32" or "bfloat16"; "auto" is bfloat16 on CUDA, float32 elsewhere.
+        threads: CPU threads of each process; None keeps torch's own choice.
+        seed: seed of lengths, tokens, weights and draws.
     """
 
     shape: str = "small"
@@ -78,7 +78,7 @@ class TrainBenchSettings:
         except RuntimeError as error:
             raise ConfigError(f"device={self.device!r} is unknown; use cpu or cuda") from error
         if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
-            raise ConfigError(f"device={self.device!r} cannot be measured on here; use cpu, or cuda where there is one")
+            raise ConfigError(f"device={self.device!r} is not available here; use cpu or cuda")
         if min(self.num_samples, self.batch_size, self.num_rounds) < 1:
             raise ConfigError(
                 f"num_samples is {self.num_samples}, batch_size {self.batch_size} and num_rounds {self.num_rounds}; "
@@ -92,7 +92,7 @@ class TrainBenchSettings:
 
     @property
     def torch_device(self) -> torch.device:
-        """Where to train."""
+        """The device, with "auto" resolved."""
         return (
             torch.device("cuda" if torch.cuda.is_available() else "cpu")
             if self.device == "auto"
@@ -101,15 +101,15 @@ class TrainBenchSettings:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """What the weights are."""
+        """The dtype of the weights, with "auto" resolved."""
         half = self.dtype == "bfloat16" or (self.dtype == "auto" and self.torch_device.type == "cuda")
         return torch.bfloat16 if half else torch.float32
 
 
 def synthetic_samples(settings: TrainBenchSettings) -> list[Sample]:
-    """Samples of random tokens with lengths like those of instruction data: many short ones and a long tail."""
+    """Samples of random tokens whose lengths resemble instruction data: many short samples and a long tail."""
     rng = np.random.default_rng(settings.seed)
-    centre = np.log(settings.mean_length) - SPREAD**2 / 2  # so that the mean is as asked for
+    centre = np.log(settings.mean_length) - SPREAD**2 / 2  # gives the lognormal the requested mean
     drawn = rng.lognormal(centre, SPREAD, settings.num_samples)
     num_words = TRAIN_SHAPES[settings.shape].vocab_size - 3
     samples = []
@@ -121,12 +121,12 @@ def synthetic_samples(settings: TrainBenchSettings) -> list[Sample]:
 
 
 def special_ids(shape: Shape) -> dict[str, int]:
-    """Ids of EOS, padding and mask: the last of the vocabulary."""
+    """Token ids of EOS, padding and mask: the last three of the vocabulary."""
     return {"eos": shape.vocab_size - 3, "pad": shape.vocab_size - 2, "mask": shape.vocab_size - 1}
 
 
 def random_model(settings: TrainBenchSettings) -> Qwen3ForCausalLM:
-    """A random Qwen3 of the wanted shape, on its device."""
+    """A Qwen3 with random weights of the requested shape, dtype and device."""
     torch.manual_seed(settings.seed)
     shape = TRAIN_SHAPES[settings.shape]
     ids = special_ids(shape)
@@ -143,14 +143,14 @@ def random_model(settings: TrainBenchSettings) -> Qwen3ForCausalLM:
 
 
 def packed_batch(shape: Shape, samples: list[Sample], rng: np.random.Generator) -> PackedBatch:
-    """One of our batches, with the draws that the plain loop takes from an equal generator."""
+    """A packed batch of our implementation; a generator in the same state gives the plain loop the same draws."""
     ids = special_ids(shape)
     make, specials = OBJECTIVES["refusion"], SpecialIds(ids["eos"], ids["mask"])
     return collate([make(sample, rng, TRAINING, specials) for sample in samples])
 
 
 def batches_of(settings: TrainBenchSettings) -> list[list[Sample]]:
-    """The samples of a round, step by step."""
+    """The samples of a round, one list for each step."""
     samples = synthetic_samples(settings)
     return [samples[start : start + settings.batch_size] for start in range(0, len(samples), settings.batch_size)]
 
@@ -168,7 +168,11 @@ CONTESTANTS = {OURS: _our_loss, PLAIN: _plain_loss}
 
 
 def serve(connection: Connection, name: str, settings: TrainBenchSettings) -> None:
-    """A contestant's process: trains the step whose number it is sent and tells its seconds; at None, its memory."""
+    """Runs one implementation in this process.
+
+    It sends the loss of its first step, which is also the warm-up. Then it trains each step whose number it receives
+    and sends the seconds; when it receives None, it sends its peak and idle memory and ends.
+    """
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     shape, batches, loss_of = TRAIN_SHAPES[settings.shape], batches_of(settings), CONTESTANTS[name]
@@ -184,7 +188,7 @@ def serve(connection: Connection, name: str, settings: TrainBenchSettings) -> No
         return loss.detach()
 
     idle_bytes = _memory(model.device, peak=False)
-    connection.send(step(batches[0]).item())  # also the warm-up
+    connection.send(step(batches[0]).item())
     while (number := connection.recv()) is not None:
         synchronize(model.device)
         started = time.perf_counter()
@@ -195,12 +199,12 @@ def serve(connection: Connection, name: str, settings: TrainBenchSettings) -> No
 
 
 def _memory(device: torch.device, *, peak: bool) -> int:
-    """Bytes of this process, or of its tensors on CUDA: now, or the most so far."""
+    """Memory of this process in bytes, on CUDA that of its tensors: the current value or the peak."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) if peak else torch.cuda.memory_allocated(device)
     status = Path("/proc/self/status")
     if status.exists():
-        # getrusage also remembers the process that started this one.
+        # The peak of getrusage includes that of the parent process from before exec.
         name = "VmHWM:" if peak else "VmRSS:"
         (line,) = (line for line in status.read_text().splitlines() if line.startswith(name))
         return int(line.split()[1]) * 1024

@@ -1,8 +1,8 @@
-"""The plain baseline of training: ReFusion's loss in the style of the release.
+"""The plain baseline of training: ReFusion's loss computed in the style of the release.
 
-Samples are padded to the longest, the corruption is laid out in Python within the forward, and the model gives the
-logits of every position in float32. Draws and loss are those of `refusion_eval.training`, so that the ratio between
-the two is one of execution alone.
+Samples are padded to the longest one, the corrupted rows are built by Python loops, and the model computes the logits
+of every position in float32. Draws and loss equal those of `refusion_eval.training`, so the ratio between the two
+measures the implementation alone.
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,17 @@ IGNORED = -100
 def plain_loss(
     model: Qwen3ForCausalLM, samples: Sequence[Sample], rng: np.random.Generator, *, mask: int, pad: int
 ) -> torch.Tensor:
-    """AR + MDM loss of a batch.
+    """Sum of the AR and MDM losses of a batch (Eq. 1-3).
 
     Args:
-        model: transformers' own.
-        samples: of one batch.
-        rng: gives each sample its slot size, then its masks and order.
-        mask: token id.
-        pad: token id.
+        model: the Qwen3 of transformers.
+        samples: samples of the batch.
+        rng: source of each sample's slot size, masks and order, drawn in this order.
+        mask: token id of the mask.
+        pad: token id of padding.
+
+    Returns:
+        The loss, a scalar.
     """
     longest = max(sample.length for sample in samples)
     tokens, positions, ar_labels, mdm_labels, seen, divisors = [], [], [], [], [], []

@@ -1,8 +1,8 @@
-"""How many programs a second the sandbox checks: `refusion-eval bench-sandbox`.
+"""Programs that the sandbox checks per second: `python benchmarks/sandbox.py`.
 
-The reference programs of a benchmark are checked in turns in three ways, so that whatever else the machine does falls
-on all of them: in the sandbox; likewise without isolation, which tells what isolation costs; and each in an interpreter
-of its own that is started for it, which is what a harness without warm workers does, with no isolation either.
+The reference programs of a benchmark are checked in three ways: in the sandbox; by the same workers without isolation,
+which shows the cost of isolation; and each in a new interpreter without isolation, as a harness without warm workers
+does. The ways alternate in every round, so that other load on the machine affects all of them.
 """
 
 import os
@@ -13,9 +13,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from command import Out, prepare, run_script, show_progress, write_json
 
 from refusion_eval.benchmarks.prompts import Row
+from refusion_eval.benchmarks.rows import load_rows
 from refusion_eval.benchmarks.table import BENCHMARKS
 from refusion_eval.errors import ConfigError, SandboxError
 from refusion_eval.sandbox import Program, check_programs, pool, probe
@@ -26,16 +31,16 @@ _SANDBOX, _BARE, _STARTED = "sandbox", "without isolation", "an interpreter each
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxReport:
-    """What was measured.
+    """Rates of one measurement.
 
     Attributes:
-        benchmark: whose reference programs were checked.
-        mini: whether it is the synthetic look-alike.
-        num_programs: programs of a round.
-        tier: isolation of the sandbox.
-        workers: programs at a time.
-        rates: checks per second of each round, by way.
-        conditions: the machine, and how busy it was before and after.
+        benchmark: name of the benchmark whose reference programs were checked.
+        mini: whether the programs are those of the synthetic look-alike.
+        num_programs: programs checked in a round.
+        tier: isolation that the sandbox had, "A" to "D".
+        workers: programs checked at a time.
+        rates: checks per second of each round, for each way of checking.
+        conditions: facts about the machine, and its load before and after the measurement.
     """
 
     benchmark: str
@@ -51,7 +56,7 @@ class SandboxReport:
         return asdict(self)
 
     def text(self) -> str:
-        """The report in words."""
+        """The report as a few lines for the terminal."""
         what = f"{self.num_programs} reference programs of {self.benchmark}{' (mini, synthetic)' if self.mini else ''}"
         lines = [f"{what}, {self.workers} at a time, isolation of tier {self.tier}"]
         for way, rates in self.rates.items():
@@ -68,20 +73,20 @@ def reference_programs(benchmark: str, rows: Sequence[Row]) -> list[Program]:
 
     Args:
         benchmark: "humaneval" or "mbpp".
-        rows: in hub columns.
+        rows: rows of the benchmark, with the columns of its public data set.
 
     Raises:
-        ConfigError: the benchmark is not about programs.
+        ConfigError: the answers of the benchmark are not programs.
     """
-    known = BENCHMARKS.get(benchmark)
-    if known is None or known.test is None:
-        of_code = ", ".join(name for name, one in BENCHMARKS.items() if one.test is not None)
-        raise ConfigError(f"{benchmark!r} has no programs to check; these have: {of_code}")
+    definition = BENCHMARKS.get(benchmark)
+    if definition is None or definition.test is None:
+        with_programs = ", ".join(name for name, other in BENCHMARKS.items() if other.test is not None)
+        raise ConfigError(f"{benchmark!r} has no programs to check; these have: {with_programs}")
     programs = []
     for row in rows:
-        test = known.test(row)
+        test = definition.test(row)
         programs.append(
-            Program(candidate=known.gold(row), test=test.test, helpers=test.helpers, timeout_s=test.timeout_s)
+            Program(candidate=definition.gold(row), test=test.test, helpers=test.helpers, timeout_s=test.timeout_s)
         )
     return programs
 
@@ -95,19 +100,19 @@ def measure_sandbox(
     workers: int | None,
     progress: Callable[[str], None],
 ) -> SandboxReport:
-    """Check a benchmark's reference programs in every way, round after round, after a warm-up.
+    """Checks a benchmark's reference programs in every way, round after round, after a warm-up.
 
     Args:
         benchmark: "humaneval" or "mbpp".
-        rows: its rows.
-        mini: whether they are those of the synthetic look-alike.
-        num_rounds: at least 1.
-        workers: programs at a time; None for what an evaluation takes.
-        progress: told what is being done.
+        rows: rows of the benchmark.
+        mini: whether the rows are those of the synthetic look-alike.
+        num_rounds: number of rounds, at least 1.
+        workers: programs checked at a time; None for the default of an evaluation.
+        progress: called with a line of text before each measurement.
 
     Raises:
-        SandboxError: a reference did not pass, or nothing isolates programs here.
-        ConfigError: the benchmark is not about programs.
+        SandboxError: a reference program did not pass, or this machine cannot isolate programs.
+        ConfigError: the answers of the benchmark are not programs.
     """
     programs = reference_programs(benchmark, rows)
     count = workers or pool.default_workers()
@@ -149,7 +154,7 @@ def _start_each(programs: Sequence[Program], workers: int) -> list[bool]:
 
 
 def _run_in_own_interpreter(program: Program) -> bool:
-    """Run a program that is trusted, and its test behind it."""
+    """Runs a trusted program, followed by its test."""
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", f"{program.candidate}\n{program.test}"],
         stdout=subprocess.DEVNULL,
@@ -157,3 +162,29 @@ def _run_in_own_interpreter(program: Program) -> bool:
         check=False,
     )
     return done.returncode == 0
+
+
+def main(
+    benchmark: Annotated[
+        Literal["humaneval", "mbpp"], typer.Option(help="Benchmark whose reference programs are checked.")
+    ] = "humaneval",
+    mini: Annotated[bool, typer.Option("--mini", help="Check the programs of the synthetic look-alike.")] = False,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder with benchmark rows: <benchmark>/<split>.jsonl[.gz].")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds in which each way is timed.")] = 3,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Programs checked at a time; by default as many as in an evaluation.")
+    ] = None,
+    out: Out = None,
+) -> None:
+    """Measure how many programs per second the sandbox checks."""
+    rows = load_rows(benchmark, mini=mini, data_dir=data)
+    prepare(out)
+    report = measure_sandbox(benchmark, rows, mini=mini, num_rounds=rounds, workers=workers, progress=show_progress)
+    print(report.text())
+    write_json(out, report.to_json())
+
+
+if __name__ == "__main__":
+    run_script(main)

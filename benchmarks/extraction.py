@@ -1,8 +1,8 @@
-"""How long the slowest answer extraction takes on text made to stall it: `python -m refusion_eval.bench.extraction`.
+"""The slowest answer extractions on text that is made to stall them: `python benchmarks/extraction.py`.
 
-The texts repeat what the patterns themselves look for: every literal of every pattern, and what models write, each
-alone, before and behind a well-formed answer, and in pairs, threes and mixes that a seed draws. What backtracks does so
-on these. All are looked at at a fifth of the length; the slowest are measured at full length.
+Each text repeats pieces: the literals of all patterns, and text that models often write. A piece is repeated alone,
+before and after a well-formed answer, and in random pairs, triples and mixes. A pattern that backtracks too much shows
+on such texts. All texts are timed at a fifth of the full length, and the slowest again at full length.
 """
 
 import argparse
@@ -24,13 +24,13 @@ from refusion_eval.benchmarks.table import BENCHMARKS
 from refusion_eval.scoring.filters import FILTERS, OURS, Rule
 
 FULL_LENGTH = 100_000
-SCREENING_LENGTH = 20_000  # characters; what is slow here is measured at full length
-NUM_DRAWN = 1_200  # texts of each kind that is drawn
+SCREENING_LENGTH = 20_000  # characters of the first pass
+NUM_DRAWN = 1_200  # random texts of each kind
 NUM_MEASURED = 60
 NUM_SHOWN = 10
 REPEATS = 3
 
-# Text that no literal of a pattern is, but that models write: code, nesting, numbers, white space, broken characters.
+# Pieces that are not literals of a pattern but that models write: code, nesting, numbers, white space, odd characters.
 WRITTEN = (
     " ", "\n", "\t", "\r\n", "\r", "\x0b", "\x00", "\ud800", "\u2028", "\xe9", "a", "Z", "A ", "I ", "1", "-1", "1,",
     "111,", "1.1", "1 1/1", "1/1", "1/2 ", "1/", ".5", "$1", "$$", "\\\\", "\\{", "{{", "}}", "{}", "{a", "((", "([{",
@@ -45,7 +45,7 @@ WRITTEN = (
     "\\boxed ",
 )  # fmt: skip
 
-# Well-formed answers, which other text may surround.
+# Well-formed answers; repeated pieces stand before or after them.
 ANSWERS = (
     "The answer is 42.",
     "The answer is (B).",
@@ -57,18 +57,24 @@ ANSWERS = (
 
 
 class Recipe(NamedTuple):
-    """How a text is made: something, then pieces again and again in this order or in a drawn one, then something."""
+    """How a text is made.
+
+    Attributes:
+        pieces: texts that are repeated.
+        before, after: texts before and after the repetition.
+        seed: seed of a random order of the pieces; None repeats them in the given order.
+    """
 
     pieces: tuple[str, ...]
     before: str = ""
-    behind: str = ""
-    seed: int | None = None  # draws which piece comes next
+    after: str = ""
+    seed: int | None = None
 
     def text(self, length: int) -> str:
-        """The text, of about that many characters."""
+        """The text, about `length` characters long."""
         unit = "".join(self.pieces)
         if self.seed is None:
-            return self.before + unit * (length // len(unit)) + self.behind
+            return self.before + unit * (length // len(unit)) + self.after
         drawn = random.Random(self.seed).choices(self.pieces, k=2 * len(self.pieces) * (1 + length // len(unit)))
         return "".join(drawn)[:length]
 
@@ -76,19 +82,25 @@ class Recipe(NamedTuple):
         parts = [repr(self.before)] if self.before else []
         order = "repeated" if self.seed is None else f"mixed (seed {self.seed})"
         parts.append(f"{' '.join(map(repr, self.pieces))} {order}")
-        return ", then ".join(parts + ([repr(self.behind)] if self.behind else []))
+        return ", then ".join(parts + ([repr(self.after)] if self.after else []))
 
 
 class Timed(NamedTuple):
-    """The processor time of one rule on one text."""
+    """The processor time of one rule on one text.
+
+    Attributes:
+        seconds: processor time.
+        rule: name of the rule.
+        recipe: description of the text.
+    """
 
     seconds: float
     rule: str
-    text: str  # how it is made
+    recipe: str
 
 
 def rules() -> dict[str, Callable[[str], object]]:
-    """Everything that reads a model's text on the way to a verdict, by name: filters, and answers' normal forms."""
+    """All functions that read a model's text on the way to a verdict, by name: filters and normal forms of answers."""
     rows = {name: load_rows(name, mini=True)[0] for name in BENCHMARKS}
     named: dict[str, Callable[[str], object]] = {}
     for name, bench in BENCHMARKS.items():
@@ -109,18 +121,20 @@ def _on(row: Row, extractor: Callable[[str, Row], object]) -> Callable[[str], ob
 
 
 def _by_rule(row: Row, benchmark: str, rule: Rule) -> Callable[[str], object]:
-    """Finds and, where the comparison belongs to the rule, compares."""
+    """A function that extracts an answer and, if the rule defines its own comparison, compares it."""
     gold = BENCHMARKS[benchmark].gold(row)
 
     def judged(text: str) -> object:
-        (found,) = rule.find([(row, text)])
-        return found if found.answer is None or rule.is_right is None else rule.is_right(gold, found.answer)
+        (extraction,) = rule.find([(row, text)])
+        if extraction.answer is None or rule.is_right is None:
+            return extraction
+        return rule.is_right(gold, extraction.answer)
 
     return judged
 
 
 def pieces() -> list[str]:
-    """What texts are made of: the literals of all patterns, and `WRITTEN`."""
+    """The pieces of all texts: the literals of all patterns, and `WRITTEN`."""
     patterns = [
         value
         for module in (extract, extract_math, extract_code, benchmarks)
@@ -131,7 +145,7 @@ def pieces() -> list[str]:
 
 
 def _literals(pattern: re.Pattern[str]) -> Iterator[str]:
-    """The runs of fixed characters in a pattern."""
+    """The runs of fixed characters in a pattern, read from its parse tree."""
     parser: Any = re._parser  # type: ignore[attr-defined]
     yield from _runs(parser.parse(pattern.pattern, pattern.flags))
 
@@ -151,7 +165,7 @@ def _runs(items: Any) -> Iterator[str]:
 
 
 def _inside(argument: Any) -> Iterator[str]:
-    """The runs in the parts of a group, a repetition or an alternative."""
+    """The runs of fixed characters in the parts of a group, a repetition or an alternative."""
     if hasattr(argument, "data"):
         yield from _runs(argument)
     elif isinstance(argument, list | tuple):
@@ -160,18 +174,18 @@ def _inside(argument: Any) -> Iterator[str]:
 
 
 def recipes(num_drawn: int = NUM_DRAWN, seed: int = 0) -> Iterator[Recipe]:
-    """Recipes of hostile texts.
+    """Recipes of hostile texts: each piece alone and beside each answer, then random combinations.
 
     Args:
-        num_drawn: how many of each kind that is drawn; all pieces alone and around answers come besides.
-        seed: draws them.
+        num_drawn: number of random recipes of each of four kinds.
+        seed: seed of the random recipes.
     """
     parts = pieces()
     for piece in parts:
         yield Recipe((piece,))
         for answer in ANSWERS:
             yield Recipe((piece,), before=answer)
-            yield Recipe((piece,), behind=answer)
+            yield Recipe((piece,), after=answer)
     draw = random.Random(seed)
     for number in range(num_drawn):
         first, *others = draw.sample(parts, 3)
@@ -182,15 +196,15 @@ def recipes(num_drawn: int = NUM_DRAWN, seed: int = 0) -> Iterator[Recipe]:
 
 
 def without_table() -> Any:
-    """A context in which lm-eval's `multi_choice_regex` makes no table of all characters.
+    """A context in which lm-eval's `multi_choice_regex` builds no table of all Unicode characters.
 
-    It does so at each call, however many texts it gets, in a third of a second: that is no time of a text.
+    It builds this table in every call, for a third of a second, which would be counted as the time of one text.
     """
     return mock.patch("lm_eval.filters.extraction.sys", SimpleNamespace(maxunicode=128))
 
 
 def seconds_of(rule: Callable[[str], object], text: str, repeats: int = 1) -> float:
-    """Least processor time of a rule on a text."""
+    """Smallest processor time of a rule on a text over several repetitions."""
     least = float("inf")
     for _ in range(repeats):
         extract_code.parse.cache_clear()
@@ -201,17 +215,17 @@ def seconds_of(rule: Callable[[str], object], text: str, repeats: int = 1) -> fl
 
 
 def slowest(num_drawn: int = NUM_DRAWN, seed: int = 0) -> list[Timed]:
-    """The slowest pairs of rule and text, at full length, slowest first; arguments are those of `recipes`."""
+    """The slowest pairs of rule and text at full length, slowest first; the arguments are those of `recipes`."""
     named = rules()
-    made = list(recipes(num_drawn, seed))
+    texts = list(recipes(num_drawn, seed))
     with without_table():
         screened = [
             (seconds_of(rule, text), name, number)
-            for number, text in enumerate(recipe.text(SCREENING_LENGTH) for recipe in made)
+            for number, text in enumerate(recipe.text(SCREENING_LENGTH) for recipe in texts)
             for name, rule in named.items()
         ]
         timed = [
-            Timed(seconds_of(named[name], made[number].text(FULL_LENGTH), REPEATS), name, str(made[number]))
+            Timed(seconds_of(named[name], texts[number].text(FULL_LENGTH), REPEATS), name, str(texts[number]))
             for _, name, number in sorted(screened, reverse=True)[:NUM_MEASURED]
         ]
     return sorted(timed, reverse=True)
@@ -219,14 +233,14 @@ def slowest(num_drawn: int = NUM_DRAWN, seed: int = 0) -> list[Timed]:
 
 def main() -> None:
     """Prints the slowest extractions."""
-    parser = argparse.ArgumentParser(prog="python -m refusion_eval.bench.extraction", description=__doc__)
-    parser.add_argument("--drawn", type=int, default=NUM_DRAWN, help="texts of each kind that is drawn")
-    parser.add_argument("--seed", type=int, default=0, help="draws them")
-    given = parser.parse_args()
-    num_texts = sum(1 for _ in recipes(given.drawn, given.seed))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--drawn", type=int, default=NUM_DRAWN, help="number of random texts of each kind")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random texts")
+    arguments = parser.parse_args()
+    num_texts = sum(1 for _ in recipes(arguments.drawn, arguments.seed))
     print(f"{len(rules())} rules, {num_texts} texts of {FULL_LENGTH} characters; processor time")
-    for seconds, rule, made in slowest(given.drawn, given.seed)[:NUM_SHOWN]:
-        print(f"{1000 * seconds:8.1f} ms  {rule:<28} {made}")
+    for timed in slowest(arguments.drawn, arguments.seed)[:NUM_SHOWN]:
+        print(f"{1000 * timed.seconds:8.1f} ms  {timed.rule:<28} {timed.recipe}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What so many busy processes reach on this machine by themselves: each decodes a share that was fixed before.
+"""Processes that decode shares fixed in advance: the upper bound of what several processes reach on this machine.
 
-Nothing is handed out and nothing is sent while they decode, so a run in as many processes cannot be faster, except by
-chance: cores that share a cache, a memory bus or an execution unit slow each other down, whoever drives them.
+The processes exchange nothing while they decode, so a run with as many processes cannot be faster except by chance.
+Cores that share a cache, a memory bus or an execution unit slow each other down in both cases.
 """
 
 import json
@@ -18,18 +18,18 @@ from refusion_eval.runs.system import System
 from refusion_eval.scaleout.wire import job_from_json, job_to_json
 from refusion_eval.scaleout.worker import Setup, Worker, own_device
 
-# Request -> the tokens of its response.
+# Tokens of each response, by the id of the request.
 Tokens = dict[str, list[int] | None]
 
 
 class Round(NamedTuple):
-    """What one round gave.
+    """Times and tokens of one round.
 
     Attributes:
-        seconds: from the common start to the last end.
-        first_seconds: from the common start to the first end.
-        processor_share: part of that time for which the process that had least of it had a processor.
-        tokens: of every request.
+        seconds: time from the common start until the last process ends.
+        first_seconds: time from the common start until the first process ends.
+        processor_share: smallest fraction of its time for which a process had a processor.
+        tokens: tokens of every response.
     """
 
     seconds: float
@@ -39,18 +39,18 @@ class Round(NamedTuple):
 
 
 def balanced_shares(seconds: Sequence[float], num_shares: int) -> list[list[int]]:
-    """Divides requests so that all shares take about as long: the longest first, each to the share that has least.
+    """Divides requests into shares of about equal duration: the longest request goes first to the shortest share.
 
     Args:
-        seconds: of each request.
-        num_shares: how many shares.
+        seconds: duration of each request.
+        num_shares: number of shares.
 
     Returns:
-        Numbers of the requests of each share, in their order.
+        Ascending indices of the requests of each share.
     """
     shares: list[list[int]] = [[] for _ in range(num_shares)]
     sums = [0.0] * num_shares
-    for number in sorted(range(len(seconds)), key=lambda one: -seconds[one]):
+    for number in sorted(range(len(seconds)), key=lambda index: -seconds[index]):
         least = sums.index(min(sums))
         shares[least].append(number)
         sums[least] += seconds[number]
@@ -58,26 +58,26 @@ def balanced_shares(seconds: Sequence[float], num_shares: int) -> list[list[int]
 
 
 class IndependentProcesses:
-    """Processes that know nothing of each other, ready to decode the same jobs; a context manager that ends them.
+    """Processes that have loaded the same model and jobs; a context manager that ends them.
 
     Args:
-        system: what they are to open as well.
-        jobs: what they decode.
-        num_processes: how many.
+        system: the checkpoint and decoder that every process opens.
+        jobs: the jobs of a round.
+        num_processes: number of processes.
     """
 
     def __init__(self, system: System, jobs: Sequence[Job], num_processes: int) -> None:
         self.num_processes = num_processes
         setup = Setup.of(system, jobs)
         self._processes = [
-            subprocess.Popen([sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             for _ in range(num_processes)
         ]
-        told = {"setup": setup.to_json(), "jobs": [job_to_json(job) for job in jobs]}
+        shared = {"setup": setup.to_json(), "jobs": [job_to_json(job) for job in jobs]}
         for number, process in enumerate(self._processes):
-            self._tell(process, {**told, "num_processes": num_processes, "number": number})
+            self._send(process, {**shared, "num_processes": num_processes, "number": number})
         for process in self._processes:
-            self._hear(process)
+            self._receive(process)
 
     def __enter__(self) -> Self:
         return self
@@ -90,44 +90,45 @@ class IndependentProcesses:
             process.communicate()
 
     def decode(self, shares: Sequence[Sequence[int]]) -> Round:
-        """Lets each process decode its share, all from one moment on.
+        """Lets all processes decode their shares at the same time.
 
         Args:
-            shares: numbers of the jobs of each process.
+            shares: indices of the jobs of each process.
 
         Raises:
             ScaleOutError: a process failed.
         """
         started = time.perf_counter()
         for process, share in zip(self._processes, shares, strict=True):
-            self._tell(process, share)
-        # The clock of all processes of a machine is one, so what is asked first may well end last.
-        answers = [self._hear(process) for process in self._processes]
+            self._send(process, share)
+        # All processes of a machine read the same clock, so answers may be received in any order.
+        answers = [self._receive(process) for process in self._processes]
         ends = [answer["ended"] - started for answer in answers]
         tokens = {name: tokens for answer in answers for name, tokens in answer["tokens"].items()}
         share = min(answer["processor_seconds"] / end for answer, end in zip(answers, ends, strict=True))
         return Round(max(ends), min(ends), share, tokens)
 
-    def _tell(self, process: "subprocess.Popen[str]", what: Any) -> None:
+    def _send(self, process: "subprocess.Popen[str]", message: Any) -> None:
         assert process.stdin is not None
-        process.stdin.write(json.dumps(what) + "\n")
+        process.stdin.write(json.dumps(message) + "\n")
         process.stdin.flush()
 
-    def _hear(self, process: "subprocess.Popen[str]") -> Any:
+    def _receive(self, process: "subprocess.Popen[str]") -> Any:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
-            raise ScaleOutError(f"an independent process ended with status {process.wait()}; see what it said above")
+            raise ScaleOutError(f"an independent process ended with status {process.wait()}; its messages stand above")
         return json.loads(line)
 
 
 def _serve() -> None:
-    told = json.loads(sys.stdin.readline())
-    setup = Setup(**told["setup"])
-    device = own_device(setup.args().device, told["number"])
-    worker = Worker(setup.args(device), setup.settled, num_processes=told["num_processes"])
-    jobs = [job_from_json(fields, worker.system.entry.Settings) for fields in told["jobs"]]
-    list(worker.run(iter(jobs)))  # loads the weights, and pays for all first-time work
+    """Decodes the shares that arrive on stdin, one line of JSON each, and answers on stdout."""
+    message = json.loads(sys.stdin.readline())
+    setup = Setup(**message["setup"])
+    device = own_device(setup.args().device, message["number"])
+    worker = Worker(setup.args(device), setup.settled, num_processes=message["num_processes"])
+    jobs = [job_from_json(fields, worker.system.entry.Settings) for fields in message["jobs"]]
+    list(worker.run(iter(jobs)))  # loads the weights and warms up, so that no timed round includes this
     _answer({"ready": True})
     for line in sys.stdin:
         before = time.process_time()
@@ -137,8 +138,8 @@ def _serve() -> None:
         _answer({"ended": ended, "processor_seconds": processor_seconds, "tokens": tokens})
 
 
-def _answer(what: Mapping[str, Any]) -> None:
-    print(json.dumps(what), flush=True)
+def _answer(message: Mapping[str, Any]) -> None:
+    print(json.dumps(message), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""The figure of several processes; the processes themselves are tested in tests/scaleout."""
+"""The benchmark of several processes; the processes themselves are tested in tests/scaleout."""
 
 import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from independent import IndependentProcesses, balanced_shares
+from scaleout import ScaleOutReport, ScaleOutSettings, measure_scaleout
 
-from refusion_eval.bench.independent import IndependentProcesses, balanced_shares
-from refusion_eval.bench.scaleout import ScaleOutReport, ScaleOutSettings, measure_scaleout
 from refusion_eval.errors import ConfigError, ScaleOutError
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.system import System

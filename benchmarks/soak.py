@@ -1,8 +1,8 @@
-"""`refusion-eval soak`: thousands of requests through one engine, to see that no memory grows and no result drifts.
+"""Memory growth and drift of results over thousands of requests in one engine: `python benchmarks/soak.py`.
 
-Requests come in rounds, with random prompts, lengths and settings of every decoder that the checkpoint fits, most of
-them in batches of random size and some alone. After each round the same probes are decoded as before the first, and
-memory is read.
+Requests come in rounds. Prompts, lengths and settings are random, every decoder that the checkpoint supports takes
+part, and most requests are decoded in batches of random size, some alone. After each round the same probe requests are
+decoded again and compared with their first results, and the memory in use is read.
 """
 
 import gc
@@ -12,25 +12,30 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
+import typer
+from command import Device, Model, Out, prepare, run_script, show_progress, write_json
 
 from refusion_eval import api
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError, DecodeError
+from refusion_eval.loading import LoadedModel
+from refusion_eval.runs.model_args import parse_model_args
 
 Draw = Callable[[random.Random, int], dict[str, Any]]
 Tokens = tuple[int, ...]
 
 NUM_PROBES = 6
 ALONE_SHARE = 0.1
-ENDLESS_SHARE = 0.7  # of the requests, which have no end token: random prompts get short answers
+# Share of the requests that have no end token; random prompts get short answers otherwise.
+ENDLESS_SHARE = 0.7
 STATM = Path("/proc/self/statm")
 PAGE_BYTES = 4096
 MIB = 2**20
-# Growth of host memory in 1,000 requests that is no leak: an allocator's heap still settles by some MiB.
+# Growth of memory per 1,000 requests that is not reported as a leak, because an allocator's heap varies by some MiB.
 MOST_GROWTH = 8 * MIB
 
 
@@ -48,7 +53,7 @@ def _refusion(chooser: random.Random, gen_length: int) -> dict[str, Any]:
 
 
 def _blocks(chooser: random.Random, gen_length: int) -> dict[str, Any]:
-    """A block length that divides the response, and steps that divide among its blocks."""
+    """Draws a block length that divides the response, and a number of steps that the blocks divide."""
     num_blocks = chooser.choice([count for count in (1, 2, 4) if gen_length % count == 0])
     block_length = gen_length // num_blocks
     return {"block_length": block_length, "steps": num_blocks * chooser.randint(1, block_length)}
@@ -62,20 +67,20 @@ def _esolm(chooser: random.Random, gen_length: int) -> dict[str, Any]:
     return {"alpha_0": chooser.random(), "steps": chooser.randint(1, gen_length)}
 
 
-# What is drawn beside length, temperature and seed; of other decoders, the defaults serve.
+# Settings drawn in addition to length, temperature and seed. Other decoders keep their defaults.
 DRAWS: Mapping[str, Draw] = {"refusion": _refusion, "llada": _blocks, "bd3lm": _bd3lm, "esolm": _esolm}
 
 
 @dataclass(frozen=True, kw_only=True)
 class SoakSettings:
-    """How long and how wild.
+    """Number and size of the requests.
 
     Attributes:
-        num_requests: in all, probes not counted, >= 1.
-        round_size: requests between two looks at memory and probes, >= 1.
-        max_batch: most requests alive at once, >= 1.
-        max_prompt, max_gen: most tokens of a prompt and of a response, >= 1.
-        seed: of everything random.
+        num_requests: requests without the probes, >= 1.
+        round_size: requests between two checks of memory and probes, >= 1.
+        max_batch: largest number of requests decoded together, >= 1.
+        max_prompt, max_gen: largest number of tokens of a prompt and of a response, >= 1.
+        seed: seed of prompts, lengths and settings.
     """
 
     num_requests: int = 10_000
@@ -92,16 +97,16 @@ class SoakSettings:
 
 
 class Moment(NamedTuple):
-    """What was seen after a round.
+    """Memory and probes after a round.
 
     Attributes:
-        requests: decoded so far.
-        seconds: since the start.
+        requests: requests decoded so far.
+        seconds: seconds since the start.
         host_bytes: resident memory of the process.
-        tensor_bytes: of all live tensors, on whatever device, the keys and values that the engine holds among them.
-        cache_bytes: these keys and values.
-        device_bytes: what the CUDA allocator has handed out; 0 on a CPU.
-        drifted: probes whose tokens were not those of the first time.
+        tensor_bytes: size of all live tensors on all devices, including the engine's keys and values.
+        cache_bytes: size of the engine's keys and values.
+        device_bytes: memory that the CUDA allocator has handed out; 0 on a CPU.
+        drifted: probes whose tokens differ from those of their first decoding.
     """
 
     requests: int
@@ -118,14 +123,14 @@ MEMORIES = tuple(name for name in Moment._fields if name.endswith("_bytes"))
 
 @dataclass(frozen=True, kw_only=True)
 class SoakReport:
-    """What came of it.
+    """Result of a soak.
 
     Attributes:
-        conditions: model, device, settings.
-        moments: one before the first request, then one a round.
-        decoded: decoder -> requests.
+        conditions: model, device and settings.
+        moments: one entry before the first request, then one per round.
+        decoded: number of requests of each decoder.
         failed: requests that ended in an error.
-        tokens: decoded.
+        tokens: number of decoded tokens.
     """
 
     conditions: Mapping[str, Any]
@@ -136,36 +141,40 @@ class SoakReport:
 
     @property
     def drifted(self) -> int:
-        """Probes, over all rounds, that came out otherwise than the first time."""
+        """Number of probes in all rounds whose tokens differ from their first decoding."""
         return sum(moment.drifted for moment in self.moments)
 
     @property
     def num_compared(self) -> int:
-        """Probes that were held against the first time."""
+        """Number of probes that were compared with their first decoding."""
         return NUM_PROBES * (len(self.moments) - 1)
 
     @property
     def leaks(self) -> bool:
-        """Whether memory grows beyond `MOST_GROWTH`; False where there are too few rounds to tell."""
+        """Whether any memory grows faster than `MOST_GROWTH`; False if there are too few rounds for a slope."""
         return any(self.growth(name) > MOST_GROWTH for name in MEMORIES)
 
     def growth(self, name: str) -> float:
-        """Bytes that a figure of `Moment` grows by in 1,000 requests: slope of a line through the later half.
+        """Growth per 1,000 requests: the slope of a line through the later half of the rounds.
 
-        NaN with fewer than three rounds in that half.
+        Args:
+            name: a field of `Moment` in bytes.
+
+        Returns:
+            Bytes per 1,000 requests; NaN with fewer than three rounds in the later half.
         """
         later = self.moments[len(self.moments) // 2 :]
         if len(later) < 3:
             return math.nan
-        slope, _ = np.polyfit([one.requests for one in later], [getattr(one, name) for one in later], 1)
+        slope, _ = np.polyfit([moment.requests for moment in later], [getattr(moment, name) for moment in later], 1)
         return float(1000 * slope)
 
     def in_words(self) -> str:
-        """A few lines for the terminal."""
+        """The report as a few lines for the terminal."""
         last = self.moments[-1]
-        of_decoders = ", ".join(f"{name} {count:,}" for name, count in sorted(self.decoded.items()))
+        by_decoder = ", ".join(f"{name} {count:,}" for name, count in sorted(self.decoded.items()))
         lines = [
-            f"{last.requests:,} requests ({of_decoders}), {self.tokens:,} tokens, {last.seconds:.0f} s",
+            f"{last.requests:,} requests ({by_decoder}), {self.tokens:,} tokens, {last.seconds:.0f} s",
             f"failed: {self.failed}; probes that drifted: {self.drifted} of {self.num_compared}",
         ]
         for name in MEMORIES:
@@ -180,7 +189,7 @@ class SoakReport:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything."""
+        """All fields and the growth of each memory as plain JSON types."""
         growth = {name: None if math.isnan(self.growth(name)) else self.growth(name) for name in MEMORIES}
         return {
             "conditions": self.conditions,
@@ -194,21 +203,21 @@ class SoakReport:
 
 
 def soak(model: api.LoadedModel, settings: SoakSettings, progress: Callable[[Moment], None]) -> SoakReport:
-    """Decodes and watches.
+    """Decodes random requests and checks memory and probes after every round.
 
     Args:
-        model: a checkpoint; every decoder that it fits takes part.
-        settings: how long and how wild.
-        progress: told after every round.
+        model: a checkpoint; every decoder that it supports takes part.
+        settings: number and size of the requests.
+        progress: called with the state after every round.
 
     Raises:
-        ConfigError: responses and prompts of these lengths exceed the context.
+        ConfigError: prompts and responses of these lengths exceed the context.
     """
     chooser = random.Random(settings.seed)
     probes = list(_requests(model, settings, random.Random(settings.seed + 1), NUM_PROBES))
     first = _decode_probes(model, probes)
     started = time.monotonic()
-    moments = [_look(model, 0, started, 0)]
+    moments = [_moment(model, 0, started, 0)]
     decoded = dict.fromkeys(model.card.decoders, 0)
     failed = tokens = 0
     while (done := moments[-1].requests) < settings.num_requests:
@@ -222,26 +231,29 @@ def soak(model: api.LoadedModel, settings: SoakSettings, progress: Callable[[Mom
             failed += outcome is None
             tokens += len(outcome or ())
         drifted = sum(now != before for now, before in zip(_decode_probes(model, probes), first, strict=True))
-        moments.append(_look(model, done + size, started, drifted))
+        moments.append(_moment(model, done + size, started, drifted))
         progress(moments[-1])
     conditions = {"model": model.name, "device": str(model.device), "dtype": str(model.dtype), **asdict(settings)}
     return SoakReport(conditions=conditions, moments=moments, decoded=decoded, failed=failed, tokens=tokens)
 
 
-Asked = tuple[str, list[int], Any]
+# Decoder, prompt and settings of a request.
+SoakRequest = tuple[str, list[int], Any]
 
 
-def _requests(model: api.LoadedModel, settings: SoakSettings, chooser: random.Random, count: int) -> Iterator[Asked]:
-    """Random requests of the checkpoint's decoders in turn: decoder, prompt, settings."""
+def _requests(
+    model: api.LoadedModel, settings: SoakSettings, chooser: random.Random, count: int
+) -> Iterator[SoakRequest]:
+    """Yields random requests; the decoders of the checkpoint take turns."""
     decoders = model.card.decoders
     for number in range(count):
         decoder = decoders[number % len(decoders)]
-        known = DECODERS[decoder].Settings.__dataclass_fields__
+        setting_names = DECODERS[decoder].Settings.__dataclass_fields__
         gen_length = 4 * chooser.randint(1, max(1, settings.max_gen // 4))
         drawn = {"gen_length": gen_length, **DRAWS.get(decoder, lambda *_: {})(chooser, gen_length)}
         if chooser.random() < ENDLESS_SHARE:
             drawn["eos_ids"] = ()
-        if "temperature" in known and chooser.random() < 0.3:
+        if "temperature" in setting_names and chooser.random() < 0.3:
             drawn |= {"temperature": 0.7, "seed": chooser.randrange(1000)}
         prompt = [chooser.randrange(model.config.vocab_size) for _ in range(chooser.randint(1, settings.max_prompt))]
         resolved = api.decoder_settings(model, decoder, **drawn)
@@ -249,29 +261,29 @@ def _requests(model: api.LoadedModel, settings: SoakSettings, chooser: random.Ra
         yield decoder, prompt, resolved
 
 
-def _decode(model: api.LoadedModel, requests: Sequence[Asked], batch_size: int) -> list[Tokens | None]:
-    """Tokens of each request, None where it failed; a batch size of 1 is the engine's loop for one request."""
-    found: list[Tokens | None] = [None] * len(requests)
+def _decode(model: api.LoadedModel, requests: Sequence[SoakRequest], batch_size: int) -> list[Tokens | None]:
+    """Tokens of each request, None for failed ones. A batch size of 1 uses the engine's loop for single requests."""
+    tokens: list[Tokens | None] = [None] * len(requests)
     if batch_size > 1:
         for index, outcome in api.generate_stream(model, requests, batch_size):
-            found[index] = None if isinstance(outcome, DecodeError) else outcome.tokens
-        return found
+            tokens[index] = None if isinstance(outcome, DecodeError) else outcome.tokens
+        return tokens
     for index, (decoder, prompt, settings) in enumerate(requests):
-        here = api.with_width_cost(settings, lambda: model.width_cost)
+        resolved = api.with_width_cost(settings, lambda: model.width_cost)
         try:
-            found[index] = model.engine.run(DECODERS[decoder].decode, prompt, here).tokens
+            tokens[index] = model.engine.run(DECODERS[decoder].decode, prompt, resolved).tokens
         except DecodeError:
             continue
-    return found
+    return tokens
 
 
-def _decode_probes(model: api.LoadedModel, probes: Sequence[Asked]) -> list[Tokens | None]:
-    """Half of them alone, half together."""
+def _decode_probes(model: api.LoadedModel, probes: Sequence[SoakRequest]) -> list[Tokens | None]:
+    """Decodes one half of the probes alone and the other half in one batch."""
     half = len(probes) // 2
     return _decode(model, probes[:half], 1) + _decode(model, probes[half:], len(probes) - half)
 
 
-def _look(model: api.LoadedModel, requests: int, started: float, drifted: int) -> Moment:
+def _moment(model: api.LoadedModel, requests: int, started: float, drifted: int) -> Moment:
     gc.collect()
     on_cuda = model.device.type == "cuda"
     return Moment(
@@ -286,10 +298,43 @@ def _look(model: api.LoadedModel, requests: int, started: float, drifted: int) -
 
 
 def _tensor_bytes() -> int:
-    """Bytes of all storages that a live tensor uses, each once."""
+    """Size of all storages that live tensors use; a shared storage counts once."""
     storages = {}
-    for thing in gc.get_objects():
-        if type(thing) in (torch.Tensor, torch.nn.Parameter):
-            storage = thing.untyped_storage()
+    for live in gc.get_objects():
+        if type(live) in (torch.Tensor, torch.nn.Parameter):
+            storage = live.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
+
+
+def main(
+    model: Model = "embedded",
+    requests: Annotated[int, typer.Option(min=1, help="Number of requests.")] = 10_000,
+    max_batch: Annotated[int, typer.Option(min=1, help="Largest number of requests decoded together.")] = 16,
+    max_prompt: Annotated[int, typer.Option(min=1, help="Largest number of tokens of a prompt.")] = 256,
+    max_gen: Annotated[int, typer.Option(min=1, help="Largest number of tokens of a response.")] = 128,
+    seed: Annotated[int, typer.Option(help="Seed of prompts, lengths and settings.")] = 0,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    device: Device = "auto",
+    out: Out = None,
+) -> None:
+    """Decode thousands of random requests in one process: does memory grow, does any result drift?"""
+    settings = SoakSettings(
+        num_requests=requests, max_batch=max_batch, max_prompt=max_prompt, max_gen=max_gen, seed=seed
+    )
+    prepare(out)
+
+    def progress(moment: Moment) -> None:
+        memory = moment.host_bytes / MIB
+        show_progress(f"{moment.requests}/{requests} requests, {moment.seconds:.0f} s, {memory:.0f} MiB")
+
+    checkpoint = parse_model_args({"pretrained": model}).checkpoint
+    report = soak(LoadedModel.open(checkpoint, dtype=dtype, device=device), settings, progress)
+    print(report.in_words())
+    write_json(out, report.to_json())
+    if report.failed or report.drifted or report.leaks:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,8 +1,8 @@
-"""`refusion-eval bench-train`: steps of ReFusion training, ours against a plain loop, in tokens/s and peak memory.
+"""Training steps of ReFusion against a plain loop, in tokens/s and peak memory: `python benchmarks/train.py`.
 
-Both train the same random Qwen3 on the same synthetic samples in the same batches with the same draws. Each lives in a
-process of its own, so that its peak memory is its own, and they take turns at every step, so that what else the
-machine does slows both.
+Both train the same random Qwen3 on the same synthetic samples in the same batches with the same random draws. Each runs
+in its own process, so that its peak memory can be measured, and the two alternate at every step, so that other load on
+the machine slows both.
 """
 
 import multiprocessing
@@ -12,12 +12,13 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
-
-from refusion_eval.bench.train_contestant import (
+import typer
+from command import Device, Out, prepare, run_script, show_progress, write_json
+from train_contestant import (
     CONTESTANTS,
     OURS,
     PLAIN,
@@ -27,19 +28,21 @@ from refusion_eval.bench.train_contestant import (
     packed_batch,
     serve,
 )
+
 from refusion_eval.errors import ConfigError
+from refusion_eval.studies.locality.measure import parse_numbers
 from refusion_eval.training.data import Sample
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contestant:
-    """What one way of training did.
+    """Speed and memory of one implementation of training.
 
     Attributes:
-        tokens_per_second: of each round; prompt and answer tokens, no padding.
-        peak_bytes: most memory of its process (on CUDA: of its tensors) at any time.
-        idle_bytes: the same with the model, before the first step.
-        first_loss: of the first step, with initial weights; the same for all contestants up to rounding.
+        tokens_per_second: speed of each round; prompt and answer tokens count, padding does not.
+        peak_bytes: peak memory of the process (on CUDA: of its tensors).
+        idle_bytes: memory with the model loaded, before the first step.
+        first_loss: loss of the first step with the initial weights; equal for both implementations up to rounding.
     """
 
     tokens_per_second: tuple[float, ...]
@@ -49,23 +52,23 @@ class Contestant:
 
     @property
     def median(self) -> float:
-        """Median tokens per second."""
+        """Median of the tokens per second over rounds."""
         return statistics.median(self.tokens_per_second)
 
     @property
     def step_bytes(self) -> int:
-        """What training takes beyond the model."""
+        """Memory that training needs in addition to the model."""
         return self.peak_bytes - self.idle_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainReport:
-    """What was measured.
+    """Result of a measurement.
 
     Attributes:
-        conditions: settings, shapes, versions.
-        rows: per useful token: "padded" rows of the plain loop, "packed" rows of ours, and "projected" rows of ours.
-        contestants: name -> what it did.
+        conditions: settings, shapes and versions.
+        rows: rows per useful token: "padded" for the plain loop, "packed" and "projected" for our implementation.
+        contestants: speed and memory by name of the implementation.
     """
 
     conditions: Mapping[str, Any]
@@ -74,7 +77,7 @@ class TrainReport:
 
     @property
     def ratios(self) -> dict[str, float]:
-        """The figures that travel between machines: of medians, and of the round in which ours stood worst and best."""
+        """Ratios of the medians, and of the lowest and highest round; these are comparable between machines."""
         ours, plain = self.contestants[OURS], self.contestants[PLAIN]
         by_round = [a / b for a, b in zip(ours.tokens_per_second, plain.tokens_per_second, strict=True)]
         return {
@@ -86,21 +89,29 @@ class TrainReport:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, ratios first."""
+        """The ratios, then all fields, as plain JSON types."""
         return {"ratios": self.ratios, **asdict(self)}
 
 
 def measure_training(settings: TrainBenchSettings, progress: Callable[[str], None] = lambda text: None) -> TrainReport:
-    """Lets the contestants train in turns and compares them."""
+    """Lets both implementations train in turns and compares them.
+
+    Args:
+        settings: model, samples and rounds.
+        progress: called with a line of text before each warm-up and round.
+
+    Raises:
+        ConfigError: a process of an implementation ended, for example because memory ran out.
+    """
     context = multiprocessing.get_context("spawn")
     pipes: dict[str, Connection] = {}
     processes, first_losses = [], {}
     for name in CONTESTANTS:
         progress(f"warm-up: {name}")
-        pipes[name], theirs = context.Pipe()
-        process = context.Process(target=serve, args=(theirs, name, settings), daemon=True)
+        pipes[name], child_end = context.Pipe()
+        process = context.Process(target=serve, args=(child_end, name, settings), daemon=True)
         process.start()
-        theirs.close()  # or else a process that dies would leave us waiting
+        child_end.close()  # otherwise `recv` would wait forever for a process that died
         processes.append(process)
         first_losses[name] = _answer(name, pipes[name])
     seconds: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
@@ -120,7 +131,7 @@ def measure_training(settings: TrainBenchSettings, progress: Callable[[str], Non
         pipe.send(None)
         peak_bytes, idle_bytes = _answer(name, pipe)
         contestants[name] = Contestant(
-            tokens_per_second=tuple(num_tokens / of_round for of_round in seconds[name]),
+            tokens_per_second=tuple(num_tokens / round_seconds for round_seconds in seconds[name]),
             peak_bytes=peak_bytes,
             idle_bytes=idle_bytes,
             first_loss=first_losses[name],
@@ -135,7 +146,7 @@ def _answer(name: str, pipe: Connection) -> Any:
         return pipe.recv()
     except EOFError as error:
         raise ConfigError(
-            f"the process of {name!r} ended; what it says stands above; if nothing does, memory ran out: choose a "
+            f"the process of {name!r} ended; its message stands above; without a message, memory ran out: choose a "
             "smaller shape, batch_size or max_length"
         ) from error
 
@@ -167,7 +178,7 @@ def _rows(settings: TrainBenchSettings, batches: list[list[Sample]]) -> dict[str
 
 
 def summary(reports: Sequence[TrainReport]) -> str:
-    """The ratios of several reports, one line a batch size."""
+    """The ratios of several reports, one line for each batch size."""
     lines = [
         "Ours / plain loop",
         f"{'samples a step':>14} {'tokens/s':>9} {'rounds':>14} {'peak memory':>12} {'padded rows a token':>20}",
@@ -205,3 +216,45 @@ def table(report: TrainReport) -> str:
             f"{conditions['dtype']}, {conditions['threads']} threads, torch {conditions['torch']}",
         ]
     )
+
+
+def main(
+    shape: Annotated[str, typer.Option(help="small, 0.6B or 8B: random weights of this shape.")] = "small",
+    samples: Annotated[int, typer.Option(min=1, help="Synthetic samples of a round.")] = 32,
+    batch_sizes: Annotated[
+        str,
+        typer.Option("--batch-size", help="Samples of a step, one or several numbers with commas; the release has 4."),
+    ] = "4,8,16",
+    rounds: Annotated[int, typer.Option(min=1, help="Number of interleaved rounds.")] = 3,
+    mean_length: Annotated[int, typer.Option(help="Mean number of tokens of a sample, lognormal.")] = 330,
+    max_length: Annotated[int, typer.Option(help="Largest number of tokens of a sample.")] = 4096,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; by default torch's own choice.")] = None,
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    device: Device = "auto",
+    seed: Annotated[int, typer.Option(help="Seed of lengths, tokens, weights and draws.")] = 0,
+    out: Out = None,
+) -> None:
+    """Measure training steps against a plain loop with padding and all logits: tokens per second, peak memory."""
+    settings = [
+        TrainBenchSettings(
+            shape=shape,
+            num_samples=samples,
+            batch_size=batch_size,
+            num_rounds=rounds,
+            mean_length=mean_length,
+            max_length=max_length,
+            device=device,
+            dtype=dtype,
+            threads=threads,
+            seed=seed,
+        )
+        for batch_size in parse_numbers(batch_sizes, "--batch-size", int)
+    ]
+    prepare(out)
+    reports = [measure_training(each, show_progress) for each in settings]
+    print("\n\n".join([summary(reports), *map(table, reports)]))
+    write_json(out, [report.to_json() for report in reports])
+
+
+if __name__ == "__main__":
+    run_script(main)

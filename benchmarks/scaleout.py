@@ -1,8 +1,9 @@
-"""How much faster several processes decode the same requests than one of them: `refusion-eval bench-scaleout`.
+"""Speed-up of several processes over one process: `python benchmarks/scaleout.py`.
 
-Three ways in turns, so that whatever else the machine does falls on all of them: one process decodes all requests; as
-many processes as the run has, without a driver, decode shares fixed in advance, which is what the machine gives by
-itself; one run decodes them in processes that torchrun started or on a Ray cluster of this machine.
+The same requests are decoded in three ways: by one process; by as many independent processes as the run has, with
+shares that are fixed in advance, which shows what the machine can give; and by one run in processes that torchrun
+started or on a Ray cluster of this machine. The ways alternate in every round, so that other load on the machine
+affects all of them.
 """
 
 import json
@@ -13,10 +14,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+import typer
+from command import Model, Out, prepare, run_script, write_json
+from independent import IndependentProcesses, Round, Tokens, balanced_shares
 
 from refusion_eval.bench.command import BENCHMARKS, mini_prompts
-from refusion_eval.bench.independent import IndependentProcesses, Round, Tokens, balanced_shares
 from refusion_eval.errors import ConfigError, ScaleOutError
 from refusion_eval.runs.job import Job
 from refusion_eval.runs.manifest import machine
@@ -32,19 +36,20 @@ from refusion_eval.store.environment import Hardware
 from refusion_eval.store.records import Sample, SampleKey
 
 SECONDS_TO_START = 600
+AS_PROCESS = "--as-process"  # marks a process of the run; `measure_scaleout` passes it, users do not
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleOutSettings:
-    """What is measured.
+    """Requests and processes of a measurement.
 
     Attributes:
         model: checkpoint folder, hub id, or embedded.
         decoder: name of the decoder.
-        num_processes: processes of the run.
-        num_prompts: requests of a round, of the mini tasks in turn.
-        num_rounds: how often each way is timed.
-        gen_length: most tokens of a response.
+        num_processes: processes of the run, at least 2.
+        num_prompts: requests of a round, taken from the mini tasks in turn.
+        num_rounds: number of rounds in which each way is timed.
+        gen_length: largest number of tokens of a response.
         threads: CPU threads of each process.
         batch_size: requests that each process decodes together.
         engine: "local" for processes that torchrun starts, "ray" for workers on a Ray cluster.
@@ -62,24 +67,25 @@ class ScaleOutSettings:
 
     def __post_init__(self) -> None:
         if self.num_processes < 2:
-            raise ConfigError(f"--processes {self.num_processes}: there is something to compare from 2 on")
+            raise ConfigError(f"--processes {self.num_processes}: a comparison needs at least 2")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleOutReport:
-    """What was measured.
+    """Times of one measurement. Each sequence of seconds has one entry per round.
 
     Attributes:
-        settings: what was asked for.
-        alone_seconds: of each round in one process.
-        independent_seconds: of each round in processes without a driver, to the last end.
-        independent_first_seconds: likewise to the first end: how uneven their shares were.
-        independent_processor_shares: of each round, the part of the time for which the process that had least of it had
-            a processor: below 1, other programs or other guests of the host took the rest.
-        together_seconds: of each round in all processes of the run.
+        settings: requests and processes of the measurement.
+        alone_seconds: time of one process.
+        independent_seconds: time of independent processes until the last one ends.
+        independent_first_seconds: time of independent processes until the first one ends; the difference shows how
+            uneven their shares were.
+        independent_processor_shares: smallest fraction of the round for which an independent process had a processor.
+            Below 1, other programs or other guests of the host used the processors.
+        together_seconds: time of the run in all of its processes.
         num_tokens: tokens kept in one round.
-        shares: of each process, the requests that it decoded in the rounds together.
-        conditions: the machine, and how busy it was before and after.
+        shares: number of requests that each process decoded in all rounds of the run.
+        conditions: facts about the machine, and its load before and after the measurement.
     """
 
     settings: ScaleOutSettings
@@ -94,17 +100,17 @@ class ScaleOutReport:
 
     @property
     def ratio(self) -> float:
-        """Median over rounds of the time alone divided by the time together."""
+        """Median over rounds of the time of one process divided by the time of the run."""
         return statistics.median(_quotients(self.alone_seconds, self.together_seconds))
 
     @property
     def independent_ratio(self) -> float:
-        """Median over rounds of the time alone divided by that of processes without a driver."""
+        """Median over rounds of the time of one process divided by the time of independent processes."""
         return statistics.median(_quotients(self.alone_seconds, self.independent_seconds))
 
     @property
     def share_of_independent(self) -> float:
-        """Median over rounds of the speed together divided by that of processes without a driver."""
+        """Median over rounds of the speed of the run divided by the speed of independent processes."""
         return statistics.median(_quotients(self.independent_seconds, self.together_seconds))
 
     def to_json(self) -> dict[str, Any]:
@@ -112,13 +118,13 @@ class ScaleOutReport:
         return {**asdict(self), **{name: getattr(self, name) for name in RATIOS}}
 
     def text(self) -> str:
-        """The report in words."""
+        """The report as a few lines for the terminal."""
         s, count = self.settings, self.settings.num_processes
         lines = [f"{s.model}, {s.decoder}: {s.num_prompts} requests a round, {s.threads} thread(s) a process"]
         rows = {"1 process": self.alone_seconds, f"{count} independent": self.independent_seconds}
         for name, seconds in {**rows, f"{count} in one run": self.together_seconds}.items():
             middle = statistics.median(seconds)
-            each = " ".join(f"{one:.2f}" for one in seconds)
+            each = " ".join(f"{value:.2f}" for value in seconds)
             lines.append(f"{name:<14} {middle:8.2f} s {self.num_tokens / middle:9.1f} tokens/s   rounds: {each}")
         first_end = statistics.median(_quotients(self.independent_first_seconds, self.independent_seconds))
         lines.append(
@@ -141,8 +147,8 @@ class ScaleOutReport:
 RATIOS = ("ratio", "independent_ratio", "share_of_independent")
 
 
-def _quotients(above: Sequence[float], below: Sequence[float]) -> list[float]:
-    return [one / other for one, other in zip(above, below, strict=True)]
+def _quotients(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
+    return [numerator / denominator for numerator, denominator in zip(numerators, denominators, strict=True)]
 
 
 def _range(values: Sequence[float]) -> str:
@@ -150,18 +156,18 @@ def _range(values: Sequence[float]) -> str:
 
 
 def measure_scaleout(settings: ScaleOutSettings) -> ScaleOutReport:
-    """Starts the processes and returns what they measured.
+    """Starts the processes of the run and returns their measurement.
 
     Raises:
-        ScaleOutError: they failed; what they said is on stderr.
+        ScaleOutError: the processes failed; their messages are on stderr.
     """
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(settings.num_processes)]
     start = launcher if settings.engine == "local" else []
-    command = [sys.executable, *start, "-m", __name__, json.dumps(asdict(settings))]
+    command = [sys.executable, *start, __file__, AS_PROCESS, json.dumps(asdict(settings))]
     environment = {**os.environ, "OMP_NUM_THREADS": str(settings.threads)}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        raise ScaleOutError(f"the processes ended with status {done.returncode}; see what they said above")
+        raise ScaleOutError(f"the processes ended with status {done.returncode}; their messages stand above")
     fields = json.loads(done.stdout.splitlines()[-1])
     for name in RATIOS:
         del fields[name]
@@ -169,7 +175,7 @@ def measure_scaleout(settings: ScaleOutSettings) -> ScaleOutReport:
 
 
 def _run(settings: ScaleOutSettings) -> ScaleOutReport:
-    """What the first process does; the others decode."""
+    """Measures in the first process of the run; the other processes only decode."""
     own = {"decoder": settings.decoder, "gen_length": settings.gen_length, "batch_size": settings.batch_size}
     args = parse_model_args({"pretrained": settings.model, "warmup": 0, **own})
     system = System(args)
@@ -185,24 +191,24 @@ def _run(settings: ScaleOutSettings) -> ScaleOutReport:
         take_place(args)
         launched = team()
         if launched is None:
-            raise ScaleOutError("this is started by `refusion-eval bench-scaleout`")
-        names.append("")  # the first process decodes as well, and signs nothing
+            raise ScaleOutError("this process has no launcher; start `python benchmarks/scaleout.py`")
+        names.append("")  # the first process decodes too and stores an empty process id
         runner = TorchrunRunner(launched, system, register)
     jobs = _jobs(system, settings.num_prompts)
     _wait_for_all(runner, jobs, settings.num_processes)
     load_before = os.getloadavg()[0]
     with IndependentProcesses(system, jobs, settings.num_processes) as independent:
         rounds = [_round(system, jobs, independent, runner) for _ in range(settings.num_rounds)]
-    makers = [sample.process_id for one in rounds for sample in one.together]
+    process_ids = [sample.process_id for timed in rounds for sample in timed.together]
     return ScaleOutReport(
         settings=settings,
-        alone_seconds=[one.alone_seconds for one in rounds],
-        independent_seconds=[one.independent.seconds for one in rounds],
-        independent_first_seconds=[one.independent.first_seconds for one in rounds],
-        independent_processor_shares=[one.independent.processor_share for one in rounds],
-        together_seconds=[one.together_seconds for one in rounds],
+        alone_seconds=[timed.alone_seconds for timed in rounds],
+        independent_seconds=[timed.independent.seconds for timed in rounds],
+        independent_first_seconds=[timed.independent.first_seconds for timed in rounds],
+        independent_processor_shares=[timed.independent.processor_share for timed in rounds],
+        together_seconds=[timed.together_seconds for timed in rounds],
         num_tokens=sum(sample.num_tokens for sample in rounds[0].together),
-        shares=[makers.count(name) for name in names],
+        shares=[process_ids.count(name) for name in names],
         conditions={
             **asdict(machine(system)),
             "load_before": load_before,
@@ -219,23 +225,23 @@ class _Round(NamedTuple):
 
 
 def _round(system: System, jobs: Sequence[Job], independent: IndependentProcesses, runner: JobRunner) -> _Round:
-    """Times all three ways once; raises ScaleOutError if they differ in their tokens."""
+    """Times all three ways once; raises ScaleOutError if their tokens differ."""
     started = time.perf_counter()
     alone = list(decode(system, iter(jobs), None))
     alone_seconds = time.perf_counter() - started
-    took = {sample.key.doc_hash: sample.seconds for sample in alone}
-    shares = balanced_shares([took[job.key.doc_hash] for job in jobs], independent.num_processes)
-    apart = independent.decode(shares)
+    seconds = {sample.key.doc_hash: sample.seconds for sample in alone}
+    shares = balanced_shares([seconds[job.key.doc_hash] for job in jobs], independent.num_processes)
+    separate = independent.decode(shares)
     started = time.perf_counter()
     together = list(runner.run(jobs))
     together_seconds = time.perf_counter() - started
-    if not _tokens(alone) == apart.tokens == _tokens(together):
+    if not _tokens(alone) == separate.tokens == _tokens(together):
         raise ScaleOutError("rounds differ in their tokens: the processes do not decode alike")
-    return _Round(alone_seconds, apart, together, together_seconds)
+    return _Round(alone_seconds, separate, together, together_seconds)
 
 
 def _ray_runner(settings: ScaleOutSettings, system: System, register: Register) -> RayRunner:
-    """Workers on a Ray cluster, which decode with the facts that this process measures when it decodes alone."""
+    """Workers on a Ray cluster; they use the timings that this process measures when it decodes alone."""
     settled: dict[str, Any] = {}
 
     def settle(name: str, make: Callable[[], Any]) -> Any:
@@ -243,17 +249,17 @@ def _ray_runner(settings: ScaleOutSettings, system: System, register: Register) 
             settled[name] = make()
         return settled[name]
 
-    asked = replace(system.args, engine="ray", workers=settings.num_processes, worker_cpus=settings.threads)
-    of_driver = System(on_driver(asked))
-    system.settle = of_driver.settle = settle
-    return RayRunner(asked, of_driver, register, keep_workers=True)
+    args = replace(system.args, engine="ray", workers=settings.num_processes, worker_cpus=settings.threads)
+    driver_system = System(on_driver(args))
+    system.settle = driver_system.settle = settle
+    return RayRunner(args, driver_system, register, keep_workers=True)
 
 
 def _wait_for_all(runner: JobRunner, jobs: Sequence[Job], num_processes: int) -> None:
-    """Decodes until every process takes part: then all have loaded the model and run through it once."""
-    until, seen = time.monotonic() + SECONDS_TO_START, set[str]()
+    """Decodes until every process has taken part, so that all have loaded the model and are warm."""
+    deadline, seen = time.monotonic() + SECONDS_TO_START, set[str]()
     while len(seen) < num_processes:
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             raise ScaleOutError(f"only {len(seen)} of {num_processes} processes decode after {SECONDS_TO_START} s")
         seen |= {sample.process_id for sample in runner.run(jobs)}
 
@@ -275,5 +281,40 @@ def _tokens(samples: Iterable[Sample]) -> Tokens:
     return {sample.key.doc_hash: sample.tokens for sample in samples}
 
 
+def main(
+    model: Model = "embedded",
+    decoder: Annotated[str, typer.Option(help="Name of the decoder.")] = "refusion",
+    processes: Annotated[int, typer.Option(help="Number of processes of the run, on this machine.")] = 2,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts of a round, taken from the mini tasks in turn.")] = 48,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds in which each way is timed.")] = 3,
+    gen_length: Annotated[int, typer.Option(min=1, help="Largest number of tokens of a response.")] = 128,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of each process.")] = 1,
+    batch_size: Annotated[int, typer.Option(min=1, help="Requests that each process decodes together.")] = 1,
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option(help="Processes that torchrun starts, or workers on a Ray cluster.")
+    ] = "local",
+    out: Out = None,
+) -> None:
+    """Measure how much faster several processes of one run decode the same requests than one process."""
+    settings = ScaleOutSettings(
+        model=model,
+        decoder=decoder,
+        num_processes=processes,
+        num_prompts=prompts,
+        num_rounds=rounds,
+        gen_length=gen_length,
+        threads=threads,
+        batch_size=batch_size,
+        engine=engine,
+    )
+    prepare(out)
+    report = measure_scaleout(settings)
+    print(report.text())
+    write_json(out, report.to_json())
+
+
 if __name__ == "__main__":
-    print(json.dumps(_run(ScaleOutSettings(**json.loads(sys.argv[1]))).to_json()))
+    if AS_PROCESS in sys.argv:
+        print(json.dumps(_run(ScaleOutSettings(**json.loads(sys.argv[-1]))).to_json()))
+    else:
+        run_script(main)

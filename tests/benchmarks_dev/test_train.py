@@ -1,4 +1,4 @@
-"""Our training steps and the plain loop's (`refusion_eval.bench.train`): the same computation, and what is told."""
+"""Our training steps and the plain loop's compute the same; the report of `benchmarks/train.py`."""
 
 import json
 import re
@@ -8,11 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
-
-from refusion_eval.bench import train, train_contestant
-from refusion_eval.bench.shapes import Shape
-from refusion_eval.bench.train_contestant import (
+import train
+import train_contestant
+from train_contestant import (
     CONTESTANTS,
     OURS,
     PLAIN,
@@ -21,7 +19,8 @@ from refusion_eval.bench.train_contestant import (
     random_model,
     synthetic_samples,
 )
-from refusion_eval.cli.root import app
+
+from refusion_eval.bench.shapes import Shape
 from refusion_eval.errors import ConfigError
 
 TINY = Shape(
@@ -64,16 +63,16 @@ def test_lengths_have_the_mean_and_the_bounds_that_were_asked_for() -> None:
     assert max(max(sample.prompt + sample.answer) for sample in samples) < 10240 - 3
 
 
-def test_the_command_prints_ratios_first_and_writes_them(tmp_path: Path) -> None:
+def test_the_command_prints_ratios_first_and_writes_them(script, tmp_path: Path) -> None:
     out = tmp_path / "report.json"
     options = "--samples 3 --batch-size 2,3 --rounds 2 --mean-length 12 --max-length 16 --threads 1 --device cpu"
-    result = CliRunner().invoke(app, ["bench-train", *options.split(), "--out", str(out)])
-    assert result.exit_code == 0, result.output
-    assert result.output.index("samples a step") < result.output.index("2 samples a step: ratios (medians of one run)")
+    status, output, _ = script(train.main, *options.split(), "--out", out)
+    assert status == 0
+    assert output.index("samples a step") < output.index("2 samples a step: ratios (medians of one run)")
     report, other = json.loads(out.read_text())
     assert [some["conditions"]["batch_size"] for some in (report, other)] == [2, 3]
     speed = report["ratios"]["tokens/s: ours / plain loop"]
-    assert re.search(rf"^ +2 +{speed:.2f}x ", result.output, flags=re.MULTILINE)
+    assert re.search(rf"^ +2 +{speed:.2f}x ", output, flags=re.MULTILINE)
     assert next(iter(report)) == "ratios"
     ours, plain = report["contestants"][OURS], report["contestants"][PLAIN]
     assert len(ours["tokens_per_second"]) == len(plain["tokens_per_second"]) == 2
@@ -103,6 +102,6 @@ def test_a_wrong_setting_is_refused_by_name(wrong: dict) -> None:
 
 
 def test_a_process_that_dies_is_an_error_and_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "serve", int)  # which takes no connection
+    monkeypatch.setattr(train, "serve", int)  # fails, because int takes no connection
     with pytest.raises(ConfigError, match="'ours' ended"):
         train.measure_training(SETTINGS)

@@ -1,13 +1,13 @@
-"""Many requests in one process leave no memory behind and change no result (`refusion_eval.bench.soak`)."""
+"""Many requests in one process leak no memory and change no result (`benchmarks/soak.py`)."""
 
 from dataclasses import replace
 
 import pytest
+import soak as soaking
 import torch
+from soak import Moment, SoakReport, SoakSettings, soak
 
 from refusion_eval.api import LoadedModel
-from refusion_eval.bench import soak as soaking
-from refusion_eval.bench.soak import Moment, SoakReport, SoakSettings, soak
 from refusion_eval.engine.engine import Engine
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import embedded_path
