@@ -218,7 +218,7 @@ def soak(model: api.LoadedModel, settings: SoakSettings, progress: Callable[[Mom
     first = _decode_probes(model, probes)
     started = time.monotonic()
     moments = [_moment(model, 0, started, 0)]
-    decoded = dict.fromkeys(model.card.decoders, 0)
+    decoded = dict.fromkeys(model.decoders, 0)
     failed = tokens = 0
     while (done := moments[-1].requests) < settings.num_requests:
         size = min(settings.round_size, settings.num_requests - done)
@@ -245,7 +245,7 @@ def _requests(
     model: api.LoadedModel, settings: SoakSettings, chooser: random.Random, count: int
 ) -> Iterator[SoakRequest]:
     """Yields random requests; the decoders of the checkpoint take turns."""
-    decoders = model.card.decoders
+    decoders = model.decoders
     for number in range(count):
         decoder = decoders[number % len(decoders)]
         setting_names = DECODERS[decoder].Settings.__dataclass_fields__

@@ -11,14 +11,13 @@ import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from refusion_eval.decoders import DECODERS
+from refusion_eval.decoders import DECODERS, fitting_decoders
 from refusion_eval.engine.engine import Request
-from refusion_eval.engine.masked_scoring import LOGIT_SHIFT, MaskedReading, estimate_many
+from refusion_eval.engine.masked_scoring import MaskedReading, estimate_many
 from refusion_eval.engine.scoring import TokenScore, score_many
 from refusion_eval.engine.width import WidthCost
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.loading import LoadedModel, load_model
-from refusion_eval.models.cards import CAUSAL_DECODERS, MASKED_DECODERS
 from refusion_eval.types import Decoded
 
 __all__ = [
@@ -89,9 +88,9 @@ def check_fit(model: LoadedModel, decoder: str, mask_id_given: bool) -> None:
         ConfigError: the checkpoint fits other decoders, or needs a mask token and names none.
     """
     card = model.card
-    fits = card.decoders
-    if mask_id_given and fits == CAUSAL_DECODERS:
-        fits = MASKED_DECODERS
+    fits = model.decoders
+    if mask_id_given and fits == fitting_decoders("causal"):
+        fits = fitting_decoders("masked")
     if decoder not in fits:
         obstacle = "" if card.mask_id is not None or mask_id_given else ": it has no mask token"
         advice = "take one of these, or another checkpoint"
@@ -101,7 +100,7 @@ def check_fit(model: LoadedModel, decoder: str, mask_id_given: bool) -> None:
             f"{model.name} ({model.config.family}) does not fit decoder={decoder}{obstacle}; it fits "
             f"{', '.join(fits)}: {advice}"
         )
-    if "mask_id" in DECODERS[decoder].Settings.__dataclass_fields__ and card.mask_id is None and not mask_id_given:
+    if DECODERS[decoder].reads.masked is not None and card.mask_id is None and not mask_id_given:
         raise ConfigError(f"decoder={decoder} needs a mask token and {model.name} names none; give its id as mask_id")
 
 
@@ -294,15 +293,17 @@ def longest_scored(model: LoadedModel) -> int:
 
 def _logit_shift(model: LoadedModel) -> int | None:
     """Which row predicts a masked position of a model that reads both ways; None for one that reads left to right."""
-    main = model.card.decoders[0]
-    if main in LOGIT_SHIFT:
-        return LOGIT_SHIFT[main]
-    if main != "refusion" and "autoregressive" not in model.card.decoders:
-        raise ConfigError(
-            f"{model.name} was trained for {main}, for which no log-likelihood is computed; there is one for "
-            f"autoregressive, refusion, {', '.join(LOGIT_SHIFT)}"
-        )
-    return None
+    fits = [DECODERS[name].reads for name in model.decoders if name in DECODERS]
+    if fits and fits[0].mask_shift is not None:
+        return fits[0].mask_shift
+    if any(reads.left_to_right for reads in fits):
+        return None
+    reads_of = {name: decoder.reads for name, decoder in DECODERS.items()}
+    possible = (name for name, reads in reads_of.items() if reads.left_to_right or reads.mask_shift is not None)
+    raise ConfigError(
+        f"{model.name} was trained for {model.decoders[0]}, for which no log-likelihood is computed; there is one for "
+        f"{', '.join(possible)}"
+    )
 
 
 def _check_vocabulary(model: LoadedModel, token_ids: Sequence[int]) -> None:

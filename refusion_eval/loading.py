@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from refusion_eval.decoders import fitting_decoders
 from refusion_eval.engine.engine import Engine
 from refusion_eval.engine.width import WidthCost, fastest_backend, measure
 from refusion_eval.errors import ConfigError
@@ -28,7 +29,7 @@ class LoadedModel:
         name: the path or hub id it came from.
         revision: commit of the hub's files; None for a local directory.
         config: its shapes.
-        card: mask id, EOS ids, backbone, decoders that it was trained for.
+        card: mask id, EOS ids, backbone, what it was trained to do.
         dtype, device: of the weights.
         kv_budget: bytes that the keys and values of a batch may take; None is what is free when a batch begins.
         cuda_graphs: whether forwards of one request are recorded graphs.
@@ -107,6 +108,11 @@ class LoadedModel:
         config = lora_config(self._adapter.directory)
         fetch_weights(self._adapter)
         return LoraAdapter(config, self.config)
+
+    @property
+    def decoders(self) -> tuple[str, ...]:
+        """Names of the decoders that fit the checkpoint, its main one first."""
+        return fitting_decoders(self.card.kind, self.card.decoders)
 
     @property
     def directory(self) -> Path:

@@ -19,6 +19,10 @@ ProbArray = npt.NDArray[np.floating[Any]]
 StopReason = Literal["eos", "length", "stop_string"]
 ConfidenceDtype = Literal["float32", "float64", "model"]
 
+# What a checkpoint was trained to do, where its config.json names no decoders: predict the next token ("causal"), fill
+# masks in a way that nothing tells ("masked"), or what the method of this name asks for.
+CheckpointKind = Literal["causal", "masked", "refusion", "llada", "dream"]
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:

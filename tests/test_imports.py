@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "decoders": BASE | {"config"},
     "models": BASE,
     "engine": BASE | {"models"},
-    "loading": BASE | {"engine", "models"},
+    "loading": BASE | {"decoders", "engine", "models"},
     "api": BASE | {"decoders", "engine", "loading", "models"},
     "hf": BASE | {"api", "decoders", "engine", "loading", "models"},
     "paths": BASE | {"decoders", "embedded"},
@@ -36,7 +36,8 @@ MAY_IMPORT = {
     "claims": BASE | {"benchmarks", "metrics", "results", "store"},
     "report": BASE | {"metrics", "results", "store"},
     "figures": BASE | {"claims", "decoders", "metrics", "paths", "report", "results", "runs", "store"},
-    "studies": BASE | {"api", "benchmarks", "engine", "metrics", "models", "paths", "results", "runs", "store"},
+    "studies": BASE
+    | {"api", "benchmarks", "decoders", "engine", "metrics", "models", "paths", "results", "runs", "store"},
     "training": BASE | {"api", "benchmarks", "config", "decoders", "embedded", "engine", "models", "store"},
     "bench": BASE | {"api", "benchmarks", "decoders", "embedded", "engine", "hf", "models", "paths", "store"},
     "supply_chain": set(),

@@ -1,38 +1,46 @@
-"""The decoders by name. A decoder is a generator function with a settings class of its own; adding one is one line."""
+"""The decoders by name, found from the files of this folder.
 
-from typing import Any, NamedTuple
+A decoder is one file that ends with `DECODER = Decoder(...)`; its name is the file's. A file that holds several ends
+with `DECODERS = {name: Decoder(...), ...}`.
+"""
 
-from refusion_eval.decoders import (
-    autoregressive,
-    bd3lm,
-    d2f,
-    dream,
-    esolm,
-    fast_dllm_dream,
-    fast_dllm_llada,
-    llada,
-    refusion,
-)
-from refusion_eval.decoders.refusion_settings import RefusionSettings
-from refusion_eval.types import Decode
+from collections.abc import Sequence
+from importlib import import_module
+from pkgutil import iter_modules
+
+from refusion_eval.decoders.decoder import Decoder
+from refusion_eval.types import CheckpointKind
+
+__all__ = ["DECODERS", "Decoder", "fitting_decoders", "trained_decoders"]
 
 
-class DecoderEntry(NamedTuple):
-    """A decoder and the class of its settings."""
+def _find_decoders() -> dict[str, Decoder]:
+    decoders: dict[str, Decoder] = {}
+    for file in iter_modules(__path__):
+        module = import_module(f"{__name__}.{file.name}")
+        if hasattr(module, "DECODER"):
+            decoders[file.name] = module.DECODER
+        decoders |= getattr(module, "DECODERS", {})
+    return decoders
 
-    decode: Decode
-    Settings: type[Any]
+
+DECODERS: dict[str, Decoder] = _find_decoders()
 
 
-DECODERS: dict[str, DecoderEntry] = {
-    "autoregressive": DecoderEntry(autoregressive.decode, autoregressive.AutoregressiveSettings),
-    "bd3lm": DecoderEntry(bd3lm.decode, bd3lm.Bd3lmSettings),
-    "d2f_dream": DecoderEntry(d2f.decode, d2f.D2fDreamSettings),
-    "d2f_llada": DecoderEntry(d2f.decode, d2f.D2fLladaSettings),
-    "dream": DecoderEntry(dream.decode, dream.DreamSettings),
-    "esolm": DecoderEntry(esolm.decode, esolm.EsolmSettings),
-    "fast_dllm_dream": DecoderEntry(fast_dllm_dream.decode, fast_dllm_dream.FastDllmDreamSettings),
-    "fast_dllm_llada": DecoderEntry(fast_dllm_llada.decode, fast_dllm_llada.FastDllmLladaSettings),
-    "llada": DecoderEntry(llada.decode, llada.LladaSettings),
-    "refusion": DecoderEntry(refusion.decode, RefusionSettings),
-}
+def fitting_decoders(kind: CheckpointKind, named: Sequence[str] = ()) -> tuple[str, ...]:
+    """Names of the decoders that fit a checkpoint, its main one first.
+
+    Args:
+        kind: what the checkpoint was trained to do.
+        named: the decoders that its config.json names; these alone fit if there are any.
+    """
+    if named:
+        return tuple(named)
+    fitting = (name for name, decoder in DECODERS.items() if kind in decoder.fits)
+    return tuple(sorted(fitting, key=lambda name: DECODERS[name].style.order))
+
+
+def trained_decoders(objective: str) -> tuple[str, ...]:
+    """Names of the decoders that a checkpoint is for after training with an objective; none if it serves several."""
+    trained = (name for name, decoder in DECODERS.items() if objective in decoder.trained_by)
+    return tuple(sorted(trained, key=lambda name: DECODERS[name].style.order))

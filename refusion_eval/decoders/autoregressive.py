@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from refusion_eval.decoders import validate
+from refusion_eval.decoders.decoder import Decoder, Reads, Style
 from refusion_eval.trace import Trace
 from refusion_eval.types import (
     NOTHING,
@@ -83,3 +84,14 @@ def decode(prompt: Sequence[int], settings: AutoregressiveSettings, trace: Trace
 def _finish(tokens: list[int], reason: StopReason, trace: Trace) -> Response:
     trace.stop(reason, len(tokens))
     return Response(tuple(tokens), reason)
+
+
+DECODER = Decoder(
+    decode,
+    AutoregressiveSettings,
+    label="AR",
+    reads=Reads("causal", clean="next"),
+    fits=("causal", "masked", "refusion"),
+    trained_by=("pretrain", "sft"),
+    style=Style("#000000", "s", (0, (5, 1.5)), order=1),
+)

@@ -13,6 +13,7 @@ from typing import ClassVar
 from refusion_eval.decoders import validate
 from refusion_eval.decoders.canvas import Canvas, MaskedSettings, Remasking
 from refusion_eval.decoders.choose import at_least_or_best, first_eos, most_confident, rounded_quotas
+from refusion_eval.decoders.decoder import Decoder, Reads, Style
 from refusion_eval.errors import ConfigError
 from refusion_eval.trace import Trace
 from refusion_eval.types import (
@@ -156,3 +157,14 @@ def _attention(fed: range, num_prompt: int, block_length: int) -> Attention:
 def _choose(scores: ProbArray, threshold: float | None, quotas: Iterator[int]) -> list[int]:
     """Which of the candidates become final."""
     return most_confident(scores, next(quotas)) if threshold is None else at_least_or_best(scores, threshold)
+
+
+DECODER = Decoder(
+    decode,
+    Bd3lmSettings,
+    label="BD3-LM",
+    reads=Reads("block_causal", masked="own"),
+    fits=("masked",),
+    trained_by=("bd3lm",),
+    style=Style("#CC79A7", "D", (0, (6, 1, 1, 1, 1, 1)), order=2),
+)

@@ -18,6 +18,7 @@ import numpy as np
 from refusion_eval.decoders import validate
 from refusion_eval.decoders.canvas import Canvas, MaskedSettings
 from refusion_eval.decoders.choose import most_confident
+from refusion_eval.decoders.decoder import Decoder, Reads, Style
 from refusion_eval.errors import ConfigError
 from refusion_eval.trace import Trace
 from refusion_eval.types import Commit, Confidence, Decoding, Forward, Read, Readout, block_causal
@@ -288,3 +289,23 @@ def decode_blocks(pipeline: Pipeline, settings: D2fSettings) -> Decoding:
         if reason := pipeline.canvas.settled():
             return pipeline.canvas.finish(reason)
     return pipeline.canvas.finish()
+
+
+DECODERS = {
+    "d2f_dream": Decoder(
+        decode,
+        D2fDreamSettings,
+        label="Dream w/ D2F",
+        reads=Reads("block_causal", masked="next"),
+        fits=("dream",),
+        style=Style("#56B4E9", "X", (0, (2, 2)), order=9),
+    ),
+    "d2f_llada": Decoder(
+        decode,
+        D2fLladaSettings,
+        label="LLaDA w/ D2F",
+        reads=Reads("block_causal", masked="own"),
+        fits=("llada",),
+        style=Style("#56B4E9", "P", (0, (4, 1, 2, 1)), order=6),
+    ),
+}

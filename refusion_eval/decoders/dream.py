@@ -14,6 +14,7 @@ import numpy.typing as npt
 from refusion_eval.decoders import dllm_cache, validate
 from refusion_eval.decoders.canvas import Canvas, MaskedSettings
 from refusion_eval.decoders.choose import most_confident
+from refusion_eval.decoders.decoder import Decoder, Reads, Style
 from refusion_eval.errors import ConfigError
 from refusion_eval.trace import Trace
 from refusion_eval.types import (
@@ -216,3 +217,13 @@ def shifted_reads(settings: DreamSettings, offset: int, candidates: Sequence[int
     """Reads the row before each candidate; response index 0 lies in row `offset`. Empty without candidates."""
     rows = [offset + position - 1 for position in candidates]
     return (settings.read(rows, step, candidates),) if rows else ()
+
+
+DECODER = Decoder(
+    decode,
+    DreamSettings,
+    label="Dream",
+    reads=Reads("bidirectional", masked="next"),
+    fits=("dream",),
+    style=Style("#009E73", "v", (0, (1, 1)), order=7),
+)

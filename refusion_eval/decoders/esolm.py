@@ -26,6 +26,7 @@ from typing import ClassVar
 
 from refusion_eval.decoders import validate
 from refusion_eval.decoders.canvas import Canvas, MaskedSettings
+from refusion_eval.decoders.decoder import Decoder, Reads, Style
 from refusion_eval.errors import ConfigError
 from refusion_eval.trace import Trace
 from refusion_eval.types import NOTHING, Commit, Decoding, Forward, Read, causal
@@ -144,3 +145,13 @@ def decode(prompt: Sequence[int], settings: EsolmSettings, trace: Trace) -> Deco
         if reason := canvas.settled():
             return canvas.finish(reason)
     return canvas.finish()
+
+
+DECODER = Decoder(
+    decode,
+    EsolmSettings,
+    label="Eso-LM",
+    reads=Reads("causal", masked="own"),
+    fits=("masked", "refusion"),
+    style=Style("#8a6d1f", "h", (0, (1, 2)), order=3),
+)

@@ -14,6 +14,7 @@ from refusion_eval.decoders import block_cache, dllm_cache, dream, sparse_dllm, 
 from refusion_eval.decoders.block_cache import Cache
 from refusion_eval.decoders.canvas import Canvas, check_blocks
 from refusion_eval.decoders.choose import at_least_or_best, most_confident
+from refusion_eval.decoders.decoder import Decoder, Reads, Style
 from refusion_eval.decoders.dream import RANKING_ALGS, Alg, DreamSettings
 from refusion_eval.errors import ConfigError
 from refusion_eval.trace import Trace
@@ -195,3 +196,13 @@ def _later_forward(
         dream.shifted_reads(settings, -block.start, candidates, step),
         commit,
     )
+
+
+DECODER = Decoder(
+    decode,
+    FastDllmDreamSettings,
+    label="Dream w/ Fast-dLLM",
+    reads=Reads("bidirectional", masked="next"),
+    fits=("dream",),
+    style=Style("#E69F00", ">", (0, (2, 1)), order=8),
+)

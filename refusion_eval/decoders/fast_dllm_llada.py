@@ -13,6 +13,7 @@ from refusion_eval.decoders import block_cache, sparse_dllm, validate
 from refusion_eval.decoders.block_cache import Cache
 from refusion_eval.decoders.canvas import BlockSettings, Canvas
 from refusion_eval.decoders.choose import at_least_or_best, even_quotas, most_confident, num_within_factor
+from refusion_eval.decoders.decoder import Decoder, Reads, Style
 from refusion_eval.errors import ConfigError
 from refusion_eval.trace import Trace
 from refusion_eval.types import (
@@ -127,3 +128,14 @@ def _choose(scores: ProbArray, settings: FastDllmLladaSettings, num_before: int)
     if settings.release_compatible and num_chosen == len(scores) - 1:
         num_chosen += 1
     return most_confident(scores, num_chosen)
+
+
+DECODER = Decoder(
+    decode,
+    FastDllmLladaSettings,
+    label="LLaDA w/ Fast-dLLM",
+    reads=Reads("bidirectional", masked="own"),
+    fits=("llada",),
+    trained_by=("llada",),
+    style=Style("#E69F00", "<", (0, (4, 2)), order=5),
+)

@@ -11,6 +11,7 @@ from typing import ClassVar
 from refusion_eval.decoders import dllm_cache, validate
 from refusion_eval.decoders.canvas import BlockSettings, Canvas, Remasking
 from refusion_eval.decoders.choose import even_quotas, most_confident
+from refusion_eval.decoders.decoder import Decoder, Reads, Style
 from refusion_eval.errors import ConfigError
 from refusion_eval.trace import Trace
 from refusion_eval.types import (
@@ -126,3 +127,14 @@ def _read(settings: LladaSettings, rows: Sequence[int], step: int, masked: Seque
 def _scores(probs: ProbArray, settings: LladaSettings, masked: Sequence[int], step: int) -> ProbArray:
     """What candidates are ranked by."""
     return probs if settings.remasking == "low_confidence" else settings.random_scores(step, masked)
+
+
+DECODER = Decoder(
+    decode,
+    LladaSettings,
+    label="LLaDA",
+    reads=Reads("bidirectional", masked="own"),
+    fits=("masked", "llada"),
+    trained_by=("llada",),
+    style=Style("#D55E00", "^", (0, (3, 1, 1, 1)), order=4),
+)

@@ -18,6 +18,7 @@ import numpy as np
 
 from refusion_eval.decoders.choose import above_or_best, accepted_prefix, first_eos
 from refusion_eval.decoders.completion import Completed, Completion, Drafts, first_predictions
+from refusion_eval.decoders.decoder import Decoder, Reads, Style
 from refusion_eval.decoders.fuse import Key, Rider, acceptance, by_key, length_chances, plans_that_pay, with_riders
 from refusion_eval.decoders.refusion_settings import RefusionSettings
 from refusion_eval.trace import Trace
@@ -309,3 +310,13 @@ class _Refusion:
                 reason = "length"  # the EOS stood in the surplus of the last slot
         self.trace.stop(reason, len(tokens))
         return Response(tuple(tokens), reason)
+
+
+DECODER = Decoder(
+    decode,
+    RefusionSettings,
+    label="ReFusion",
+    reads=Reads("causal", masked="own", clean="next"),
+    fits=("masked", "refusion"),
+    style=Style("#0072B2", "o", "-", order=0),
+)

@@ -30,9 +30,6 @@ from refusion_eval.engine.scoring import TokenPair, TokenScore, run_side_by_side
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.types import Read, TokenArray, draw_key
 
-# By the main decoder of checkpoints that read both ways: row i - shift predicts position i.
-LOGIT_SHIFT = {"llada": 0, "fast_dllm_llada": 0, "dream": 1, "fast_dllm_dream": 1}
-
 # Rows of one forward (one text may have more): enough to keep a GPU busy, and little memory beside an 8B model.
 MAX_ROWS = 4096
 

@@ -9,7 +9,7 @@ import io
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from refusion_eval.decoders import DECODERS
 from refusion_eval.store.atomic_write import prepare_output
 
 COLUMN_WIDTH, TEXT_WIDTH = 3.4, 6.9  # inches, of a two-column paper
@@ -78,18 +79,9 @@ class Look:
 
 # A system looks the same in every figure.
 _LOOKS: Mapping[str, Look] = {
-    "refusion": Look(BLUE, "o", "-"),
-    "autoregressive": Look(BLACK, "s", (0, (5, 1.5))),
+    **{name: Look(*astuple(decoder.style)[:3]) for name, decoder in DECODERS.items()},
     "qwen3": Look(BLACK, "s", (0, (5, 1.5))),
     "llama3": Look("#404040", "p", (0, (1, 1))),
-    "llada": Look(VERMILLION, "^", (0, (3, 1, 1, 1))),
-    "dream": Look(GREEN, "v", (0, (1, 1))),
-    "bd3lm": Look(PURPLE, "D", (0, (6, 1, 1, 1, 1, 1))),
-    "fast_dllm_llada": Look(ORANGE, "<", (0, (4, 2))),
-    "fast_dllm_dream": Look(ORANGE, ">", (0, (2, 1))),
-    "d2f_llada": Look(SKY, "P", (0, (4, 1, 2, 1))),
-    "d2f_dream": Look(SKY, "X", (0, (2, 2))),
-    "esolm": Look("#8a6d1f", "h", (0, (1, 2))),
     "refusion+left_to_right": Look(BLUE, "d", ":"),
     "refusion+recompute_kv": Look(SKY, "H", "--"),
     "qwen3_4b": Look(BLACK, "s", ":"),

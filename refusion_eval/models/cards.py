@@ -8,10 +8,7 @@ from typing import Any
 from refusion_eval.errors import CheckpointError
 from refusion_eval.models.config import read_json
 from refusion_eval.models.families import FAMILIES
-
-# What a causal model with a mask token may have been trained for, where its config.json does not say.
-MASKED_DECODERS = ("refusion", "autoregressive", "bd3lm", "esolm", "llada")
-CAUSAL_DECODERS = ("autoregressive",)
+from refusion_eval.types import CheckpointKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +20,8 @@ class Card:
         backbone: the model that it was trained from.
         mask_id: id of the mask token; None if it has none.
         eos_ids: ids that end a response.
-        decoders: names of the decoders that it was trained for, the main one first.
+        kind: what it was trained to do.
+        decoders: names of the decoders that it was trained for, as config.json has them; empty if it names none.
         shape: entries of config.json by which a local copy is recognised; empty for none.
     """
 
@@ -31,7 +29,8 @@ class Card:
     backbone: str
     mask_id: int | None
     eos_ids: tuple[int, ...]
-    decoders: tuple[str, ...]
+    kind: CheckpointKind
+    decoders: tuple[str, ...] = ()
     shape: Mapping[str, int | str] = field(default_factory=dict)
 
 
@@ -52,17 +51,16 @@ DREAM_SHAPE: Mapping[str, int | str] = {
 
 
 def _llada(name: str) -> Card:
-    decoders = FAMILIES["llada"].decoders
-    return Card(name=name, backbone="LLaDA-8B", mask_id=126336, eos_ids=LLADA_EOS, decoders=decoders, shape=LLADA_SHAPE)
+    return Card(name=name, backbone="LLaDA-8B", mask_id=126336, eos_ids=LLADA_EOS, kind="llada", shape=LLADA_SHAPE)
 
 
 def _dream(name: str) -> Card:
-    decoders, eos_ids = FAMILIES["Dream"].decoders, QWEN_EOS[::-1]
-    return Card(name=name, backbone="Qwen2.5-7B", mask_id=151666, eos_ids=eos_ids, decoders=decoders, shape=DREAM_SHAPE)
+    eos_ids = QWEN_EOS[::-1]
+    return Card(name=name, backbone="Qwen2.5-7B", mask_id=151666, eos_ids=eos_ids, kind="dream", shape=DREAM_SHAPE)
 
 
 def _causal(name: str, backbone: str, eos_ids: tuple[int, ...], **shape: int | str) -> Card:
-    return Card(name=name, backbone=backbone, mask_id=None, eos_ids=eos_ids, decoders=CAUSAL_DECODERS, shape=shape)
+    return Card(name=name, backbone=backbone, mask_id=None, eos_ids=eos_ids, kind="causal", shape=shape)
 
 
 CARDS: dict[str, Card] = {
@@ -74,7 +72,7 @@ CARDS: dict[str, Card] = {
             backbone="Qwen3-8B",
             mask_id=151670,
             eos_ids=(151645,),
-            decoders=("refusion", "autoregressive", "esolm"),
+            kind="refusion",
             shape={"model_type": "qwen3", "vocab_size": 151671, "hidden_size": 4096, "num_hidden_layers": 36},
         ),
         _causal(
@@ -145,16 +143,15 @@ def checkpoint_card(name: str, directory: Path) -> Card:
     else:
         _ids(path, "mask_token_id", [mask_id])  # one, never a list
     family = str(config.get("model_type"))
-    decoders = _own_decoders(path, config)
-    if not decoders and family in FAMILIES:
-        decoders = FAMILIES[family].decoders
+    kind = FAMILIES[family].kind if family in FAMILIES else None
     return Card(
         name=name,
         backbone=str(config.get("backbone", config.get("model_type", "unknown"))),
         mask_id=mask_id,
         eos_ids=_ids(generation_path, "eos_token_id", generation.get("eos_token_id"))
         or _ids(path, "eos_token_id", config.get("eos_token_id")),
-        decoders=decoders or (CAUSAL_DECODERS if mask_id is None else MASKED_DECODERS),
+        kind=kind or ("causal" if mask_id is None else "masked"),
+        decoders=_own_decoders(path, config),
     )
 
 

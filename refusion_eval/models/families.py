@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from refusion_eval.types import CheckpointKind
+
 
 @dataclass(frozen=True, kw_only=True)
 class TensorNames:
@@ -56,7 +58,7 @@ class Family:
         keys: names in its config.json.
         must_be: config entries that have to be there with this value, as the family's own default is another.
         may_be: config entries that, where they are present, have to have one of these values.
-        decoders: what its checkpoints are trained for, where that is one thing; the main one first.
+        kind: what its checkpoints are trained to do; None if that differs between them.
     """
 
     qkv_bias: bool = False
@@ -65,7 +67,7 @@ class Family:
     keys: ConfigKeys = field(default_factory=ConfigKeys)
     must_be: Mapping[str, object] = field(default_factory=dict)
     may_be: Mapping[str, tuple[object, ...]]
-    decoders: tuple[str, ...] = ()
+    kind: CheckpointKind | None = None
 
 
 _OFF = (False, None)
@@ -78,7 +80,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": _QWEN2,
     "llama": Family(may_be=_SILU | {"attention_bias": _OFF, "mlp_bias": _OFF}),
     # Qwen2 in every respect but what it was trained for: bidirectional attention, logits one position ahead.
-    "Dream": replace(_QWEN2, decoders=("dream", "fast_dllm_dream", "d2f_dream")),
+    "Dream": replace(_QWEN2, kind="dream"),
     "llada": Family(
         tensors=TensorNames(
             embedding="model.transformer.wte",
@@ -127,6 +129,6 @@ FAMILIES: Mapping[str, Family] = {
             "rope_full_precision": (True,),
             "scale_logits": _OFF,
         },
-        decoders=("llada", "fast_dllm_llada", "d2f_llada"),
+        kind="llada",
     ),
 }

@@ -23,18 +23,7 @@ log = logging.getLogger(__name__)
 # As `pretrained`: the tiny checkpoint of the decoder that comes with the package; with `:NAME` another one of these.
 EMBEDDED = "embedded"
 
-SYSTEM_NAMES = {
-    "autoregressive": "AR",
-    "bd3lm": "BD3-LM",
-    "d2f_dream": "Dream w/ D2F",
-    "d2f_llada": "LLaDA w/ D2F",
-    "dream": "Dream",
-    "esolm": "Eso-LM",
-    "fast_dllm_dream": "Dream w/ Fast-dLLM",
-    "fast_dllm_llada": "LLaDA w/ Fast-dLLM",
-    "llada": "LLaDA",
-    "refusion": "ReFusion",
-}
+SYSTEM_NAMES = {name: decoder.label for name, decoder in DECODERS.items()}
 # Checkpoints in the package that are another system than their decoder's own.
 EMBEDDED_NAMES = {"autoregressive_sft": "AR-SFT"}
 

@@ -30,7 +30,7 @@ class PublishedSystem:
 
 
 def published_systems() -> dict[str, PublishedSystem]:
-    """Reads tasks/settings/systems.yaml.
+    """Reads tasks/settings/systems.yaml; a decoder without a row there is a system without a published checkpoint.
 
     Raises:
         ConfigError: a row is malformed.
@@ -42,6 +42,9 @@ def published_systems() -> dict[str, PublishedSystem]:
         where = f"tasks/settings/{path.name}: {name}"
         systems[name] = build(PublishedSystem, {"name": name, **mapping(row, where)}, where)
         check_keys([systems[name].decoder], DECODERS, where, what="decoder")
+    with_row = {system.decoder for system in systems.values()}
+    for name in sorted(DECODERS.keys() - with_row - systems.keys()):
+        systems[name] = PublishedSystem(name=name, label=DECODERS[name].label, decoder=name)
     return systems
 
 

@@ -24,6 +24,7 @@ from refusion_eval.benchmarks.mini.drills import DRILLS, drill_pairs
 from refusion_eval.benchmarks.mini.generate import DRAWS, held_out_items, items
 from refusion_eval.benchmarks.mini.item import Item
 from refusion_eval.benchmarks.prompts import prompt
+from refusion_eval.decoders import trained_decoders
 from refusion_eval.errors import ConfigError
 from refusion_eval.training.check import exact_share
 from refusion_eval.training.checkpoint import save_checkpoint
@@ -31,7 +32,6 @@ from refusion_eval.training.config import MASKED_OBJECTIVES, TrainConfig
 from refusion_eval.training.data import Sample, encode
 from refusion_eval.training.initial import prepare_for_lookup
 from refusion_eval.training.model_card import write_card
-from refusion_eval.training.objectives import TRAINED_FOR
 from refusion_eval.training.tokenizer import train_tokenizer
 from refusion_eval.training.train import train
 
@@ -220,7 +220,7 @@ def train_stages(
             on_log=functools.partial(_log, stage, model, check, 200, causal),
         )
         if stage in stages:
-            save_checkpoint(model, tokenizer, out_dir / stage, decoders=TRAINED_FOR[config.objective])
+            save_checkpoint(model, tokenizer, out_dir / stage, decoders=trained_decoders(config.objective))
             chain = {name: configs[name] for name in (BACKBONE, stage)}
             write_card(out_dir / stage, stage, chain, work_dir, num_samples=len(samples), hardware=hardware)
 

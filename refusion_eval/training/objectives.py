@@ -76,14 +76,6 @@ def num_rows(config: ObjectiveConfig, num_prompt: np.ndarray, num_answer: np.nda
     return num_prompt + num_answer
 
 
-# What config.json says of the decoders that a checkpoint is for; nothing where the weights serve several.
-TRAINED_FOR: dict[Objective, tuple[str, ...]] = {
-    "pretrain": ("autoregressive",),
-    "sft": ("autoregressive",),
-    "refusion": (),
-    "llada": ("llada", "fast_dllm_llada"),
-    "bd3lm": ("bd3lm",),
-}
 OBJECTIVES: dict[Objective, MakeExample] = {
     "pretrain": _pretrain,
     "sft": _sft,

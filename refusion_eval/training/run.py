@@ -20,13 +20,14 @@ import transformers
 from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from refusion_eval.decoders import trained_decoders
 from refusion_eval.errors import ConfigError, RefusionEvalError
 from refusion_eval.store.atomic_write import write_atomically
 from refusion_eval.store.environment import PACKAGES, git_commit, package_versions
 from refusion_eval.store.lock import DirectoryLock
 from refusion_eval.training.backbone import check_backbone, load_backbone, load_tokenizer, save_backbone
 from refusion_eval.training.config_files import config_names, read_run_config
-from refusion_eval.training.objectives import TRAINED_FOR, SpecialIds
+from refusion_eval.training.objectives import SpecialIds
 from refusion_eval.training.parallelism import check_parallelism, place_of_process
 from refusion_eval.training.rows import check_rows
 from refusion_eval.training.run_config import RunConfig
@@ -251,7 +252,7 @@ def _train(
     trainer.train(resume_from_checkpoint=str(whole[-1]) if whole else None)
     trained = _trained(trainer, config, tokenizer)
     if trained is not None:
-        save_backbone(trained, tokenizer, run_dir / MODEL_FOLDER, decoders=TRAINED_FOR[config.objective.objective])
+        save_backbone(trained, tokenizer, run_dir / MODEL_FOLDER, decoders=trained_decoders(config.objective.objective))
     trainer.accelerator.wait_for_everyone()
 
 

@@ -25,7 +25,7 @@ def test_nothing_grows_and_nothing_drifts(model):
     report = soak(model, SHORT, told.append)
     assert [moment.requests for moment in report.moments] == [0, 20, 40, 60]
     assert tuple(told) == tuple(report.moments[1:])
-    assert set(report.decoded) == set(model.card.decoders)
+    assert set(report.decoded) == set(model.decoders)
     assert sum(report.decoded.values()) == 60
     assert (report.failed, report.drifted) == (0, 0)
     assert report.tokens > 240

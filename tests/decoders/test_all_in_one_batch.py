@@ -40,7 +40,7 @@ def prompt(number: int) -> list[int]:
 def test_every_decoder_decodes_among_the_others_as_it_does_alone(shared: Path, name: str, batch_size: int):
     model = load_model(str(shared / "parity" / "baselines" / "checkpoints" / name), dtype="float32", device="cpu")
     requests = []
-    for decoder in model.card.decoders:
+    for decoder in model.decoders:
         for chosen in SETTINGS[decoder]:
             settings = {"gen_length": 24, "eos_ids": (190, 189), **chosen}
             requests.append((decoder, prompt(len(requests)), decoder_settings(model, decoder, **settings)))

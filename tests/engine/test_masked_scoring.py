@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refusion_eval import api
-from refusion_eval.decoders import llada
+from refusion_eval.decoders import DECODERS, llada
 from refusion_eval.engine import masked_scoring, scoring
 from refusion_eval.engine.engine import Engine
-from refusion_eval.engine.masked_scoring import LOGIT_SHIFT, MaskedReading, estimate_many, noised_copies
+from refusion_eval.engine.masked_scoring import MaskedReading, estimate_many, noised_copies
 from refusion_eval.errors import ConfigError
 from tests.engine.random_model import VOCAB_SIZE, dense_logits, random_transformer
 from tests.models import tiny
@@ -253,7 +253,7 @@ def test_numbers_out_of_range_are_refused(checkpoint, wrong):
 @pytest.mark.parametrize(("name", "shift"), [("llada_1", 0), ("dream_1", 1)])
 def test_a_single_token_on_the_golden_checkpoints(shared, name, shift):
     model = api.load_model(str(shared / "parity" / "baselines" / "checkpoints" / name), dtype="float32", device="cpu")
-    assert LOGIT_SHIFT[model.card.decoders[0]] == shift
+    assert DECODERS[model.decoders[0]].reads.mask_shift == shift
     prefix, mask_id = [5, 77, 120, 6, 33, 18], model.card.mask_id
     log_probs = masked_log_probs(model.transformer, prefix, [0], [0], shift, mask_id)[0]
     scores = api.score_tokens_many(model, [(prefix, [token]) for token in range(190)], batch_size=32)

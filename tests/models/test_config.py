@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from refusion_eval.decoders import fitting_decoders
 from refusion_eval.errors import CheckpointError
-from refusion_eval.models.cards import CARDS, MASKED_DECODERS, checkpoint_card
+from refusion_eval.models.cards import CARDS, checkpoint_card
 from refusion_eval.models.config import model_config
 from tests.models import tiny
 
@@ -99,20 +100,24 @@ def test_a_checkpoint_without_a_mask_token_decodes_autoregressively_only(directo
     change(directory, mask_token_id=None)
     card = checkpoint_card("local", directory)
     assert card.mask_id is None
-    assert card.decoders == ("autoregressive",)
+    assert (card.kind, card.decoders) == ("causal", ())
+    assert fitting_decoders(card.kind) == ("autoregressive",)
 
 
 @pytest.mark.parametrize("family", ["llada", "Dream"])
 def test_a_family_of_masked_models_names_its_own_decoders(directory, family):
     change(directory, model_type=family)
     names = [f"{name}{family.lower()}" for name in ("", "fast_dllm_", "d2f_")]
-    assert checkpoint_card("local", directory).decoders == tuple(names)
+    assert fitting_decoders(checkpoint_card("local", directory).kind) == tuple(names)
 
 
 def test_a_causal_model_with_a_mask_token_may_name_its_decoders(directory):
-    assert checkpoint_card("local", directory).decoders == ("refusion", "autoregressive", "bd3lm", "esolm", "llada")
+    card = checkpoint_card("local", directory)
+    fitting = ("refusion", "autoregressive", "bd3lm", "esolm", "llada")
+    assert fitting_decoders(card.kind, card.decoders) == fitting
     change(directory, decoders=["bd3lm"])
-    assert checkpoint_card("local", directory).decoders == ("bd3lm",)
+    card = checkpoint_card("local", directory)
+    assert fitting_decoders(card.kind, card.decoders) == ("bd3lm",)
 
 
 @pytest.mark.parametrize("decoders", ["bd3lm", [1], [""], {"bd3lm": 1}])
@@ -153,4 +158,4 @@ def test_a_fine_tune_with_a_mask_token_of_its_own_is_no_copy(directory):
     change(directory, mask_token_id=151670, **CARDS["Qwen/Qwen3-8B"].shape)
     card = checkpoint_card("/models/fine-tune", directory)
     assert card.mask_id == 151670
-    assert card.decoders == MASKED_DECODERS
+    assert (card.kind, card.decoders) == ("masked", ())

@@ -146,7 +146,7 @@ def test_a_stage_alone_from_the_work_dir_is_what_it_is_in_any_order(
 )
 def test_a_checkpoint_fits_its_decoders(family: Path, stage: str, decoder: str, settings: dict[str, Any]) -> None:
     model = api.load_model(str(family / "out" / stage), dtype="float32", device="cpu", attention="sdpa")
-    assert decoder in model.card.decoders
+    assert decoder in model.decoders
     decoded = api.generate(model, [1, 2, 3, 4, 5], decoder, **settings)
     assert 0 < len(decoded.tokens) <= settings["gen_length"]
     assert model.card.mask_id not in decoded.tokens

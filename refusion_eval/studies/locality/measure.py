@@ -22,15 +22,17 @@ curve matters.
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from refusion_eval.api import LoadedModel, check_prompt
+from refusion_eval.decoders import DECODERS, fitting_decoders
+from refusion_eval.decoders.decoder import Reads
 from refusion_eval.errors import ConfigError, DataError
 from refusion_eval.metrics.bootstrap import Interval, bootstrap_ratio
-from refusion_eval.models.cards import CAUSAL_DECODERS, Card
+from refusion_eval.models.cards import Card
 from refusion_eval.studies.locality.divergence import MaskedText, Reading, reveal_divergences
 
 MAX_DISTANCE = 128
@@ -38,8 +40,6 @@ DISTANCES = (1, 2, 4, 8, 16, 32, 64, 128)
 RATIOS = (0.2, 0.4, 0.6, 0.8)
 MIN_MASKED = 2
 
-# How a checkpoint is read that was trained for a decoder.
-READINGS: dict[str, Reading] = {"llada": "bidirectional", "dream": "bidirectional_shifted", "refusion": "refusion"}
 ReadingOption = Literal["auto", "bidirectional", "bidirectional_shifted", "refusion"]
 
 Number = TypeVar("Number", int, float)
@@ -137,12 +137,21 @@ def choose_reading(card: Card, vocab_size: int, option: ReadingOption = "auto") 
         raise ConfigError(f"{card.name}: the mask token {card.mask_id} lies outside the vocabulary; {advice}")
     if option != "auto":
         return option, card.mask_id
-    decoder = card.decoders[0]
-    if decoder not in READINGS:
-        what = "is causal" if decoder in CAUSAL_DECODERS else f"is made for decoder={decoder}"
-        readings = ", ".join(READINGS.values())
+    decoder = fitting_decoders(card.kind, card.decoders)[0]
+    reads = DECODERS[decoder].reads if decoder in DECODERS else None
+    reading = None if reads is None else _reading(reads)
+    if reading is None:
+        what = "is causal" if reads is not None and reads.masked is None else f"is made for decoder={decoder}"
+        readings = ", ".join(get_args(Reading))
         raise ConfigError(f"{card.name} {what}, which says nothing of how it reads masks; name a --reading: {readings}")
-    return READINGS[decoder], card.mask_id
+    return reading, card.mask_id
+
+
+def _reading(reads: Reads) -> Reading | None:
+    """How the checkpoints of a decoder are read; None if the study has no such reading."""
+    if reads.mask_shift is not None:
+        return "bidirectional_shifted" if reads.mask_shift else "bidirectional"
+    return "refusion" if reads.attention == "causal" and reads.masked == "own" else None
 
 
 def encode_responses(

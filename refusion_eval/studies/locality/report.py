@@ -217,7 +217,7 @@ def _rows(
             yield LocalityRow(
                 model=name,
                 revision=model.revision or "",
-                decoder=model.card.decoders[0],
+                decoder=model.decoders[0],
                 reading=reading,
                 dataset=dataset,
                 mini=is_mini,

@@ -1,0 +1,112 @@
+"""A decoder is one file: added to a copy of the package, it is known to every command, table, plot and check."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import refusion_eval
+
+DECODER_FILE = '''"""Fills masks from left to right, the same number in every forward."""
+
+from dataclasses import dataclass
+
+from refusion_eval.decoders import validate
+from refusion_eval.decoders.canvas import Canvas, MaskedSettings
+from refusion_eval.decoders.decoder import Decoder, Reads, Style
+from refusion_eval.types import Commit, Forward, causal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings(MaskedSettings):
+    """Settings: how many tokens each forward fixes."""
+
+    per_forward: int = 4
+
+    def __post_init__(self):
+        MaskedSettings.__post_init__(self)
+        validate.require_integer("leftmost", "per_forward", self.per_forward, at_least=1)
+
+
+def decode(prompt, settings, trace):
+    """Decodes one prompt."""
+    canvas, num_cached, commit, step = Canvas(prompt, settings, trace), 0, Commit(), 0
+    while masked := canvas.masked()[: settings.per_forward]:
+        end = canvas.start + masked[-1] + 1
+        rows = [canvas.start + position - num_cached for position in masked]
+        read, fed = settings.read(rows, step, masked), range(num_cached, end)
+        (readout,) = yield Forward(canvas.tokens[num_cached:end], fed, causal(len(fed)), (read,), commit)
+        commit, num_cached = Commit(range(rows[0])), canvas.start + masked[0]
+        canvas.fix(masked, readout.tokens)
+        step += 1
+        if reason := canvas.settled():
+            return canvas.finish(reason)
+    return canvas.finish()
+
+
+DECODER = Decoder(
+    decode,
+    Settings,
+    label="Leftmost",
+    reads=Reads("causal", masked="own"),
+    fits=("masked",),
+    style=Style("#123456", "o"),
+)
+'''
+
+CHECKS = """
+import sys
+from typer.testing import CliRunner
+import refusion_eval
+from refusion_eval import api
+from refusion_eval.cli import app
+from refusion_eval.errors import ConfigError
+from refusion_eval.figures.style import look_of
+
+def command(*words):
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+def refusal(do, *args, **kwargs):
+    try:
+        do(*args, **kwargs)
+    except ConfigError as error:
+        return str(error)
+    raise AssertionError("not refused")
+
+assert "leftmost" in command("systems")
+model, causal = (refusion_eval.load_model(name) for name in sys.argv[1:3])
+decoded = refusion_eval.generate(model, [5, 6, 7], decoder="leftmost", gen_length=8, eos_ids=())
+assert (len(decoded.tokens), decoded.num_forwards) == (8, 2)
+api.check_fit(model, "leftmost", mask_id_given=False)
+assert "does not fit decoder=leftmost" in refusal(api.check_fit, causal, "leftmost", mask_id_given=False)
+assert "leftmost: per_forward is 0" in refusal(refusion_eval.generate, model, [5], "leftmost", per_forward=0)
+assert look_of("leftmost").colour == "#123456"
+command("run", "--model", "embedded:refusion", "--decoder", "leftmost", "--tasks", "gsm8k", "--limit", "1",
+        "--run-dir", sys.argv[3])
+assert "Leftmost" in command("table", sys.argv[3])
+"""
+
+
+def test_a_decoder_in_one_file_is_known_everywhere(tmp_path):
+    package = Path(refusion_eval.__file__).parent
+    copy = tmp_path / "refusion_eval"
+    (copy / "decoders").mkdir(parents=True)
+    for source in [*package.iterdir(), *(package / "decoders").iterdir()]:
+        target = copy / source.relative_to(package)
+        if not target.exists() and source.name != "__pycache__":
+            target.symlink_to(source)
+    (tmp_path / "tasks").symlink_to(package.parent / "tasks")
+    (copy / "decoders" / "leftmost.py").write_text(DECODER_FILE)
+    assert DECODER_FILE.count("\n") < 60
+    checkpoints = [str(package / "embedded" / name) for name in ("refusion", "autoregressive")]
+    result = subprocess.run(
+        [sys.executable, "-c", CHECKS, *checkpoints, str(tmp_path / "run")],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
