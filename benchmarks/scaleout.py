@@ -28,9 +28,9 @@ from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.runner import JobRunner
 from refusion_eval.runs.system import System
 from refusion_eval.scaleout.driver import Register
-from refusion_eval.scaleout.launch import team
+from refusion_eval.scaleout.launch import num_local_processes, process_group
 from refusion_eval.scaleout.ray_runner import RayRunner, on_driver
-from refusion_eval.scaleout.torchrun import TorchrunRunner, take_place
+from refusion_eval.scaleout.torchrun import TorchrunRunner, run_worker_or_return
 from refusion_eval.scaleout.worker import decode
 from refusion_eval.store.environment import Hardware
 from refusion_eval.store.records import Sample, SampleKey
@@ -178,7 +178,14 @@ def _run(settings: ScaleOutSettings) -> ScaleOutReport:
     """Measures in the first process of the run; the other processes only decode."""
     own = {"decoder": settings.decoder, "gen_length": settings.gen_length, "batch_size": settings.batch_size}
     args = parse_model_args({"pretrained": settings.model, "warmup": 0, **own})
-    system = System(args)
+    facts: dict[str, Any] = {}
+
+    def get_or_compute(name: str, compute: Callable[[], Any]) -> Any:
+        if name not in facts:
+            facts[name] = compute()
+        return facts[name]
+
+    system = System(args, get_or_compute=get_or_compute, num_processes=num_local_processes())
     names = list[str]()
 
     def register(hardware: Hardware, pid: int) -> str:
@@ -188,8 +195,8 @@ def _run(settings: ScaleOutSettings) -> ScaleOutReport:
     if settings.engine == "ray":
         runner: RayRunner | TorchrunRunner = _ray_runner(settings, system, register)
     else:
-        take_place(args)
-        launched = team()
+        run_worker_or_return(args)
+        launched = process_group()
         if launched is None:
             raise ScaleOutError("this process has no launcher; start `python benchmarks/scaleout.py`")
         names.append("")  # the first process decodes too and stores an empty process id
@@ -242,16 +249,8 @@ def _round(system: System, jobs: Sequence[Job], independent: IndependentProcesse
 
 def _ray_runner(settings: ScaleOutSettings, system: System, register: Register) -> RayRunner:
     """Workers on a Ray cluster; they use the timings that this process measures when it decodes alone."""
-    settled: dict[str, Any] = {}
-
-    def settle(name: str, make: Callable[[], Any]) -> Any:
-        if name not in settled:
-            settled[name] = make()
-        return settled[name]
-
     args = replace(system.args, engine="ray", workers=settings.num_processes, worker_cpus=settings.threads)
-    driver_system = System(on_driver(args))
-    system.settle = driver_system.settle = settle
+    driver_system = System(on_driver(args), get_or_compute=system.get_or_compute)
     return RayRunner(args, driver_system, register, keep_workers=True)
 
 

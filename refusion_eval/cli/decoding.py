@@ -86,7 +86,7 @@ def run(
     log_to_stderr()
     from refusion_eval.cli.scoring import table
     from refusion_eval.evaluate.run import evaluate, task_names
-    from refusion_eval.runs.interrupt import Interruption, how_to_go_on
+    from refusion_eval.runs.interrupt import Interruption, resume_hint
     from refusion_eval.runs.model_args import parse_model_args
 
     chosen = _system(system, model, decoder)
@@ -122,7 +122,7 @@ def run(
         }
     )
     names = task_names(names_of(tasks), args.pretrained)
-    with Interruption(lambda: how_to_go_on(run_dir), finish_first=False):
+    with Interruption(lambda: resume_hint(run_dir), finish_first=False):
         outcome = evaluate(args, names, limit=limit, sandbox=sandbox)
         table([run_dir], csv=run_dir / "results.csv", markdown=run_dir / "table.md")
     if not outcome.is_complete:
@@ -145,10 +145,10 @@ def rerun(
     log_to_stderr()
     from refusion_eval.evaluate.rerun import in_words
     from refusion_eval.evaluate.rerun import rerun as make_again
-    from refusion_eval.runs.interrupt import Interruption, how_to_go_on
+    from refusion_eval.runs.interrupt import Interruption, resume_hint
 
     again = out or run_dir.with_name(f"{run_dir.name}-again")
-    with Interruption(lambda: how_to_go_on(again), finish_first=False):
+    with Interruption(lambda: resume_hint(again), finish_first=False):
         result = make_again(run_dir, again, data=data, sandbox=sandbox)
     print(in_words(result))
     if not result.is_same:

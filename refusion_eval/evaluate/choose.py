@@ -9,7 +9,7 @@ from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.runner import JobRunner
 from refusion_eval.runs.system import System
 from refusion_eval.scaleout.driver import Register
-from refusion_eval.scaleout.launch import team
+from refusion_eval.scaleout.launch import process_group
 from refusion_eval.scaleout.ray_judge import RayJudge
 from refusion_eval.scaleout.ray_runner import RayRunner, on_driver
 from refusion_eval.scaleout.torchrun import TorchrunRunner
@@ -54,7 +54,7 @@ def choose_runner(args: ModelArgs, system: System, register: Register) -> JobRun
     """
     if args.engine == "ray":
         return RayRunner(args, system, register)
-    launched = team()
+    launched = process_group()
     return system.decoder if launched is None else TorchrunRunner(launched, system, register)
 
 

@@ -8,7 +8,7 @@ from refusion_eval.errors import ConfigError, StoreError
 from refusion_eval.evaluate.run import evaluate
 from refusion_eval.runs.manifest import build_manifest
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args
-from refusion_eval.runs.system import ModelShelf, System
+from refusion_eval.runs.system import ModelCache, System
 from refusion_eval.store.manifest import differences
 from refusion_eval.store.records import PASSED, SampleKey
 from refusion_eval.store.run_reader import Run, RunReader
@@ -84,8 +84,8 @@ def rerun(run_dir: Path, again_dir: Path, *, data: Path | None = None, sandbox: 
             f"{run.run_id} does not say how many items of each task it was to have; run its command again"
         )
     args = arguments_of(run, run_dir=str(again_dir), data_dir=None if data is None else str(data))
-    shelf = ModelShelf()
-    now = build_manifest(System(args, shelf), run.manifest.tasks)
+    model_cache = ModelCache()
+    now = build_manifest(System(args, model_cache), run.manifest.tasks)
     then, today = ({**one.fingerprint(), "package_version": ""} for one in (run.manifest, now))  # told, not refused
     if changed := differences(then, today):
         raise StoreError(f"{run.run_id} cannot be made again here: {'; '.join(changed)}")
@@ -93,7 +93,7 @@ def rerun(run_dir: Path, again_dir: Path, *, data: Path | None = None, sandbox: 
     num_failed = 0
     for count in sorted(set(run.expected.values())):
         tasks = [task for task, expected in run.expected.items() if expected == count]
-        outcome = evaluate(args, tasks, limit=count, sandbox=sandbox, shelf=shelf)
+        outcome = evaluate(args, tasks, limit=count, sandbox=sandbox, model_cache=model_cache)
         num_failed += len(outcome.failed) + outcome.unscored
     names = ("package_version", "versions", "git_commit", "hardware")
     before, after = ({name: one.to_json()[name] for name in names} for one in (run.manifest, now))

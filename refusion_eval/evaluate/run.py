@@ -25,8 +25,8 @@ from refusion_eval.paths import tasks_path
 from refusion_eval.runs.job import Job
 from refusion_eval.runs.model_args import ModelArgs, embedded_name
 from refusion_eval.runs.settings import choose_preset
-from refusion_eval.runs.system import ModelShelf
-from refusion_eval.scaleout.torchrun import take_place
+from refusion_eval.runs.system import ModelCache
+from refusion_eval.scaleout.torchrun import run_worker_or_return
 from refusion_eval.scoring.early import SANDBOX_VARIABLE
 from refusion_eval.scoring.judge import ERROR
 from refusion_eval.store.records import PASSED, Sample, ScoreRow
@@ -74,18 +74,18 @@ def evaluate(
     *,
     limit: int | None = None,
     sandbox: str = "auto",
-    shelf: ModelShelf | None = None,
+    model_cache: ModelCache | None = None,
 ) -> Outcome:
     """Runs tasks and stores every sample and score.
 
-    Of several processes that a launcher started only the first one returns: see `take_place`.
+    Of several processes that a launcher started only the first one returns: see `run_worker_or_return`.
 
     Args:
         args: the system; its `run_dir` must be set.
         tasks: names of this project's tasks or groups.
         limit: only the first items of every task.
         sandbox: "auto", or "none" to run model-written code without isolation.
-        shelf: keeps the model for the next evaluation of this process.
+        model_cache: keeps the model for the next evaluation of this process.
 
     Raises:
         ConfigError: a task is unknown, or an argument is wrong.
@@ -95,11 +95,11 @@ def evaluate(
     """
     if args.run_dir is None:
         raise ConfigError("a run needs a run directory: give --run-dir")
-    take_place(args)
+    run_worker_or_return(args)
     choose_preset(tasks_path() / "settings" / f"{args.decoder}.yaml", args.preset)  # before data is looked for
     loaded = load_tasks(tasks, args.data_dir)
     versions = {name: str(task.VERSION) for name, task in loaded.items()}
-    lm = RefusionLM(args, task_versions=versions, keep_going=True, shelf=shelf)
+    lm = RefusionLM(args, task_versions=versions, keep_going=True, model_cache=model_cache)
     with contextlib.closing(lm), _environment(SANDBOX_VARIABLE, sandbox):
         # Not simple_evaluate: that would also spend seconds on listing every package of the environment.
         results = lm_eval.evaluate(

@@ -9,7 +9,7 @@ import logging
 import math
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from lm_eval.api.instance import Instance
@@ -30,15 +30,16 @@ from refusion_eval.evaluate.choose import (
     device_facts,
     driver_args,
 )
-from refusion_eval.runs.interrupt import Interruption, how_to_go_on
+from refusion_eval.runs.interrupt import Interruption, resume_hint
 from refusion_eval.runs.job import Job, doc_hash, prompt_hash
 from refusion_eval.runs.likelihood import fit, scores
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args
 from refusion_eval.runs.progress import ProgressDisplay
 from refusion_eval.runs.runner import JobRunner
 from refusion_eval.runs.settings import TaskBenchmark
-from refusion_eval.runs.system import ModelShelf, System
-from refusion_eval.scaleout.torchrun import take_place
+from refusion_eval.runs.system import ModelCache, System
+from refusion_eval.scaleout.launch import num_local_processes
+from refusion_eval.scaleout.torchrun import run_worker_or_return
 from refusion_eval.scoring import early
 from refusion_eval.scoring.early import EarlyVerdicts
 from refusion_eval.store.environment import Hardware
@@ -52,13 +53,13 @@ log = logging.getLogger(__name__)
 class RefusionLM(TemplateLM):
     """A checkpoint under one of this project's decoders.
 
-    Under a launcher of several processes only the first one ever has one: see `take_place`.
+    Under a launcher of several processes only the first one ever has one: see `run_worker_or_return`.
 
     Args:
         args: what to load and how to run it.
         task_versions: version of every task, recorded with its samples; lm-eval does not tell a model.
         keep_going: whether samples that fail are left to the caller (`failed`) instead of ending the run.
-        shelf: where the model may be open already, see `System`.
+        model_cache: where the model may be open already, see `System`.
 
     Attributes:
         system: the checkpoint and its decoder.
@@ -72,12 +73,17 @@ class RefusionLM(TemplateLM):
         *,
         task_versions: Mapping[str, str] | None = None,
         keep_going: bool = False,
-        shelf: ModelShelf | None = None,
+        model_cache: ModelCache | None = None,
     ) -> None:
         super().__init__()
-        take_place(args)
+        run_worker_or_return(args)
         self.args = args
-        self.system = System(driver_args(args), shelf)
+        self.system = System(
+            driver_args(args),
+            model_cache,
+            get_or_compute=self._get_or_compute,
+            num_processes=num_local_processes(),
+        )
         self.task_versions = dict(task_versions or {})
         self.keep_going = keep_going
         self.jobs: dict[tuple[str, int, int], Job] = {}
@@ -116,13 +122,15 @@ class RefusionLM(TemplateLM):
             self._store = RunStore.open(self.args.run_dir, manifest)
             # lm-eval closes no model: a second evaluation in the same process may want the same run directory.
             weakref.finalize(self, self._store.close)
-            self.system.settle = self._store.settle
         return self._store
 
     @functools.cached_property
     def runner(self) -> JobRunner:
         """Decodes jobs: here, or in many processes."""
         return choose_runner(self.args, self.system, self._register_worker)
+
+    def _get_or_compute(self, name: str, compute: Callable[[], Any]) -> Any:
+        return compute() if self._store is None else self._store.settle(name, compute)
 
     def _register_worker(self, hardware: Hardware, pid: int) -> str:
         return self.store.register_process(hardware, pid=pid) if self.store else ""
@@ -215,7 +223,7 @@ class RefusionLM(TemplateLM):
             self.store.expect(totals)
         self._judge_early()
         texts: dict[SampleKey, str] = {}
-        stopping = Interruption(lambda: how_to_go_on(self.args.run_dir), finish_first=True)
+        stopping = Interruption(lambda: resume_hint(self.args.run_dir), finish_first=True)
         with stopping, ProgressDisplay(self.args.system_name, dict(totals)) as progress:
             pending: dict[SampleKey, int] = {}
             for number, job in enumerate(jobs):
@@ -227,7 +235,7 @@ class RefusionLM(TemplateLM):
                     pending.setdefault(job.key, number)
             wanted = sorted((jobs[number] for number in pending.values()), key=lambda job: not job.alone)
             self._refuse(wanted)
-            for sample in self.runner.run(stopping.until_asked(wanted)):
+            for sample in self.runner.run(stopping.stoppable(wanted)):
                 if self.store:
                     self.store.append(sample)
                 self._take(requests[pending[sample.key]], sample, texts)

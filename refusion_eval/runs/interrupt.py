@@ -1,8 +1,7 @@
-"""SIGINT and SIGTERM during a run: what is in flight is finished and recorded, then the process says how to go on.
+"""SIGINT and SIGTERM during a run: requests in flight are finished and recorded, then one line says how to continue.
 
-Handlers belong to a process, not to a library: they are there for the length of a block, in the main thread, and what
-was there before comes back. A signal that the process ignores, as SIGINT in a job that a script put in the background,
-stays ignored.
+Signal handlers belong to a process, not to a library: a block installs them in the main thread and restores the former
+ones when it ends. A signal that the process ignores, such as SIGINT in a background job of a script, stays ignored.
 """
 
 import contextlib
@@ -28,7 +27,7 @@ class Interrupted(SystemExit):
     """A signal asked this process to end.
 
     Args:
-        number: of the signal; the exit status is the one that a shell gives to a process that the signal ended.
+        number: number of the signal; the exit status is the one that a shell reports for it, 128 + number.
     """
 
     def __init__(self, number: int) -> None:
@@ -38,73 +37,76 @@ class Interrupted(SystemExit):
 class Interruption:
     """A block that SIGINT and SIGTERM end with one line on stderr and `Interrupted`; a context manager.
 
-    Blocks may be nested: the innermost one answers.
+    Blocks may be nested; the innermost block handles a signal.
 
     Args:
-        describe: what the line says behind the signal's name; called when the block has ended.
-        finish_first: whether the first signal only asks (see `until_asked`), so that a second is needed to end the
-            block at once.
+        describe: returns the text that follows the signal's name in that line; called when the block has ended.
+        finish_first: whether the first signal only ends the iterators of `stoppable`, so that a second signal is
+            needed to end the block at once.
     """
 
     def __init__(self, describe: Callable[[], str], *, finish_first: bool) -> None:
         self._describe = describe
         self._finish_first = finish_first
-        self._asked_by: int | None = None
-        self._before: dict[int, Any] = {}
+        self._received: int | None = None
+        self._handlers_before: dict[int, Any] = {}
 
-    def until_asked(self, items: Iterable[_Item]) -> "UntilAsked[_Item]":
-        """The items, as far as they are taken before the first signal; says how many are left, if they do."""
-        return UntilAsked(items, lambda: self._asked_by is not None)
+    def stoppable(self, items: Iterable[_Item]) -> "StoppableIterator[_Item]":
+        """An iterator over the items that ends at the first signal."""
+        return StoppableIterator(items, lambda: self._received is not None)
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 handler = signal.getsignal(number)
-                if handler not in (signal.SIG_IGN, None):  # None: it is not Python's, and could not be put back
-                    self._before[number] = signal.signal(number, self._on_signal)
+                # None is a handler that Python did not install and could not restore.
+                if handler not in (signal.SIG_IGN, None):
+                    self._handlers_before[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._handlers_before.items():
             signal.signal(number, handler)
-        # Ray, if the signal came while it waited, turns `Interrupted` into an error of its own.
-        if self._asked_by is None or not (error is None or isinstance(error, SystemExit | KeyboardInterrupt)):
+        # Ray turns an `Interrupted` that was raised while Ray waited into an error of its own class.
+        if self._received is None or not (error is None or isinstance(error, SystemExit | KeyboardInterrupt)):
             return
-        print(f"stopped by {signal.Signals(self._asked_by).name}: {self._describe()}", file=sys.stderr, flush=True)
+        print(f"stopped by {signal.Signals(self._received).name}: {self._describe()}", file=sys.stderr, flush=True)
         if not isinstance(error, Interrupted):
-            raise Interrupted(self._asked_by) from None
+            raise Interrupted(self._received) from None
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        first = self._asked_by is None
-        self._asked_by = number
-        if not (first and self._finish_first):
+        is_first = self._received is None
+        self._received = number
+        if not (is_first and self._finish_first):
             raise Interrupted(number)
         line = f"{signal.Signals(number).name}: what is in flight is finished first; a second signal stops at once\n"
         with contextlib.suppress(OSError):
-            os.write(2, line.encode())  # print may be what the signal came in between of, and refuses that
+            os.write(2, line.encode())  # print is not reentrant, and the signal may have interrupted a print
 
 
-class UntilAsked(Iterator[_Item]):
-    """Items that end when a signal asks for an end; whoever takes them can see that it did, even behind the last one.
+class StoppableIterator(Iterator[_Item]):
+    """An iterator that ends when a stop is requested; its consumer can ask whether that happened.
+
+    Its length hint is the number of items left, if the underlying items have one.
 
     Args:
-        items: what is left while nobody asks.
-        is_asked: whether a signal came.
+        items: the underlying items.
+        is_requested: whether a stop was requested.
     """
 
-    def __init__(self, items: Iterable[_Item], is_asked: Callable[[], bool]) -> None:
+    def __init__(self, items: Iterable[_Item], is_requested: Callable[[], bool]) -> None:
         self._items = iter(items)
-        self._is_asked = is_asked
+        self._is_requested = is_requested
 
     @property
-    def asked(self) -> bool:
-        """Whether a signal asked for an end."""
-        return self._is_asked()
+    def stop_requested(self) -> bool:
+        """Whether a stop was requested, also after the last item."""
+        return self._is_requested()
 
     def __next__(self) -> _Item:
-        if self.asked:
+        if self.stop_requested:
             raise StopIteration
         return next(self._items)
 
@@ -112,8 +114,8 @@ class UntilAsked(Iterator[_Item]):
         return length_hint(self._items)
 
 
-def how_to_go_on(run_dir: str | os.PathLike[str] | None) -> str:
-    """How much of a run is recorded, and that it can be continued."""
+def resume_hint(run_dir: str | os.PathLike[str] | None) -> str:
+    """How many samples of a run are recorded, and how to continue the run."""
     if run_dir is None:
         return "nothing is recorded, as no run directory was given; with one the same command would continue"
     try:

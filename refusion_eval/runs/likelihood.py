@@ -1,7 +1,7 @@
 """Log-likelihoods of continuations, in parts that are computed together: here, or in all processes of a run."""
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from refusion_eval import api
 from refusion_eval.engine.scoring import TokenScore
@@ -13,8 +13,9 @@ Part = Sequence[Pair]
 Scores = list[TokenScore]
 
 
+@runtime_checkable
 class Scorer(Protocol):
-    """What scores parts: this process, or many."""
+    """Computes log-likelihoods: in this process, or in many."""
 
     def score(self, parts: Sequence[Part]) -> Iterator[tuple[int, Scores]]:
         """Yields number and scores of each part as it is done, in whatever order that is.

@@ -84,31 +84,34 @@ class JobDecoder:
     def close(self) -> None:
         """There are no other processes to let go of."""
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[Sample]:
+    def run(self, jobs: Iterable[Job], batch_size: int | None = None) -> Iterator[Sample]:
         """Decodes jobs and yields the record of each as it ends, in whatever order that is.
 
         Args:
-            jobs: consumed as places become free; those that are to be decoded alone before all others.
+            jobs: consumed as the batch has room; jobs that are decoded alone come before all others.
+            batch_size: jobs decoded at the same time; None is the system's own batch size.
         """
+        if batch_size is None:
+            batch_size = self.batch_size
         refused: deque[Sample] = deque()
-        possible = self._possible(jobs, refused)
-        for sample in self._outcomes(possible):
+        for sample in self._decode(self._accept(jobs, refused, batch_size), batch_size):
             yield from _drain(refused)
             yield sample
         yield from _drain(refused)
 
-    def _possible(self, jobs: Iterable[Job], refused: deque[Sample]) -> Iterator[Job]:
+    def _accept(self, jobs: Iterable[Job], refused: deque[Sample], batch_size: int) -> Iterator[Job]:
+        """The jobs that can be decoded; the records of all others go to `refused`."""
         for job in jobs:
             refusal = self.refusal(job)
             if refusal is None:
                 yield job
             else:
-                refused.append(record_error(job, refusal, batch_size=self.batch_size))
+                refused.append(record_error(job, refusal, batch_size=batch_size))
 
-    def _outcomes(self, jobs: Iterator[Job]) -> Iterator[Sample]:
+    def _decode(self, jobs: Iterator[Job], batch_size: int) -> Iterator[Sample]:
         for job in jobs:
-            if self.batch_size > 1 and not job.alone:
-                yield from self._together(itertools.chain([job], jobs))
+            if batch_size > 1 and not job.alone:
+                yield from self._together(itertools.chain([job], jobs), batch_size)
             else:
                 yield self._alone(job)
 
@@ -121,9 +124,8 @@ class JobDecoder:
             return record_error(job, traceback.format_exc(), batch_size=1)
         return record(job, decoded, self.detokenizer, batch_size=1, warm=warm)
 
-    def _together(self, jobs: Iterator[Job]) -> Iterator[Sample]:
-        returned: deque[Job] = deque()  # taken into a batch that failed
-        batch_size = self.batch_size
+    def _together(self, jobs: Iterator[Job], batch_size: int) -> Iterator[Sample]:
+        returned: deque[Job] = deque()  # jobs of a batch that failed
         while batch_size > 1:
             taken: dict[int, Job] = {}
             try:

@@ -3,7 +3,7 @@
 import functools
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,49 +32,54 @@ AUTO_BATCH_SIZES = {"cpu": 16, "cuda": 64}
 TOKEN_SETTINGS = ("mask_id", "eos_ids")
 
 
-Settle = Callable[[str, Callable[[], Any]], Any]
-
-
-def _settle_anew(name: str, make: Callable[[], Any]) -> Any:
-    return make()
-
+# Returns a measured fact: the value that is recorded under a name, or else what the function computes.
+GetOrCompute = Callable[[str, Callable[[], Any]], Any]
 
 NO_TEMPLATE = "none"
-WITH_GRAPHS = "+graphs"  # what records add to the name of an attention backend
+WITH_GRAPHS = "+graphs"  # suffix of an attention backend's name in records
 
 
-class ModelShelf:
-    """Keeps the checkpoint that was opened last, so that systems which share it in turn load its weights once."""
+def _compute(name: str, compute: Callable[[], Any]) -> Any:
+    return compute()
+
+
+class ModelCache:
+    """Keeps the checkpoint that was opened last, so that successive systems on one checkpoint load its weights once."""
 
     def __init__(self) -> None:
         self._key: tuple[Any, ...] | None = None
         self._model: api.LoadedModel | None = None
 
-    def get(self, key: tuple[Any, ...], opening: Callable[[], api.LoadedModel]) -> api.LoadedModel:
-        """The model of a key, opened if another was used last; that one is let go of first."""
+    def get(self, key: tuple[Any, ...], open_model: Callable[[], api.LoadedModel]) -> api.LoadedModel:
+        """Returns the model of a key; opens it if another one was opened last, after releasing that one."""
         if self._model is None or key != self._key:
             self._model = None
-            self._key, self._model = key, opening()
+            self._key, self._model = key, open_model()
         return self._model
 
 
 class System:
-    """A checkpoint under a decoder. Nothing is loaded before it is needed, weights last of all.
-
-    Attributes:
-        settle: gives a measured fact as a resumed run recorded it, or makes it (see `RunStore.settle`).
-        num_processes: processes of this run that decode side by side on this machine.
+    """A checkpoint under a decoder. Nothing is loaded before it is needed, the weights last.
 
     Args:
         args: what to load and how to run it.
-        shelf: where systems of one process find the model that another has opened; None opens anew.
+        model_cache: shares the opened model with other systems of this process; None opens a model of its own.
+        get_or_compute: finds the measured facts of a run that is continued; by default every fact is measured.
+        num_processes: processes of this run that decode at the same time on this machine.
     """
 
-    def __init__(self, args: ModelArgs, shelf: ModelShelf | None = None) -> None:
-        self.settle: Settle = _settle_anew
-        self.num_processes = 1
+    def __init__(
+        self,
+        args: ModelArgs,
+        model_cache: ModelCache | None = None,
+        *,
+        get_or_compute: GetOrCompute = _compute,
+        num_processes: int = 1,
+    ) -> None:
+        self.get_or_compute = get_or_compute
+        self.num_processes = num_processes
         self.args = args
-        self.shelf = shelf or ModelShelf()
+        self.model_cache = model_cache or ModelCache()
         self.entry = DECODERS[args.decoder]
         self._resolved: dict[tuple[str, str], Resolved] = {}
 
@@ -97,7 +102,7 @@ class System:
             "adapter": args.adapter,
         }
         key = (args.checkpoint, args.chat_template, *wanted.values())
-        return self.shelf.get(key, lambda: self._open(wanted))
+        return self.model_cache.get(key, lambda: self._open(wanted))
 
     def _open(self, wanted: Mapping[str, Any]) -> api.LoadedModel:
         args = self.args
@@ -146,6 +151,47 @@ class System:
         """Requests decoded at the same time."""
         return self.args.batch_size or AUTO_BATCH_SIZES[self.model.device.type]
 
+    def render(self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True) -> str:
+        """Renders a conversation with the chat template.
+
+        Args:
+            messages: role and content of each message.
+            add_generation_prompt: end with the opening of the assistant's turn; without it an assistant message at
+                the end is left open, to be continued.
+        """
+        return self.model.tokenizer.render_chat(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=not add_generation_prompt,
+            enable_thinking=self.args.enable_thinking,
+        )
+
+    def encode(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
+        """Token ids of a text.
+
+        Args:
+            text: a rendered prompt, or a part of a text.
+            add_special_tokens: whether the tokenizer adds its special tokens; None adds them unless the text begins
+                with the BOS token, and puts a BOS token in front where the model arguments ask for one.
+
+        Raises:
+            ConfigError: a BOS token is asked for, and the tokenizer names none.
+        """
+        inner = self.model.tokenizer.inner
+        wants_bos = add_special_tokens is None and self.args.add_bos_token
+        if add_special_tokens is None:
+            add_special_tokens = not (inner.bos_token and text.startswith(inner.bos_token))
+        tokens = list(inner.encode(text, add_special_tokens=add_special_tokens))
+        return [self.bos_token_id, *tokens] if wants_bos and tokens[:1] != [self.bos_token_id] else tokens
+
+    @property
+    def bos_token_id(self) -> int:
+        """The token that `add_bos_token` puts before a prompt."""
+        token = self.model.tokenizer.inner.bos_token_id
+        if token is None:
+            raise ConfigError(f"{self.args.pretrained}: the tokenizer names no BOS token; leave out add_bos_token")
+        return int(token)
+
     @functools.cached_property
     def detokenizer(self) -> Detokenizer:
         """Writes text from token ids."""
@@ -175,7 +221,7 @@ class System:
     @functools.cached_property
     def width_cost(self) -> WidthCost:
         """The width curve that decides how forwards are fused; one for a run, so that resuming changes no count."""
-        cost = WidthCost(**self.settle("width_cost", lambda: self.model.width_cost._asdict()))
+        cost = WidthCost(**self.get_or_compute("width_cost", lambda: self.model.width_cost._asdict()))
         log.info("fusing for a device with %d free rows, %g of a forward for each further one", *cost)
         return cost
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from refusion_eval import api
-from refusion_eval.runs.interrupt import UntilAsked
+from refusion_eval.runs.interrupt import StoppableIterator
 from refusion_eval.runs.job import Job, record_error
 from refusion_eval.scaleout.desk import MOST_LOSSES, Desk, Entry
 from refusion_eval.scaleout.ray_pool import Event, Member, Pool
@@ -71,7 +71,7 @@ class Dispatch:
     Args:
         pool: the workers.
         numbers: numbers for jobs, each used once as long as the workers live.
-        jobs: what is to be decoded; of `UntilAsked` it is known at once when a signal ends them.
+        jobs: what is to be decoded; a `StoppableIterator` tells at once when a signal ends them.
         office: knows the run and its workers.
     """
 
@@ -115,7 +115,7 @@ class Dispatch:
 
     def _stop_if_asked(self) -> None:
         """After a signal, takes back whatever no worker has begun."""
-        if not (isinstance(self._jobs, UntilAsked) and self._jobs.asked):
+        if not (isinstance(self._jobs, StoppableIterator) and self._jobs.stop_requested):
             return
         self._asked_at = self._asked_at or time.monotonic()
         self._next = None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from refusion_eval.errors import ConfigError, ScaleOutError
-from refusion_eval.runs.interrupt import UntilAsked
+from refusion_eval.runs.interrupt import StoppableIterator
 from refusion_eval.runs.job import Job
 from refusion_eval.runs.manifest import run_arguments
 from refusion_eval.runs.model_args import ModelArgs
@@ -120,7 +120,7 @@ class RayRunner:
 
     def settle_width_cost(self, measure: Callable[[], Mapping[str, Any]]) -> None:
         """Finds out how the time of a forward grows with its rows: recorded by a run that is resumed, or measured."""
-        self.settled[WIDTH_COST] = self._system.settle(WIDTH_COST, measure)
+        self.settled[WIDTH_COST] = self._system.get_or_compute(WIDTH_COST, measure)
 
     def _open_pool(self) -> Pool:
         if self._pool is None:
@@ -179,7 +179,7 @@ class RayRunner:
         pool = self._open_pool()
         is_done = False
         try:
-            if self._described(lambda: isinstance(jobs, UntilAsked) and jobs.asked) is None:
+            if self._described(lambda: isinstance(jobs, StoppableIterator) and jobs.stop_requested) is None:
                 return
             dispatch = Dispatch(pool, self._numbers, iter(jobs), self)
             yield from dispatch.records()

@@ -16,14 +16,14 @@ from typing import Any
 
 from refusion_eval import api
 from refusion_eval.errors import ConfigError, ScaleOutError
-from refusion_eval.runs.interrupt import UntilAsked
+from refusion_eval.runs.interrupt import StoppableIterator
 from refusion_eval.runs.job import Job
 from refusion_eval.runs.likelihood import Part, Scores, score_part, scores_from_json
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.system import System
 from refusion_eval.scaleout.channel import POLL_SECONDS
 from refusion_eval.scaleout.driver import Register, Workforce
-from refusion_eval.scaleout.launch import Team, team
+from refusion_eval.scaleout.launch import ProcessGroup, process_group
 from refusion_eval.scaleout.torchrun_worker import SAMPLES, SCORES, serve
 from refusion_eval.scaleout.wire import job_to_json
 from refusion_eval.scaleout.worker import WIDTH_COST, Setup, decode
@@ -36,40 +36,39 @@ STOP_SECONDS = 15.0
 SILENCE_SECONDS = 60.0
 
 
-def take_place(args: ModelArgs) -> None:
-    """Returns at once in the first process of a run. Any other one works here until the run is over, and ends here.
+def run_worker_or_return(args: ModelArgs) -> None:
+    """Returns immediately on rank 0 and without a launcher. On any other rank, runs the worker loop and exits.
 
     Args:
         args: the model arguments of this process' command line.
 
     Raises:
-        ConfigError: the run is to start workers of its own as well.
+        ConfigError: the run would start workers of its own as well.
         ScaleOutError: the processes cannot reach each other.
-        SystemExit: the run is over: 0; 1 where this process had to give up; more where a signal ended it.
+        SystemExit: the run is over: status 0; 1 where this rank had to give up; more where a signal ended it.
     """
-    joined = team()
-    if joined is None:
+    group = process_group()
+    if group is None:
         return
     if args.engine != "local":
         raise ConfigError(f"engine={args.engine} starts its own workers; run it without torchrun or accelerate launch")
-    if joined.place.rank > 0:
-        logging.getLogger("refusion_eval").setLevel(logging.WARNING)  # the driver says the rest
-        raise SystemExit(serve(joined, args.device))
+    if group.info.rank > 0:
+        logging.getLogger("refusion_eval").setLevel(logging.WARNING)  # rank 0 logs the rest
+        raise SystemExit(serve(group, args.device))
 
 
 class TorchrunRunner:
     """Decodes jobs in all processes of a launcher: the driver's side.
 
     Args:
-        team: the processes.
-        system: the driver's own; told how many processes share its machine.
+        group: the processes.
+        system: the driver's own.
         register: records a process that generates samples, and names it.
     """
 
-    def __init__(self, team: Team, system: System, register: Register) -> None:
-        system.num_processes = team.place.num_local
-        self._channel = team.channel
-        self._num_processes = team.place.num_processes
+    def __init__(self, group: ProcessGroup, system: System, register: Register) -> None:
+        self._channel = group.channel
+        self._num_processes = group.info.num_processes
         self._system = system
         self._workforce = Workforce(register)
         self._num_dropped = 0
@@ -242,4 +241,4 @@ class TorchrunRunner:
 
 def _is_asked(jobs: Iterable[Job]) -> bool:
     """Whether a signal asked for an end of these jobs."""
-    return isinstance(jobs, UntilAsked) and jobs.asked
+    return isinstance(jobs, StoppableIterator) and jobs.stop_requested

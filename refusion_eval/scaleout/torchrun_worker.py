@@ -14,7 +14,7 @@ from refusion_eval.runs.interrupt import Interrupted, Interruption
 from refusion_eval.runs.job import Job
 from refusion_eval.runs.likelihood import score_part
 from refusion_eval.scaleout.channel import Channel, Finished
-from refusion_eval.scaleout.launch import Team
+from refusion_eval.scaleout.launch import ProcessGroup
 from refusion_eval.scaleout.wire import job_from_json, sample_to_json
 from refusion_eval.scaleout.worker import Setup, Worker, own_device
 
@@ -23,22 +23,22 @@ SAMPLES = "samples"
 SCORES = "scores"
 
 
-def serve(team: Team, device: str) -> int:
+def serve(group: ProcessGroup, device: str) -> int:
     """Decodes until the driver says that the run is over.
 
     Args:
-        team: the processes.
+        group: the processes.
         device: what the command line asked for.
 
     Returns:
         Exit status of this process.
     """
-    channel, rank = team.channel, team.place.rank
+    channel, rank = group.channel, group.info.rank
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes: the driver answers
     try:
         with channel.beating(rank):
-            _serve(team, own_device(device, team.place.local_rank))
+            _serve(group, own_device(device, group.info.local_rank))
     except Finished:
         channel.leave(rank)
     except RefusionEvalError as error:
@@ -56,8 +56,8 @@ def serve(team: Team, device: str) -> int:
     return 0
 
 
-def _serve(team: Team, device: str) -> None:
-    channel, rank = team.channel, team.place.rank
+def _serve(group: ProcessGroup, device: str) -> None:
+    channel, rank = group.channel, group.info.rank
     worker: Worker | None = None
     setup: Setup | None = None
     settled: dict[str, Any] = {}
@@ -69,12 +69,12 @@ def _serve(team: Team, device: str) -> None:
         if worker is None or setup is None or not wanted.same_system(setup):
             worker = None  # lets go of one model before another is loaded
             setup, settled = wanted, dict(wanted.settled)
-            worker = Worker(wanted.args(device), settled, num_processes=team.place.num_local)
+            worker = Worker(wanted.args(device), settled, num_processes=group.info.num_local)
             worker.check(wanted.fingerprint)
             hello = {"rank": rank, "hardware": asdict(worker.hardware()), "pid": os.getpid()}
         channel.send(hello)  # every round may be recorded in another run directory
         with Interruption(lambda: f"process {rank} has sent all of its records", finish_first=True) as stopping:
-            claims = stopping.until_asked(_claims(channel, number))
+            claims = stopping.stoppable(_claims(channel, number))
             if header["kind"] == SCORES:
                 for claimed, part in claims:
                     scores = score_part(worker.system, part)

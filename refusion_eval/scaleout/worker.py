@@ -81,9 +81,11 @@ class Worker:
 
     def __init__(self, args: ModelArgs, settled: Mapping[str, Any], *, num_processes: int = 1) -> None:
         attention = settled.get(ATTENTION, args.attention)
-        self.system = System(replace(args, run_dir=None, attention=attention))
-        self.system.settle = lambda name, make: settled[name]
-        self.system.num_processes = num_processes
+        self.system = System(
+            replace(args, run_dir=None, attention=attention),
+            get_or_compute=lambda name, compute: settled[name],
+            num_processes=num_processes,
+        )
 
     def hardware(self) -> Hardware:
         """The machine, for `RunStore.register_process`."""
@@ -121,8 +123,7 @@ def decode(system: System, claims: Iterator[Job], at_once: int | None) -> Iterat
     device = system.model.device
     if device.type == "cuda":
         torch.cuda.set_device(device)  # graphs are recorded on the current device
-    system.decoder.batch_size = min(system.batch_size, at_once or system.batch_size)
-    return system.decoder.run(claims)
+    return system.decoder.run(claims, min(system.batch_size, at_once or system.batch_size))
 
 
 def own_device(wanted: str, local_rank: int) -> str:

@@ -18,7 +18,7 @@ from refusion_eval.results.table_rows import MEAN_TASK
 from refusion_eval.results.tables import tidy_rows, write_csv
 from refusion_eval.results.task_metrics import ACCURACY, PASS_AT_1
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args
-from refusion_eval.runs.system import ModelShelf, System
+from refusion_eval.runs.system import ModelCache, System
 from refusion_eval.store.atomic_write import prepare_output, write_output
 from refusion_eval.sweep.frontier import Outcome, next_value
 from refusion_eval.sweep.spec import TABLE, Point, SweepSpec, SweptSystem
@@ -85,8 +85,8 @@ def run_sweep(
         if system.frontier is not None
         for end in (system.frontier.low, system.frontier.high)
     ]
-    shelf = ModelShelf()
-    _check(planned, shelf)
+    model_cache = ModelCache()
+    _check(planned, model_cache)
     run_dirs: list[Path] = []
     incomplete: list[Path] = []
     described: list[dict[str, Any]] = []
@@ -98,7 +98,7 @@ def run_sweep(
             if job.run_dir in run_dirs:
                 continue
             on_point(f"point {len(run_dirs) + 1} of {total}: {job.run_dir.name}")
-            outcome = evaluate(job.args, job.tasks, limit=spec.limit, sandbox=sandbox, shelf=shelf)
+            outcome = evaluate(job.args, job.tasks, limit=spec.limit, sandbox=sandbox, model_cache=model_cache)
             run_dirs.append(job.run_dir)
             if not outcome.is_complete:
                 incomplete.append(job.run_dir)
@@ -161,14 +161,14 @@ def _job(spec: SweepSpec, system: SweptSystem, point: Point, out: Path, common: 
     return _Job(system=system, point=point, args=args, run_dir=run_dir, tasks=tasks)
 
 
-def _check(jobs: list[_Job], shelf: ModelShelf) -> None:
+def _check(jobs: list[_Job], model_cache: ModelCache) -> None:
     """Resolves every point's settings for every task, so that none is refused after hours."""
     names: dict[tuple[str, ...], list[str]] = {}
     for job in jobs:
         key = tuple(job.tasks)
         if key not in names:
             names[key] = list(load_tasks(job.tasks, job.args.data_dir))
-        system = System(job.args, shelf)
+        system = System(job.args, model_cache)
         try:
             for name in names[key]:
                 system.resolve(name, {}, announce=False)

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from refusion_eval.lm_eval_plugin.adapter import RefusionLM
-from refusion_eval.runs.interrupt import SIGNALS, Interrupted, Interruption, how_to_go_on
+from refusion_eval.runs.interrupt import SIGNALS, Interrupted, Interruption, resume_hint
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.store.run_store import RunStore
 from tests.store.conftest import make_manifest, make_sample
@@ -28,7 +28,7 @@ def items_of(block, signals, taken=None):
     """Takes ten numbers inside a block; `signals` says which signals come while a number is worked on."""
     taken = [] if taken is None else taken
     with block:
-        for number in block.until_asked(range(10)):
+        for number in block.stoppable(range(10)):
             for one in signals.get(number, ()):
                 signal.raise_signal(one)
             taken.append(number)
@@ -134,11 +134,11 @@ def test_a_model_in_use_as_a_library_installs_nothing_outside_of_generation(chec
 
 
 def test_how_to_go_on_counts_what_is_recorded(tmp_path):
-    assert "nothing is recorded" in how_to_go_on(tmp_path / "none")
-    assert "no run directory" in how_to_go_on(None)
+    assert "nothing is recorded" in resume_hint(tmp_path / "none")
+    assert "no run directory" in resume_hint(None)
     with RunStore.open(tmp_path, make_manifest()) as store:
         store.expect({"mini_gsm8k": 3})
         store.append(make_sample(1, tokens=None, error="out of memory"))
-        assert how_to_go_on(tmp_path).startswith("nothing is recorded")
+        assert resume_hint(tmp_path).startswith("nothing is recorded")
         store.append(make_sample(2))
-        assert how_to_go_on(tmp_path).startswith(f"1 of 3 samples are recorded in {os.fspath(tmp_path)}; ")
+        assert resume_hint(tmp_path).startswith(f"1 of 3 samples are recorded in {os.fspath(tmp_path)}; ")

@@ -6,7 +6,7 @@ from refusion_eval.runs.job import Job
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.system import System
 from refusion_eval.scaleout.channel import Channel
-from refusion_eval.scaleout.launch import Place, Team
+from refusion_eval.scaleout.launch import ProcessGroup, ProcessInfo
 from refusion_eval.scaleout.torchrun import TorchrunRunner
 from refusion_eval.scaleout.torchrun_worker import serve
 from refusion_eval.store.records import SampleKey
@@ -29,13 +29,13 @@ class Crew:
     def __init__(self, store):
         self.store = store
         self.registered = []
-        self.driver = Team(Place(rank=0, num_processes=2, num_local=2), Channel(store))
-        worker = Team(Place(rank=1, num_processes=2, local_rank=1, num_local=2), Channel(store))
+        self.driver = ProcessGroup(ProcessInfo(rank=0, num_processes=2, num_local=2), Channel(store))
+        worker = ProcessGroup(ProcessInfo(rank=1, num_processes=2, local_rank=1, num_local=2), Channel(store))
         self.pool = ThreadPoolExecutor(1)
         self.worker = self.pool.submit(serve, worker, "cpu")
 
     def runner(self, **changes):
-        self.system = System(parse_model_args({**GIVEN, **changes}))
+        self.system = System(parse_model_args({**GIVEN, **changes}), num_processes=2)
         return TorchrunRunner(self.driver, self.system, self._register)
 
     def _register(self, hardware, pid):

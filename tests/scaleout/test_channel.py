@@ -16,8 +16,8 @@ from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.system import System
 from refusion_eval.scaleout import torchrun, torchrun_worker
 from refusion_eval.scaleout.channel import Channel, Finished
-from refusion_eval.scaleout.launch import NEEDED, Place, Team
-from refusion_eval.scaleout.torchrun import TorchrunRunner, take_place
+from refusion_eval.scaleout.launch import NEEDED, ProcessGroup, ProcessInfo
+from refusion_eval.scaleout.torchrun import TorchrunRunner, run_worker_or_return
 from refusion_eval.scaleout.worker import Worker
 from tests.scaleout.crew import GIVEN, jobs_of
 
@@ -172,7 +172,7 @@ def beside_a_dead_process(store, monkeypatch):
     """A runner of two processes, of which the other one was heard once, claimed the first job and died over it."""
     monkeypatch.setattr(torchrun, "STOP_SECONDS", 0.2)
     system = System(parse_model_args(GIVEN))
-    runner = TorchrunRunner(Team(Place(0, 2), Channel(store)), system, lambda hardware, pid: "")
+    runner = TorchrunRunner(ProcessGroup(ProcessInfo(0, 2), Channel(store)), system, lambda hardware, pid: "")
     own_claims = runner._own_claims
 
     def claims(round_number, *more):
@@ -190,7 +190,7 @@ def stopped_at_the_first(runner, jobs):
 
     def decode():
         with Interruption(lambda: "", finish_first=True) as stopping:
-            for sample in runner.run(stopping.until_asked(jobs)):
+            for sample in runner.run(stopping.stoppable(jobs)):
                 if not done:
                     os.kill(os.getpid(), signal.SIGTERM)
                 done.append(sample)
@@ -202,7 +202,7 @@ def stopped_at_the_first(runner, jobs):
 
 def test_after_a_signal_nothing_more_is_begun_of_what_is_laid_out(store):
     system = System(parse_model_args(GIVEN))
-    runner = TorchrunRunner(Team(Place(0, 2), Channel(store)), system, lambda hardware, pid: "")
+    runner = TorchrunRunner(ProcessGroup(ProcessInfo(0, 2), Channel(store)), system, lambda hardware, pid: "")
     assert len(stopped_at_the_first(runner, jobs_of(system, 20))) == 1
 
 
@@ -239,7 +239,7 @@ def test_facts_that_the_driver_measured_reach_the_worker(crew, monkeypatch):
     monkeypatch.delitem(GIVEN, "row_cost")
     monkeypatch.delitem(GIVEN, "free_rows")
     runner = crew.runner()
-    crew.system.settle = lambda name, make: {"free_rows": 3, "row_cost": 0.5}
+    crew.system.get_or_compute = lambda name, compute: {"free_rows": 3, "row_cost": 0.5}
     costs = []
     real = Worker.run
 
@@ -260,27 +260,27 @@ def test_facts_that_the_driver_measured_reach_the_worker(crew, monkeypatch):
         ({}, None),
         ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, None),
         ({"RANK": "3", "WORLD_SIZE": "4"}, None),
-        ({"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, Place(3, 4)),
+        ({"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, ProcessInfo(3, 4)),
         (
             {
                 **dict(zip(NEEDED, ("3", "4", "a", "1"), strict=True)),
                 "LOCAL_RANK": "1",
                 "LOCAL_WORLD_SIZE": "2",
             },
-            Place(3, 4, 1, 2),
+            ProcessInfo(3, 4, 1, 2),
         ),
     ],
 )
 def test_a_launcher_is_known_by_its_variables(environment, place):
-    assert Place.found(environment) == place
+    assert ProcessInfo.from_environment(environment) == place
 
 
 def test_a_launcher_that_says_nonsense_is_refused():
     with pytest.raises(ScaleOutError, match="start the processes with torchrun"):
-        Place.found({"RANK": "first", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"})
+        ProcessInfo.from_environment({"RANK": "first", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"})
 
 
 def test_ray_under_a_launcher_is_refused(store, monkeypatch):
-    monkeypatch.setattr(torchrun, "team", lambda: Team(Place(0, 2), Channel(store)))
+    monkeypatch.setattr(torchrun, "process_group", lambda: ProcessGroup(ProcessInfo(0, 2), Channel(store)))
     with pytest.raises(ConfigError, match="without torchrun"):
-        take_place(parse_model_args({**GIVEN, "engine": "ray"}))
+        run_worker_or_return(parse_model_args({**GIVEN, "engine": "ray"}))

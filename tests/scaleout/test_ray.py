@@ -16,7 +16,7 @@ from refusion_eval.benchmarks.table import BENCHMARKS
 from refusion_eval.errors import ConfigError, ScaleOutError
 from refusion_eval.evaluate.run import evaluate
 from refusion_eval.lm_eval_plugin.adapter import RefusionLM
-from refusion_eval.runs.interrupt import UntilAsked
+from refusion_eval.runs.interrupt import StoppableIterator
 from refusion_eval.runs.job import Job
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.system import System
@@ -130,7 +130,7 @@ def test_a_worker_that_hangs_does_not_keep_a_run_that_a_signal_ended(cluster, ch
     run = Run(arguments(checkpoint, engine="ray", workers=1, batch_size=2))
     stopped: list[int] = []
     try:
-        for sample in run.runner.run(UntilAsked(run.endless(), lambda: bool(stopped))):
+        for sample in run.runner.run(StoppableIterator(run.endless(), lambda: bool(stopped))):
             if not stopped:
                 stopped.append(int(sample.process_id))
                 os.kill(stopped[0], signal.SIGSTOP)

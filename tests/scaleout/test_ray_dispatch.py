@@ -211,7 +211,7 @@ def stopped(simulation, jobs, *, when):
     records = []
     try:
         with Interruption(lambda: "so far", finish_first=True) as stopping:
-            dispatch = simulation.dispatch(stopping.until_asked(jobs))
+            dispatch = simulation.dispatch(stopping.stoppable(jobs))
             records += dispatch.records()
             records.append(dispatch.is_complete)
     except Interrupted:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from refusion_eval.errors import ScaleOutError
-from refusion_eval.runs.interrupt import UntilAsked
+from refusion_eval.runs.interrupt import StoppableIterator
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.scaleout import ray_runner
 from refusion_eval.scaleout.ray_cluster import Node
@@ -76,7 +76,7 @@ def test_a_worker_that_does_not_start_is_waited_for_so_long_and_no_longer(waitin
 
 def test_a_signal_does_not_wait_for_a_first_worker(waiting):
     runner, clock = waiting({})
-    jobs = UntilAsked([None], lambda: clock.now >= 3 * TURN_SECONDS)
+    jobs = StoppableIterator([None], lambda: clock.now >= 3 * TURN_SECONDS)
     runner._pool.dismiss_all = lambda: None
     assert list(runner.run(jobs)) == []
     assert clock.now == 3 * TURN_SECONDS
