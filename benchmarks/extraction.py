@@ -14,13 +14,10 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
-from refusion_eval.benchmarks import table as benchmarks
+from refusion_eval.benchmarks import BENCHMARKS, Row, Task, gsm8k
 from refusion_eval.benchmarks.extract import answers as extract
 from refusion_eval.benchmarks.extract import formulas as extract_math
 from refusion_eval.benchmarks.extract import programs as extract_code
-from refusion_eval.benchmarks.prompts import Row
-from refusion_eval.benchmarks.rows import load_rows
-from refusion_eval.benchmarks.table import BENCHMARKS
 from refusion_eval.scoring.filters import FILTERS, OURS, Rule
 
 FULL_LENGTH = 100_000
@@ -101,7 +98,7 @@ class Timed(NamedTuple):
 
 def rules() -> dict[str, Callable[[str], object]]:
     """All functions that read a model's text on the way to a verdict, by name: filters and normal forms of answers."""
-    rows = {name: load_rows(name, mini=True)[0] for name in BENCHMARKS}
+    rows = {name: Task(benchmark, mini=True).rows()[0] for name, benchmark in BENCHMARKS.items()}
     named: dict[str, Callable[[str], object]] = {}
     for name, bench in BENCHMARKS.items():
         for filter_name, extractor in bench.filters.items():
@@ -137,7 +134,7 @@ def pieces() -> list[str]:
     """The pieces of all texts: the literals of all patterns, and `WRITTEN`."""
     patterns = [
         value
-        for module in (extract, extract_math, extract_code, benchmarks)
+        for module in (extract, extract_math, extract_code, gsm8k)
         for value in vars(module).values()
         if isinstance(value, re.Pattern)
     ]

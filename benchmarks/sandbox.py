@@ -19,9 +19,7 @@ from typing import Annotated, Any, Literal
 import typer
 from command import Out, prepare, run_script, show_progress, write_json
 
-from refusion_eval.benchmarks.prompts import Row
-from refusion_eval.benchmarks.rows import load_rows
-from refusion_eval.benchmarks.table import BENCHMARKS
+from refusion_eval.benchmarks import BENCHMARKS, Row, Task, get_task
 from refusion_eval.errors import ConfigError, SandboxError
 from refusion_eval.sandbox import Program, check_programs, pool, probe
 from refusion_eval.store.environment import collect_hardware
@@ -179,7 +177,7 @@ def main(
     out: Out = None,
 ) -> None:
     """Measure how many programs per second the sandbox checks."""
-    rows = load_rows(benchmark, mini=mini, data_dir=data)
+    rows = Task(get_task(benchmark).benchmark, mini).rows(data)
     prepare(out)
     report = measure_sandbox(benchmark, rows, mini=mini, num_rounds=rounds, workers=workers, progress=show_progress)
     print(report.text())

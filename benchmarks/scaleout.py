@@ -20,7 +20,7 @@ import typer
 from command import Model, Out, prepare, run_script, write_json
 from independent import IndependentProcesses, Round, Tokens, balanced_shares
 
-from refusion_eval.bench.command import BENCHMARKS, mini_prompts
+from refusion_eval.bench.command import PROMPTED, mini_prompts
 from refusion_eval.errors import ConfigError, ScaleOutError
 from refusion_eval.runs.job import Job
 from refusion_eval.runs.manifest import machine
@@ -266,7 +266,7 @@ def _wait_for_all(runner: JobRunner, jobs: Sequence[Job], num_processes: int) ->
 def _jobs(system: System, count: int) -> list[Job]:
     jobs = []
     for number, prompt in enumerate(mini_prompts(system.model, count)):
-        benchmark = BENCHMARKS[number % len(BENCHMARKS)]
+        benchmark = PROMPTED[number % len(PROMPTED)]
         resolved = system.resolve(f"mini_{benchmark}", {}, announce=False)
         key = SampleKey(f"mini_{benchmark}", "", str(number), "", 0, resolved.digest)
         jobs.append(Job(key=key, benchmark=benchmark, item_id=str(number), prompt_ids=prompt, resolved=resolved))

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from refusion_eval.benchmarks.rows import DATA_VARIABLE, SOURCES
+from refusion_eval.benchmarks import BENCHMARKS
+from refusion_eval.benchmarks.rows import DATA_VARIABLE
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.attention import possible_backends
 from refusion_eval.paths import code_metric_path, embedded_decoders, embedded_path, tasks_path
@@ -77,11 +78,12 @@ def _sandbox() -> Iterator[str]:
 
 def _data(directory: Path | None) -> Iterator[str]:
     yield f"data: {directory or f'no folder named (--data, or {DATA_VARIABLE})'}"
-    for benchmark, source in SOURCES.items():
+    for benchmark in BENCHMARKS.values():
+        source = benchmark.source
         names = [f"{source.split}.jsonl", f"{source.split}.jsonl.gz"]
-        files = [directory / benchmark / name for name in names] if directory else []
+        files = [directory / benchmark.name / name for name in names] if directory else []
         found = next((str(path) for path in files if path.is_file()), None)
         if found is None and source.package is not None and importlib.util.find_spec(source.package[0]):
             found = f"package {source.package[0]}"
         gated = ", gated: accept its licence and log in" if source.gated else ""
-        yield f"data {benchmark}: {found or f'hub dataset {source.hub}{gated}'}"
+        yield f"data {benchmark.name}: {found or f'hub dataset {source.hub}{gated}'}"

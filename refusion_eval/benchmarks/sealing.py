@@ -2,12 +2,12 @@
 
 A sealed text is replaced by a marker wherever rows and prompts are stored or hashed. Only the moment before
 tokenisation sees the real text again, and what a model quotes from it is withheld from its response. The texts are
-held in this process's memory alone.
+held in the memory of this process alone.
 """
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from refusion_eval.errors import DataError
@@ -15,54 +15,66 @@ from refusion_eval.errors import DataError
 _MARKER = re.compile(r"\[sealed ([^\s\[\]]{1,80}) ([0-9a-f]{24})\]")
 _OPTION_LABEL = re.compile(r"^\s*\(?[A-Z][).:]\s*")
 _WORD = re.compile(r"\w+")
-_TEXTS: dict[str, str] = {}
 
 WITHHELD = "[withheld]"
 LONGEST_QUOTE = 7
 
 
-def seal(key: str, text: str) -> str:
-    """Replaces a text by a marker.
+class Sealing:
+    """Replaces texts by markers, and markers by their texts. Nothing else leads from a marker to its text."""
 
-    Args:
-        key: names the text for a reader, such as "gpqa/rec123/question".
-        text: what must not be written.
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
 
-    Returns:
-        The marker: the same for the same key and text, in every process.
-    """
-    name = re.sub(r"[\s\[\]]", "_", key)[:80] or "_"
-    digest = hashlib.sha256(f"{name}\0{text}".encode("utf-8", "surrogatepass")).hexdigest()[:24]
-    _TEXTS[digest] = text
-    return f"[sealed {name} {digest}]"
+    def seal(self, key: str, text: str) -> str:
+        """Replaces a text by a marker.
 
+        Args:
+            key: tells a reader what the text is, such as "gpqa/rec123/question".
+            text: what must not be written.
 
-def unseal(prompt: str) -> tuple[str, tuple[str, ...]]:
-    """Puts the real texts in place of their markers.
+        Returns:
+            The marker: the same for the same key and text, in every process.
+        """
+        name = re.sub(r"[\s\[\]]", "_", key)[:80] or "_"
+        digest = hashlib.sha256(f"{name}\0{text}".encode("utf-8", "surrogatepass")).hexdigest()[:24]
+        self._texts[digest] = text
+        return f"[sealed {name} {digest}]"
 
-    Returns:
-        The real prompt, and the sealed texts in it (none for a prompt without markers).
+    def seal_value(self, key: str, value: str | Sequence[str]) -> str | list[str]:
+        """Replaces a text, or every text of a list, by a marker."""
+        return self.seal(key, value) if isinstance(value, str) else [self.seal(key, text) for text in value]
 
-    Raises:
-        DataError: a marker whose text this process never sealed.
-    """
-    texts: list[str] = []
+    def unseal(self, prompt: str) -> tuple[str, tuple[str, ...]]:
+        """Puts the real texts in place of their markers.
 
-    def reveal(marker: re.Match[str]) -> str:
-        name, digest = marker.groups()
-        if digest not in _TEXTS:
-            raise DataError(f"the text sealed as {name} is not known in this process; load its task here first")
-        texts.append(_TEXTS[digest])
-        return texts[-1]
+        Returns:
+            The real prompt, and the sealed texts in it (none for a prompt without markers).
 
-    return _MARKER.sub(reveal, prompt), tuple(texts)
+        Raises:
+            DataError: a marker whose text was never sealed here.
+        """
+        texts: list[str] = []
+
+        def reveal(marker: re.Match[str]) -> str:
+            name, digest = marker.groups()
+            if digest not in self._texts:
+                raise DataError(f"the text sealed as {name} is not known in this process; load its task here first")
+            texts.append(self._texts[digest])
+            return texts[-1]
+
+        return _MARKER.sub(reveal, prompt), tuple(texts)
+
+    def update(self, other: "Sealing") -> None:
+        """Takes over everything that another object has sealed."""
+        self._texts.update(other._texts)
 
 
 def texts_of(doc: Mapping[str, Any], prompt: str) -> tuple[str, ...]:
-    """What must not be written of an item whose task does not seal its rows itself, as lm-eval's own tasks do not.
+    """The texts that must not be written, for an item whose task does not seal its rows (lm-eval's own tasks do not).
 
     The prompt is taken line by line, because its few-shot examples are questions too. The label before a choice is
-    left out: a response may say it in front of the choice's text, and it is the answer.
+    left out: a response may repeat it before the text of the choice, and it is the answer.
     """
     lines = (_OPTION_LABEL.sub("", line) for line in prompt.splitlines())
     return tuple(dict.fromkeys(text for text in (*_strings(doc.values()), *lines) if text.strip()))

@@ -9,7 +9,7 @@ they point the same way.
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from refusion_eval.benchmarks.rows import SOURCES
+from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.claims.formula import Evaluated, MissingCell, evaluate
 from refusion_eval.errors import DataError
 from refusion_eval.results.cells import GENERATE, Cell, Place, grid, problems, published_backbone
@@ -69,8 +69,8 @@ def _exclusion(cell: Cell) -> str:
     """Why a cell is no evidence; empty if it is."""
     if not cell.complete:
         return f"{cell.run_id} lacks samples: {'; '.join(cell.notes)}"
-    if not cell.mini and cell.task in SOURCES and cell.n < SOURCES[cell.task].num_rows:
-        return f"{cell.run_id} has {cell.n} of the {SOURCES[cell.task].num_rows} items of {cell.task}"
+    if not cell.mini and cell.task in BENCHMARKS and cell.n < BENCHMARKS[cell.task].source.num_rows:
+        return f"{cell.run_id} has {cell.n} of the {BENCHMARKS[cell.task].source.num_rows} items of {cell.task}"
     if not cell.mini and cell.fused:
         return f"{cell.run_id} has fused forwards, which the paper's algorithm has not; run it with fuse=false"
     published = published_backbone(cell.system)

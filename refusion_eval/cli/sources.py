@@ -5,16 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from refusion_eval.benchmarks.prompts import Row
-from refusion_eval.benchmarks.table import BENCHMARKS
+from refusion_eval.benchmarks import BENCHMARKS, Row, is_mini, is_sealed
 from refusion_eval.errors import RefusionEvalError
-from refusion_eval.report.marks import is_sealed
 from refusion_eval.report.pieces import Spell
 from refusion_eval.report.sources import Asked
 from refusion_eval.runs.job import prompt_hash
 from refusion_eval.runs.system import System
 from refusion_eval.scoring.rescore import recorded_system, rows_by_hash
-from refusion_eval.store.manifest import is_mini
 from refusion_eval.store.records import Sample
 from refusion_eval.store.run_reader import Run
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import lm_eval
-from lm_eval.api.task import Task
+import lm_eval.api.task
 from lm_eval.tasks import TaskManager
 
 import refusion_eval
-from refusion_eval.benchmarks.prompts import PROMPTS
+from refusion_eval.benchmarks import BENCHMARKS, Task
 from refusion_eval.config import check_keys
 from refusion_eval.errors import ConfigError
 from refusion_eval.lm_eval_plugin.adapter import RefusionLM
@@ -64,8 +64,8 @@ def task_names(names: Sequence[str], model: str) -> list[str]:
         model: the checkpoint: for the embedded ones a plain benchmark name means its mini task.
     """
     mini = embedded_name(model, "") is not None
-    prefix = "mini_" if mini else "refusion_"
-    return [prefix + name if name in PROMPTS else name for name in names] or [SUITES[mini]]
+    own = {name: Task(benchmark, mini).name for name, benchmark in BENCHMARKS.items()}
+    return [own.get(name, name) for name in names] or [SUITES[mini]]
 
 
 def evaluate(
@@ -119,7 +119,7 @@ def evaluate(
     return Outcome(run_dir=Path(args.run_dir), failed=lm.failed, unscored=unscored)
 
 
-def load_tasks(names: Sequence[str], data_dir: str | None) -> dict[str, Task]:
+def load_tasks(names: Sequence[str], data_dir: str | None) -> dict[str, lm_eval.api.task.Task]:
     """Builds tasks with their data, before any checkpoint is touched.
 
     Raises:
@@ -128,7 +128,7 @@ def load_tasks(names: Sequence[str], data_dir: str | None) -> dict[str, Task]:
     """
     manager = TaskManager(include_path=str(tasks_path()), include_defaults=False, metadata={"data_dir": data_dir})
     # Benchmark names stand for tasks (see `task_names`), and are what a user most likely meant to write.
-    check_keys(names, manager.all_tasks, "", what="task", offered=[*PROMPTS, *manager.all_tasks])
+    check_keys(names, manager.all_tasks, "", what="task", offered=[*BENCHMARKS, *manager.all_tasks])
     return dict(manager.load(list(names))["tasks"])
 
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from refusion_eval.benchmarks import is_mini
 from refusion_eval.errors import DataError
 from refusion_eval.figures.rows import TokenCell
 from refusion_eval.report.find import is_withheld, sample_replay
 from refusion_eval.report.pieces import Speller
 from refusion_eval.report.replay import Cell, Replay, apply
-from refusion_eval.store.manifest import is_mini
 from refusion_eval.store.records import Sample
 from refusion_eval.store.run_reader import RunReader
 from refusion_eval.trace import Fix, Trace

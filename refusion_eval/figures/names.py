@@ -2,18 +2,11 @@
 
 from collections.abc import Mapping
 
+from refusion_eval.benchmarks import BENCHMARKS, find_task
 from refusion_eval.results.cells import Cell
 from refusion_eval.results.published import read_published
 
-TASK_NAMES: Mapping[str, str] = {
-    "mmlu_pro": "MMLU-Pro",
-    "arc_challenge": "ARC-C",
-    "gsm8k": "GSM8K",
-    "math": "MATH",
-    "gpqa": "GPQA",
-    "humaneval": "HumanEval",
-    "mbpp": "MBPP",
-}
+TASK_NAMES: Mapping[str, str] = {name: benchmark.title for name, benchmark in BENCHMARKS.items()}
 MINI_SENTENCE = "Mini tasks are synthetic look-alikes, not the real benchmarks, and compare with no published figure."
 
 FUSED_SENTENCE = (
@@ -31,8 +24,9 @@ def is_fused(cell: Cell) -> bool:
 
 def task_name(task: str, mini: bool) -> str:
     """A benchmark as papers write it; its look-alike says so."""
-    plain = task.removeprefix("mini_")
-    return f"{'mini ' if mini else ''}{TASK_NAMES.get(plain, plain)}"
+    known = find_task(task)
+    title = known.benchmark.title if known and task == known.name else TASK_NAMES.get(task, task)
+    return f"{'mini ' if mini else ''}{title}"
 
 
 def system_label(cell: Cell) -> str:

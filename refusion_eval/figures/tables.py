@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.claims.formula import MissingCell, evaluate
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError
@@ -34,7 +35,7 @@ _HYPERPARAMETERS = {
     "k": "slot_size",
     "b": "block_size",
 }
-_CODE = ("humaneval", "mbpp")
+_CODE = tuple(name for name, benchmark in BENCHMARKS.items() if benchmark.kind == "code")
 
 
 def paper_table(number: int, measured: Sequence[Cell] = ()) -> PaperTable:

@@ -18,8 +18,8 @@ from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
 
 from refusion_eval import api
-from refusion_eval.benchmarks.sealing import texts_of, unseal
-from refusion_eval.benchmarks.table import BENCHMARKS
+from refusion_eval.benchmarks import Task, is_sealed
+from refusion_eval.benchmarks.sealing import texts_of
 from refusion_eval.engine.scoring import TokenScore
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.evaluate.choose import (
@@ -30,13 +30,13 @@ from refusion_eval.evaluate.choose import (
     device_facts,
     driver_args,
 )
+from refusion_eval.lm_eval_plugin.hooks import SEALING
 from refusion_eval.runs.interrupt import Interruption, resume_hint
 from refusion_eval.runs.job import Job, doc_hash, prompt_hash
 from refusion_eval.runs.likelihood import fit, scores
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args
 from refusion_eval.runs.progress import ProgressDisplay
 from refusion_eval.runs.runner import JobRunner
-from refusion_eval.runs.settings import TaskBenchmark
 from refusion_eval.runs.system import ModelCache, System
 from refusion_eval.scaleout.launch import num_local_processes
 from refusion_eval.scaleout.torchrun import run_worker_or_return
@@ -293,8 +293,8 @@ class RefusionLM(TemplateLM):
     def _job(self, request: Instance, task: str, doc_number: int, sample: int, alone: bool) -> Job:
         prompt, generation_kwargs = request.args
         resolved = self.system.resolve(task, generation_kwargs)
-        real_prompt, sealed = unseal(prompt)
-        if not sealed and _asks_gpqa(task, resolved.benchmark):
+        real_prompt, sealed = SEALING.unseal(prompt)
+        if not sealed and is_sealed(task):
             sealed = texts_of(request.doc, real_prompt)
         key = SampleKey(
             task=task,
@@ -306,8 +306,8 @@ class RefusionLM(TemplateLM):
         )
         job = Job(
             key=key,
-            benchmark=resolved.benchmark.name if resolved.benchmark else task,
-            item_id=_item_id(request.doc, doc_number, resolved.benchmark),
+            benchmark=resolved.task.benchmark.name if resolved.task else task,
+            item_id=_item_id(request.doc, doc_number, resolved.task),
             prompt_ids=self.tok_encode(real_prompt),
             resolved=resolved,
             sealed=sealed,
@@ -367,16 +367,11 @@ class RefusionLM(TemplateLM):
                 progress.scored(name)
 
 
-def _item_id(doc: Mapping[str, Any], doc_number: int, benchmark: TaskBenchmark | None) -> str:
+def _item_id(doc: Mapping[str, Any], doc_number: int, task: Task | None) -> str:
     """The benchmark's name for an item; its number where a stock task's documents lack the benchmark's id column."""
-    known = BENCHMARKS.get(benchmark.name) if benchmark else None
+    known = task.benchmark if task else None
     has_id = known is not None and (known.id_column is None or known.id_column in doc)
     return known.id_of(doc, doc_number) if known is not None and has_id else str(doc_number)
-
-
-def _asks_gpqa(task: str, benchmark: TaskBenchmark | None) -> bool:
-    """Whether a task's rows are GPQA's; by its name too, as a user's own variant may be none of the known tasks."""
-    return "gpqa" in task.lower() and not (benchmark is not None and benchmark.mini)
 
 
 def _log_like_lm_eval() -> None:

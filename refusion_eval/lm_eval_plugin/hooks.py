@@ -1,8 +1,9 @@
 """What the lm-eval task files call: rows, prompts, gold answers, and the scoring of a whole task at once.
 
-Names follow the pattern `<benchmark>_<role>`: `gsm8k_rows`, `gsm8k_mini_rows`, `gsm8k_prompt`, `gsm8k_gold`,
-`gsm8k_score`; `answer_metrics` and `code_metrics` serve all. lm-eval loses every text of a run if one of these raises
-after generation, so scoring turns every failure into a value.
+Every benchmark has the functions `<benchmark>_rows`, `<benchmark>_mini_rows`, `<benchmark>_prompt`,
+`<benchmark>_gold` and `<benchmark>_score`, made when a task file asks for them; `answer_metrics` and `code_metrics`
+serve all. lm-eval loses every text of a run if one of these raises after generation, so scoring turns every failure
+into a value.
 """
 
 import logging
@@ -10,67 +11,78 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from refusion_eval.benchmarks.prompts import Row
-from refusion_eval.benchmarks.rows import load_rows
-from refusion_eval.benchmarks.sealing import seal
-from refusion_eval.benchmarks.table import BENCHMARKS, Benchmark, check_gold
+from refusion_eval.benchmarks import BENCHMARKS, Benchmark, Row, Task
+from refusion_eval.benchmarks.sealing import Sealing
 from refusion_eval.scoring.early import known_verdicts, sandbox_in_force
 from refusion_eval.scoring.judge import ERROR, Judged, judge_texts
 
 LOG = logging.getLogger(__name__)
 
-Rows = Callable[..., Any]
 Scored = list[list[dict[str, Any]]]
 
+# The sealed texts of the tasks that lm-eval has loaded in this process. lm-eval hands nothing from a task to a model
+# but documents and prompts, and logs both.
+SEALING = Sealing()
 
-def _rows(benchmark: str, *, mini: bool = False) -> Rows:
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    """Makes a function that a task file names."""
+    for benchmark in BENCHMARKS.values():
+        role = name.removeprefix(f"{benchmark.name}_")
+        if role != name and role in _ROLES:
+            return _ROLES[role](benchmark)
+    raise AttributeError(f"module {__name__} has no attribute {name!r}")
+
+
+def _rows(benchmark: Benchmark, *, mini: bool = False) -> Callable[..., Any]:
+    task = Task(benchmark, mini)
+
     def rows(data_dir: str | Path | None = None, **_other: Any) -> Any:
         """Loads the rows as lm-eval wants them; called with the task's metadata and every model argument."""
         import datasets
 
-        found = load_rows(benchmark, mini=mini, data_dir=data_dir)
-        check_gold(BENCHMARKS[benchmark], found)
-        if benchmark == "gpqa" and not mini:
-            found = [_sealed(row) for row in found]
-        return datasets.DatasetDict({"test": datasets.Dataset.from_list(found)})
+        items = task.items(data_dir)
+        SEALING.update(items[0].sealing)
+        return datasets.DatasetDict({"test": datasets.Dataset.from_list([dict(item.row) for item in items])})
 
     return rows
 
 
-def _sealed(row: Row) -> dict[str, Any]:
-    """Leaves a GPQA row its id, its answer and markers: lm-eval logs rows and prompts in full."""
-    name = f"gpqa/{row['id']}"
-    return {
-        "id": row["id"],
-        "question": seal(f"{name}/question", row["question"]),
-        "choices": [seal(f"{name}/choice", choice) for choice in row["choices"]],
-        "answer": row["answer"],
-        "domain": row["domain"],
-    }
+def _mini_rows(benchmark: Benchmark) -> Callable[..., Any]:
+    return _rows(benchmark, mini=True)
 
 
-def _prompt(benchmark: str) -> Callable[[Row], str]:
+def _prompt(benchmark: Benchmark) -> Callable[[Row], str]:
     def prompt(doc: Row) -> str:
         """The user turn."""
-        return BENCHMARKS[benchmark].prompt(doc)
+        return benchmark.prompt(doc)
 
     return prompt
 
 
-def _gold(benchmark: str) -> Callable[[Row], str]:
+def _gold(benchmark: Benchmark) -> Callable[[Row], str]:
     def gold(doc: Row) -> str:
         """The right answer, for the log."""
-        return BENCHMARKS[benchmark].gold(doc)
+        return benchmark.gold(doc)
 
     return gold
 
 
-def _score(benchmark: str) -> Callable[[Iterable[Sequence[str]], Iterable[Row]], Scored]:
+def _score(benchmark: Benchmark) -> Callable[[Iterable[Sequence[str]], Iterable[Row]], Scored]:
     def score(resps: Iterable[Sequence[str]], docs: Iterable[Row]) -> Scored:
         """Scores all responses of a task."""
-        return score_responses(benchmark, list(resps), list(docs))
+        return score_responses(benchmark.name, list(resps), list(docs))
 
     return score
+
+
+_ROLES: dict[str, Callable[[Benchmark], Callable[..., Any]]] = {
+    "rows": _rows,
+    "mini_rows": _mini_rows,
+    "prompt": _prompt,
+    "gold": _gold,
+    "score": _score,
+}
 
 
 def score_responses(benchmark: str, resps: Sequence[Sequence[str]], docs: Sequence[Row]) -> Scored:
@@ -89,8 +101,7 @@ def score_responses(benchmark: str, resps: Sequence[Sequence[str]], docs: Sequen
     bench = BENCHMARKS[benchmark]
     items = [(doc, text) for doc, texts in zip(docs, resps, strict=True) for text in texts]
     judged = iter(_judge_guarded(bench, items, None))
-    has_strict = bench.kind in ("number", "choice")
-    strict = iter(_judge_guarded(bench, items, "strict")) if has_strict else None
+    strict = iter(_judge_guarded(bench, items, "strict")) if bench.has_strict_score else None
     scored: Scored = []
     for texts in resps:
         scored.append([])
@@ -154,48 +165,3 @@ def _metrics(metric: str, responses: Sequence[Mapping[str, Any]]) -> dict[str, f
 def _share(flags: Iterable[bool]) -> float:
     values = [float(flag) for flag in flags]
     return sum(values) / len(values)
-
-
-# The names that the task files use.
-
-mmlu_pro_rows = _rows("mmlu_pro")
-mmlu_pro_mini_rows = _rows("mmlu_pro", mini=True)
-mmlu_pro_prompt = _prompt("mmlu_pro")
-mmlu_pro_gold = _gold("mmlu_pro")
-mmlu_pro_score = _score("mmlu_pro")
-
-arc_challenge_rows = _rows("arc_challenge")
-arc_challenge_mini_rows = _rows("arc_challenge", mini=True)
-arc_challenge_prompt = _prompt("arc_challenge")
-arc_challenge_gold = _gold("arc_challenge")
-arc_challenge_score = _score("arc_challenge")
-
-gsm8k_rows = _rows("gsm8k")
-gsm8k_mini_rows = _rows("gsm8k", mini=True)
-gsm8k_prompt = _prompt("gsm8k")
-gsm8k_gold = _gold("gsm8k")
-gsm8k_score = _score("gsm8k")
-
-math_rows = _rows("math")
-math_mini_rows = _rows("math", mini=True)
-math_prompt = _prompt("math")
-math_gold = _gold("math")
-math_score = _score("math")
-
-gpqa_rows = _rows("gpqa")
-gpqa_mini_rows = _rows("gpqa", mini=True)
-gpqa_prompt = _prompt("gpqa")
-gpqa_gold = _gold("gpqa")
-gpqa_score = _score("gpqa")
-
-humaneval_rows = _rows("humaneval")
-humaneval_mini_rows = _rows("humaneval", mini=True)
-humaneval_prompt = _prompt("humaneval")
-humaneval_gold = _gold("humaneval")
-humaneval_score = _score("humaneval")
-
-mbpp_rows = _rows("mbpp")
-mbpp_mini_rows = _rows("mbpp", mini=True)
-mbpp_prompt = _prompt("mbpp")
-mbpp_gold = _gold("mbpp")
-mbpp_score = _score("mbpp")

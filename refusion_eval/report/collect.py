@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from refusion_eval.benchmarks import is_mini, is_sealed
 from refusion_eval.report.bodies import ListRow, body, list_row
 from refusion_eval.report.chunks import ChunkWriter, Place
-from refusion_eval.report.marks import TaskState, is_sealed, marks_of
+from refusion_eval.report.marks import TaskState, marks_of
 from refusion_eval.report.pieces import Speller
 from refusion_eval.report.sources import Asked, Sources
 from refusion_eval.results.tables import MEAN_TASK, METRIC_ORDER, TableRow, setting_text, tidy_rows
-from refusion_eval.store.manifest import is_mini
 from refusion_eval.store.records import NO_ISOLATION, PASSED, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_reader import Run, RunReader
 

@@ -4,8 +4,8 @@ import os
 from collections.abc import Sequence
 from difflib import get_close_matches
 
+from refusion_eval.benchmarks import is_sealed
 from refusion_eval.errors import ConfigError, StoreError
-from refusion_eval.report.marks import is_sealed
 from refusion_eval.report.pieces import Spell, Speller
 from refusion_eval.report.replay import Replay, replay_of
 from refusion_eval.store.records import Sample

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from refusion_eval.store.manifest import is_mini
+from refusion_eval.benchmarks import is_mini
 from refusion_eval.store.run_reader import Run
 
 _LIMIT_OPTIONS = ("--limit", "-L")
@@ -76,8 +76,3 @@ def limit_of(command: Sequence[str]) -> int | None:
         if option in _LIMIT_OPTIONS and value.isdigit():
             return int(value)
     return None
-
-
-def is_sealed(task: str, benchmark: str) -> bool:
-    """Whether a task asks GPQA's questions, which its authors do not want to be shown anywhere."""
-    return not is_mini(task) and "gpqa" in f"{task} {benchmark}".lower()

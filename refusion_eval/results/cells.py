@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.errors import StoreError
 from refusion_eval.results.published import read_published, settings_of
 from refusion_eval.results.table_rows import MEAN_TASK, TableRow, read_csv
@@ -24,7 +25,7 @@ from refusion_eval.runs.published import published_systems
 Origin = Literal["published", "measured"]
 
 # The seven benchmarks in the order of the paper's tables.
-TASKS = ("mmlu_pro", "arc_challenge", "gsm8k", "math", "gpqa", "humaneval", "mbpp")
+TASKS = tuple(BENCHMARKS)
 AVERAGE = "average"
 SCORES = (ACCURACY, PASS_AT_1)
 

@@ -12,13 +12,12 @@ from os import PathLike
 
 import numpy as np
 
-from refusion_eval.benchmarks.rows import SOURCES
+from refusion_eval.benchmarks import BENCHMARKS, is_mini
 from refusion_eval.errors import StoreError
 from refusion_eval.metrics.bootstrap import Interval, bootstrap_mean
 from refusion_eval.results.csv_text import csv_text
 from refusion_eval.results.published import read_published
 from refusion_eval.results.text_table import TextTable
-from refusion_eval.store.manifest import is_mini
 from refusion_eval.store.run_reader import RunReader
 
 HOUR = 3600.0
@@ -111,7 +110,7 @@ def projected(run_dirs: Sequence[str | PathLike[str]], workers: Sequence[int], s
         with RunReader.open(run_dir) as reader:
             seconds: dict[tuple[str, str, str], list[float]] = defaultdict(list)
             for sample in reader.samples(traces=False):
-                if sample.error is None and sample.batch_size == 1 and sample.warm and sample.benchmark in SOURCES:
+                if sample.error is None and sample.batch_size == 1 and sample.warm and sample.benchmark in BENCHMARKS:
                     hardware = reader.run.hardware(sample.process_id).label()
                     seconds[sample.key.task, sample.benchmark, hardware].append(sample.seconds)
             if not seconds:
@@ -121,7 +120,7 @@ def projected(run_dirs: Sequence[str | PathLike[str]], workers: Sequence[int], s
                 )
             system, run_id = reader.run.manifest.system, reader.run.run_id
         for (task, benchmark, hardware), pilot in sorted(seconds.items()):
-            items = SOURCES[benchmark].num_rows
+            items = BENCHMARKS[benchmark].source.num_rows
             drawn = np.random.default_rng(seed).choice(pilot, items).tolist()
             shares = [share_out(drawn, count) for count in workers]
             mean = bootstrap_mean(pilot)
@@ -213,7 +212,7 @@ def published_table(workers: Sequence[int]) -> TextTable:
     Args:
         workers: numbers of GPUs; work is taken to be shared evenly.
     """
-    items = {name: source.num_rows for name, source in SOURCES.items()}
+    items = {name: benchmark.source.num_rows for name, benchmark in BENCHMARKS.items()}
     labels = _published_labels()
     rows, totals = [], [0.0] * len(workers)
     for system, label in labels.items():

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from refusion_eval.benchmarks import is_mini
 from refusion_eval.metrics.parallelism import tpf_release
 from refusion_eval.metrics.roofline import bytes_read
 from refusion_eval.metrics.speed import Timing
-from refusion_eval.store.manifest import is_mini
 from refusion_eval.store.records import PASSED, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_reader import Run, RunReader
 from refusion_eval.trace import Draft, Trace

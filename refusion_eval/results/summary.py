@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from rich.markup import escape
 from rich.table import Table
 
+from refusion_eval.benchmarks import is_mini
 from refusion_eval.metrics.bootstrap import Interval
 from refusion_eval.results.table_rows import MEAN_TASK, TableRow
 from refusion_eval.results.task_metrics import ACCURACY, PASS_AT_1, UNISOLATED
@@ -48,7 +49,7 @@ class SummaryRow:
 
     def cells(self) -> tuple[str, ...]:
         """What the renderers print, in the order of the headings."""
-        task = f"{self.task} (mini)" if self.mini and not self.task.startswith("mini_") else self.task
+        task = f"{self.task} (mini)" if self.mini and not is_mini(self.task) else self.task
         marks = [f"{self.errors} errors"] if self.errors else []
         marks += ["no isolation"] if self.unisolated else []
         system = f"{self.system} [{', '.join(marks)}]" if marks else self.system

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike
 
+from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.errors import DataError
 from refusion_eval.metrics.accuracy import majority_passed, pass_at_k
 from refusion_eval.metrics.bootstrap import RESAMPLES, Bootstrap, bootstrap, mean_statistic
@@ -29,7 +30,7 @@ from refusion_eval.results.facts import SampleFacts, TaskFacts
 from refusion_eval.store.records import NO_ISOLATION, PASSED
 
 # Benchmarks whose answer is a program: their accuracy is called pass@1.
-CODE_BENCHMARKS = ("humaneval", "mbpp")
+CODE_BENCHMARKS = tuple(name for name, benchmark in BENCHMARKS.items() if benchmark.kind == "code")
 ACCURACY, PASS_AT_1 = "accuracy", "pass@1"
 
 # Ratio to this engine's autoregressive loop, and to the stock one of transformers' `generate`.

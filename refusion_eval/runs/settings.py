@@ -6,7 +6,6 @@ decoder (`tasks/settings/<decoder>.yaml`, for mini tasks `mini_<decoder>.yaml`);
 (its mask and end tokens); the decoder's defaults.
 """
 
-import fnmatch
 import hashlib
 import json
 import logging
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from refusion_eval.benchmarks.prompts import PROMPTS
+from refusion_eval.benchmarks import BENCHMARKS, Task, find_task
 from refusion_eval.config import build, check_keys, field_types, mapping, read_values, read_yaml
 from refusion_eval.errors import ConfigError
 
@@ -25,17 +24,6 @@ MODEL_ARGS = "model_args"
 GENERATION_KWARGS = "generation_kwargs"
 CHECKPOINT = "checkpoint"
 DEFAULT = "default"
-
-# lm-eval's own tasks of the seven benchmarks; this project's are refusion_<benchmark> and mini_<benchmark>.
-STOCK_TASKS: dict[str, tuple[str, ...]] = {
-    "gsm8k": ("gsm8k", "gsm8k_cot*"),
-    "math": ("minerva_math*", "hendrycks_math*"),
-    "arc_challenge": ("arc_challenge_chat*",),
-    "gpqa": ("gpqa_*_generative*", "gpqa_*_cot*"),
-    "mmlu_pro": ("mmlu_pro*",),
-    "humaneval": ("humaneval*",),
-    "mbpp": ("mbpp*",),
-}
 
 # Names that mean the length of the response, first found wins (lm-eval's order).
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
@@ -49,14 +37,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "use_cache": (True,),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class TaskBenchmark:
-    """What a task belongs to: a benchmark's name, and whether it is the synthetic look-alike of it."""
-
-    name: str
-    mini: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +78,7 @@ class Resolved:
         sources: for every key where its value came from: model_args, generation_kwargs, a file and benchmark,
             checkpoint, default.
         until: strings at whose first occurrence the text is cut.
-        benchmark: what the task was recognised as, or None.
+        task: what the task was recognised as, or None.
         values: the settings as a mapping, without callbacks.
         digest: hash of the settings and stop strings, part of the key of a sample.
     """
@@ -106,7 +86,7 @@ class Resolved:
     settings: Any
     sources: Mapping[str, str]
     until: tuple[str, ...] = ()
-    benchmark: TaskBenchmark | None = None
+    task: Task | None = None
     values: Mapping[str, Any] = field(init=False)
     digest: str = field(init=False)
 
@@ -122,18 +102,6 @@ class Resolved:
         for key, value in self.values.items():
             by_source.setdefault(self.sources[key], []).append(f"{key}={value}")
         return "; ".join(f"{' '.join(pairs)} [{source}]" for source, pairs in by_source.items())
-
-
-def benchmark_of(task: str) -> TaskBenchmark | None:
-    """Recognises a task's benchmark by its name; None if it is none of the seven."""
-    for prefix, mini in (("refusion_", False), ("mini_", True)):
-        for name in PROMPTS:
-            if task == prefix + name or task.startswith(f"{prefix}{name}_"):
-                return TaskBenchmark(name, mini)
-    for name, patterns in STOCK_TASKS.items():
-        if any(fnmatch.fnmatchcase(task, pattern) for pattern in patterns):
-            return TaskBenchmark(name, False)
-    return None
 
 
 def choose_preset(path: Path, preset: str | None) -> tuple[str | None, dict[str, Any]]:
@@ -200,8 +168,8 @@ def load_table(
         raise ConfigError(f"{where}: needs decoder: {decoder}")
     rows, common = mapping(content.get("benchmarks"), f"{where}: benchmarks"), mapping(content.get("common"), where)
     if not rows:
-        raise ConfigError(f"{where}: has no benchmarks; write benchmarks: with one or more of {', '.join(PROMPTS)}")
-    check_keys(rows, PROMPTS, where)
+        raise ConfigError(f"{where}: has no benchmarks; write benchmarks: with one or more of {', '.join(BENCHMARKS)}")
+    check_keys(rows, BENCHMARKS, where)
     benchmarks: dict[str, Mapping[str, Any]] = {}
     sources: dict[str, Any] = {}
     for benchmark, row in rows.items():
@@ -285,10 +253,11 @@ def resolve(
     Raises:
         ConfigError: the merged values contradict each other.
     """
-    benchmark = benchmark_of(task)
+    known = find_task(task)
     layers: list[tuple[str, Mapping[str, Any]]] = [(CHECKPOINT, checkpoint)]
-    if table is not None and benchmark is not None and benchmark.name in table.benchmarks:
-        layers.append((f"{table.label}:{benchmark.name}", table.benchmarks[benchmark.name]))
+    if table is not None and known is not None and known.benchmark.name in table.benchmarks:
+        name = known.benchmark.name
+        layers.append((f"{table.label}:{name}", table.benchmarks[name]))
     layers += [(GENERATION_KWARGS, generation.values), (MODEL_ARGS, model_args)]
     values: dict[str, Any] = {}
     sources = dict.fromkeys(field_types(settings_type), DEFAULT)
@@ -297,4 +266,4 @@ def resolve(
         sources.update(dict.fromkeys(layer, source))
     given = ", ".join(f"{key}={value} from {sources[key]}" for key, value in values.items())
     settings: Any = build(settings_type, values, f"task {task} ({given or 'defaults'})")
-    return Resolved(settings=settings, sources=sources, until=generation.until, benchmark=benchmark)
+    return Resolved(settings=settings, sources=sources, until=generation.until, task=known)

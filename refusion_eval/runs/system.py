@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from refusion_eval import api
+from refusion_eval.benchmarks import find_task
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.width import WidthCost
 from refusion_eval.errors import ConfigError
@@ -15,7 +16,7 @@ from refusion_eval.paths import tasks_path
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.published import published_systems
 from refusion_eval.runs.runner import JobDecoder
-from refusion_eval.runs.settings import Resolved, Table, benchmark_of, load_table, read_generation_kwargs, resolve
+from refusion_eval.runs.settings import Resolved, Table, load_table, read_generation_kwargs, resolve
 from refusion_eval.runs.text import Detokenizer
 from refusion_eval.store.run_reader import RunReader
 from refusion_eval.store.run_store import RUN_JSON
@@ -264,13 +265,13 @@ class System:
         """
         cached = (task, json.dumps(generation_kwargs, sort_keys=True, default=str))
         if cached not in self._resolved:
-            benchmark = benchmark_of(task)
+            known = find_task(task)
             resolved = resolve(
                 task,
                 self.entry.Settings,
                 model_args=self.args.settings,
                 generation=read_generation_kwargs(generation_kwargs, self.entry.Settings, task),
-                table=self.tables[benchmark.mini] if benchmark else None,
+                table=self.tables[known.mini] if known else None,
                 checkpoint=self.checkpoint_settings,
             )
             api.decoder_settings(self.model, self.args.decoder, **resolved.values)

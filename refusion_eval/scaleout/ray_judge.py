@@ -3,8 +3,7 @@
 import logging
 from typing import Any
 
-from refusion_eval.benchmarks.prompts import Row
-from refusion_eval.benchmarks.table import BENCHMARKS
+from refusion_eval.benchmarks import BENCHMARKS, Row
 from refusion_eval.scaleout.ray_cluster import Cluster
 from refusion_eval.scoring.early import Verdict
 from refusion_eval.scoring.judge import Judged, judge_texts

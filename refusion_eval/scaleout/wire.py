@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from refusion_eval.benchmarks import find_task
 from refusion_eval.config import build
 from refusion_eval.errors import ScaleOutError
 from refusion_eval.runs.job import Job
-from refusion_eval.runs.settings import Resolved, TaskBenchmark
+from refusion_eval.runs.settings import Resolved
 from refusion_eval.store.records import Sample, SampleKey, pack
 
 
@@ -24,7 +25,7 @@ def job_to_json(job: Job) -> dict[str, Any]:
         "settings": dict(resolved.values),
         "sources": dict(resolved.sources),
         "until": list(resolved.until),
-        "of": None if resolved.benchmark is None else asdict(resolved.benchmark),
+        "of": None if resolved.task is None else resolved.task.name,
         "digest": resolved.digest,
     }
 
@@ -48,7 +49,7 @@ def job_from_json(fields: Mapping[str, Any], settings_type: type) -> Job:
         settings=settings,
         sources=fields["sources"],
         until=tuple(fields["until"]),
-        benchmark=None if fields["of"] is None else TaskBenchmark(**fields["of"]),
+        task=None if fields["of"] is None else find_task(fields["of"]),
     )
     if resolved.digest != fields["digest"]:
         raise ScaleOutError(

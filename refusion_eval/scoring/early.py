@@ -8,8 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from refusion_eval.benchmarks.prompts import Row
-from refusion_eval.benchmarks.table import BENCHMARKS
+from refusion_eval.benchmarks import BENCHMARKS, Row
 from refusion_eval.runs.job import doc_hash
 from refusion_eval.scoring.judge import ERROR, Judged
 

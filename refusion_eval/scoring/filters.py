@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from refusion_eval.benchmarks.extract.answers import Extraction
+from refusion_eval.benchmarks import BENCHMARKS, Extraction, Row
+from refusion_eval.benchmarks.base import Extractor
 from refusion_eval.benchmarks.extract.programs import NO_CODE, fenced_blocks
-from refusion_eval.benchmarks.prompts import Row
-from refusion_eval.benchmarks.table import BENCHMARKS, Extractor
 from refusion_eval.config import check_keys
 from refusion_eval.errors import ConfigError
 from refusion_eval.scoring import lm_eval_filters as stock_filters

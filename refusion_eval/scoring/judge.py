@@ -7,10 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from refusion_eval.benchmarks import BENCHMARKS, Benchmark, Extraction, Row
 from refusion_eval.benchmarks.extract import answers as extract
-from refusion_eval.benchmarks.extract.answers import Extraction
-from refusion_eval.benchmarks.prompts import Row
-from refusion_eval.benchmarks.table import BENCHMARKS, Benchmark
 from refusion_eval.errors import DataError
 from refusion_eval.sandbox import Program, Verdict, check_programs
 from refusion_eval.scoring import math_judge
@@ -87,7 +85,7 @@ def score_texts(
 
     Args:
         benchmark: a key of `BENCHMARKS`.
-        rows: dataset rows, as `load_rows` returns them.
+        rows: dataset rows, as `Task.rows` returns them.
         texts: item id -> its texts; items without a text are scored "missing".
         filter_name: another extraction rule than the benchmark's first.
         workers: processes for code and for mathematics; the number of processors if None.

@@ -15,8 +15,8 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_metric
 from lm_eval.filters import build_filter_ensemble
 
-from refusion_eval.benchmarks.extract.answers import NOTHING, Extraction
-from refusion_eval.benchmarks.prompts import Row
+from refusion_eval.benchmarks import Extraction, Row
+from refusion_eval.benchmarks.extract.answers import NOTHING
 from refusion_eval.errors import ConfigError
 
 # What lm-eval's filters return where nothing matches.

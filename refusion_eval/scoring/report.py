@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from refusion_eval.benchmarks import is_mini
 from refusion_eval.errors import ConfigError
 from refusion_eval.metrics.bootstrap import Interval, bootstrap, mean_statistic
 from refusion_eval.results.csv_text import csv_text
@@ -24,7 +25,6 @@ from refusion_eval.runs.progress import SECONDS_BETWEEN_LINES
 from refusion_eval.scoring.filters import OURS, AnswerFilter, find_filter
 from refusion_eval.scoring.rescore import Rescored, RunRescored, TaskRescored, rescore_run, rows_by_hash, select_tasks
 from refusion_eval.store.atomic_write import prepare_output, write_output
-from refusion_eval.store.manifest import is_mini
 from refusion_eval.store.records import NO_ISOLATION
 
 FOLDER = "rescored"
@@ -82,7 +82,7 @@ def rescore_command(
         run_dirs: run directories.
         filter_name: see `find_filter`.
         tasks: tasks or benchmarks; none for all.
-        data: directory with the rows, see `load_rows`.
+        data: directory with the rows, see `Task.rows`.
         out: folder for the results, with one folder a run in it; `FOLDER` in each run directory if None.
         workers: processes for code and mathematics.
         sandbox: "auto", or "none" to run model-written code without isolation.

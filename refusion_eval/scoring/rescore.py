@@ -10,21 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from refusion_eval.benchmarks.extract.answers import Extraction
-from refusion_eval.benchmarks.prompts import Row
-from refusion_eval.benchmarks.rows import load_rows
+from refusion_eval.benchmarks import BENCHMARKS, Benchmark, Extraction, Row, Task, is_mini
 from refusion_eval.benchmarks.sealing import redact, texts_of
-from refusion_eval.benchmarks.table import BENCHMARKS, Benchmark
 from refusion_eval.config import check_keys
 from refusion_eval.errors import DataError
-from refusion_eval.lm_eval_plugin import hooks as task_hooks
 from refusion_eval.runs.job import doc_hash
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.system import System
 from refusion_eval.runs.text import Detokenizer
 from refusion_eval.scoring.filters import AnswerFilter, Rule
 from refusion_eval.scoring.judge import CORRECT, ERROR, NO_ANSWER, WRONG, Judged, judge_found
-from refusion_eval.store.manifest import is_mini
 from refusion_eval.store.records import PASSED, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_reader import Run, RunReader
 from refusion_eval.trace import Trace
@@ -189,7 +184,7 @@ def rescore_run(
         items = [(documents[text.key.doc_hash], text.text or "") for text in known]
         report = None if on_done is None else partial(on_done, task, len(known))
         judged = _judge(BENCHMARKS[benchmark], answer_filter.rules[benchmark], items, workers, sandbox, report)
-        if benchmark == "gpqa" and not mini:
+        if Task(BENCHMARKS[benchmark], mini).sealed:
             judged = [_redacted(row, outcome) for (row, _), outcome in zip(items, judged, strict=True)]
         samples = [
             Rescored(text.key, text.doc_id, outcome, recorded.get(text.key))
@@ -208,11 +203,9 @@ def rows_by_hash(benchmark: str, mini: bool, data_dir: str | Path | None) -> dic
     Raises:
         DataError: the rows cannot be found.
     """
-    rows = load_rows(benchmark, mini=mini, data_dir=data_dir)
-    # The hash is of the document as lm-eval hands it over, which of GPQA holds markers in place of the question.
-    as_documents = getattr(task_hooks, f"{benchmark}{'_mini' if mini else ''}_rows")
-    documents = as_documents(data_dir=data_dir)["test"]
-    return {doc_hash(document): row for document, row in zip(documents, rows, strict=True)}
+    task = Task(BENCHMARKS[benchmark], mini)
+    # The hash is of the item's row, which holds markers in place of sealed questions.
+    return {doc_hash(item.row): row for item, row in zip(task.items(data_dir), task.rows(data_dir), strict=True)}
 
 
 def _text(sample: Sample, detokenizer: Detokenizer | None) -> _Text:

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from refusion_eval.benchmarks.prompts import Row
-from refusion_eval.benchmarks.rows import json_lines, load_rows
-from refusion_eval.benchmarks.table import BENCHMARKS, Benchmark, check_gold
+from refusion_eval.benchmarks import Benchmark, Row, get_task
+from refusion_eval.benchmarks.rows import json_lines
 from refusion_eval.errors import DataError
 from refusion_eval.metrics.accuracy import Interval, bootstrap_mean, majority_passed, pass_at_k
 from refusion_eval.scoring.judge import ERROR, MISSING, NO_ANSWER, Score, index_rows, score_texts
@@ -77,7 +76,7 @@ def score_command(
         task: "gsm8k", "refusion_gsm8k" or "mini_gsm8k", and so for the other benchmarks.
         outputs: JSON lines `{"id": ..., "text": ...}` (`.gz` too), an id as often as it has texts; or "gold" for the
             benchmark's own answers.
-        data: directory with the rows, see `load_rows`.
+        data: directory with the rows, see `Task.rows`.
         split: another split than the one that is evaluated.
         csv_path: where to write the columns `COLUMNS`; `default_csv_path` if None.
         filter_name: another extraction rule than the benchmark's first.
@@ -92,10 +91,10 @@ def score_command(
         SandboxError: code cannot be run in isolation here.
         StoreError: the CSV cannot be written; known before anything is scored.
     """
-    benchmark, is_mini = _benchmark_of(task)
-    bench = BENCHMARKS[benchmark]
-    rows = load_rows(benchmark, mini=is_mini, data_dir=data, split=split)
-    check_gold(bench, rows)
+    asked = get_task(task)
+    bench, benchmark, is_mini = asked.benchmark, asked.benchmark.name, asked.mini
+    rows = asked.rows(data, split)
+    bench.check_gold(rows)
     ids = index_rows(bench, rows)
     texts = gold_texts(bench, rows) if outputs == GOLD else read_outputs(Path(outputs), set(ids))
     target = prepare_output(csv_path if csv_path is not None else default_csv_path(task, outputs))
@@ -228,15 +227,6 @@ def report(summary: Summary, *, allow_partial: bool) -> list[str]:
     if s.num_errors:
         lines.append(f"  {s.num_errors} texts could not be judged and are left out: run again, or see `doctor`")
     return lines
-
-
-def _benchmark_of(task: str) -> tuple[str, bool]:
-    """Returns the benchmark a task name stands for, and whether it is the mini one."""
-    is_mini = task.startswith("mini_")
-    benchmark = task.removeprefix("mini_").removeprefix("refusion_")
-    if benchmark not in BENCHMARKS:
-        raise DataError(f"unknown task {task!r}; known: {', '.join(BENCHMARKS)}, each also with mini_ before it")
-    return benchmark, is_mini
 
 
 def _pass_at(items: Sequence[Sequence[Score]], k: int) -> Interval:

@@ -9,8 +9,6 @@ from typing import Any
 
 from refusion_eval.store.environment import Hardware
 
-MINI_PREFIX = "mini_"
-
 # Manifest.decoder of a run by the stock loop: transformers' own greedy `generate`, one token a forward.
 STOCK_GENERATE = "stock_generate"
 
@@ -85,11 +83,6 @@ class Manifest:
         """Inverse of `to_json`; fields of later versions are ignored."""
         known = {name: fields[name] for name in cls.__slots__ if name in fields}
         return cls(**{**known, "hardware": Hardware.from_json(fields.get("hardware", {}))})
-
-
-def is_mini(task: str) -> bool:
-    """Whether a task is one of the synthetic look-alikes, which must never be taken for the real benchmark."""
-    return task.startswith(MINI_PREFIX)
 
 
 def differences(

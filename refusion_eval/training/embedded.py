@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.benchmarks.mini.drills import DRILLS, drill_pairs
 from refusion_eval.benchmarks.mini.generate import DRAWS, held_out_items, items
 from refusion_eval.benchmarks.mini.item import Item
-from refusion_eval.benchmarks.prompts import prompt
 from refusion_eval.decoders import trained_decoders
 from refusion_eval.errors import ConfigError
 from refusion_eval.training.check import exact_share
@@ -81,7 +81,7 @@ VARIANTS: dict[str, TrainConfig] = {f"refusion_data_{percent}": _shortened(perce
 
 
 def _pairs(benchmark: str, some: Sequence[Item]) -> list[tuple[str, str]]:
-    return [(prompt(benchmark, item.prompt_row), item.response) for item in some]
+    return [(BENCHMARKS[benchmark].prompt(item.prompt_row), item.response) for item in some]
 
 
 def train_pairs(benchmark: str, count: int) -> list[tuple[str, str]]:

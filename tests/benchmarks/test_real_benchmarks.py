@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from refusion_eval.benchmarks.rows import SOURCES, json_lines, load_rows
-from refusion_eval.benchmarks.table import BENCHMARKS
+from refusion_eval.benchmarks import BENCHMARKS, get_task
+from refusion_eval.benchmarks.rows import json_lines
 from refusion_eval.scoring.judge import score_texts
 from refusion_eval.scoring.texts import gold_texts
 
@@ -29,15 +29,15 @@ def recorded(shared: Path) -> Recorded:
 
 @pytest.mark.parametrize("name", ["mmlu_pro", "arc_challenge", "gsm8k", "math", *CODE])
 def test_every_gold_answer_is_right(data: Path, name: str) -> None:
-    rows = load_rows(name, data_dir=data)
+    rows = get_task(name).rows(data)
     scores = score_texts(name, rows, gold_texts(BENCHMARKS[name], rows))
-    assert len(scores) == SOURCES[name].num_rows
+    assert len(scores) == BENCHMARKS[name].source.num_rows
     assert [score for score in scores if not score.passed] == []
 
 
 @pytest.mark.parametrize("name", ["mmlu_pro", "arc_challenge", "gsm8k"])
 def test_every_gold_answer_is_right_in_the_asked_for_form(data: Path, name: str) -> None:
-    rows = load_rows(name, data_dir=data)
+    rows = get_task(name).rows(data)
     scores = score_texts(name, rows, gold_texts(BENCHMARKS[name], rows), filter_name="strict")
     assert all(score.passed for score in scores)
 
@@ -52,7 +52,7 @@ def test_gsm8k_verdicts_of_openai_are_reproduced(
 ) -> None:
     outputs = list(recorded("gsm8k_openai_solutions.jsonl.gz"))
     texts = {str(row["idx"]): [row["outputs"][model]["solution"]] for row in outputs}
-    scores = score_texts("gsm8k", load_rows("gsm8k", data_dir=data), texts, filter_name=filter_name)
+    scores = score_texts("gsm8k", get_task("gsm8k").rows(data), texts, filter_name=filter_name)
     assert [score.passed for score in scores] == [row["outputs"][model]["is_correct"] for row in outputs]
     assert sum(score.passed for score in scores) == num_correct
 
@@ -60,7 +60,7 @@ def test_gsm8k_verdicts_of_openai_are_reproduced(
 def test_mmlu_pro_predictions_of_its_authors_are_reproduced(data: Path, recorded: Recorded) -> None:
     outputs = {str(row["question_id"]): row for row in recorded("mmlu_pro_llama-3-8b.jsonl.gz")}
     texts = {key: [row["model_output"]] for key, row in outputs.items()}
-    rows = load_rows("mmlu_pro", data_dir=data)
+    rows = get_task("mmlu_pro").rows(data)
     scores = score_texts("mmlu_pro", rows, texts, filter_name="first")
     assert all(score.extracted == outputs[score.id]["pred"] for score in scores)
     assert sum(score.extracted == outputs[score.id]["answer"] for score in scores) == 4112
@@ -76,7 +76,7 @@ def test_mmlu_pro_predictions_of_its_authors_are_reproduced(data: Path, recorded
 def test_humaneval_verdicts_on_function_bodies_are_reproduced(data: Path, recorded: Recorded) -> None:
     outputs = {row["task_id"]: row for row in recorded("humaneval_gpt-4_body_only.jsonl.gz")}
     texts = {key: [row["solution"]] for key, row in outputs.items()}
-    scores = score_texts("humaneval", load_rows("humaneval", data_dir=data), texts)
+    scores = score_texts("humaneval", get_task("humaneval").rows(data), texts)
     assert [score.passed for score in scores] == [outputs[score.id]["is_solved"] for score in scores]
     assert sum(score.passed for score in scores) == 134
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from refusion_eval.benchmarks.rows import DATA_VARIABLE, SOURCES, load_rows, normalise_gpqa
+from refusion_eval.benchmarks import BENCHMARKS, get_task
+from refusion_eval.benchmarks.gpqa import normalise
+from refusion_eval.benchmarks.rows import DATA_VARIABLE
 from refusion_eval.errors import DataError
 
 GPQA_ROW = {
@@ -41,17 +43,17 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 def test_rows_come_from_the_benchmarks_folder_of_the_directory(tmp_path: Path) -> None:
     write(tmp_path / "gsm8k" / "test.jsonl", [{"question": "q", "answer": "#### 1"}])
-    assert load_rows("gsm8k", data_dir=tmp_path) == [{"question": "q", "answer": "#### 1"}]
+    assert get_task("gsm8k").rows(tmp_path) == [{"question": "q", "answer": "#### 1"}]
 
 
 def test_the_directory_may_be_the_benchmarks_own(tmp_path: Path) -> None:
     write(tmp_path / "test.jsonl", [{"question": "q", "answer": "#### 1"}])
-    assert len(load_rows("gsm8k", data_dir=tmp_path)) == 1
+    assert len(get_task("gsm8k").rows(tmp_path)) == 1
 
 
 def test_compressed_rows_are_read(tmp_path: Path) -> None:
     (tmp_path / "test.jsonl.gz").write_bytes(gzip.compress(b'{"question": "q", "answer": "#### 1"}\n'))
-    assert len(load_rows("gsm8k", data_dir=tmp_path)) == 1
+    assert len(get_task("gsm8k").rows(tmp_path)) == 1
 
 
 def test_the_environment_names_the_directory_where_no_argument_does(
@@ -59,18 +61,18 @@ def test_the_environment_names_the_directory_where_no_argument_does(
 ) -> None:
     write(tmp_path / "gsm8k" / "test.jsonl", [{"question": "q", "answer": "#### 1"}])
     monkeypatch.setenv(DATA_VARIABLE, str(tmp_path))
-    assert len(load_rows("gsm8k")) == 1
+    assert len(get_task("gsm8k").rows()) == 1
 
 
 def test_humaneval_comes_from_its_installed_package() -> None:
-    rows = load_rows("humaneval")
+    rows = get_task("humaneval").rows()
     assert [row["task_id"] for row in rows] == [f"HumanEval/{number}" for number in range(164)]
 
 
 def test_the_directory_goes_before_the_package(tmp_path: Path) -> None:
-    row = dict.fromkeys(SOURCES["humaneval"].columns, "x")
+    row = dict.fromkeys(BENCHMARKS["humaneval"].source.columns, "x")
     write(tmp_path / "humaneval" / "test.jsonl", [row])
-    assert load_rows("humaneval", data_dir=tmp_path) == [row]
+    assert get_task("humaneval").rows(tmp_path) == [row]
 
 
 def test_the_hub_is_asked_last(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -83,24 +85,24 @@ def test_the_hub_is_asked_last(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         return [{"question": "q", "answer": "#### 1"}]
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert len(load_rows("gsm8k", data_dir=tmp_path)) == 1
+    assert len(get_task("gsm8k").rows(tmp_path)) == 1
     assert asked == [(("openai/gsm8k", "main"), {"split": "test"})]
 
 
 def test_missing_rows_are_reported_with_every_place_tried(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"mbpp/test\.jsonl.*google-research-datasets/mbpp.*no network.*put the rows"):
-        load_rows("mbpp", data_dir=tmp_path)
+        get_task("mbpp").rows(tmp_path)
 
 
 def test_missing_gpqa_is_reported_with_licence_and_token_and_the_tasks_that_need_none() -> None:
     others = "mmlu_pro,arc_challenge,gsm8k,math,humaneval,mbpp"
     with pytest.raises(DataError, match=rf"accept the licence.*HF_TOKEN, or leave gpqa out with --tasks {others}$"):
-        load_rows("gpqa")
+        get_task("gpqa").rows()
 
 
 def test_a_directory_that_does_not_exist_is_an_error() -> None:
     with pytest.raises(DataError, match="does not exist"):
-        load_rows("gsm8k", data_dir="/nowhere/at/all")
+        get_task("gsm8k").rows("/nowhere/at/all")
 
 
 @pytest.mark.parametrize(
@@ -117,28 +119,28 @@ def test_a_directory_that_does_not_exist_is_an_error() -> None:
 def test_malformed_rows_are_reported_with_their_place(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "test.jsonl").write_bytes(content)
     with pytest.raises(DataError, match=message):
-        load_rows("gsm8k", data_dir=tmp_path)
+        get_task("gsm8k").rows(tmp_path)
 
 
 def test_only_a_line_feed_ends_a_row(tmp_path: Path) -> None:
     (tmp_path / "test.jsonl").write_bytes('{"question": "a\u0085b\u2028c", "answer": "#### 1"}\n'.encode())
-    assert load_rows("gsm8k", data_dir=tmp_path)[0]["question"] == "a\u0085b\u2028c"
+    assert get_task("gsm8k").rows(tmp_path)[0]["question"] == "a\u0085b\u2028c"
 
 
 def test_gpqa_choices_are_shuffled_by_id_and_the_letter_points_at_the_right_one() -> None:
-    first, again = normalise_gpqa(GPQA_ROW), normalise_gpqa(dict(reversed(GPQA_ROW.items())))
+    first, again = normalise(GPQA_ROW), normalise(dict(reversed(GPQA_ROW.items())))
     assert first == again
     assert first["choices"]["ABCD".index(first["answer"])] == "the blue one"
     assert sorted(first["choices"]) == ["the blue one", "the green one", "the grey one", "the red one"]
-    answers = {normalise_gpqa({**GPQA_ROW, "Record ID": f"rec{number}"})["answer"] for number in range(50)}
+    answers = {normalise({**GPQA_ROW, "Record ID": f"rec{number}"})["answer"] for number in range(50)}
     assert answers == set("ABCD")
 
 
 def test_a_gpqa_row_without_a_record_id_gets_one_that_does_not_show_its_question() -> None:
     row = {key: value for key, value in GPQA_ROW.items() if key != "Record ID"}
-    assert len(normalise_gpqa(row)["id"]) == 16
+    assert len(normalise(row)["id"]) == 16
 
 
-@pytest.mark.parametrize("benchmark", SOURCES)
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
 def test_the_mini_rows_ship_with_the_project(benchmark: str) -> None:
-    assert load_rows(benchmark, mini=True)
+    assert get_task(f"mini_{benchmark}").rows()

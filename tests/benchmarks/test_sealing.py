@@ -2,33 +2,34 @@
 
 import pytest
 
-from refusion_eval.benchmarks.sealing import WITHHELD, redact, seal, texts_of, unseal
+from refusion_eval.benchmarks.sealing import WITHHELD, Sealing, redact, texts_of
 from refusion_eval.errors import DataError
 
 QUESTION = "Which invented particle decays into two invented bosons when the moon of Zorb is full?"
 
 
 def test_a_marker_does_not_show_its_text_and_is_the_same_every_time() -> None:
-    marker = seal("gpqa/rec1/question", QUESTION)
-    assert marker == seal("gpqa/rec1/question", QUESTION)
+    marker = Sealing().seal("gpqa/rec1/question", QUESTION)
+    assert marker == Sealing().seal("gpqa/rec1/question", QUESTION)
     assert "gpqa/rec1/question" in marker
     assert not any(word in marker for word in QUESTION.split() if len(word) > 3)
 
 
 def test_unsealing_gives_the_real_prompt_and_its_sealed_texts() -> None:
-    prompt = f"user: {seal('a', QUESTION)}\n(A) {seal('b', 'forty two')}\nassistant:"
-    real, texts = unseal(prompt)
+    sealing = Sealing()
+    prompt = f"user: {sealing.seal('a', QUESTION)}\n(A) {sealing.seal('b', 'forty two')}\nassistant:"
+    real, texts = sealing.unseal(prompt)
     assert real == f"user: {QUESTION}\n(A) forty two\nassistant:"
     assert texts == (QUESTION, "forty two")
 
 
 def test_a_prompt_without_markers_is_left_alone() -> None:
-    assert unseal("What is [this]?") == ("What is [this]?", ())
+    assert Sealing().unseal("What is [this]?") == ("What is [this]?", ())
 
 
 def test_an_unknown_marker_is_refused() -> None:
     with pytest.raises(DataError, match="load its task here first"):
-        unseal(f"[sealed gpqa/rec9/question {'0' * 24}]")
+        Sealing().unseal(f"[sealed gpqa/rec9/question {'0' * 24}]")
 
 
 def test_a_quoted_question_is_withheld_whatever_its_case_and_punctuation() -> None:

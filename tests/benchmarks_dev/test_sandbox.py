@@ -6,7 +6,7 @@ import pytest
 import sandbox
 from sandbox import measure_sandbox, reference_programs
 
-from refusion_eval.benchmarks.rows import load_rows
+from refusion_eval.benchmarks import get_task
 from refusion_eval.errors import ConfigError, SandboxError
 from refusion_eval.sandbox import probe
 
@@ -25,7 +25,7 @@ def test_every_way_checks_the_references_and_the_record_says_where(script, tmp_p
     assert set(record["rates"]) == {"sandbox", "without isolation", "an interpreter each"}
     assert all(len(rates) == 1 and rates[0] > 0 for rates in record["rates"].values())
     assert (record["tier"], record["workers"], record["mini"]) == (probe().tier, 2, True)
-    assert record["num_programs"] == len(load_rows("humaneval", mini=True))
+    assert record["num_programs"] == len(get_task("mini_humaneval").rows())
     assert record["conditions"]["cores"] >= 1
     for way in record["rates"]:
         assert way in output
@@ -34,7 +34,7 @@ def test_every_way_checks_the_references_and_the_record_says_where(script, tmp_p
 
 @pytest.mark.parametrize("benchmark", ["humaneval", "mbpp"])
 def test_a_reference_that_fails_is_an_error_and_no_figure(benchmark):
-    rows = load_rows(benchmark, mini=True)[:3]
+    rows = get_task(f"mini_{benchmark}").rows()[:3]
     broken = {"humaneval": {"canonical_solution": "    return None\n"}, "mbpp": {"code": "x = 1\n"}}[benchmark]
     rows[1] = {**rows[1], **broken}
     with pytest.raises(SandboxError, match=r"sandbox: reference programs \[1\]"):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from refusion_eval.benchmarks.rows import SOURCES
+from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.claims.averages import averages
 from refusion_eval.claims.evidence import Evidence
 from refusion_eval.claims.statements import read_claims
@@ -36,7 +36,8 @@ def measured(system, metric, values, **changes):
     """One cell a task over all of its items; the backbone is the published one."""
     fields = {"backbone": published_backbone(system), **changes}
     return [
-        cell(system, task, metric, value, **{"n": SOURCES[task].num_rows, **fields}) for task, value in values.items()
+        cell(system, task, metric, value, **{"n": BENCHMARKS[task].source.num_rows, **fields})
+        for task, value in values.items()
     ]
 
 
@@ -137,7 +138,7 @@ def test_an_interval_wider_than_the_claim_bears_nothing_out(name, value, bounds,
     metric, task = ("pass@1", "humaneval") if name == "P05" else ("tps", "mbpp")
     cells = measured("refusion", metric, {task: value}, ci_low=bounds[0], ci_high=bounds[1])
     judged = judge(CLAIMS[name], Evidence(cells))
-    assert (judged.verdict, judged.items) == (verdict, SOURCES[task].num_rows)
+    assert (judged.verdict, judged.items) == (verdict, BENCHMARKS[task].source.num_rows)
 
 
 def test_a_speedup_whose_interval_holds_the_stated_one_is_open():
@@ -208,7 +209,7 @@ def test_a_claim_that_its_table_contradicts_stays_so_whatever_is_measured():
 
 def test_two_runs_of_one_system_are_refused():
     with pytest.raises(StoreError, match="is there twice"):
-        Evidence([cell(run_id=name, backbone="Qwen3-8B", n=SOURCES["gsm8k"].num_rows) for name in "ab"])
+        Evidence([cell(run_id=name, backbone="Qwen3-8B", n=BENCHMARKS["gsm8k"].source.num_rows) for name in "ab"])
 
 
 def test_a_formula_needs_a_reading():

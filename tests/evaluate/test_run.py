@@ -3,11 +3,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from refusion_eval.benchmarks import is_mini
 from refusion_eval.errors import ConfigError, DataError
 from refusion_eval.evaluate.run import evaluate, load_tasks, score_rows, task_names
 from refusion_eval.lm_eval_plugin.hooks import score_responses
 from refusion_eval.runs.model_args import parse_model_args
-from refusion_eval.runs.settings import benchmark_of
 from refusion_eval.scoring.early import SANDBOX_VARIABLE
 from refusion_eval.store.records import PASSED, SampleKey
 from refusion_eval.store.run_reader import RunReader
@@ -110,4 +110,4 @@ def test_benchmark_names_mean_mini_tasks_for_the_embedded_checkpoint_only():
 def test_every_mini_task_loads_and_is_recognised():
     loaded = load_tasks(["mini_suite"], None)
     assert len(loaded) == 7
-    assert all(benchmark_of(name).mini for name in loaded)
+    assert all(is_mini(name) for name in loaded)

@@ -6,11 +6,12 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import CachingLM
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from refusion_eval.benchmarks.rows import load_rows
-from refusion_eval.benchmarks.sealing import WITHHELD, seal
+from refusion_eval.benchmarks import get_task
+from refusion_eval.benchmarks.sealing import WITHHELD
 from refusion_eval.engine.engine import Engine
 from refusion_eval.errors import ConfigError, DecodeError, StoreError
 from refusion_eval.lm_eval_plugin.adapter import RefusionLM
+from refusion_eval.lm_eval_plugin.hooks import SEALING
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.text import Detokenizer
 from refusion_eval.store.run_reader import RunReader
@@ -26,7 +27,7 @@ def tiny(checkpoint):
 
 @pytest.fixture(scope="session")
 def prompts():
-    return [f"Question: {row['question']}\nAnswer:" for row in load_rows("gsm8k", mini=True)[:6]]
+    return [f"Question: {row['question']}\nAnswer:" for row in get_task("mini_gsm8k").rows()[:6]]
 
 
 def build(checkpoint, **arguments):
@@ -212,7 +213,7 @@ def test_greedy_samples_of_one_item_are_equal(responses, prompts, tiny):
 def test_sealed_questions_stay_out_of_the_record(tiny, tmp_path):
     question = "which of these nine plain words would be quoted verbatim by a model"
     lm = build(tiny, run_dir=str(tmp_path))
-    lm.generate_until(asked([f"Q: {seal('gpqa/1/question', question)}"], task="refusion_gpqa"))
+    lm.generate_until(asked([f"Q: {SEALING.seal('gpqa/1/question', question)}"], task="refusion_gpqa"))
     (sample,) = stored(tmp_path)
     assert sample.tokens is None
     assert sample.num_tokens > 0

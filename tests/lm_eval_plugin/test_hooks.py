@@ -11,14 +11,13 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
-from refusion_eval.benchmarks.sealing import unseal
-from refusion_eval.benchmarks.table import BENCHMARKS
+from refusion_eval.benchmarks import BENCHMARKS, Task, get_task
 from refusion_eval.errors import SandboxError
 from refusion_eval.lm_eval_plugin import hooks as task_hooks
 from refusion_eval.paths import tasks_path
 from refusion_eval.scoring import judge as score_module
 
-TASKS = {f"{prefix}_{name}" for prefix in ("refusion", "mini") for name in BENCHMARKS}
+TASKS = {Task(benchmark, mini).name for mini in (False, True) for benchmark in BENCHMARKS.values()}
 QUESTION = "Which invented particle decays into two invented bosons when the moon of Zorb is full?"
 GPQA_ROWS = [
     {
@@ -74,7 +73,7 @@ def test_every_task_and_group_is_listed() -> None:
 
 
 def mini_gold(request: Instance) -> str:
-    return BENCHMARKS[request.task_name.removeprefix("mini_")].gold_text(request.doc)
+    return get_task(request.task_name).benchmark.gold_text(request.doc)
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +140,7 @@ def test_gpqa_questions_are_in_nothing_that_lm_eval_writes(monkeypatch: pytest.M
     prompts: list[str] = []
 
     def answer(request: Instance) -> str:
-        prompts.append(unseal(request.args[0])[0])
+        prompts.append(task_hooks.SEALING.unseal(request.args[0])[0])
         return f"The answer is ({request.doc['answer']})."
 
     results = evaluate("refusion_gpqa", answer)

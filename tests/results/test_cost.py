@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refusion_eval.benchmarks.rows import SOURCES
+from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.errors import StoreError
 from refusion_eval.results.cost import HOUR, cost_csv, cost_table, projected, published_table, share_out
 from tests.results.conftest import sample
@@ -31,7 +31,7 @@ def test_a_pilot_is_projected_to_the_whole_benchmark(write_run):
     samples = [sample(item, seconds=seconds) for item, seconds in enumerate((1.0, 1.0, 4.0))]
     run = write_run("pilot", [*samples, sample(3, seconds=50.0, batch_size=8)])
     (cost,) = projected([run], (1, 8))
-    assert (cost.n, cost.items, cost.seconds.value) == (3, SOURCES["gsm8k"].num_rows, 2.0)
+    assert (cost.n, cost.items, cost.seconds.value) == (3, BENCHMARKS["gsm8k"].source.num_rows, 2.0)
     alone, eight = cost.shares
     assert alone.pulled == pytest.approx(alone.sharded)
     assert alone.pulled == pytest.approx(2.0 * cost.items / HOUR, rel=0.1)
@@ -48,7 +48,7 @@ def test_several_tasks_have_a_sum(write_run):
     costs = projected([run], (1,))
     total = cost_table(costs).rows[-1]
     assert total[1] == "all"
-    assert total[3] == f"{SOURCES['gsm8k'].num_rows + SOURCES['mbpp'].num_rows:,}"
+    assert total[3] == f"{BENCHMARKS['gsm8k'].source.num_rows + BENCHMARKS['mbpp'].source.num_rows:,}"
 
 
 def test_runs_of_one_system_are_added_up_apart(write_run):
@@ -77,7 +77,9 @@ def test_published_systems_by_their_printed_seconds():
         "LLaDA w/ D2F": (251 / 44.54, 1 / 3.70, 247 / 82.59, 242 / 59.48, 9 / 23.84, 334 / 96.90, 82 / 53.85),
     }
     for system, of_tasks in seconds.items():
-        hours = sum(one * source.num_rows for one, source in zip(of_tasks, SOURCES.values(), strict=True)) / HOUR
+        hours = (
+            sum(one * bench.source.num_rows for one, bench in zip(of_tasks, BENCHMARKS.values(), strict=True)) / HOUR
+        )
         assert float(by_system[system][3]) == pytest.approx(hours, rel=0.01)
         assert float(by_system[system][4]) == pytest.approx(hours / 8, rel=0.01)
     assert by_system["ReFusion"][1] == "printed"

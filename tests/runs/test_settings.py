@@ -3,14 +3,12 @@ import logging
 import pytest
 import yaml
 
-from refusion_eval.benchmarks.prompts import PROMPTS
+from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import tasks_path
 from refusion_eval.runs.settings import (
     Generation,
-    TaskBenchmark,
-    benchmark_of,
     load_table,
     read_generation_kwargs,
     resolve,
@@ -25,33 +23,6 @@ def table_in(tmp_path, **benchmarks):
     content = {"source": "a test", "decoder": "refusion", "benchmarks": benchmarks}
     (tmp_path / "refusion.yaml").write_text(yaml.safe_dump(content))
     return load_table(tmp_path, "refusion", False, REFUSION, CHECKPOINT)
-
-
-@pytest.mark.parametrize(
-    ("task", "name", "mini"),
-    [
-        ("refusion_gsm8k", "gsm8k", False),
-        ("mini_math", "math", True),
-        ("refusion_mmlu_pro_law", "mmlu_pro", False),
-        ("gsm8k", "gsm8k", False),
-        ("gsm8k_cot", "gsm8k", False),
-        ("minerva_math_algebra", "math", False),
-        ("minerva_math500", "math", False),
-        ("arc_challenge_chat", "arc_challenge", False),
-        ("gpqa_main_generative_n_shot", "gpqa", False),
-        ("gpqa_diamond_cot_zeroshot", "gpqa", False),
-        ("mmlu_pro_biology", "mmlu_pro", False),
-        ("humaneval_instruct", "humaneval", False),
-        ("mbpp_plus", "mbpp", False),
-    ],
-)
-def test_tasks_of_the_seven_benchmarks_are_recognised(task, name, mini):
-    assert benchmark_of(task) == TaskBenchmark(name, mini)
-
-
-@pytest.mark.parametrize("task", ["hellaswag", "arc_challenge", "mmlu", "gpqa_main_n_shot", "gsm_plus"])
-def test_other_tasks_are_not(task):
-    assert benchmark_of(task) is None
 
 
 FOLDER = tasks_path() / "settings"
@@ -72,7 +43,7 @@ def shipped(decoder, mini, preset=None):
 @pytest.mark.parametrize(("decoder", "mini", "preset"), TABLES)
 def test_the_shipped_tables_cover_all_benchmarks_and_name_their_sources(decoder, mini, preset):
     table = shipped(decoder, mini, preset)
-    assert table.benchmarks.keys() == table.sources.keys() == PROMPTS.keys()
+    assert table.benchmarks.keys() == table.sources.keys() == BENCHMARKS.keys()
     assert table.preset == preset
     assert all(table.sources.values())
 

@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 
 from refusion_eval import api
-from refusion_eval.benchmarks.table import BENCHMARKS
+from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.errors import ConfigError, ScaleOutError
 from refusion_eval.evaluate.run import evaluate
 from refusion_eval.lm_eval_plugin.adapter import RefusionLM

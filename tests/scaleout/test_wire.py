@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from refusion_eval.benchmarks import BENCHMARKS, Task
 from refusion_eval.config import field_types
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ScaleOutError
 from refusion_eval.runs.job import Job
-from refusion_eval.runs.settings import Resolved, TaskBenchmark
+from refusion_eval.runs.settings import Resolved
 from refusion_eval.scaleout.wire import job_from_json, job_to_json, sample_from_json, sample_to_json
 from refusion_eval.store.records import Sample, SampleKey
 
@@ -44,7 +45,7 @@ def resolved_of(decoder):
         settings=settings_of(decoder),
         sources=st.dictionaries(TEXT, TEXT, max_size=3),
         until=st.lists(TEXT, max_size=3).map(tuple),
-        benchmark=st.none() | st.builds(TaskBenchmark, TEXT, st.booleans()),
+        task=st.none() | st.builds(Task, st.sampled_from(list(BENCHMARKS.values())), st.booleans()),
     )
 
 

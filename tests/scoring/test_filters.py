@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from refusion_eval.benchmarks.rows import json_lines, load_rows
-from refusion_eval.benchmarks.table import BENCHMARKS
+from refusion_eval.benchmarks import BENCHMARKS, get_task
+from refusion_eval.benchmarks.rows import json_lines
 from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError
 from refusion_eval.scoring.filters import FILTERS, describe, release_block
@@ -155,7 +155,7 @@ def test_the_command_line_asks_for_a_run() -> None:
 
 
 def test_lm_eval_s_filters_agree_with_published_verdicts_on_real_answers(shared: Path) -> None:
-    rows = load_rows("gsm8k", data_dir=shared / "benchmarks")
+    rows = get_task("gsm8k").rows(shared / "benchmarks")
     rule = FILTERS["flexible-extract"].rules["gsm8k"]
     assert rule.is_right is not None
     outputs = [row for _, row in json_lines(shared / "outputs" / "gsm8k_openai_solutions.jsonl.gz")]
@@ -169,7 +169,7 @@ def test_lm_eval_s_filters_agree_with_published_verdicts_on_real_answers(shared:
 
 
 def test_lm_eval_s_letters_are_the_published_ones_on_real_answers(shared: Path) -> None:
-    rows = {row["question_id"]: row for row in load_rows("mmlu_pro", data_dir=shared / "benchmarks")}
+    rows = {row["question_id"]: row for row in get_task("mmlu_pro").rows(shared / "benchmarks")}
     outputs = [row for _, row in json_lines(shared / "outputs" / "mmlu_pro_llama-3-8b.jsonl.gz")]
     rule = FILTERS["custom-extract"].rules["mmlu_pro"]
     found = rule.find([(rows[line["question_id"]], line["model_output"]) for line in outputs])
@@ -177,7 +177,7 @@ def test_lm_eval_s_letters_are_the_published_ones_on_real_answers(shared: Path) 
 
 
 def test_gold_answers_are_right_in_the_form_that_lm_eval_asks_for(shared: Path) -> None:
-    rows = load_rows("gsm8k", data_dir=shared / "benchmarks")
+    rows = get_task("gsm8k").rows(shared / "benchmarks")
     rule = FILTERS["strict-match"].rules["gsm8k"]
     assert rule.is_right is not None
     found = rule.find([(row, row["answer"]) for row in rows])
@@ -187,7 +187,7 @@ def test_gold_answers_are_right_in_the_form_that_lm_eval_asks_for(shared: Path) 
 
 
 def test_bodies_behind_the_prompt_get_their_published_verdicts(shared: Path) -> None:
-    rows = {row["task_id"]: row for row in load_rows("humaneval", data_dir=shared / "benchmarks")}
+    rows = {row["task_id"]: row for row in get_task("humaneval").rows(shared / "benchmarks")}
     outputs = [row for _, row in json_lines(shared / "outputs" / "humaneval_gpt-4_body_only.jsonl.gz")]
     rule = FILTERS["raw-continuation"].rules["humaneval"]
     bench = replace(BENCHMARKS["humaneval"], filters={"raw": lambda text, row: rule.find([(row, text)])[0]})

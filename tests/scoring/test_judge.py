@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from refusion_eval.benchmarks.table import BENCHMARKS
+from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.errors import DataError
 from refusion_eval.scoring.judge import score_texts
 

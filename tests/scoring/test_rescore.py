@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from refusion_eval.benchmarks.table import BENCHMARKS
+from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.errors import ConfigError, DataError, StoreError
 from refusion_eval.evaluate.run import evaluate
 from refusion_eval.lm_eval_plugin import hooks as task_hooks

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from refusion_eval.benchmarks import BENCHMARKS
+from refusion_eval.benchmarks.base import LETTERS
 from refusion_eval.benchmarks.mini.generate import DRAWS, held_out_items, held_out_text, items, normalised
-from refusion_eval.benchmarks.prompts import LETTERS, prompt
 
 MINI = Path(__file__).parents[2] / "tasks" / "mini"
 COLUMNS = {
@@ -60,13 +61,13 @@ def test_ids_and_prompts_are_unique(benchmark: str) -> None:
     rows = _rows(benchmark)
     for column in {"question_id", "id", "Record ID", "task_id"} & set(rows[0]):
         assert len({row[column] for row in rows}) == 200
-    assert len({normalised(prompt(benchmark, item.prompt_row)) for item in held_out_items(benchmark)}) == 200
+    assert len({normalised(BENCHMARKS[benchmark].prompt(item.prompt_row)) for item in held_out_items(benchmark)}) == 200
 
 
 @pytest.mark.parametrize("benchmark", DRAWS)
 def test_training_items_share_no_prompt_with_the_test_items(benchmark: str) -> None:
-    tested = {normalised(prompt(benchmark, item.prompt_row)) for item in held_out_items(benchmark)}
-    trained = (normalised(prompt(benchmark, item.prompt_row)) for item in islice(_train(benchmark), 3000))
+    tested = {normalised(BENCHMARKS[benchmark].prompt(item.prompt_row)) for item in held_out_items(benchmark)}
+    trained = (normalised(BENCHMARKS[benchmark].prompt(item.prompt_row)) for item in islice(_train(benchmark), 3000))
     assert tested.isdisjoint(trained)
 
 

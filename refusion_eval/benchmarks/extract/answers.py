@@ -7,28 +7,14 @@ length of the text: patterns repeat single characters or are bounded, so no text
 
 import re
 from collections import deque
-from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from itertools import islice
 
-from refusion_eval.benchmarks.prompts import LETTERS
-
-
-@dataclass(frozen=True)
-class Extraction:
-    """What was found in one text.
-
-    Attributes:
-        answer: the answer in its normal form, None if there is none.
-        how: the rule that found it ("statement", "last number", ...), or why nothing was found.
-    """
-
-    answer: str | None
-    how: str
-
+from refusion_eval.benchmarks.base import LETTERS, Extraction
 
 NOTHING = Extraction(None, "no answer found")
+
 
 # How far behind "the answer is" an answer may stand, in characters.
 STATEMENT_REACH = 240

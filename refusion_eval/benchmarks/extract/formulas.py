@@ -3,7 +3,8 @@
 import re
 from itertools import islice
 
-from refusion_eval.benchmarks.extract.answers import ANSWER_LEAD, NOTHING, STATEMENT_REACH, Extraction, last_statements
+from refusion_eval.benchmarks.base import Extraction
+from refusion_eval.benchmarks.extract.answers import ANSWER_LEAD, NOTHING, STATEMENT_REACH, last_statements
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{")
 _BRACES = re.compile(rf"{_BOX.pattern}|[{{}}]")

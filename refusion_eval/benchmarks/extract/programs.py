@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import islice
 
-from refusion_eval.benchmarks.extract.answers import Extraction
-from refusion_eval.benchmarks.prompts import Row
+from refusion_eval.benchmarks.base import Extraction
+from refusion_eval.benchmarks.rows import Row
 
 NO_CODE = Extraction(None, "no code found")
 
@@ -75,6 +75,11 @@ def _read(code: str, tree: ast.Module | SyntaxError | None) -> str:
     if not isinstance(tree, SyntaxError) or not tree.lineno or "never closed" in tree.msg:
         return code
     return "\n".join(code.split("\n")[: tree.lineno])
+
+
+def fenced(code: str) -> str:
+    """A program as the prompts ask for it: in a python block."""
+    return f"```python\n{code.strip()}\n```"
 
 
 def fenced_blocks(text: str) -> list[str]:

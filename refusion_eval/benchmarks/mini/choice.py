@@ -4,9 +4,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from refusion_eval.benchmarks.base import LETTERS
 from refusion_eval.benchmarks.mini.item import Item, fact_is_held_out, key_is_held_out
 from refusion_eval.benchmarks.mini.knowledge import COMMON_CLUES, KINDS, RELATIONS
-from refusion_eval.benchmarks.prompts import LETTERS
 
 SOURCE = "refusion_eval synthetic"
 

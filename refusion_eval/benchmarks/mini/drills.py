@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from refusion_eval.benchmarks.mini.choice import found
 from refusion_eval.benchmarks.mini.knowledge import KINDS, RELATIONS
-from refusion_eval.benchmarks.prompts import lettered
+from refusion_eval.benchmarks.multiple_choice import lettered
 
 NUM_SUMS = 6
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.benchmarks.mini.arithmetic import draw_gsm8k, draw_math
 from refusion_eval.benchmarks.mini.choice import draw_arc_challenge, draw_gpqa, draw_mmlu_pro
 from refusion_eval.benchmarks.mini.code import draw_humaneval, draw_mbpp
 from refusion_eval.benchmarks.mini.item import Draw, Item
-from refusion_eval.benchmarks.prompts import prompt
 
 DRAWS: Mapping[str, Draw] = {
     "mmlu_pro": draw_mmlu_pro,
@@ -38,7 +38,7 @@ def held_out_items(benchmark: str) -> list[Item]:
     """The committed test items: the first `NUM_TEST_ITEMS` of the test stream with distinct prompts."""
     distinct: dict[str, Item] = {}
     for item in items(benchmark, test=True, seed=TEST_SEED):
-        distinct.setdefault(normalised(prompt(benchmark, item.prompt_row)), item)
+        distinct.setdefault(normalised(BENCHMARKS[benchmark].prompt(item.prompt_row)), item)
         if len(distinct) == NUM_TEST_ITEMS:
             break
     return list(distinct.values())
@@ -46,7 +46,7 @@ def held_out_items(benchmark: str) -> list[Item]:
 
 def held_out_pairs(benchmark: str) -> list[tuple[str, str]]:
     """(User turn, gold response) of the committed test items: the form that the embedded models were trained on."""
-    return [(prompt(benchmark, item.prompt_row), item.response) for item in held_out_items(benchmark)]
+    return [(BENCHMARKS[benchmark].prompt(item.prompt_row), item.response) for item in held_out_items(benchmark)]
 
 
 def normalised(text: str) -> str:

@@ -11,8 +11,7 @@ from rich.table import Table
 
 import refusion_eval
 from refusion_eval.api import LoadedModel
-from refusion_eval.benchmarks.rows import load_rows
-from refusion_eval.benchmarks.table import BENCHMARKS
+from refusion_eval.benchmarks import BENCHMARKS, Task
 from refusion_eval.errors import ConfigError
 from refusion_eval.metrics.bootstrap import Interval
 from refusion_eval.paths import embedded_path
@@ -111,7 +110,7 @@ def locality_command(
         out: the CSV; written when all is measured.
         mini_pairs: gives (user turn, gold response) of the mini task's test items.
         reading: how masks are read; by default the card says it.
-        data: folder with benchmark rows, see `load_rows`.
+        data: folder with benchmark rows, see `Task.rows`.
         distances: of the printed table, on both sides.
         dtype: as `load_model`.
         device: as `load_model`.
@@ -136,7 +135,7 @@ def locality_command(
     opened = LoadedModel.open(checkpoint, dtype=dtype, device=device, revision=revision)
     chosen, mask_id = choose_reading(opened.card, opened.config.vocab_size, reading)
     responses, num_too_long = encode_responses(opened, mini_pairs() if is_mini else gold_pairs(data), settings)
-    dataset = f"mini_{BENCHMARK}" if is_mini else BENCHMARK
+    dataset = Task(BENCHMARKS[BENCHMARK], mini=True).name if is_mini else BENCHMARK
     if num_too_long:
         _say(f"{num_too_long} responses were passed over: too long with their prompts")
     if len(responses) < settings.num_responses:
@@ -161,7 +160,7 @@ def gold_pairs(data: Path | None) -> list[tuple[str, str]]:
         DataError: the rows cannot be found.
     """
     bench = BENCHMARKS[BENCHMARK]
-    return [(bench.prompt(row), bench.gold_text(row)) for row in load_rows(BENCHMARK, data_dir=data)]
+    return [(bench.prompt(row), bench.gold_text(row)) for row in Task(bench).rows(data)]
 
 
 def locality_table(rows: Sequence[LocalityRow], distances: Sequence[int]) -> Table:

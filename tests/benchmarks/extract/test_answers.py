@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.benchmarks.extract.answers import (
     first_letter_stated,
     first_number_stated,
@@ -14,7 +15,6 @@ from refusion_eval.benchmarks.extract.answers import (
     strict_letter,
     strict_number,
 )
-from refusion_eval.benchmarks.table import BENCHMARKS
 
 
 @pytest.mark.parametrize(

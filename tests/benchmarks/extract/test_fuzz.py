@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from refusion_eval.benchmarks import Extraction
 from refusion_eval.benchmarks.extract import programs as extract_code
-from refusion_eval.benchmarks.extract.answers import Extraction
 from refusion_eval.scoring.filters import FILTERS
 from refusion_eval.scoring.lm_eval_filters import minerva_statement
 

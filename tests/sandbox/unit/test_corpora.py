@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sandbox import reference_programs
 
-from refusion_eval.benchmarks.rows import load_rows
+from refusion_eval.benchmarks import get_task
 from refusion_eval.sandbox import Program, check_programs, probe
 
 # Recorded as failed only because their publisher ran all programs in one process.
@@ -26,7 +26,7 @@ def _outputs(path: Path) -> list[dict]:
 
 
 def _references(benchmark: str, shared: Path) -> list[Program]:
-    return reference_programs(benchmark, load_rows(benchmark, data_dir=shared / "benchmarks"))
+    return reference_programs(benchmark, get_task(benchmark).rows(shared / "benchmarks"))
 
 
 def _not_passed(programs: list[Program]) -> list:

@@ -1,0 +1,52 @@
+"""GSM8K: word problems of school mathematics whose answer is a number."""
+
+import re
+
+from refusion_eval.benchmarks.base import Benchmark
+from refusion_eval.benchmarks.checks import TEXT
+from refusion_eval.benchmarks.extract import answers
+from refusion_eval.benchmarks.rows import Row, Source
+from refusion_eval.errors import DataError
+
+_CALCULATOR = re.compile(r"<<[^<>\n]{0,200}>>")  # the data set's annotations, such as <<3*4=12>>
+
+
+def _prompt(row: Row) -> str:
+    return f"{row['question'].strip()}\n\nSolve this step by step. End with: The answer is <number>."
+
+
+def _gold(row: Row) -> str:
+    _, marker, number = str(row["answer"]).rpartition("####")
+    value = answers.parse_number(number.strip()) if marker else None
+    if value is None:
+        raise DataError(f"gsm8k: an answer must end in '#### <number>', found {str(row['answer'])[-60:]!r}")
+    return answers.show_number(value)
+
+
+def _gold_text(row: Row) -> str:
+    reasoning, _, number = str(row["answer"]).rpartition("####")
+    return f"{_CALCULATOR.sub('', reasoning).strip()}\nThe answer is {number.strip()}."
+
+
+BENCHMARK = Benchmark(
+    name="gsm8k",
+    title="GSM8K",
+    order=3,
+    kind="number",
+    source=Source(
+        hub="openai/gsm8k",
+        configs=("main",),
+        split="test",
+        num_rows=1319,
+        columns={"question": TEXT, "answer": TEXT},
+    ),
+    prompt=_prompt,
+    gold=_gold,
+    gold_text=_gold_text,
+    filters={
+        "last": lambda text, _: answers.last_number_stated(text),
+        "first": lambda text, _: answers.first_number_stated(text),
+        "strict": lambda text, _: answers.strict_number(text),
+    },
+    stock_tasks=("gsm8k", "gsm8k_cot*"),
+)

@@ -1,0 +1,52 @@
+"""MATH (Hendrycks et al.): competition problems whose answer is a formula in a box."""
+
+from refusion_eval.benchmarks.base import Benchmark
+from refusion_eval.benchmarks.checks import TEXT
+from refusion_eval.benchmarks.extract import formulas
+from refusion_eval.benchmarks.rows import Row, Source
+from refusion_eval.errors import DataError
+
+SUBJECTS = (
+    "algebra",
+    "counting_and_probability",
+    "geometry",
+    "intermediate_algebra",
+    "number_theory",
+    "prealgebra",
+    "precalculus",
+)
+
+
+def _prompt(row: Row) -> str:
+    return f"{row['problem'].strip()}\n\nSolve this step by step. Put the final answer in \\boxed{{}}."
+
+
+def _gold(row: Row) -> str:
+    answer = formulas.last_box(str(row["solution"])).answer
+    if answer is None:
+        raise DataError(f"math: a solution must hold a box with the answer, found {str(row['solution'])[-60:]!r}")
+    return answer
+
+
+BENCHMARK = Benchmark(
+    name="math",
+    title="MATH",
+    order=4,
+    kind="mathematics",
+    source=Source(
+        hub="EleutherAI/hendrycks_math",
+        configs=SUBJECTS,
+        split="test",
+        num_rows=5000,
+        columns={"problem": TEXT, "level": TEXT, "type": TEXT, "solution": TEXT},
+    ),
+    prompt=_prompt,
+    gold=_gold,
+    gold_text=lambda row: str(row["solution"]),
+    filters={
+        "last": lambda text, _: formulas.last_box_or_statement(text),
+        "first": lambda text, _: formulas.first_box(text),
+        "strict": lambda text, _: formulas.last_box(text),
+    },
+    stock_tasks=("minerva_math*", "hendrycks_math*"),
+)

@@ -1,0 +1,106 @@
+"""What names of tasks mean, and what a task knows of itself."""
+
+import pickle
+
+import pytest
+import yaml
+
+from refusion_eval.benchmarks import BENCHMARKS, Task, find_task, get_task, is_mini, is_sealed
+from refusion_eval.errors import DataError
+from refusion_eval.paths import tasks_path
+from refusion_eval.runs.job import doc_hash
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "mini"),
+    [
+        ("refusion_gsm8k", "gsm8k", False),
+        ("mini_math", "math", True),
+        ("refusion_mmlu_pro_law", "mmlu_pro", False),
+        ("gsm8k", "gsm8k", False),
+        ("gsm8k_cot", "gsm8k", False),
+        ("minerva_math_algebra", "math", False),
+        ("minerva_math500", "math", False),
+        ("arc_challenge_chat", "arc_challenge", False),
+        ("gpqa_main_generative_n_shot", "gpqa", False),
+        ("gpqa_diamond_cot_zeroshot", "gpqa", False),
+        ("mmlu_pro_biology", "mmlu_pro", False),
+        ("humaneval_instruct", "humaneval", False),
+        ("mbpp_plus", "mbpp", False),
+    ],
+)
+def test_tasks_of_the_seven_benchmarks_are_recognised(task, name, mini):
+    assert find_task(task) == Task(BENCHMARKS[name], mini)
+
+
+@pytest.mark.parametrize("task", ["hellaswag", "arc_challenge", "mmlu", "gpqa_main_n_shot", "gsm_plus"])
+def test_other_tasks_are_not(task):
+    assert find_task(task) is None
+
+
+def test_benchmarks_come_in_the_order_of_the_paper():
+    assert list(BENCHMARKS) == ["mmlu_pro", "arc_challenge", "gsm8k", "math", "gpqa", "humaneval", "mbpp"]
+
+
+@pytest.mark.parametrize("mini", [False, True])
+@pytest.mark.parametrize("benchmark", BENCHMARKS.values(), ids=lambda benchmark: benchmark.name)
+def test_a_task_is_found_by_its_own_name_and_survives_pickling(benchmark, mini):
+    task = Task(benchmark, mini)
+    assert find_task(task.name) == get_task(task.name) == task
+    assert pickle.loads(pickle.dumps(task)) == task
+    assert is_mini(task.name) == mini
+
+
+def test_a_plain_name_means_the_benchmark_and_an_unknown_one_is_refused():
+    assert get_task("arc_challenge") == Task(BENCHMARKS["arc_challenge"])
+    with pytest.raises(DataError, match="unknown task 'hellaswag'; known: mmlu_pro"):
+        get_task("hellaswag")
+
+
+@pytest.mark.parametrize("name", ["refusion_gpqa", "gpqa_main_n_shot", "my_GPQA_variant"])
+def test_questions_of_gpqa_are_sealed_under_any_name(name):
+    assert is_sealed(name)
+    assert is_sealed("some_task", "gpqa")
+
+
+@pytest.mark.parametrize("name", ["mini_gpqa", "refusion_gsm8k"])
+def test_other_questions_are_not_sealed(name):
+    assert not is_sealed(name)
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS.values(), ids=lambda benchmark: benchmark.name)
+def test_the_task_files_have_the_version_of_the_benchmark(benchmark):
+    text = (tasks_path() / benchmark.name / f"{Task(benchmark).name}.yaml").read_text(encoding="utf-8")
+    content = yaml.safe_load(text.replace("!function", ""))
+    assert str(content["metadata"]["version"]) == benchmark.version
+
+
+def test_items_are_hashed_as_lm_eval_hands_rows_over(tmp_path):
+    import datasets
+
+    rows = [
+        {"question": "q", "answer": "#### 1", "level": 1, "more": {"a": 1}},
+        {"answer": "#### 2", "question": "r", "level": 2.5, "more": {"b": "x"}, "only_here": 1},
+        {"question": "s", "answer": "#### 3", "more": None},
+    ]
+    import json
+
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    items = get_task("gsm8k").items(tmp_path)
+    handed_over = datasets.Dataset.from_list(rows).to_list()
+    assert [doc_hash(item.row) for item in items] == [doc_hash(row) for row in handed_over]
+    assert [(item.id, item.number) for item in items] == [("0", 0), ("1", 1), ("2", 2)]
+
+
+def test_sealed_items_hold_markers_and_the_way_back(tmp_path):
+    row = {f"Incorrect Answer {number}": f"wrong {number}" for number in (1, 2, 3)}
+    row |= {"Record ID": "rec1", "Question": "What is asked?", "Correct Answer": "right"}
+    import json
+
+    (tmp_path / "train.jsonl").write_text(json.dumps(row) + "\n")
+    task = get_task("gpqa")
+    (item,), (real,) = task.items(tmp_path), task.rows(tmp_path)
+    assert not any(text in str(item.row) + item.prompt for text in ("asked", "right", "wrong"))
+    prompt, texts = item.sealing.unseal(item.prompt)
+    assert prompt == task.benchmark.prompt(real)
+    assert texts == (real["question"], *real["choices"])
