@@ -1,11 +1,15 @@
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
-from refusion_eval.cli import app, main
+from refusion_eval.cli import COMMANDS, app, main
+from refusion_eval.cli.options import descriptions
+from refusion_eval.runs.model_args import ModelArgs
 
 RUNNER = CliRunner()
 
@@ -29,9 +33,31 @@ def test_every_command_is_listed():
         assert command in text
 
 
+def test_every_command_and_every_option_of_it_says_what_it_is_for():
+    for name in COMMANDS:
+        command = get_command(app).get_command(None, name)
+        assert command.help.rstrip().endswith("."), name
+        for option in command.params:
+            assert option.help, f"{name} {option.name}"
+
+
+def test_options_of_a_run_are_the_fields_of_the_model_arguments():
+    options = {option.name: option for option in get_command(app).get_command(None, "run").params}
+    described = descriptions(ModelArgs)
+    assert described.keys() == {entry.name for entry in fields(ModelArgs)}
+    assert options["warmup"].help == described["warmup"]
+    assert options["warmup"].default == "1"
+    assert options["thinking"].opts == ["--thinking"]
+    assert options["thinking"].secondary_opts == ["--no-thinking"]
+    assert options["model"].default is None
+
+
 def test_help_loads_no_torch():
-    code = "import sys, refusion_eval.cli; print([name for name in ('torch', 'lm_eval') if name in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+    loaded = "print([name for name in ('torch', 'lm_eval') if name in sys.modules])"
+    code = f"import atexit, sys; atexit.register(lambda: {loaded}); from refusion_eval.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "Usage" in done.stdout
 
 
 @pytest.mark.parametrize(

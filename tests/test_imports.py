@@ -49,7 +49,7 @@ UNLIMITED = {"__init__", "__main__", "cli"}
 NO_TORCH = {"types", "trace", "errors", "config", "decoders", "metrics", "store", "results", "claims", "report"}
 ONLY_IN = {
     "ray": ("scaleout/",),
-    "lm_eval": ("lm_eval_plugin/", "evaluate/run.py", "scoring/lm_eval_filters.py", "cli/decoding.py"),
+    "lm_eval": ("lm_eval_plugin/", "evaluate/run.py", "scoring/lm_eval_filters.py", "cli/lm_eval.py"),
     "transformers": ("models/tokenizer.py", "models/config.py", "hf/", "training/", "bench/"),
 }
 SOURCES = sorted(PACKAGE.rglob("*.py"))

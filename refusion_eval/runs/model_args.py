@@ -42,38 +42,39 @@ LAUNCH_ARGUMENTS = ("engine", "workers", "worker_cpus", "ray_address")
 class ModelArgs:
     """What to load and how to run it. Decoder settings are given beside these, by their own names.
 
+    The entries below are also the help of the options of `refusion-eval run`.
+
     Attributes:
-        pretrained: a checkpoint folder, a hub id, "embedded", or "embedded:NAME".
-        decoder: name of the decoder.
-        adapter: LoRA adapter, folder or hub id, merged into the weights when they are loaded.
-        preset: which of the decoder's settings tables, where its file has several; None is the first.
-        revision: hub revision.
-        dtype: of weights and cache; auto is bfloat16 on a GPU and float32 on a CPU.
+        pretrained: Checkpoint: a folder, a hub id, "embedded" (the decoder's tiny model) or "embedded:NAME".
+        decoder: Name of the decoder.
+        adapter: LoRA adapter, a folder or hub id. It is merged into the weights when they are loaded.
+        preset: Settings table of the decoder, where its file has several. The default is the first.
+        revision: Branch, tag or commit of a hub id.
+        dtype: Type of weights and cache. auto is bfloat16 on a GPU and float32 on a CPU.
         device: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one.
-        attention: attention backend; auto takes the best one that works here.
-        batch_size: requests decoded at the same time, as far as the KV budget allows; None ("auto") is what suits the
-            device. Speed is only measured at 1.
-        tps_samples: documents of each task that are decoded alone, so that their speed is measured beside a batch; at
-            batch size 1 all are.
-        kv_budget_gib: GiB that the keys and values of a batch may take; None is what is free.
-        cuda_graphs: record the forwards of a request decoded alone as CUDA graphs.
-        run_dir: where every sample is recorded as it finishes, and found again by the next run; None records nothing.
-        data_dir: folder with benchmark data; the tasks read it.
-        enable_thinking: passed to the chat template.
-        chat_template: a Jinja file instead of the checkpoint's template, or "none" for plain prompts.
-        add_bos_token: begin every prompt with the tokenizer's BOS token, unless it does already.
-        mc_samples: noised copies of each continuation from which the log-likelihood of a masked model is estimated.
-        warmup: requests decoded and thrown away before the first measured one of each settings.
-        system: name in tables; by default the decoder's.
-        backbone: name of the model it was made from: speed-up compares systems of one backbone.
-        loop: what runs the autoregressive decoder: this project's engine, or transformers' own `generate`, which tells
-            an engine's gain from an algorithm's.
-        engine: where requests are decoded: "local", in this process and those that its launcher started beside it, or
-            "ray", by workers on a Ray cluster.
-        workers: most workers on the cluster; None is as many as fit.
-        worker_cpus: processor cores of a worker, where workers have no GPU.
-        ray_address: HOST:PORT of the cluster, or auto for the one that this machine belongs to; None starts one here.
-        settings: the decoder's settings that were given beside these.
+        attention: Attention backend: sdpa or flash. auto takes the fastest one that works here.
+        batch_size: Requests decoded together, as far as the KV budget allows, or auto. Speed is measured at 1 only.
+        tps_samples: Items of every task that are decoded alone, to measure speed beside a batch.
+        kv_budget_gib: GiB that the keys and values of a batch may take. The default is the free memory.
+        cuda_graphs: Record the forwards of a request that is decoded alone as CUDA graphs.
+        run_dir: Folder where every sample is recorded as it finishes, and found again by the next run.
+        data_dir: Folder with benchmark rows.
+        enable_thinking: Value that the chat template receives for thinking. The default is yes.
+        chat_template: A Jinja file instead of the checkpoint's template, or none for plain prompts.
+        add_bos_token: Begin every prompt with the tokenizer's BOS token, unless the prompt does already.
+        mc_samples: Noised copies of each continuation that estimate the log-likelihood of a masked model.
+        warmup: Requests that are decoded and discarded before the first measured one of each settings.
+        system: Name of the system in tables. The default is the decoder's.
+        backbone: Model that the checkpoint was made from, if its config.json does not say. Speed-up compares systems of
+            one backbone.
+        loop: Loop of the autoregressive decoder: this project's engine, or transformers' generate, which separates the
+            gain of an engine from the gain of an algorithm.
+        engine: Where requests are decoded: local is this process and those of its launcher, ray the workers of a Ray
+            cluster.
+        workers: Largest number of Ray workers. The default is as many as fit.
+        worker_cpus: Processor cores of a Ray worker without a GPU.
+        ray_address: HOST:PORT of a Ray cluster, or auto for the one of this machine. By default one is started here.
+        settings: The decoder's settings that were given beside these.
     """
 
     pretrained: str

@@ -14,7 +14,7 @@ import traceback
 
 from refusion_eval import api
 from refusion_eval.cli import main as command_line
-from refusion_eval.cli import scoring  # noqa: F401 - imported here so that no run has to
+from refusion_eval.cli import run, table  # noqa: F401 - imported here so that no run has to
 from refusion_eval.evaluate.run import load_tasks
 from refusion_eval.paths import embedded_path
 from refusion_eval.results import facts, summary, tables  # noqa: F401

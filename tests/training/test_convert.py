@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from refusion_eval.cli.root import app
+from refusion_eval.cli import app
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.loading import load_model
 from refusion_eval.models.files import CheckpointFiles

@@ -1,30 +1,30 @@
-"""The command that runs many settings."""
+"""The command `sweep`."""
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from refusion_eval.cli.decoding import EXIT_INCOMPLETE
-from refusion_eval.cli.root import Data, Sandbox, app, log_to_stderr, names_of
+from refusion_eval.cli.options import Data, Sandbox, names_of
+from refusion_eval.cli.terminal import EXIT_INCOMPLETE, log_to_stderr, say
 
 
-@app.command()
 def sweep(
-    spec: Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped sweep; list prints these.")],
-    out: Annotated[Path | None, typer.Option(help="Folder of the sweep; results/sweeps/NAME if not given.")] = None,
+    spec: Annotated[
+        str, typer.Argument(help="A YAML file, or the name of a sweep of the package; list prints these names.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="Folder of the sweep. The default is results/sweeps/NAME.")] = None,
     tasks: Annotated[str, typer.Option(help="Other tasks than the file's, separated by commas.")] = "",
     limit: Annotated[int | None, typer.Option(min=1, help="Another number of items than the file's.")] = None,
     data: Data = None,
     sandbox: Sandbox = "auto",
     batch_size: Annotated[
-        str | None, typer.Option(help="Requests decoded together, or auto; speed is measured at 1.")
+        str | None, typer.Option(help="Requests decoded together, or auto. Speed is measured at 1 only.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the points and stop.")] = False,
 ) -> None:
-    """Run many settings, each point a run of its own; run it again to continue. Writes sweep.csv and points.csv."""
+    """Run many settings, each as a run of its own, and write sweep.csv and points.csv. Run it again to continue."""
     from refusion_eval.sweep.spec import read_spec, shipped_specs
 
     if spec == "list":
@@ -43,17 +43,10 @@ def sweep(
         print("\n".join(planned_points(read)))
         return
     folder = out or Path("results/sweeps") / read.name
-    go_on = f"the points that are finished are in {folder}; run the same command again to continue"
-    with Interruption(lambda: go_on, finish_first=False):
-        result = run_sweep(
-            read,
-            folder,
-            data=data,
-            sandbox=sandbox,
-            batch_size=batch_size,
-            on_point=lambda text: print(text, file=sys.stderr),
-        )
+    to_continue = f"the points that are finished are in {folder}; run the same command again to continue"
+    with Interruption(lambda: to_continue, finish_first=False):
+        result = run_sweep(read, folder, data=data, sandbox=sandbox, batch_size=batch_size, on_point=say)
     if result.incomplete:
         names = ", ".join(path.name for path in result.incomplete)
-        print(f"error: samples of {names} failed; run the same command again to retry them", file=sys.stderr)
+        say(f"error: samples of {names} failed; run the same command again to retry them")
         raise typer.Exit(EXIT_INCOMPLETE)

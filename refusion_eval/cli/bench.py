@@ -1,0 +1,48 @@
+"""The command `bench`."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from refusion_eval.cli.options import JsonOut, options_from
+from refusion_eval.cli.terminal import say
+from refusion_eval.runs.model_args import ModelArgs
+
+
+@options_from(ModelArgs, "dtype", "device")
+def bench(
+    given: dict[str, Any],
+    model: Annotated[
+        str, typer.Option(help="Checkpoint folder, hub id, embedded, or a shape: 0.6B, 8B, 0.6B-inflated, 8B-inflated.")
+    ] = "embedded",
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds of the comparison.")] = 3,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts of each round.")] = 14,
+    gen_length: Annotated[int, typer.Option(min=1, help="Largest number of tokens of a response.")] = 128,
+    slot_size: Annotated[int, typer.Option(min=1, help="Slot size k of ReFusion.")] = 8,
+    block_size: Annotated[int, typer.Option(min=1, help="Block size b of ReFusion.")] = 32,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads. The default is torch's choice.")] = None,
+    baseline: Annotated[bool, typer.Option(help="Also run the plain baseline on stock transformers.")] = True,
+    profile: Annotated[bool, typer.Option("--profile", help="Also print how the time of a decoding is spent.")] = False,
+    out: JsonOut = None,
+) -> None:
+    """Measure decoding speed against a plain baseline, by width and batch, and against the memory's limit."""
+    from refusion_eval.bench.command import run_bench
+    from refusion_eval.store.atomic_write import prepare_output, write_output
+
+    if out is not None:
+        prepare_output(out)
+    report, text = run_bench(
+        model,
+        num_prompts=prompts,
+        num_rounds=rounds,
+        settings={"gen_length": gen_length, "slot_size": slot_size, "block_size": block_size},
+        threads=threads,
+        with_baseline=baseline,
+        with_profile=profile,
+        progress=say,
+        **given,
+    )
+    print(text)
+    if out is not None:
+        write_output(out, json.dumps(report.to_json(), indent=2) + "\n")

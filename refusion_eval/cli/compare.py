@@ -1,0 +1,42 @@
+"""The command `compare`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from refusion_eval.cli.options import Markdown
+from refusion_eval.cli.terminal import console
+
+
+def compare(
+    before: Annotated[Path, typer.Argument(help="Run directory A.")],
+    after: Annotated[Path, typer.Argument(help="Run directory B.")],
+    common_items: Annotated[
+        bool, typer.Option("--common-items", help="If the runs hold different items, compare those that both hold.")
+    ] = False,
+    csv: Annotated[Path | None, typer.Option(help="Also write a CSV with one row a task.")] = None,
+    items: Annotated[Path | None, typer.Option(help="Also write a CSV with one row an item.")] = None,
+    markdown: Markdown = None,
+) -> None:
+    """Compare two runs item by item: paired difference, smallest detectable difference, flips, settings, speed."""
+    from refusion_eval.results.compare import compare_runs
+    from refusion_eval.results.compare_report import (
+        comparison_csv,
+        comparison_markdown,
+        comparison_table,
+        details,
+        items_csv,
+    )
+    from refusion_eval.store.atomic_write import prepare_output, write_output
+
+    writers = ((csv, comparison_csv), (items, items_csv), (markdown, comparison_markdown))
+    for path, _ in writers:
+        if path is not None:
+            prepare_output(path)
+    comparison = compare_runs(before, after, common_items=common_items)
+    console().print(comparison_table(comparison).rich())
+    print("\n".join(details(comparison)))
+    for path, write in writers:
+        if path is not None:
+            write_output(path, write(comparison))

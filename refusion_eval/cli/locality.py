@@ -1,0 +1,61 @@
+"""The command `locality`."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from refusion_eval.cli.options import Data, options_from
+from refusion_eval.cli.terminal import console
+from refusion_eval.runs.model_args import ModelArgs
+
+
+@options_from(ModelArgs, "dtype", "device", "revision")
+def locality(
+    given: dict[str, Any],
+    out: Annotated[Path, typer.Option(help="CSV with every ratio and distance.")],
+    model: Annotated[
+        str, typer.Option(help="Checkpoint folder, hub id, or embedded, which is measured on the mini task.")
+    ] = "embedded",
+    reading: Annotated[
+        Literal["auto", "bidirectional", "bidirectional_shifted", "refusion"],
+        typer.Option(help="How predictions at masks are read. auto takes what the checkpoint's card says."),
+    ] = "auto",
+    data: Data = None,
+    responses: Annotated[int, typer.Option(help="Number of gold responses, from the first of the benchmark.")] = 100,
+    max_length: Annotated[
+        int | None,
+        typer.Option(help="Skip texts with more tokens, prompt and response together. The default is the model's."),
+    ] = None,
+    ratios: Annotated[str, typer.Option(help="Shares of the response that are masked.")] = "0.2,0.4,0.6,0.8",
+    reveals: Annotated[int, typer.Option(help="Tokens that are revealed in a masked response, one at a time.")] = 8,
+    distances: Annotated[
+        str, typer.Option(help="Distances of the printed table, on both sides. The CSV holds all up to 128.")
+    ] = "1,2,4,8,16,32,64,128",
+    seed: Annotated[int, typer.Option(help="Seed of masks and revealed positions.")] = 0,
+    batch_size: Annotated[int, typer.Option(help="Texts in one forward.")] = 16,
+) -> None:
+    """Measure how far one revealed token changes the predictions at masks, by distance (the paper's Figure 3)."""
+    from refusion_eval.benchmarks.mini.generate import held_out_pairs
+    from refusion_eval.studies.locality.measure import LocalitySettings, parse_numbers
+    from refusion_eval.studies.locality.report import locality_command
+
+    settings = LocalitySettings(
+        ratios=parse_numbers(ratios, "--ratios", float),
+        reveals=reveals,
+        num_responses=responses,
+        max_length=max_length,
+        seed=seed,
+        batch_size=batch_size,
+    )
+    locality_command(
+        model,
+        settings,
+        out=out,
+        mini_pairs=lambda: held_out_pairs("gsm8k"),
+        reading=reading,
+        data=data,
+        distances=[int(distance) for distance in parse_numbers(distances, "--distances", int)],
+        console=console(),
+        **given,
+    )

@@ -1,0 +1,61 @@
+"""The command `plot`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from refusion_eval.cli.options import Out
+from refusion_eval.cli.terminal import log_to_stderr
+from refusion_eval.errors import ConfigError
+
+
+def plot(
+    figure: Annotated[
+        str, typer.Argument(help="figure1, 3, 4, 5, 6, 7, 8 or 9; or list, which says what each is drawn from.")
+    ],
+    sources: Annotated[
+        list[Path] | None, typer.Argument(help="Sources of the figure, or the CSV that was written with it before.")
+    ] = None,
+    out: Out = Path("figures"),
+    task: Annotated[
+        str | None,
+        typer.Option(help="Benchmark. The default is mbpp, for figures 5 and 9 the first benchmark of the run."),
+    ] = None,
+    item: Annotated[
+        str | None, typer.Option(help="Item of figures 5 and 9. The default is the item with the most steps.")
+    ] = None,
+) -> None:
+    """Draw a figure of the paper from measured figures beside the published ones: CSV, PNG and PDF."""
+    from refusion_eval.figures.figures import FIGURES, rows_of, write_figure
+    from refusion_eval.store.atomic_write import prepare_output
+
+    if figure == "list":
+        for name, entry in FIGURES.items():
+            print(f"{name}  {entry.shows}; from {entry.sources}")
+        return
+    name = figure if figure.startswith("figure") else f"figure{figure}"
+    if name not in FIGURES:
+        raise ConfigError(f"there is no {figure!r}; the figures are {', '.join(FIGURES)}")
+    log_to_stderr()
+    prepare_output(out / f"{name}.csv")
+    rows = rows_of(name, sources or [], task)
+    if rows is None:
+        rows = _moments(name, sources or [], task, item)
+    for path in write_figure(name, rows, out):
+        print(path)
+
+
+def _moments(name: str, sources: list[Path], task: str | None, item: str | None) -> list:
+    """Returns the rows of figure 5 or 9: the text of one sample at one or several steps of its decoding."""
+    from refusion_eval.cli.sources import FoundSources
+    from refusion_eval.figures.moments import generation_order, step_by_step, telling_sample
+    from refusion_eval.report.find import find_sample, speller_of
+
+    if len(sources) != 1:
+        raise ConfigError(f"{name} shows one sample; name one run directory")
+    if item is None:
+        task, item = telling_sample(sources[0], task)
+    run, sample = find_sample(sources[0], task, item)
+    make = generation_order if name == "figure5" else step_by_step
+    return list(make(run.manifest.system, sample, speller_of(sample, FoundSources(None).spell(run))))

@@ -1,0 +1,42 @@
+"""The command `rescore`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from refusion_eval.cli.options import Data, Sandbox, Workers, names_of
+from refusion_eval.cli.terminal import console, say
+from refusion_eval.errors import ConfigError
+
+
+def rescore(
+    run_dirs: Annotated[list[Path] | None, typer.Argument(help="Run directories, finished or not.")] = None,
+    filter_name: Annotated[
+        str, typer.Option("--filter", help="A public answer filter, your own as module:function, or list.")
+    ] = "ours",
+    list_filters: Annotated[bool, typer.Option("--list-filters", help="Print the filters, as --filter list.")] = False,
+    tasks: Annotated[str, typer.Option(help="Tasks or benchmarks, separated by commas. The default is all.")] = "",
+    data: Data = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the results, with one folder a run. The default is RUN/rescored.")
+    ] = None,
+    workers: Workers = None,
+    sandbox: Sandbox = "auto",
+) -> None:
+    """Judge the recorded texts of runs with another answer filter. Nothing is decoded, and no record changes."""
+    from refusion_eval.scoring import filters
+    from refusion_eval.scoring.report import rescore_command
+
+    if list_filters or filter_name == filters.LIST:
+        print("\n".join(filters.describe()))
+        return
+    if not run_dirs:
+        raise ConfigError("no run directory is given; name one or more, as refusion-eval rescore RUN --filter NAME")
+    names = names_of(tasks)
+    num_differing = rescore_command(
+        run_dirs, filter_name, tasks=names, data=data, out=out, workers=workers, sandbox=sandbox, console=console()
+    )
+    if num_differing:
+        say(f"error: {num_differing} verdicts are not the recorded ones")
+        raise typer.Exit(1)

@@ -1,0 +1,123 @@
+"""The command `run`, and what `check` shares with it: the choice of a system."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from refusion_eval.cli.options import Data, Sandbox, System, names_of, options_from
+from refusion_eval.cli.terminal import EXIT_INCOMPLETE, log_to_stderr, say
+from refusion_eval.errors import ConfigError
+from refusion_eval.runs.model_args import ModelArgs
+
+SYSTEM_FIELDS = ("decoder", "pretrained")
+HELPS = {
+    "pretrained": "Checkpoint: a folder, a hub id, or embedded. The default is that of --system, else embedded.",
+    "decoder": "Name of the decoder. The default is that of --system, else refusion.",
+    "system": "Name of the system in tables, for a checkpoint of your own. The default is the decoder's.",
+}
+
+
+@options_from(
+    ModelArgs,
+    "pretrained:model",
+    "decoder",
+    "adapter",
+    "system:name",
+    "backbone",
+    "preset",
+    "batch_size",
+    "tps_samples",
+    "kv_budget_gib",
+    "dtype",
+    "device",
+    "attention",
+    "cuda_graphs",
+    "revision",
+    "enable_thinking:thinking",
+    "chat_template",
+    "warmup",
+    "loop",
+    "engine",
+    "workers",
+    "worker_cpus",
+    "ray_address",
+    without_default=(*SYSTEM_FIELDS, "enable_thinking"),
+    helps=HELPS,
+)
+def run(
+    given: dict[str, Any],
+    system: System = None,
+    tasks: Annotated[str, typer.Option(help="Benchmarks or task names, separated by commas. The default is all.")] = "",
+    limit: Annotated[int | None, typer.Option(min=1, help="Evaluate only the first items of every task.")] = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder where samples are recorded and found again. The default is under results/runs."),
+    ] = None,
+    data: Data = None,
+    sandbox: Sandbox = "auto",
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of all random draws. The default is 0.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A decoder setting, KEY=VALUE. It outranks the settings table. May be repeated."),
+    ] = None,
+) -> None:
+    """Run tasks with one system, record every sample, score the samples, and print and write the table."""
+    log_to_stderr()
+    from refusion_eval.cli.table import table
+    from refusion_eval.evaluate.run import evaluate, task_names
+    from refusion_eval.runs.interrupt import Interruption, resume_hint
+    from refusion_eval.runs.model_args import parse_model_args
+
+    arguments = with_system(system, given)
+    loop = arguments["loop"] if arguments["loop"] != "engine" else None
+    parts = (system or arguments["decoder"], arguments.get("preset"), loop)
+    run_dir = run_dir or default_run_dir(
+        Path("results/runs"), str(arguments["pretrained"]), "-".join(filter(None, parts))
+    )
+    places = {"run_dir": str(run_dir), "data_dir": None if data is None else str(data)}
+    seeds = {} if seed is None else {"seed": seed}
+    args = parse_model_args({**arguments, **places, **seeds, **_pairs(settings or [])})
+    names = task_names(names_of(tasks), args.pretrained)
+    with Interruption(lambda: resume_hint(run_dir), finish_first=False):
+        outcome = evaluate(args, names, limit=limit, sandbox=sandbox)
+        table([run_dir], csv=run_dir / "results.csv", markdown=run_dir / "table.md")
+    if not outcome.is_complete:
+        say(
+            f"error: {len(outcome.failed)} samples could not be decoded and {outcome.unscored} could not be judged; "
+            "they are missing from the table. Run the same command again to retry them"
+        )
+        raise typer.Exit(EXIT_INCOMPLETE)
+
+
+def with_system(system: str | None, given: dict[str, Any]) -> dict[str, Any]:
+    """Model arguments of a published system with the given ones over them; without a system, the embedded ReFusion.
+
+    Raises:
+        ConfigError: the system is unknown, or a decoder is given beside it.
+    """
+    from refusion_eval.runs.published import system_arguments
+
+    if system is None:
+        return {"pretrained": "embedded", "decoder": "refusion", **given}
+    if "decoder" in given:
+        raise ConfigError(f"--system {system} brings its decoder; leave out --decoder {given['decoder']}")
+    return system_arguments(system, given.get("pretrained")) | given
+
+
+def default_run_dir(runs: Path, model: str, name: str) -> Path:
+    """Returns the folder of a system's records if the user names none, for example runs/ReFusion-refusion."""
+    return runs / f"{Path(model).name.replace(':', '-')}-{name}"
+
+
+def _pairs(texts: list[str]) -> dict[str, Any]:
+    """Reads the values of --set; a key that is set twice is refused."""
+    values: dict[str, Any] = {}
+    for text in texts:
+        key, separator, value = (part.strip() for part in text.partition("="))
+        if not separator:
+            raise ConfigError(f"--set {text}: write it as KEY=VALUE, for example --set tau_slot=0.8")
+        if key in values:
+            raise ConfigError(f"--set {key} is given twice ({values[key]}, {value}); several values go in one: A+B")
+        values[key] = value
+    return values

@@ -1,0 +1,8 @@
+"""The command `version`."""
+
+import refusion_eval
+
+
+def version() -> None:
+    """Print the version."""
+    print(refusion_eval.__version__)
