@@ -40,7 +40,6 @@ MAY_IMPORT = {
     | {"api", "benchmarks", "decoders", "engine", "metrics", "models", "paths", "results", "runs", "store"},
     "training": BASE | {"api", "benchmarks", "config", "decoders", "embedded", "engine", "models", "store"},
     "bench": BASE | {"api", "benchmarks", "decoders", "embedded", "engine", "hf", "models", "paths", "store"},
-    "supply_chain": set(),
     "doctor": BASE | {"benchmarks", "models", "paths", "sandbox", "store"},
 }
 # These wait for the run loop that does not go through lm-eval.
