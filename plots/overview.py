@@ -13,7 +13,8 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from refusion_eval.results.tables import MEAN_TASK, TableRow, read_csv
+from refusion_eval.results.csv_file import read_csv
+from refusion_eval.results.figure import MEAN_TASK, Figure
 
 PANELS = (
     (("accuracy", "pass@1"), "Accuracy (%)"),
@@ -24,18 +25,18 @@ PANELS = (
 STYLES = ({"color": "#1b4965"}, {"color": "#bee3f8"}, {"color": "#f2a541", "hatch": "//"}, {"color": "#7a7a7a"})
 
 
-def draw(rows: Sequence[TableRow], target: Path) -> None:
+def draw(rows: Sequence[Figure], target: Path) -> None:
     """Writes the picture; a figure that was not measured has no bar."""
     tasks = sorted({row.task for row in rows if row.task != MEAN_TASK})
     if any(row.task == MEAN_TASK for row in rows):
         tasks.append(MEAN_TASK)
-    systems = sorted({row.system for row in rows}, reverse=True)
+    systems = sorted({row.label for row in rows}, reverse=True)
     figure, panels = plt.subplots(
         1, len(PANELS), figsize=(13, 0.42 * len(tasks) * len(systems) ** 0.5 + 1.6), sharey=True
     )
     for axes, (metrics, title) in zip(panels, PANELS, strict=True):
         for number, system in enumerate(systems):
-            chosen = {row.task: row for row in rows if row.system == system and row.metric in metrics}
+            chosen = {row.task: row for row in rows if row.label == system and row.metric in metrics}
             _bars(axes, tasks, chosen, number, len(systems), system)
         axes.set_title(title, fontsize=11)
         axes.set_xlim(left=0)
@@ -50,7 +51,7 @@ def draw(rows: Sequence[TableRow], target: Path) -> None:
     plt.close(figure)
 
 
-def _bars(axes: Axes, tasks: Sequence[str], rows: dict[str, TableRow], number: int, count: int, label: str) -> None:
+def _bars(axes: Axes, tasks: Sequence[str], rows: dict[str, Figure], number: int, count: int, label: str) -> None:
     height = 0.8 / count
     places = [place for place, task in enumerate(tasks) if task in rows]
     values = [rows[tasks[place]] for place in places]
@@ -74,7 +75,7 @@ def _bars(axes: Axes, tasks: Sequence[str], rows: dict[str, TableRow], number: i
     )
 
 
-def _caption(rows: Sequence[TableRow]) -> str:
+def _caption(rows: Sequence[Figure]) -> str:
     hardware = ", ".join(sorted({row.hardware for row in rows if row.hardware}))
     mini = "Mini tasks (synthetic), not the real benchmarks. " if any(row.mini for row in rows) else ""
     return f"{mini}Bars: 95% bootstrap intervals. {hardware}"

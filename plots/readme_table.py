@@ -14,10 +14,10 @@ from pathlib import Path
 
 from refusion_eval.figures.render import to_markdown
 from refusion_eval.figures.tables import paper_table
-from refusion_eval.results.cells import measured_cells
 from refusion_eval.results.cost import published_table
-from refusion_eval.results.summary import markdown, summary
-from refusion_eval.results.tables import read_csv
+from refusion_eval.results.csv_file import read_csv
+from refusion_eval.results.measured import measured_figures
+from refusion_eval.results.summary import summary, summary_table
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
@@ -32,7 +32,11 @@ def results_block(csv: Path) -> str:
     rows = read_csv(ROOT / csv)
     hardware = ", ".join(sorted({row.hardware for row in rows if row.hardware}))
     picture = (csv.parent / "overview.png").as_posix()
-    parts = (f"![accuracy, speed and parallelism]({picture})", markdown(summary(rows)), f"Measured on {hardware}.")
+    parts = (
+        f"![accuracy, speed and parallelism]({picture})",
+        summary_table(summary(rows)).markdown(),
+        f"Measured on {hardware}.",
+    )
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
@@ -51,7 +55,7 @@ def regenerated(readme: str, csv: Path) -> str:
 
 def _paper_table(match: re.Match[str]) -> str:
     begin, number, files, end = match.groups()
-    table = paper_table(int(number), measured_cells([ROOT / file for file in files.split()]))
+    table = paper_table(int(number), measured_figures([ROOT / file for file in files.split()]))
     return f"{begin}{_without_heading(to_markdown(table))}{end}"
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from refusion_eval.errors import ConfigError, RefusionEvalError
 from refusion_eval.figures.curves import SCALING_COLUMNS
-from refusion_eval.results.cells import SCORES, measured_cells
-from refusion_eval.results.csv_text import csv_text
+from refusion_eval.results.figure import SCORES
+from refusion_eval.results.measured import measured_figures
+from refusion_eval.results.render import csv_text
 from refusion_eval.store.atomic_write import prepare_output, write_output
 
 COLUMNS = (*SCALING_COLUMNS, "hardware", "mini")
@@ -32,10 +33,10 @@ def rows_of(entries: Sequence[str]) -> list[list]:
         samples, _, run = entry.partition("=")
         if not samples.isdecimal() or not run:
             raise ConfigError(f"{entry!r}: write the number of training samples and the run, as 1000=runs/small")
-        for cell in measured_cells([run]):
+        for cell in measured_figures([run]):
             if cell.metric in (*SCORES, "tps"):
                 shown = (
-                    cell.task,
+                    cell.benchmark,
                     cell.metric,
                     cell.value,
                     cell.ci_low,

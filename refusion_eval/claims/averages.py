@@ -7,7 +7,8 @@ from refusion_eval.claims.evidence import Evidence
 from refusion_eval.claims.formula import MissingCell, evaluate
 from refusion_eval.claims.statements import Claim
 from refusion_eval.metrics.bootstrap import Interval
-from refusion_eval.results.cells import TASKS, grid, published_cells
+from refusion_eval.results.figure import TASKS, by_key
+from refusion_eval.results.published import published_figures
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +47,7 @@ def averages(claim: Claim, evidence: Evidence) -> list[Average]:
         return []
     ours, theirs = (side.strip() for side in claim.speedup.split("|"))
     baselines = list(dict.fromkeys([theirs, *theirs.split()]))
-    cells = grid(published_cells(claim.artefacts.split()))
+    cells = by_key(published_figures(claim.artefacts.split()))
     found = []
     for baseline in baselines:
         for tasks, names in _TASK_SETS.items():

@@ -12,7 +12,8 @@ from dataclasses import replace
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.claims.formula import Evaluated, MissingCell, evaluate
 from refusion_eval.errors import DataError
-from refusion_eval.results.cells import GENERATE, Cell, Place, grid, problems, published_backbone
+from refusion_eval.results.figure import Figure, FigureKey, by_key, problems
+from refusion_eval.results.published import GENERATE, published_backbone
 
 # On the mini tasks the tiny backbone of the embedded family stands where the paper has Qwen3-8B, its fine-tune where
 # that is retrained, and each other fine-tune where the paper has a published or a retrained system.
@@ -34,17 +35,17 @@ class Evidence:
         StoreError: two runs measured the same.
     """
 
-    def __init__(self, cells: Iterable[Cell]) -> None:
-        self.excluded: dict[Place, str] = {}
+    def __init__(self, cells: Iterable[Figure]) -> None:
+        self.excluded: dict[FigureKey, str] = {}
         real, mini = [], []
         for cell in cells:
             if why := _exclusion(cell):
-                self.excluded[cell.system, cell.task, cell.metric] = why
+                self.excluded[cell.key] = why
             elif cell.mini:
                 mini += _roles(cell)
             else:
                 real.append(cell)
-        self.real, self.mini = grid(real), grid(mini)
+        self.real, self.mini = by_key(real), by_key(mini)
 
     def on_benchmarks(self, formula: str) -> Evaluated | str:
         """What a formula gives on the real benchmarks, or why it gives nothing."""
@@ -54,7 +55,7 @@ class Evidence:
         """Likewise on the mini look-alikes."""
         return self._evaluate(formula, self.mini)
 
-    def _evaluate(self, formula: str, cells: Mapping[Place, Cell]) -> Evaluated | str:
+    def _evaluate(self, formula: str, cells: Mapping[FigureKey, Figure]) -> Evaluated | str:
         try:
             found = evaluate(formula, cells)
         except MissingCell as error:
@@ -65,12 +66,14 @@ class Evidence:
         return "; ".join(problems(found.cells)) or found
 
 
-def _exclusion(cell: Cell) -> str:
+def _exclusion(cell: Figure) -> str:
     """Why a cell is no evidence; empty if it is."""
     if not cell.complete:
         return f"{cell.run_id} lacks samples: {'; '.join(cell.notes)}"
-    if not cell.mini and cell.task in BENCHMARKS and cell.n < BENCHMARKS[cell.task].source.num_rows:
-        return f"{cell.run_id} has {cell.n} of the {BENCHMARKS[cell.task].source.num_rows} items of {cell.task}"
+    if not cell.mini and cell.benchmark in BENCHMARKS and cell.n < BENCHMARKS[cell.benchmark].source.num_rows:
+        return (
+            f"{cell.run_id} has {cell.n} of the {BENCHMARKS[cell.benchmark].source.num_rows} items of {cell.benchmark}"
+        )
     if not cell.mini and cell.fused:
         return f"{cell.run_id} has fused forwards, which the paper's algorithm has not; run it with fuse=false"
     published = published_backbone(cell.system)
@@ -79,7 +82,7 @@ def _exclusion(cell: Cell) -> str:
     return ""
 
 
-def _roles(cell: Cell) -> list[Cell]:
+def _roles(cell: Figure) -> list[Figure]:
     """A mini cell under the names of the systems that it stands for."""
     roles = _MINI_ROLES.get(cell.system, (cell.system, f"{cell.system}+{_RETRAINED}"))
     return [replace(cell, system=role) for role in roles]

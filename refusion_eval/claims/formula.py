@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from refusion_eval.errors import ConfigError, DataError
 from refusion_eval.metrics.bootstrap import RESAMPLES, Bootstrap, Interval
-from refusion_eval.results.cells import SCORES, TASKS, Cell, Place
+from refusion_eval.results.figure import SCORES, TASKS, Figure, FigureKey
 
 SCORE = "score"
 _Z = 1.959964  # 97.5th percentile of the standard normal distribution
@@ -63,7 +63,7 @@ class MissingCell(DataError):
         places: where it could stand: (system, task, metric), one for each name of the metric.
     """
 
-    def __init__(self, message: str, places: tuple[Place, ...]) -> None:
+    def __init__(self, message: str, places: tuple[FigureKey, ...]) -> None:
         super().__init__(message)
         self.places = places
 
@@ -78,7 +78,7 @@ class Evaluated:
     """
 
     interval: Interval
-    cells: tuple[Cell, ...]
+    cells: tuple[Figure, ...]
 
     @property
     def fewest_items(self) -> int:
@@ -91,7 +91,7 @@ class Evaluated:
         return any(cell.fused for cell in self.cells)
 
 
-def evaluate(formula: str, cells: Mapping[Place, Cell]) -> Evaluated:
+def evaluate(formula: str, cells: Mapping[FigureKey, Figure]) -> Evaluated:
     """Computes a formula.
 
     Args:
@@ -119,10 +119,10 @@ def evaluate(formula: str, cells: Mapping[Place, Cell]) -> Evaluated:
 class _Evaluation:
     """One walk through a formula."""
 
-    def __init__(self, formula: str, cells: Mapping[Place, Cell]) -> None:
+    def __init__(self, formula: str, cells: Mapping[FigureKey, Figure]) -> None:
         self.formula = formula
         self.cells = cells
-        self.used: dict[Place, Cell] = {}
+        self.used: dict[FigureKey, Figure] = {}
         try:
             self.tree: ast.expr = ast.parse(formula.strip(), mode="eval").body
         except SyntaxError as error:
@@ -194,11 +194,11 @@ class _Evaluation:
         return ConfigError(f"formula {self.formula!r}: {why}")
 
 
-def drawn(cell: Cell) -> Values:
+def drawn(cell: Figure) -> Values:
     """A cell's value and its draws: constant without an interval; a score stays within 0 and 100, a speed above 0."""
     values = np.full(1 + RESAMPLES, float(cell.value))
     if cell.has_interval:
-        identity = "|".join((cell.run_id, cell.system, cell.task, cell.metric))
+        identity = "|".join((cell.run_id, *cell.key))
         normal = np.random.default_rng(zlib.crc32(identity.encode())).standard_normal(RESAMPLES)
         spread = np.where(normal > 0, cell.ci_high - cell.value, cell.value - cell.ci_low) / _Z
         values[1:] += normal * spread

@@ -6,8 +6,7 @@ from pathlib import Path
 from refusion_eval.claims.averages import ALL_TASKS, Average
 from refusion_eval.claims.verdicts import NO_FORMULA, Judged
 from refusion_eval.metrics.bootstrap import Interval
-from refusion_eval.results.csv_text import csv_text
-from refusion_eval.results.text_table import TextTable, figure
+from refusion_eval.results.render import Table, csv_text, interval_text
 from refusion_eval.store.atomic_write import write_output
 
 HOW = (
@@ -18,7 +17,7 @@ HOW = (
 _INTERVAL = ("value", "ci_low", "ci_high")
 
 
-def claims_table(judged: Sequence[Judged]) -> TextTable:
+def claims_table(judged: Sequence[Judged]) -> Table:
     """One line for each claim that a formula over cells can say something about; the others are counted below."""
     judging = ("Id", "Claim", "Where", "Verdict", "Printed", "On published cells")
     headings = (*judging, "Measured", "n", "Mini", "Mini n", "Mini says")
@@ -30,7 +29,7 @@ def claims_table(judged: Sequence[Judged]) -> TextTable:
             one.verdict,
             f"{one.claim.value or one.claim.published} {one.claim.unit}".strip(),
             "" if one.on_published is None else f"{one.on_published:.4g}",
-            figure(one.measured),
+            interval_text(one.measured),
             str(one.items or ""),
             _mini(one.mini, one.mini_fused),
             str(one.mini_items or ""),
@@ -40,14 +39,14 @@ def claims_table(judged: Sequence[Judged]) -> TextTable:
         if one.claim.formula
     ]
     others = f"{len(judged) - len(rows)} more statements have {NO_FORMULA}; claims.md (--out) says where to look."
-    return TextTable(title="Claims of the paper", headings=headings, rows=rows, num_left=4, notes=(HOW, others))
+    return Table(title="Claims of the paper", columns=headings, rows=rows, num_left=4, notes=(HOW, others))
 
 
-def unjudged_table(judged: Sequence[Judged]) -> TextTable:
+def unjudged_table(judged: Sequence[Judged]) -> Table:
     """The statements that no cells say, and where this project shows what they are about. No verdict is given."""
-    return TextTable(
+    return Table(
         title=f"Statements with {NO_FORMULA}",
-        headings=("Id", "Claim", "Where", "Printed", "Look at"),
+        columns=("Id", "Claim", "Where", "Printed", "Look at"),
         rows=[
             (one.claim.id, one.claim.statement, one.claim.location, one.claim.published, one.claim.look)
             for one in judged
@@ -58,7 +57,7 @@ def unjudged_table(judged: Sequence[Judged]) -> TextTable:
     )
 
 
-def averages_table(averages: Sequence[Average], tasks: str = ALL_TASKS) -> TextTable:
+def averages_table(averages: Sequence[Average], tasks: str = ALL_TASKS) -> Table:
     """Every average of every claimed speed-up, side by side: one line a claim and baseline.
 
     Args:
@@ -76,16 +75,16 @@ def averages_table(averages: Sequence[Average], tasks: str = ALL_TASKS) -> TextT
         stated = f"{claim.value} ({claim.reading})"
         printed = [f"{_number(found[rule].on_published)}{' *' if found[rule].gives_claim else ''}" for rule in rules]
         rows.append((name, "published", baseline, stated, *printed))
-        measured = [figure(found[rule].measured) for rule in rules]
+        measured = [interval_text(found[rule].measured) for rule in rules]
         mini = [_mini(found[rule].mini, found[rule].mini_fused) for rule in rules]
         rows += [
             (name, cells, baseline, "", *figures)
             for cells, figures in (("measured", measured), ("mini", mini))
             if any(figures)
         ]
-    return TextTable(
+    return Table(
         title=f"Averages of the claimed speed-ups, {tasks} tasks",
-        headings=("Id", "Cells", "Over", "Claimed x", *rules),
+        columns=("Id", "Cells", "Over", "Claimed x", *rules),
         rows=rows,
         num_left=3,
         notes=("*: gives the claimed figure. Total time: one request a task, by mean latency (v2 Table 9).",),
@@ -146,7 +145,7 @@ def _bounds(interval: Interval | None) -> tuple[float | None, ...]:
 
 
 def _mini(interval: Interval | None, fused: bool) -> str:
-    return f"{figure(interval)} [fused]" if fused else figure(interval)
+    return interval_text(interval) + (" [fused]" if fused else "")
 
 
 def _number(value: float | None) -> str:

@@ -9,8 +9,8 @@ from refusion_eval.claims.evidence import Evidence
 from refusion_eval.claims.formula import Evaluated, evaluate
 from refusion_eval.claims.statements import Claim, read_claims
 from refusion_eval.metrics.bootstrap import Interval
-from refusion_eval.results.cells import Cell, grid, published_cells
-from refusion_eval.results.tables import SPEED_METRICS
+from refusion_eval.results.figure import SPEED_METRICS, Figure, by_key
+from refusion_eval.results.published import published_figures
 
 REPRODUCED = "reproduced"
 CONSISTENT = "consistent, too imprecise"
@@ -58,7 +58,7 @@ def judge(claim: Claim, evidence: Evidence) -> Judged:
     if not claim.formula:
         reason = f"{claim.note}; see {claim.look}" if claim.look else claim.note
         return Judged(claim=claim, on_published=None, follows=None, measured=None, verdict=NO_FORMULA, reason=reason)
-    printed = evaluate(claim.formula, grid(published_cells(claim.artefacts.split()))).interval.value
+    printed = evaluate(claim.formula, by_key(published_figures(claim.artefacts.split()))).interval.value
     follows = claim.follows(printed)
     measured = evidence.on_benchmarks(claim.formula)
     # A figure without a neutral value, as an accuracy itself, has no direction to agree with.
@@ -108,7 +108,7 @@ def _direction(claim: Claim, mini: Interval) -> str:
     return AGREES if (low > neutral) == claims_more else DISAGREES
 
 
-def judge_all(measured: Sequence[Cell]) -> tuple[list[Judged], list[Average]]:
+def judge_all(measured: Sequence[Figure]) -> tuple[list[Judged], list[Average]]:
     """Every claim and every average of a claimed speed-up.
 
     Args:

@@ -16,12 +16,12 @@ def claims(
     """Judge the paper's claims by its own tables and by measured figures, with every average of a speed-up."""
     from refusion_eval.claims.report import averages_table, claims_table, write_claims
     from refusion_eval.claims.verdicts import judge_all
-    from refusion_eval.results.cells import measured_cells
+    from refusion_eval.results.measured import measured_figures
     from refusion_eval.store.atomic_write import prepare_output
 
     if out is not None:
         prepare_output(out / "claims.csv")
-    judged, averages = judge_all(measured_cells(results or []))
+    judged, averages = judge_all(measured_figures(results or []))
     for table in (claims_table(judged), averages_table(averages)):
         console().print(table.rich())
     if out is not None:

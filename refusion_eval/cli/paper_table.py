@@ -18,7 +18,7 @@ def paper_table(
     """Write tables of the paper with published and measured figures side by side: CSV, Markdown and LaTeX."""
     from refusion_eval.figures.render import write_table
     from refusion_eval.figures.tables import NUMBERS, paper_table
-    from refusion_eval.results.cells import measured_cells
+    from refusion_eval.results.measured import measured_figures
     from refusion_eval.store.atomic_write import prepare_output
 
     names = [str(number) for number in NUMBERS] if table == "all" else names_of(table)
@@ -26,7 +26,7 @@ def paper_table(
     if len(numbers) < len(names) or not numbers:
         raise ConfigError(f"{table!r}: name tables by number, 1 to {NUMBERS[-1]}, or all")
     prepare_output(out / f"table{numbers[0]}.csv")
-    measured = measured_cells(results or [], baseline=baseline)
+    measured = measured_figures(results or [], baseline=baseline)
     for made in [paper_table(number, measured) for number in numbers]:
         for path in write_table(made, out):
             print(path)

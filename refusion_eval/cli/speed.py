@@ -16,13 +16,13 @@ def speed(
     baseline: Baseline = None,
 ) -> None:
     """Print the parts of speed: forwards a second, tokens a forward, the memory's limit, prefill, both AR loops."""
-    from refusion_eval.results.cells import measured_cells
+    from refusion_eval.results.measured import measured_figures
     from refusion_eval.results.speed import speed_csv, speed_rows, speed_table
     from refusion_eval.store.atomic_write import prepare_output, write_output
 
     for path in filter(None, (csv, markdown)):
         prepare_output(path)
-    rows = speed_rows(measured_cells(results, baseline=baseline))
+    rows = speed_rows(measured_figures(results, baseline=baseline))
     table = speed_table(rows)
     console().print(table.rich())
     if csv is not None:

@@ -16,16 +16,17 @@ def table(
     baseline: Baseline = None,
 ) -> None:
     """Print the table of one or more runs: accuracy, TPS, TPF and speed-up, each with its interval."""
-    from refusion_eval.results import summary
-    from refusion_eval.results.tables import tidy_rows, write_csv
+    from refusion_eval.results.csv_file import write_csv
+    from refusion_eval.results.measured import run_figures
+    from refusion_eval.results.summary import summary, summary_table
     from refusion_eval.store.atomic_write import prepare_output, write_output
 
     for path in filter(None, (csv, markdown)):
         prepare_output(path)
-    rows = tidy_rows(run_dirs, baseline=baseline)
-    lines = summary.summary(rows)
-    console().print(summary.rich_table(lines))
+    figures = run_figures(run_dirs, baseline=baseline)
+    summarised = summary_table(summary(figures))
+    console().print(summarised.rich())
     if csv is not None:
-        write_csv(rows, csv)
+        write_csv(figures, csv)
     if markdown is not None:
-        write_output(markdown, summary.markdown(lines))
+        write_output(markdown, summarised.markdown())

@@ -6,27 +6,15 @@ from dataclasses import dataclass, replace
 
 from refusion_eval.errors import StoreError
 from refusion_eval.figures.layout import EMPTY, Emphasis, Entry, Heading, Line, PaperTable, texts
-from refusion_eval.figures.names import FUSED_SENTENCE, MINI_SENTENCE, TASK_NAMES, is_fused, system_label
-from refusion_eval.results.cells import (
-    AVERAGE,
-    SCORES,
-    TASKS,
-    VARIANTS,
-    Cell,
-    Origin,
-    grid,
-    published_cells,
-    require_comparable,
-    told_apart,
-)
-from refusion_eval.results.published import read_published
+from refusion_eval.figures.names import FUSED_SENTENCE, MINI_SENTENCE, TASK_NAMES, system_label
+from refusion_eval.results.figure import AVERAGE, SCORES, TASKS, Figure, Origin, by_key, require_comparable
+from refusion_eval.results.published import VARIANTS, beside_published, published_figures, read_published
 from refusion_eval.runs.published import published_systems
 
 ORIGIN_NAMES: Mapping[str, str] = {"published": "paper", "measured": "here"}
 PUBLISHED_HEADING = "Published, on the benchmarks themselves"
 MINI_HEADING = "Measured here, on mini look-alikes of the benchmarks"
 
-_FULL_MEAN = f"unweighted mean over {len(TASKS)} tasks"
 _TPS = "tps"
 _AUTOREGRESSIVE = ("autoregressive", "autoregressive_sft", "qwen3", "llama3")
 
@@ -88,7 +76,7 @@ COMPARISONS: Mapping[int, Comparison] = {
 }
 
 
-def comparison_table(number: int, measured: Sequence[Cell]) -> PaperTable:
+def comparison_table(number: int, measured: Sequence[Figure]) -> PaperTable:
     """One of Tables 1 to 4.
 
     Args:
@@ -99,14 +87,14 @@ def comparison_table(number: int, measured: Sequence[Cell]) -> PaperTable:
         StoreError: the cells may not stand in one table; says why.
     """
     spec = COMPARISONS[number]
-    published = published_cells((spec.artefact,))
+    published = published_figures((spec.artefact,))
     order = list(dict.fromkeys(cell.system for cell in published))
     chosen = _chosen(spec, order, is_mini(measured), measured)
     mini = is_mini(chosen)
     require_comparable(chosen)
-    theirs = [(system, grid(cell for cell in published if cell.system == system)) for system in order]
+    theirs = [(system, by_key(cell for cell in published if cell.system == system)) for system in order]
     ours = [
-        (system, grid(cell for cell in chosen if cell.system == system))
+        (system, by_key(cell for cell in chosen if cell.system == system))
         for system in dict.fromkeys(cell.system for cell in chosen)
     ]
     printed = {(row["system"], row["task"], row["metric"]): row["value"] for row in _printed(spec.artefact)}
@@ -138,7 +126,7 @@ def comparison_table(number: int, measured: Sequence[Cell]) -> PaperTable:
     )
 
 
-def is_mini(cells: Sequence[Cell]) -> bool:
+def is_mini(cells: Sequence[Figure]) -> bool:
     """Whether cells are of mini tasks.
 
     Raises:
@@ -151,7 +139,7 @@ def is_mini(cells: Sequence[Cell]) -> bool:
     return kinds == {True}
 
 
-def caption(measured: Sequence[Cell], published: Sequence[Cell]) -> list[str]:
+def caption(measured: Sequence[Figure], published: Sequence[Figure]) -> list[str]:
     """Where the figures come from: n, intervals, hardware, and what is incomplete."""
     sentences = []
     if published:
@@ -161,7 +149,7 @@ def caption(measured: Sequence[Cell], published: Sequence[Cell]) -> list[str]:
         return [*sentences, "Nothing was measured."]
     counts: dict[int, list[str]] = {}
     for task in TASKS:
-        for number in sorted({cell.n for cell in measured if cell.task == task}):
+        for number in sorted({cell.n for cell in measured if cell.benchmark == task}):
             counts.setdefault(number, []).append(TASK_NAMES[task])
     if len(counts) == 1:
         shown = f"n = {next(iter(counts))} items a task"
@@ -170,7 +158,7 @@ def caption(measured: Sequence[Cell], published: Sequence[Cell]) -> list[str]:
     machines = sorted({cell.hardware for cell in measured if cell.metric == _TPS and cell.hardware})
     sentences.append(f"Here: {shown}, in brackets 95% bootstrap intervals.")
     sentences += [f"Speed at batch 1 on {'; '.join(machines)}."] if machines else []
-    sentences += [FUSED_SENTENCE] if any(map(is_fused, measured)) else []
+    sentences += [FUSED_SENTENCE] if any(cell.fused for cell in measured) else []
     sentences += [MINI_SENTENCE] if measured[0].mini else []
     if partial := sorted({cell.run_id for cell in measured if not cell.complete}):
         sentences.append(
@@ -179,7 +167,7 @@ def caption(measured: Sequence[Cell], published: Sequence[Cell]) -> list[str]:
     return sentences
 
 
-def entry_of(cell: Cell | None, digits: int = 1) -> Entry:
+def entry_of(cell: Figure | None, digits: int = 1) -> Entry:
     """A measured figure with its interval; nothing where there is none."""
     if cell is None or math.isnan(cell.value):
         return EMPTY
@@ -187,7 +175,7 @@ def entry_of(cell: Cell | None, digits: int = 1) -> Entry:
     return Entry(text=f"{cell.value:.{digits}f}", low=bounds[0], high=bounds[1], n=cell.n, dagger=not cell.complete)
 
 
-def label_of(cell: Cell) -> str:
+def label_of(cell: Figure) -> str:
     """A system's name, autoregressive ones marked."""
     label = system_label(cell)
     plain = cell.system.split("+")[0]
@@ -205,14 +193,14 @@ def _printed(artefact: str) -> list[dict[str, str]]:
     return [row for row in read_published("published.csv") if row["artefact"] == artefact]
 
 
-def _chosen(spec: Comparison, order: Sequence[str], mini: bool, measured: Sequence[Cell]) -> list[Cell]:
+def _chosen(spec: Comparison, order: Sequence[str], mini: bool, measured: Sequence[Figure]) -> list[Figure]:
     """The measured cells that belong into the table, systems in its order."""
     wanted = [spec.embedded[system] for system in order if system in spec.embedded] if mini else list(order)
     metrics = (*SCORES, _TPS)
     fitting = [
-        told_apart(cell)
+        beside_published(cell)
         for cell in measured
-        if cell.task in (*TASKS, AVERAGE) and cell.metric in metrics and _is_shown(cell)
+        if cell.benchmark in (*TASKS, AVERAGE) and cell.metric in metrics and _is_shown(cell)
     ]
     if spec.with_others:
         others = dict.fromkeys(cell.system for cell in fitting if not set(cell.system.split("+")[1:]) & set(VARIANTS))
@@ -220,13 +208,16 @@ def _chosen(spec: Comparison, order: Sequence[str], mini: bool, measured: Sequen
     return [cell for system in wanted for cell in fitting if cell.system == system]
 
 
-def _is_shown(cell: Cell) -> bool:
+def _is_shown(cell: Figure) -> bool:
     """A mean is one only if it is over the same seven benchmarks as the paper's."""
-    return cell.task != AVERAGE or any(note.startswith(_FULL_MEAN) for note in cell.notes)
+    return not cell.is_mean or cell.num_tasks == len(TASKS)
 
 
 def _lines(
-    system: str, origin: Origin, cells: Mapping[tuple[str, str, str], Cell], printed: Mapping[tuple[str, str, str], str]
+    system: str,
+    origin: Origin,
+    cells: Mapping[tuple[str, str, str], Figure],
+    printed: Mapping[tuple[str, str, str], str],
 ) -> list[Line]:
     """Score and throughput of one system."""
     lines = []

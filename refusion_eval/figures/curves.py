@@ -7,7 +7,7 @@ from pathlib import Path
 from refusion_eval.errors import DataError
 from refusion_eval.figures.names import TASK_NAMES, task_name
 from refusion_eval.figures.rows import Point, number, read_records
-from refusion_eval.results.cells import AVERAGE
+from refusion_eval.results.figure import AVERAGE
 
 LOCALITY_COLUMNS = (
     *("model", "dataset", "mini", "masking_ratio", "distance", "n_pairs", "n_responses"),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from refusion_eval.results.cells import Origin
+from refusion_eval.results.figure import Origin
 
 Emphasis = Literal["", "best", "second"]
 

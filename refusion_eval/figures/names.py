@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from refusion_eval.benchmarks import BENCHMARKS, find_task
-from refusion_eval.results.cells import Cell
+from refusion_eval.results.figure import Figure
 from refusion_eval.results.published import read_published
 
 TASK_NAMES: Mapping[str, str] = {name: benchmark.title for name, benchmark in BENCHMARKS.items()}
@@ -15,13 +15,6 @@ FUSED_SENTENCE = (
 )
 
 
-def is_fused(cell: Cell) -> bool:
-    """Whether a figure was measured with fused forwards, which the paper has not."""
-    fuse, release_compatible = (cell.settings.get(name) for name in ("fuse", "release_compatible"))
-    by_default = fuse == "null" and release_compatible != "true"
-    return cell.origin == "measured" and (fuse == "true" or by_default)
-
-
 def task_name(task: str, mini: bool) -> str:
     """A benchmark as papers write it; its look-alike says so."""
     known = find_task(task)
@@ -29,7 +22,7 @@ def task_name(task: str, mini: bool) -> str:
     return f"{'mini ' if mini else ''}{title}"
 
 
-def system_label(cell: Cell) -> str:
+def system_label(cell: Figure) -> str:
     """A system's name in the paper, so that variants are told apart, or the one its run gave it.
 
     On mini tasks a system keeps its run's name: the tiny checkpoint is not the published one.

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from refusion_eval.figures.layout import Entry, Heading, Line, PaperTable
-from refusion_eval.results.csv_text import csv_text
+from refusion_eval.results.render import csv_text
 from refusion_eval.store.atomic_write import write_output
 
 _LATEX = {

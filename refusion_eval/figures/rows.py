@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from refusion_eval.errors import DataError
-from refusion_eval.results.cells import Origin
-from refusion_eval.results.csv_text import csv_text
+from refusion_eval.results.figure import Origin
+from refusion_eval.results.render import csv_text
 from refusion_eval.store.atomic_write import write_output
 
 OPERATING_POINT, BASELINE = "operating point", "baseline"

@@ -9,7 +9,7 @@ from refusion_eval.errors import ConfigError, RefusionEvalError
 from refusion_eval.figures.figures import FIGURES, rows_of, write_figure
 from refusion_eval.figures.render import write_table
 from refusion_eval.figures.tables import paper_table
-from refusion_eval.results.cells import measured_cells
+from refusion_eval.results.measured import measured_figures
 
 
 def main(name: str, description: str | None, arguments: Sequence[str] | None = None) -> None:
@@ -30,7 +30,9 @@ def main(name: str, description: str | None, arguments: Sequence[str] | None = N
     given = parser.parse_args(arguments)
     try:
         if is_table:
-            paths = write_table(paper_table(int(name.removeprefix("table")), measured_cells(given.sources)), given.out)
+            paths = write_table(
+                paper_table(int(name.removeprefix("table")), measured_figures(given.sources)), given.out
+            )
         else:
             rows = rows_of(name, given.sources, given.task)
             if rows is None:

@@ -21,8 +21,8 @@ from refusion_eval.figures.layout import EMPTY, Entry, Heading, Line, PaperTable
 from refusion_eval.figures.names import TASK_NAMES
 from refusion_eval.metrics.bootstrap import Interval
 from refusion_eval.paths import tasks_path
-from refusion_eval.results.cells import TASKS, Cell, grid, published_cells, require_comparable, told_apart
-from refusion_eval.results.published import read_published
+from refusion_eval.results.figure import TASKS, Figure, by_key, require_comparable
+from refusion_eval.results.published import beside_published, published_figures, read_published
 from refusion_eval.runs.settings import load_table
 
 NUMBERS = tuple(range(1, 8))
@@ -38,12 +38,12 @@ _HYPERPARAMETERS = {
 _CODE = tuple(name for name, benchmark in BENCHMARKS.items() if benchmark.kind == "code")
 
 
-def paper_table(number: int, measured: Sequence[Cell] = ()) -> PaperTable:
+def paper_table(number: int, measured: Sequence[Figure] = ()) -> PaperTable:
     """A table of the paper.
 
     Args:
         number: 1 to 7.
-        measured: cells of runs (`measured_cells`), all of benchmarks or all of mini tasks; none for what is published.
+        measured: figures of runs, all of benchmarks or all of mini tasks; none for what is published.
 
     Raises:
         ConfigError: there is no such table.
@@ -57,7 +57,7 @@ def paper_table(number: int, measured: Sequence[Cell] = ()) -> PaperTable:
     return others[number](measured)
 
 
-def _designs(measured: Sequence[Cell]) -> PaperTable:
+def _designs(measured: Sequence[Figure]) -> PaperTable:
     """Table 5, which is about no figures."""
     rows = read_published("designs.csv")
     names = ("label", "scope", "attention", "generation_order", "full_kv_cache_reuse", "masking_patterns")
@@ -72,7 +72,7 @@ def _designs(measured: Sequence[Cell]) -> PaperTable:
     )
 
 
-def _hyperparameters(measured: Sequence[Cell]) -> PaperTable:
+def _hyperparameters(measured: Sequence[Figure]) -> PaperTable:
     """Table 6: what the paper prints, what tasks/settings says, and what runs of ReFusion recorded."""
     mini = is_mini(measured)
     published = {row["task"]: row for row in read_published("hyperparameters.csv") if row["artefact"] == "table6"}
@@ -83,8 +83,8 @@ def _hyperparameters(measured: Sequence[Cell]) -> PaperTable:
     assert table is not None
     recorded: dict[str, dict[str, Mapping[str, str]]] = {}
     for cell in measured:
-        if cell.system.split("+")[0] == "refusion" and cell.task in TASKS:
-            recorded.setdefault(cell.task, {})[cell.run_id] = cell.settings
+        if cell.base_system == "refusion" and cell.benchmark in TASKS:
+            recorded.setdefault(cell.benchmark, {})[cell.run_id] = cell.settings
     rows: list[Line | Heading] = []
     for task in TASKS:
         theirs = [published[task][name] for name in _HYPERPARAMETERS.values()]
@@ -115,13 +115,13 @@ def _setting(value: object) -> str:
     return "" if value is None else f"{float(str(value)):g}"
 
 
-def _other_models(measured: Sequence[Cell]) -> PaperTable:
+def _other_models(measured: Sequence[Figure]) -> PaperTable:
     """Table 7: models whose figures come from elsewhere, and ReFusion."""
     mini = is_mini(measured)
-    ours = [cell for cell in map(told_apart, measured) if cell.system == "refusion" and cell.task in _CODE]
+    ours = [cell for cell in map(beside_published, measured) if cell.system == "refusion" and cell.benchmark in _CODE]
     ours = [cell for cell in ours if cell.metric in ("pass@1", "tps")]
     require_comparable(ours)
-    published = published_cells(("table7",))
+    published = published_figures(("table7",))
     printed = {
         (row["system"], row["task"], row["metric"]): row["value"]
         for row in read_published("published.csv")
@@ -136,10 +136,10 @@ def _other_models(measured: Sequence[Cell]) -> PaperTable:
             category = settings["category"]
             rows.append(Heading(text=category.capitalize()))
         sizes = [settings.get(name, "") for name in ("total_params", "activated_params", "system_optimization")]
-        shots = {cell.task: cell.settings.get("shots", "") for cell in of_system}
+        shots = {cell.benchmark: cell.settings.get("shots", "") for cell in of_system}
         scores = [f"{printed[system, task, 'pass@1']} ({shots[task]}-shot)" for task in _CODE]
         figures = (*sizes, printed[system, "overall", "tps"], *scores)
-        dagger = any("D11" in note for cell in of_system for note in cell.notes)
+        dagger = any(cell.defect == "D11" for cell in of_system)
         entries = (*texts(of_system[0].label, ORIGIN_NAMES["published"]), *texts(*figures))
         if dagger:
             entries = tuple(Entry(text=entry.text, dagger=place == 5) for place, entry in enumerate(entries))
@@ -162,8 +162,8 @@ def _other_models(measured: Sequence[Cell]) -> PaperTable:
     )
 
 
-def _measured_refusion(cells: Sequence[Cell]) -> Line:
-    placed = grid(cells)
+def _measured_refusion(cells: Sequence[Figure]) -> Line:
+    placed = by_key(cells)
     scores = [entry_of(placed.get(("refusion", task, "pass@1"))) for task in _CODE]
     try:
         speed = _entry(evaluate("mean(tps('refusion', 'humaneval mbpp'))", placed).interval, cells)
@@ -173,7 +173,7 @@ def _measured_refusion(cells: Sequence[Cell]) -> Line:
     return Line(entries=(*head, speed, *scores), origin="measured", begins_group=True)
 
 
-def _entry(interval: Interval, cells: Sequence[Cell]) -> Entry:
+def _entry(interval: Interval, cells: Sequence[Figure]) -> Entry:
     low, high = (f"{bound:.1f}" if bound == bound else "" for bound in (interval.low, interval.high))
     incomplete = any(not cell.complete for cell in cells)
     return Entry(

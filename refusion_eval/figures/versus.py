@@ -7,19 +7,12 @@ from pathlib import Path
 
 from refusion_eval.claims.formula import evaluate
 from refusion_eval.errors import DataError
-from refusion_eval.figures.names import is_fused, system_label
+from refusion_eval.figures.names import system_label
 from refusion_eval.figures.rows import BASELINE, OPERATING_POINT, Point, number, read_records
 from refusion_eval.metrics.bootstrap import Interval
-from refusion_eval.results.cells import (
-    SCORES,
-    Cell,
-    Place,
-    grid,
-    measured_cells,
-    published_cells,
-    require_comparable,
-    told_apart,
-)
+from refusion_eval.results.figure import SCORES, Figure, FigureKey, by_key, require_comparable
+from refusion_eval.results.measured import measured_figures
+from refusion_eval.results.published import beside_published, published_figures
 
 TASK = "mbpp"  # of all these figures in the paper
 DELTA_SCORE, DELTA_TPS = "delta_score", "delta_tps"
@@ -49,10 +42,12 @@ def against_baseline(sources: Sequence[Path], task: str = TASK) -> list[Point]:
     if not sources:
         return points
     cells = [
-        told_apart(cell) for cell in measured_cells(sources) if cell.task == task and cell.metric in (*SCORES, "tps")
+        beside_published(cell)
+        for cell in measured_figures(sources)
+        if cell.benchmark == task and cell.metric in (*SCORES, "tps")
     ]
     require_comparable(cells)
-    placed = grid(cells)
+    placed = by_key(cells)
     systems = list(dict.fromkeys(cell.system for cell in cells))
     baseline = next((name for plain in BASELINES for name in systems if name.split(" on ")[0] == plain), None)
     if baseline is None:
@@ -69,7 +64,7 @@ def against_baseline(sources: Sequence[Path], task: str = TASK) -> list[Point]:
 
 
 def _published() -> Iterable[Point]:
-    cells = grid(published_cells(("figure1",)))
+    cells = by_key(published_figures(("figure1",)))
     for system in dict.fromkeys(system for system, _, _ in cells):
         x, y = (cells[system, TASK, metric] for metric in ("delta_tps", "delta_pass@1"))
         yield Point(
@@ -158,7 +153,7 @@ def frontier(folders: Sequence[Path], task: str = TASK) -> list[Point]:
 class _SweptRun:
     """One run of a sweep: what points.csv says of it, and its figures."""
 
-    def __init__(self, described: Mapping[str, str], cells: list[Cell]) -> None:
+    def __init__(self, described: Mapping[str, str], cells: list[Figure]) -> None:
         self.described = described
         self.cells = cells
         self.varied = dict(pair.split("=", 1) for pair in described["varied"].split(" ") if pair)
@@ -172,9 +167,9 @@ def _read_sweep(folder: Path, task: str) -> list[_SweptRun]:
             "the folders that refusion-eval sweep SPEC --out FOLDER writes"
         )
     described = [record for _, record in read_records(folder / "points.csv", _POINT_COLUMNS)]
-    cells: dict[str, list[Cell]] = {}
-    for cell in map(told_apart, measured_cells([folder / "sweep.csv"])):
-        if cell.task == task and cell.metric in (*SCORES, "tps", "tpf"):
+    cells: dict[str, list[Figure]] = {}
+    for cell in map(beside_published, measured_figures([folder / "sweep.csv"])):
+        if cell.benchmark == task and cell.metric in (*SCORES, "tps", "tpf"):
             cells.setdefault(cell.run_id, []).append(cell)
     runs = [_SweptRun(one, cells[one["run_id"]]) for one in described if one["run_id"] in cells]
     names = {one["run_id"]: one["task"] for one in described}
@@ -183,14 +178,14 @@ def _read_sweep(folder: Path, task: str) -> list[_SweptRun]:
     return [run for run in runs if run.described["task"].endswith(task)]
 
 
-def _is_timed(cells: Sequence[Cell]) -> bool:
+def _is_timed(cells: Sequence[Figure]) -> bool:
     metrics = {cell.metric for cell in cells}
     return "tps" in metrics and bool(metrics & set(SCORES))
 
 
-def _deltas(cells: Sequence[Cell], baseline: Sequence[Cell], task: str) -> tuple[Interval, Interval]:
+def _deltas(cells: Sequence[Figure], baseline: Sequence[Figure], task: str) -> tuple[Interval, Interval]:
     """Throughput and score minus the baseline's, with intervals."""
-    placed: dict[Place, Cell] = grid(
+    placed: dict[FigureKey, Figure] = by_key(
         [replace(cell, system=name) for name, part in (("point", cells), ("baseline", baseline)) for cell in part]
     )
     x, y = (evaluate(_DELTAS[metric].format(task), placed).interval for metric in (DELTA_TPS, DELTA_SCORE))
@@ -198,11 +193,11 @@ def _deltas(cells: Sequence[Cell], baseline: Sequence[Cell], task: str) -> tuple
 
 
 def _point(
-    cells: Sequence[Cell], panel: str, series: str, x: Interval, y: Interval, *, metric: str, mark: str
+    cells: Sequence[Figure], panel: str, series: str, x: Interval, y: Interval, *, metric: str, mark: str
 ) -> Point:
     incomplete = [cell.run_id for cell in cells if not cell.complete]
     return Point(
-        task=cells[0].task,
+        task=cells[0].benchmark,
         panel=panel,
         series=series,
         label=system_label(cells[0]),
@@ -218,10 +213,10 @@ def _point(
         mark=mark,
         hardware=next((cell.hardware for cell in cells if cell.metric == "tps"), ""),
         mini=cells[0].mini,
-        fused=any(map(is_fused, cells)),
+        fused=any(cell.fused for cell in cells),
         note=f"{incomplete[0]} is half-written" if incomplete else "",
     )
 
 
-def _interval(cell: Cell) -> Interval:
-    return Interval(cell.value, cell.ci_low, cell.ci_high, cell.n)
+def _interval(cell: Figure) -> Interval:
+    return cell.interval

@@ -14,7 +14,8 @@ from refusion_eval.report.chunks import ChunkWriter, Place
 from refusion_eval.report.marks import TaskState, marks_of
 from refusion_eval.report.pieces import Speller
 from refusion_eval.report.sources import Asked, Sources
-from refusion_eval.results.tables import MEAN_TASK, METRIC_ORDER, TableRow, setting_text, tidy_rows
+from refusion_eval.results.figure import MEAN_TASK, METRIC_ORDER, Figure
+from refusion_eval.results.measured import run_figures, setting_text
 from refusion_eval.store.records import NO_ISOLATION, PASSED, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_reader import Run, RunReader
 
@@ -52,12 +53,12 @@ def collect(run_dirs: Sequence[str | os.PathLike[str]], sources: Sources, *, bas
     Args:
         run_dirs: run directories.
         sources: finds questions, answers and tokenizers.
-        baseline: run id that speed-ups are relative to, as for `tidy_rows`.
+        baseline: run id that speed-ups are relative to, as for `run_figures`.
 
     Raises:
         StoreError: a directory holds no readable run, or two have the same name.
     """
-    figures = tidy_rows(run_dirs, baseline=baseline)  # first: it refuses what cannot be read
+    figures = run_figures(run_dirs, baseline=baseline)  # first: it refuses what cannot be read
     collector = _Collector(sources)
     runs = [collector.read(Path(run_dir), figures) for run_dir in run_dirs]
     cells = [cell for _, of_run in runs for cell in of_run]
@@ -87,7 +88,7 @@ class _Collector:
             writer.flush()
         return self.writer.chunks | self._questions.chunks
 
-    def read(self, directory: Path, figures: Sequence[TableRow]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    def read(self, directory: Path, figures: Sequence[Figure]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """What a run is, and its tasks."""
         with RunReader.open(directory) as reader:
             run = reader.run
@@ -166,9 +167,9 @@ class _Collector:
         }
 
 
-def _with_figures(cells: Sequence[_Cell], rows: Sequence[TableRow]) -> Iterator[tuple[_Cell, dict[str, Any]]]:
+def _with_figures(cells: Sequence[_Cell], rows: Sequence[Figure]) -> Iterator[tuple[_Cell, dict[str, Any]]]:
     """Each task with its figures. Two versions of a task under equal settings have theirs in order of version."""
-    by_name: dict[tuple[str, tuple, str], list[TableRow]] = defaultdict(list)
+    by_name: dict[tuple[str, tuple, str], list[Figure]] = defaultdict(list)
     for row in rows:
         by_name[row.task, _sorted(row.settings), row.metric].append(row)
     seen: dict[tuple[str, tuple], int] = defaultdict(int)
@@ -183,7 +184,7 @@ def _sorted(settings: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(settings.items()))
 
 
-def _figure(row: TableRow) -> dict[str, Any]:
+def _figure(row: Figure) -> dict[str, Any]:
     """A figure and its interval; what is no number is null."""
     numbers = {"value": row.value, "low": row.ci_low, "high": row.ci_high}
     return {
@@ -194,7 +195,7 @@ def _figure(row: TableRow) -> dict[str, Any]:
     }
 
 
-def _means(rows: Sequence[TableRow], tasks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _means(rows: Sequence[Figure], tasks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Means over tasks, as cells without samples but with the marks of their tasks."""
     means = []
     for mini in (False, True):
@@ -220,7 +221,7 @@ _NO_SAMPLES: dict[str, Any] = {
 }
 
 
-def _mean_facts(rows: Sequence[TableRow], tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _mean_facts(rows: Sequence[Figure], tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     mini = [("mini", "A mean of this project's synthetic look-alikes, not of the real benchmarks.")]
     said: dict[str, list[str]] = defaultdict(list)
     for task in tasks:

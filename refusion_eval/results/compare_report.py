@@ -4,14 +4,13 @@ import math
 from collections.abc import Iterator
 
 from refusion_eval.results.compare import Comparison, TaskComparison
-from refusion_eval.results.csv_text import csv_text
-from refusion_eval.results.tables import MINI_NOTE
-from refusion_eval.results.text_table import TextTable, figure
+from refusion_eval.results.figure import MINI_NOTE
+from refusion_eval.results.render import Table, csv_text, interval_text
 
 MOST_SHOWN = 8  # item ids in a line of text; the CSV has all
 
 
-def comparison_table(comparison: Comparison) -> TextTable:
+def comparison_table(comparison: Comparison) -> Table:
     """One line a task."""
     headings = ("Task", "n", "A %", "B %", "B - A", "Detectable", "Gained", "Lost", "Other prompts", "Speed B / A")
     rows = [
@@ -19,12 +18,12 @@ def comparison_table(comparison: Comparison) -> TextTable:
             task.task,
             str(len(task.items)),
             *(f"{accuracy:.1f}" for accuracy in task.accuracies),
-            figure(task.difference),
+            interval_text(task.difference),
             "" if math.isnan(task.detectable) else f"{task.detectable:.2f}",
             str(len(task.gained)),
             str(len(task.lost)),
             str(len(task.other_prompts)),
-            figure(task.speed),
+            interval_text(task.speed),
         )
         for task in comparison.tasks
     ]
@@ -35,9 +34,7 @@ def comparison_table(comparison: Comparison) -> TextTable:
     ]
     if any(task.mini for task in comparison.tasks):
         notes.append(f"mini: {MINI_NOTE}.")
-    return TextTable(
-        title=f"A = {comparison.before}, B = {comparison.after}", headings=headings, rows=rows, notes=notes
-    )
+    return Table(title=f"A = {comparison.before}, B = {comparison.after}", columns=headings, rows=rows, notes=notes)
 
 
 def details(comparison: Comparison) -> list[str]:

@@ -15,9 +15,8 @@ import numpy as np
 from refusion_eval.benchmarks import BENCHMARKS, is_mini
 from refusion_eval.errors import StoreError
 from refusion_eval.metrics.bootstrap import Interval, bootstrap_mean
-from refusion_eval.results.csv_text import csv_text
 from refusion_eval.results.published import read_published
-from refusion_eval.results.text_table import TextTable
+from refusion_eval.results.render import Table, csv_text
 from refusion_eval.store.run_reader import RunReader
 
 HOUR = 3600.0
@@ -139,7 +138,7 @@ def projected(run_dirs: Sequence[str | PathLike[str]], workers: Sequence[int], s
     return found
 
 
-def cost_table(costs: Sequence[Cost]) -> TextTable:
+def cost_table(costs: Sequence[Cost]) -> Table:
     """A row a run and task, and one for all tasks of each run."""
     runs = {cost.system: {other.run_id for other in costs if other.system == cost.system} for cost in costs}
     rows = []
@@ -162,7 +161,7 @@ def cost_table(costs: Sequence[Cost]) -> TextTable:
         )
     workers = [f"h on {share.workers}" for share in costs[0].shares]
     headings = ["System", "Task", "Pilot", "Items", "s/sample", *workers]
-    return TextTable(title="Cost of whole benchmarks", headings=headings, rows=rows, num_left=2, notes=notes)
+    return Table(title="Cost of whole benchmarks", columns=headings, rows=rows, num_left=2, notes=notes)
 
 
 def _sum(shares: Sequence[Share]) -> Share:
@@ -203,7 +202,7 @@ def cost_csv(costs: Sequence[Cost]) -> str:
     )
 
 
-def published_table(workers: Sequence[int]) -> TextTable:
+def published_table(workers: Sequence[int]) -> Table:
     """Hours that all seven benchmarks take with each of the paper's systems, by its own seconds a response.
 
     Of four systems it prints them; of the others, seconds are the tokens of the most similar of these four over the
@@ -222,9 +221,9 @@ def published_table(workers: Sequence[int]) -> TextTable:
         source = f"tokens of {labels[STAND_INS[system]]} / TPS" if system in STAND_INS else "printed"
         rows.append([label, source, f"{seconds / sum(items.values()):.3g}", *(f"{one:.3g}" for one in hours)])
     rows.append(["all", "", "", *(f"{total:.3g}" for total in totals)])
-    return TextTable(
+    return Table(
         title="Hours of the seven benchmarks on A100s",
-        headings=["System", "Seconds", "s/response", *(f"h on {count}" for count in workers)],
+        columns=["System", "Seconds", "s/response", *(f"h on {count}" for count in workers)],
         rows=rows,
         num_left=2,
         notes=[

@@ -11,7 +11,7 @@ from refusion_eval.benchmarks import is_mini
 from refusion_eval.metrics.parallelism import tpf_release
 from refusion_eval.metrics.roofline import bytes_read
 from refusion_eval.metrics.speed import Timing
-from refusion_eval.store.records import PASSED, Sample, SampleKey, ScoreRow
+from refusion_eval.store.records import NO_ISOLATION, PASSED, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_reader import Run, RunReader
 from refusion_eval.trace import Draft, Trace
 
@@ -84,6 +84,21 @@ class TaskFacts:
     def mini(self) -> bool:
         """Whether this is a synthetic look-alike of the benchmark."""
         return is_mini(self.task)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every sample that was asked for is there, failed ones not counted."""
+        return len(self.samples) >= self.num_expected
+
+    @property
+    def num_unscored(self) -> int:
+        """Good samples without a verdict."""
+        return sum(sample.verdict is None for sample in self.samples)
+
+    @property
+    def isolated(self) -> bool:
+        """Whether no program ran without isolation, so that no verdict can be forged."""
+        return not any(sample.verdict is not None and sample.verdict.tier == NO_ISOLATION for sample in self.samples)
 
     @property
     def timings(self) -> list[Timing]:

@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 from refusion_eval.errors import StoreError
 from refusion_eval.metrics.bootstrap import Interval
-from refusion_eval.results.cells import AVERAGE, Cell, require_comparable
-from refusion_eval.results.csv_text import csv_text
-from refusion_eval.results.text_table import TextTable, figure
+from refusion_eval.results.figure import AVERAGE, Figure, require_comparable
+from refusion_eval.results.render import Table, csv_text, interval_text
 
 
 class Column(NamedTuple):
@@ -87,21 +86,23 @@ class SpeedRow:
     n: int
     fewer: bool
     fused: bool
-    cells: dict[str, Cell]
+    cells: dict[str, Figure]
 
 
-def speed_rows(cells: Sequence[Cell]) -> list[SpeedRow]:
+def speed_rows(cells: Sequence[Figure]) -> list[SpeedRow]:
     """The timed cells, one row a task and run, in the order of the cells; means last.
 
     Raises:
         StoreError: nothing was timed, they are of several machines or task versions, or a run has a task twice.
     """
     wanted = {column.metric for column in COLUMNS}
-    groups: dict[tuple[bool, str, str], dict[str, Cell]] = {}
+    groups: dict[tuple[bool, str, str], dict[str, Figure]] = {}
     for cell in cells:
-        of_run = groups.setdefault((cell.mini, cell.task, cell.run_id), {})
+        of_run = groups.setdefault((cell.mini, cell.benchmark, cell.run_id), {})
         if cell.metric in of_run:
-            raise StoreError(f"{cell.run_id} has {cell.metric} of {cell.task} twice; compare its settings with table")
+            raise StoreError(
+                f"{cell.run_id} has {cell.metric} of {cell.benchmark} twice; compare its settings with table"
+            )
         if cell.metric in wanted:
             of_run[cell.metric] = cell
     timed = {key: found for key, found in groups.items() if "tps" in found}
@@ -130,7 +131,7 @@ def speed_rows(cells: Sequence[Cell]) -> list[SpeedRow]:
     return sorted(rows, key=lambda row: (row.mini, row.task == AVERAGE, row.task))
 
 
-def speed_table(rows: Sequence[SpeedRow]) -> TextTable:
+def speed_table(rows: Sequence[SpeedRow]) -> Table:
     """The rows as text."""
     runs = {label: {row.run_id for row in rows if row.label == label} for label in {row.label for row in rows}}
     lines = []
@@ -144,12 +145,14 @@ def speed_table(rows: Sequence[SpeedRow]) -> TextTable:
         marks = [mark for mark, holds in said.items() if holds]
         task = f"{row.task} (mini)" if row.mini else row.task
         system = f"{row.label} [{', '.join(marks)}]" if marks else row.label
-        lines.append((task, system, str(row.n), *(figure(_shown(row, column), column.digits) for column in COLUMNS)))
+        lines.append(
+            (task, system, str(row.n), *(interval_text(_shown(row, column), column.digits) for column in COLUMNS))
+        )
     explained = [_FEWER_NOTE] if any(row.fewer for row in rows) else []
     explained += [_FUSED_NOTE] if any(row.fused for row in rows) else []
-    return TextTable(
+    return Table(
         title="Speed of one request at a time",
-        headings=("Task", "System", "n", *(column.heading for column in COLUMNS)),
+        columns=("Task", "System", "n", *(column.heading for column in COLUMNS)),
         rows=lines,
         num_left=2,
         notes=(*NOTES, *explained, f"Measured on {' and '.join(sorted({row.hardware for row in rows}))}."),

@@ -1,145 +1,106 @@
-"""The compact table: for each task and system accuracy, TPS, TPF and speed-up; as data, on a terminal, as Markdown."""
+"""The compact table: accuracy, TPS, TPF and speed-up of each task and system."""
 
-from __future__ import annotations
-
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rich.markup import escape
-from rich.table import Table
-
 from refusion_eval.benchmarks import is_mini
-from refusion_eval.metrics.bootstrap import Interval
-from refusion_eval.results.table_rows import MEAN_TASK, TableRow
-from refusion_eval.results.task_metrics import ACCURACY, PASS_AT_1, UNISOLATED
+from refusion_eval.results.figure import ACCURACY, MEAN_TASK, PASS_AT_1, SPEEDUP, UNISOLATED, Figure
+from refusion_eval.results.render import Table, TableRow, interval_text, text_cells
 
 MINI_CAPTION = "mini: tasks of this project's synthetic look-alikes, not the real benchmarks."
-_HEADINGS = ("Task", "System", "n", "Accuracy %", "TPS", "TPF", "Speed-up")
-_NUM_LEFT_ALIGNED = 2
+# Metric -> heading and digits after the point. pass@1 stands for the accuracy of code.
+_COLUMNS = {ACCURACY: ("Accuracy %", 1), "tps": ("TPS", 1), "tpf": ("TPF", 2), SPEEDUP: ("Speed-up", 2)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SummaryRow:
-    """One task of one run.
+class SummaryLine:
+    """One task of one run under one set of settings.
 
     Attributes:
         task: task, or the mean over tasks.
-        system: name of the system; with the run id where two runs share it, and the settings where a run has several.
-        n: items of the accuracy, or of whatever is there.
-        accuracy: percent; pass@1 for code.
-        tps: tokens a second of one request at a time.
-        tpf: tokens a forward.
-        speedup: TPS relative to the autoregressive run.
-        mini: whether it is a synthetic look-alike.
-        errors: samples in no figure.
-        unisolated: whether programs ran without isolation.
+        system: label of the system; with the run id where runs share a label, and with the settings that differ where a
+            run has a task under several settings.
+        figures: figures by metric; at least one.
     """
 
     task: str
     system: str
-    n: int
-    accuracy: Interval | None
-    tps: Interval | None
-    tpf: Interval | None
-    speedup: Interval | None
-    mini: bool
-    errors: int
-    unisolated: bool
+    figures: dict[str, Figure]
 
-    def cells(self) -> tuple[str, ...]:
-        """What the renderers print, in the order of the headings."""
-        task = f"{self.task} (mini)" if self.mini and not is_mini(self.task) else self.task
+    @property
+    def any_figure(self) -> Figure:
+        """The score, or any other figure if there is none."""
+        return self.figures.get(ACCURACY) or self.figures.get(PASS_AT_1) or next(iter(self.figures.values()))
+
+    def figure(self, metric: str) -> Figure | None:
+        """The figure of a column, None if it was not measured."""
+        return self.figures.get(metric) or (self.figures.get(PASS_AT_1) if metric == ACCURACY else None)
+
+    @property
+    def errors(self) -> int:
+        """Samples that are in no figure."""
+        return max(figure.errors for figure in self.figures.values())
+
+    @property
+    def isolated(self) -> bool:
+        """Whether no program ran without isolation."""
+        return all(figure.isolated for figure in self.figures.values())
+
+    def texts(self) -> tuple[str, ...]:
+        """The cells of the line."""
+        figure = self.any_figure
+        mini = " (mini)" if figure.mini and not is_mini(self.task) else ""
         marks = [f"{self.errors} errors"] if self.errors else []
-        marks += ["no isolation"] if self.unisolated else []
+        marks += [] if self.isolated else ["no isolation"]
         system = f"{self.system} [{', '.join(marks)}]" if marks else self.system
-        figures = (
-            shown(self.accuracy, 1),
-            shown(self.tps, 1),
-            shown(self.tpf, 2),
-            shown(self.speedup, 2),
+        intervals = (
+            interval_text(None if measured is None else measured.interval, digits, missing="-")
+            for measured, digits in ((self.figure(metric), digits) for metric, (_, digits) in _COLUMNS.items())
         )
-        return (task, system, str(self.n), *figures)
+        return (self.task + mini, system, str(figure.n), *intervals)
 
 
-def summary(rows: Iterable[TableRow]) -> list[SummaryRow]:
-    """Condenses tidy rows (`tidy_rows`, or `read_csv`), one line a task and run, in their order by task; means last."""
-    groups: dict[tuple, dict[str, TableRow]] = {}
+def summary(figures: Iterable[Figure]) -> list[SummaryLine]:
+    """Condenses figures of runs to one line a task and run, in their order by task; means last."""
+    groups: dict[tuple, dict[str, Figure]] = {}
     run_ids: dict[str, set[str]] = {}
     settings: dict[tuple, set[tuple]] = {}
-    for row in rows:
-        in_force = tuple(sorted(row.settings.items()))
-        key = (row.mini, row.task == MEAN_TASK, row.task, row.system, row.run_id, in_force)
-        groups.setdefault(key, {})[row.metric] = row
-        run_ids.setdefault(row.system, set()).add(row.run_id)
+    for figure in figures:
+        in_force = tuple(sorted(figure.settings.items()))
+        key = (figure.mini, figure.is_mean, figure.task, figure.label, figure.run_id, in_force)
+        groups.setdefault(key, {})[figure.metric] = figure
+        run_ids.setdefault(figure.label, set()).add(figure.run_id)
         settings.setdefault(key[:-1], set()).add(in_force)
     lines = []
     for key in sorted(groups):
-        *_, system, run_id, in_force = key
-        marks = [run_id] if len(run_ids[system]) > 1 else []
+        *_, task, label, run_id, in_force = key
+        marks = [run_id] if len(run_ids[label]) > 1 else []
         # A task decoded under several settings in one run: say in which of them the lines differ.
         always = set.intersection(*map(set, settings[key[:-1]]))
         marks += [f"{name}={value}" for name, value in in_force if (name, value) not in always]
-        lines.append(_summary_row(groups[key], f"{system} ({', '.join(marks)})" if marks else system))
+        system = f"{label} ({', '.join(marks)})" if marks else label
+        lines.append(SummaryLine(task=task, system=system, figures=groups[key]))
     return lines
 
 
-def rich_table(lines: Sequence[SummaryRow], *, title: str = "") -> Table:
-    """The summary for a terminal."""
-    table = Table(title=title or None, caption=_caption(lines) or None, caption_justify="left")
-    for number, heading in enumerate(_HEADINGS):
-        table.add_column(heading, justify="left" if number < _NUM_LEFT_ALIGNED else "right")
-    previous = None
-    for line in lines:
-        if previous is not None and line.task != previous:
-            table.add_section()
-        previous = line.task
-        table.add_row(*(escape(cell) for cell in line.cells()))
-    return table
+def summary_table(lines: Sequence[SummaryLine], *, title: str = "") -> Table:
+    """The lines as a table, with what a reader must know below it."""
+    rows = [
+        TableRow(cells=text_cells(*line.texts()), begins_group=number > 0 and line.task != lines[number - 1].task)
+        for number, line in enumerate(lines)
+    ]
+    headings = [heading for heading, _ in _COLUMNS.values()]
+    return Table(title=title, columns=("Task", "System", "n", *headings), rows=rows, num_left=2, notes=_notes(lines))
 
 
-def markdown(lines: Sequence[SummaryRow]) -> str:
-    """The summary as a Markdown table, with what a reader must know below it."""
-    rules = [":--" if number < _NUM_LEFT_ALIGNED else "--:" for number in range(len(_HEADINGS))]
-    body = [[cell.replace("|", "\\|") for cell in line.cells()] for line in lines]
-    text = "".join(f"| {' | '.join(cells)} |\n" for cells in (_HEADINGS, rules, *body))
-    caption = _caption(lines)
-    return f"{text}\n{caption}\n" if caption else text
-
-
-def _summary_row(metrics: dict[str, TableRow], system: str) -> SummaryRow:
-    any_row = next(iter(metrics.values()))
-    accuracy = metrics.get(ACCURACY) or metrics.get(PASS_AT_1)
-    return SummaryRow(
-        task=any_row.task,
-        system=system,
-        n=(accuracy or any_row).n,
-        accuracy=accuracy.interval if accuracy else None,
-        **{name: metrics[name].interval if name in metrics else None for name in ("tps", "tpf", "speedup")},
-        mini=any_row.mini,
-        errors=max(row.errors for row in metrics.values()),
-        unisolated=any(UNISOLATED in row.note for row in metrics.values()),
-    )
-
-
-def _caption(lines: Sequence[SummaryRow]) -> str:
-    sentences = ["In brackets: 95% bootstrap interval by item." if lines else ""]
-    if any(line.mini for line in lines):
+def _notes(lines: Sequence[SummaryLine]) -> list[str]:
+    sentences = ["In brackets: 95% bootstrap interval by item."] if lines else []
+    if any(line.any_figure.mini for line in lines):
         sentences.append(MINI_CAPTION)
     if num_errors := sum(line.errors for line in lines if line.task != MEAN_TASK):
         sentences.append(f"{num_errors} samples are errors and in no figure; run the same command again to retry them.")
-    if any(line.unisolated for line in lines):
+    if not all(line.isolated for line in lines):
         sentences.append(f"No isolation: {UNISOLATED}.")
-    if any(line.tps is None for line in lines):
+    if any(line.figure("tps") is None for line in lines):
         sentences.append("No TPS where no sample was decoded alone after a warm-up, or on several machines.")
-    return " ".join(filter(None, sentences))
-
-
-def shown(interval: Interval | None, digits: int) -> str:
-    """Value and bounds, or a dash."""
-    if interval is None or math.isnan(interval.value):
-        return "-"
-    value = f"{interval.value:.{digits}f}"
-    if math.isnan(interval.low):
-        return value
-    return f"{value} [{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
+    return sentences

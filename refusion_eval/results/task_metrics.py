@@ -27,20 +27,11 @@ from refusion_eval.metrics.speed import (
     total_tps,
 )
 from refusion_eval.results.facts import SampleFacts, TaskFacts
-from refusion_eval.store.records import NO_ISOLATION, PASSED
+from refusion_eval.results.figure import ACCURACY, HALF_WRITTEN, NOT_SCORED, PASS_AT_1, SPEEDUP, UNISOLATED
+from refusion_eval.store.records import PASSED
 
 # Benchmarks whose answer is a program: their accuracy is called pass@1.
 CODE_BENCHMARKS = tuple(name for name, benchmark in BENCHMARKS.items() if benchmark.kind == "code")
-ACCURACY, PASS_AT_1 = "accuracy", "pass@1"
-
-# Ratio to this engine's autoregressive loop, and to the stock one of transformers' `generate`.
-SPEEDUP, SPEEDUP_STOCK = "speedup", "speedup_stock"
-
-# What begins the note on every figure of a task that lacks samples that were asked for; readers find it by this text.
-HALF_WRITTEN = "half-written"
-
-# The note on every figure of a task with a program that ran without isolation; the compact table finds it by this text.
-UNISOLATED = "programs ran without isolation (--sandbox none), so their verdicts can be forged"
 
 _PASS_KS = (2, 5, 10, 20, 50, 100)
 _PERCENT = "percent"
@@ -96,7 +87,7 @@ def measure_task(facts: TaskFacts, references: Sequence[Reference] = ()) -> Task
         references: what its speed-ups are relative to.
     """
     result = TaskMeasures()
-    if len(facts.samples) < facts.num_expected:
+    if not facts.finished:
         result.notes.append(
             f"{HALF_WRITTEN}: {len(facts.samples)} of {facts.num_expected} samples are there, run its command again"
         )
@@ -108,10 +99,9 @@ def measure_task(facts: TaskFacts, references: Sequence[Reference] = ()) -> Task
         undefined = Bootstrap(math.nan, np.full(RESAMPLES, np.nan), 0)
         result.measures.append(Measure(name, _PERCENT, undefined, []))
         return result
-    num_unscored = sum(sample.verdict is None for sample in facts.samples)
-    if num_unscored:
-        result.notes.append(f"{num_unscored} of {len(facts.samples)} samples are not scored")
-    if any(sample.verdict is not None and sample.verdict.tier == NO_ISOLATION for sample in facts.samples):
+    if facts.num_unscored:
+        result.notes.append(f"{facts.num_unscored} of {len(facts.samples)} {NOT_SCORED}")
+    if not facts.isolated:
         result.notes.append(UNISOLATED)
     result.measures += [*_accuracy(facts), *_other_scores(facts)]
     _add_speed(result, facts, references)

@@ -18,9 +18,10 @@ from rich.table import Table
 from refusion_eval.benchmarks import is_mini
 from refusion_eval.errors import ConfigError
 from refusion_eval.metrics.bootstrap import Interval, bootstrap, mean_statistic
-from refusion_eval.results.csv_text import csv_text
-from refusion_eval.results.summary import MINI_CAPTION, shown
-from refusion_eval.results.task_metrics import UNISOLATED, seed_of
+from refusion_eval.results.figure import UNISOLATED
+from refusion_eval.results.render import csv_text, interval_text
+from refusion_eval.results.summary import MINI_CAPTION
+from refusion_eval.results.task_metrics import seed_of
 from refusion_eval.runs.progress import SECONDS_BETWEEN_LINES
 from refusion_eval.scoring.filters import OURS, AnswerFilter, find_filter
 from refusion_eval.scoring.rescore import Rescored, RunRescored, TaskRescored, rescore_run, rows_by_hash, select_tasks
@@ -188,7 +189,8 @@ def summary_table(lines: Sequence[SummaryLine]) -> Table:
     for line in lines:
         task = f"{line.task} ({line.settings})" if (line.run_id, line.task) in several else line.task
         system = f"{line.system} ({line.run_id})" if len(runs[line.system]) > 1 else line.system
-        figures = (shown(line.recorded, 1), shown(line.rescored, 1), str(line.to_correct), str(line.to_wrong))
+        accuracies = (interval_text(accuracy, 1, missing="-") for accuracy in (line.recorded, line.rescored))
+        figures = (*accuracies, str(line.to_correct), str(line.to_wrong))
         table.add_row(escape(task), escape(system), str(line.n), *figures)
     return table
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluate.run import evaluate, load_tasks, task_names
-from refusion_eval.results.csv_text import csv_text
+from refusion_eval.results.csv_file import write_csv
 from refusion_eval.results.facts import read_facts
-from refusion_eval.results.table_rows import MEAN_TASK
-from refusion_eval.results.tables import tidy_rows, write_csv
-from refusion_eval.results.task_metrics import ACCURACY, PASS_AT_1
+from refusion_eval.results.figure import ACCURACY, MEAN_TASK, PASS_AT_1
+from refusion_eval.results.measured import run_figures
+from refusion_eval.results.render import csv_text
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args
 from refusion_eval.runs.system import ModelCache, System
 from refusion_eval.store.atomic_write import prepare_output, write_output
@@ -105,7 +105,7 @@ def run_sweep(
             described += _described(job)
     finally:
         if run_dirs:  # once, as every figure of every run is computed for them
-            write_csv(tidy_rows(run_dirs), out / "sweep.csv")
+            write_csv(run_figures(run_dirs), out / "sweep.csv")
             rows = ([row[column] for column in POINT_COLUMNS] for row in described)
             write_output(out / "points.csv", csv_text(POINT_COLUMNS, rows))
     return SweepResult(run_dirs=run_dirs, incomplete=incomplete)
@@ -144,7 +144,7 @@ def _frontier_point(system: SweptSystem, value: float) -> Point:
 def _outcomes(run_dir: Path) -> list[Outcome]:
     """TPF and accuracy of each task, tasks by name."""
     figures: dict[str, dict[str, float]] = {}
-    for row in tidy_rows([run_dir]):
+    for row in run_figures([run_dir]):
         if row.task != MEAN_TASK:
             figures.setdefault(row.task, {})[row.metric] = row.value
     return [

@@ -25,7 +25,8 @@ from refusion_eval.claims.verdicts import (
 )
 from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError, StoreError
-from refusion_eval.results.cells import TASKS, published_backbone
+from refusion_eval.results.figure import TASKS
+from refusion_eval.results.published import published_backbone
 from tests.results.conftest import cell, sample
 
 CLAIMS = {claim.id: claim for claim in read_claims()}
@@ -169,11 +170,11 @@ def test_other_models_half_written_runs_and_other_machines_are_no_evidence():
     assert judge(CLAIMS["P03"], Evidence([*ours, *theirs])).verdict == REPRODUCED
     spoilt = {
         "is a refusion of tiny, not of Qwen3-8B": [replace(one, backbone="tiny") for one in ours],
-        "refusion lacks samples": [replace(one, complete=False) for one in ours],
+        "refusion lacks samples": [replace(one, finished=False) for one in ours],
         "speed of several machines": [replace(one, hardware="another") for one in ours],
         "there is no tps of refusion on mbpp": ours[:-1],
         "refusion has 2 of the 164 items of humaneval": [
-            replace(one, n=2) if one.task == "humaneval" else one for one in ours
+            replace(one, n=2) if one.benchmark == "humaneval" else one for one in ours
         ],
         "refusion has fused forwards": [replace(one, settings={"fuse": "true"}) for one in ours],
     }

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from refusion_eval.claims.formula import MissingCell, evaluate
 from refusion_eval.errors import ConfigError, DataError
-from refusion_eval.results.cells import TASKS, grid
+from refusion_eval.results.figure import TASKS, by_key
 from tests.results.conftest import cell
 
 # Ours 2, 4, 8, 16, ... tokens a second, theirs 1 and 2 on every task.
-CELLS = grid(
+CELLS = by_key(
     [
         *(cell("ours", task, "tps", 2.0 ** (1 + number)) for number, task in enumerate(TASKS)),
         *(cell("slow", task, "tps", 1.0) for task in TASKS),
@@ -52,7 +52,7 @@ def test_values_by_hand(formula, value):
 
 def test_a_result_names_its_cells():
     found = evaluate("tps('ours', 'gsm8k') / tps('slow', 'gsm8k')", CELLS)
-    assert [(one.system, one.task) for one in found.cells] == [("ours", "gsm8k"), ("slow", "gsm8k")]
+    assert [(one.system, one.benchmark) for one in found.cells] == [("ours", "gsm8k"), ("slow", "gsm8k")]
     assert math.isnan(found.interval.low)
 
 
@@ -93,7 +93,7 @@ def test_a_missing_cell_is_named():
 
 
 def test_a_ratio_to_zero_is_undefined_not_infinite():
-    cells = grid([cell("ours", value=1.0), cell("none", value=0.0)])
+    cells = by_key([cell("ours", value=1.0), cell("none", value=0.0)])
     with pytest.raises(DataError, match="undefined"):
         evaluate("tps('ours', 'gsm8k') / tps('none', 'gsm8k')", cells)
 
@@ -101,20 +101,20 @@ def test_a_ratio_to_zero_is_undefined_not_infinite():
 @given(st.floats(1, 1000), st.floats(0.01, 0.2), st.floats(0.01, 0.2))
 def test_a_cell_alone_keeps_its_interval(value, below, above):
     low, high = value * (1 - below), value * (1 + above)
-    found = evaluate("tps('ours', 'gsm8k')", grid([cell("ours", value=value, ci_low=low, ci_high=high)])).interval
+    found = evaluate("tps('ours', 'gsm8k')", by_key([cell("ours", value=value, ci_low=low, ci_high=high)])).interval
     assert found.value == value
     assert found.low == pytest.approx(low, abs=0.15 * (value - low) + 1e-9)
     assert found.high == pytest.approx(high, abs=0.15 * (high - value) + 1e-9)
 
 
 def test_the_interval_of_a_difference_is_that_of_independent_normals():
-    cells = grid([cell("a", value=10, ci_low=7, ci_high=13), cell("b", value=5, ci_low=1, ci_high=9)])
+    cells = by_key([cell("a", value=10, ci_low=7, ci_high=13), cell("b", value=5, ci_low=1, ci_high=9)])
     found = evaluate("tps('a', 'gsm8k') - tps('b', 'gsm8k')", cells).interval
     assert (found.value, found.low, found.high) == (5, pytest.approx(0, abs=0.4), pytest.approx(10, abs=0.4))
 
 
 def test_draws_never_leave_the_range_of_a_score():
-    cells = grid([cell("a", "humaneval", "pass@1", 50.0, ci_low=0.0, ci_high=100.0)])
+    cells = by_key([cell("a", "humaneval", "pass@1", 50.0, ci_low=0.0, ci_high=100.0)])
     found = evaluate("score('a', 'humaneval')", cells).interval
     assert (found.low, found.high) == (pytest.approx(0, abs=4), pytest.approx(100, abs=4))
     assert found.low >= 0
@@ -122,5 +122,5 @@ def test_draws_never_leave_the_range_of_a_score():
 
 
 def test_draws_never_leave_the_range_of_a_speed():
-    cells = grid([cell("a", value=1, ci_low=-9, ci_high=2), cell("b", value=1)])
+    cells = by_key([cell("a", value=1, ci_low=-9, ci_high=2), cell("b", value=1)])
     assert evaluate("tps('a', 'gsm8k') / tps('b', 'gsm8k')", cells).interval.low == 0

@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from refusion_eval.results.cells import TASKS, Cell, published_backbone
-from refusion_eval.results.table_rows import TableRow, write_csv
+from refusion_eval.results.csv_file import write_csv
+from refusion_eval.results.figure import TASKS, Figure
+from refusion_eval.results.published import published_backbone
 
 CODE = ("humaneval", "mbpp")
 
@@ -22,7 +23,7 @@ def make_cell(system, task, metric, value, **changes):
         "run_id": f"run-{system}",
         "task_version": "1",
     }
-    return Cell(system=system, task=task, metric=metric, value=value, **{**fields, **changes})
+    return Figure(system=system, task=task, benchmark=task, metric=metric, value=value, **{**fields, **changes})
 
 
 def make_system(system, score, tps, tasks=TASKS, **changes):
@@ -35,9 +36,11 @@ def make_system(system, score, tps, tasks=TASKS, **changes):
 
 
 def make_row(run_id, metric, value, *, decoder_label="ReFusion", settings=(), hardware="Test CPU", note="", mini=True):
-    return TableRow(
+    return Figure(
+        origin="measured",
         run_id=run_id,
         system=decoder_label,
+        label=decoder_label,
         backbone="tiny",
         task="mini_mbpp" if mini else "refusion_mbpp",
         n=100,
@@ -58,7 +61,7 @@ def make_row(run_id, metric, value, *, decoder_label="ReFusion", settings=(), ha
         errors=0,
         attention="sdpa",
         hardware=hardware,
-        note=note,
+        notes=(note,) if note else (),
         settings=dict(settings),
     )
 

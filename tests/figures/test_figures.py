@@ -21,7 +21,7 @@ from refusion_eval.figures.moments import lay_out
 from refusion_eval.figures.names import FUSED_SENTENCE, system_label
 from refusion_eval.figures.rows import OPERATING_POINT, Point, TokenCell, read_rows, write_rows
 from refusion_eval.figures.style import ORDERED
-from refusion_eval.results.table_rows import read_csv, write_csv
+from refusion_eval.results.csv_file import read_csv, write_csv
 from refusion_eval.studies.locality.report import COLUMNS
 
 POINT = {"label": "ReFusion", "origin": "measured", "metric": "delta_score", "panel": "tau_slot"}

@@ -6,10 +6,11 @@ import pytest
 
 from refusion_eval.errors import ConfigError, StoreError
 from refusion_eval.figures.layout import Entry, Heading, Line, PaperTable, texts
-from refusion_eval.figures.names import FUSED_SENTENCE, is_fused
+from refusion_eval.figures.names import FUSED_SENTENCE
 from refusion_eval.figures.render import latex_text, markdown_text, to_csv, to_latex, to_markdown, write_table
 from refusion_eval.figures.tables import NUMBERS, paper_table
-from refusion_eval.results.cells import AVERAGE, TASKS, published_cells
+from refusion_eval.results.figure import AVERAGE, TASKS
+from refusion_eval.results.published import published_figures
 
 FIRST = 3  # columns before the benchmarks
 
@@ -39,7 +40,7 @@ def test_without_measurements_every_published_cell_is_there_and_nothing_else(num
     table = paper_table(number)
     assert {line.origin for line in table.lines} == {"published"}
     shown = sum(bool(entry.text) for line in table.lines for entry in line.entries[FIRST:])
-    assert shown == len(published_cells((artefact,))) > 0
+    assert shown == len(published_figures((artefact,))) > 0
 
 
 def test_what_was_not_measured_is_empty_and_is_never_filled_from_the_paper(made):
@@ -53,9 +54,8 @@ def test_what_was_not_measured_is_empty_and_is_never_filled_from_the_paper(made)
 
 def test_an_average_is_shown_only_over_all_seven_benchmarks(made):
     for count, expected in ((6, ""), (7, "70.0")):
-        note = (f"unweighted mean over {count} tasks (...)",)
         cells = made["system"]("refusion", 80.0, 90.0)
-        cells.append(made["cell"]("refusion", AVERAGE, "accuracy", 70.0, notes=note))
+        cells.append(made["cell"]("refusion", AVERAGE, "accuracy", 70.0, num_tasks=count))
         assert lines_of(paper_table(1, cells), "ReFusion")["measured", "score"][-1].text == expected
 
 
@@ -76,7 +76,7 @@ def test_best_and_second_best_are_marked_within_an_origin_and_ties_alike(made):
 
 
 def test_half_written_runs_are_marked_named_and_never_best(made):
-    cells = made["system"]("refusion", 90.0, 90.0, complete=False) + made["system"]("llada", 80.0, 10.0)
+    cells = made["system"]("refusion", 90.0, 90.0, finished=False) + made["system"]("llada", 80.0, 10.0)
     table = paper_table(1, cells)
     entry = lines_of(table, "ReFusion")["measured", "score"][0]
     assert (entry.dagger, entry.emphasis) == (True, "")
@@ -117,7 +117,7 @@ def test_a_checkpoint_of_another_backbone_never_takes_the_papers_row(made):
 
 def test_fused_forwards_are_named_below_the_table(made):
     of_release = {"fuse": "null", "release_compatible": "true"}
-    assert not is_fused(made["cell"]("refusion", "mbpp", "tps", 90.0, settings=of_release))
+    assert not made["cell"]("refusion", "mbpp", "tps", 90.0, settings=of_release).fused
     for fuse, shown in (("true", True), ("null", True), ("false", False)):
         cells = made["system"]("refusion", 80.0, 90.0, settings={"fuse": fuse})
         assert [FUSED_SENTENCE in paper_table(number, cells).caption for number in (1, 4, 7)] == [shown] * 3

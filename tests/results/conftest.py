@@ -2,11 +2,12 @@
 
 import pytest
 
-from refusion_eval.results.cells import Cell
+from refusion_eval.results.figure import Figure
 from refusion_eval.store.environment import Hardware
 from refusion_eval.store.manifest import Manifest
 from refusion_eval.store.records import Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_store import RunStore
+from tests.store import conftest as of_store
 
 MACHINE = Hardware(cpu="Test CPU", cores=2, threads=1, memory_gib=8)
 ROOFLINE = {"weight_bytes": 1000, "cache_bytes_per_row": 10, "copy_bytes_per_second": 100_000}
@@ -14,7 +15,7 @@ ROOFLINE = {"weight_bytes": 1000, "cache_bytes_per_row": 10, "copy_bytes_per_sec
 
 def cell(system="refusion", task="gsm8k", metric="tps", value=1.0, **changes):
     fields = {"origin": "measured", "label": system, "backbone": "", "run_id": system, "hardware": "one machine"}
-    return Cell(**{**fields, **changes}, system=system, task=task, metric=metric, value=value)
+    return Figure(**{**fields, **changes}, system=system, task=task, benchmark=task, metric=metric, value=value)
 
 
 def sample(item, *, task="mini_gsm8k", version="1", prompt=None, number=0, **changes):
@@ -72,3 +73,13 @@ def write_run(tmp_path):
         return tmp_path / name
 
     return write
+
+
+@pytest.fixture(scope="session")
+def make_manifest():
+    return of_store.make_manifest
+
+
+@pytest.fixture(scope="session")
+def make_sample():
+    return of_store.make_sample

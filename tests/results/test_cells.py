@@ -7,23 +7,16 @@ from dataclasses import replace
 import pytest
 
 from refusion_eval.errors import StoreError
-from refusion_eval.results.cells import (
-    AVERAGE,
-    grid,
-    measured_cells,
-    problems,
-    published_cells,
-    require_comparable,
-    system_key,
-    told_apart,
-)
-from refusion_eval.results.tables import tidy_rows, write_csv
+from refusion_eval.results.csv_file import write_csv
+from refusion_eval.results.figure import AVERAGE, by_key, problems, require_comparable
+from refusion_eval.results.measured import measured_figures, run_figures
+from refusion_eval.results.published import beside_published, published_figures, system_key
 from refusion_eval.store.environment import Hardware
 from tests.results.conftest import cell, sample
 
 
 def test_a_published_cell_has_its_machine_and_no_interval():
-    found = grid(published_cells(["table1"]))["refusion", "gsm8k", "tps"]
+    found = by_key(published_figures(["table1"]))["refusion", "gsm8k", "tps"]
     assert (found.value, found.unit, found.hardware, found.batch_size) == (81.24, "tokens/s", "A100", "1")
     assert found.origin == "published"
     assert not found.has_interval
@@ -51,36 +44,36 @@ def test_a_run_is_taken_for_the_system_whose_name_it_has(label, backbone, settin
 
 
 def test_a_system_of_another_backbone_is_one_of_its_own_on_a_benchmark():
-    assert told_apart(cell(backbone="Qwen3-8B")).system == "refusion"
-    assert told_apart(cell("refusion+left_to_right", backbone="Qwen3-8B")).system == "refusion+left_to_right"
-    assert told_apart(cell(backbone="embedded", mini=True)).system == "refusion"
-    other = told_apart(cell(backbone="Qwen2.5-7B"))
+    assert beside_published(cell(backbone="Qwen3-8B")).system == "refusion"
+    assert beside_published(cell("refusion+left_to_right", backbone="Qwen3-8B")).system == "refusion+left_to_right"
+    assert beside_published(cell(backbone="embedded", mini=True)).system == "refusion"
+    other = beside_published(cell(backbone="Qwen2.5-7B"))
     assert (other.system, other.label.endswith(" on Qwen2.5-7B")) == ("refusion on Qwen2.5-7B", True)
-    assert told_apart(cell("qwen3+generate", backbone="")).system == "qwen3+generate on an unnamed model"
-    assert told_apart(cell("My own", backbone="mine")).system == "My own"
+    assert beside_published(cell("qwen3+generate", backbone="")).system == "qwen3+generate on an unnamed model"
+    assert beside_published(cell("My own", backbone="mine")).system == "My own"
 
 
 def test_directories_and_their_csv_give_the_same_cells(write_run, tmp_path):
     run = write_run("run", [sample(i) for i in range(4)], right={"0", "1", "2"})
-    write_csv(tidy_rows([run]), tmp_path / "results.csv")
-    from_directory, from_csv = measured_cells([run]), measured_cells([tmp_path / "results.csv"])
+    write_csv(run_figures([run]), tmp_path / "results.csv")
+    from_directory, from_csv = measured_figures([run]), measured_figures([tmp_path / "results.csv"])
     assert [one.metric for one in from_csv] == [one.metric for one in from_directory]
     for one, other in zip(from_csv, from_directory, strict=True):
         assert one.value == pytest.approx(other.value, rel=1e-5)
         assert replace(one, value=0, ci_low=0, ci_high=0) == replace(other, value=0, ci_low=0, ci_high=0)
-    accuracy = grid(from_directory)["refusion", "gsm8k", "accuracy"]
+    accuracy = by_key(from_directory)["refusion", "gsm8k", "accuracy"]
     assert (accuracy.value, accuracy.n, accuracy.mini, accuracy.task_version) == (75.0, 4, True, "1")
     assert accuracy.complete
 
 
 def test_a_file_of_an_earlier_version_still_opens(write_run, tmp_path):
-    write_csv(tidy_rows([write_run("run", [sample(0), sample(1)])]), tmp_path / "now.csv")
+    write_csv(run_figures([write_run("run", [sample(0), sample(1)])]), tmp_path / "now.csv")
     with (tmp_path / "now.csv").open(newline="") as now, (tmp_path / "old.csv").open("w", newline="") as old:
         rows = list(csv.DictReader(now))
         writer = csv.DictWriter(old, [name for name in rows[0] if name != "task_version"], extrasaction="ignore")
         writer.writeheader()
         writer.writerows(rows)
-    found = measured_cells([tmp_path / "old.csv"])
+    found = measured_figures([tmp_path / "old.csv"])
     assert found
     assert {one.task_version for one in found} == {""}
 
@@ -90,24 +83,24 @@ def test_a_half_written_run_is_marked_and_a_finished_one_is_not(write_run):
     half = write_run("half", [sample(0), sample(1)], expected={"mini_gsm8k": 5})
     fine, broken = sample(0), sample(1, error="out of memory", num_tokens=0)
     failed = write_run("failed", [fine, broken], scored=[fine])
-    assert all(one.complete for one in measured_cells([whole]))
-    found = measured_cells([half])
+    assert all(one.complete for one in measured_figures([whole]))
+    found = measured_figures([half])
     assert found
     assert not any(one.complete for one in found)
     assert "half-written: 2 of 5 samples are there, run its command again" in found[0].notes
-    assert not any(one.complete for one in measured_cells([failed]))
+    assert not any(one.complete for one in measured_figures([failed]))
 
 
 def test_the_mean_over_tasks_is_half_written_if_one_of_them_is(write_run):
     samples = [sample(0), sample(1), sample(0, task="mini_math"), sample(1, task="mini_math")]
     run = write_run("run", samples, expected={"mini_gsm8k": 2, "mini_math": 3})
-    states = {one.task: one.complete for one in measured_cells([run])}
+    states = {one.benchmark: one.complete for one in measured_figures([run])}
     assert states == {"gsm8k": True, "math": False, AVERAGE: False}
 
 
 def test_one_place_holds_one_cell():
     with pytest.raises(StoreError, match="refusion gsm8k tps is there twice \\(a and b\\)"):
-        grid([cell(run_id="b"), cell(run_id="a")])
+        by_key([cell(run_id="b"), cell(run_id="a")])
 
 
 def test_two_machines_two_versions_and_mini_beside_real_are_named():
@@ -146,13 +139,13 @@ def test_published_speed_is_no_other_machine():
 def test_a_run_on_two_machines_has_no_speed(write_run, tmp_path):
     run = write_run("run", [sample(0), sample(1)], hardware=Hardware(cpu="a"))
     write_run("run", [sample(2), sample(3)], hardware=Hardware(cpu="b"))
-    found = {one.metric for one in measured_cells([run])}
+    found = {one.metric for one in measured_figures([run])}
     assert "accuracy" in found
     assert not found & {"tps", "forwards_per_second", "decode_tps"}
 
 
 def test_what_was_not_measured_is_no_cell(write_run):
     fine, broken = sample(0), sample(0, task="mini_math", error="out of memory", num_tokens=0, trace=None)
-    found = measured_cells([write_run("run", [fine, broken], scored=[fine])])
-    assert {one.task for one in found} == {"gsm8k"}
+    found = measured_figures([write_run("run", [fine, broken], scored=[fine])])
+    assert {one.benchmark for one in found} == {"gsm8k"}
     assert not any(math.isnan(one.value) for one in found)

@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from refusion_eval.claims.statements import read_claims
-from refusion_eval.results.cells import AVERAGE, TASKS, grid, published_cells
-from refusion_eval.results.published import published_path, read_published
+from refusion_eval.results.figure import AVERAGE, TASKS, by_key
+from refusion_eval.results.published import published_figures, published_path, read_published
 from refusion_eval.runs.published import published_systems
 
 TASK = dict(
@@ -78,7 +78,7 @@ def test_figure_1_table_7_and_the_leaderboard_are_there(original):
 
 
 def test_cross_checks_keep_the_other_value_and_ours_is_table_1(original):
-    table1 = grid(published_cells(["table1"]))
+    table1 = by_key(published_figures(["table1"]))
     labels = {row["label"]: row["system"] for row in ours("table1")}
     rows = original("baseline_crosscheck")
     assert len(rows) == len(ours("crosscheck"))
@@ -118,7 +118,7 @@ def test_every_stated_number_is_a_claim(original):
 
 @pytest.mark.parametrize("artefact", ["table1", "table2", "table2_v2", "table3"])
 def test_printed_averages_are_the_means_of_the_seven_cells(artefact):
-    cells = grid(published_cells([artefact]))
+    cells = by_key(published_figures([artefact]))
     averages = {place: cell for place, cell in cells.items() if place[1] == AVERAGE}
     assert averages
     for (system, _, metric), average in averages.items():
@@ -145,7 +145,7 @@ def test_keys_are_those_of_the_systems_table_and_places_are_unique():
         "table9_v2",
         "figure1",
     ):
-        assert len(grid(published_cells([artefact]))) == len(ours(artefact))
+        assert len(by_key(published_figures([artefact]))) == len(ours(artefact))
     defects = {row["defect"] for row in read_published("published.csv")} - {""}
     readme = (published_path() / "README.md").read_text(encoding="utf-8")
     assert all(f"**{defect}**" in readme for defect in defects)

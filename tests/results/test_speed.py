@@ -13,7 +13,7 @@ from refusion_eval.cli import app
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError, DecodeError, StoreError
 from refusion_eval.hf.stock import StockLoop
-from refusion_eval.results.cells import measured_cells
+from refusion_eval.results.measured import measured_figures
 from refusion_eval.results.speed import speed_rows, speed_table
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.store.environment import Hardware
@@ -43,7 +43,7 @@ def runs(write_run):
 
 def test_every_factor_by_hand(runs):
     rows = {
-        row.run_id: {name: one.value for name, one in row.cells.items()} for row in speed_rows(measured_cells(runs))
+        row.run_id: {name: one.value for name, one in row.cells.items()} for row in speed_rows(measured_figures(runs))
     }
     ours = {
         "tps": 12.0,  # 6 tokens in 0.5 s
@@ -66,13 +66,13 @@ def test_every_factor_by_hand(runs):
 
 def test_runs_of_one_system_are_told_apart(runs, write_run):
     again = write_run("ours-recompute", [sample(i, seconds=0.6) for i in range(4)])
-    table = speed_table(speed_rows(measured_cells([*runs, again])))
+    table = speed_table(speed_rows(measured_figures([*runs, again])))
     assert {row[1] for row in table.rows} == {"ReFusion [ours]", "ReFusion [ours-recompute]", "AR", "AR (generate)"}
 
 
 def test_records_without_prefill_have_all_but_the_phases(write_run):
     run = write_run("old", [sample(i, prefill_seconds=None) for i in range(3)])
-    (row,) = speed_rows(measured_cells([run]))
+    (row,) = speed_rows(measured_figures([run]))
     assert "tps" in row.cells
     assert not {"prefill_seconds", "decode_tps"} & row.cells.keys()
 
@@ -81,10 +81,10 @@ def test_machines_are_not_mixed_and_untimed_runs_are_refused(write_run):
     here = write_run("here", [sample(0), sample(1)])
     there = write_run("there", [sample(0), sample(1)], hardware=Hardware(cpu="Other CPU"))
     with pytest.raises(StoreError, match=r"speed of several machines .*Other CPU.* in there"):
-        speed_rows(measured_cells([here, there]))
+        speed_rows(measured_figures([here, there]))
     batch = write_run("batch", [sample(i, batch_size=8) for i in range(2)])
     with pytest.raises(StoreError, match="nothing was timed"):
-        speed_rows(measured_cells([batch]))
+        speed_rows(measured_figures([batch]))
 
 
 def test_the_command_prints_and_writes(runs, tmp_path):
@@ -183,5 +183,5 @@ def test_a_run_by_the_stock_loop_says_so(checkpoint, tmp_path):
     )
     with RunReader.open(tmp_path / "engine") as reader:
         assert [one.tokens for one in reader.samples()] == [one.tokens for one in samples]
-    rows = {row.run_id: row.cells for row in speed_rows(measured_cells([tmp_path / "engine", tmp_path / "stock"]))}
+    rows = {row.run_id: row.cells for row in speed_rows(measured_figures([tmp_path / "engine", tmp_path / "stock"]))}
     assert rows["engine"]["speedup_stock"].value == pytest.approx(1 / rows["stock"]["speedup"].value)

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from refusion_eval.errors import ConfigError
+from refusion_eval.results.csv_file import read_csv
 from refusion_eval.results.facts import read_facts
-from refusion_eval.results.table_rows import read_csv
 from refusion_eval.runs import system
 from refusion_eval.sweep.run import run_sweep
 from refusion_eval.sweep.spec import SweepSpec, read_spec

@@ -15,8 +15,8 @@ from refusion_eval.benchmarks import BENCHMARKS, Task
 from refusion_eval.errors import ConfigError
 from refusion_eval.metrics.bootstrap import Interval
 from refusion_eval.paths import embedded_path
-from refusion_eval.results.csv_text import csv_text
-from refusion_eval.results.summary import MINI_CAPTION, shown
+from refusion_eval.results.render import csv_text, interval_text
+from refusion_eval.results.summary import MINI_CAPTION
 from refusion_eval.runs.model_args import EMBEDDED
 from refusion_eval.runs.progress import SECONDS_BETWEEN_LINES
 from refusion_eval.store.atomic_write import prepare_output, write_output
@@ -176,7 +176,8 @@ def locality_table(rows: Sequence[LocalityRow], distances: Sequence[int]) -> Tab
         table.add_column(heading, justify="right")
     by_key = {(row.masking_ratio, row.distance): row.interval for row in rows}
     for distance in sorted({sign * distance for distance in distances for sign in (-1, 1)}):
-        table.add_row(f"{distance:+d}", *(shown(by_key.get((ratio, distance)), DIGITS) for ratio in ratios))
+        intervals = (by_key.get((ratio, distance)) for ratio in ratios)
+        table.add_row(f"{distance:+d}", *(interval_text(interval, DIGITS, missing="-") for interval in intervals))
     return table
 
 

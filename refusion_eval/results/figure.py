@@ -1,0 +1,241 @@
+"""`Figure`: one figure of one system on one task, published or measured; tables, plots and claims are made of these.
+
+A figure is never averaged or filled in by whoever shows it. It says what it rests on, and `problems` says which figures
+must not stand side by side.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from refusion_eval.benchmarks import BENCHMARKS
+from refusion_eval.errors import StoreError
+from refusion_eval.metrics.bootstrap import Interval
+
+Origin = Literal["published", "measured"]
+FigureKey = tuple[str, str, str]  # system, benchmark, metric
+
+# The seven benchmarks in the order of the paper's tables.
+TASKS = tuple(BENCHMARKS)
+# `Figure.task` and `Figure.benchmark` of a mean over tasks.
+MEAN_TASK, AVERAGE = "mean", "average"
+
+ACCURACY, PASS_AT_1 = "accuracy", "pass@1"
+SCORES = (ACCURACY, PASS_AT_1)
+# Ratio to the TPS of this engine's autoregressive loop, and to that of transformers' `generate`.
+SPEEDUP, SPEEDUP_STOCK = "speedup", "speedup_stock"
+# Metrics that depend on the machine.
+SPEED_METRICS = (
+    "tps",
+    "tps_mean",
+    "decode_tps",
+    "prefill_seconds",
+    "latency_mean",
+    "latency_p50",
+    "latency_p95",
+    SPEEDUP,
+    SPEEDUP_STOCK,
+    "forwards_per_second",
+    "mbu",
+    "one_token_share",
+)
+# Metrics that change where forwards are fused; tokens and scores do not.
+FORWARD_METRICS = (*SPEED_METRICS, "tpf", "forwards_mean")
+# Order of the metrics of a task; others follow by name.
+METRIC_ORDER = (ACCURACY, PASS_AT_1, "extracted", *SPEED_METRICS, "tpf", "tpf_release", "tokens_mean", "forwards_mean")
+
+# A setting of a mean over tasks that differ in it.
+VARIES = "varies"
+
+# Sentences of `Figure.notes` that also state a fact, or what these sentences begin or end with.
+MINI_NOTE = "synthetic look-alike, not the real benchmark"
+HALF_WRITTEN = "half-written"
+NOT_SCORED = "samples are not scored"
+MEAN_OVER = "unweighted mean over"
+UNISOLATED = "programs ran without isolation (--sandbox none), so their verdicts can be forged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One figure with its interval and everything it rests on.
+
+    Attributes:
+        origin: published, or measured by this project.
+        system: key of the system in tasks/settings/systems.yaml. A variant has its name after a plus sign
+            (`refusion+recompute_kv`); " on BACKBONE" follows if `other_backbone` is set.
+        label: name of the system as the run or the paper prints it.
+        backbone: model that the system was made from; empty where it is not published.
+        other_backbone: whether the published system of this name was made from another model.
+        decoder: name of the decoder; empty for published figures and figures read from a file.
+        benchmark: benchmark, `AVERAGE` for a mean over tasks, or the task if it belongs to no benchmark.
+        task: task as the run names it (mini_gsm8k), `MEAN_TASK` for a mean.
+        task_version: version of the task; several joined by `|`; empty for published figures.
+        mini: whether the task is a synthetic look-alike of its benchmark.
+        num_tasks: tasks that the figure is a mean over, 1 for a single task.
+        metric: what was measured: accuracy, pass@1, tps, tpf, ...
+        value: the figure; NaN where nothing could be computed.
+        ci_low: lower bound of the 95% bootstrap interval by item; NaN for none (published figures have none).
+        ci_high: upper bound of the same interval.
+        unit: unit of value and bounds.
+        n: benchmark items; 0 where it is not published.
+        samples: samples; more than `n` if items were sampled several times.
+        errors: samples that failed and are in no figure.
+        finished: whether every sample that was asked for is there.
+        scored: whether every good sample has a verdict.
+        isolated: whether every program ran in isolation, so that its verdict cannot be forged.
+        batch_size: requests decoded at the same time; several joined by `|`; empty where it is not published.
+        dtype: type of weights and cache.
+        device: `cpu` or `cuda`.
+        attention: attention backend.
+        hardware: machines that the samples were decoded on, joined by ` | `.
+        forwards: model calls over all samples.
+        tokens: tokens kept over all samples.
+        seconds: decoding time over all samples.
+        settings: decoder settings in force as text, or what is published beside the figure.
+        run_id: name of the run directory; empty for a published figure.
+        artefact: table or figure of the paper that it was published in (table1, ...); empty for a measured one.
+        defect: what is wrong with a published figure; empty for nothing.
+        notes: what else a reader must know, one sentence each.
+    """
+
+    origin: Origin
+    system: str
+    label: str
+    backbone: str = ""
+    other_backbone: bool = False
+    decoder: str = field(default="", compare=False)
+    benchmark: str
+    task: str = ""
+    task_version: str = ""
+    mini: bool = False
+    num_tasks: int = 1
+    metric: str
+    value: float
+    ci_low: float = math.nan
+    ci_high: float = math.nan
+    unit: str = ""
+    n: int = 0
+    samples: int = 0
+    errors: int = 0
+    finished: bool = True
+    scored: bool = True
+    isolated: bool = True
+    batch_size: str = ""
+    dtype: str = ""
+    device: str = ""
+    attention: str = ""
+    hardware: str = ""
+    forwards: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    settings: Mapping[str, str] = field(default_factory=dict)
+    run_id: str = ""
+    artefact: str = ""
+    defect: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> FigureKey:
+        """What a table has one figure of: system, benchmark and metric."""
+        return self.system, self.benchmark, self.metric
+
+    @property
+    def base_system(self) -> str:
+        """Key of the system without its variants."""
+        return self._names()[0]
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """Names of the variants in the system's key."""
+        return tuple(self._names()[1:])
+
+    def _names(self) -> list[str]:
+        name = self.system.removesuffix(backbone_suffix(self.backbone)) if self.other_backbone else self.system
+        return name.split("+")
+
+    @property
+    def interval(self) -> Interval:
+        """Value and bounds."""
+        return Interval(self.value, self.ci_low, self.ci_high, self.n)
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether both bounds of the interval are known."""
+        return math.isfinite(self.ci_low) and math.isfinite(self.ci_high)
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether this is a mean over tasks."""
+        return self.benchmark == AVERAGE
+
+    @property
+    def complete(self) -> bool:
+        """Whether every sample that was asked for is in the figure."""
+        return self.finished and self.scored and not self.errors
+
+    @property
+    def fused(self) -> bool:
+        """Whether fused forwards are in the figure: forwards that verify and plan at once, which the paper has not.
+
+        A mean is fused if any of its tasks is. Scores never are, because fusing changes no token.
+        """
+        fuse = self.settings.get("fuse", "false")
+        by_default = fuse == "null" and self.settings.get("release_compatible") != "true"
+        return self.metric in FORWARD_METRICS and (fuse in ("true", VARIES) or by_default)
+
+    @property
+    def note(self) -> str:
+        """All that a reader must know, as the `note` column of the CSV has it."""
+        return "; ".join((*([MINI_NOTE] if self.mini else []), *self.notes))
+
+
+def backbone_suffix(backbone: str) -> str:
+    """What the key and the label of a system end with if it was made from another model than the published one."""
+    return f" on {backbone or 'an unnamed model'}"
+
+
+def by_key(figures: Iterable[Figure]) -> dict[FigureKey, Figure]:
+    """Figures by (system, benchmark, metric).
+
+    Raises:
+        StoreError: two figures have the same key, so that one would hide the other.
+    """
+    result: dict[FigureKey, Figure] = {}
+    for figure in figures:
+        other = result.setdefault(figure.key, figure)
+        if other is not figure:
+            sources = " and ".join(sorted(each.run_id or each.artefact for each in (other, figure)))
+            raise StoreError(f"{' '.join(figure.key)} is there twice ({sources}); leave one of them out")
+    return result
+
+
+def problems(figures: Sequence[Figure]) -> list[str]:
+    """Why some figures must not stand in one table, one sentence each; empty if they may.
+
+    The measured figures of a benchmark have to be of one task version, and all real or all mini; speed has to be of one
+    machine. Published speed belongs to the paper's machine and is not checked against ours.
+    """
+    measured = [figure for figure in figures if figure.origin == "measured"]
+    sentences = []
+    for benchmark in sorted({figure.benchmark for figure in measured}):
+        group = [figure for figure in measured if figure.benchmark == benchmark]
+        versions = {figure.task_version: figure.run_id for figure in group if figure.task_version}
+        if len(versions) > 1 and benchmark != AVERAGE:
+            sentences.append(f"{benchmark} is there in several versions ({_listed(versions)}); run all systems on one")
+        if len({figure.mini for figure in group}) > 1:
+            sentences.append(f"{benchmark} is there as benchmark and as mini look-alike; show them in two tables")
+    machines = {figure.hardware: figure.run_id for figure in measured if figure.metric in SPEED_METRICS}
+    if len(machines) > 1:
+        sentences.append(f"speed of several machines ({_listed(machines)}) is no comparison; measure all on one")
+    return sentences
+
+
+def require_comparable(figures: Sequence[Figure]) -> None:
+    """Raises StoreError if `problems` names any."""
+    if sentences := problems(figures):
+        raise StoreError("; ".join(sentences))
+
+
+def _listed(run_ids: Mapping[str, str]) -> str:
+    return ", ".join(f"{value} in {run_id}" for value, run_id in sorted(run_ids.items()))
