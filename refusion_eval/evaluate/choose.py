@@ -13,7 +13,7 @@ from refusion_eval.scaleout.launch import process_group
 from refusion_eval.scaleout.ray_judge import RayJudge
 from refusion_eval.scaleout.ray_runner import RayRunner, on_driver
 from refusion_eval.scaleout.torchrun import TorchrunRunner
-from refusion_eval.scoring.early import Judge
+from refusion_eval.scoring.judge import Judge
 from refusion_eval.store.manifest import Manifest
 
 
@@ -78,6 +78,14 @@ def choose_scorer(args: ModelArgs, system: System, runner: Callable[[], JobRunne
     return chosen if isinstance(chosen, TorchrunRunner) else LocalScorer(system)
 
 
-def choose_judge(runner: JobRunner) -> Judge | None:
-    """What judges programs while the runner decodes; None if they are judged when it has ended."""
-    return RayJudge(runner.cluster) if isinstance(runner, RayRunner) else None
+def choose_judge(runner: JobRunner, *, sandbox: str, deferred: bool) -> Judge:
+    """What judges texts while the runner decodes: processors of the Ray cluster, or threads of this process.
+
+    Args:
+        runner: what decodes the jobs of this run.
+        sandbox: "auto", or "none" for no isolation.
+        deferred: whether programs wait until decoding pauses; not on a cluster, which has processors for them.
+    """
+    if isinstance(runner, RayRunner):
+        return RayJudge(runner.cluster, sandbox=sandbox)
+    return Judge(sandbox=sandbox, deferred=deferred)

@@ -21,13 +21,13 @@ from refusion_eval.benchmarks import BENCHMARKS, Task
 from refusion_eval.config import check_keys
 from refusion_eval.errors import ConfigError
 from refusion_eval.lm_eval_plugin.adapter import RefusionLM
+from refusion_eval.lm_eval_plugin.hooks import SANDBOX_VARIABLE
 from refusion_eval.paths import tasks_path
 from refusion_eval.runs.job import Job
 from refusion_eval.runs.model_args import ModelArgs, embedded_name
 from refusion_eval.runs.settings import choose_preset
 from refusion_eval.runs.system import ModelCache
 from refusion_eval.scaleout.torchrun import run_worker_or_return
-from refusion_eval.scoring.early import SANDBOX_VARIABLE
 from refusion_eval.scoring.judge import ERROR
 from refusion_eval.store.records import PASSED, Sample, ScoreRow
 

@@ -23,7 +23,6 @@ from refusion_eval.benchmarks.sealing import texts_of
 from refusion_eval.engine.scoring import TokenScore
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.evaluate.choose import (
-    choose_judge,
     choose_runner,
     choose_scorer,
     describe_run,
@@ -40,8 +39,6 @@ from refusion_eval.runs.runner import JobRunner
 from refusion_eval.runs.system import ModelCache, System
 from refusion_eval.scaleout.launch import num_local_processes
 from refusion_eval.scaleout.torchrun import run_worker_or_return
-from refusion_eval.scoring import early
-from refusion_eval.scoring.early import EarlyVerdicts
 from refusion_eval.store.environment import Hardware
 from refusion_eval.store.records import Sample, SampleKey
 from refusion_eval.store.run_store import RunStore
@@ -89,7 +86,6 @@ class RefusionLM(TemplateLM):
         self.jobs: dict[tuple[str, int, int], Job] = {}
         self.failed: list[Sample] = []
         self._store: RunStore | None = None
-        self._early: EarlyVerdicts | None = None
         self._chat_applied = False
 
     @classmethod
@@ -105,9 +101,6 @@ class RefusionLM(TemplateLM):
 
     def close(self) -> None:
         """Lets go of the run directory, and of other processes."""
-        if self._early is not None:
-            early.forget(self._early)
-            self._early = None
         if "runner" in self.__dict__:
             self.__dict__.pop("runner").close()
         if self._store is not None:
@@ -221,7 +214,6 @@ class RefusionLM(TemplateLM):
         totals = Counter(job.key.task for job in jobs)
         if self.store:
             self.store.expect(totals)
-        self._judge_early()
         texts: dict[SampleKey, str] = {}
         stopping = Interruption(lambda: resume_hint(self.args.run_dir), finish_first=True)
         with stopping, ProgressDisplay(self.args.system_name, dict(totals)) as progress:
@@ -243,14 +235,6 @@ class RefusionLM(TemplateLM):
         self._raise_failures(len(jobs))
         return [texts[job.key] for job in jobs]
 
-    def _judge_early(self) -> None:
-        """From now on programs are judged as they arrive, where something is free to do it."""
-        judge = choose_judge(self.runner) if self._early is None else None
-        if judge is not None:
-            self._early = EarlyVerdicts(judge)
-            early.keep(self._early)
-            weakref.finalize(self, early.forget, self._early)
-
     def _refuse(self, jobs: Sequence[Job]) -> None:
         """Ends a run that cannot succeed before it costs hours: lm-eval scores nothing unless every text is there."""
         if self.keep_going:
@@ -265,8 +249,6 @@ class RefusionLM(TemplateLM):
         texts[sample.key] = sample.text
         if sample.error is None:
             self.cache_hook.add_partial("generate_until", request.args, sample.text)
-            if self._early is not None:
-                self._early.begin(sample.key.task, sample.benchmark, request.doc, sample.text)
         else:
             self.failed.append(sample)
             log.error("%s %s failed: %s", sample.key.task, sample.item_id, sample.error.strip().splitlines()[-1])

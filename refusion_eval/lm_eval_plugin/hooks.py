@@ -7,16 +7,19 @@ into a value.
 """
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from refusion_eval.benchmarks import BENCHMARKS, Benchmark, Row, Task
 from refusion_eval.benchmarks.sealing import Sealing
-from refusion_eval.scoring.early import known_verdicts, sandbox_in_force
-from refusion_eval.scoring.judge import ERROR, Judged, judge_texts
+from refusion_eval.scoring.judge import ERROR, Verdict, judge_texts
 
 LOG = logging.getLogger(__name__)
+
+# "none" runs model-written code without isolation; lm-eval gives a filter no other way to learn of it.
+SANDBOX_VARIABLE = "REFUSION_EVAL_SANDBOX"
 
 Scored = list[list[dict[str, Any]]]
 
@@ -119,17 +122,14 @@ def score_responses(benchmark: str, resps: Sequence[Sequence[str]], docs: Sequen
     return scored
 
 
-def _judge_guarded(bench: Benchmark, items: list[tuple[Row, str]], filter_name: str | None) -> list[Judged]:
+def _judge_guarded(bench: Benchmark, items: list[tuple[Row, str]], filter_name: str | None) -> list[Verdict]:
     """Judges, or says of every item why that was not possible."""
-    sandbox = sandbox_in_force()
     try:
-        known = [None] * len(items) if filter_name else known_verdicts(bench.name, items, sandbox)
-        left = [item for item, verdict in zip(items, known, strict=True) if verdict is None]
-        judged = iter(judge_texts(bench, left, filter_name=filter_name, sandbox=sandbox))
-        return [next(judged) if verdict is None else verdict for verdict in known]
+        sandbox = os.environ.get(SANDBOX_VARIABLE, "auto")
+        return judge_texts(bench, items, filter_name=filter_name, sandbox=sandbox)
     except Exception as problem:  # an exception that leaves a filter costs the run every text
         LOG.exception("%s is not scored; its texts can be scored later with `refusion-eval score`", bench.name)
-        return [Judged(None, ERROR, f"{type(problem).__name__}: {problem}") for _ in items]
+        return [Verdict(None, ERROR, f"{type(problem).__name__}: {problem}")] * len(items)
 
 
 def answer_metrics(doc: Row, results: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, float]:

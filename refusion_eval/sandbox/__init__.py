@@ -17,15 +17,25 @@ from collections.abc import Callable, Iterable
 
 from refusion_eval.errors import SandboxError
 from refusion_eval.sandbox import pool
+from refusion_eval.sandbox.pool import default_workers
 from refusion_eval.sandbox.probe import SandboxReport, probe
-from refusion_eval.sandbox.verdict import STATUSES, Program, Verdict
+from refusion_eval.sandbox.result import STATUSES, CheckResult, Program
 
-__all__ = ["STATUSES", "Program", "SandboxReport", "Verdict", "check_program", "check_programs", "probe"]
+__all__ = [
+    "STATUSES",
+    "CheckResult",
+    "Program",
+    "SandboxReport",
+    "check_program",
+    "check_programs",
+    "default_workers",
+    "probe",
+]
 
 
 def check_program(
     candidate: str, test: str, timeout_s: float = 10, memory_mb: int = 1024, *, helpers: str = "", sandbox: str = "auto"
-) -> Verdict:
+) -> CheckResult:
     """Check one program; the arguments are those of `Program`, and `sandbox` that of `check_programs`.
 
     Raises:
@@ -40,8 +50,8 @@ def check_programs(
     *,
     workers: int | None = None,
     sandbox: str = "auto",
-    on_done: Callable[[int, Verdict], None] | None = None,
-) -> list[Verdict]:
+    on_done: Callable[[int, CheckResult], None] | None = None,
+) -> list[CheckResult]:
     """Check many programs at once.
 
     Args:

@@ -22,7 +22,7 @@ from typing import Any
 import refusion_eval
 from refusion_eval.errors import SandboxError
 from refusion_eval.sandbox import wire
-from refusion_eval.sandbox.verdict import Program, Verdict, hard_wall_s, verdict_of
+from refusion_eval.sandbox.result import CheckResult, Program, hard_wall_s, result_of
 from refusion_eval.sandbox.watch import JUDGE_KILLED
 
 # The packages' own __init__ files are stepped over: the bare interpreter has none of their dependencies.
@@ -119,7 +119,7 @@ class Worker:
         """Whether its process still runs."""
         return self._process.poll() is None
 
-    def check(self, program: Program) -> Verdict:
+    def check(self, program: Program) -> CheckResult:
         """Check one program.
 
         Raises:
@@ -129,13 +129,13 @@ class Worker:
         try:
             outcome, report = self._exchange(program)
         except wire.FrameTooLarge:
-            return verdict_of("output_limit", "the program is too long", time.monotonic() - started_s, self._tier)
+            return result_of("output_limit", "the program is too long", time.monotonic() - started_s, self._tier)
         except (wire.WireError, OSError) as error:
             raise SandboxError(f"a sandbox worker broke: {type(error).__name__}: {error}") from error
         if report["stopped"] == JUDGE_KILLED:
             raise SandboxError("a sandbox worker broke: its judge was killed, maybe by a machine out of memory")
         reason, detail = _merge(outcome, report)
-        verdict = verdict_of(reason, detail, time.monotonic() - started_s, self._tier)
+        verdict = result_of(reason, detail, time.monotonic() - started_s, self._tier)
         return dataclasses.replace(verdict, waited_s=round(report["waited_s"], 4))
 
     def _exchange(self, program: Program) -> tuple[list[str] | None, dict[str, Any]]:
@@ -227,7 +227,7 @@ def default_workers() -> int:
     return _WORKERS_PER_PROCESSOR * len(os.sched_getaffinity(0))
 
 
-def check_on(profile_name: str, tier: str, program: Program) -> Verdict:
+def check_on(profile_name: str, tier: str, program: Program) -> CheckResult:
     """Check one program under one profile; a broken worker is replaced and the check repeated, twice at most.
 
     Raises:
@@ -247,7 +247,7 @@ def check_on(profile_name: str, tier: str, program: Program) -> Verdict:
             raise
         _idle_workers.give_back(profile_name, worker)
         return verdict
-    return verdict_of("sandbox_error", detail, 0.0, tier)
+    return result_of("sandbox_error", detail, 0.0, tier)
 
 
 def check_all(
@@ -255,11 +255,11 @@ def check_all(
     profile_name: str,
     tier: str,
     workers: int | None,
-    on_done: Callable[[int, Verdict], None] | None,
-) -> list[Verdict]:
+    on_done: Callable[[int, CheckResult], None] | None,
+) -> list[CheckResult]:
     """Check programs on several workers; see `check_programs`."""
     waiting: Iterator[tuple[int, Program]] = iter(enumerate(programs))
-    verdicts: dict[int, Verdict] = {}
+    verdicts: dict[int, CheckResult] = {}
     faults: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
     lock = threading.Lock()
     stopping = threading.Event()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from refusion_eval.errors import SandboxError
 from refusion_eval.sandbox import linux, pool
 from refusion_eval.sandbox.profiles import PROFILES
-from refusion_eval.sandbox.verdict import Program
+from refusion_eval.sandbox.result import Program
 
 # In order of preference. Root needs no user namespace; without root there is no uid to change to.
 _FOR_ROOT = ("namespaces", "user-namespaces", "root-landlock")

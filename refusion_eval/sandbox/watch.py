@@ -15,7 +15,7 @@ import socket
 import time
 from typing import NamedTuple, Protocol
 
-from refusion_eval.sandbox.verdict import hard_wall_s
+from refusion_eval.sandbox.result import hard_wall_s
 
 JUDGE_KILLED = "judge_killed"
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")

@@ -1,12 +1,12 @@
 """Judges programs on the processors of a Ray cluster while its workers decode."""
 
 import logging
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from refusion_eval.benchmarks import BENCHMARKS, Row
 from refusion_eval.scaleout.ray_cluster import Cluster
-from refusion_eval.scoring.early import Verdict
-from refusion_eval.scoring.judge import Judged, judge_texts
+from refusion_eval.scoring.judge import ERROR, Judge, Request, Verdict, judge_texts
 
 log = logging.getLogger(__name__)
 
@@ -14,39 +14,55 @@ log = logging.getLogger(__name__)
 VERDICT_SECONDS = 120.0
 
 
-def judge_one(benchmark: str, row: Row, text: str, sandbox: str) -> Judged:
+def judge_one(benchmark: str, row: Row, text: str, filter_name: str | None, sandbox: str) -> Verdict:
     """Judges one text in a process of the cluster."""
-    (judged,) = judge_texts(BENCHMARKS[benchmark], [(row, text)], workers=1, sandbox=sandbox)
-    return judged
+    items = [(row, text)]
+    (verdict,) = judge_texts(BENCHMARKS[benchmark], items, filter_name=filter_name, workers=1, sandbox=sandbox)
+    return verdict
 
 
-class RayJudge:
-    """A `Judge` whose processes take one processor core each, wherever one is free.
+class RayJudge(Judge):
+    """A `Judge` of which each program takes one processor core of a cluster, wherever one is free.
+
+    A program that the cluster cannot judge, or for which no verdict comes, is judged in this process.
 
     Args:
-        cluster: where they run.
+        cluster: the processors.
+        sandbox: as in `Judge`.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, *, sandbox: str = "auto") -> None:
+        super().__init__(sandbox=sandbox)
         self._ray = cluster.ray
         self._task = self._ray.remote(judge_one).options(num_cpus=1)
-        self._is_stuck = False
 
-    def submit(self, benchmark: str, row: Row, text: str, sandbox: str) -> Verdict:
-        """Begins to judge a text."""
-        answer = self._task.remote(benchmark, row, text, sandbox)
-        return lambda: self._take(answer)
+    def _begin(self, request: Request) -> None:
+        if request.benchmark.kind != "code":
+            super()._begin(request)
+            return
+        name = request.benchmark.name
+        answer = self._task.remote(name, request.row, request.text, request.filter_name, self.sandbox)
+        answer.future().add_done_callback(lambda future: self._take(request, future))
 
-    def _take(self, answer: Any) -> Judged | None:
+    def _take(self, request: Request, answer: "Future[Any]") -> None:
         try:
-            # Once the cluster did not answer in time, only what is there already counts.
-            judged: Judged = self._ray.get(answer, timeout=0 if self._is_stuck else VERDICT_SECONDS)
-        except self._ray.exceptions.GetTimeoutError:
-            if not self._is_stuck:
-                log.warning("the Ray cluster judged no program for %.0f s; the rest are judged here", VERDICT_SECONDS)
-            self._is_stuck = True
-            return None
+            verdict: Verdict = answer.result()
         except self._ray.exceptions.RayError as error:
             log.warning("a program could not be judged on the Ray cluster (%s); it is judged here", error)
-            return None
-        return judged
+        else:
+            if verdict.verdict != ERROR:  # a sandbox that failed elsewhere says nothing about the program
+                request.settle(verdict)
+                return
+        if not request.future.done():
+            super()._begin(request)
+
+    def drain(self) -> None:
+        """Waits for all verdicts; programs that the cluster leaves without one for long are judged here."""
+        while pending := self._pending_requests():
+            done, _ = wait(pending, VERDICT_SECONDS, return_when=FIRST_COMPLETED)
+            if not done:
+                log.warning("the Ray cluster judged no program for %.0f s; the rest are judged here", VERDICT_SECONDS)
+                for request in pending.values():
+                    super()._begin(request)
+                break
+        super().drain()

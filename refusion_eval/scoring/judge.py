@@ -1,57 +1,38 @@
-"""Scores texts: extraction, then the judge of the benchmark's kind. A function of rows and texts alone.
+"""Judges texts: an extraction rule, then the comparison of the benchmark's kind. A function of rows and texts alone.
 
-The same function serves the lm-eval tasks, the records of a run and texts that were generated elsewhere.
+`judge_texts` judges a list at once; a `Judge` takes texts one by one while others are generated. Both serve texts that
+a run generates, the records of a run, and texts that were generated elsewhere.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import NamedTuple
 
-from refusion_eval.benchmarks import BENCHMARKS, Benchmark, Extraction, Row
-from refusion_eval.benchmarks.extract import answers as extract
+from refusion_eval.benchmarks import Benchmark, Extraction, Row
+from refusion_eval.benchmarks.extract import answers
 from refusion_eval.errors import DataError
-from refusion_eval.sandbox import Program, Verdict, check_programs
-from refusion_eval.scoring import math_judge
+from refusion_eval.sandbox import CheckResult, Program, check_programs, default_workers
+from refusion_eval.scoring.math_judge import Comparer, Comparison, compare_all
+
+log = logging.getLogger(__name__)
 
 CORRECT, WRONG, NO_ANSWER, MISSING, ERROR = "correct", "wrong", "no_answer", "missing", "error"
 
 _VERDICT_OF_STATUS = {"passed": CORRECT, "failed": WRONG, "timed_out": "timed_out", "killed": "killed", "error": ERROR}
 
 
-@dataclass(frozen=True)
-class Score:
-    """The outcome of one text.
+class Verdict(NamedTuple):
+    """The judgement of one text.
 
     Attributes:
-        id: the item.
-        sample: which of the item's texts, from 0.
         extracted: the answer that was judged, or None.
-        passed: whether it is right.
         verdict: "correct", "wrong", "no_answer" (nothing extracted), "missing" (no text for the item); for code also
             "timed_out", "killed" and "error" (the sandbox failed: says nothing about the text, never counts as wrong).
         reason: what decided, in words.
-        tier: of code, the isolation it ran under: "A", "B", "C" or "none"; else empty.
+        tier: for code, the isolation it ran under: "A", "B", "C" or "none"; else empty.
     """
-
-    id: str
-    sample: int
-    extracted: str | None
-    passed: bool
-    verdict: str
-    reason: str
-    tier: str = ""
-
-
-class Outcome(NamedTuple):
-    """What a judge says about one extracted answer."""
-
-    verdict: str
-    reason: str
-    tier: str = ""
-
-
-class Judged(NamedTuple):
-    """What was extracted from one text and what the judge says; the words are those of `Score`."""
 
     extracted: str | None
     verdict: str
@@ -64,169 +45,219 @@ class Judged(NamedTuple):
         return self.verdict == CORRECT
 
 
-class _Attempt(NamedTuple):
-    """One extracted answer and the row it belongs to."""
-
-    row: Row
-    answer: str
-
-
-def score_texts(
-    benchmark: str,
-    rows: Sequence[Row],
-    texts: Mapping[str, Sequence[str]],
-    *,
-    filter_name: str | None = None,
-    workers: int | None = None,
-    sandbox: str = "auto",
-    on_done: Callable[[], None] | None = None,
-) -> list[Score]:
-    """Scores every text of every row.
-
-    Args:
-        benchmark: a key of `BENCHMARKS`.
-        rows: dataset rows, as `Task.rows` returns them.
-        texts: item id -> its texts; items without a text are scored "missing".
-        filter_name: another extraction rule than the benchmark's first.
-        workers: processes for code and for mathematics; the number of processors if None.
-        sandbox: "auto", or "none" for no isolation (code of people you trust only).
-        on_done: called after each answer whose judgement took a process.
-
-    Returns:
-        Scores in the order of the rows, then of the texts.
-
-    Raises:
-        DataError: unknown benchmark or filter, an id that no row has, an id that two rows have, malformed gold.
-        SandboxError: code cannot be run in isolation on this machine.
-    """
-    if benchmark not in BENCHMARKS:
-        raise DataError(f"unknown benchmark {benchmark!r}; known: {', '.join(BENCHMARKS)}")
-    bench = BENCHMARKS[benchmark]
-    by_id = index_rows(bench, rows)
-    unknown = [key for key in texts if key not in by_id]
-    if unknown:
-        raise DataError(f"{len(unknown)} ids are not in the {benchmark} rows, the first is {unknown[0]!r}")
-    keys = [(key, sample) for key in by_id for sample in range(len(texts.get(key, ())))]
-    items = [(by_id[key], texts[key][sample]) for key, sample in keys]
-    judged = judge_texts(bench, items, filter_name=filter_name, workers=workers, sandbox=sandbox, on_done=on_done)
-    scores = {
-        (key, sample): Score(key, sample, it.extracted, it.passed, it.verdict, it.reason, it.tier)
-        for (key, sample), it in zip(keys, judged, strict=True)
-    }
-    result: list[Score] = []
-    for key in by_id:
-        given = [scores[key, sample] for sample in range(len(texts.get(key, ())))]
-        result.extend(given or [Score(key, 0, None, False, MISSING, "no text for this item")])
-    return result
-
-
-def index_rows(bench: Benchmark, rows: Sequence[Row]) -> dict[str, Row]:
-    """Returns id -> row, in row order.
-
-    Raises:
-        DataError: two rows have the same id.
-    """
-    by_id: dict[str, Row] = {}
-    for number, row in enumerate(rows):
-        key = bench.id_of(row, number)
-        if key in by_id:
-            raise DataError(f"{bench.name}: two rows have the id {key!r} (the second is row {number}); ids must differ")
-        by_id[key] = row
-    return by_id
+OnVerdict = Callable[[int, Verdict], None]
 
 
 def judge_texts(
-    bench: Benchmark,
+    benchmark: Benchmark,
     items: Sequence[tuple[Row, str]],
     *,
     filter_name: str | None = None,
     workers: int | None = None,
     sandbox: str = "auto",
-    on_done: Callable[[], None] | None = None,
-) -> list[Judged]:
-    """Extracts and judges texts, all at once: code and mathematics go through pools of processes.
+    on_verdict: OnVerdict | None = None,
+) -> list[Verdict]:
+    """Extracts and judges texts; code and formulas go through pools of processes.
 
     Args:
-        bench: the benchmark.
+        benchmark: extracts the answers and knows the right ones.
         items: (row, text).
         filter_name: another extraction rule than the benchmark's first.
-        workers: processes for code and for mathematics.
-        sandbox: "auto" or "none".
-        on_done: called after each answer whose judgement took a process.
+        workers: processes for code and for formulas; a number that suits the machine if None.
+        sandbox: "auto", or "none" for no isolation (code of people you trust only).
+        on_verdict: called with an item's index and verdict as each becomes known, by one thread at a time.
 
     Returns:
-        One outcome an item, in order.
+        One verdict an item, in order.
+
+    Raises:
+        DataError: there is no such filter, or a right answer is malformed.
+        SandboxError: code cannot be run in isolation on this machine.
     """
-    found = [bench.extract(text, row, filter_name) for row, text in items]
-    return judge_found(bench, [row for row, _ in items], found, workers=workers, sandbox=sandbox, on_done=on_done)
+    extractions = [benchmark.extract(text, row, filter_name) for row, text in items]
+    rows = [row for row, _ in items]
+    return judge_extractions(benchmark, rows, extractions, workers=workers, sandbox=sandbox, on_verdict=on_verdict)
 
 
-def judge_found(
-    bench: Benchmark,
+def judge_extractions(
+    benchmark: Benchmark,
     rows: Sequence[Row],
-    found: Sequence[Extraction],
+    extractions: Sequence[Extraction],
     *,
     workers: int | None = None,
     sandbox: str = "auto",
-    on_done: Callable[[], None] | None = None,
-) -> list[Judged]:
-    """Judges what any rule extracted; `found` goes with `rows`, all else is as in `judge_texts`."""
-    attempts = [_Attempt(row, it.answer) for row, it in zip(rows, found, strict=True) if it.answer is not None]
-    if bench.kind == "code":
-        outcomes = iter(_judge_code(bench, attempts, workers, sandbox, on_done))
-    elif bench.kind == "mathematics":
-        outcomes = iter(_judge_mathematics(bench, attempts, workers, on_done))
+    on_verdict: OnVerdict | None = None,
+) -> list[Verdict]:
+    """Judges what any rule extracted; `extractions` goes with `rows`, the rest is as in `judge_texts`."""
+    verdicts: dict[int, Verdict] = {}
+
+    def settle(index: int, verdict: Verdict) -> None:
+        verdicts[index] = verdict
+        if on_verdict is not None:
+            on_verdict(index, verdict)
+
+    answered = []  # indices of the texts that have an answer
+    for index, extraction in enumerate(extractions):
+        if extraction.answer is None:
+            settle(index, Verdict(None, NO_ANSWER, extraction.how))
+        elif benchmark.kind in ("number", "choice"):
+            settle(index, _judge_value(benchmark, rows[index], extraction))
+        else:
+            answered.append(index)
+    if benchmark.kind == "code":
+        programs = [_program(benchmark, rows[index], extractions[index]) for index in answered]
+        check_programs(
+            programs,
+            workers=workers,
+            sandbox=sandbox,
+            on_done=lambda number, result: settle(
+                answered[number], _verdict_of_check(extractions[answered[number]], result)
+            ),
+        )
+    elif benchmark.kind == "mathematics":
+        golds = [benchmark.gold(rows[index]) for index in answered]
+        compare_all(
+            [(gold, str(extractions[index].answer)) for gold, index in zip(golds, answered, strict=True)],
+            workers=workers,
+            on_done=lambda number, comparison: settle(
+                answered[number], _verdict_of_comparison(extractions[answered[number]], golds[number], comparison)
+            ),
+        )
+    return [verdicts[index] for index in range(len(rows))]
+
+
+class Request(NamedTuple):
+    """A text to be judged, and where its verdict goes."""
+
+    future: Future[Verdict]
+    benchmark: Benchmark
+    row: Row
+    text: str
+    filter_name: str | None
+
+    def settle(self, verdict: Verdict) -> None:
+        """Hands over the verdict, unless there is one already."""
+        if not self.future.done():
+            self.future.set_result(verdict)
+
+
+class Judge:
+    """Judges texts while others are generated; never raises, but says in a verdict why a text could not be judged.
+
+    Args:
+        sandbox: as in `judge_texts`.
+        workers: programs or formulas that are judged at a time.
+        deferred: whether programs and formulas wait until `drain`, so that they take no processor from decoding that
+            is timed. Numbers and letters cost microseconds and never wait.
+    """
+
+    def __init__(self, *, sandbox: str = "auto", workers: int | None = None, deferred: bool = False) -> None:
+        self.sandbox = sandbox
+        self._deferred = deferred
+        self._threads = ThreadPoolExecutor(workers or default_workers(), thread_name_prefix="judge")
+        self._comparer = Comparer()
+        self._waiting: list[Request] = []
+        self._pending: dict[Future[Verdict], Request] = {}
+        self._lock = threading.Lock()
+        self._reported: set[str] = set()
+
+    def submit(self, benchmark: Benchmark, row: Row, text: str, filter_name: str | None = None) -> Future[Verdict]:
+        """Begins to judge a text.
+
+        Args:
+            benchmark: as in `judge_texts`.
+            row: the item's row.
+            text: the response.
+            filter_name: as in `judge_texts`.
+
+        Returns:
+            The verdict to come; "error" if the text could not be judged.
+        """
+        request = Request(Future(), benchmark, row, text, filter_name)
+        if benchmark.kind in ("number", "choice"):
+            self._judge(request)
+            return request.future
+        with self._lock:
+            self._pending[request.future] = request
+        request.future.add_done_callback(self._forget)
+        if self._deferred:
+            self._waiting.append(request)
+        else:
+            self._begin(request)
+        return request.future
+
+    def drain(self) -> None:
+        """Waits until every text that was submitted has its verdict; to be called when no decoding is timed."""
+        waiting, self._waiting = self._waiting, []
+        for request in waiting:
+            self._begin(request)
+        wait(self._pending_requests())
+
+    def close(self) -> None:
+        """Gives up the texts that nobody has begun to judge, and ends the processes."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._comparer.close()
+
+    def _begin(self, request: Request) -> None:
+        self._threads.submit(self._judge, request)
+
+    def _pending_requests(self) -> dict[Future[Verdict], Request]:
+        with self._lock:
+            return dict(self._pending)
+
+    def _forget(self, future: Future[Verdict]) -> None:
+        with self._lock:
+            self._pending.pop(future, None)
+
+    def _judge(self, request: Request) -> None:
+        try:
+            verdict = self._verdict(request)
+        except Exception as problem:  # a text that cannot be judged must not cost the run its other texts
+            verdict = Verdict(None, ERROR, f"{type(problem).__name__}: {problem}")
+            if verdict.reason not in self._reported:
+                self._reported.add(verdict.reason)
+                log.exception("%s: a text cannot be judged", request.benchmark.name)
+        request.settle(verdict)
+
+    def _verdict(self, request: Request) -> Verdict:
+        benchmark, row = request.benchmark, request.row
+        extraction = benchmark.extract(request.text, row, request.filter_name)
+        if extraction.answer is None:
+            return Verdict(None, NO_ANSWER, extraction.how)
+        if benchmark.kind == "code":
+            (result,) = check_programs([_program(benchmark, row, extraction)], workers=1, sandbox=self.sandbox)
+            return _verdict_of_check(extraction, result)
+        if benchmark.kind == "mathematics":
+            gold = benchmark.gold(row)
+            return _verdict_of_comparison(extraction, gold, self._comparer.compare(gold, extraction.answer))
+        return _judge_value(benchmark, row, extraction)
+
+
+def _judge_value(benchmark: Benchmark, row: Row, extraction: Extraction) -> Verdict:
+    """Compares a number or a letter."""
+    gold, answer = benchmark.gold(row), str(extraction.answer)
+    if benchmark.kind == "number":
+        is_right = answers.parse_number(answer) == answers.parse_number(gold)
     else:
-        outcomes = iter([_judge_value(bench, attempt) for attempt in attempts])
-    return [Judged(None, NO_ANSWER, it.how) if it.answer is None else _judged(it, next(outcomes)) for it in found]
+        is_right = answer == gold
+    return _verdict(extraction, CORRECT if is_right else WRONG, f"expected {gold}")
 
 
-def _judged(found: Extraction, outcome: Outcome) -> Judged:
-    return Judged(found.answer, outcome.verdict, f"{found.how}; {outcome.reason}", outcome.tier)
+def _program(benchmark: Benchmark, row: Row, extraction: Extraction) -> Program:
+    if benchmark.test is None:
+        raise DataError(f"{benchmark.name} is a code benchmark without tests")
+    test = benchmark.test(row)
+    return Program(candidate=str(extraction.answer), test=test.test, helpers=test.helpers, timeout_s=test.timeout_s)
 
 
-def _judge_value(bench: Benchmark, attempt: _Attempt) -> Outcome:
-    gold = bench.gold(attempt.row)
-    if bench.kind == "number":
-        is_right = extract.parse_number(attempt.answer) == extract.parse_number(gold)
-    else:
-        is_right = attempt.answer == gold
-    return Outcome(CORRECT if is_right else WRONG, f"expected {gold}")
+def _verdict_of_check(extraction: Extraction, result: CheckResult) -> Verdict:
+    reason = f"{result.reason} {result.detail}".strip()
+    return _verdict(extraction, _VERDICT_OF_STATUS[result.status], reason, result.tier)
 
 
-def _judge_mathematics(
-    bench: Benchmark, attempts: Sequence[_Attempt], workers: int | None, on_done: Callable[[], None] | None
-) -> list[Outcome]:
-    golds = [bench.gold(attempt.row) for attempt in attempts]
-    pairs = [(gold, attempt.answer) for gold, attempt in zip(golds, attempts, strict=True)]
-    compared = math_judge.compare_all(pairs, workers=workers, on_done=on_done)
-    return [
-        Outcome(CORRECT if comparison.equal else WRONG, f"expected {gold}: {comparison.reason}")
-        for gold, comparison in zip(golds, compared, strict=True)
-    ]
+def _verdict_of_comparison(extraction: Extraction, gold: str, comparison: Comparison) -> Verdict:
+    return _verdict(extraction, CORRECT if comparison.equal else WRONG, f"expected {gold}: {comparison.reason}")
 
 
-def _judge_code(
-    bench: Benchmark,
-    attempts: Sequence[_Attempt],
-    workers: int | None,
-    sandbox: str,
-    on_done: Callable[[], None] | None,
-) -> list[Outcome]:
-    if bench.test is None:
-        raise DataError(f"{bench.name} is a code benchmark without tests")
-    tests = [bench.test(attempt.row) for attempt in attempts]
-    programs = [
-        Program(candidate=attempt.answer, test=test.test, helpers=test.helpers, timeout_s=test.timeout_s)
-        for attempt, test in zip(attempts, tests, strict=True)
-    ]
-
-    def report(_index: int, _verdict: Verdict) -> None:
-        if on_done is not None:
-            on_done()
-
-    verdicts = check_programs(programs, workers=workers, sandbox=sandbox, on_done=report)
-    return [
-        Outcome(_VERDICT_OF_STATUS[verdict.status], f"{verdict.reason} {verdict.detail}".strip(), verdict.tier)
-        for verdict in verdicts
-    ]
+def _verdict(extraction: Extraction, verdict: str, reason: str, tier: str = "") -> Verdict:
+    return Verdict(extraction.answer, verdict, f"{extraction.how}; {reason}", tier)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,6 +74,12 @@ class _Child:
             raise DataError("math-verify does not run; install it: pip install 'math-verify[antlr4_11_0]'")
         return self._process
 
+    def kill(self) -> None:
+        """Kills the process while another thread waits for its answer; that thread sees the end of the pipe."""
+        process = self._process
+        if process is not None:
+            process.kill()
+
     def close(self) -> None:
         """Kills the process, if there is one, and frees its pipes."""
         process, self._process = self._process, None
@@ -82,79 +88,106 @@ class _Child:
             process.communicate()
 
 
+class Comparer:
+    """Compares answers, by child processes that are kept from one comparison to the next. Threads may share it.
+
+    Args:
+        timeout_s: seconds for one comparison; a slower one counts as unequal, with that reason.
+    """
+
+    def __init__(self, timeout_s: float = 10.0) -> None:
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._idle: list[_Child] = []
+        self._busy: set[_Child] = set()
+        self._is_closed = False
+
+    def compare(self, gold: str, answer: str) -> Comparison:
+        """Compares two answers as found in their boxes; comparing is symmetrical.
+
+        Raises:
+            DataError: the library is not installed, or `close` came first.
+        """
+        form = (normalise(gold), normalise(answer))
+        equal = equal_by_form(*form)
+        if equal is None:
+            comparison = self._compare_by_library(form)
+        else:
+            comparison = Comparison(
+                equal, "the same after normalisation" if equal else "another number base or half of the day"
+            )
+        # A percent sign is read as a unit, so answers may be equal although only one of them has it.
+        if comparison.equal and ("%" in gold) != ("%" in answer):
+            return Comparison(True, f"{comparison.reason}, but for a percent sign")
+        return comparison
+
+    def _compare_by_library(self, form: tuple[str, str]) -> Comparison:
+        r"""Asks about the normal forms: as written, "111, \!111" would be read as a set that holds 111 once."""
+        if max(map(len, form)) > _LONGEST_ANSWER:
+            return Comparison(False, f"longer than {_LONGEST_ANSWER} characters")
+        with self._lock:
+            child = self._idle.pop() if self._idle else _Child()
+            self._busy.add(child)
+        try:
+            equal = child.equal(*form, self._timeout_s)
+        finally:
+            with self._lock:
+                self._busy.discard(child)
+                self._idle.append(child)
+        if self._is_closed:
+            self.close()
+            raise DataError("the comparison was given up")  # the child's death says nothing about the answer
+        if equal is None:
+            return Comparison(False, f"the comparison took more than {self._timeout_s:g} s or crashed")
+        return Comparison(equal, "equal by math-verify" if equal else "not equal")
+
+    def close(self) -> None:
+        """Ends the child processes; comparisons under way are given up."""
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+            busy = list(self._busy)
+        for child in idle:
+            child.close()
+        for child in busy:
+            child.kill()
+
+
 def compare_all(
     pairs: Sequence[tuple[str, str]],
     *,
     workers: int | None = None,
     timeout_s: float = 10.0,
-    on_done: Callable[[], None] | None = None,
+    on_done: Callable[[int, Comparison], None] | None = None,
 ) -> list[Comparison]:
     """Compares gold answers with given answers.
 
     Args:
         pairs: (gold, answer), as found in their boxes.
         workers: child processes at most; the number of processors if None. None is started while forms are equal.
-        timeout_s: seconds for one comparison; a slower one counts as unequal, with that reason.
-        on_done: called after each distinct pair that needed the library.
+        timeout_s: as in `Comparer`.
+        on_done: called by this thread with index and comparison of every pair.
 
     Returns:
-        One comparison a pair, in order. Comparing is symmetrical.
+        One comparison a pair, in order.
 
     Raises:
         DataError: the library is not installed.
     """
-    forms = {pair: (normalise(pair[0]), normalise(pair[1])) for pair in pairs}
-    by_form = {pair: equal_by_form(*form) for pair, form in forms.items()}
-    decided = {
-        pair: Comparison(equal, "the same after normalisation" if equal else "another number base or half of the day")
-        for pair, equal in by_form.items()
-        if equal is not None
-    }
-    left = {pair: form for pair, form in forms.items() if by_form[pair] is None}
-    decided.update(_compare_by_library(left, workers or os.cpu_count() or 1, timeout_s, on_done))
-    return [_name_percent(decided[pair], pair) for pair in pairs]
-
-
-def _name_percent(comparison: Comparison, pair: tuple[str, str]) -> Comparison:
-    """Says so where answers are equal although only one has a percent sign, which is read as a unit."""
-    if comparison.equal and ("%" in pair[0]) != ("%" in pair[1]):
-        return Comparison(True, f"{comparison.reason}, but for a percent sign")
-    return comparison
-
-
-def _compare_by_library(
-    forms: dict[tuple[str, str], tuple[str, str]],
-    workers: int,
-    timeout_s: float,
-    on_done: Callable[[], None] | None,
-) -> dict[tuple[str, str], Comparison]:
-    local = threading.local()
-    children: list[_Child] = []
-
-    def compare(pair: tuple[str, str]) -> Comparison:
-        if not hasattr(local, "child"):
-            local.child = _Child()
-            children.append(local.child)
-        verdict = _library_verdict(local.child, forms[pair], timeout_s)
-        if on_done is not None:
-            on_done()
-        return verdict
-
-    if not forms:
-        return {}
+    indices: dict[tuple[str, str], list[int]] = {}
+    for index, pair in enumerate(pairs):
+        indices.setdefault(pair, []).append(index)
+    comparisons: dict[int, Comparison] = {}
+    comparer = Comparer(timeout_s)
+    threads = ThreadPoolExecutor(min(workers or os.cpu_count() or 1, len(indices)) or 1)
     try:
-        with ThreadPoolExecutor(max_workers=min(workers, len(forms))) as pool:
-            return dict(zip(forms, pool.map(compare, forms), strict=True))
+        compared = {threads.submit(comparer.compare, *pair): indices[pair] for pair in indices}
+        for future in as_completed(compared):
+            for index in compared[future]:
+                comparisons[index] = future.result()
+                if on_done is not None:
+                    on_done(index, comparisons[index])
     finally:
-        for child in children:
-            child.close()
-
-
-def _library_verdict(child: _Child, form: tuple[str, str], timeout_s: float) -> Comparison:
-    r"""Asks about the normal forms: as written, "111, \!111" would be read as a set that holds 111 once."""
-    if max(map(len, form)) > _LONGEST_ANSWER:
-        return Comparison(False, f"longer than {_LONGEST_ANSWER} characters")
-    equal = child.equal(*form, timeout_s)
-    if equal is None:
-        return Comparison(False, f"the comparison took more than {timeout_s:g} s or crashed")
-    return Comparison(equal, "equal by math-verify" if equal else "not equal")
+        threads.shutdown(wait=False, cancel_futures=True)
+        comparer.close()
+    return [comparisons[index] for index in range(len(pairs))]

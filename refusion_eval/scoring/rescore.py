@@ -19,7 +19,7 @@ from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.system import System
 from refusion_eval.runs.text import Detokenizer
 from refusion_eval.scoring.filters import AnswerFilter, Rule
-from refusion_eval.scoring.judge import CORRECT, ERROR, NO_ANSWER, WRONG, Judged, judge_found
+from refusion_eval.scoring.judge import CORRECT, ERROR, NO_ANSWER, WRONG, Verdict, judge_extractions
 from refusion_eval.store.records import PASSED, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_reader import Run, RunReader
 from refusion_eval.trace import Trace
@@ -43,7 +43,7 @@ class Rescored:
 
     key: SampleKey
     doc_id: str
-    judged: Judged
+    judged: Verdict
     recorded: ScoreRow | None
 
     @property
@@ -275,22 +275,29 @@ def _judge(
     workers: int | None,
     sandbox: str,
     on_done: Callable[[], None] | None,
-) -> list[Judged]:
+) -> list[Verdict]:
     found = rule.find(items)
     rows = [row for row, _ in items]
     if rule.is_right is None:
-        return judge_found(bench, rows, found, workers=workers, sandbox=sandbox, on_done=on_done)
+        return judge_extractions(
+            bench,
+            rows,
+            found,
+            workers=workers,
+            sandbox=sandbox,
+            on_verdict=None if on_done is None else lambda _index, _verdict: on_done(),
+        )
     return [_compared(bench.gold(row), it, rule.is_right) for row, it in zip(rows, found, strict=True)]
 
 
-def _compared(gold: str, found: Extraction, is_right: Callable[[str, str], bool]) -> Judged:
+def _compared(gold: str, found: Extraction, is_right: Callable[[str, str], bool]) -> Verdict:
     if found.answer is None:
-        return Judged(None, NO_ANSWER, found.how)
+        return Verdict(None, NO_ANSWER, found.how)
     verdict = CORRECT if is_right(gold, found.answer) else WRONG
-    return Judged(found.answer, verdict, f"{found.how}; expected {gold}")
+    return Verdict(found.answer, verdict, f"{found.how}; expected {gold}")
 
 
-def _redacted(row: Row, judged: Judged) -> Judged:
+def _redacted(row: Row, judged: Verdict) -> Verdict:
     """Withholds what a filter may have put of a sealed question into its answer."""
     if judged.extracted is None:
         return judged

@@ -3,15 +3,16 @@
 import csv
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from refusion_eval.benchmarks import Benchmark, Row, get_task
 from refusion_eval.benchmarks.rows import json_lines
 from refusion_eval.errors import DataError
 from refusion_eval.metrics.accuracy import Interval, bootstrap_mean, majority_passed, pass_at_k
-from refusion_eval.scoring.judge import ERROR, MISSING, NO_ANSWER, Score, index_rows, score_texts
+from refusion_eval.scoring.judge import ERROR, MISSING, NO_ANSWER, OnVerdict, Verdict, judge_texts
 from refusion_eval.store.atomic_write import prepare_output, write_output
 from refusion_eval.store.records import NO_ISOLATION
 
@@ -19,6 +20,20 @@ from refusion_eval.store.records import NO_ISOLATION
 GOLD = "gold"
 
 COLUMNS = ("id", "sample", "extracted", "verdict", "passed", "reason", "tier")
+
+
+class Score(NamedTuple):
+    """The verdict on one text.
+
+    Attributes:
+        id: the item.
+        sample: which of the item's texts, from 0.
+        verdict: the judgement; "missing" for an item without a text.
+    """
+
+    id: str
+    sample: int
+    verdict: Verdict
 
 
 @dataclass(frozen=True)
@@ -68,7 +83,7 @@ def score_command(
     workers: int | None = None,
     sandbox: str = "auto",
     echo: Callable[[str], None] = print,
-    on_done: Callable[[], None] | None = None,
+    on_verdict: OnVerdict | None = None,
 ) -> Summary:
     """Scores a file of texts, prints the score, and writes one CSV line a text.
 
@@ -84,7 +99,7 @@ def score_command(
         workers: processes for code and mathematics.
         sandbox: "auto", or "none" for no isolation.
         echo: receives each line to be printed.
-        on_done: called as judgements that take a process end.
+        on_verdict: as in `judge_texts`.
 
     Raises:
         DataError: unknown task, or rows or outputs are malformed (with file and line).
@@ -99,16 +114,75 @@ def score_command(
     texts = gold_texts(bench, rows) if outputs == GOLD else read_outputs(Path(outputs), set(ids))
     target = prepare_output(csv_path if csv_path is not None else default_csv_path(task, outputs))
     scores = score_texts(
-        benchmark, rows, texts, filter_name=filter_name, workers=workers, sandbox=sandbox, on_done=on_done
+        bench, rows, texts, filter_name=filter_name, workers=workers, sandbox=sandbox, on_verdict=on_verdict
     )
     write_csv(target, scores)
-    counted = [score for score in scores if score.verdict != MISSING] if allow_partial else scores
+    counted = [score for score in scores if score.verdict.verdict != MISSING] if allow_partial else scores
     name = f"mini {benchmark}" if is_mini else benchmark
     summary = summarise(name, bench, scores, counted, filter_name or bench.default_filter)
     for line in report(summary, allow_partial=allow_partial):
         echo(line)
     echo(f"  one line a text: {target}")
     return summary
+
+
+def score_texts(
+    benchmark: Benchmark,
+    rows: Sequence[Row],
+    texts: Mapping[str, Sequence[str]],
+    *,
+    filter_name: str | None = None,
+    workers: int | None = None,
+    sandbox: str = "auto",
+    on_verdict: OnVerdict | None = None,
+) -> list[Score]:
+    """Scores every text of every row.
+
+    Args:
+        benchmark: as in `judge_texts`, like all that is not named here.
+        rows: dataset rows, as `Task.rows` returns them.
+        texts: item id -> its texts; items without a text are scored "missing".
+        filter_name: another extraction rule than the benchmark's first.
+        workers: processes for code and for formulas.
+        sandbox: "auto" or "none".
+        on_verdict: called with each verdict.
+
+    Returns:
+        Scores in the order of the rows, then of the texts.
+
+    Raises:
+        DataError: unknown filter, an id that no row has, an id that two rows have, malformed gold.
+        SandboxError: code cannot be run in isolation on this machine.
+    """
+    by_id = index_rows(benchmark, rows)
+    unknown = [key for key in texts if key not in by_id]
+    if unknown:
+        raise DataError(f"{len(unknown)} ids are not in the {benchmark.name} rows, the first is {unknown[0]!r}")
+    items = [(by_id[key], text) for key in by_id for text in texts.get(key, ())]
+    verdicts = iter(
+        judge_texts(benchmark, items, filter_name=filter_name, workers=workers, sandbox=sandbox, on_verdict=on_verdict)
+    )
+    missing = Verdict(None, MISSING, "no text for this item")
+    return [
+        Score(key, sample, next(verdicts) if texts.get(key) else missing)
+        for key in by_id
+        for sample in range(len(texts.get(key, ())) or 1)
+    ]
+
+
+def index_rows(bench: Benchmark, rows: Sequence[Row]) -> dict[str, Row]:
+    """Returns id -> row, in row order.
+
+    Raises:
+        DataError: two rows have the same id.
+    """
+    by_id: dict[str, Row] = {}
+    for number, row in enumerate(rows):
+        key = bench.id_of(row, number)
+        if key in by_id:
+            raise DataError(f"{bench.name}: two rows have the id {key!r} (the second is row {number}); ids must differ")
+        by_id[key] = row
+    return by_id
 
 
 def default_csv_path(task: str, outputs: str) -> Path:
@@ -165,9 +239,10 @@ def write_csv(path: Path, scores: Sequence[Score]) -> None:
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(COLUMNS)
-    for it in scores:
+    for score in scores:
+        it = score.verdict
         extracted = "" if it.extracted is None else it.extracted.replace("\0", "\\0")
-        writer.writerow((it.id, it.sample, extracted, it.verdict, int(it.passed), it.reason, it.tier))
+        writer.writerow((score.id, score.sample, extracted, it.verdict, int(it.passed), it.reason, it.tier))
     write_output(path, text.getvalue())
 
 
@@ -185,10 +260,10 @@ def summarise(
     """
     groups: dict[str, list[Score]] = {}
     for score in counted:
-        if score.verdict != ERROR:
+        if score.verdict.verdict != ERROR:
             groups.setdefault(score.id, []).append(score)
     if not groups:
-        raise DataError(f"{task}: nothing could be scored; the judge failed on every text: {scores[0].reason}")
+        raise DataError(f"{task}: nothing could be scored; the judge failed on every text: {scores[0].verdict.reason}")
     items = list(groups.values())
     smallest = min(map(len, items))
     return Summary(
@@ -197,12 +272,12 @@ def summarise(
         filter_name=filter_name,
         num_rows=len({score.id for score in scores}),
         num_scored=len(items),
-        num_missing=sum(score.verdict == MISSING for score in scores),
-        num_texts=sum(score.verdict != MISSING for score in scores),
-        num_nothing=sum(score.verdict == NO_ANSWER for score in scores),
-        num_errors=sum(score.verdict == ERROR for score in scores),
-        num_unisolated=sum(score.tier == NO_ISOLATION for score in scores),
-        score=bootstrap_mean([sum(it.passed for it in item) / len(item) for item in items]),
+        num_missing=sum(score.verdict.verdict == MISSING for score in scores),
+        num_texts=sum(score.verdict.verdict != MISSING for score in scores),
+        num_nothing=sum(score.verdict.verdict == NO_ANSWER for score in scores),
+        num_errors=sum(score.verdict.verdict == ERROR for score in scores),
+        num_unisolated=sum(score.verdict.tier == NO_ISOLATION for score in scores),
+        score=bootstrap_mean([sum(it.verdict.passed for it in item) / len(item) for item in items]),
         pass_at={k: _pass_at(items, k) for k in _powers(smallest)},
         majority=None if smallest < 2 or bench.kind == "code" else bootstrap_mean([_vote(item) for item in items]),
     )
@@ -231,7 +306,7 @@ def report(summary: Summary, *, allow_partial: bool) -> list[str]:
 
 def _pass_at(items: Sequence[Sequence[Score]], k: int) -> Interval:
     counts = [len(item) for item in items]
-    return bootstrap_mean(pass_at_k(counts, [sum(it.passed for it in item) for item in items], k))
+    return bootstrap_mean(pass_at_k(counts, [sum(it.verdict.passed for it in item) for item in items], k))
 
 
 def _powers(largest: int) -> list[int]:
@@ -241,7 +316,7 @@ def _powers(largest: int) -> list[int]:
 
 
 def _vote(item: Sequence[Score]) -> float:
-    return float(majority_passed([it.extracted for it in item], [it.passed for it in item]))
+    return float(majority_passed([it.verdict.extracted for it in item], [it.verdict.passed for it in item]))
 
 
 def _percent(interval: Interval) -> str:

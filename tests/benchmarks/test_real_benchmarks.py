@@ -8,8 +8,7 @@ import pytest
 
 from refusion_eval.benchmarks import BENCHMARKS, get_task
 from refusion_eval.benchmarks.rows import json_lines
-from refusion_eval.scoring.judge import score_texts
-from refusion_eval.scoring.texts import gold_texts
+from refusion_eval.scoring.texts import gold_texts, score_texts
 
 CODE = [pytest.param(name, marks=pytest.mark.slow) for name in ("humaneval", "mbpp")]
 
@@ -30,16 +29,16 @@ def recorded(shared: Path) -> Recorded:
 @pytest.mark.parametrize("name", ["mmlu_pro", "arc_challenge", "gsm8k", "math", *CODE])
 def test_every_gold_answer_is_right(data: Path, name: str) -> None:
     rows = get_task(name).rows(data)
-    scores = score_texts(name, rows, gold_texts(BENCHMARKS[name], rows))
+    scores = score_texts(BENCHMARKS[name], rows, gold_texts(BENCHMARKS[name], rows))
     assert len(scores) == BENCHMARKS[name].source.num_rows
-    assert [score for score in scores if not score.passed] == []
+    assert [score for score in scores if not score.verdict.passed] == []
 
 
 @pytest.mark.parametrize("name", ["mmlu_pro", "arc_challenge", "gsm8k"])
 def test_every_gold_answer_is_right_in_the_asked_for_form(data: Path, name: str) -> None:
     rows = get_task(name).rows(data)
-    scores = score_texts(name, rows, gold_texts(BENCHMARKS[name], rows), filter_name="strict")
-    assert all(score.passed for score in scores)
+    scores = score_texts(BENCHMARKS[name], rows, gold_texts(BENCHMARKS[name], rows), filter_name="strict")
+    assert all(score.verdict.passed for score in scores)
 
 
 @pytest.mark.parametrize(
@@ -52,33 +51,32 @@ def test_gsm8k_verdicts_of_openai_are_reproduced(
 ) -> None:
     outputs = list(recorded("gsm8k_openai_solutions.jsonl.gz"))
     texts = {str(row["idx"]): [row["outputs"][model]["solution"]] for row in outputs}
-    scores = score_texts("gsm8k", get_task("gsm8k").rows(data), texts, filter_name=filter_name)
-    assert [score.passed for score in scores] == [row["outputs"][model]["is_correct"] for row in outputs]
-    assert sum(score.passed for score in scores) == num_correct
+    scores = score_texts(BENCHMARKS["gsm8k"], get_task("gsm8k").rows(data), texts, filter_name=filter_name)
+    assert [score.verdict.passed for score in scores] == [row["outputs"][model]["is_correct"] for row in outputs]
+    assert sum(score.verdict.passed for score in scores) == num_correct
 
 
 def test_mmlu_pro_predictions_of_its_authors_are_reproduced(data: Path, recorded: Recorded) -> None:
     outputs = {str(row["question_id"]): row for row in recorded("mmlu_pro_llama-3-8b.jsonl.gz")}
     texts = {key: [row["model_output"]] for key, row in outputs.items()}
     rows = get_task("mmlu_pro").rows(data)
-    scores = score_texts("mmlu_pro", rows, texts, filter_name="first")
-    assert all(score.extracted == outputs[score.id]["pred"] for score in scores)
-    assert sum(score.extracted == outputs[score.id]["answer"] for score in scores) == 4112
+    scores = score_texts(BENCHMARKS["mmlu_pro"], rows, texts, filter_name="first")
+    assert all(score.verdict.extracted == outputs[score.id]["pred"] for score in scores)
+    assert sum(score.verdict.extracted == outputs[score.id]["answer"] for score in scores) == 4112
     # The recorded key is that of 2024; the rows' key was corrected since.
     changed = {str(row["question_id"]) for row in rows if row["answer"] != outputs[str(row["question_id"])]["answer"]}
     assert len(changed) == 34
-    assert sum(score.passed for score in scores) == 4122
-    assert all(
-        score.id in changed for score in scores if score.passed != (score.extracted == outputs[score.id]["answer"])
-    )
+    assert sum(score.verdict.passed for score in scores) == 4122
+    by_letter = {score.id: score.verdict.extracted == outputs[score.id]["answer"] for score in scores}
+    assert all(score.id in changed for score in scores if score.verdict.passed != by_letter[score.id])
 
 
 def test_humaneval_verdicts_on_function_bodies_are_reproduced(data: Path, recorded: Recorded) -> None:
     outputs = {row["task_id"]: row for row in recorded("humaneval_gpt-4_body_only.jsonl.gz")}
     texts = {key: [row["solution"]] for key, row in outputs.items()}
-    scores = score_texts("humaneval", get_task("humaneval").rows(data), texts)
-    assert [score.passed for score in scores] == [outputs[score.id]["is_solved"] for score in scores]
-    assert sum(score.passed for score in scores) == 134
+    scores = score_texts(BENCHMARKS["humaneval"], get_task("humaneval").rows(data), texts)
+    assert [score.verdict.passed for score in scores] == [outputs[score.id]["is_solved"] for score in scores]
+    assert sum(score.verdict.passed for score in scores) == 134
 
 
 @pytest.mark.slow
@@ -88,9 +86,9 @@ def test_mbpp_verdicts_are_those_of_a_clean_run_of_each_program(recorded: Record
         {"task_id": row["task_id"], "text": "", "code": "", "test_list": [row["test"]], "test_setup_code": ""}
         for row in outputs.values()
     ]
-    scores = score_texts("mbpp", rows, {key: [row["solution"]] for key, row in outputs.items()})
+    scores = score_texts(BENCHMARKS["mbpp"], rows, {key: [row["solution"]] for key, row in outputs.items()})
     assert sum(row["is_solved"] for row in outputs.values()) == 318
-    assert sum(score.passed for score in scores) == 324
+    assert sum(score.verdict.passed for score in scores) == 324
     # Recorded as failed only because the publisher ran all programs in one process.
-    differing = {score.id for score in scores if score.passed != outputs[score.id]["is_solved"]}
+    differing = {score.id for score in scores if score.verdict.passed != outputs[score.id]["is_solved"]}
     assert differing == {"67", "170", "419", "598", "724", "798"}

@@ -6,9 +6,8 @@ import pytest
 from refusion_eval.benchmarks import is_mini
 from refusion_eval.errors import ConfigError, DataError
 from refusion_eval.evaluate.run import evaluate, load_tasks, score_rows, task_names
-from refusion_eval.lm_eval_plugin.hooks import score_responses
+from refusion_eval.lm_eval_plugin.hooks import SANDBOX_VARIABLE, score_responses
 from refusion_eval.runs.model_args import parse_model_args
-from refusion_eval.scoring.early import SANDBOX_VARIABLE
 from refusion_eval.store.records import PASSED, SampleKey
 from refusion_eval.store.run_reader import RunReader
 

@@ -11,7 +11,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from refusion_eval.sandbox import Program, Verdict, check_programs, pool, probe
+from refusion_eval.sandbox import CheckResult, Program, check_programs, pool, probe
 from refusion_eval.sandbox.probe import self_test
 from refusion_eval.sandbox.profiles import PROFILES
 from tests.sandbox.corpus import Case, cases
@@ -29,7 +29,7 @@ class Storm:
     Attributes:
         fault: why the profile does not hold on this machine; nothing was tried then.
         tier: of the profile.
-        verdicts: name -> fields of a `Verdict`.
+        verdicts: name -> fields of a `CheckResult`.
         effects: what changed outside.
         told: names of programs whose verdict tells the secret.
         overruns_s: name -> seconds beyond the time limit, without those in which others had the processor.
@@ -62,7 +62,7 @@ class _Metronome(threading.Thread):
             self.late_s = max(self.late_s, time.monotonic() - started_s - _BEAT_S)
 
 
-def _check(profile: str, programs: list[Program]) -> list[Verdict]:
+def _check(profile: str, programs: list[Program]) -> list[CheckResult]:
     """As benchmarks check programs where they would get this profile; else the same below the choice of one."""
     if profile == "none":
         return check_programs(programs, sandbox="none")

@@ -273,11 +273,13 @@ def program(value):
 
 
 def test_programs_are_judged_on_the_cluster_as_here(cluster):
-    judge = ray_judge.RayJudge(ray_cluster.Cluster(None))
+    judge = ray_judge.RayJudge(ray_cluster.Cluster(None), sandbox="none")
     texts = [program(1), program(2), "no program"]
-    under_way = [judge.submit("mbpp", ROW, text, "none") for text in texts]
+    under_way = [judge.submit(BENCHMARKS["mbpp"], ROW, text) for text in texts]
+    judge.drain()
     here = judge_texts(BENCHMARKS["mbpp"], [(ROW, text) for text in texts], sandbox="none")
-    assert [verdict() for verdict in under_way] == here
+    assert [verdict.result(timeout=0) for verdict in under_way] == here
+    judge.close()
     assert [one.verdict for one in here] == ["correct", "wrong", "no_answer"]
 
 
@@ -286,7 +288,9 @@ def test_a_cluster_without_a_free_core_leaves_the_judging_to_the_driver(cluster,
 
     monkeypatch.setattr(ray_judge, "VERDICT_SECONDS", 0.2)
     busy = ray.remote(num_cpus=2)(lambda: time.sleep(600)).remote()
-    judge = ray_judge.RayJudge(ray_cluster.Cluster(None))
-    under_way = [judge.submit("mbpp", ROW, program(number), "none") for number in range(2)]
-    assert [verdict() for verdict in under_way] == [None, None]
+    judge = ray_judge.RayJudge(ray_cluster.Cluster(None), sandbox="none")
+    under_way = [judge.submit(BENCHMARKS["mbpp"], ROW, program(number)) for number in range(2)]
+    judge.drain()
+    assert [verdict.result(timeout=0).verdict for verdict in under_way] == ["wrong", "correct"]
+    judge.close()
     ray.cancel(busy, force=True)

@@ -6,7 +6,8 @@ import pytest
 
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.errors import DataError
-from refusion_eval.scoring.judge import score_texts
+from refusion_eval.scoring.judge import Judge, Verdict, judge_texts
+from refusion_eval.scoring.texts import score_texts
 
 WORD_PROBLEMS = [
     {"question": "a", "answer": "It is <<40+2=42>>42.\n#### 42"},
@@ -22,12 +23,17 @@ PROGRAM = {
 
 
 def verdicts(benchmark: str, rows: list[dict[str, Any]], texts: dict[str, list[str]], **more: Any) -> list[str]:
-    return [score.verdict for score in score_texts(benchmark, rows, texts, **more)]
+    return [score.verdict.verdict for score in score_texts(BENCHMARKS[benchmark], rows, texts, **more)]
 
 
 def test_rows_without_an_id_are_named_by_their_number() -> None:
-    scores = score_texts("gsm8k", WORD_PROBLEMS, {"1": ["The answer is 1000."], "0": ["The answer is 42.00."]})
-    assert [(score.id, score.passed, score.extracted) for score in scores] == [("0", True, "42"), ("1", True, "1000")]
+    scores = score_texts(
+        BENCHMARKS["gsm8k"], WORD_PROBLEMS, {"1": ["The answer is 1000."], "0": ["The answer is 42.00."]}
+    )
+    assert [(score.id, score.verdict.passed, score.verdict.extracted) for score in scores] == [
+        ("0", True, "42"),
+        ("1", True, "1000"),
+    ]
 
 
 def test_right_wrong_unanswered_and_missing_are_told_apart() -> None:
@@ -37,25 +43,25 @@ def test_right_wrong_unanswered_and_missing_are_told_apart() -> None:
 
 
 def test_every_text_of_an_item_is_scored() -> None:
-    scores = score_texts("gsm8k", WORD_PROBLEMS[:1], {"0": ["The answer is 42.", "The answer is 41."]})
-    assert [(score.sample, score.passed) for score in scores] == [(0, True), (1, False)]
+    scores = score_texts(BENCHMARKS["gsm8k"], WORD_PROBLEMS[:1], {"0": ["The answer is 42.", "The answer is 41."]})
+    assert [(score.sample, score.verdict.passed) for score in scores] == [(0, True), (1, False)]
 
 
 def test_another_filter_may_be_chosen_and_a_wrong_name_is_refused() -> None:
     texts = {"0": ["The answer is 42. The answer is 43."]}
     assert verdicts("gsm8k", WORD_PROBLEMS[:1], texts, filter_name="first") == ["correct"]
     with pytest.raises(DataError, match="no filter 'second'; it has last, first, strict"):
-        score_texts("gsm8k", WORD_PROBLEMS, texts, filter_name="second")
+        score_texts(BENCHMARKS["gsm8k"], WORD_PROBLEMS, texts, filter_name="second")
 
 
 def test_an_id_no_row_has_is_refused() -> None:
     with pytest.raises(DataError, match="the first is '9'"):
-        score_texts("gsm8k", WORD_PROBLEMS, {"9": ["x"]})
+        score_texts(BENCHMARKS["gsm8k"], WORD_PROBLEMS, {"9": ["x"]})
 
 
 def test_two_rows_with_one_id_are_refused() -> None:
     with pytest.raises(DataError, match="two rows have the id '7'"):
-        score_texts("mbpp", [PROGRAM, PROGRAM], {})
+        score_texts(BENCHMARKS["mbpp"], [PROGRAM, PROGRAM], {})
 
 
 def test_arc_answers_are_letters_by_position_whatever_the_labels() -> None:
@@ -81,7 +87,9 @@ def test_code_is_run_against_its_tests() -> None:
 
 def test_a_verdict_on_code_says_which_isolation_it_ran_under() -> None:
     texts = {"7": ["```python\ndef add(x):\n    return x + 1\n```", "Sorry."]}
-    assert [score.tier for score in score_texts("mbpp", [PROGRAM], texts, workers=1, sandbox="none")] == ["none", ""]
+    assert [
+        score.verdict.tier for score in score_texts(BENCHMARKS["mbpp"], [PROGRAM], texts, workers=1, sandbox="none")
+    ] == ["none", ""]
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -96,4 +104,63 @@ def test_gold_text_reads_as_the_prompt_asks() -> None:
 
 def test_malformed_gold_is_refused() -> None:
     with pytest.raises(DataError, match="must end in '#### <number>'"):
-        score_texts("gsm8k", [{"question": "q", "answer": "42"}], {"0": ["The answer is 42."]})
+        score_texts(BENCHMARKS["gsm8k"], [{"question": "q", "answer": "42"}], {"0": ["The answer is 42."]})
+
+
+MATHS = {"problem": "p", "solution": "so \\boxed{x^2+1}", "level": "Level 1", "type": "Algebra"}
+ADDS = "```python\ndef add(x):\n    return x + 1\n```"
+
+
+def judged_one_by_one(judge: Judge) -> list[tuple[Verdict, Verdict]]:
+    """The verdicts of a judge on texts of every kind, each beside the one that `judge_texts` reaches."""
+    texts = [
+        ("gsm8k", WORD_PROBLEMS[0], "The answer is 42."),
+        ("math", MATHS, "\\boxed{1+x^2}"),
+        ("math", MATHS, "\\boxed{x^3}"),
+        ("mbpp", PROGRAM, ADDS),
+        ("mbpp", PROGRAM, "Sorry."),
+    ]
+    futures = [judge.submit(BENCHMARKS[name], row, text) for name, row, text in texts]
+    judge.drain()
+    assert all(future.done() for future in futures)
+    at_once = [judge_texts(BENCHMARKS[name], [(row, text)], sandbox="none")[0] for name, row, text in texts]
+    return [(future.result(), verdict) for future, verdict in zip(futures, at_once, strict=True)]
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+def test_texts_that_are_submitted_one_by_one_get_the_same_verdicts(deferred: bool) -> None:
+    judge = Judge(sandbox="none", workers=2, deferred=deferred)
+    for one_by_one, at_once in judged_one_by_one(judge):
+        assert one_by_one == at_once
+    judge.close()
+
+
+def test_a_deferred_judge_begins_no_program_before_it_is_drained() -> None:
+    judge = Judge(sandbox="none", deferred=True)
+    program, number = (
+        judge.submit(BENCHMARKS[name], row, text)
+        for name, row, text in (("mbpp", PROGRAM, ADDS), ("gsm8k", WORD_PROBLEMS[0], "The answer is 42."))
+    )
+    assert number.result(timeout=0).passed
+    assert not program.done()
+    assert not judge._threads._threads
+    judge.drain()
+    assert program.result(timeout=0).passed
+    judge.close()
+
+
+def test_a_judge_that_fails_says_so_in_its_verdict() -> None:
+    judge = Judge(sandbox="docker")
+    verdict = judge.submit(BENCHMARKS["mbpp"], PROGRAM, ADDS).result()
+    assert (verdict.verdict, verdict.passed) == ("error", False)
+    assert verdict.reason.startswith("SandboxError: sandbox='docker' is unknown")
+    assert judge.submit(BENCHMARKS["gsm8k"], {"answer": "no number"}, "The answer is 1.").result().verdict == "error"
+    judge.close()
+
+
+def test_verdicts_are_told_as_they_come() -> None:
+    told: dict[int, Verdict] = {}
+    items = [(MATHS, text) for text in ("\\boxed{1+x^2}", "nothing", "\\boxed{1+x^2}")]
+    verdicts = judge_texts(BENCHMARKS["math"], items, on_verdict=told.__setitem__)
+    assert [told[number] for number in range(3)] == verdicts
+    assert [verdict.verdict for verdict in verdicts] == ["correct", "no_answer", "correct"]

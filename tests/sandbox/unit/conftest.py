@@ -1,6 +1,6 @@
 import pytest
 
-from refusion_eval.sandbox import Program, Verdict, probe
+from refusion_eval.sandbox import CheckResult, Program, probe
 from refusion_eval.sandbox.pool import check_on
 from refusion_eval.sandbox.profiles import PROFILES
 
@@ -11,7 +11,7 @@ class Judge:
     def __init__(self, profile: str) -> None:
         self.profile = profile
 
-    def __call__(self, candidate: str, test: str) -> Verdict:
+    def __call__(self, candidate: str, test: str) -> CheckResult:
         program = Program(candidate=candidate, test=test, timeout_s=5, memory_mb=256)
         return check_on(self.profile, PROFILES[self.profile].tier, program)
 

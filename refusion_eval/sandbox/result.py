@@ -45,7 +45,7 @@ class Program:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class CheckResult:
     """Outcome of one check.
 
     Attributes:
@@ -70,9 +70,11 @@ class Verdict:
         return self.status == PASSED
 
 
-def verdict_of(reason: str, detail: str, seconds: float, tier: str) -> Verdict:
-    """Build the verdict that belongs to a reason (its status follows from `STATUS_OF_REASON`)."""
-    return Verdict(status=STATUS_OF_REASON[reason], reason=reason, detail=detail, seconds=round(seconds, 4), tier=tier)
+def result_of(reason: str, detail: str, seconds: float, tier: str) -> CheckResult:
+    """Build the result that belongs to a reason (its status follows from `STATUS_OF_REASON`)."""
+    return CheckResult(
+        status=STATUS_OF_REASON[reason], reason=reason, detail=detail, seconds=round(seconds, 4), tier=tier
+    )
 
 
 def hard_wall_s(timeout_s: float) -> float:
