@@ -43,8 +43,8 @@ MAY_IMPORT = {
     "bench": BASE | {"api", "benchmarks", "decoders", "embedded", "engine", "hf", "models", "paths", "store"},
     "doctor": BASE | {"benchmarks", "models", "paths", "sandbox", "store"},
 }
-# These wait for the run loop that does not go through lm-eval.
-NOT_YET = {("evaluate", "lm_eval_plugin"), ("scoring", "lm_eval_plugin")}
+# This waits for the run loop that does not go through lm-eval.
+NOT_YET = {("evaluate", "lm_eval_plugin")}
 UNLIMITED = {"__init__", "__main__", "cli"}
 NO_TORCH = {"types", "trace", "errors", "config", "decoders", "metrics", "store", "results", "claims", "report"}
 ONLY_IN = {
