@@ -65,7 +65,8 @@ def run(
     """Run tasks with one system, record every sample, score the samples, and print and write the table."""
     log_to_stderr()
     from refusion_eval.cli.table import table
-    from refusion_eval.evaluate.run import evaluate, task_names
+    from refusion_eval.evaluate.loop import evaluate, task_names
+    from refusion_eval.evaluate.session import run_worker_or_return
     from refusion_eval.runs.interrupt import Interruption, resume_hint
     from refusion_eval.runs.model_args import parse_model_args
 
@@ -80,6 +81,7 @@ def run(
     args = parse_model_args({**arguments, **places, **seeds, **_pairs(settings or [])})
     names = task_names(names_of(tasks), args.pretrained)
     with Interruption(lambda: resume_hint(run_dir), finish_first=False):
+        run_worker_or_return(args)
         outcome = evaluate(args, names, limit=limit, sandbox=sandbox)
         table([run_dir], csv=run_dir / "results.csv", markdown=run_dir / "table.md")
     if not outcome.is_complete:

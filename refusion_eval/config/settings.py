@@ -204,7 +204,8 @@ def _with_reader(wanted: Any) -> Any:
     if origin in (typing.Union, types.UnionType) and types.NoneType in arguments and len(arguments) == 2:
         inner = next(argument for argument in arguments if argument is not types.NoneType)
         # Text may be "none", as a chat template is.
-        texts = ("None",) if inner is str else ("None", "none", "null")
+        is_text = inner is str or typing.get_args(inner)[:1] == (str,)  # the fields of a settings class are annotated
+        texts = ("None",) if is_text else ("None", "none", "null")
         return Annotated[_with_reader(inner) | None, BeforeValidator(lambda value: _none(value, texts))]
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
         return Annotated[tuple[_with_reader(arguments[0]), ...], BeforeValidator(_items)]  # type: ignore[misc]

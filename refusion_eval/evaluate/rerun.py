@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from refusion_eval.errors import ConfigError, StoreError
-from refusion_eval.evaluate.run import evaluate
+from refusion_eval.evaluate.loop import evaluate
+from refusion_eval.evaluate.session import run_worker_or_return
 from refusion_eval.runs.manifest import build_manifest
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args
 from refusion_eval.runs.system import ModelCache, System
@@ -84,6 +85,7 @@ def rerun(run_dir: Path, again_dir: Path, *, data: Path | None = None, sandbox: 
             f"{run.run_id} does not say how many items of each task it was to have; run its command again"
         )
     args = arguments_of(run, run_dir=str(again_dir), data_dir=None if data is None else str(data))
+    run_worker_or_return(args)
     model_cache = ModelCache()
     now = build_manifest(System(args, model_cache), run.manifest.tasks)
     then, today = ({**one.fingerprint(), "package_version": ""} for one in (run.manifest, now))  # told, not refused

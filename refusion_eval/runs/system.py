@@ -167,6 +167,11 @@ class System:
             enable_thinking=self.args.enable_thinking,
         )
 
+    def user_prompt(self, text: str) -> str:
+        """The prompt of a conversation that is one user turn; the text itself where there is no chat template."""
+        has_template = bool(self.model.tokenizer.inner.chat_template)
+        return self.render([{"role": "user", "content": text}]) if has_template else text
+
     def encode(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
         """Token ids of a text.
 

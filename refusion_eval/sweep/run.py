@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.evaluate.run import evaluate, load_tasks, task_names
+from refusion_eval.evaluate.loop import evaluate, load_items, task_names
+from refusion_eval.evaluate.session import run_worker_or_return
 from refusion_eval.results.csv_file import write_csv
 from refusion_eval.results.facts import read_facts
 from refusion_eval.results.figure import ACCURACY, MEAN_TASK, PASS_AT_1
@@ -85,6 +86,8 @@ def run_sweep(
         if system.frontier is not None
         for end in (system.frontier.low, system.frontier.high)
     ]
+    if planned:
+        run_worker_or_return(planned[0].args)
     model_cache = ModelCache()
     _check(planned, model_cache)
     run_dirs: list[Path] = []
@@ -167,7 +170,7 @@ def _check(jobs: list[_Job], model_cache: ModelCache) -> None:
     for job in jobs:
         key = tuple(job.tasks)
         if key not in names:
-            names[key] = list(load_tasks(job.tasks, job.args.data_dir))
+            names[key] = [task.name for task in load_items(job.tasks, job.args.data_dir)]
         system = System(job.args, model_cache)
         try:
             for name in names[key]:

@@ -17,13 +17,13 @@ Recorded = Callable[[str], Iterator[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def data(reference_data: Path) -> Path:
-    return reference_data / "benchmarks"
+def data(shared: Path) -> Path:
+    return shared / "benchmarks"
 
 
 @pytest.fixture(scope="module")
-def recorded(reference_data: Path) -> Recorded:
-    return lambda name: (row for _, row in json_lines(reference_data / "outputs" / name))
+def recorded(shared: Path) -> Recorded:
+    return lambda name: (row for _, row in json_lines(shared / "outputs" / name))
 
 
 @pytest.mark.parametrize("name", ["mmlu_pro", "arc_challenge", "gsm8k", "math", *CODE])

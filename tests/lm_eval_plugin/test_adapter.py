@@ -12,7 +12,6 @@ from refusion_eval.engine.engine import Engine
 from refusion_eval.errors import ConfigError, DecodeError, StoreError
 from refusion_eval.lm_eval_plugin.adapter import RefusionLM
 from refusion_eval.lm_eval_plugin.hooks import SEALING
-from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.text import Detokenizer
 from refusion_eval.store.run_reader import RunReader
 from tests.models.tiny import save_word_tokenizer
@@ -185,17 +184,6 @@ def test_a_prompt_that_is_too_long_is_refused_before_anything_is_decoded(prompts
 def test_several_prompts_that_are_too_long_are_one_error(prompts, tiny):
     with pytest.raises(ConfigError, match=r"gsm8k item 0: .*\(2 of 3 prompts are refused; this is the first\)"):
         build(tiny).generate_until(asked([prompts[0] * 4000, prompts[0], prompts[1] * 4000]))
-
-
-def test_a_run_that_keeps_going_records_what_it_refuses_and_decodes_the_rest(prompts, tiny, tmp_path):
-    lm = RefusionLM(
-        parse_model_args({"pretrained": tiny, "warmup": 0, "run_dir": str(tmp_path), **GENERATION}), keep_going=True
-    )
-    lm.generate_until(asked([prompts[0], prompts[1] * 4000]))
-    lm.close()
-    errors = {sample.item_id: sample.error for sample in stored(tmp_path)}
-    assert errors["0"] is None
-    assert "exceed the context" in errors["1"]
 
 
 def test_samples_of_one_item_differ_when_drawn_and_repeat_when_run_again(prompts, tiny):

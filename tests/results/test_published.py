@@ -27,11 +27,11 @@ LONG = {
 
 
 @pytest.fixture
-def original(reference_data):
+def original(shared):
     """Reads one of the files that ours were made from."""
 
     def read(name):
-        with (reference_data / "published" / f"{name}.csv").open(encoding="utf-8", newline="") as stream:
+        with (shared / "published" / f"{name}.csv").open(encoding="utf-8", newline="") as stream:
             return list(csv.DictReader(stream))
 
     return read

@@ -6,23 +6,20 @@ import re
 import shutil
 import signal
 import sys
-import time
 from collections import Counter
 
 import pytest
 
 from refusion_eval import api
-from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.errors import ConfigError, ScaleOutError
-from refusion_eval.evaluate.run import evaluate
+from refusion_eval.evaluate.loop import evaluate
 from refusion_eval.lm_eval_plugin.adapter import RefusionLM
 from refusion_eval.runs.interrupt import StoppableIterator
 from refusion_eval.runs.job import Job
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.system import System
-from refusion_eval.scaleout import ray_cluster, ray_dispatch, ray_judge, ray_pool
+from refusion_eval.scaleout import ray_cluster, ray_dispatch, ray_pool
 from refusion_eval.scaleout.ray_runner import RayRunner, on_driver
-from refusion_eval.scoring.judge import judge_texts
 from refusion_eval.store.records import SampleKey
 from refusion_eval.store.run_reader import RunReader
 from tests.scaleout.ray_clusters import cluster, started
@@ -263,34 +260,3 @@ def test_a_cluster_that_is_not_there_is_named(monkeypatch):
     monkeypatch.setattr("ray.init", refuse)
     with pytest.raises(ScaleOutError, match=r"no Ray cluster at 10\.0\.0\.9:6379"):
         ray_cluster.Cluster("10.0.0.9:6379")
-
-
-ROW = {"task_id": 7, "text": "t", "code": "", "test_list": ["assert f() == 1"], "test_setup_code": ""}
-
-
-def program(value):
-    return f"```python\ndef f():\n    return {value}\n```"
-
-
-def test_programs_are_judged_on_the_cluster_as_here(cluster):
-    judge = ray_judge.RayJudge(ray_cluster.Cluster(None), sandbox="none")
-    texts = [program(1), program(2), "no program"]
-    under_way = [judge.submit(BENCHMARKS["mbpp"], ROW, text) for text in texts]
-    judge.drain()
-    here = judge_texts(BENCHMARKS["mbpp"], [(ROW, text) for text in texts], sandbox="none")
-    assert [verdict.result(timeout=0) for verdict in under_way] == here
-    judge.close()
-    assert [one.verdict for one in here] == ["correct", "wrong", "no_answer"]
-
-
-def test_a_cluster_without_a_free_core_leaves_the_judging_to_the_driver(cluster, monkeypatch):
-    import ray
-
-    monkeypatch.setattr(ray_judge, "VERDICT_SECONDS", 0.2)
-    busy = ray.remote(num_cpus=2)(lambda: time.sleep(600)).remote()
-    judge = ray_judge.RayJudge(ray_cluster.Cluster(None), sandbox="none")
-    under_way = [judge.submit(BENCHMARKS["mbpp"], ROW, program(number)) for number in range(2)]
-    judge.drain()
-    assert [verdict.result(timeout=0).verdict for verdict in under_way] == ["wrong", "correct"]
-    judge.close()
-    ray.cancel(busy, force=True)

@@ -1,14 +1,12 @@
 import logging
-from types import SimpleNamespace
 
 import pytest
 
-from refusion_eval.benchmarks import is_mini
+from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.errors import ConfigError, DataError
-from refusion_eval.evaluate.run import evaluate, load_tasks, score_rows, task_names
-from refusion_eval.lm_eval_plugin.hooks import SANDBOX_VARIABLE, score_responses
+from refusion_eval.evaluate.loop import evaluate, find_tasks, task_names
 from refusion_eval.runs.model_args import parse_model_args
-from refusion_eval.store.records import PASSED, SampleKey
+from refusion_eval.store.records import PASSED
 from refusion_eval.store.run_reader import RunReader
 
 TASKS = ["mini_gsm8k", "mini_mbpp"]
@@ -38,18 +36,6 @@ def test_every_sample_is_recorded_and_scored_once(finished):
     assert [sample.key.task for sample in samples] == ["mini_gsm8k"] * 2 + ["mini_mbpp"] * 2
     assert {score.key for score in scores if score.metric == PASSED} == {sample.key for sample in samples}
     assert all(score.verdict and score.reason for score in scores if score.metric == PASSED)
-
-
-def test_the_score_of_a_program_says_which_isolation_it_ran_under(monkeypatch):
-    key = SampleKey("mini_mbpp", "1.0", "doc", "prompt", 0, "settings")
-    job = SimpleNamespace(key=key, item_id="7")
-    lm = SimpleNamespace(failed=[], jobs={("mini_mbpp", 0, 0): job})
-    row = {"task_id": 7, "text": "t", "code": "", "test_list": ["assert f() == 1"], "test_setup_code": ""}
-    monkeypatch.setenv(SANDBOX_VARIABLE, "none")
-    judged = score_responses("mbpp", [["```python\ndef f():\n    return 1\n```"]], [row])
-    samples = {"mini_mbpp": [{"filter": "first", "doc_id": 0, "filtered_resps": judged}]}
-    (score,), _ = score_rows(lm, samples)
-    assert (score.verdict, score.tier) == ("correct", "none")
 
 
 def test_records_carry_the_task_version(finished):
@@ -82,12 +68,12 @@ def test_a_sample_that_failed_has_no_score(checkpoint, tmp_path, caplog):
 )
 def test_an_unknown_task_is_refused_with_the_likeliest_one(model, name, meant):
     with pytest.raises(ConfigError, match=rf"^unknown task '{name}'; did you mean {meant}\?"):
-        load_tasks(task_names([name], model), None)
+        find_tasks(task_names([name], model))
 
 
 def test_an_unknown_task_like_none_lists_what_there_is():
     with pytest.raises(ConfigError, match=r"^unknown task 'zzz'; known tasks: arc_challenge, gpqa, gsm8k, "):
-        load_tasks(["zzz"], None)
+        find_tasks(["zzz"])
 
 
 def test_missing_data_is_reported_before_the_checkpoint_is_touched(tmp_path):
@@ -106,7 +92,9 @@ def test_benchmark_names_mean_mini_tasks_for_the_embedded_checkpoint_only():
     assert task_names([], "GSAI-ML/ReFusion") == ["refusion_suite"]
 
 
-def test_every_mini_task_loads_and_is_recognised():
-    loaded = load_tasks(["mini_suite"], None)
-    assert len(loaded) == 7
-    assert all(is_mini(name) for name in loaded)
+def test_suites_hold_every_benchmark_and_a_task_that_is_named_twice_is_run_once():
+    suite = find_tasks(["mini_suite"])
+    assert [task.name for task in suite] == [f"mini_{name}" for name in BENCHMARKS]
+    assert [task.name for task in find_tasks(["mini_math", "mini_suite"])][:2] == ["mini_math", "mini_mmlu_pro"]
+    assert set(find_tasks(["mini_math", "mini_suite"])) == set(suite)
+    assert not any(task.mini for task in find_tasks(["refusion_suite"]))
