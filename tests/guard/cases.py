@@ -38,7 +38,7 @@ class Run:
     measured: bool = False
 
     def arguments(self, run_dir: Path | str, places: dict[str, str]) -> list[str]:
-        prefix = "" if self.real else "mini_"
+        prefix = "refusion_" if self.real else "mini_"
         tasks = ",".join(prefix + task for task in self.tasks)
         given = ["run", "--model", self.model, "--decoder", self.decoder, "--tasks", tasks, "--limit", str(self.limit)]
         if "--warmup" not in self.more:
@@ -95,7 +95,7 @@ FULL_RUNS = (
     refusion("refusion_unfused_seven", "fuse=false"),
     refusion("refusion_release_seven", "release_compatible=true"),
     refusion("refusion_release_fused", "release_compatible=true", "fuse=true", *PINNED, tasks=TWO),
-    refusion("refusion_recompute_kv_seven", "recompute_kv=true", "fuse=false"),
+    refusion("refusion_recompute_kv_seven", "recompute_kv=true", "fuse=false", limit=1),
     refusion("refusion_recompute_kv_fused", "recompute_kv=true", *PINNED, tasks=TWO),
     refusion("refusion_left_to_right", "left_to_right=true", *PINNED, tasks=TWO),
     refusion("refusion_verify_independently", "verify_independently=true", *PINNED, tasks=TWO),
@@ -130,7 +130,7 @@ FULL_RUNS = (
     llada("llada_eos", "logits_eos_inf=true", "confidence_eos_eot_inf=true", "gen_length=32", "steps=16"),
     llada("llada_release", "release_compatible=true", "gen_length=32", "confidence_dtype=float64", model="{llada}"),
     llada("llada_batch", "gen_length=32", limit=3, more=("--batch-size", "2", "--tps-samples", "1")),
-    llada("llada_layout", tasks=SEVEN, model="{llada}"),
+    llada("llada_layout", tasks=SEVEN, limit=1, model="{llada}"),
     llada(
         "dllm_cache_llada",
         *("prompt_interval_steps=10", "gen_interval_steps=3", "transfer_ratio=0.5", "gen_length=32"),
@@ -147,7 +147,7 @@ FULL_RUNS = (
     llada("d2f_llada_seven", decoder="d2f_llada", model="{llada}", tasks=SEVEN),
     llada("d2f_llada_adapter", decoder="d2f_llada", model="{llada}", more=("--adapter", "{llada_lora}")),
     llada("d2f_llada_margin", "sampling_strategy=margin_confidence", decoder="d2f_llada", model="{llada}"),
-    dream("dream_seven", tasks=SEVEN),
+    dream("dream_seven", tasks=SEVEN, limit=1),
     dream("dream_origin", "alg=origin", "steps=32"),
     dream("dream_maskgit", "alg=maskgit_plus", "alg_temp=0.3", "steps=32"),
     dream("dream_margin", "alg=topk_margin", "temperature=0.4", "top_p=0.9", "steps=20"),
@@ -155,7 +155,7 @@ FULL_RUNS = (
     dream("dllm_cache_dream", "prompt_interval_steps=8", "gen_interval_steps=4", "transfer_ratio=0.25"),
     dream("dream_batch", limit=3, more=("--batch-size", "4")),
     dream("fast_dllm_dream_seven", decoder="fast_dllm_dream", tasks=SEVEN),
-    dream("fast_dllm_dream_none", "cache=none", "threshold=0.5", decoder="fast_dllm_dream"),
+    dream("fast_dllm_dream_none", "cache=none", "threshold=0.5", "steps=32", decoder="fast_dllm_dream"),
     dream("fast_dllm_dream_prefix", "cache=prefix", "alg=entropy", "steps=32", decoder="fast_dllm_dream"),
     dream("sparse_dream", "cache=sparse", "keep_ratio=0.3", decoder="fast_dllm_dream"),
     dream("d2f_dream_seven", decoder="d2f_dream", tasks=SEVEN),
@@ -216,7 +216,6 @@ TEXTS: dict[str, list[str]] = {
     "speed_csv": ["speed", RESULTS_CSV, "--csv", "speed.csv", "--markdown", "speed.md"],
     "compare": ["compare", "{run}", "{baseline}", "--csv", "c.csv", "--items", "i.csv", "--markdown", "c.md"],
     "claims": ["claims", "--out", "."],
-    "claims_run": ["claims", "{run}", "{baseline}", "--out", "."],
     "claims_csv": ["claims", FAMILY_CSV, "--out", "."],
     "cost": ["cost"],
     "cost_run": ["cost", "{run}", "{baseline}", "--csv", "cost.csv", "--markdown", "cost.md"],
@@ -225,7 +224,6 @@ TEXTS: dict[str, list[str]] = {
     "paper_tables_run": ["paper-table", "1,2,4,6", "{run}", "{baseline}", "--out", "."],
     "rescore_run": ["rescore", "{run}", "--filter", "ours", "--out", "."],
     "figure1": ["plot", "figure1", RESULTS_CSV, "--task", "mbpp", "--out", "."],
-    "figure7": ["plot", "figure7", str(ROOT / "results" / "embedded" / "scaling.csv"), "--out", "."],
     "figure9": ["plot", "figure9", "{run}", "--out", "."],
 }
 QUICK_TEXTS = ("systems", "gold_gsm8k", "table", "speed_csv", "compare", "claims_csv", "paper_tables_csv")
@@ -247,19 +245,14 @@ STORED_LIMIT, CONTINUED_LIMIT = 2, 4
 # lm_eval's own command: name -> task options and model arguments. `guard_choice` is in this folder.
 LM_EVAL: dict[str, tuple[str, str]] = {
     "generate": (
-        "mini_gsm8k,mini_humaneval,mini_gpqa --limit 3 --apply_chat_template --confirm_run_unsafe_code",
-        "pretrained=embedded,free_rows=0,row_cost=0.02",
+        "mini_gsm8k,mini_humaneval,mini_gpqa,refusion_gpqa --limit 3 --apply_chat_template --confirm_run_unsafe_code",
+        "pretrained=embedded,data_dir={data},free_rows=0,row_cost=0.02",
     ),
     "generate_kwargs": (
         "mini_gsm8k --limit 3 --apply_chat_template --num_fewshot 0 --gen_kwargs max_gen_toks=40,until=answer",
         "pretrained=embedded,decoder=autoregressive,batch_size=2",
     ),
-    "sealed": (
-        "refusion_gpqa,refusion_arc_challenge --limit 2 --apply_chat_template",
-        "pretrained=embedded,data_dir={data},free_rows=0,row_cost=0.02",
-    ),
     "likelihood": ("guard_choice", "pretrained=embedded"),
-    "likelihood_autoregressive": ("guard_choice", "pretrained=embedded,decoder=autoregressive"),
     "likelihood_llada": ("guard_choice", "pretrained=embedded:llada,decoder=llada,mc_samples=8"),
 }
 

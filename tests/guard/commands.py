@@ -5,6 +5,7 @@ import io
 import json
 import runpy
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -13,6 +14,7 @@ def outcome(module: str, arguments: list[str]) -> dict:
     """Status and output of `python -m MODULE ARGUMENTS`."""
     printed, told = io.StringIO(), io.StringIO()
     status: object = 0
+    started = time.process_time()
     sys.argv = [module, *arguments]
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(told):
         try:
@@ -22,7 +24,12 @@ def outcome(module: str, arguments: list[str]) -> dict:
         except BaseException:  # noqa: BLE001 - what a command raises is its outcome, and the next one is run
             traceback.print_exc()
             status = "raised"
-    return {"status": status, "stdout": printed.getvalue(), "stderr": told.getvalue()[-4000:]}
+    return {
+        "status": status,
+        "stdout": printed.getvalue(),
+        "stderr": told.getvalue()[-4000:],
+        "seconds": time.process_time() - started,
+    }
 
 
 if __name__ == "__main__":

@@ -27,12 +27,17 @@ def main() -> None:
         asked = [name for name in cases.LM_EVAL if not chosen or name in chosen or "lm_eval" in chosen]
         made.execute(runs, texts)
         made.execute_lm_eval(asked)
-        for name in runs:
-            write(f"run_{name}", made.run(name))
-        for name in texts:
-            write(f"text_{name}", made.text(name))
-        for name in asked:
-            write(f"lm_eval_{name}", made.lm_eval(name))
+        for kind, names, read in (
+            ("run", runs, made.run),
+            ("text", texts, made.text),
+            ("lm_eval", asked, made.lm_eval),
+        ):
+            for name in names:
+                try:
+                    write(f"{kind}_{name}", read(name))
+                except AssertionError as error:
+                    print(f"no record: {error}")
+                print(f"{made.ended[f'{kind} {name}']['seconds']:6.1f} s  {kind} {name}")
     write("machine", records.machine())
 
 

@@ -22,8 +22,8 @@ MANIFEST_FIELDS = (
 KEY_FIELDS = ("task", "task_version", "doc_hash", "prompt_hash", "sample", "settings_hash")
 # What follows from a measured width curve where no setting says it.
 MEASURED = ("num_forwards", "trace", "floats")
-# Confidences to the last bit: they are those of one kind of machine.
-OF_MACHINE = ("floats",)
+# Confidences and likelihoods to the last bit: they are those of one kind of machine.
+OF_MACHINE = ("floats", "resps", "filtered_resps")
 
 
 def read_run(run_dir: Path) -> dict:
