@@ -31,7 +31,7 @@ from train_contestant import (
 
 from refusion_eval.errors import ConfigError
 from refusion_eval.studies.locality.measure import parse_numbers
-from refusion_eval.training.data import Sample
+from refusion_eval.training.data.samples import Sample
 
 
 @dataclass(frozen=True, kw_only=True)

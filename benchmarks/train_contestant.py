@@ -16,11 +16,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from refusion_eval.bench.shapes import SHAPES, Shape
 from refusion_eval.engine.device import synchronize
 from refusion_eval.errors import ConfigError
-from refusion_eval.training.collate import PackedBatch, collate
 from refusion_eval.training.config import TrainConfig
-from refusion_eval.training.data import Sample
-from refusion_eval.training.loss import hybrid_loss
-from refusion_eval.training.objectives import OBJECTIVES, SpecialIds
+from refusion_eval.training.data.collate import PackedBatch, collate
+from refusion_eval.training.data.samples import Sample
+from refusion_eval.training.objectives.loss import hybrid_loss
+from refusion_eval.training.objectives.table import OBJECTIVES, SpecialIds
 
 # In "small" the output head has a quarter of the parameters, as in 0.6B.
 TRAIN_SHAPES: Mapping[str, Shape] = {

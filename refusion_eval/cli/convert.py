@@ -22,7 +22,7 @@ def convert(
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
 ) -> None:
     """Write a checkpoint in the layout of the public release, or back. The weights stay the same."""
-    from refusion_eval.training import convert as conversion
+    from refusion_eval.training.checkpoints import convert as conversion
 
     conversion.convert(source, target, to, dtype=dtype, rows=rows, revision=revision)
     print(f"{target}: {source} in the layout {to}")

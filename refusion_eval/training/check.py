@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from transformers import Qwen3ForCausalLM
 
-from refusion_eval.training.collate import collate
-from refusion_eval.training.corrupt import causal_example
-from refusion_eval.training.data import Sample
-from refusion_eval.training.packed import hidden_states
+from refusion_eval.training.data.collate import collate
+from refusion_eval.training.data.packed import hidden_states
+from refusion_eval.training.data.samples import Sample
+from refusion_eval.training.objectives.corrupt import causal_example
 
 
 @torch.no_grad()

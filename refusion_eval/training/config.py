@@ -6,8 +6,8 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Literal, get_args
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.training.collate import Normalisation
-from refusion_eval.training.corrupt import SLOT_SIZES
+from refusion_eval.training.data.collate import Normalisation
+from refusion_eval.training.objectives.corrupt import SLOT_SIZES
 
 Objective = Literal["pretrain", "sft", "refusion", "llada", "bd3lm"]
 MASKED_OBJECTIVES: tuple[Objective, ...] = ("llada", "bd3lm")  # not causal

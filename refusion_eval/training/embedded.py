@@ -27,9 +27,9 @@ from refusion_eval.benchmarks.mini.item import Item
 from refusion_eval.decoders import trained_decoders
 from refusion_eval.errors import ConfigError
 from refusion_eval.training.check import exact_share
-from refusion_eval.training.checkpoint import save_checkpoint
+from refusion_eval.training.checkpoints.save import save_checkpoint
 from refusion_eval.training.config import MASKED_OBJECTIVES, TrainConfig
-from refusion_eval.training.data import Sample, encode
+from refusion_eval.training.data.samples import Sample, encode
 from refusion_eval.training.initial import prepare_for_lookup
 from refusion_eval.training.model_card import write_card
 from refusion_eval.training.tokenizer import train_tokenizer

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from refusion_eval.training.example import Example
+from refusion_eval.training.objectives.example import Example
 
 # Dense bfloat16 FLOPs/s as the manufacturers state them, without sparsity; the first name that the device's holds.
 PEAK_FLOPS = {

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.training.backbone import BackboneConfig
+from refusion_eval.training.checkpoints.backbone import BackboneConfig
 from refusion_eval.training.config import MASKED_OBJECTIVES, ObjectiveConfig
-from refusion_eval.training.rows import OnBad
-from refusion_eval.training.steps import check_batch, check_world
+from refusion_eval.training.data.rows import OnBad
+from refusion_eval.training.data.steps import check_batch, check_world
 
 Parallelism = Literal["ddp", "zero2", "fsdp"]
 Attention = Literal["auto", "flash"]

@@ -18,12 +18,12 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.training.collate import PackedBatch, collate
 from refusion_eval.training.config import TrainConfig
-from refusion_eval.training.data import Sample, plan_batches
-from refusion_eval.training.loss import hybrid_loss
+from refusion_eval.training.data.collate import PackedBatch, collate
+from refusion_eval.training.data.samples import Sample, plan_batches
 from refusion_eval.training.muon import Muon
-from refusion_eval.training.objectives import OBJECTIVES, SpecialIds
+from refusion_eval.training.objectives.loss import hybrid_loss
+from refusion_eval.training.objectives.table import OBJECTIVES, SpecialIds
 
 
 def learning_rate_share(config: TrainConfig, step: int) -> float:

@@ -11,10 +11,10 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from refusion_eval.training.collate import PackedBatch, collate
 from refusion_eval.training.config import Objective, TrainConfig
-from refusion_eval.training.data import Sample
-from refusion_eval.training.objectives import OBJECTIVES, SpecialIds
+from refusion_eval.training.data.collate import PackedBatch, collate
+from refusion_eval.training.data.samples import Sample
+from refusion_eval.training.objectives.table import OBJECTIVES, SpecialIds
 from refusion_eval.training.tokenizer import CHAT_TEMPLATE
 from tests.models import tiny
 

@@ -1,4 +1,4 @@
-"""Backbones (`refusion_eval.training.backbone`): what is refused, how vocabularies grow, adapters, checkpoints."""
+"""Backbones: what is refused, how vocabularies grow, adapters, checkpoints."""
 
 import copy
 import json
@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.loading import load_model
-from refusion_eval.training.backbone import (
+from refusion_eval.training.checkpoints.backbone import (
     BackboneConfig,
     LoraSettings,
     check_backbone,
@@ -21,8 +21,8 @@ from refusion_eval.training.backbone import (
     save_backbone,
 )
 from refusion_eval.training.config import Objective
-from refusion_eval.training.loss import hybrid_loss
-from refusion_eval.training.packed import ATTENTION, hidden_states
+from refusion_eval.training.data.packed import ATTENTION, hidden_states
+from refusion_eval.training.objectives.loss import hybrid_loss
 from refusion_eval.types import causal
 from tests.models import tiny
 from tests.training.backbones import (
@@ -303,7 +303,7 @@ def test_a_saved_model_opens_in_transformers_and_here_with_the_same_logits(
 def test_large_weights_are_written_in_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_backbone_of(tmp_path / "stock")
     model, tokenizer = _loaded(tmp_path / "stock")
-    monkeypatch.setattr("refusion_eval.training.shards.SHARD_BYTES", 40_000)
+    monkeypatch.setattr("refusion_eval.training.checkpoints.shards.SHARD_BYTES", 40_000)
     save_backbone(model, tokenizer, tmp_path / "trained", dtype=torch.bfloat16)
     files = sorted((tmp_path / "trained").glob("*.safetensors"))
     assert len(files) > 2

@@ -1,4 +1,4 @@
-"""Checkpoints on disk (`refusion_eval.training.checkpoint`)."""
+"""Checkpoints on disk (`refusion_eval.training.checkpoints.save`)."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from refusion_eval.training.checkpoint import save_checkpoint
+from refusion_eval.training.checkpoints.save import save_checkpoint
 from refusion_eval.training.tokenizer import train_tokenizer
 
 

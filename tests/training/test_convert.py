@@ -1,4 +1,4 @@
-"""Conversion between the release's layout and the backbone's (`refusion_eval.training.convert`)."""
+"""Conversion between the release's layout and the backbone's (`refusion_eval.training.checkpoints.convert`)."""
 
 import json
 from pathlib import Path
@@ -14,8 +14,8 @@ from refusion_eval.cli import app
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.loading import load_model
 from refusion_eval.models.files import CheckpointFiles
-from refusion_eval.training.backbone import BackboneConfig, load_backbone, load_tokenizer, save_backbone
-from refusion_eval.training.convert import convert
+from refusion_eval.training.checkpoints.backbone import BackboneConfig, load_backbone, load_tokenizer, save_backbone
+from refusion_eval.training.checkpoints.convert import convert
 from tests.training.backbones import END_ID, FAMILIES, NUM_ROWS, change_json, logits_of, save_backbone_of
 
 NUM_WORDS = 50
@@ -163,8 +163,8 @@ def test_qwen_s_own_number_of_rows_is_known(
     sizes = {"hidden_size": hidden_size, "num_hidden_layers": 1, "intermediate_size": 4, "num_key_value_heads": 1}
     sizes |= {"num_attention_heads": 1, "vocab_size": NUM_IDS, "head_dim": 2}
     trained = _trained(tmp_path, family, True, **sizes)
-    monkeypatch.setattr("refusion_eval.training.convert._QWEN_IDS", NUM_IDS)
-    monkeypatch.setattr("refusion_eval.training.convert._Source.write_weights", lambda *_: None)
+    monkeypatch.setattr("refusion_eval.training.checkpoints.convert._QWEN_IDS", NUM_IDS)
+    monkeypatch.setattr("refusion_eval.training.checkpoints.convert._Source.write_weights", lambda *_: None)
     convert(str(trained), tmp_path / "stock rows", "stock")
     assert _read(tmp_path / "stock rows")["vocab_size"] == num_rows
 
@@ -175,7 +175,7 @@ def test_qwen_s_own_number_of_rows_is_known(
 def test_shards_are_read_and_written_one_tensor_and_one_shard_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("refusion_eval.training.shards.SHARD_BYTES", 40_000)
+    monkeypatch.setattr("refusion_eval.training.checkpoints.shards.SHARD_BYTES", 40_000)
     trained = _trained(tmp_path)
     num_shards = len(list(trained.glob("*.safetensors")))
     assert num_shards > 2
@@ -194,7 +194,7 @@ def test_shards_are_read_and_written_one_tensor_and_one_shard_at_a_time(
         alive.clear()
 
     monkeypatch.setattr(CheckpointFiles, "read", counted)
-    monkeypatch.setattr("refusion_eval.training.shards.save_file", saved)
+    monkeypatch.setattr("refusion_eval.training.checkpoints.shards.save_file", saved)
     convert(str(trained), tmp_path / "release", "release", dtype="bfloat16")
     before, after = _tensors(trained), _tensors(tmp_path / "release")
     assert max(held) < len(before) / 2

@@ -1,10 +1,17 @@
-"""Corruption of answers into ReFusion training examples (`refusion_eval.training.corrupt`)."""
+"""Corruption of answers into ReFusion training examples (`refusion_eval.training.objectives.corrupt`)."""
 
 import numpy as np
 import pytest
 
-from refusion_eval.training.corrupt import Draws, arrange, causal_example, draw, draw_slot_size, fill_with_eos
-from refusion_eval.training.example import IGNORED
+from refusion_eval.training.objectives.corrupt import (
+    Draws,
+    arrange,
+    causal_example,
+    draw,
+    draw_slot_size,
+    fill_with_eos,
+)
+from refusion_eval.training.objectives.example import IGNORED
 
 MASK = 99
 

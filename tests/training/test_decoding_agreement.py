@@ -13,9 +13,9 @@ from refusion_eval import api
 from refusion_eval.decoders import bd3lm
 from refusion_eval.engine.masks import visible
 from refusion_eval.trace import Trace
-from refusion_eval.training.collate import collate
-from refusion_eval.training.example import IGNORED
-from refusion_eval.training.masked import bd3lm_example, draw, llada_example
+from refusion_eval.training.data.collate import collate
+from refusion_eval.training.objectives.example import IGNORED
+from refusion_eval.training.objectives.masked import bd3lm_example, draw, llada_example
 from refusion_eval.types import (
     DROP_ALL,
     NOTHING,

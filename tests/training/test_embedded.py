@@ -16,7 +16,7 @@ from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError
 from refusion_eval.training import embedded
 from refusion_eval.training.config import TrainConfig
-from refusion_eval.training.data import Sample, encode
+from refusion_eval.training.data.samples import Sample, encode
 from refusion_eval.training.embedded import BACKBONE, STAGES, VARIANTS, build, main, train_stages
 from refusion_eval.training.tokenizer import train_tokenizer
 

@@ -1,4 +1,4 @@
-"""Loss values and their normalisation (`refusion_eval.training.collate` and `loss`)."""
+"""Loss values and their normalisation (`refusion_eval.training.data.collate` and `loss`)."""
 
 import math
 
@@ -8,9 +8,9 @@ from torch.nn import functional
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.training.collate import collate
-from refusion_eval.training.corrupt import Draws, arrange, causal_example
-from refusion_eval.training.loss import hybrid_loss, weighted_cross_entropy
+from refusion_eval.training.data.collate import collate
+from refusion_eval.training.objectives.corrupt import Draws, arrange, causal_example
+from refusion_eval.training.objectives.loss import hybrid_loss, weighted_cross_entropy
 
 MASK, PAD = 15, 14
 

@@ -1,4 +1,4 @@
-"""LLaDA's and BD3-LM's examples (`refusion_eval.training.masked`, `example`) and their loss."""
+"""LLaDA's and BD3-LM's examples (`refusion_eval.training.objectives.masked`, `example`) and their loss."""
 
 import math
 from dataclasses import replace
@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from refusion_eval.training.collate import Targets, collate
 from refusion_eval.training.config import TrainConfig
-from refusion_eval.training.data import Sample
-from refusion_eval.training.example import IGNORED, Example, Visibility
-from refusion_eval.training.loss import hybrid_loss
-from refusion_eval.training.masked import Noise, bd3lm_example, draw, llada_example
+from refusion_eval.training.data.collate import Targets, collate
+from refusion_eval.training.data.samples import Sample
+from refusion_eval.training.objectives.example import IGNORED, Example, Visibility
+from refusion_eval.training.objectives.loss import hybrid_loss
+from refusion_eval.training.objectives.masked import Noise, bd3lm_example, draw, llada_example
 from refusion_eval.training.train import build_batch
 from tests.training.tiny import EOS, MASK, cross_entropies, random_model
 

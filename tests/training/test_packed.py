@@ -1,4 +1,4 @@
-"""Packed attention (`refusion_eval.training.packed`) against padded batches on transformers' own attention."""
+"""Packed attention (`refusion_eval.training.data.packed`) against padded batches on transformers' own attention."""
 
 import copy
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Co
 from transformers import Qwen3ForCausalLM as Qwen3
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.training import packed
-from refusion_eval.training.collate import PackedBatch, collate
 from refusion_eval.training.config import Objective, TrainConfig
-from refusion_eval.training.data import Sample
-from refusion_eval.training.example import IGNORED, Example
-from refusion_eval.training.loss import hybrid_loss
-from refusion_eval.training.objectives import OBJECTIVES, SpecialIds
-from refusion_eval.training.packed import ATTENTION, hidden_states
+from refusion_eval.training.data import packed
+from refusion_eval.training.data.collate import PackedBatch, collate
+from refusion_eval.training.data.packed import ATTENTION, hidden_states
+from refusion_eval.training.data.samples import Sample
+from refusion_eval.training.objectives.example import IGNORED, Example
+from refusion_eval.training.objectives.loss import hybrid_loss
+from refusion_eval.training.objectives.table import OBJECTIVES, SpecialIds
 
 MASK, EOS, PAD = 23, 21, 22
 FAMILIES = {"qwen3": (Qwen3Config, Qwen3), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}

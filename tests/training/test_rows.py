@@ -1,4 +1,4 @@
-"""Streamed rows: layouts, bad rows and their places (`refusion_eval.training.rows`, `json_values`)."""
+"""Streamed rows: layouts, bad rows and their places (`refusion_eval.training.data.rows`, `json_values`)."""
 
 import gzip
 import io
@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refusion_eval.errors import ConfigError, DataError
-from refusion_eval.training import json_values
-from refusion_eval.training.rows import NUM_LISTED, RowReport, check_rows, read_rows
+from refusion_eval.training.data import json_values
+from refusion_eval.training.data.rows import NUM_LISTED, RowReport, check_rows, read_rows
 
 GOOD = {"query": "how many?", "response": "12"}
 GOOD_TEXT = json.dumps(GOOD)

@@ -1,4 +1,4 @@
-"""The batches of a run, and what a step costs (`refusion_eval.training.step_batches`, `flops`)."""
+"""The batches of a run, and what a step costs (`refusion_eval.training.data.step_batches`, `flops`)."""
 
 from collections.abc import Sequence
 from typing import get_args
@@ -9,15 +9,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refusion_eval.training.collate import Normalisation, collate, collate_groups
 from refusion_eval.training.config import Objective, ObjectiveConfig
-from refusion_eval.training.data import Sample
-from refusion_eval.training.example import Example
+from refusion_eval.training.data.collate import Normalisation, collate, collate_groups
+from refusion_eval.training.data.samples import Sample
+from refusion_eval.training.data.step_batches import Place, StepBatches, example_lengths
+from refusion_eval.training.data.steps import StepPlan, corruption_rng
 from refusion_eval.training.flops import TrainingCost, visible_pairs
-from refusion_eval.training.loss import hybrid_loss
-from refusion_eval.training.objectives import OBJECTIVES, SpecialIds, num_rows
-from refusion_eval.training.step_batches import Place, StepBatches, example_lengths
-from refusion_eval.training.steps import StepPlan, corruption_rng
+from refusion_eval.training.objectives.example import Example
+from refusion_eval.training.objectives.loss import hybrid_loss
+from refusion_eval.training.objectives.table import OBJECTIVES, SpecialIds, num_rows
 from tests.training.tiny import EOS, MASK, random_model
 
 IDS = SpecialIds(eos=EOS, mask=MASK)

@@ -1,4 +1,4 @@
-"""Samples of a step and how they are dealt to forwards and processes (`refusion_eval.training.steps`)."""
+"""Samples of a step and how they are dealt to forwards and processes (`refusion_eval.training.data.steps`)."""
 
 from collections import Counter
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.training.steps import Draw, StepPlan, check_world, corruption_rng
+from refusion_eval.training.data.steps import Draw, StepPlan, check_world, corruption_rng
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=50)
 # micro_batch_size, groups of a step, forwards

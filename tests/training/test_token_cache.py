@@ -1,4 +1,4 @@
-"""Caches of tokens: made once, whole or not at all, and subsets (`refusion_eval.training.tokenise`, `token_cache`)."""
+"""Caches of tokens: made once, whole or not at all, and subsets."""
 
 import gzip
 import json
@@ -15,10 +15,10 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from refusion_eval.errors import ConfigError, DataError
-from refusion_eval.training import tokenise
-from refusion_eval.training.data import encode
-from refusion_eval.training.token_cache import TokenCache, sample_subset
-from refusion_eval.training.tokenise import Progress, build_cache
+from refusion_eval.training.data import tokenise
+from refusion_eval.training.data.samples import encode
+from refusion_eval.training.data.token_cache import TokenCache, sample_subset
+from refusion_eval.training.data.tokenise import Progress, build_cache
 from refusion_eval.training.tokenizer import train_tokenizer
 
 PAIRS = [(f"how many pens are {n} and {n * 7}?", f"The answer is {n * 8}." + " Really." * (n % 5)) for n in range(700)]
@@ -27,7 +27,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from transformers import PreTrainedTokenizerFast
-from refusion_eval.training.tokenise import build_cache
+from refusion_eval.training.data.tokenise import build_cache
 kill = lambda progress: os.kill(os.getpid(), signal.SIGKILL)
 tokenizer = PreTrainedTokenizerFast.from_pretrained(sys.argv[2])
 build_cache(sys.argv[1], tokenizer, Path(sys.argv[3]), max_length=64, on_progress=kill)

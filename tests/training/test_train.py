@@ -13,8 +13,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from refusion_eval.errors import ConfigError, DataError
 from refusion_eval.training.check import exact_share
 from refusion_eval.training.config import Objective, TrainConfig
-from refusion_eval.training.data import Sample, encode, plan_batches
-from refusion_eval.training.objectives import OBJECTIVES
+from refusion_eval.training.data.samples import Sample, encode, plan_batches
+from refusion_eval.training.objectives.table import OBJECTIVES
 from refusion_eval.training.tokenizer import train_tokenizer
 from refusion_eval.training.train import build_batch, learning_rate_share, train
 

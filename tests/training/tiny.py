@@ -3,9 +3,9 @@
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from refusion_eval.training.collate import PackedBatch
-from refusion_eval.training.loss import weighted_cross_entropy
-from refusion_eval.training.packed import hidden_states
+from refusion_eval.training.data.collate import PackedBatch
+from refusion_eval.training.data.packed import hidden_states
+from refusion_eval.training.objectives.loss import weighted_cross_entropy
 
 VOCAB_SIZE, EOS, PAD, MASK = 24, 21, 22, 23
 

@@ -25,11 +25,11 @@ from refusion_eval.models.config import ModelConfig, model_config, read_json
 from refusion_eval.models.families import FAMILIES
 from refusion_eval.models.files import CheckpointFiles
 from refusion_eval.models.tokenizer import Tokenizer
-from refusion_eval.training.backbone_check import CLASSES, CONFIGS
-from refusion_eval.training.checkpoint import replacing, write_json
-from refusion_eval.training.config_layout import as_released, tokenizer_as_released, with_both_spellings
-from refusion_eval.training.shards import write_shards
-from refusion_eval.training.special_tokens import num_ids, special_ids, take_mask
+from refusion_eval.training.checkpoints.backbone_check import CLASSES, CONFIGS
+from refusion_eval.training.checkpoints.config_layout import as_released, tokenizer_as_released, with_both_spellings
+from refusion_eval.training.checkpoints.save import replacing, write_json
+from refusion_eval.training.checkpoints.shards import write_shards
+from refusion_eval.training.checkpoints.special_tokens import num_ids, special_ids, take_mask
 
 Layout = Literal["release", "stock"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from refusion_eval.training import masked
 from refusion_eval.training.config import MASKED_OBJECTIVES, Objective, ObjectiveConfig
-from refusion_eval.training.corrupt import arrange, causal_example, draw, draw_slot_size, fill_with_eos
-from refusion_eval.training.data import Sample
-from refusion_eval.training.example import Example
+from refusion_eval.training.data.samples import Sample
+from refusion_eval.training.objectives import masked
+from refusion_eval.training.objectives.corrupt import arrange, causal_example, draw, draw_slot_size, fill_with_eos
+from refusion_eval.training.objectives.example import Example
 
 
 class SpecialIds(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from refusion_eval.training.example import IGNORED, Example, Visibility
+from refusion_eval.training.objectives.example import IGNORED, Example, Visibility
 
 Normalisation = Literal["release", "paper"]
 # Who sees whom within an example. The two frequent answers have names, as attention needs no mask for them.

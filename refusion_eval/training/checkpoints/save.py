@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from refusion_eval.training.config_layout import with_both_spellings
-from refusion_eval.training.lora import PlainTensors, is_adapted, save_adapter
-from refusion_eval.training.shards import write_shards
+from refusion_eval.training.checkpoints.config_layout import with_both_spellings
+from refusion_eval.training.checkpoints.lora import PlainTensors, is_adapted, save_adapter
+from refusion_eval.training.checkpoints.shards import write_shards
 
 ADAPTER_FOLDER = "adapter"
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from refusion_eval.training.corrupt import mask_probability
-from refusion_eval.training.example import IGNORED, Example, Visibility
+from refusion_eval.training.objectives.corrupt import mask_probability
+from refusion_eval.training.objectives.example import IGNORED, Example, Visibility
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ from typing import overload
 import numpy as np
 
 from refusion_eval.errors import ConfigError, DataError
-from refusion_eval.training.data import Sample
-from refusion_eval.training.rows import RowReport
+from refusion_eval.training.data.rows import RowReport
+from refusion_eval.training.data.samples import Sample
 
 FORMAT = 1  # of the folder; a cache of another format is not found, and made anew
 TOKENS_FILE, OFFSETS_FILE, FACTS_FILE = "tokens.npy", "offsets.npy", "cache.json"

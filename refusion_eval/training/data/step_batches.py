@@ -5,12 +5,12 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
-from refusion_eval.training.collate import PackedBatch, collate_groups
 from refusion_eval.training.config import ObjectiveConfig
+from refusion_eval.training.data.collate import PackedBatch, collate_groups
+from refusion_eval.training.data.steps import StepPlan, corruption_rng
+from refusion_eval.training.data.token_cache import SampleSubset, TokenCache
 from refusion_eval.training.flops import visible_pairs
-from refusion_eval.training.objectives import OBJECTIVES, SpecialIds, num_rows
-from refusion_eval.training.steps import StepPlan, corruption_rng
-from refusion_eval.training.token_cache import SampleSubset, TokenCache
+from refusion_eval.training.objectives.table import OBJECTIVES, SpecialIds, num_rows
 
 
 class Place(NamedTuple):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, get_args
 
 from refusion_eval.errors import ConfigError, DataError
-from refusion_eval.training.json_values import Broken, holds_list, values
+from refusion_eval.training.data.json_values import Broken, holds_list, values
 
 OnBad = Literal["fail", "skip"]
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]

@@ -20,10 +20,10 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from refusion_eval.errors import ConfigError, DataError
-from refusion_eval.training.data import check_tokenizer, encode
-from refusion_eval.training.npy_writer import NpyWriter
-from refusion_eval.training.rows import OnBad, Paths, RowReader, read_rows
-from refusion_eval.training.token_cache import FACTS_FILE, FORMAT, OFFSETS_FILE, TOKENS_FILE, TokenCache
+from refusion_eval.training.data.npy_writer import NpyWriter
+from refusion_eval.training.data.rows import OnBad, Paths, RowReader, read_rows
+from refusion_eval.training.data.samples import check_tokenizer, encode
+from refusion_eval.training.data.token_cache import FACTS_FILE, FORMAT, OFFSETS_FILE, TOKENS_FILE, TokenCache
 
 _ROWS_PER_TASK = 256
 _TASKS_PER_WORKER = 4  # that wait or run; more would only hold more rows in memory

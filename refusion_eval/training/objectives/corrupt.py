@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from refusion_eval.training.example import IGNORED, Example
+from refusion_eval.training.objectives.example import IGNORED, Example
 
 SLOT_SIZES = (4, 8, 16, 32)
 

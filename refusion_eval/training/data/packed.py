@@ -17,7 +17,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.training.collate import PackedBatch
+from refusion_eval.training.data.collate import PackedBatch
 
 try:
     from flash_attn import flash_attn_varlen_func

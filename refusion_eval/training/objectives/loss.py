@@ -10,8 +10,8 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.training.collate import PackedBatch
-from refusion_eval.training.packed import computing_dtype, hidden_states
+from refusion_eval.training.data.collate import PackedBatch
+from refusion_eval.training.data.packed import computing_dtype, hidden_states
 
 # Logits that exist at a time: on a GPU 256 MiB in float32, some 440 rows of Qwen3's vocabulary, enough to keep it busy.
 # A CPU is as fast with less.

@@ -1,0 +1,1 @@
+"""Checkpoints of a training: the backbone to start from, saving, adapters and conversion."""

@@ -1,0 +1,1 @@
+"""Training data: rows of files, their token ids, and the batches of a run."""

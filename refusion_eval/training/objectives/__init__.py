@@ -1,0 +1,1 @@
+"""Training objectives: what is fed, what is predicted, and the loss."""
