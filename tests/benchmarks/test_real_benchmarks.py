@@ -17,13 +17,13 @@ Recorded = Callable[[str], Iterator[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def data(shared: Path) -> Path:
-    return shared / "benchmarks"
+def data(reference_data: Path) -> Path:
+    return reference_data / "benchmarks"
 
 
 @pytest.fixture(scope="module")
-def recorded(shared: Path) -> Recorded:
-    return lambda name: (row for _, row in json_lines(shared / "outputs" / name))
+def recorded(reference_data: Path) -> Recorded:
+    return lambda name: (row for _, row in json_lines(reference_data / "outputs" / name))
 
 
 @pytest.mark.parametrize("name", ["mmlu_pro", "arc_challenge", "gsm8k", "math", *CODE])

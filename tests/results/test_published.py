@@ -27,11 +27,11 @@ LONG = {
 
 
 @pytest.fixture
-def original(shared):
+def original(reference_data):
     """Reads one of the files that ours were made from."""
 
     def read(name):
-        with (shared / "published" / f"{name}.csv").open(encoding="utf-8", newline="") as stream:
+        with (reference_data / "published" / f"{name}.csv").open(encoding="utf-8", newline="") as stream:
             return list(csv.DictReader(stream))
 
     return read

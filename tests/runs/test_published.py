@@ -18,8 +18,8 @@ def test_every_decoder_has_a_system_and_every_known_checkpoint_fits_its_decoder(
             assert system.decoder in fitting_decoders(CARDS[system.pretrained].kind)
 
 
-def test_the_labels_are_those_of_the_papers_first_table(shared):
-    rows = (shared / "published" / "table1.csv").read_text().splitlines()[1:]
+def test_the_labels_are_those_of_the_papers_first_table(reference_data):
+    rows = (reference_data / "published" / "table1.csv").read_text().splitlines()[1:]
     labels = {system.label for system in published_systems().values()}
     assert {row.split(",")[1] for row in rows} <= labels
 

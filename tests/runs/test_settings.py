@@ -76,8 +76,8 @@ def test_rows_outrank_what_is_common_and_every_row_has_a_source(tmp_path):
         load_table(tmp_path, "refusion", False, REFUSION, CHECKPOINT)
 
 
-def test_published_table_6_equals_the_shipped_one(shared):
-    rows = (shared / "published" / "table6_hyperparameters.csv").read_text().split()
+def test_published_table_6_equals_the_shipped_one(reference_data):
+    rows = (reference_data / "published" / "table6_hyperparameters.csv").read_text().split()
     names = {"ARC-C": "arc_challenge"}
     columns = rows[0].split(",")[1:]
     published = {}

@@ -154,11 +154,11 @@ def test_the_command_line_asks_for_a_run() -> None:
     assert "no run directory is given" in str(problem)
 
 
-def test_lm_eval_s_filters_agree_with_published_verdicts_on_real_answers(shared: Path) -> None:
-    rows = get_task("gsm8k").rows(shared / "benchmarks")
+def test_lm_eval_s_filters_agree_with_published_verdicts_on_real_answers(reference_data: Path) -> None:
+    rows = get_task("gsm8k").rows(reference_data / "benchmarks")
     rule = FILTERS["flexible-extract"].rules["gsm8k"]
     assert rule.is_right is not None
-    outputs = [row for _, row in json_lines(shared / "outputs" / "gsm8k_openai_solutions.jsonl.gz")]
+    outputs = [row for _, row in json_lines(reference_data / "outputs" / "gsm8k_openai_solutions.jsonl.gz")]
     for model in outputs[0]["outputs"]:
         found = rule.find([(rows[line["idx"]], line["outputs"][model]["solution"]) for line in outputs])
         golds = [BENCHMARKS["gsm8k"].gold(rows[line["idx"]]) for line in outputs]
@@ -168,16 +168,16 @@ def test_lm_eval_s_filters_agree_with_published_verdicts_on_real_answers(shared:
         assert right == [line["outputs"][model]["is_correct"] for line in outputs]
 
 
-def test_lm_eval_s_letters_are_the_published_ones_on_real_answers(shared: Path) -> None:
-    rows = {row["question_id"]: row for row in get_task("mmlu_pro").rows(shared / "benchmarks")}
-    outputs = [row for _, row in json_lines(shared / "outputs" / "mmlu_pro_llama-3-8b.jsonl.gz")]
+def test_lm_eval_s_letters_are_the_published_ones_on_real_answers(reference_data: Path) -> None:
+    rows = {row["question_id"]: row for row in get_task("mmlu_pro").rows(reference_data / "benchmarks")}
+    outputs = [row for _, row in json_lines(reference_data / "outputs" / "mmlu_pro_llama-3-8b.jsonl.gz")]
     rule = FILTERS["custom-extract"].rules["mmlu_pro"]
     found = rule.find([(rows[line["question_id"]], line["model_output"]) for line in outputs])
     assert [it.answer for it in found] == [line["pred"] for line in outputs]
 
 
-def test_gold_answers_are_right_in_the_form_that_lm_eval_asks_for(shared: Path) -> None:
-    rows = get_task("gsm8k").rows(shared / "benchmarks")
+def test_gold_answers_are_right_in_the_form_that_lm_eval_asks_for(reference_data: Path) -> None:
+    rows = get_task("gsm8k").rows(reference_data / "benchmarks")
     rule = FILTERS["strict-match"].rules["gsm8k"]
     assert rule.is_right is not None
     found = rule.find([(row, row["answer"]) for row in rows])
@@ -186,9 +186,9 @@ def test_gold_answers_are_right_in_the_form_that_lm_eval_asks_for(shared: Path) 
     )
 
 
-def test_bodies_behind_the_prompt_get_their_published_verdicts(shared: Path) -> None:
-    rows = {row["task_id"]: row for row in get_task("humaneval").rows(shared / "benchmarks")}
-    outputs = [row for _, row in json_lines(shared / "outputs" / "humaneval_gpt-4_body_only.jsonl.gz")]
+def test_bodies_behind_the_prompt_get_their_published_verdicts(reference_data: Path) -> None:
+    rows = {row["task_id"]: row for row in get_task("humaneval").rows(reference_data / "benchmarks")}
+    outputs = [row for _, row in json_lines(reference_data / "outputs" / "humaneval_gpt-4_body_only.jsonl.gz")]
     rule = FILTERS["raw-continuation"].rules["humaneval"]
     bench = replace(BENCHMARKS["humaneval"], filters={"raw": lambda text, row: rule.find([(row, text)])[0]})
     judged = judge_texts(bench, [(rows[line["task_id"]], line["solution"]) for line in outputs])

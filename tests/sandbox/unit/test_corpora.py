@@ -25,8 +25,8 @@ def _outputs(path: Path) -> list[dict]:
         return [json.loads(line) for line in lines]
 
 
-def _references(benchmark: str, shared: Path) -> list[Program]:
-    return reference_programs(benchmark, get_task(benchmark).rows(shared / "benchmarks"))
+def _references(benchmark: str, reference_data: Path) -> list[Program]:
+    return reference_programs(benchmark, get_task(benchmark).rows(reference_data / "benchmarks"))
 
 
 def _not_passed(programs: list[Program]) -> list:
@@ -34,29 +34,29 @@ def _not_passed(programs: list[Program]) -> list:
     return [(index, verdict) for index, verdict in enumerate(verdicts) if not verdict.passed]
 
 
-def test_all_humaneval_references_pass(shared):
-    programs = _references("humaneval", shared)
+def test_all_humaneval_references_pass(reference_data):
+    programs = _references("humaneval", reference_data)
     assert len(programs) == 164
     assert _not_passed(programs) == []
 
 
-def test_all_mbpp_test_references_pass(shared):
-    programs = _references("mbpp", shared)
+def test_all_mbpp_test_references_pass(reference_data):
+    programs = _references("mbpp", reference_data)
     assert len(programs) == 500
     # The reference of task 123 computes for up to ten seconds, so it is left to the slow test below.
     assert _not_passed([program for program in programs if "amicable_numbers_sum" not in program.candidate]) == []
 
 
 @pytest.mark.slow
-def test_the_slowest_mbpp_reference_passes(shared):
-    programs = _references("mbpp", shared)
+def test_the_slowest_mbpp_reference_passes(reference_data):
+    programs = _references("mbpp", reference_data)
     slowest = next(program for program in programs if "amicable_numbers_sum" in program.candidate)
     assert _not_passed([slowest]) == []
 
 
-def test_humaneval_outputs_get_their_recorded_verdicts(shared):
-    outputs = _outputs(shared / "outputs" / "humaneval_gpt-4_body_only.jsonl.gz")
-    with (shared / "benchmarks" / "humaneval" / "test.jsonl").open(encoding="utf-8") as lines:
+def test_humaneval_outputs_get_their_recorded_verdicts(reference_data):
+    outputs = _outputs(reference_data / "outputs" / "humaneval_gpt-4_body_only.jsonl.gz")
+    with (reference_data / "benchmarks" / "humaneval" / "test.jsonl").open(encoding="utf-8") as lines:
         rows = {row["task_id"]: row for row in map(json.loads, lines)}
     programs = [
         Program(
@@ -71,8 +71,8 @@ def test_humaneval_outputs_get_their_recorded_verdicts(shared):
     assert sum(passed) == 134
 
 
-def test_mbpp_outputs_get_their_verdicts(shared):
-    outputs = _outputs(shared / "outputs" / "mbpp_gpt-4_run1.jsonl.gz")
+def test_mbpp_outputs_get_their_verdicts(reference_data):
+    outputs = _outputs(reference_data / "outputs" / "mbpp_gpt-4_run1.jsonl.gz")
     passed = [
         verdict.passed
         for verdict in check_programs([Program(candidate=row["solution"], test=row["test"]) for row in outputs])
