@@ -16,7 +16,7 @@ from refusion_eval.report.pieces import Speller
 from refusion_eval.report.sources import Asked, Sources
 from refusion_eval.results.figure import MEAN_TASK, METRIC_ORDER, Figure
 from refusion_eval.results.measured import run_figures, setting_text
-from refusion_eval.store.records import NO_ISOLATION, PASSED, Sample, SampleKey, ScoreRow
+from refusion_eval.store.records import NO_ISOLATION, PASSED, Sample, ScoreRow
 from refusion_eval.store.run_reader import Run, RunReader
 
 Identity = tuple[str, str, str]  # task, its version, hash of the settings
@@ -92,9 +92,7 @@ class _Collector:
         """What a run is, and its tasks."""
         with RunReader.open(directory) as reader:
             run = reader.run
-            scores: dict[SampleKey, dict[str, ScoreRow]] = defaultdict(dict)
-            for score in reader.scores():
-                scores[score.key][score.metric] = score
+            scores = reader.scores_by_sample()
             cells: dict[Identity, _Cell] = {}
             speller = Speller(self.sources.spell(run))
             for sample in reader.samples():

@@ -11,7 +11,7 @@ from refusion_eval.benchmarks import is_mini
 from refusion_eval.metrics.parallelism import tpf_release
 from refusion_eval.metrics.roofline import bytes_read
 from refusion_eval.metrics.speed import Timing
-from refusion_eval.store.records import NO_ISOLATION, PASSED, Sample, SampleKey, ScoreRow
+from refusion_eval.store.records import NO_ISOLATION, PASSED, Sample, ScoreRow
 from refusion_eval.store.run_reader import Run, RunReader
 from refusion_eval.trace import Draft, Trace
 
@@ -125,10 +125,7 @@ def read_facts(run_dir: str | os.PathLike[str]) -> RunFacts:
     """Reads a run directory. Raises StoreError if it holds no readable run."""
     with RunReader.open(run_dir) as reader:
         run = reader.run
-        # Scores come in the order in which they were written: of two scorers of a metric, the later one counts.
-        scores: dict[SampleKey, dict[str, ScoreRow]] = {}
-        for score in reader.scores():
-            scores.setdefault(score.key, {})[score.metric] = score
+        scores = reader.scores_by_sample()
         tasks: dict[tuple[str, str, str], TaskFacts] = {}
         for sample in reader.samples():
             identity = (sample.key.task, sample.key.task_version, sample.key.settings_hash)

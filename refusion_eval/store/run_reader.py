@@ -15,7 +15,7 @@ from refusion_eval.errors import StoreError
 from refusion_eval.store.database import SCHEMA_VERSION, open_for_reading, refusing
 from refusion_eval.store.environment import Hardware
 from refusion_eval.store.manifest import Manifest
-from refusion_eval.store.records import Sample, ScoreRow
+from refusion_eval.store.records import Sample, SampleKey, ScoreRow
 
 SETTLED = "settled:"  # what begins the names of settled facts among the run's own
 EXPECTED = "expected:"  # likewise of how many samples of a task were asked for
@@ -86,6 +86,13 @@ class RunReader:
     def scores(self) -> Iterator[ScoreRow]:
         """All scores, in the order in which they were written."""
         return iterate_scores(self.directory, self._connection)
+
+    def scores_by_sample(self) -> dict[SampleKey, dict[str, ScoreRow]]:
+        """The scores of each sample by metric. Of two scorers of a metric the one that wrote last counts."""
+        by_sample: dict[SampleKey, dict[str, ScoreRow]] = {}
+        for score in self.scores():
+            by_sample.setdefault(score.key, {})[score.metric] = score
+        return by_sample
 
 
 def read_run(directory: Path, connection: sqlite3.Connection) -> Run:

@@ -1,0 +1,159 @@
+"""Runs as pandas data frames: one row a sample, or one row a figure with its interval."""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pandas as pd
+
+from refusion_eval.benchmarks import is_mini
+from refusion_eval.results.csv_file import csv_columns, csv_values
+from refusion_eval.results.figure import Figure
+from refusion_eval.results.measured import run_figures
+from refusion_eval.store.records import PASSED, Sample, ScoreRow, dump
+from refusion_eval.store.run_reader import Run, RunReader
+
+_FIGURE_TYPES = {
+    **dict.fromkeys(("n", "forwards", "tokens", "samples", "errors"), "int64"),
+    **dict.fromkeys(("value", "ci_low", "ci_high", "seconds"), "float64"),
+    **dict.fromkeys(("mini", "finished", "scored", "isolated", "fused", "complete"), "bool"),
+}
+
+RunDirs = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+
+# Columns of `load` with their types, in order. Text is of type object, since it may hold what UTF-8 cannot encode.
+SAMPLE_COLUMNS = {
+    "run_id": "object",
+    "system": "object",
+    "backbone": "object",
+    "decoder": "object",
+    "task": "object",
+    "task_version": "object",
+    "benchmark": "object",
+    "mini": "bool",
+    "item_id": "object",
+    "sample": "int64",
+    "text": "object",
+    "extracted": "object",
+    "verdict": "object",
+    "reason": "object",
+    "passed": "boolean",
+    "error": "object",
+    "stop": "object",
+    "prompt_tokens": "int64",
+    "tokens": "int64",
+    "forwards": "int64",
+    "tpf": "float64",
+    "seconds": "float64",
+    "prefill_seconds": "float64",
+    "batch_size": "int64",
+    "warm": "bool",
+    "hardware": "object",
+    "settings": "object",
+    "settings_hash": "object",
+    "doc_hash": "object",
+    "prompt_hash": "object",
+    "scores": "object",
+}
+_OF_KEY = ("task", "task_version", "sample", "settings_hash", "doc_hash", "prompt_hash")
+_OF_SAMPLE = ("benchmark", "item_id", "text", "error", "stop", "seconds", "prefill_seconds", "batch_size", "warm")
+# Facts that `figures` has beside the columns of the CSV.
+FIGURE_FACTS = ("system_key", "decoder", "finished", "scored", "isolated", "fused", "complete")
+
+
+def load(run_dirs: RunDirs) -> pd.DataFrame:
+    """All samples of some runs, one row each, failed ones included.
+
+    Args:
+        run_dirs: a run directory, or several.
+
+    Returns:
+        Rows in the order of the runs, and in each of task, item and sample number. The columns (`SAMPLE_COLUMNS`):
+
+        - run_id, system, backbone, decoder: the run, and its system as tables print it.
+        - task, task_version, benchmark, mini: the task; mini if it is a synthetic look-alike of its benchmark.
+        - item_id, sample: the benchmark's own name of the item, and the number of the sample among those of the item.
+        - text: the response.
+        - extracted, verdict, reason, passed: the answer found in the text, and the verdict on it; missing without one.
+        - error: message of a failed attempt, missing for a good sample.
+        - stop: why decoding ended.
+        - prompt_tokens, tokens, forwards, tpf: tokens of the prompt, tokens kept, model calls, tokens per forward.
+        - seconds, prefill_seconds: decoding time, and the part of it up to the end of the first forward.
+        - batch_size, warm: requests decoded at the same time; whether the warm-up was over. Only rows with batch_size 1
+          and warm are timings.
+        - hardware: machine.
+        - settings: decoder settings in force, as JSON; settings_hash is equal for equal settings.
+        - doc_hash, prompt_hash: equal across runs for the same item, and for the same rendered prompt.
+        - scores: metrics that scorers named themselves, as a dict.
+
+    Raises:
+        StoreError: a directory holds no readable run.
+    """
+    rows = [row for run_dir in _as_list(run_dirs) for row in _sample_rows(run_dir)]
+    return pd.DataFrame(rows, columns=list(SAMPLE_COLUMNS), dtype=object).astype(SAMPLE_COLUMNS)
+
+
+def figures(run_dirs: RunDirs, *, baseline: str | None = None) -> pd.DataFrame:
+    """All figures of some runs, one row each: a metric of a task of a run, or its mean over tasks.
+
+    Args:
+        run_dirs: a run directory, or several; speed-ups are among them.
+        baseline: run id that speed-ups are relative to; by default the one autoregressive run of the same backbone.
+
+    Returns:
+        The columns of the CSV of `refusion-eval table`, which README documents: run_id, system, backbone, task, n,
+        metric, value, ci_low, ci_high (95% bootstrap interval by item), unit, ..., one column `setting_NAME` for each
+        decoder setting; and `FIGURE_FACTS`: the system's key in systems.yaml, its decoder, whether all samples that
+        were asked for are there (finished), have a verdict (scored), ran programs in isolation only (isolated),
+        whether fused forwards are in the figure (fused), and whether no sample is missing from it (complete).
+
+    Raises:
+        StoreError: a directory holds no readable run, two have the same name, or the baseline is not among them.
+    """
+    return figure_frame(run_figures(_as_list(run_dirs), baseline=baseline))
+
+
+def figure_frame(measured: Sequence[Figure]) -> pd.DataFrame:
+    """Figures as a data frame with the columns that `figures` describes."""
+    rows = [
+        {
+            **csv_values(figure),
+            **{name: getattr(figure, name) for name in FIGURE_FACTS[1:]},
+            "system_key": figure.system,
+        }
+        for figure in measured
+    ]
+    return pd.DataFrame(rows, columns=[*csv_columns(measured), *FIGURE_FACTS], dtype=object).astype(_FIGURE_TYPES)
+
+
+def _as_list(run_dirs: RunDirs) -> list[str | os.PathLike[str]]:
+    return [run_dirs] if isinstance(run_dirs, str | os.PathLike) else list(run_dirs)
+
+
+def _sample_rows(run_dir: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    with RunReader.open(run_dir) as reader:
+        scores = reader.scores_by_sample()
+        for sample in reader.samples(traces=False):
+            yield _sample_row(reader.run, sample, scores.get(sample.key, {}))
+
+
+def _sample_row(run: Run, sample: Sample, scores: dict[str, ScoreRow]) -> dict[str, Any]:
+    verdict = scores.get(PASSED)
+    return {
+        **{name: getattr(run.manifest, name) for name in ("system", "backbone", "decoder")},
+        **{name: getattr(sample.key, name) for name in _OF_KEY},
+        **{name: getattr(sample, name) for name in _OF_SAMPLE},
+        "run_id": run.run_id,
+        "mini": is_mini(sample.key.task),
+        "extracted": None if verdict is None else verdict.extracted,
+        "verdict": None if verdict is None else verdict.verdict,
+        "reason": None if verdict is None else verdict.reason,
+        "passed": None if verdict is None else verdict.value > 0,
+        "prompt_tokens": sample.prompt_num_tokens,
+        "tokens": sample.num_tokens,
+        "forwards": sample.num_forwards,
+        "tpf": sample.num_tokens / sample.num_forwards if sample.num_forwards else None,
+        "hardware": run.hardware(sample.process_id).label(),
+        "settings": dump(sample.settings),
+        "scores": {metric: score.value for metric, score in scores.items() if metric != PASSED},
+    }

@@ -1,0 +1,84 @@
+"""Runs as data frames."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import refusion_eval.results as results
+from refusion_eval.errors import StoreError
+from refusion_eval.results.csv_file import write_csv
+from refusion_eval.results.data_frames import SAMPLE_COLUMNS
+from refusion_eval.results.measured import run_figures
+from refusion_eval.results.render import csv_text
+from tests.results.conftest import sample
+
+
+@pytest.fixture
+def run(write_run):
+    broken = sample(2, error="out of memory", num_tokens=0, num_forwards=0, trace=None)
+    samples = [sample(0), sample(1), broken]
+    return write_run("run", samples, right={"0"}, scored=samples[:1])
+
+
+def test_every_sample_is_a_row_with_what_was_recorded_of_it(run):
+    frame = results.load(run)
+    assert list(frame.columns) == list(SAMPLE_COLUMNS)
+    assert list(frame["item_id"]) == ["0", "1", "2"]
+    first, unscored, failed = (row for _, row in frame.iterrows())
+    assert (first["run_id"], first["system"], first["decoder"], first["benchmark"]) == (
+        "run",
+        "ReFusion",
+        "refusion",
+        "gsm8k",
+    )
+    assert (first["passed"], first["mini"], first["tokens"], first["tpf"]) == (True, True, 6, 2.0)
+    assert json.loads(first["settings"]) == {"slot_size": 4}
+    assert frame["passed"].isna().tolist() == [False, True, True]
+    assert unscored["verdict"] is None
+    assert (failed["error"], failed["forwards"]) == ("out of memory", 0)
+
+
+def test_a_response_may_hold_what_utf8_cannot_encode(write_run):
+    run = write_run("run", [sample(0, text="\ud800 lone")], scored=[])
+    assert results.load(run)["text"].tolist() == ["\ud800 lone"]
+    assert csv_text(["text"], [["\ud800"]]) == "text\n\ud800\n"
+
+
+def test_several_runs_stand_one_below_the_other(run, write_run):
+    other = write_run("other", [sample(0, seconds=1.0)], right={"0"}, system="AR")
+    frame = results.load([run, other])
+    assert frame.groupby("run_id")["seconds"].count().to_dict() == {"other": 1, "run": 3}
+
+
+def test_every_figure_is_a_row_with_its_interval_and_facts(run, tmp_path):
+    frame = results.figures(run).set_index("metric")
+    accuracy = frame.loc["accuracy"]
+    assert (accuracy["value"], accuracy["n"], accuracy["errors"]) == (100.0, 1, 1)
+    assert (accuracy["scored"], accuracy["isolated"], accuracy["fused"], accuracy["complete"]) == (
+        False,
+        True,
+        False,
+        False,
+    )
+    assert accuracy["system_key"] == "refusion"
+    assert accuracy["setting_slot_size"] == "4"
+    tpf = frame.loc["tpf"]
+    assert tpf["ci_low"] <= tpf["value"] <= tpf["ci_high"]
+    write_csv(run_figures([run]), tmp_path / "table.csv")
+    header = (tmp_path / "table.csv").read_text().splitlines()[0].split(",")
+    assert header == list(results.figures(run).columns[: len(header)])
+
+
+def test_no_runs_give_frames_without_rows_and_no_run_is_refused(tmp_path):
+    assert results.load([]).empty
+    assert results.figures([]).empty
+    with pytest.raises(StoreError, match="holds no records"):
+        results.load(tmp_path)
+
+
+def test_pandas_is_loaded_only_by_those_who_ask_for_a_frame():
+    code = "import sys, refusion_eval.results.measured, refusion_eval.results as r; print('pandas' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "False"

@@ -1,0 +1,110 @@
+"""One table on a terminal, as Markdown, as LaTeX and as CSV."""
+
+import csv
+import io
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from refusion_eval.metrics.bootstrap import Interval
+from refusion_eval.results.render import (
+    Section,
+    Table,
+    TableCell,
+    TableRow,
+    csv_text,
+    interval_text,
+    markdown_text,
+    text_cells,
+)
+
+FIGURE = TableCell(text="1.0", low="0.5", high="1.5", n=3, emphasis="best", dagger=True)
+TABLE = Table(
+    title="A table",
+    columns=("Name", "Score"),
+    rows=[
+        Section(text="Part"),
+        TableRow(cells=(*text_cells("a_b"), FIGURE), origin="measured", begins_group=True),
+        TableRow(cells=text_cells("a_b", "2"), origin="published", num_repeated=1),
+        ("text|only", ""),
+    ],
+    notes=("First.", "", "Second."),
+    name="my_table",
+)
+
+
+def printed(table):
+    stream = io.StringIO()
+    Console(file=stream, width=100).print(table.rich())
+    return stream.getvalue()
+
+
+def test_a_terminal_shows_every_figure_with_its_interval():
+    text = printed(TABLE)
+    for part in ("A table", "Part", "1.0\u2020 [0.5, 1.5]", "text|only", "First. Second."):
+        assert part in text
+    assert text.count("a_b") == 1  # what repeats the row above is not shown
+
+
+def test_markdown_marks_best_and_published_figures():
+    assert TABLE.markdown().splitlines() == [
+        "## A table",
+        "",
+        "| Name | Score |",
+        "| :-- | --: |",
+        "| **Part** |  |",
+        "| a_b | **1.0**\u2020 [0.5, 1.5] |",
+        "|  | *2* |",
+        "| text\\|only |  |",
+        "",
+        "First. Second.",
+    ]
+
+
+def test_markdown_escapes_what_it_would_not_show_as_it_is():
+    assert markdown_text("a|b*c\nd") == "a\\|b\\*c d"
+    assert markdown_text("_x_ [link](there) mini_gsm8k [1, 2]") == "\\_x\\_ [link\\](there) mini_gsm8k [1, 2]"
+
+
+def test_latex_has_the_interval_below_the_figure():
+    text = TABLE.latex()
+    assert r"\shortstack[r]{\textbf{1.0}$^\dagger$\\{\tiny {[}0.5, 1.5{]}}}" in text
+    assert r"\label{tab:my-table}" in text
+    assert r" & \textit{2} \\" in text
+
+
+def test_csv_has_bounds_and_items_in_columns_of_their_own():
+    rows = list(csv.DictReader(io.StringIO(TABLE.csv())))
+    assert rows[0] == {
+        "origin": "measured",
+        "Name": "a_b",
+        "Score": "1.0\u2020",
+        "Score ci_low": "0.5",
+        "Score ci_high": "1.5",
+        "Score n": "3",
+    }
+    assert rows[1]["Name"] == "a_b"
+
+
+def test_an_interval_is_shown_as_far_as_there_is_one():
+    assert interval_text(Interval(1, 0.5, 2, 9), 1) == "1.0 [0.5, 2.0]"
+    assert interval_text(Interval(1, math.nan, math.nan, 1)) == "1.00"
+    assert interval_text(None, missing="-") == interval_text(Interval(math.nan, 0, 0, 1), missing="-") == "-"
+
+
+@given(st.lists(st.tuples(st.text(), st.one_of(st.none(), st.booleans(), st.floats(), st.integers())), max_size=5))
+def test_csv_is_what_the_standard_library_writes(rows):
+    def cell(value):
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        if isinstance(value, float):
+            return "" if math.isnan(value) else f"{value:.6g}"
+        return "" if value is None else str(value).replace("\0", "\\0")
+
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(("a", "b"))
+    writer.writerows([[cell(value) for value in row] for row in rows])
+    assert csv_text(("a", "b"), rows) == stream.getvalue()
