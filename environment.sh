@@ -1,5 +1,5 @@
-# What eval.sh, train.sh and test.sh share: the options' helpers and the virtual environment. To be sourced; the functions
-# below `set_up` work in this folder and read dry_run (true or false).
+# What eval.sh, train.sh and test.sh share: the virtual environment. To be sourced; `set_up` and `add_extra` work in this
+# folder and read dry_run (true or false).
 
 fail() {
     local script
@@ -8,63 +8,11 @@ fail() {
     exit 2
 }
 
-absolute() { # a path as seen from where the user stands
-    case $1 in
-        /*) printf '%s' "$1" ;;
-        *) printf '%s/%s' "$PWD" "$1" ;;
-    esac
-}
-
-child='' starting=false missed='' asked_by='' asked_at='' num_signals=0 # the process that runs; the last signal to end it, and in which second
-
-hand_on() { # a signal to the process that runs, which knows what to finish first; when it has ended, so does the script
-    num_signals=$((num_signals + 1))
-    # Some senders signal the script both alone and with its group; twice in a second is meant once.
-    if [ "$asked_by:$asked_at" = "$1:$SECONDS" ]; then return 0; fi
-    asked_by=$1 asked_at=$SECONDS
-    if [ -n "$child" ]; then
-        kill -s "$1" "$child" 2>/dev/null || :
-    elif $starting; then # it may run already, under a number that is not known yet
-        missed=$1
-    else
-        exit $((128 + $(kill -l "$1")))
-    fi
-}
-
-pause() { # Ctrl-Z
-    num_signals=$((num_signals + 1))
-    [ -z "$child" ] || kill -s STOP "$child"
-    kill -s STOP $$
-    [ -z "$child" ] || kill -s CONT "$child"
-}
-
-for name in HUP INT QUIT TERM; do trap "hand_on $name" "$name"; done
-trap pause TSTP
-
-attended() { # runs a command so that signals to the script alone reach it too
-    local code before
-    # In a process group of its own, or a key such as Ctrl-C would reach it twice; without one it would ignore Ctrl-C.
-    starting=true
-    set -m
-    "$@" </dev/null &
-    set +m
-    child=$! starting=false
-    if [ -n "$missed" ]; then kill -s "$missed" "$child" 2>/dev/null || :; fi
-    while
-        code=0 before=$num_signals
-        wait "$child" || code=$?
-        [ "$before" != "$num_signals" ] # a signal ends the waiting, not the process
-    do :; done
-    child=''
-    [ -z "$asked_by" ] || exit $((code > 128 ? code : 128 + $(kill -l "$asked_by")))
-    return "$code"
-}
-
 run() { # prints a command; runs it unless this is a dry run
     printf '+'
     printf ' %q' "$@"
     printf '\n'
-    $dry_run || attended "$@"
+    $dry_run || "$@" </dev/null
 }
 
 quietly() { # as run, with the output in a log that is shown if the command fails
@@ -94,11 +42,15 @@ print(hashlib.sha256(b"".join([*parts, sys.version.encode(), str(pathlib.Path.cw
 TEXT
 }
 
-set_up() { # makes the environment, unless it is there
+find_python() { # sets venv and python
     venv=${REFUSION_EVAL_VENV:-.venv}
     python=$venv/bin/python
     "${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
         fail "Python 3.11 or later is needed; name one with PYTHON=..."
+}
+
+set_up() { # makes the environment, unless it is there
+    find_python
     if [ -f "$venv/set-up" ] && [ "$(cat "$venv/set-up")" = "$(stamp)" ]; then
         return
     fi
@@ -135,4 +87,27 @@ add_extra() { # one of pyproject.toml's extras, on top of what set_up made
     echo "  installing what the extra '$1' needs"
     quietly "$python" -m pip install -e ".[$1]" -c constraints.txt
     cp "$venv/set-up" "$venv/set-up-$1"
+}
+
+start() { # MODULE EXTRAS OPTION...: makes the environment and becomes a module of refusion_eval.scripts with these options
+    local script here=$PWD module=refusion_eval.scripts.$1 extras=$2 option setup_only=false interpreter=${PYTHON:-python3}
+    script=$(basename "$0")
+    shift 2
+    cd "$(dirname "${BASH_SOURCE[0]}")"
+    dry_run=false
+    for option in "$@"; do
+        case $option in
+            --dry-run) dry_run=true ;;
+            --setup) setup_only=true ;;
+            --help | -h) exec "$interpreter" -m "$module" --called-by "$script" "$here" '' run "$@" ;;
+        esac
+    done
+    find_python
+    # Before the minutes that an environment takes: a wrong option ends the script here.
+    "$interpreter" -m "$module" --called-by "$script" "$here" "$python" check "$@" || exit
+    set_up
+    for option in $extras; do add_extra "$option"; done
+    if $setup_only; then exit 0; fi
+    if ! $dry_run; then interpreter=$python; fi
+    exec "$interpreter" -m "$module" --called-by "$script" "$here" "$python" run "$@"
 }

@@ -1,19 +1,19 @@
-"""Where the package finds the files that are not Python: the task folder and the embedded checkpoints."""
+"""Folders of the files that are not Python: tasks and embedded checkpoints. Imports the standard library only."""
 
+import json
 from pathlib import Path
 
 from refusion_eval import embedded
-from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError, DataError
 
 EMBEDDED_FOLDER = Path(embedded.__file__).parent
 
 
 def embedded_path(name: str) -> Path:
-    """Returns the folder of a checkpoint in the package; that of a decoder has the decoder's name.
+    """Returns the folder of a checkpoint in the package. The main checkpoint of a decoder has the decoder's name.
 
     Raises:
-        ConfigError: there is none of this name.
+        ConfigError: the package has no checkpoint of this name.
     """
     if name not in embedded_names():
         known = ", ".join(embedded_names())
@@ -22,13 +22,20 @@ def embedded_path(name: str) -> Path:
 
 
 def embedded_names() -> list[str]:
-    """The checkpoints in the package: one for each of some decoders, and other fine-tunes for these."""
+    """Returns the names of the checkpoints in the package."""
     return sorted(path.parent.name for path in EMBEDDED_FOLDER.glob("*/config.json"))
 
 
+def embedded_decoder(name: str) -> str:
+    """Returns the decoder that a checkpoint of the package was made for: its namesake, or the first that it lists."""
+    config = json.loads((embedded_path(name) / "config.json").read_text(encoding="utf-8"))
+    decoders = config.get("decoders", [name])
+    return name if name in decoders else decoders[0]
+
+
 def embedded_decoders() -> list[str]:
-    """The decoders that have a checkpoint in the package."""
-    return [name for name in embedded_names() if name in DECODERS]
+    """Returns the decoders whose main checkpoint is in the package."""
+    return [name for name in embedded_names() if embedded_decoder(name) == name]
 
 
 def code_metric_path() -> Path:

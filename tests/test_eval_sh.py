@@ -4,12 +4,14 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from refusion_eval.paths import embedded_decoders
 from refusion_eval.runs.published import published_systems
+from refusion_eval.scripts.artefacts import write_spec
 from refusion_eval.sweep.spec import read_spec
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,7 +77,9 @@ def fake_environment(tmp_path):
     def make(word, status):
         python = tmp_path / "bin" / "python"
         python.parent.mkdir()
-        cases = f'*" "{word}*) exit {status};; -) cat >/dev/null; echo stamp;;'
+        # The script's own steps are taken by a real Python, which starts this one for the commands.
+        cases = f'"-m refusion_eval.scripts"*) exec {sys.executable} "$@";; *" "{word}*) exit {status};;'
+        cases += " -) cat >/dev/null; echo stamp;;"
         python.write_text(f'#!/bin/sh\ncase "$*" in {cases} esac\n')
         python.chmod(0o755)
         (tmp_path / "set-up").write_text("stamp\n")
@@ -298,14 +302,45 @@ def test_figures_are_of_a_task_that_was_run(tasks, shown):
 
 def test_sweeps_of_a_real_checkpoint_are_its_own_on_that_task(tmp_path):
     for figure in ("figure4", "figure6", "figure8"):
-        script = 'source ./artefacts.sh; model=a/b baseline=c/d; spec_of "$0" gsm8k "$1"'
-        subprocess.run(["bash", "-euc", script, figure, tmp_path / f"{figure}.yaml"], cwd=ROOT, check=True)
+        write_spec(figure, "gsm8k", tmp_path / f"{figure}.yaml", model="a/b", baseline="c/d")
         spec = read_spec(str(tmp_path / f"{figure}.yaml"))
         systems = {system.name: system for system in spec.systems}
         assert spec.tasks == ("gsm8k",)
         assert systems["refusion"].arguments["pretrained"] == "a/b"
         assert systems["refusion"].settings == {"fuse": False}
         assert figure == "figure6" or systems["qwen3"].arguments["pretrained"] == "c/d"
+
+
+def test_sweeps_of_the_embedded_family_are_of_the_systems_that_are_in_the_package(tmp_path):
+    for figure in ("figure4", "figure6", "figure8"):
+        write_spec(figure, "math", tmp_path / f"{figure}.yaml", model="embedded", baseline="embedded")
+        spec = read_spec(str(tmp_path / f"{figure}.yaml"))
+        assert spec.tasks == ("math",)
+        assert {system.arguments["decoder"] for system in spec.systems} <= set(embedded_decoders())
+        assert "refusion" in {system.name for system in spec.systems}
+
+
+@pytest.mark.parametrize(("module", "options"), [("suite", ("--artefacts",)), ("train", ("--config", "tiny"))])
+def test_a_dry_run_needs_no_installed_package(module, options):
+    command = [sys.executable, "-S", "-m", f"refusion_eval.scripts.{module}", *options, "--dry-run"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "+ " in done.stdout
+
+
+def test_the_command_suite_prints_what_the_script_does(tmp_path):
+    def steps(lines):
+        return [line.split(" -m refusion_eval ", 1)[1] for line in lines if " -m refusion_eval " in line]
+
+    options = ["--system", "refusion,qwen3", "--limit", "3"]
+    command = [sys.executable, "-m", "refusion_eval", "suite", "--dry-run", *options]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert steps(done.stdout.splitlines()) == steps(commands(*options))
+    refused = subprocess.run([*command, "--limt"], cwd=tmp_path, capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert refused.stderr == (
+        "refusion-eval suite: unknown option '--limt'; refusion-eval suite --help lists the options\n"
+    )
 
 
 def test_an_adapter_goes_with_its_checkpoint():

@@ -16,6 +16,7 @@ from refusion_eval.errors import RefusionEvalError
 
 # In the order of `refusion-eval --help`. The command `tasks-path` is the function `tasks_path` in `tasks_path.py`.
 COMMANDS = (
+    "suite",
     "run",
     "rerun",
     "sweep",
@@ -31,6 +32,7 @@ COMMANDS = (
     "report",
     "replay",
     "locality",
+    "train",
     "convert",
     "check",
     "systems",
@@ -44,7 +46,7 @@ COMMANDS = (
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 # For a command that hands all its arguments on, --help included.
 HANDED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-TAKE_ALL_ARGUMENTS = ("lm-eval",)
+TAKE_ALL_ARGUMENTS = ("lm-eval", "suite", "train")
 
 
 class _Commands(TyperGroup):

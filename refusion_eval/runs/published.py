@@ -1,6 +1,8 @@
-"""The systems of the paper by name: which decoder on which published checkpoint."""
+"""The systems of the paper by name: a decoder on a published checkpoint."""
 
-from refusion_eval.config import build, check_keys, mapping, read_yaml, settings_class
+import tomllib
+
+from refusion_eval.config import build, check_keys, mapping, settings_class
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import tasks_path
@@ -11,12 +13,14 @@ class PublishedSystem:
     """One row of the paper's comparison.
 
     Attributes:
-        name: what `--system` calls it.
-        label: what tables call it.
-        decoder: its decoder.
-        pretrained: hub id of its checkpoint; None where none was published.
-        adapter: hub id of the LoRA adapter on it, if any.
-        enable_thinking, chat_template, add_bos_token: as `ModelArgs` has them; how its authors made prompts.
+        name: name that `--system` takes.
+        label: name in tables.
+        decoder: name of the decoder.
+        pretrained: hub id of the checkpoint; None if none was published.
+        adapter: hub id of the LoRA adapter on the checkpoint, if any.
+        enable_thinking: argument of the chat template, as its authors set it.
+        chat_template: "none" if its authors gave the model plain prompts.
+        add_bos_token: whether its authors began prompts with the BOS token.
     """
 
     name: str
@@ -30,16 +34,20 @@ class PublishedSystem:
 
 
 def published_systems() -> dict[str, PublishedSystem]:
-    """Reads tasks/settings/systems.yaml; a decoder without a row there is a system without a published checkpoint.
+    """Reads tasks/settings/systems.toml; a decoder without a row there is a system without a published checkpoint.
 
     Raises:
-        ConfigError: a row is malformed.
+        ConfigError: the file cannot be read, or a row is malformed.
     """
-    path = tasks_path() / "settings" / "systems.yaml"
-    rows = read_yaml(path, f"tasks/settings/{path.name}")
+    path = tasks_path() / "settings" / "systems.toml"
+    file = f"tasks/settings/{path.name}"
+    try:
+        rows = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: cannot be read as TOML ({error}); correct it") from error
     systems = {}
     for name, row in rows.items():
-        where = f"tasks/settings/{path.name}: {name}"
+        where = f"{file}: {name}"
         systems[name] = build(PublishedSystem, {"name": name, **mapping(row, where)}, where)
         check_keys([systems[name].decoder], DECODERS, where, what="decoder")
     with_row = {system.decoder for system in systems.values()}
@@ -49,10 +57,10 @@ def published_systems() -> dict[str, PublishedSystem]:
 
 
 def published_system(name: str) -> PublishedSystem:
-    """One system by its name.
+    """Returns a system.
 
     Raises:
-        ConfigError: it is unknown; the likeliest known one is named.
+        ConfigError: there is no system of this name; the message suggests the likeliest one.
     """
     systems = published_systems()
     check_keys([name], systems, "", what="system")
@@ -60,12 +68,12 @@ def published_system(name: str) -> PublishedSystem:
 
 
 def system_arguments(name: str, model: str | None) -> dict[str, str | bool | None]:
-    """The model arguments of a system.
+    """Returns the model arguments of a system.
 
     Args:
-        name: of the system.
-        model: another checkpoint than the published one: a folder or a hub id. It brings its own adapter, if any, and
-            keeps the system's label.
+        name: name of the system.
+        model: folder or hub id of a checkpoint to use instead of the published one, without the published adapter. The
+            system keeps its label.
 
     Raises:
         ConfigError: the system is unknown, or has no published checkpoint and none is given.

@@ -91,7 +91,8 @@ def patient(number, status):
 
 def pretended(word, patient):
     """A Python that runs a command of the shell where its own arguments hold a word, and does nothing elsewhere."""
-    return f'#!/bin/sh\ncase "$*" in *"{word}"*) {patient};; -) cat >/dev/null; echo stamp;; esac\n'
+    own_steps = f'"-m refusion_eval.scripts"*) exec {sys.executable} "$@";;'
+    return f'#!/bin/sh\ncase "$*" in {own_steps} *"{word}"*) {patient};; -) cat >/dev/null; echo stamp;; esac\n'
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
