@@ -1,17 +1,17 @@
-"""The settings of the ReFusion decoder, and what follows from them alone."""
+"""Settings of the ReFusion decoder, and values that follow from them alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from refusion_eval.decoders import validate
-from refusion_eval.decoders.fuse import ForwardCost
+from refusion_eval.decoders.speculation import ForwardCost
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import StopRule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RefusionSettings:
-    """Settings of the ReFusion decoder, named as in the paper's Table 6.
+    """Settings of the ReFusion decoder, named as in Table 6 of the paper.
 
     Attributes:
         gen_length: most tokens of the response, >= 1. Positions are decoded in whole slots; the surplus is cut.
@@ -19,21 +19,23 @@ class RefusionSettings:
         block_size: b, consecutive positions decoded before the next block begins; a multiple of k (App. C.4: b >= k).
         tau_slot: a masked slot is selected when its certainty exceeds this; the best one always is.
         tau_token: a drafted token is accepted when its probability given the tokens before it exceeds this.
-        temperature: of the drafts (Eq. 4); thresholds always see untempered probabilities.
-        seed: of the random draws.
+        temperature: temperature of the drafts (Eq. 4); thresholds always see untempered probabilities.
+        seed: seed of the random draws.
         mask_id: the mask token.
-        eos_ids: tokens that end the response; none means that it always has `gen_length` tokens.
+        eos_ids: tokens that end the response; if there are none, it always has `gen_length` tokens.
         left_to_right: select slots one after another in position order (Figure 1) instead of by certainty.
         recompute_kv: after slots were completed independently, one more forward lets them see each other and keeps
             those keys and values instead (section 5.5, Table 4).
         verify_independently: begin a completion by verifying every slot on its own, as Eq. 7 is written, instead of
             keeping the prefixes that the global verification found.
         release_compatible: reproduce the defects of the public release (README, "Paper and release").
-        fuse: let verifications carry likely next plans and predictions: the same tokens in fewer forwards. False is the
-            paper's algorithm; None is on, except with `release_compatible`, whose forward counts are the release's.
+        fuse: let verifications carry likely next plans and predictions, which gives the same tokens in fewer forwards.
+            False is the paper's algorithm; None is True, except with `release_compatible`, which reproduces the forward
+            counts of the release.
         free_rows, row_cost: how the time of a forward grows with its rows (see `ForwardCost`), which decides how many
-            hypotheses ride along; None takes what was measured on this device (0 and 0.02 where nothing was).
-        stop_rule: told the tokens decoded without a gap from the start; decoding ends when it says so.
+            speculative branches a forward carries; None takes what was measured on the device (0 and 0.02 if
+            nothing was).
+        stop_rule: gets the tokens decoded without a gap from the start; decoding ends when it returns True.
 
     Raises:
         ConfigError: a value is out of its range, or sizes do not fit each other.
@@ -90,7 +92,7 @@ class RefusionSettings:
 
     @property
     def num_positions(self) -> int:
-        """Positions behind the prompt that decoding may touch: `gen_length` in whole slots."""
+        """Positions after the prompt that decoding may touch: `gen_length` in whole slots."""
         return -(-self.gen_length // self.slot_size) * self.slot_size
 
     @property
@@ -100,7 +102,7 @@ class RefusionSettings:
 
     @property
     def forward_cost(self) -> ForwardCost:
-        """What a forward costs."""
+        """How the time of a forward grows with its rows."""
         return ForwardCost(self.free_rows or 0, 0.02 if self.row_cost is None else self.row_cost)
 
     @property
@@ -109,5 +111,5 @@ class RefusionSettings:
         return () if self.release_compatible else (self.mask_id,)
 
     def response_positions(self, slots: Sequence[int]) -> list[int]:
-        """Response indices of all tokens of these slots, slot after slot; a slot is named by its first one."""
+        """Response indices of all tokens of some slots, slot after slot."""
         return [slot + column for slot in slots for column in range(self.slot_size)]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refusion_eval.decoders.refusion import decode
+from refusion_eval.decoders.refusion_fused import decode
 from refusion_eval.decoders.refusion_settings import RefusionSettings
 from refusion_eval.errors import ConfigError
 from refusion_eval.trace import Fix, Select
@@ -267,7 +267,7 @@ def test_any_readouts_give_a_gapless_response_whose_positions_are_fixed_once(cas
     assert trace.num_forwards == len(forwards) <= 2 * chosen.num_positions * 2
 
 
-FREE = {"fuse": True, "row_cost": 0.0}  # rows cost nothing: every hypothesis rides along
+FREE = {"fuse": True, "row_cost": 0.0}  # rows cost nothing: every branch is attached
 
 
 def test_fused_an_accepted_draft_brings_its_next_plan_along():
@@ -288,8 +288,8 @@ def test_fused_each_likely_number_of_accepted_slots_has_a_plan_of_its_own():
     answer = Script(TEXT, {0: 1.0, 2: 1.0, 4: 0.5, 6: 0.5}, rejected=[3])
     answer.doubted = {3: 0.5}
     _, trace, forwards = run_scripted(decode, PROMPT, settings(**FREE), answer)
-    riders = [segment for segment in forwards[1].attention[1:] if segment.sees]
-    assert {(segment.size, segment.sees) for segment in riders} >= {(4, ((0, 4),)), (6, ((0, 2),))}
+    branches = [segment for segment in forwards[1].attention[1:] if segment.sees]
+    assert {(segment.size, segment.sees) for segment in branches} >= {(4, ((0, 4),)), (6, ((0, 2),))}
     assert [forward.kind for forward in forwards[:3]] == ["plan", "verify", "verify"]
     assert [event.candidates for event in trace.of(Select)][1] == (2, 4, 6)
 

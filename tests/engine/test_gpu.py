@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 import torch
 
-from refusion_eval.decoders import autoregressive, refusion
+from refusion_eval.decoders import autoregressive, refusion_fused
 from refusion_eval.decoders.autoregressive import AutoregressiveSettings
 from refusion_eval.decoders.refusion_settings import RefusionSettings
 from refusion_eval.engine.engine import Engine
@@ -55,8 +55,8 @@ def test_float32_tokens_are_those_of_the_cpu_fused_or_not():
     assert there.run(decode, PROMPT, greedy).tokens == here.run(decode, PROMPT, greedy).tokens
     for fuse in (False, True):
         settings = RefusionSettings(gen_length=16, slot_size=4, block_size=8, mask_id=VOCAB_SIZE - 1, fuse=fuse)
-        mine = here.run(refusion.decode, PROMPT, settings)
-        assert there.run(refusion.decode, PROMPT, settings).tokens == mine.tokens
+        mine = here.run(refusion_fused.decode, PROMPT, settings)
+        assert there.run(refusion_fused.decode, PROMPT, settings).tokens == mine.tokens
 
 
 def test_recorded_graphs_give_the_tokens_of_free_forwards():
@@ -67,8 +67,8 @@ def test_recorded_graphs_give_the_tokens_of_free_forwards():
             settings = RefusionSettings(
                 gen_length=32, slot_size=8, block_size=16, mask_id=VOCAB_SIZE - 1, tau_token=0.0, fuse=fuse
             )
-            mine = graphed.run(refusion.decode, prompt, settings)
-            assert mine.tokens == free.run(refusion.decode, prompt, settings).tokens
+            mine = graphed.run(refusion_fused.decode, prompt, settings)
+            assert mine.tokens == free.run(refusion_fused.decode, prompt, settings).tokens
 
 
 @pytest.mark.skipif(flash_attn_func is None, reason="flash-attn is not installed")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from refusion_eval.decoders import autoregressive, refusion
+from refusion_eval.decoders import DECODERS, autoregressive
 from refusion_eval.decoders.autoregressive import AutoregressiveSettings
 from refusion_eval.decoders.refusion_settings import RefusionSettings
 from refusion_eval.engine.engine import Engine
@@ -10,6 +10,7 @@ from refusion_eval.engine.static import WIDTHS, _StaticForward
 from tests.engine.random_model import VOCAB_SIZE, random_transformer
 from tests.engine.test_engine import wander_requests
 
+REFUSION = DECODERS["refusion"].decode
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 LONG_PROMPT = [index * index % VOCAB_SIZE for index in range(700)]
 
@@ -35,12 +36,12 @@ def test_decoders_give_the_same_tokens_before_and_after_the_buffer_grew(engines,
     settings = RefusionSettings(
         gen_length=40, slot_size=8, block_size=16, mask_id=VOCAB_SIZE - 1, tau_token=0.0, fuse=fuse
     )
-    assert static.run(refusion.decode, prompt, settings).tokens == free.run(refusion.decode, prompt, settings).tokens
+    assert static.run(REFUSION, prompt, settings).tokens == free.run(REFUSION, prompt, settings).tokens
     greedy = AutoregressiveSettings(gen_length=30)
     mine = static.run(autoregressive.decode, LONG_PROMPT, greedy)
     assert mine.tokens == free.run(autoregressive.decode, LONG_PROMPT, greedy).tokens
-    again = static.run(refusion.decode, prompt, settings)
-    assert again.tokens == free.run(refusion.decode, prompt, settings).tokens
+    again = static.run(REFUSION, prompt, settings)
+    assert again.tokens == free.run(REFUSION, prompt, settings).tokens
 
 
 def test_each_width_is_prepared_once(engines, monkeypatch) -> None:

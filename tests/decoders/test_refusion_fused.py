@@ -5,16 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from refusion_eval.decoders.fuse import (
+from refusion_eval.decoders.refusion_fused import decode
+from refusion_eval.decoders.refusion_settings import RefusionSettings
+from refusion_eval.decoders.speculation import (
     ForwardCost,
-    SlotOdds,
+    SlotForecast,
     acceptance,
     length_chances,
-    lengths_to_cover,
-    plans_that_pay,
+    profitable_branches,
+    profitable_lengths,
 )
-from refusion_eval.decoders.refusion import decode
-from refusion_eval.decoders.refusion_settings import RefusionSettings
 from tests.engine.random_model import VOCAB_SIZE, random_engine
 
 ENGINE = random_engine(5)
@@ -64,24 +64,24 @@ def test_free_rows_cost_nothing_and_further_ones_their_share():
 
 def test_the_token_behind_the_valid_prefix_is_certain_and_an_eos_finishes_a_slot():
     probs = np.array([0.3, 0.3, 0.9, 0.5], dtype=np.float32)
-    odds = SlotOdds.of([1, 2, 3, 4], probs, valid=1, eos_ids=())
-    assert odds.finished == pytest.approx(0.45)
-    assert odds.lengths == [(pytest.approx(0.45), 3), (pytest.approx(0.1), 2)]
-    ended = SlotOdds.of([1, 2, 9, 4], probs, valid=1, eos_ids=(9,))
+    forecast = SlotForecast.estimate([1, 2, 3, 4], probs, valid=1, eos_ids=())
+    assert forecast.finished == pytest.approx(0.45)
+    assert forecast.lengths == [(pytest.approx(0.45), 3), (pytest.approx(0.1), 2)]
+    ended = SlotForecast.estimate([1, 2, 9, 4], probs, valid=1, eos_ids=(9,))
     assert ended.finished == pytest.approx(0.9)
     assert ended.lengths == [(pytest.approx(0.1), 2)]
 
 
-def test_predictions_ride_along_only_if_all_slots_are_likely_covered():
-    sure, open_ = SlotOdds(1.0, []), SlotOdds(0.2, [(0.7, 2), (0.1, 1)])
+def test_predictions_are_attached_only_if_all_slots_are_likely_covered():
+    sure, open_ = SlotForecast(1.0, []), SlotForecast(0.2, [(0.7, 2), (0.1, 1)])
     cheap, dear = ForwardCost(0, 0.001), ForwardCost(0, 2.0)
-    assert lengths_to_cover([sure, open_], 4, cheap, num_rows=8) == [[], [2, 1]]
-    assert lengths_to_cover([open_], 4, dear, num_rows=8) == [[2]]
-    assert lengths_to_cover([sure], 4, cheap, num_rows=8) == [[]]
+    assert profitable_lengths([sure, open_], 4, cheap, num_rows=8) == [[], [2, 1]]
+    assert profitable_lengths([open_], 4, dear, num_rows=8) == [[2]]
+    assert profitable_lengths([sure], 4, cheap, num_rows=8) == [[]]
 
 
-def test_no_plan_is_no_rider():
-    assert plans_that_pay([], ForwardCost(0, 0.0), 8) == []
+def test_no_plan_is_no_branch():
+    assert profitable_branches([], ForwardCost(0, 0.0), 8) == []
 
 
 def test_without_a_threshold_every_draft_is_certain_to_be_accepted():
