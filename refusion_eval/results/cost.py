@@ -1,31 +1,31 @@
-"""What whole benchmarks cost on many machines: projected from a pilot run's samples, or from what is published.
+"""What whole benchmarks cost on many machines, projected from a pilot run's samples or from what the paper prints.
 
-Responses differ tenfold in length, so how work is shared matters: static shards wait for the slowest, workers that pull
-the next request wait for one response at most.
+Responses differ tenfold in length, so it matters how work is shared. Static shards wait for the slowest worker; workers
+that pull the next request when they are free wait for one response at most.
 """
 
 import heapq
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from os import PathLike
+from typing import NamedTuple
 
 import numpy as np
 
 from refusion_eval.benchmarks import BENCHMARKS, is_mini
 from refusion_eval.errors import StoreError
 from refusion_eval.metrics.bootstrap import Interval, bootstrap_mean
-from refusion_eval.results.published import read_published
+from refusion_eval.results.published import published_figures
 from refusion_eval.results.render import Table, csv_text
 from refusion_eval.store.run_reader import RunReader
 
 HOUR = 3600.0
-# Tables of published.csv with throughput; together they have every system of the paper once.
+# Tables of published.csv with throughput. Together they have every system of the paper once.
 SPEED_TABLES = ("table1", "table2")
-RETRAINED_ONLY = ("bd3lm+retrained",)
+RETRAINED_ONLY = {("table2", "bd3lm+retrained")}
 LATENCY_TABLE = "table9_v2"
-# Systems of which no seconds are printed, and whose responses theirs are taken to be as long as: that of the same
-# weights; of the same data; and the other autoregressive model.
+# The paper prints no seconds for these systems. Their responses are taken to be as long as those of a similar system:
+# one of the same weights, of the same data, or the other autoregressive model.
 STAND_INS = {
     "llama3": "qwen3",
     "fast_dllm_llada": "llada",
@@ -36,14 +36,13 @@ STAND_INS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Share:
-    """Hours that a number of workers take.
+class Share(NamedTuple):
+    """Hours until the last of some workers is done, each with one request at a time.
 
     Attributes:
-        workers: how many, each with one request at a time.
-        pulled: each takes the next request when it is free.
-        sharded: each has every `workers`-th request from the start, as lm-eval shares them out.
+        workers: number of workers.
+        pulled: hours if each worker takes the next request when it is free.
+        sharded: hours if each has every `workers`-th request from the start, as lm-eval shares them out.
     """
 
     workers: int
@@ -51,19 +50,18 @@ class Share:
     sharded: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cost:
+class Cost(NamedTuple):
     """One system on one whole benchmark.
 
     Attributes:
-        system: its name.
-        run_id: the pilot.
-        hardware: where the pilot ran.
-        task: of the pilot.
+        system: label of the system.
+        run_id: pilot run.
+        hardware: machine of the pilot.
+        task: task of the pilot.
         n: samples of the pilot.
-        items: of the whole benchmark.
-        seconds: a sample, with its 95% bootstrap interval.
-        shares: by number of workers.
+        items: items of the whole benchmark.
+        seconds: mean seconds a sample, with its 95% bootstrap interval.
+        shares: hours by number of workers.
     """
 
     system: str
@@ -80,15 +78,15 @@ def share_out(seconds: Sequence[float], workers: int) -> Share:
     """How long the last worker takes, under both ways of sharing.
 
     Args:
-        seconds: of each request, in order.
-        workers: >= 1.
+        seconds: time of each request, in order.
+        workers: number of workers, at least 1.
     """
     busy = min(workers, len(seconds)) or 1
     free_at = [0.0] * busy
-    for one in seconds:
-        heapq.heapreplace(free_at, free_at[0] + one)
+    for duration in seconds:
+        heapq.heapreplace(free_at, free_at[0] + duration)
     sharded = max(sum(seconds[start::workers]) for start in range(busy))
-    return Share(workers=workers, pulled=max(free_at) / HOUR, sharded=sharded / HOUR)
+    return Share(workers, max(free_at) / HOUR, sharded / HOUR)
 
 
 def projected(run_dirs: Sequence[str | PathLike[str]], workers: Sequence[int], seed: int = 0) -> list[Cost]:
@@ -99,57 +97,50 @@ def projected(run_dirs: Sequence[str | PathLike[str]], workers: Sequence[int], s
     Args:
         run_dirs: runs with samples decoded alone.
         workers: numbers of workers.
-        seed: of the draws.
+        seed: seed of the draws.
 
     Raises:
         StoreError: a run cannot be read, or has no sample of a benchmark that was decoded alone.
     """
-    found = []
+    costs = []
     for run_dir in run_dirs:
+        pilots: dict[tuple[str, str, str], list[float]] = defaultdict(list)
         with RunReader.open(run_dir) as reader:
-            seconds: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+            run = reader.run
             for sample in reader.samples(traces=False):
                 if sample.error is None and sample.batch_size == 1 and sample.warm and sample.benchmark in BENCHMARKS:
-                    hardware = reader.run.hardware(sample.process_id).label()
-                    seconds[sample.key.task, sample.benchmark, hardware].append(sample.seconds)
-            if not seconds:
-                raise StoreError(
-                    f"{run_dir} has no sample of the seven benchmarks that was decoded alone, after a warm-up; run "
-                    "some with --batch-size 1, or with --tps-samples"
-                )
-            system, run_id = reader.run.manifest.system, reader.run.run_id
-        for (task, benchmark, hardware), pilot in sorted(seconds.items()):
+                    hardware = run.hardware(sample.process_id).label()
+                    pilots[sample.key.task, sample.benchmark, hardware].append(sample.seconds)
+        if not pilots:
+            raise StoreError(
+                f"{run_dir} has no sample of the seven benchmarks that was decoded alone, after a warm-up; run "
+                "some with --batch-size 1, or with --tps-samples"
+            )
+        for (task, benchmark, hardware), pilot in sorted(pilots.items()):
             items = BENCHMARKS[benchmark].source.num_rows
             drawn = np.random.default_rng(seed).choice(pilot, items).tolist()
             shares = [share_out(drawn, count) for count in workers]
-            mean = bootstrap_mean(pilot)
-            found.append(
-                Cost(
-                    system=system,
-                    run_id=run_id,
-                    hardware=hardware,
-                    task=task,
-                    n=len(pilot),
-                    items=items,
-                    seconds=mean,
-                    shares=shares,
-                )
-            )
-    return found
+            identity = (run.manifest.system, run.run_id, hardware, task, len(pilot), items)
+            costs.append(Cost(*identity, bootstrap_mean(pilot), shares))
+    return costs
 
 
 def cost_table(costs: Sequence[Cost]) -> Table:
-    """A row a run and task, and one for all tasks of each run."""
-    runs = {cost.system: {other.run_id for other in costs if other.system == cost.system} for cost in costs}
+    """A row for each run and task, and one for all tasks of each run."""
+    run_ids = {cost.system: {other.run_id for other in costs if other.system == cost.system} for cost in costs}
+    runs: dict[tuple[str, str], list[Cost]] = defaultdict(list)
+    for cost in costs:
+        runs[cost.run_id, cost.hardware].append(cost)
     rows = []
-    for (run_id, _), own in _by_run(costs).items():
-        system = own[0].system if len(runs[own[0].system]) == 1 else f"{own[0].system} [{run_id}]"
-        rows += [_row(system, cost.task, cost.n, cost.items, cost.seconds.value, cost.shares) for cost in own]
-        if len(own) > 1:
-            items = sum(cost.items for cost in own)
-            mean = sum(cost.items * cost.seconds.value for cost in own) / items
-            together = [_sum(shares) for shares in zip(*(cost.shares for cost in own), strict=True)]
-            rows.append(_row(system, "all", sum(cost.n for cost in own), items, mean, together))
+    for (run_id, _), group in runs.items():
+        system = group[0].system if len(run_ids[group[0].system]) == 1 else f"{group[0].system} [{run_id}]"
+        rows += [_row(system, cost.task, cost.n, cost.items, cost.seconds.value, cost.shares) for cost in group]
+        if len(group) > 1:
+            items = sum(cost.items for cost in group)
+            mean = sum(cost.items * cost.seconds.value for cost in group) / items
+            hours = np.sum([[(share.pulled, share.sharded) for share in cost.shares] for cost in group], axis=0)
+            totals = [Share(share.workers, *both) for share, both in zip(group[0].shares, hours, strict=True)]
+            rows.append(_row(system, "all", sum(cost.n for cost in group), items, mean, totals))
     notes = [
         "Hours until the last worker is done: pulled (each takes the next request when free) / static shards.",
         f"Seconds a sample on {'; '.join(sorted({cost.hardware for cost in costs}))}; loading and scoring not counted.",
@@ -159,25 +150,8 @@ def cost_table(costs: Sequence[Cost]) -> Table:
             "Mini tasks are synthetic look-alikes: their seconds, times the items of the real benchmark, show how work "
             "is shared out, not what the benchmark costs."
         )
-    workers = [f"h on {share.workers}" for share in costs[0].shares]
-    headings = ["System", "Task", "Pilot", "Items", "s/sample", *workers]
-    return Table(title="Cost of whole benchmarks", columns=headings, rows=rows, num_left=2, notes=notes)
-
-
-def _sum(shares: Sequence[Share]) -> Share:
-    return Share(
-        workers=shares[0].workers,
-        pulled=sum(share.pulled for share in shares),
-        sharded=sum(share.sharded for share in shares),
-    )
-
-
-def _by_run(costs: Sequence[Cost]) -> Mapping[tuple[str, str], Sequence[Cost]]:
-    """Costs of each run and machine: the tasks of one system that follow one another."""
-    groups: dict[tuple[str, str], list[Cost]] = defaultdict(list)
-    for cost in costs:
-        groups[cost.run_id, cost.hardware].append(cost)
-    return groups
+    columns = ["System", "Task", "Pilot", "Items", "s/sample", *(f"h on {share.workers}" for share in costs[0].shares)]
+    return Table(title="Cost of whole benchmarks", columns=columns, rows=rows, num_left=2, notes=notes)
 
 
 def _row(system: str, task: str, n: int, items: int, seconds: float, shares: Sequence[Share]) -> list[str]:
@@ -186,40 +160,45 @@ def _row(system: str, task: str, n: int, items: int, seconds: float, shares: Seq
 
 
 def cost_csv(costs: Sequence[Cost]) -> str:
-    """A row a system, task and number of workers."""
+    """A row for each system, task and number of workers."""
     columns = ("run_id", "system", "task", "hardware", "n", "items", "seconds_per_sample", "ci_low", "ci_high")
-    return csv_text(
-        (*columns, "workers", "hours_pulled", "hours_sharded"),
+    rows = [
         [
-            [
-                *(cost.run_id, cost.system, cost.task, cost.hardware, cost.n, cost.items),
-                *(cost.seconds.value, cost.seconds.low, cost.seconds.high),
-                *(share.workers, share.pulled, share.sharded),
-            ]
-            for cost in costs
-            for share in cost.shares
-        ],
-    )
+            *(cost.run_id, cost.system, cost.task, cost.hardware, cost.n, cost.items),
+            *(cost.seconds.value, cost.seconds.low, cost.seconds.high, *share),
+        ]
+        for cost in costs
+        for share in cost.shares
+    ]
+    return csv_text((*columns, "workers", "hours_pulled", "hours_sharded"), rows)
 
 
 def published_table(workers: Sequence[int]) -> Table:
-    """Hours that all seven benchmarks take with each of the paper's systems, by its own seconds a response.
-
-    Of four systems it prints them; of the others, seconds are the tokens of the most similar of these four over the
-    throughput that is printed.
+    """Hours that all seven benchmarks take with each of the paper's systems, by the seconds a response that it prints.
 
     Args:
         workers: numbers of GPUs; work is taken to be shared evenly.
     """
     items = {name: benchmark.source.num_rows for name, benchmark in BENCHMARKS.items()}
-    labels = _published_labels()
-    rows, totals = [], [0.0] * len(workers)
+    labels: dict[str, str] = {}
+    printed: dict[tuple[str, str, str], float] = {}
+    for figure in published_figures((*SPEED_TABLES, LATENCY_TABLE)):
+        printed.setdefault(figure.key, figure.value)  # of several tables the first one counts
+        if figure.artefact == SPEED_TABLES[0] or (figure.artefact, figure.system) in RETRAINED_ONLY:
+            labels[figure.system] = figure.label
+    rows, totals = [], np.zeros(len(workers))
     for system, label in labels.items():
-        seconds = sum(count * _published_seconds(system, task) for task, count in items.items())
-        hours = [seconds / HOUR / count for count in workers]
-        totals = [total + one for total, one in zip(totals, hours, strict=True)]
-        source = f"tokens of {labels[STAND_INS[system]]} / TPS" if system in STAND_INS else "printed"
-        rows.append([label, source, f"{seconds / sum(items.values()):.3g}", *(f"{one:.3g}" for one in hours)])
+        similar = STAND_INS.get(system)
+        seconds = 0.0
+        for task, count in items.items():
+            if similar is None:
+                seconds += count * printed[system, task, "latency_mean"]
+            else:
+                seconds += count * (printed[similar, task, "tokens_mean"] / printed[system, task, "tps"])
+        hours = seconds / HOUR / np.asarray(workers)
+        totals += hours
+        source = f"tokens of {labels[similar]} / TPS" if similar else "printed"
+        rows.append([label, source, f"{seconds / sum(items.values()):.3g}", *(f"{value:.3g}" for value in hours)])
     rows.append(["all", "", "", *(f"{total:.3g}" for total in totals)])
     return Table(
         title="Hours of the seven benchmarks on A100s",
@@ -231,30 +210,4 @@ def published_table(workers: Sequence[int]) -> Table:
             "prints them (second version, Table 9), or the mean tokens of a similar system over the printed throughput "
             "(an assumption). A projection, not a measurement; work is taken to be shared evenly."
         ],
-    )
-
-
-def _published_labels() -> dict[str, str]:
-    """Key -> label of every system that the paper compares."""
-    return {
-        row["system"]: row["label"]
-        for table in SPEED_TABLES
-        for row in read_published("published.csv")
-        if row["artefact"] == table and (table == SPEED_TABLES[0] or row["system"] in RETRAINED_ONLY)
-    }
-
-
-def _published_seconds(system: str, task: str) -> float:
-    """Mean seconds of a response."""
-    if system not in STAND_INS:
-        return _printed(system, task, "latency_mean")
-    return _printed(STAND_INS[system], task, "tokens_mean") / _printed(system, task, "tps")
-
-
-def _printed(system: str, task: str, metric: str) -> float:
-    return next(
-        float(row["value"])
-        for row in read_published("published.csv")
-        if (row["system"], row["task"], row["metric"]) == (system, task, metric)
-        and row["artefact"] in (*SPEED_TABLES, LATENCY_TABLE)
     )

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -90,8 +90,10 @@ class Table:
         columns: headings.
         rows: rows in order; a plain sequence of strings is a row of text.
         num_left: number of leading columns that are flush left; the others are flush right.
-        notes: sentences below the table.
+        notes: paragraphs below the table.
         name: name of its files, and of its label in LaTeX.
+        literal: whether Markdown has to show every text character by character, as names and settings of a paper need;
+            otherwise texts may hold Markdown, and only separators of columns are escaped.
     """
 
     title: str = ""
@@ -100,6 +102,7 @@ class Table:
     num_left: int = 1
     notes: Sequence[str] = ()
     name: str = "table"
+    literal: bool = False
 
     @property
     def lines(self) -> list[TableRow]:
@@ -131,11 +134,12 @@ class Table:
 
     def markdown(self) -> str:
         """Markdown with the title as a heading; published figures italic, best ones bold, second best underlined."""
+        shown = markdown_text if self.literal else _with_separators_escaped
         rules = [":--" if number < self.num_left else "--:" for number in range(len(self.columns))]
-        body = [_markdown_row(_as_row(row), len(self.columns)) for row in self.rows]
-        lines = "".join(f"| {' | '.join(cells)} |\n" for cells in ([*map(markdown_text, self.columns)], rules, *body))
-        heading = f"## {markdown_text(self.title)}\n\n" if self.title else ""
-        return heading + lines + (f"\n{markdown_text(self.caption)}\n" if self.caption else "")
+        body = [_markdown_row(_as_row(row), len(self.columns), shown) for row in self.rows]
+        lines = "".join(f"| {' | '.join(cells)} |\n" for cells in ([*map(shown, self.columns)], rules, *body))
+        heading = f"## {shown(self.title)}\n\n" if self.title else ""
+        return heading + lines + "".join(f"\n{shown(note)}\n" for note in self.notes if note)
 
     def latex(self) -> str:
         """A floating table over both columns, for booktabs and graphicx. Intervals stand below their figures."""
@@ -232,8 +236,7 @@ def _as_row(row: TableRow | Section | Sequence[str]) -> TableRow | Section:
     return row if isinstance(row, TableRow | Section) else TableRow(cells=text_cells(*row))
 
 
-# Underscores inside a word and brackets without a link are text in Markdown already.
-_MARKDOWN = re.compile(r"([\\`*<|~]|(?<!\w)_|_(?!\w)|\](?=[(\[]))")
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|~])")
 _MARKDOWN_MARKS = {"best": ("**", "**"), "second": ("<u>", "</u>"), "italic": ("*", "*")}
 _LATEX_MARKS = {"best": (r"\textbf{", "}"), "second": (r"\underline{", "}"), "italic": (r"\textit{", "}")}
 _LATEX = {
@@ -261,8 +264,12 @@ _LATEX = {
 
 
 def markdown_text(text: str) -> str:
-    """Text in one line, with every character escaped that Markdown would not show as it is."""
+    """Text in one line that Markdown shows as it is."""
     return _MARKDOWN.sub(r"\\\1", " ".join(text.split("\n")))
+
+
+def _with_separators_escaped(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def latex_text(text: str) -> str:
@@ -270,17 +277,17 @@ def latex_text(text: str) -> str:
     return "".join(_LATEX.get(character, character) for character in text)
 
 
-def _markdown_row(row: TableRow | Section, width: int) -> list[str]:
+def _markdown_row(row: TableRow | Section, width: int, shown: Callable[[str], str]) -> list[str]:
     if isinstance(row, Section):
-        return [f"**{markdown_text(row.text)}**", *[""] * (width - 1)]
-    return [_markdown_cell(cell, row.origin == "published") for cell in row.shown]
+        return [f"**{shown(row.text)}**", *[""] * (width - 1)]
+    return [_markdown_cell(cell, row.origin == "published", shown) for cell in row.shown]
 
 
-def _markdown_cell(cell: TableCell, italic: bool) -> str:
+def _markdown_cell(cell: TableCell, italic: bool, shown: Callable[[str], str]) -> str:
     if not cell.text:
         return ""
-    text = _marked(markdown_text(cell.text), cell, italic, _MARKDOWN_MARKS)
-    return text + (DAGGER if cell.dagger else "") + markdown_text(cell.bounds)
+    text = _marked(shown(cell.text), cell, italic, _MARKDOWN_MARKS)
+    return text + (DAGGER if cell.dagger else "") + shown(cell.bounds)
 
 
 def _latex_cell(cell: TableCell, italic: bool) -> str:

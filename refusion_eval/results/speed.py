@@ -1,31 +1,30 @@
-"""Fair speed: of every timed cell what the engine does, what the algorithm does, and how far both are from the limit.
+"""Fair speed: what of it is the engine's, what the algorithm's, and how far it is from the memory's limit.
 
-TPS = forwards/s x tokens/forward. The first factor is the engine's, the second the algorithm's, unless forwards are
-fused: these save forwards that the paper's algorithm makes, the engine's gain again, and such rows are marked.
-Speed-ups over both autoregressive loops, this engine's and transformers' `generate`, say the same of a ratio: over this
-engine's loop it is the algorithm's gain (with fusing, if there is any), over the stock one both gains together.
+TPS = forwards/s x tokens/forward. The first factor is the engine's and the second is the algorithm's, unless forwards
+are fused: fusing saves forwards that the paper's algorithm makes, which is the engine's gain again; such rows are
+marked. A speed-up over this engine's autoregressive loop is the algorithm's gain (with fusing, if there is any); a
+speed-up over transformers' `generate` has both gains together.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from refusion_eval.errors import StoreError
 from refusion_eval.metrics.bootstrap import Interval
-from refusion_eval.results.figure import AVERAGE, Figure, require_comparable
+from refusion_eval.results.figure import SPEEDUP, SPEEDUP_STOCK, Figure, require_comparable
 from refusion_eval.results.render import Table, csv_text, interval_text
 
 
 class Column(NamedTuple):
-    """One figure of the speed table.
+    """One column of the speed table.
 
     Attributes:
-        metric: in the results CSV.
-        heading: of the column.
-        digits: behind the point.
-        factor: from the metric's unit to the heading's.
-        with_bounds: whether its interval is printed; the CSV has that of every figure.
+        metric: name in the results CSV.
+        heading: heading of the column.
+        digits: digits after the point.
+        factor: what takes the metric's unit to the heading's.
+        with_bounds: whether the table prints the interval; the CSV has that of every figure.
     """
 
     metric: str
@@ -44,8 +43,8 @@ COLUMNS = (
     Column("prefill_seconds", "Prefill ms", 1, 1000.0),
     Column("decode_tps", "Decode TPS"),
     Column("tokens_mean", "Tokens"),
-    Column("speedup", "x AR, engine", 2, with_bounds=True),
-    Column("speedup_stock", "x AR, generate", 2, with_bounds=True),
+    Column(SPEEDUP, "x AR, engine", 2, with_bounds=True),
+    Column(SPEEDUP_STOCK, "x AR, generate", 2, with_bounds=True),
 )
 NOTES = (
     "In brackets: 95% bootstrap interval by item. At batch 1; TPS = forwards/s x tokens/forward.",
@@ -60,126 +59,105 @@ _FUSED_NOTE = (
 _FEWER_NOTE = "Fewer items: other runs of that task have more, so its rows do not rest on the same items."
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpeedRow:
+class SpeedRow(NamedTuple):
     """The speed of one run on one task.
 
     Attributes:
-        task: benchmark, or the mean over all.
-        label: name of the system.
-        run_id: the run.
-        hardware: the machine.
-        mini: whether the task is a synthetic look-alike.
-        complete: whether the run has every sample that was asked for.
-        n: benchmark items that were timed.
-        fewer: whether another run of the task has more items.
-        fused: whether forwards were fused.
-        cells: metric -> figure, of those in `COLUMNS` that were measured.
+        figures: figures by metric, of those in `COLUMNS` that were measured; "tps" is always there.
+        fewer: whether another run has more items of the task.
     """
 
-    task: str
-    label: str
-    run_id: str
-    hardware: str
-    mini: bool
-    complete: bool
-    n: int
+    figures: dict[str, Figure]
     fewer: bool
-    fused: bool
-    cells: dict[str, Figure]
+
+    @property
+    def tps(self) -> Figure:
+        """The figure that says what the row is about."""
+        return self.figures["tps"]
+
+    @property
+    def complete(self) -> bool:
+        """Whether no sample that was asked for is missing."""
+        return all(figure.complete for figure in self.figures.values())
 
 
-def speed_rows(cells: Sequence[Figure]) -> list[SpeedRow]:
-    """The timed cells, one row a task and run, in the order of the cells; means last.
+def speed_rows(figures: Sequence[Figure]) -> list[SpeedRow]:
+    """The timed figures, one row for each task and run, in the order of the figures; means last.
 
     Raises:
-        StoreError: nothing was timed, they are of several machines or task versions, or a run has a task twice.
+        StoreError: nothing was timed, the figures are of several machines or task versions, or a run has a task twice.
     """
-    wanted = {column.metric for column in COLUMNS}
+    metrics = {column.metric for column in COLUMNS}
     groups: dict[tuple[bool, str, str], dict[str, Figure]] = {}
-    for cell in cells:
-        of_run = groups.setdefault((cell.mini, cell.benchmark, cell.run_id), {})
-        if cell.metric in of_run:
+    for figure in figures:
+        group = groups.setdefault((figure.mini, figure.benchmark, figure.run_id), {})
+        if figure.metric in group:
             raise StoreError(
-                f"{cell.run_id} has {cell.metric} of {cell.benchmark} twice; compare its settings with table"
+                f"{figure.run_id} has {figure.metric} of {figure.benchmark} twice; compare its settings with table"
             )
-        if cell.metric in wanted:
-            of_run[cell.metric] = cell
-    timed = {key: found for key, found in groups.items() if "tps" in found}
+        if figure.metric in metrics:
+            group[figure.metric] = figure
+    timed = [group for group in groups.values() if "tps" in group]
     if not timed:
         raise StoreError("nothing was timed in these runs; decode at batch size 1, or some of it with tps_samples")
     for mini in (False, True):
-        require_comparable([cell for key, found in timed.items() if key[0] == mini for cell in found.values()])
+        require_comparable([figure for group in timed for figure in group.values() if figure.mini == mini])
     most: dict[tuple[bool, str], int] = {}
-    for (mini, task, _), found in timed.items():
-        most[mini, task] = max(found["tps"].n, most.get((mini, task), 0))
-    rows = [
-        SpeedRow(
-            task=task,
-            label=found["tps"].label,
-            run_id=run_id,
-            hardware=found["tps"].hardware,
-            mini=mini,
-            complete=all(cell.complete for cell in found.values()),
-            n=found["tps"].n,
-            fewer=found["tps"].n < most[mini, task],
-            fused=found["tps"].fused,
-            cells=found,
-        )
-        for (mini, task, run_id), found in timed.items()
-    ]
-    return sorted(rows, key=lambda row: (row.mini, row.task == AVERAGE, row.task))
+    for tps in (group["tps"] for group in timed):
+        most[tps.mini, tps.benchmark] = max(tps.n, most.get((tps.mini, tps.benchmark), 0))
+    rows = [SpeedRow(group, group["tps"].n < most[group["tps"].mini, group["tps"].benchmark]) for group in timed]
+    return sorted(rows, key=lambda row: (row.tps.mini, row.tps.is_mean, row.tps.benchmark))
 
 
 def speed_table(rows: Sequence[SpeedRow]) -> Table:
-    """The rows as text."""
-    runs = {label: {row.run_id for row in rows if row.label == label} for label in {row.label for row in rows}}
+    """The rows as a table."""
+    run_ids: dict[str, set[str]] = {}
+    for row in rows:
+        run_ids.setdefault(row.tps.label, set()).add(row.tps.run_id)
     lines = []
     for row in rows:
-        said = {
-            row.run_id: len(runs[row.label]) > 1,  # one system under several settings
+        tps = row.tps
+        facts = {
+            tps.run_id: len(run_ids[tps.label]) > 1,  # one system under several settings
             "half-written": not row.complete,
             "fewer items": row.fewer,
-            "fused": row.fused,
+            "fused": tps.fused,
         }
-        marks = [mark for mark, holds in said.items() if holds]
-        task = f"{row.task} (mini)" if row.mini else row.task
-        system = f"{row.label} [{', '.join(marks)}]" if marks else row.label
-        lines.append(
-            (task, system, str(row.n), *(interval_text(_shown(row, column), column.digits) for column in COLUMNS))
-        )
+        marks = [mark for mark, holds in facts.items() if holds]
+        task = f"{tps.benchmark} (mini)" if tps.mini else tps.benchmark
+        system = f"{tps.label} [{', '.join(marks)}]" if marks else tps.label
+        lines.append((task, system, str(tps.n), *(_text(row.figures.get(c.metric), c) for c in COLUMNS)))
     explained = [_FEWER_NOTE] if any(row.fewer for row in rows) else []
-    explained += [_FUSED_NOTE] if any(row.fused for row in rows) else []
+    explained += [_FUSED_NOTE] if any(row.tps.fused for row in rows) else []
     return Table(
         title="Speed of one request at a time",
         columns=("Task", "System", "n", *(column.heading for column in COLUMNS)),
         rows=lines,
         num_left=2,
-        notes=(*NOTES, *explained, f"Measured on {' and '.join(sorted({row.hardware for row in rows}))}."),
+        notes=(*NOTES, *explained, f"Measured on {' and '.join(sorted({row.tps.hardware for row in rows}))}."),
     )
 
 
 def speed_csv(rows: Sequence[SpeedRow]) -> str:
     """The rows as CSV, every figure with its bounds."""
-    facts = ("run_id", "label", "task", "mini", "complete", "n", "fewer", "fused", "hardware")
-    head = ["system" if name == "label" else name for name in facts]
+    head = ["run_id", "system", "task", "mini", "complete", "n", "fewer", "fused", "hardware"]
     for column in COLUMNS:
         head += [column.metric, f"{column.metric}_ci_low", f"{column.metric}_ci_high"]
     lines = []
     for row in rows:
-        line: list[object] = [getattr(row, name) for name in facts]
+        tps = row.tps
+        line: list[object] = [tps.run_id, tps.label, tps.benchmark, tps.mini, row.complete, tps.n, row.fewer]
+        line += [tps.fused, tps.hardware]
         for column in COLUMNS:
-            cell = row.cells.get(column.metric)
-            line += [None] * 3 if cell is None else [cell.value, cell.ci_low, cell.ci_high]
+            figure = row.figures.get(column.metric)
+            line += [None] * 3 if figure is None else [figure.value, figure.ci_low, figure.ci_high]
         lines.append(line)
     return csv_text(head, lines)
 
 
-def _shown(row: SpeedRow, column: Column) -> Interval | None:
-    cell = row.cells.get(column.metric)
-    if cell is None or math.isnan(cell.value):
-        return None
+def _text(figure: Figure | None, column: Column) -> str:
+    if figure is None:
+        return ""
+    low, high = (figure.ci_low, figure.ci_high) if column.with_bounds else (math.nan, math.nan)
     factor = column.factor
-    if not column.with_bounds:
-        return Interval(cell.value * factor, math.nan, math.nan, cell.n)
-    return Interval(cell.value * factor, cell.ci_low * factor, cell.ci_high * factor, cell.n)
+    return interval_text(Interval(figure.value * factor, low * factor, high * factor, figure.n), column.digits)

@@ -89,11 +89,11 @@ def summary_table(lines: Sequence[SummaryLine], *, title: str = "") -> Table:
         TableRow(cells=text_cells(*line.texts()), begins_group=number > 0 and line.task != lines[number - 1].task)
         for number, line in enumerate(lines)
     ]
-    headings = [heading for heading, _ in _COLUMNS.values()]
-    return Table(title=title, columns=("Task", "System", "n", *headings), rows=rows, num_left=2, notes=_notes(lines))
+    columns = ("Task", "System", "n", *(heading for heading, _ in _COLUMNS.values()))
+    return Table(title=title, columns=columns, rows=rows, num_left=2, notes=(_caption(lines),))
 
 
-def _notes(lines: Sequence[SummaryLine]) -> list[str]:
+def _caption(lines: Sequence[SummaryLine]) -> str:
     sentences = ["In brackets: 95% bootstrap interval by item."] if lines else []
     if any(line.any_figure.mini for line in lines):
         sentences.append(MINI_CAPTION)
@@ -103,4 +103,4 @@ def _notes(lines: Sequence[SummaryLine]) -> list[str]:
         sentences.append(f"No isolation: {UNISOLATED}.")
     if any(line.figure("tps") is None for line in lines):
         sentences.append("No TPS where no sample was decoded alone after a warm-up, or on several machines.")
-    return sentences
+    return " ".join(sentences)

@@ -35,6 +35,9 @@ TABLE = Table(
 )
 
 
+LITERAL = TableRow(cells=text_cells("2_3"), origin="published")
+
+
 def printed(table):
     stream = io.StringIO()
     Console(file=stream, width=100).print(table.rich())
@@ -59,13 +62,15 @@ def test_markdown_marks_best_and_published_figures():
         "|  | *2* |",
         "| text\\|only |  |",
         "",
-        "First. Second.",
+        "First.",
+        "",
+        "Second.",
     ]
 
 
 def test_markdown_escapes_what_it_would_not_show_as_it_is():
-    assert markdown_text("a|b*c\nd") == "a\\|b\\*c d"
-    assert markdown_text("_x_ [link](there) mini_gsm8k [1, 2]") == "\\_x\\_ [link\\](there) mini_gsm8k [1, 2]"
+    assert markdown_text("a|b*c_d\ne") == r"a\|b\*c\_d e"
+    assert "| *2\\_3* |" in Table(columns=("a_b",), rows=[LITERAL], literal=True).markdown()
 
 
 def test_latex_has_the_interval_below_the_figure():

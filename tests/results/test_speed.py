@@ -43,7 +43,8 @@ def runs(write_run):
 
 def test_every_factor_by_hand(runs):
     rows = {
-        row.run_id: {name: one.value for name, one in row.cells.items()} for row in speed_rows(measured_figures(runs))
+        row.tps.run_id: {name: one.value for name, one in row.figures.items()}
+        for row in speed_rows(measured_figures(runs))
     }
     ours = {
         "tps": 12.0,  # 6 tokens in 0.5 s
@@ -73,8 +74,8 @@ def test_runs_of_one_system_are_told_apart(runs, write_run):
 def test_records_without_prefill_have_all_but_the_phases(write_run):
     run = write_run("old", [sample(i, prefill_seconds=None) for i in range(3)])
     (row,) = speed_rows(measured_figures([run]))
-    assert "tps" in row.cells
-    assert not {"prefill_seconds", "decode_tps"} & row.cells.keys()
+    assert "tps" in row.figures
+    assert not {"prefill_seconds", "decode_tps"} & row.figures.keys()
 
 
 def test_machines_are_not_mixed_and_untimed_runs_are_refused(write_run):
@@ -183,5 +184,7 @@ def test_a_run_by_the_stock_loop_says_so(checkpoint, tmp_path):
     )
     with RunReader.open(tmp_path / "engine") as reader:
         assert [one.tokens for one in reader.samples()] == [one.tokens for one in samples]
-    rows = {row.run_id: row.cells for row in speed_rows(measured_figures([tmp_path / "engine", tmp_path / "stock"]))}
+    rows = {
+        row.tps.run_id: row.figures for row in speed_rows(measured_figures([tmp_path / "engine", tmp_path / "stock"]))
+    }
     assert rows["engine"]["speedup_stock"].value == pytest.approx(1 / rows["stock"]["speedup"].value)
