@@ -18,7 +18,8 @@ from refusion_eval.benchmarks import BENCHMARKS, Row, Task, gsm8k
 from refusion_eval.benchmarks.extract import answers as extract
 from refusion_eval.benchmarks.extract import formulas as extract_math
 from refusion_eval.benchmarks.extract import programs as extract_code
-from refusion_eval.scoring.filters import FILTERS, OURS, Rule
+from refusion_eval.lm_eval_plugin.filters import FILTERS
+from refusion_eval.scoring.filters import OURS, Rule
 
 FULL_LENGTH = 100_000
 SCREENING_LENGTH = 20_000  # characters of the first pass

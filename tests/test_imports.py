@@ -32,7 +32,8 @@ MAY_IMPORT = {
     "scoring": BASE | {"benchmarks", "config", "metrics", "results", "runs", "sandbox", "store"},
     "scaleout": BASE | {"api", "benchmarks", "config", "runs", "scoring", "store"},
     "evaluate": BASE | {"benchmarks", "config", "paths", "results", "runs", "scaleout", "scoring", "store"},
-    "lm_eval_plugin": BASE | {"api", "benchmarks", "engine", "evaluate", "runs", "scaleout", "scoring", "store"},
+    "lm_eval_plugin": BASE
+    | {"api", "benchmarks", "config", "engine", "evaluate", "runs", "scaleout", "scoring", "store"},
     "sweep": BASE | {"config", "decoders", "evaluate", "results", "runs", "store"},
     "claims": BASE | {"benchmarks", "metrics", "results", "store"},
     "report": BASE | {"benchmarks", "metrics", "results", "store"},
@@ -47,7 +48,7 @@ UNLIMITED = {"__init__", "__main__", "cli"}
 NO_TORCH = {"types", "trace", "errors", "config", "decoders", "metrics", "store", "results", "claims", "report"}
 ONLY_IN = {
     "ray": ("scaleout/",),
-    "lm_eval": ("lm_eval_plugin/", "scoring/lm_eval_filters.py"),
+    "lm_eval": ("lm_eval_plugin/",),
     "transformers": ("models/tokenizer.py", "models/config.py", "hf/", "training/", "bench/"),
 }
 SOURCES = sorted(PACKAGE.rglob("*.py"))

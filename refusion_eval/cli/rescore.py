@@ -25,17 +25,19 @@ def rescore(
     sandbox: Sandbox = "auto",
 ) -> None:
     """Judge the recorded texts of runs with another answer filter. Nothing is decoded, and no record changes."""
-    from refusion_eval.scoring import filters
+    from refusion_eval.lm_eval_plugin.filters import describe, find_filter
+    from refusion_eval.scoring.filters import LIST
     from refusion_eval.scoring.report import rescore_command
 
-    if list_filters or filter_name == filters.LIST:
-        print("\n".join(filters.describe()))
+    if list_filters or filter_name == LIST:
+        print("\n".join(describe()))
         return
     if not run_dirs:
         raise ConfigError("no run directory is given; name one or more, as refusion-eval rescore RUN --filter NAME")
     names = names_of(tasks)
+    answer_filter = find_filter(filter_name)
     num_differing = rescore_command(
-        run_dirs, filter_name, tasks=names, data=data, out=out, workers=workers, sandbox=sandbox, console=console()
+        run_dirs, answer_filter, tasks=names, data=data, out=out, workers=workers, sandbox=sandbox, console=console()
     )
     if num_differing:
         say(f"error: {num_differing} verdicts are not the recorded ones")

@@ -7,11 +7,11 @@ instant therefore loses at most the requests in flight and the verdicts that wer
 again decodes what has no record, and judges what has no verdict.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from refusion_eval.benchmarks import BENCHMARKS, Item, Row, Task
+from refusion_eval.benchmarks import BENCHMARKS, Item, Task
 from refusion_eval.config import check_keys
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluate.scores import ScoreWriter
@@ -121,40 +121,36 @@ def evaluate(
     items = {task: of_task[:limit] for task, of_task in load_items(tasks, args.data_dir).items()}
     versions = {task.name: task.benchmark.version for task in items}
     with Session(args, task_versions=versions, model_cache=model_cache) as session:
-        jobs: list[Job] = []
-        questions: dict[SampleKey, tuple[Task, Row]] = {}
-        for task, of_task in items.items():
-            jobs += _jobs(session.system, task, of_task)
-            questions |= {job.key: (task, item.row) for job, item in zip(jobs[-len(of_task) :], of_task, strict=True)}
+        requests = [(_job(session.system, task, item), task, item) for task in items for item in items[task]]
+        questions = {job.key: (task, item.row) for job, task, item in requests}
         assert session.store is not None
         with ScoreWriter(session.store, sandbox=sandbox, waits=_is_timed_on_cpu(session)) as scores:
-            session.run(jobs, lambda job, sample: scores.judge(*questions[job.key], sample))
+            session.run([job for job, _, _ in requests], lambda job, sample: scores.judge(*questions[job.key], sample))
     return Outcome(run_dir=Path(args.run_dir), failed=session.failed, unscored=scores.num_unscored)
 
 
-def _jobs(system: System, task: Task, items: Sequence[Item]) -> Iterator[Job]:
-    """The requests of a task: each item as a conversation of one user turn, under the settings of the task."""
-    for number, item in enumerate(items):
-        resolved = system.resolve(task.name, GENERATION_KWARGS)
-        prompt = system.user_prompt(item.prompt)
-        real_prompt, sealed = item.sealing.unseal(prompt)  # records and hashes have the markers of sealed texts
-        key = SampleKey(
-            task=task.name,
-            task_version=task.benchmark.version,
-            doc_hash=doc_hash(item.row),
-            prompt_hash=prompt_hash(prompt),
-            sample=0,
-            settings_hash=resolved.digest,
-        )
-        yield Job(
-            key=key,
-            benchmark=task.benchmark.name,
-            item_id=item.id,
-            prompt_ids=system.encode(real_prompt),
-            resolved=resolved,
-            sealed=sealed,
-            alone=number < system.args.tps_samples,
-        )
+def _job(system: System, task: Task, item: Item) -> Job:
+    """The request of an item: a conversation of one user turn, under the settings of the task."""
+    resolved = system.resolve(task.name, GENERATION_KWARGS)
+    prompt = system.user_prompt(item.prompt)
+    real_prompt, sealed = item.sealing.unseal(prompt)  # hashes and records are of the markers of sealed texts
+    key = SampleKey(
+        task=task.name,
+        task_version=task.benchmark.version,
+        doc_hash=doc_hash(item.row),
+        prompt_hash=prompt_hash(prompt),
+        sample=0,
+        settings_hash=resolved.digest,
+    )
+    return Job(
+        key=key,
+        benchmark=task.benchmark.name,
+        item_id=item.id,
+        prompt_ids=system.encode(real_prompt),
+        resolved=resolved,
+        sealed=sealed,
+        alone=item.number < system.args.tps_samples,
+    )
 
 
 def _is_timed_on_cpu(session: Session) -> bool:

@@ -9,15 +9,12 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 from refusion_eval.benchmarks import BENCHMARKS, Extraction, Row
 from refusion_eval.benchmarks.base import Extractor
 from refusion_eval.benchmarks.extract.programs import NO_CODE, fenced_blocks
-from refusion_eval.config import check_keys
 from refusion_eval.errors import ConfigError
-from refusion_eval.scoring import lm_eval_filters as stock_filters
 
 # The filter that must give what a run recorded.
 OURS = "ours"
@@ -64,29 +61,6 @@ class AnswerFilter:
     reads: Literal["text", "canvas"] = "text"
 
 
-def find_filter(name: str) -> AnswerFilter:
-    """The filter of a name, or of a user's function given as module:function.
-
-    Raises:
-        ConfigError: there is none; or the function cannot be imported.
-    """
-    if ":" in name:
-        return _custom(name)
-    check_keys([name], FILTERS, "", what="filter", offered=[*FILTERS, "module:function"])
-    return FILTERS[name]
-
-
-def describe() -> list[str]:
-    """One line a filter: name, what it does, whose it is, where it applies."""
-    width = max(map(len, FILTERS))
-    lines = [
-        f"{it.name:<{width}}  {it.description} [{it.source}; "
-        f"{'all benchmarks' if it.rules.keys() == BENCHMARKS.keys() else ', '.join(it.rules)}]"
-        for it in FILTERS.values()
-    ]
-    return [*lines, f"{'module:function':<{width}}  your own (text, doc) -> str or None; this runs your code"]
-
-
 def _each(rule: Extractor) -> Rule:
     return Rule(lambda items: [rule(text, row) for row, text in items])
 
@@ -98,10 +72,6 @@ def _own(filter_name: str | None) -> dict[str, Rule]:
         for name, bench in BENCHMARKS.items()
         if filter_name is None or filter_name in bench.filters
     }
-
-
-def _stock(task_file: str, filter_name: str) -> Rule:
-    return Rule(partial(stock_filters.find, task_file, filter_name), partial(stock_filters.is_right, task_file))
 
 
 def _first_block(text: str, row: Row) -> Extraction:
@@ -129,8 +99,12 @@ def release_block(text: str) -> str:
     return text if start < 0 or end < 0 else text[start + len(_OPENING) : end]
 
 
-def _custom(name: str) -> AnswerFilter:
-    """A filter of a user's own function, which is imported here as `python -m` in the current folder would."""
+def custom_filter(name: str) -> AnswerFilter:
+    """A filter of a user's own function, given as module:function and imported as `python -m` here would import it.
+
+    Raises:
+        ConfigError: the function cannot be imported.
+    """
     module_name, _, function_name = name.partition(":")
     sys.path.insert(0, os.getcwd())
     try:
@@ -162,9 +136,9 @@ def _custom(name: str) -> AnswerFilter:
     )
 
 
-_GPQA = "gpqa/generative/_gpqa_generative_n_shot_yaml"
-
-_TABLE = (
+# This project's extraction rules, and how other projects take programs and texts from a response. The list of all
+# filters is `refusion_eval.lm_eval_plugin.filters.FILTERS`, which has those of lm-eval's own tasks in between.
+OWN_RULES = (
     AnswerFilter(
         name=OURS,
         description="the tasks' own extraction: what a run's tables are made with",
@@ -189,42 +163,8 @@ _TABLE = (
         source="this project",
         rules=_own("strict"),
     ),
-    AnswerFilter(
-        name="strict-match",
-        description='gsm8k: the number behind "####"; gpqa: what follows "The answer is "; compared as strings',
-        source="lm-eval gsm8k, gpqa_*_generative_n_shot",
-        rules={"gsm8k": _stock("gsm8k/gsm8k.yaml", "strict-match"), "gpqa": _stock(_GPQA, "strict-match")},
-    ),
-    AnswerFilter(
-        name="flexible-extract",
-        description='gsm8k: the last run of digits; gpqa: the last "(X)"; compared as strings',
-        source="lm-eval gsm8k, gpqa_*_generative_n_shot",
-        rules={"gsm8k": _stock("gsm8k/gsm8k.yaml", "flexible-extract"), "gpqa": _stock(_GPQA, "flexible-extract")},
-    ),
-    AnswerFilter(
-        name="cot-strict-match",
-        description='the number behind "The answer is ", which one more character must follow; compared as strings',
-        source="lm-eval gsm8k_cot, strict-match",
-        rules={"gsm8k": _stock("gsm8k/gsm8k-cot.yaml", "strict-match")},
-    ),
-    AnswerFilter(
-        name="custom-extract",
-        description='the first "answer is (X)"',
-        source="lm-eval mmlu_pro",
-        rules={"mmlu_pro": _stock("mmlu_pro/_default_template_yaml", "custom-extract")},
-    ),
-    AnswerFilter(
-        name="minerva-box",
-        description="the last box as lm-eval reads it from solutions; compared as the math task compares",
-        source="lm-eval minerva_math, last_boxed_only_string",
-        rules={"math": _each(lambda text, _: stock_filters.minerva_box(text))},
-    ),
-    AnswerFilter(
-        name="minerva-statement",
-        description='"Final Answer: The final answer is X. I hope it is correct."; compared as the math task compares',
-        source="lm-eval minerva_math, get_unnormalized_answer",
-        rules={"math": _each(lambda text, _: stock_filters.minerva_statement(text))},
-    ),
+)
+OTHER_FORMS = (
     AnswerFilter(
         name="first-fenced-block",
         description="the first fenced block as it is; of humaneval behind the prompt",
@@ -254,5 +194,3 @@ _TABLE = (
         reads="canvas",
     ),
 )
-
-FILTERS: dict[str, AnswerFilter] = {it.name: it for it in _TABLE}

@@ -23,7 +23,7 @@ from refusion_eval.results.render import csv_text, interval_text
 from refusion_eval.results.summary import MINI_CAPTION
 from refusion_eval.results.task_metrics import seed_of
 from refusion_eval.runs.progress import SECONDS_BETWEEN_LINES
-from refusion_eval.scoring.filters import OURS, AnswerFilter, find_filter
+from refusion_eval.scoring.filters import OURS, AnswerFilter
 from refusion_eval.scoring.rescore import Rescored, RunRescored, TaskRescored, rescore_run, rows_by_hash, select_tasks
 from refusion_eval.store.atomic_write import prepare_output, write_output
 from refusion_eval.store.records import NO_ISOLATION
@@ -68,7 +68,7 @@ class SummaryLine:
 
 def rescore_command(
     run_dirs: Sequence[Path],
-    filter_name: str,
+    answer_filter: AnswerFilter,
     *,
     tasks: Sequence[str] = (),
     data: Path | None = None,
@@ -81,7 +81,7 @@ def rescore_command(
 
     Args:
         run_dirs: run directories.
-        filter_name: see `find_filter`.
+        answer_filter: how answers are found in the texts.
         tasks: tasks or benchmarks; none for all.
         data: directory with the rows, see `Task.rows`.
         out: folder for the results, with one folder a run in it; `FOLDER` in each run directory if None.
@@ -93,15 +93,14 @@ def rescore_command(
         The number of texts for which the filter `OURS` does not give what is recorded; 0 for any other filter.
 
     Raises:
-        ConfigError: unknown filter or task, or two runs of one name for one folder.
+        ConfigError: unknown task, or two runs of one name for one folder.
         StoreError: not a run directory, or the results cannot be written.
         DataError: rows are missing, or a run has nothing that the filter can score.
         SandboxError: code cannot be run in isolation here.
     """
     echo = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    chosen = find_filter(filter_name)
     selected = {run_dir: names for run_dir, names in select_tasks(run_dirs, tasks).items() if names or not tasks}
-    paths = {run_dir: _paths(run_dir, chosen, out) for run_dir in selected}
+    paths = {run_dir: _paths(run_dir, answer_filter, out) for run_dir in selected}
     if len({path for path, _ in paths.values()}) < len(paths):
         raise ConfigError(f"--out {out}: two of the runs have folders of one name; rescore them one by one")
     for path in (path for pair in paths.values() for path in pair):
@@ -110,9 +109,9 @@ def rescore_command(
     lines: list[SummaryLine] = []
     num_differing = 0
     for run_dir, of_user in selected.items():
-        progress = Progress(f"{chosen.name} {run_dir.name}")
-        result = rescore_run(run_dir, chosen, of_user, rows, workers=workers, sandbox=sandbox, on_done=progress)
-        of_run = summarise(result, chosen.name)
+        progress = Progress(f"{answer_filter.name} {run_dir.name}")
+        result = rescore_run(run_dir, answer_filter, of_user, rows, workers=workers, sandbox=sandbox, on_done=progress)
+        of_run = summarise(result, answer_filter.name)
         samples_path, summary_path = paths[run_dir]
         write_output(samples_path, _csv(_sample_cells(result)))
         write_output(summary_path, _csv(map(_summary_cells, of_run)))
@@ -120,7 +119,7 @@ def rescore_command(
         for why in dict.fromkeys(result.left_out.values()):
             names = ", ".join(task for task, reason in result.left_out.items() if reason == why)
             echo(f"{result.run.run_id}: left out, as {why}: {names}")
-        if chosen.name == OURS:
+        if answer_filter.name == OURS:
             num_differing += _report_differences(result, echo)
     console.print(summary_table(lines))
     for line in lines:

@@ -13,7 +13,8 @@ from refusion_eval.benchmarks import BENCHMARKS, get_task
 from refusion_eval.benchmarks.rows import json_lines
 from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError
-from refusion_eval.scoring.filters import FILTERS, describe, release_block
+from refusion_eval.lm_eval_plugin.filters import FILTERS, describe
+from refusion_eval.scoring.filters import release_block
 from refusion_eval.scoring.judge import judge_texts
 
 

@@ -15,6 +15,7 @@ from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.errors import ConfigError, DataError, StoreError
 from refusion_eval.evaluate.loop import evaluate
 from refusion_eval.lm_eval_plugin import hooks as task_hooks
+from refusion_eval.lm_eval_plugin.filters import find_filter
 from refusion_eval.runs.job import doc_hash
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.text import Detokenizer
@@ -73,7 +74,9 @@ def rescore(run_dirs: Path | Sequence[Path], filter_name: str, **more: Any) -> t
     """Returns the number of unexpected verdicts and what was printed."""
     printed = io.StringIO()
     dirs = [run_dirs] if isinstance(run_dirs, Path) else run_dirs
-    differing = rescore_command(dirs, filter_name, console=Console(file=printed, width=200), workers=1, **more)
+    differing = rescore_command(
+        dirs, find_filter(filter_name), console=Console(file=printed, width=200), workers=1, **more
+    )
     return differing, printed.getvalue()
 
 

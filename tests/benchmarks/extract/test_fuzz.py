@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from refusion_eval.benchmarks import Extraction
 from refusion_eval.benchmarks.extract import programs as extract_code
-from refusion_eval.scoring.filters import FILTERS
-from refusion_eval.scoring.lm_eval_filters import minerva_statement
+from refusion_eval.lm_eval_plugin.filters import FILTERS, minerva_statement
 
 RULES = extraction.rules()
 PIECES = extraction.pieces()

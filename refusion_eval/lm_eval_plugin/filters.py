@@ -1,11 +1,11 @@
-"""Answer filters of lm-eval's own tasks, applied by lm-eval's own code to texts that it did not generate.
+"""The answer filters that recorded texts can be judged with; those of lm-eval's own tasks run lm-eval's own code.
 
 Patterns, pipelines and comparison options are read from the task files of the installed lm-eval, so they are those of
 the version that a user compares with. Stop strings are not: they belong to the generation.
 """
 
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,11 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_metric
 from lm_eval.filters import build_filter_ensemble
 
-from refusion_eval.benchmarks import Extraction, Row
+from refusion_eval.benchmarks import BENCHMARKS, Extraction, Row
 from refusion_eval.benchmarks.extract.answers import NOTHING
+from refusion_eval.config import check_keys
 from refusion_eval.errors import ConfigError
+from refusion_eval.scoring.filters import OTHER_FORMS, OWN_RULES, AnswerFilter, Rule, custom_filter
 
 # What lm-eval's filters return where nothing matches.
 INVALID = ("[invalid]", "[invalidanswer]")
@@ -126,3 +128,85 @@ def _missing(task_file: str, what: str) -> ConfigError:
         f"lm_eval {lm_eval.__version__}: tasks/{task_file}: {what} is not there; install lm_eval 0.4.13, "
         "which these filters were written for"
     )
+
+
+def _task_filter(task_file: str, filter_name: str) -> Rule:
+    return Rule(partial(find, task_file, filter_name), partial(is_right, task_file))
+
+
+def _each(rule: Callable[[str], Extraction]) -> Rule:
+    return Rule(lambda items: [rule(text) for _, text in items])
+
+
+_GPQA = "gpqa/generative/_gpqa_generative_n_shot_yaml"
+
+# The filters of lm-eval's own tasks.
+TASK_FILTERS = (
+    AnswerFilter(
+        name="strict-match",
+        description='gsm8k: the number behind "####"; gpqa: what follows "The answer is "; compared as strings',
+        source="lm-eval gsm8k, gpqa_*_generative_n_shot",
+        rules={"gsm8k": _task_filter("gsm8k/gsm8k.yaml", "strict-match"), "gpqa": _task_filter(_GPQA, "strict-match")},
+    ),
+    AnswerFilter(
+        name="flexible-extract",
+        description='gsm8k: the last run of digits; gpqa: the last "(X)"; compared as strings',
+        source="lm-eval gsm8k, gpqa_*_generative_n_shot",
+        rules={
+            "gsm8k": _task_filter("gsm8k/gsm8k.yaml", "flexible-extract"),
+            "gpqa": _task_filter(_GPQA, "flexible-extract"),
+        },
+    ),
+    AnswerFilter(
+        name="cot-strict-match",
+        description='the number behind "The answer is ", which one more character must follow; compared as strings',
+        source="lm-eval gsm8k_cot, strict-match",
+        rules={"gsm8k": _task_filter("gsm8k/gsm8k-cot.yaml", "strict-match")},
+    ),
+    AnswerFilter(
+        name="custom-extract",
+        description='the first "answer is (X)"',
+        source="lm-eval mmlu_pro",
+        rules={"mmlu_pro": _task_filter("mmlu_pro/_default_template_yaml", "custom-extract")},
+    ),
+    AnswerFilter(
+        name="minerva-box",
+        description="the last box as lm-eval reads it from solutions; compared as the math task compares",
+        source="lm-eval minerva_math, last_boxed_only_string",
+        rules={"math": _each(minerva_box)},
+    ),
+    AnswerFilter(
+        name="minerva-statement",
+        description='"Final Answer: The final answer is X. I hope it is correct."; compared as the math task compares',
+        source="lm-eval minerva_math, get_unnormalized_answer",
+        rules={"math": _each(minerva_statement)},
+    ),
+)
+
+# Every filter that a user can name.
+FILTERS: dict[str, AnswerFilter] = {
+    answer_filter.name: answer_filter for answer_filter in (*OWN_RULES, *TASK_FILTERS, *OTHER_FORMS)
+}
+
+
+def find_filter(name: str) -> AnswerFilter:
+    """The filter of a name, or of a user's function given as module:function.
+
+    Raises:
+        ConfigError: there is none; or the function cannot be imported.
+    """
+    if ":" in name:
+        return custom_filter(name)
+    check_keys([name], FILTERS, "", what="filter", offered=[*FILTERS, "module:function"])
+    return FILTERS[name]
+
+
+def describe() -> list[str]:
+    """One line for each filter: its name, what it does, whose it is, and the benchmarks it applies to."""
+    width = max(map(len, FILTERS))
+    lines = [
+        f"{known.name:<{width}}  {known.description} [{known.source}; "
+        f"{'all benchmarks' if known.rules.keys() == BENCHMARKS.keys() else ', '.join(known.rules)}]"
+        for known in FILTERS.values()
+    ]
+    return [*lines, f"{'module:function':<{width}}  your own (text, doc) -> str or None; this runs your code"]
