@@ -20,6 +20,8 @@ _NUM_OPEN_FILES = 64
 _NUM_PROCESSES = 32
 _NUM_QUEUED_SIGNALS = 64  # timers too, counted over all processes of the uid
 _FIRST_UID, _NUM_UIDS = 20000, 20000  # two per worker, chosen by its pid; below 65536, where containers stop
+_SEALED = linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
+_KEPT = "/.kept"  # where folders below /tmp stay while /tmp is mounted anew
 _MOUNT_POINTS = ("/mnt", "/media", "/srv", "/opt", "/home", "/tmp")
 
 
@@ -78,26 +80,35 @@ def build_root(folders: list[str]) -> None:
     base = next(path for path in _MOUNT_POINTS if os.path.isdir(path) and not any(f.startswith(path) for f in folders))
     linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
     linux.mount("tmpfs", base, "tmpfs", linux.MS_NOSUID, "size=1m,mode=755")
-    sealed = linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
     for folder in folders:
         _make_passage(base, folder)
         linux.mount(folder, base + folder, flags=linux.MS_BIND | linux.MS_REC)
         for name in layout.HIDDEN_NAMES:
             if os.path.isdir(f"{folder}/{name}"):
                 linux.mount("tmpfs", f"{base}{folder}/{name}", "tmpfs", 0, "size=4k,mode=755")
-        linux.set_mount_attributes(base + folder, sealed, recursive=True)
+        linux.set_mount_attributes(base + folder, _SEALED, recursive=True)
     for path, target in links:
         os.symlink(target, base + path)
     os.mkdir(f"{base}/dev", 0o755)
     for device in layout.DEVICES:
         os.close(os.open(base + device, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o666))
         linux.mount(device, base + device, flags=linux.MS_BIND)
-    os.mkdir(f"{base}/tmp")
+    os.makedirs(f"{base}/tmp", exist_ok=True)
+    for number, folder in enumerate(below_tmp(folders)):
+        copy = f"{base}{_KEPT}/{number}"
+        _make_passage(base, f"{_KEPT}/{number}")
+        linux.mount(base + folder, copy, flags=linux.MS_BIND | linux.MS_REC)
+        linux.set_mount_attributes(copy, _SEALED, recursive=True)
     os.chdir(base)
     linux.pivot_root(".", ".")
     linux.unmount_lazily(".")
     os.chdir("/")
     linux.set_mount_attributes("/", linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID, recursive=False)
+
+
+def below_tmp(folders: list[str]) -> list[str]:
+    """The folders that an empty /tmp would hide, such as those of a Python that somebody installed there."""
+    return [folder for folder in folders if folder.startswith("/tmp/")]
 
 
 def _make_passage(base: str, folder: str) -> None:
@@ -111,15 +122,23 @@ def _make_passage(base: str, folder: str) -> None:
 
 
 class PrivateTmp:
-    """An empty /tmp with limits on bytes and files, mounted anew where the last program left a trace in it."""
+    """An empty /tmp with limits on bytes and files, mounted anew where the last program left a trace in it.
 
-    def __init__(self) -> None:
-        """Mount it."""
+    Folders below /tmp that programs may read are mounted into it again each time.
+    """
+
+    def __init__(self, folders: list[str]) -> None:
+        """Mount it; `folders` are those that programs may read."""
+        self._kept = [(f"{_KEPT}/{number}", folder) for number, folder in enumerate(below_tmp(folders))]
         self._mount()
 
     def _mount(self) -> None:
         limits = f"size={_TMP_MIB}m,nr_inodes={_TMP_FILES},mode=1777"
         linux.mount("tmpfs", "/tmp", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, limits)
+        for copy, folder in self._kept:
+            _make_passage("", folder)
+            linux.mount(copy, folder, flags=linux.MS_BIND | linux.MS_REC)
+            linux.set_mount_attributes(folder, _SEALED, recursive=True)
         self._pristine = self._state()
 
     @staticmethod

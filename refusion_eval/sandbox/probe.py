@@ -1,9 +1,11 @@
 """Which isolation works on this machine, found by attacking it."""
 
+import contextlib
 import functools
 import os
 import shutil
 import sys
+import tempfile
 from dataclasses import dataclass, field
 
 from refusion_eval.errors import SandboxError
@@ -105,11 +107,21 @@ def probe() -> SandboxReport:
 
 def self_test(profile_name: str) -> str:
     """Set a profile up and attack it; empty if it holds, else what went wrong."""
-    tier = PROFILES[profile_name].tier
-    paths = [os.path.expanduser("~"), __file__, "/etc/passwd", "/proc/self/environ", os.getcwd()]
+    with contextlib.ExitStack() as stack:
+        paths = [os.path.expanduser("~"), __file__, "/etc/passwd", "/proc/self/environ", os.getcwd()]
+        with contextlib.suppress(OSError):  # a machine without a writable folder for temporary files
+            paths.append(stack.enter_context(tempfile.NamedTemporaryFile()).name)
+        if PROFILES[profile_name].namespaces:
+            # A root and a /tmp of its own are given to the program, whoever started this process in one of them. What
+            # lies in those of the machine is looked for by the other paths.
+            paths = [path for path in paths if os.path.realpath(path) not in ("/", "/tmp")]
+        return _attack(profile_name, paths)
+
+
+def _attack(profile_name: str, paths: list[str]) -> str:
     program = f"PATHS = {paths!r}\nPIDS = {[os.getpid(), os.getppid()]!r}\n{_SELF_TEST_PROGRAM}"
     try:
-        worker = pool.Worker(profile_name, tier)
+        worker = pool.Worker(profile_name, PROFILES[profile_name].tier)
     except SandboxError as error:
         return str(error)
     try:

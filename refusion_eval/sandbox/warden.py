@@ -64,7 +64,7 @@ class Warden:
         shares_uid = not profile.namespaces and not profile.change_uid
         self._num_other_processes = proc.num_tasks_of(os.getuid()) if shares_uid else 0
         self._pid_namespace_fd = proc.open_pid_namespace() if profile.namespaces else -1
-        self._tmp = jail.PrivateTmp() if profile.namespaces else None
+        self._tmp = jail.PrivateTmp(folders) if profile.namespaces else None
         self._sweeper = Sweeper(profile, proc, self._guest_uid)
         self._judge: KeptJudge | None = None
 

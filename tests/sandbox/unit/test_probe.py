@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,73 @@ def test_a_profile_that_the_machine_allows_holds(profile, options):
     ):
         pytest.skip("this machine has no such namespaces")
     assert self_test(profile) == ""
+
+
+def skip_without(profile):
+    """Leaves a test out where the machine does not allow the profile."""
+    if fault := self_test(profile):
+        pytest.skip(f"the machine does not allow {profile}: {fault}")
+
+
+@pytest.mark.parametrize("profile", ["namespaces", "user-namespaces"])
+@pytest.mark.parametrize("folder", ["/", "/tmp"])
+def test_a_folder_that_programs_have_for_themselves_is_no_leak(profile, folder, monkeypatch):
+    skip_without(profile)
+    monkeypatch.chdir(folder)
+    assert self_test(profile) == ""
+    monkeypatch.setenv("HOME", folder)
+    assert self_test(profile) == ""
+
+
+@pytest.mark.parametrize("profile", ["namespaces", "user-namespaces"])
+def test_files_of_the_machine_below_a_folder_that_programs_have_are_a_leak(profile, monkeypatch, tmp_path):
+    """The self-test would notice, because it looks for files of the machine's /tmp by their names."""
+    skip_without(profile)
+    asked = []
+    monkeypatch.setattr(sys.modules[self_test.__module__], "_attack", lambda _, paths: asked.extend(paths) or "")
+    monkeypatch.chdir("/tmp")
+    self_test(profile)
+    assert "/tmp" not in asked
+    assert any(path.startswith(f"{tempfile.gettempdir()}/") and path != __file__ for path in asked)
+
+
+@pytest.fixture
+def home_with_python():
+    """A home folder below /tmp with a Python of its own and a checkout, as pyenv and conda install them."""
+    system = Path(_PYTHON).resolve()
+    if not system.exists():
+        pytest.skip(f"needs {_PYTHON}")
+    stdlib = Path(
+        subprocess.check_output([_PYTHON, "-c", "import os; print(os.path.dirname(os.__file__))"], text=True).strip()
+    )
+    home = Path(tempfile.mkdtemp(dir="/tmp"))
+    home.chmod(0o755)
+    python = home / ".pyenv" / "bin" / system.name
+    python.parent.mkdir(parents=True)
+    shutil.copy(system, python)
+    ignored = shutil.ignore_patterns("test", "tests", "site-packages", "dist-packages", "__pycache__", "config-*")
+    shutil.copytree(stdlib, home / ".pyenv" / "lib" / stdlib.name, ignore=ignored)
+    package = Path(sandbox.__file__).parents[1]
+    shutil.copytree(package / "sandbox", home / "checkout" / package.name / "sandbox")
+    for name in ("__init__.py", "errors.py"):
+        shutil.copy(package / name, home / "checkout" / package.name)
+    yield home, python
+    shutil.rmtree(home)
+
+
+@pytest.mark.parametrize("profile", ["namespaces", "user-namespaces"])
+def test_a_python_below_the_home_folder_keeps_the_stronger_isolation(profile, home_with_python):
+    skip_without(profile)
+    home, python = home_with_python
+    done = subprocess.run(
+        [python, "-B", "-c", f"from refusion_eval.sandbox.probe import self_test; print(repr(self_test({profile!r})))"],
+        env={"HOME": str(home), "PYTHONPATH": str(home / "checkout")},
+        cwd=home / "checkout",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "''\n", done.stderr
 
 
 def test_the_package_can_be_imported_without_the_rest():
