@@ -1,4 +1,4 @@
-"""What this machine can do, in lines for a person to read."""
+"""A report of what this machine can do, for people to read."""
 
 import importlib.util
 import os
@@ -20,10 +20,10 @@ HOOK = "_refusion_eval_autoload"
 
 
 def report(data_dir: Path | None = None) -> Iterator[str]:
-    """Yields one line for each thing that matters.
+    """Yields one line for each version, device, backend, file and isolation that an evaluation depends on.
 
     Args:
-        data_dir: the folder with benchmark rows; the one that the environment names if None.
+        data_dir: folder with benchmark rows; None for the folder that the environment variable names.
     """
     for name, version in package_versions().items():
         yield f"{name}: {version}"
@@ -56,7 +56,7 @@ def _devices() -> Iterator[str]:
 
 
 def _hook() -> str:
-    """Whether the stock lm_eval finds our model in this environment."""
+    """Says whether the stock lm_eval finds the model of this project in this environment."""
     if HOOK in sys.modules:
         return "installed: lm_eval --model refusion works"
     if importlib.util.find_spec(HOOK) is None:
@@ -65,14 +65,14 @@ def _hook() -> str:
 
 
 def _sandbox() -> Iterator[str]:
-    found = probe()
-    if found.tier == "D":
+    probed = probe()
+    if probed.tier == "D":
         yield "sandbox: none works here, so HumanEval and MBPP are refused (`--sandbox none` runs code unprotected)"
     else:
-        yield f"sandbox: tier {found.tier} ({found.profile}): {', '.join(found.layers)}"
-    for profile, reason in found.missing.items():
+        yield f"sandbox: tier {probed.tier} ({probed.profile}): {', '.join(probed.layers)}"
+    for profile, reason in probed.missing.items():
         yield f"sandbox {profile}: {reason}"
-    for advice in found.advice:
+    for advice in probed.advice:
         yield f"sandbox advice: {advice}"
 
 

@@ -1,4 +1,4 @@
-"""What a report finds beside the records: questions and answers in the benchmarks' rows, words in the tokenizers."""
+"""Facts that a report needs beside the records: questions and gold answers of the rows, words of the tokenizers."""
 
 import logging
 from collections.abc import Mapping
@@ -22,10 +22,12 @@ TURN_ONLY = "The user's turn as this version words it. What was sent had another
 
 
 class FoundSources:
-    """Looks for benchmark rows and tokenizers once each; what cannot be found is said once on the log.
+    """Loads benchmark rows and tokenizers when a report asks for them, each once.
+
+    If one of them cannot be loaded, the log says so once and the report is made without it.
 
     Args:
-        data_dir: holds the benchmarks' rows, None for the usual places.
+        data_dir: folder with the benchmarks' rows; None for the usual places.
     """
 
     def __init__(self, data_dir: Path | None) -> None:
@@ -34,7 +36,7 @@ class FoundSources:
         self._systems: dict[str, System | None] = {}
 
     def asked(self, run: Run, sample: Sample) -> Asked:
-        """The question and its answer, if the recorded document is among the rows here."""
+        """Returns the question of a sample and its gold answer, if the recorded document is among the rows."""
         rows = self._rows_of(sample.benchmark, is_mini(sample.key.task))
         if rows is None:
             return Asked(None, None, "The benchmark's rows are not at hand: name their folder with --data.")
@@ -52,12 +54,12 @@ class FoundSources:
         return Asked(turn, benchmark.gold(row), TURN_ONLY)
 
     def num_items(self, run: Run, task: str, benchmark: str) -> int | None:
-        """Items of a whole benchmark."""
+        """Returns the number of items of the whole benchmark; None if its rows cannot be loaded."""
         rows = self._rows_of(benchmark, is_mini(task))
         return None if rows is None else len(rows)
 
     def spell(self, run: Run) -> Spell | None:
-        """The words of the run's tokenizer."""
+        """Returns the function that spells tokens of the run; None if its tokenizer cannot be loaded."""
         system = self._system(run)
         return None if system is None else system.detokenizer.spelled
 

@@ -1,4 +1,4 @@
-"""YAML files that users write: read with every slip told by file and place, and no key silently taken twice."""
+"""YAML files that users write. An error names file and place, and a key that is written twice is refused."""
 
 from collections.abc import Hashable
 from pathlib import Path
@@ -10,14 +10,14 @@ from refusion_eval.errors import ConfigError
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """Refuses a key that stands twice in one mapping: YAML itself would take the last."""
+    """Refuses a key that is written twice in one mapping: YAML itself would take the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[object] = set()
         for key_node, _ in node.value:
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
             if key is not None and (key_node.tag, key) in seen:
-                problem = f"the key {key!r} stands twice"
+                problem = f"the key {key!r} is written twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             seen.add((key_node.tag, key))
         return super().construct_mapping(node, deep)
@@ -28,10 +28,10 @@ def read_yaml(path: Path, where: str) -> dict[str, Any]:
 
     Args:
         path: the file.
-        where: what messages call it.
+        where: name of the file in messages.
 
     Raises:
-        ConfigError: it cannot be read, is not UTF-8 or not YAML, has a key twice, or holds something else.
+        ConfigError: the file cannot be read, is not UTF-8 or not YAML, has a key twice, is empty, or holds no mapping.
     """
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
@@ -45,10 +45,10 @@ def read_yaml(path: Path, where: str) -> dict[str, Any]:
 
 
 def mapping(value: object, where: str) -> dict[str, Any]:
-    """A value that has to be a mapping with text as keys; nothing at all is an empty one.
+    """Returns a value that has to be a mapping with text as keys; None is an empty mapping.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: the value is no mapping, or a key is no text.
     """
     if value is None:
         return {}
@@ -56,5 +56,5 @@ def mapping(value: object, where: str) -> dict[str, Any]:
         raise ConfigError(f"{where} is a {type(value).__name__} ({value!r}); write `key: value` lines")
     wrong = [key for key in value if not isinstance(key, str)]
     if wrong:
-        raise ConfigError(f"{where}: the key {wrong[0]!r} is no text; write it in quotes")
+        raise ConfigError(f"{where}: the key {wrong[0]!r} is not text; write it in quotes")
     return value

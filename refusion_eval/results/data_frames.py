@@ -103,7 +103,7 @@ def figures(run_dirs: RunDirs, *, baseline: str | None = None) -> pd.DataFrame:
     Returns:
         The columns of the CSV of `refusion-eval table`, which README documents: run_id, system, backbone, task, n,
         metric, value, ci_low, ci_high (95% bootstrap interval by item), unit, ..., one column `setting_NAME` for each
-        decoder setting; and `FIGURE_FACTS`: the system's key in systems.yaml, its decoder, whether all samples that
+        decoder setting; and `FIGURE_FACTS`: the system's key in systems.toml, its decoder, whether all samples that
         were asked for are there (finished), have a verdict (scored), ran programs in isolation only (isolated),
         whether fused forwards are in the figure (fused), and whether no sample is missing from it (complete).
 

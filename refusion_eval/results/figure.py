@@ -62,7 +62,7 @@ class Figure:
 
     Attributes:
         origin: published, or measured by this project.
-        system: key of the system in tasks/settings/systems.yaml. A variant has its name after a plus sign
+        system: key of the system in tasks/settings/systems.toml. A variant has its name after a plus sign
             (`refusion+recompute_kv`); " on BACKBONE" follows if `other_backbone` is set.
         label: name of the system as the run or the paper prints it.
         backbone: model that the system was made from; empty where it is not published.

@@ -126,7 +126,7 @@ def beside_published(figure: Figure) -> Figure:
 
 @cache
 def _keys_by_label() -> Mapping[str, str]:
-    """Printed label -> key. Of a label that stands for two systems, the one in systems.yaml counts."""
+    """Printed label -> key. Of a label that stands for two systems, the one in systems.toml counts."""
     printed = {row["label"]: row["system"] for row in read_published("published.csv")}
     return printed | {system.label: name for name, system in published_systems().items()}
 

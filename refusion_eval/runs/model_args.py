@@ -1,4 +1,4 @@
-"""The model arguments of `--model refusion` and of `refusion-eval run`: what they are called and what they mean."""
+"""The arguments of `lm_eval --model refusion` and of `refusion-eval run`: names, types, defaults, help."""
 
 import logging
 from collections.abc import Mapping
@@ -20,27 +20,27 @@ from refusion_eval.paths import embedded_path
 
 log = logging.getLogger(__name__)
 
-# As `pretrained`: the tiny checkpoint of the decoder that comes with the package; with `:NAME` another one of these.
+# Value of `pretrained` for the tiny checkpoint of the decoder in the package; "embedded:NAME" is another one of these.
 EMBEDDED = "embedded"
 
 SYSTEM_NAMES = {name: decoder.label for name, decoder in DECODERS.items()}
-# Checkpoints in the package that are another system than their decoder's own.
+# Names in tables of those checkpoints in the package that are not their decoder's main one.
 EMBEDDED_NAMES = {"autoregressive_sft": "AR-SFT"}
 
 
 def embedded_name(pretrained: str, decoder: str) -> str | None:
-    """Which checkpoint of the package is meant; None if it is none of these."""
+    """Returns the name of the checkpoint in the package; None if the checkpoint is not of the package."""
     kind, _, name = pretrained.partition(":")
     return (name or decoder) if kind == EMBEDDED else None
 
 
-# Arguments that say where a run is decoded and not what: no part of a record, and free to change when it is resumed.
+# Arguments about the machines of a run. They are no part of a record and may change when the run is continued.
 LAUNCH_ARGUMENTS = ("engine", "workers", "worker_cpus", "ray_address")
 
 
 @settings_class("model_args")
 class ModelArgs:
-    """What to load and how to run it. Decoder settings are given beside these, by their own names.
+    """Which checkpoint to load and how to run it. Decoder settings are given beside these, by their own names.
 
     The entries below are also the help of the options of `refusion-eval run`.
 
@@ -109,14 +109,13 @@ class ModelArgs:
         if self.loop != "engine":
             self._check_stock_loop()
         if self.engine != "ray":
-            self._check_unused({"workers": None, "worker_cpus": 1, "ray_address": None})
+            self._check_without_ray()
 
-    def _check_unused(self, of_ray: Mapping[str, Any]) -> None:
-        for name, default in of_ray.items():
-            if getattr(self, name) != default:
-                raise ConfigError(
-                    f"model_args: {name}={getattr(self, name)} is for engine=ray only; add it, or leave it out"
-                )
+    def _check_without_ray(self) -> None:
+        for name, default in (("workers", None), ("worker_cpus", 1), ("ray_address", None)):
+            value = getattr(self, name)
+            if value != default:
+                raise ConfigError(f"model_args: {name}={value} is for engine=ray only; add engine=ray, or leave it out")
 
     def _check_stock_loop(self) -> None:
         needed = {"decoder": "autoregressive", "batch_size": 1, "cuda_graphs": False, "adapter": None}
@@ -129,12 +128,12 @@ class ModelArgs:
 
     @property
     def settings_type(self) -> type:
-        """The decoder's Settings."""
+        """Settings class of the decoder."""
         return DECODERS[self.decoder].Settings
 
     @property
     def checkpoint(self) -> str:
-        """The checkpoint's folder or hub id."""
+        """Folder or hub id of the checkpoint."""
         name = embedded_name(self.pretrained, self.decoder)
         return self.pretrained if name is None else str(embedded_path(name))
 
@@ -148,14 +147,14 @@ class ModelArgs:
 
 
 def parse_model_args(given: Mapping[str, Any], additional: Mapping[str, Any] | None = None) -> ModelArgs:
-    """Sorts and types the model arguments.
+    """Separates the decoder's settings from the other model arguments, and converts and checks all of them.
 
     Args:
-        given: `--model_args` as lm-eval typed them.
-        additional: what lm-eval adds from its own flags: batch_size, max_batch_size, device. Given arguments win.
+        given: the arguments as lm-eval's parser, a command line or a file left them.
+        additional: arguments from lm-eval's own flags: batch_size, max_batch_size, device. `given` outranks them.
 
     Raises:
-        ConfigError: a key is unknown, a value has the wrong type, or something asked for is refused.
+        ConfigError: a key is unknown, a value is refused, or arguments do not fit each other.
     """
     where = "model_args"
     arguments = _from_flags(additional or {}) | dict(given)
@@ -177,7 +176,7 @@ def parse_model_args(given: Mapping[str, Any], additional: Mapping[str, Any] | N
 
 def _from_flags(additional: Mapping[str, Any]) -> dict[str, Any]:
     flags = {key: value for key, value in additional.items() if value is not None}
-    # lm-eval's command line says cuda:0 on every machine, so its device is a wish; the engine chooses when it is unset.
+    # lm-eval's command line passes cuda:0 on every machine, with a GPU or without, so that value is not the user's.
     if str(flags.get("device", "")) in ("cuda:0", "cuda"):
         del flags["device"]
     return flags

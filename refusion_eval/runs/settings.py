@@ -1,9 +1,9 @@
-"""Which decoder settings a task gets, and from where: one frozen result per task, with a source for every key.
+"""The decoder settings of each task, with the source of every value.
 
 Precedence, highest first: model arguments of the command line; the task's generation arguments (its YAML's
-generation_kwargs, updated by `--gen_kwargs`: lm-eval merges the two before we see them); the settings table of the
-decoder (`tasks/settings/<decoder>.yaml`, for mini tasks `mini_<decoder>.yaml`); what the checkpoint says of itself
-(its mask and end tokens); the decoder's defaults.
+generation_kwargs, updated by `--gen_kwargs`: lm-eval merges the two before a model sees them); the settings table of
+the decoder (`tasks/settings/<decoder>.yaml`, for mini tasks `mini_<decoder>.yaml`); settings from the checkpoint (its
+mask and end tokens); the decoder's defaults.
 """
 
 import hashlib
@@ -25,10 +25,10 @@ GENERATION_KWARGS = "generation_kwargs"
 CHECKPOINT = "checkpoint"
 DEFAULT = "default"
 
-# Names that mean the length of the response, first found wins (lm-eval's order).
+# Names of lm-eval for the length of the response. The first one that is given counts, as in lm-eval.
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
-# Generation arguments that a decoder without them obeys when they have these values.
+# Generation arguments with values that change nothing, so a decoder that does not know them accepts these values.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_p": (1, None),
     "top_k": (0, -1, None),
@@ -41,13 +41,13 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One settings file: the decoder's settings for each benchmark.
+    """A settings table: the decoder's settings for each benchmark.
 
     Attributes:
-        path: the file.
-        preset: which of the file's tables this is; None if it has one only.
+        path: the file of the table.
+        preset: name of the table in the file; None if the file has one table only.
         benchmarks: benchmark -> settings.
-        sources: benchmark -> where its settings were published, in words.
+        sources: benchmark -> publication of its settings, in words.
     """
 
     path: Path
@@ -57,13 +57,18 @@ class Table:
 
     @property
     def label(self) -> str:
-        """How messages and records name the table."""
+        """Name of the table in messages and records."""
         return f"tasks/settings/{self.path.name}" + (f":{self.preset}" if self.preset else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A request's generation arguments in our words: decoder settings, and where to cut the text."""
+    """Generation arguments of a request.
+
+    Attributes:
+        values: decoder settings.
+        until: strings at whose first occurrence the text is cut.
+    """
 
     values: Mapping[str, Any]
     until: tuple[str, ...]
@@ -71,16 +76,16 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """What one task is decoded with.
+    """The settings that one task is decoded with.
 
     Attributes:
-        settings: the decoder's frozen Settings.
-        sources: for every key where its value came from: model_args, generation_kwargs, a file and benchmark,
-            checkpoint, default.
+        settings: instance of the decoder's settings class.
+        sources: setting -> source of its value: model_args, generation_kwargs, a file and benchmark, checkpoint or
+            default.
         until: strings at whose first occurrence the text is cut.
-        task: what the task was recognised as, or None.
+        task: the task of this project, or the one that a task of lm-eval corresponds to; None for any other.
         values: the settings as a mapping, without callbacks.
-        digest: hash of the settings and stop strings, part of the key of a sample.
+        digest: hash of the settings and stop strings. It is part of the key of a sample.
     """
 
     settings: Any
@@ -97,7 +102,7 @@ class Resolved:
         object.__setattr__(self, "digest", hashlib.sha256(text.encode()).hexdigest()[:16])
 
     def describe(self) -> str:
-        """The settings in one line, grouped by source, as the log says them."""
+        """Returns the settings in one line for the log, grouped by source."""
         by_source: dict[str, list[str]] = {}
         for key, value in self.values.items():
             by_source.setdefault(self.sources[key], []).append(f"{key}={value}")
@@ -105,17 +110,17 @@ class Resolved:
 
 
 def choose_preset(path: Path, preset: str | None) -> tuple[str | None, dict[str, Any]]:
-    """One table of a settings file, not checked any further; empty if there is no such file.
+    """Reads one table of a settings file without checking its settings.
 
     Args:
-        path: the file.
-        preset: its name; None for the first, or the only one.
+        path: the file. A missing file is an empty table.
+        preset: name of the table; None for the first, or the only one.
 
     Returns:
-        Its name, None if the file has one table only, and its content.
+        The name of the table, None if the file has one table only, and its content.
 
     Raises:
-        ConfigError: there is no such preset.
+        ConfigError: the file cannot be read, or has no table of this name.
     """
     where = f"tasks/settings/{path.name}"
     content = read_yaml(path, where) if path.exists() else {}
@@ -138,25 +143,24 @@ def load_table(
     checkpoint: Mapping[str, Any],
     preset: str | None = None,
 ) -> Table | None:
-    """Reads and checks a settings file.
+    """Reads and checks a settings table.
 
-    A file holds one table, or several under `presets`: what the authors ran and what a comparison ran are two things.
-    A row outranks what the table says of all benchmarks (`common`), and may name a source of its own.
+    A file holds one table, or several under `presets`: the authors' own settings and those of a comparison differ. The
+    row of a benchmark outranks `common`, the settings of all benchmarks, and may have a source of its own.
 
     Args:
-        folder: the folder of settings files.
-        decoder: the decoder's name.
-        mini: whether the synthetic look-alikes' file is meant.
-        settings_type: the decoder's Settings, which every entry must satisfy.
-        checkpoint: settings that the checkpoint brings, such as mask_id.
-        preset: which table; None for the first.
+        folder: folder of the settings files.
+        decoder: name of the decoder.
+        mini: whether the table is for the mini tasks.
+        settings_type: settings class of the decoder, which must accept every row.
+        checkpoint: settings from the checkpoint, such as mask_id.
+        preset: name of the table; None for the first.
 
     Returns:
         The table, or None if the decoder has no such file.
 
     Raises:
-        ConfigError: there is no such preset; the file has an unknown benchmark or key, or values that the decoder
-            refuses.
+        ConfigError: there is no such preset, the file has an unknown benchmark or key, or the decoder refuses a value.
     """
     path = folder / f"{'mini_' if mini else ''}{decoder}.yaml"
     if not path.exists():
@@ -165,7 +169,7 @@ def load_table(
     where = f"tasks/settings/{path.name}" + (f":{preset}" if preset else "")
     check_keys(content, ("decoder", "source", "common", "benchmarks"), where)
     if content.get("decoder") != decoder:
-        raise ConfigError(f"{where}: needs decoder: {decoder}")
+        raise ConfigError(f"{where}: the file has to say `decoder: {decoder}`")
     rows, common = mapping(content.get("benchmarks"), f"{where}: benchmarks"), mapping(content.get("common"), where)
     if not rows:
         raise ConfigError(f"{where}: has no benchmarks; write benchmarks: with one or more of {', '.join(BENCHMARKS)}")
@@ -184,15 +188,16 @@ def load_table(
 
 
 def read_generation_kwargs(kwargs: Mapping[str, Any], settings_type: type, where: str) -> Generation:
-    """Translates a request's generation arguments.
+    """Translates generation arguments into settings of a decoder.
 
-    The length names become gen_length. Sampling follows lm-eval: do_sample=False, or nothing about sampling, is greedy;
-    do_sample=True without a temperature samples at 1; of two contradicting values do_sample wins, with a warning.
+    All names of the length become gen_length. Sampling follows lm-eval: do_sample=False, or no argument about sampling,
+    is greedy; do_sample=True without a temperature samples at 1; if do_sample and temperature contradict each other,
+    do_sample counts and a warning says so.
 
     Args:
-        kwargs: what lm-eval hands over: the task's generation_kwargs updated by `--gen_kwargs`.
-        settings_type: the decoder's Settings; its fields may be given by name.
-        where: the task, for messages.
+        kwargs: the task's generation_kwargs, updated by `--gen_kwargs`.
+        settings_type: settings class of the decoder, whose fields may be given by name.
+        where: name of the task, for messages.
 
     Raises:
         ConfigError: a key is unknown, or asks for something that this decoder cannot do.
@@ -240,15 +245,15 @@ def resolve(
     table: Table | None,
     checkpoint: Mapping[str, Any],
 ) -> Resolved:
-    """Merges the sources of one task's settings.
+    """Merges the sources of one task's settings by their precedence.
 
     Args:
-        task: lm-eval's task name.
-        settings_type: the decoder's Settings.
-        model_args: decoder settings given on the command line, already converted.
-        generation: the request's generation arguments.
-        table: the settings file that belongs to this task, or None.
-        checkpoint: settings that the checkpoint brings, such as mask_id.
+        task: name of the task.
+        settings_type: settings class of the decoder.
+        model_args: decoder settings of the command line, already converted.
+        generation: generation arguments of the request.
+        table: settings table for this kind of task, or None.
+        checkpoint: settings from the checkpoint, such as mask_id.
 
     Raises:
         ConfigError: the merged values contradict each other.
