@@ -1,13 +1,11 @@
-"""What tables need of a run, task by task: samples reduced to numbers, joined with their scores."""
-
-from __future__ import annotations
+"""A run reduced to what figures need: the samples of each task as numbers, joined with their scores."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from refusion_eval.benchmarks import is_mini
+from refusion_eval.benchmarks import BENCHMARKS, is_mini
 from refusion_eval.metrics.parallelism import tpf_release
 from refusion_eval.metrics.roofline import bytes_read
 from refusion_eval.metrics.speed import Timing
@@ -16,39 +14,39 @@ from refusion_eval.store.run_reader import Run, RunReader
 from refusion_eval.trace import Draft, Trace
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SampleFacts:
     """One good sample.
 
     Attributes:
         item_id: the benchmark's own name for the item.
         prompt_hash: hash of the rendered prompt.
-        sample: its number among the samples of the item.
-        timing: its cost; `timing.item` is the hash of the item, equal across runs on the same data.
-        tokens_canvas: positions that became final, those behind the first EOS included; None without a trace.
-        tokens_no_eos: tokens without the EOS that ends them.
-        tpf_release: the release's TPF, None where it does not exist.
-        bytes_read: bytes its forwards had to read, None if not known.
-        copy_bytes_per_second: measured bandwidth of its device, None if not known.
-        scores: metric -> judgement; empty if it was not scored.
-        weight_bytes: bytes of the weights that one forward reads, None if not known.
-        prefill_seconds: part of its time that the first forward took, which reads the prompt; None if not known.
+        sample: number of the sample among those of its item.
+        timing: cost of the sample; `timing.item` is the hash of the item, equal across runs on the same data.
+        scores: judgements by metric; empty if the sample was not scored.
+        tokens_no_eos: tokens kept without the EOS that ends them.
+        prefill_seconds: seconds up to the end of the first forward, which reads the prompt; None if not recorded.
+        tokens_canvas: positions that became final, those after the first EOS included; None without a trace.
         tokens_first: tokens kept that the first forward fixed; None without a trace.
+        tpf_release: TPF as the release defines it, None where that does not exist.
+        bytes_read: bytes that the forwards had to read, None without a trace or a measured roofline.
+        weight_bytes: bytes of the weights that one forward reads, None in the same cases.
+        copy_bytes_per_second: measured bandwidth of the device, None in the same cases.
     """
 
     item_id: str
     prompt_hash: str
     sample: int
     timing: Timing
-    tokens_canvas: int | None
-    tokens_no_eos: int
-    tpf_release: float | None
-    bytes_read: float | None
-    copy_bytes_per_second: float | None
     scores: Mapping[str, ScoreRow]
-    weight_bytes: float | None = None
-    prefill_seconds: float | None = None
+    tokens_no_eos: int
+    prefill_seconds: float | None
+    tokens_canvas: int | None = None
     tokens_first: int | None = None
+    tpf_release: float | None = None
+    bytes_read: float | None = None
+    weight_bytes: float | None = None
+    copy_bytes_per_second: float | None = None
 
     @property
     def verdict(self) -> ScoreRow | None:
@@ -62,12 +60,12 @@ class TaskFacts:
 
     Attributes:
         task: name of the task.
-        task_version: its version.
-        benchmark: what it belongs to.
-        settings: the decoder settings in force.
-        samples: the good ones.
+        task_version: version of the task.
+        benchmark: benchmark that the task belongs to.
+        settings: decoder settings in force.
+        samples: the good samples.
         num_errors: attempts that failed and were not made good since.
-        hardware: labels of the machines the samples come from.
+        hardware: labels of the machines that the samples come from.
         num_expected: samples that were asked for; 0 if the run does not say.
     """
 
@@ -82,8 +80,13 @@ class TaskFacts:
 
     @property
     def mini(self) -> bool:
-        """Whether this is a synthetic look-alike of the benchmark."""
+        """Whether the task is a synthetic look-alike of its benchmark."""
         return is_mini(self.task)
+
+    @property
+    def is_code(self) -> bool:
+        """Whether the answers are programs."""
+        return self.benchmark in BENCHMARKS and BENCHMARKS[self.benchmark].kind == "code"
 
     @property
     def finished(self) -> bool:
@@ -105,12 +108,12 @@ class TaskFacts:
         """Cost of every good sample."""
         return [sample.timing for sample in self.samples]
 
-    def by_item(self, samples: list[SampleFacts] | None = None) -> list[list[SampleFacts]]:
-        """Samples (default: all good ones) grouped by item, in a fixed order of items."""
+    def by_item(self, samples: Sequence[SampleFacts] | None = None) -> list[list[SampleFacts]]:
+        """Samples (default: all good ones) grouped by item, in a fixed order of items and samples."""
         groups: dict[Any, list[SampleFacts]] = {}
         for sample in self.samples if samples is None else samples:
             groups.setdefault(sample.timing.item, []).append(sample)
-        return [sorted(groups[item], key=lambda one: one.sample) for item in sorted(groups)]
+        return [sorted(groups[item], key=lambda sample: sample.sample) for item in sorted(groups)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,57 +131,56 @@ def read_facts(run_dir: str | os.PathLike[str]) -> RunFacts:
         scores = reader.scores_by_sample()
         tasks: dict[tuple[str, str, str], TaskFacts] = {}
         for sample in reader.samples():
-            identity = (sample.key.task, sample.key.task_version, sample.key.settings_hash)
-            if identity not in tasks:
-                tasks[identity] = TaskFacts(*identity[:2], sample.benchmark, sample.settings)
-            facts = tasks[identity]
-            facts.hardware.add(run.hardware(sample.process_id).label())
+            key = (sample.key.task, sample.key.task_version, sample.key.settings_hash)
+            if key not in tasks:
+                tasks[key] = TaskFacts(*key[:2], sample.benchmark, sample.settings)
+            tasks[key].hardware.add(run.hardware(sample.process_id).label())
             if sample.error is not None:
-                facts.num_errors += 1
+                tasks[key].num_errors += 1
             else:
-                facts.samples.append(_reduced(sample, run, scores.get(sample.key, {})))
-    names = [facts.task for facts in tasks.values()]
-    for facts in tasks.values():
-        if names.count(facts.task) == 1:  # of a task under two settings it is not known how many each should have
-            facts.num_expected = run.expected.get(facts.task, 0)
-    return RunFacts(run, [tasks[identity] for identity in sorted(tasks)])
+                tasks[key].samples.append(_reduced(sample, run, scores.get(sample.key, {})))
+    names = [task.task for task in tasks.values()]
+    for task in tasks.values():
+        if names.count(task.task) == 1:  # the run does not say how many each of two settings should have
+            task.num_expected = run.expected.get(task.task, 0)
+    return RunFacts(run, [tasks[key] for key in sorted(tasks)])
 
 
 def _reduced(sample: Sample, run: Run, scores: Mapping[str, ScoreRow]) -> SampleFacts:
-    timing = Timing(
-        item=sample.key.doc_hash,
-        tokens=sample.num_tokens,
-        forwards=sample.num_forwards,
-        seconds=sample.seconds,
-        batch_size=sample.batch_size,
-        warm=sample.warm,
-        hardware=run.hardware(sample.process_id).fingerprint(),
-    )
-    canvas, release, traffic, bandwidth, weights, first = None, None, None, None, None, None
-    if sample.trace is not None:
-        trace = Trace.from_json([event for event in sample.trace if event[0] != Draft.tag])
-        fixed_at = trace.fixed_at()
-        canvas = len(fixed_at)
-        first = sum(forward == 0 for position, forward in fixed_at.items() if position < sample.num_tokens)
-        if "slot_size" in sample.settings:
-            release = tpf_release(trace, int(sample.settings["slot_size"]))
-        if roofline := run.processes[sample.process_id].get("roofline"):
-            sizes = {name: roofline[name] for name in ("weight_bytes", "cache_bytes_per_row")}
-            traffic, bandwidth = bytes_read(trace, **sizes), roofline["copy_bytes_per_second"]
-            weights = roofline["weight_bytes"]
-    no_eos = sample.num_tokens - (sample.stop == "eos")
     return SampleFacts(
         item_id=sample.item_id,
         prompt_hash=sample.key.prompt_hash,
         sample=sample.key.sample,
-        timing=timing,
-        tokens_canvas=canvas,
-        tokens_no_eos=no_eos,
-        tpf_release=release,
-        bytes_read=traffic,
-        copy_bytes_per_second=bandwidth,
+        timing=Timing(
+            item=sample.key.doc_hash,
+            tokens=sample.num_tokens,
+            forwards=sample.num_forwards,
+            seconds=sample.seconds,
+            batch_size=sample.batch_size,
+            warm=sample.warm,
+            hardware=run.hardware(sample.process_id).fingerprint(),
+        ),
         scores=scores,
-        weight_bytes=weights,
+        tokens_no_eos=sample.num_tokens - (sample.stop == "eos"),
         prefill_seconds=sample.prefill_seconds,
-        tokens_first=first,
+        **_from_trace(sample, run.processes[sample.process_id].get("roofline")),
     )
+
+
+def _from_trace(sample: Sample, roofline: Mapping[str, float] | None) -> dict[str, Any]:
+    """What the trace of a sample tells, and the roofline of its device beside it; nothing without a trace."""
+    if sample.trace is None:
+        return {}
+    trace = Trace.from_json([event for event in sample.trace if event[0] != Draft.tag])
+    fixed_at = trace.fixed_at()
+    facts: dict[str, Any] = {
+        "tokens_canvas": len(fixed_at),
+        "tokens_first": sum(forward == 0 and position < sample.num_tokens for position, forward in fixed_at.items()),
+    }
+    if "slot_size" in sample.settings:
+        facts["tpf_release"] = tpf_release(trace, int(sample.settings["slot_size"]))
+    if roofline:
+        sizes = {name: roofline[name] for name in ("weight_bytes", "cache_bytes_per_row")}
+        facts |= {name: roofline[name] for name in ("weight_bytes", "copy_bytes_per_second")}
+        facts["bytes_read"] = bytes_read(trace, **sizes)
+    return facts
