@@ -1,1 +1,1 @@
-"""Many settings of some systems on some tasks, each a run of its own, resumable as runs are."""
+"""Runs many settings of some systems on some tasks, each as a run of its own that can be resumed."""

@@ -1,8 +1,8 @@
-"""Running a sweep: one run directory a point, and two CSV files over all of them.
+"""Runs a sweep: one run directory for each point, and two CSV files over all of them.
 
-OUT/runs/<system>-<point>/     a run directory as any other, with its own records
-OUT/sweep.csv                  every figure of every run, as the table command writes them
-OUT/points.csv                 what each run is: system, task, what varies, and whether it is the operating point
+OUT/runs/<system>-<point>/     run directory of a point
+OUT/sweep.csv                  every figure of every run, as the command `table` writes them
+OUT/points.csv                 system, task and varied settings of each run, and whether it is the operating point
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +21,7 @@ from refusion_eval.results.render import csv_text
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args
 from refusion_eval.runs.system import ModelCache, System
 from refusion_eval.store.atomic_write import prepare_output, write_output
-from refusion_eval.sweep.frontier import Outcome, next_value
+from refusion_eval.sweep.frontier import TaskResult, next_value
 from refusion_eval.sweep.spec import TABLE, Point, SweepSpec, SweptSystem
 
 POINT_COLUMNS = ("run_id", "system", "decoder", "task", "origin", "varied", "operating_point")
@@ -29,11 +29,11 @@ POINT_COLUMNS = ("run_id", "system", "decoder", "task", "origin", "varied", "ope
 
 @dataclass(frozen=True, kw_only=True)
 class SweepResult:
-    """What a sweep came to.
+    """The runs of a sweep.
 
     Attributes:
-        run_dirs: of all points, in the order in which they were run.
-        incomplete: of those with samples that failed; running the sweep again retries them.
+        run_dirs: run directories of all points, in the order in which they were run.
+        incomplete: run directories with samples that failed; running the sweep again retries them.
     """
 
     run_dirs: list[Path]
@@ -60,15 +60,15 @@ def run_sweep(
     batch_size: str | None = None,
     on_point: Callable[[str], None] = lambda text: None,
 ) -> SweepResult:
-    """Runs what is missing of a sweep, and writes its two files when it ends, or is interrupted.
+    """Runs what is missing of a sweep and writes its two files when it ends or is interrupted.
 
     Args:
-        spec: what to run.
+        spec: the sweep.
         out: folder of the sweep.
         data: folder with benchmark rows.
         sandbox: "auto", or "none" to run model-written code without isolation.
-        batch_size: requests decoded together, or "auto"; None leaves it to the file.
-        on_point: told before every point which it is.
+        batch_size: requests decoded together, or "auto"; None for the value in the file.
+        on_point: called with a line of text before every point.
 
     Raises:
         ConfigError: a point is impossible; nothing was run.
@@ -76,9 +76,9 @@ def run_sweep(
     """
     for name in ("sweep.csv", "points.csv"):
         prepare_output(out / name)
-    common = {"data_dir": None if data is None else str(data)} | (
-        {} if batch_size is None else {"batch_size": batch_size}
-    )
+    common = {"data_dir": None if data is None else str(data)}
+    if batch_size is not None:
+        common["batch_size"] = batch_size
     planned = [_job(spec, system, point, out, common) for system in spec.systems for point in system.points]
     planned += [
         _job(spec, system, _frontier_point(system, end), out, common)
@@ -107,7 +107,7 @@ def run_sweep(
                 incomplete.append(job.run_dir)
             described += _described(job)
     finally:
-        if run_dirs:  # once, as every figure of every run is computed for them
+        if run_dirs:  # only once, because every figure of every run is computed for these files
             write_csv(run_figures(run_dirs), out / "sweep.csv")
             rows = ([row[column] for column in POINT_COLUMNS] for row in described)
             write_output(out / "points.csv", csv_text(POINT_COLUMNS, rows))
@@ -115,28 +115,28 @@ def run_sweep(
 
 
 def planned_points(spec: SweepSpec) -> Iterator[str]:
-    """The points in words, for a look before anything is run."""
+    """A line of text for each point, to be read before anything is run."""
     for system in spec.systems:
         for point in system.points:
             yield f"{system.name}-{point.name} ({point.origin})"
         if system.frontier is not None:
-            f = system.frontier
-            yield f"{system.name}: {f.points} values of {f.setting} from {f.low:g} to {f.high:g} (frontier)"
+            end = system.frontier
+            yield f"{system.name}: {end.points} values of {end.setting} from {end.low:g} to {end.high:g} (frontier)"
 
 
 def _jobs(spec: SweepSpec, out: Path, common: Mapping[str, Any]) -> Iterator[_Job]:
-    """Every point in turn; a frontier's points as what was measured before asks for them."""
+    """Every point in turn. The points of a frontier depend on the results of the points before them."""
     for system in spec.systems:
         for point in system.points:
             yield _job(spec, system, point, out, common)
         frontier = system.frontier
         if frontier is None:
             continue
-        measured: dict[float, list[Outcome]] = {}
+        measured: dict[float, list[TaskResult]] = {}
         while (value := next_value(measured, frontier)) is not None:
             job = _job(spec, system, _frontier_point(system, value), out, common)
             yield job
-            measured[value] = _outcomes(job.run_dir)
+            measured[value] = _task_results(job.run_dir)
 
 
 def _frontier_point(system: SweptSystem, value: float) -> Point:
@@ -144,15 +144,15 @@ def _frontier_point(system: SweptSystem, value: float) -> Point:
     return system.point({system.frontier.setting: value}, "frontier")
 
 
-def _outcomes(run_dir: Path) -> list[Outcome]:
-    """TPF and accuracy of each task, tasks by name."""
+def _task_results(run_dir: Path) -> list[TaskResult]:
+    """TPF and accuracy of each task, sorted by the names of the tasks."""
     figures: dict[str, dict[str, float]] = {}
     for row in run_figures([run_dir]):
         if row.task != MEAN_TASK:
             figures.setdefault(row.task, {})[row.metric] = row.value
     return [
-        Outcome(of_task.get("tpf", 0.0), of_task.get(ACCURACY, of_task.get(PASS_AT_1, 0.0)))
-        for _, of_task in sorted(figures.items())
+        TaskResult(by_metric.get("tpf", 0.0), by_metric.get(ACCURACY, by_metric.get(PASS_AT_1, 0.0)))
+        for _, by_metric in sorted(figures.items())
     ]
 
 
@@ -165,7 +165,7 @@ def _job(spec: SweepSpec, system: SweptSystem, point: Point, out: Path, common: 
 
 
 def _check(jobs: list[_Job], model_cache: ModelCache) -> None:
-    """Resolves every point's settings for every task, so that none is refused after hours."""
+    """Resolves the settings of every point for every task, so that none is refused after hours of decoding."""
     names: dict[tuple[str, ...], list[str]] = {}
     for job in jobs:
         key = tuple(job.tasks)
@@ -180,7 +180,7 @@ def _check(jobs: list[_Job], model_cache: ModelCache) -> None:
 
 
 def _described(job: _Job) -> Iterator[dict[str, Any]]:
-    """What the run of a point holds, one row a task; the table's own point, which is run first, has its settings."""
+    """Rows of points.csv, one for each task. The operating point has the settings of the table's own run."""
     table_dir = job.run_dir.with_name(f"{job.system.name}-{TABLE}")
     operating = {task.task: task.settings for task in read_facts(table_dir).tasks}
     for task in read_facts(job.run_dir).tasks:

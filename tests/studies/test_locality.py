@@ -21,6 +21,7 @@ from refusion_eval.studies.locality.measure import (
     LocalitySettings,
     choose_reading,
     mask_response,
+    mask_responses,
     measure_locality,
     parse_numbers,
 )
@@ -91,7 +92,7 @@ def test_pairs_are_averaged_by_signed_distance(checkpoint, monkeypatch):
     model = locality.LoadedModel.open(checkpoint)
     settings = LocalitySettings(ratios=(0.8, 0.5), reveals=6)
     responses = [dataclasses.replace(RESPONSE, number=number) for number in range(5)]
-    found = measure_locality(model, responses, settings, "refusion", 1)
+    found = measure_locality(model, mask_responses(responses, settings), 2, "refusion", 1)
     assert found.counts[0].sum() == 5 * 6 * 23
     assert found.counts[1].sum() == 5 * 6 * 14
     for ratio_index, factor in enumerate((1, 0.5)):
@@ -112,7 +113,9 @@ def test_pairs_beyond_the_largest_distance_are_left_out(checkpoint, monkeypatch)
     text = mask_response(long, 0.5, 4, seed=0)
     distances = np.subtract.outer(text.masked, text.revealed)
     model = locality.LoadedModel.open(checkpoint)
-    found = measure_locality(model, [long], LocalitySettings(ratios=(0.5,), reveals=4), "refusion", 1)
+    found = measure_locality(
+        model, mask_responses([long], LocalitySettings(ratios=(0.5,), reveals=4)), 2, "refusion", 1
+    )
     assert found.counts.sum() == ((distances != 0) & (abs(distances) <= MAX_DISTANCE)).sum() < distances.size
 
 
@@ -209,16 +212,16 @@ def test_models_that_fill_no_masks_are_refused():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"ratios": (0.2, 1.0)}, "masking ratio 1 must be above 0 and below 1"),
-        ({"ratios": (0.0,)}, "masking ratio 0 must"),
-        ({"ratios": (float("nan"),)}, "masking ratio nan must"),
+        ({"ratios": (0.2, 1.0)}, "locality: ratios=1.0; it must be below 1"),
+        ({"ratios": (0.0,)}, "ratios=0.0; it must be above 0"),
+        ({"ratios": (float("nan"),)}, "ratios=nan is not a number"),
         ({"ratios": ()}, "at least one"),
         ({"ratios": (0.2, 0.2)}, "each once"),
-        ({"reveals": 0}, "reveals is 0"),
-        ({"num_responses": 0}, "num_responses is 0"),
-        ({"batch_size": 0}, "batch_size is 0"),
-        ({"seed": -1}, "seed is -1"),
-        ({"max_length": 1}, "max_length is 1"),
+        ({"reveals": 0}, "reveals=0; it must be at least 1"),
+        ({"num_responses": 0}, "num_responses=0; it must be at least 1"),
+        ({"batch_size": 0}, "batch_size=0; it must be at least 1"),
+        ({"seed": -1}, "seed=-1; it must be at least 0"),
+        ({"max_length": 1}, "max_length=1; it must be at least 2"),
     ],
 )
 def test_impossible_settings_are_refused(changes, message):

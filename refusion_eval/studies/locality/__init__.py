@@ -1,1 +1,1 @@
-"""The locality study of the paper's Figure 3."""
+"""The study of locality, Figure 3 of the paper: what a revealed token changes, by distance."""

@@ -25,18 +25,18 @@ from refusion_eval.models.transformer import Transformer
 
 Reading = Literal["bidirectional", "bidirectional_shifted", "refusion"]
 
-# Logits and what is computed from them for one chunk of rows, counted generously.
+# Upper bound of the arrays [rows, V] that are alive at once for one chunk of rows.
 _ARRAYS_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
 class MaskedText:
-    """A text of which some tokens are hidden, and which of these are to be revealed.
+    """A text with masked positions, some of which are to be revealed.
 
     Attributes:
-        tokens: the clean token ids; their index is their position.
-        masked: positions that hold the mask token, ascending; not the first one where logits are read shifted.
-        revealed: positions among `masked`; each is revealed alone, the others stay hidden.
+        tokens: clean token ids by position.
+        masked: positions that hold the mask token, ascending. Position 0 cannot be masked if logits are read shifted.
+        revealed: positions among `masked`. Each is revealed alone while the others stay masked.
     """
 
     tokens: Sequence[int]
@@ -46,7 +46,7 @@ class MaskedText:
 
 @dataclass(frozen=True, slots=True)
 class _Arranged:
-    """A text as a forward gets it: tokens and position ids in row order, and the rows that are read."""
+    """A text in the row order of a forward: token ids, position ids, and the rows whose logits are read."""
 
     tokens: list[int]
     positions: list[int]
@@ -63,20 +63,20 @@ def reveal_divergences(
         bidirectional_shifted: every row sees every row, and row i - 1 predicts position i (Dream).
         refusion: attention is causal over the prompt and all clean tokens in the order of their positions, then all
             masks in that order, each with its own position id; the row of a mask predicts its own position. So a mask
-            sees every clean token, wherever it stands, but only the masks before it: to reveal a token moves its row in
-            front of all masks. The masks before it see something new, those behind it see its token in place of
-            its mask, and every mask may change; the two directions are not alike.
+            sees every clean token, wherever it stands, but only the masks before it. Revealing a token moves its row in
+            front of all masks: the masks before it see a new row, those after it see its token instead of its mask. The
+            two directions therefore differ.
 
     Args:
         model: the transformer.
-        texts: in the order of the answers.
-        reading: see above.
-        mask_id: the mask token.
-        batch_size: texts in one forward, >= 1; a text counts once for itself and once for each reveal.
+        texts: masked texts.
+        reading: how masks are read, see above.
+        mask_id: id of the mask token.
+        batch_size: texts in one forward, >= 1. A text counts once as it is and once for each revealed position.
 
     Yields:
-        For each text the divergences in nats, [K, M] in the orders of `revealed` and `masked`; NaN where a position
-        is the revealed one itself.
+        For each text, in order, the divergences in nats, [K, M] in the orders of `revealed` and `masked`. NaN where the
+        masked position is the revealed one.
 
     Raises:
         DecodeError: logits are not finite.
@@ -95,16 +95,16 @@ def reveal_divergences(
 def jensen_shannon(log_p_NV: Tensor, log_q_NV: Tensor) -> Tensor:
     """Jensen-Shannon divergence of distributions that are given by their log-probabilities.
 
-    With d = |log q - log p| a token contributes m (ln 2 - H(s)), where H is the entropy of a coin whose sides have the
-    probabilities s = 1 / (1 + exp(-d)) and 1 - s. Every contribution is >= 0, so nothing cancels between tokens; within
-    one, small d takes a form that keeps its digits: ln 2 - H(s) = (d tanh(d/2) + ln(1 - tanh(d/2)^2)) / 2.
+    With d = |log q - log p| a token contributes m (ln 2 - H(s)), where H is the binary entropy, s = 1 / (1 + exp(-d))
+    and m = (p + q) / 2. Every contribution is >= 0, so nothing cancels between tokens. For small d the contribution is
+    computed in a form without cancellation: ln 2 - H(s) = (d tanh(d/2) + ln(1 - tanh(d/2)^2)) / 2.
 
     Args:
-        log_p_NV: finite log-probabilities.
-        log_q_NV: likewise.
+        log_p_NV: finite log-probabilities of p.
+        log_q_NV: finite log-probabilities of q.
 
     Returns:
-        Nats, float64, [N].
+        Divergence of each row in nats, float64, [N].
     """
     difference_NV = (log_q_NV - log_p_NV).abs()
     tanh_NV = (difference_NV / 2).tanh()
@@ -116,7 +116,7 @@ def jensen_shannon(log_p_NV: Tensor, log_q_NV: Tensor) -> Tensor:
 
 
 def _variants(text: MaskedText, reading: Reading, mask_id: int) -> Iterator[_Arranged]:
-    """The text as it is, then with each reveal."""
+    """The text with all masks, then with each revealed position in turn."""
     yield _arrange(text, text.masked, reading, mask_id)
     for revealed in text.revealed:
         hidden = [position for position in text.masked if position != revealed]
@@ -124,7 +124,7 @@ def _variants(text: MaskedText, reading: Reading, mask_id: int) -> Iterator[_Arr
 
 
 def _arrange(text: MaskedText, hidden: Sequence[int], reading: Reading, mask_id: int) -> _Arranged:
-    """Lays a text out for a forward; read are the rows for all of `text.masked`, so that variants can be compared."""
+    """Arranges a text for a forward. All variants read the rows of `text.masked`, so that they can be compared."""
     is_hidden = set(hidden)
     order = list(range(len(text.tokens)))
     if reading == "refusion":
@@ -139,7 +139,7 @@ def _arrange(text: MaskedText, hidden: Sequence[int], reading: Reading, mask_id:
 
 
 def _read_rows(model: Transformer, texts: Iterable[_Arranged], batch_size: int, is_causal: bool) -> Iterator[Tensor]:
-    """The residual stream of the rows that are read, [M, C] a text, `batch_size` texts in one forward."""
+    """Residual stream of the rows that are read, [M, C] for each text, `batch_size` texts in one forward."""
     remaining = iter(texts)
     while batch := list(islice(remaining, batch_size)):
         tokens = [np.array(text.tokens, dtype=np.int64) for text in batch]
@@ -151,7 +151,7 @@ def _read_rows(model: Transformer, texts: Iterable[_Arranged], batch_size: int, 
 
 @torch.inference_mode()
 def _divergences(model: Transformer, base_MC: Tensor, revealed_MC: Sequence[Tensor]) -> npt.NDArray[np.float64]:
-    """Divergence of each variant from the base, row by row, [K, M]; logits are made and dropped chunk by chunk."""
+    """Divergence of each variant from the base, [K, M]. Logits exist for one chunk of rows at a time."""
     rows_at_once = max(1, MAX_LOGITS // (_ARRAYS_AT_ONCE * model.config.vocab_size))
     chunks = []
     for base_NC, *variants_NC in zip(*(rows.split(rows_at_once) for rows in (base_MC, *revealed_MC)), strict=True):
@@ -159,5 +159,5 @@ def _divergences(model: Transformer, base_MC: Tensor, revealed_MC: Sequence[Tens
         chunks.append(
             torch.stack([jensen_shannon(log_p_NV, model.logits(each).log_softmax(dim=-1)) for each in variants_NC])
         )
-    found: npt.NDArray[np.float64] = torch.cat(chunks, dim=1).cpu().numpy()
-    return found
+    divergence_KM: npt.NDArray[np.float64] = torch.cat(chunks, dim=1).cpu().numpy()
+    return divergence_KM

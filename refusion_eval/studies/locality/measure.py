@@ -1,33 +1,35 @@
 """What a revealed token changes, and where: the pilot study of the ReFusion paper (arXiv 2512.13586, sec. 4.1, Fig. 3).
 
 The paper plots how much the prediction at a masked position changes when one token at some distance becomes known. How
-it sampled is not published, so this is a definition of our own:
+it sampled is not published, so this project defines it:
 
 1. A text is a benchmark prompt under the checkpoint's chat template and a gold response, without an end token.
-2. Of the n tokens of a response exactly round(t n) are masked, for a masking ratio t, drawn uniformly.
-3. Of the masked positions `reveals` are drawn uniformly, or all of them where there are fewer. Each is revealed alone:
-   its gold token takes the place of its mask.
-4. For a revealed position j and every other masked position i the Jensen-Shannon divergence in nats between the model's
-   distributions at i before and after is one pair of distance i - j: positive is to the right of the revealed token.
-5. A figure is the mean over all pairs of a ratio and a distance, so that every pair weighs the same. Its interval
+2. For a masking ratio t, exactly round(t n) of the n tokens of a response are masked, drawn uniformly.
+3. Of the masked positions `reveals` are drawn uniformly, or all of them if there are fewer. Each is revealed alone: its
+   gold token replaces its mask.
+4. For a revealed position j and every other masked position i, the Jensen-Shannon divergence in nats between the
+   model's distributions at i before and after is one pair of distance i - j. Positive is right of the revealed token.
+5. A figure is the mean over all pairs of a ratio and a distance, so that every pair has the same weight. Its interval
    resamples responses, whose pairs stay together.
 
-A response with fewer than two masked tokens has no pair at that ratio. Draws depend on the seed, the number of the row
-and the ratio alone: neither on the other ratios nor on the number of responses.
+A response with fewer than two masked tokens has no pair at that ratio. Draws depend only on the seed, the row number
+and the ratio; they are independent of the other ratios and of the number of responses.
 
-A far pair of a half-precision model rests on differences that rounding alone can make; take float32 where the tail of a
+For distant pairs of a half-precision model, differences may be rounding errors alone; use float32 where the tail of a
 curve matters.
 """
 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar, get_args
+from typing import Annotated, Literal, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Ge, Gt, Lt
 
 from refusion_eval.api import LoadedModel, check_prompt
+from refusion_eval.config import NonNegativeInt, PositiveInt, settings_class
 from refusion_eval.decoders import DECODERS, fitting_decoders
 from refusion_eval.decoders.decoder import Reads
 from refusion_eval.errors import ConfigError, DataError
@@ -45,46 +47,39 @@ ReadingOption = Literal["auto", "bidirectional", "bidirectional_shifted", "refus
 Number = TypeVar("Number", int, float)
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class("locality")
 class LocalitySettings:
     """What is sampled.
 
     Attributes:
-        ratios: shares of the response tokens that are masked, each above 0 and below 1.
-        reveals: revealed positions of a masked response, >= 1.
-        num_responses: responses, >= 1.
-        max_length: most tokens of prompt and response together; None is what the model can read.
-        seed: of masks and reveals.
-        batch_size: texts in one forward, >= 1; changes no figure beyond the rounding of floats.
+        ratios: shares of the response tokens that are masked, each given once.
+        reveals: most revealed positions of a masked response.
+        num_responses: number of responses.
+        max_length: most tokens of prompt and response together; None for the model's maximum.
+        seed: seed of masks and revealed positions.
+        batch_size: texts in one forward; changes figures only by rounding.
     """
 
-    ratios: tuple[float, ...] = RATIOS
-    reveals: int = 8
-    num_responses: int = 100
-    max_length: int | None = None
-    seed: int = 0
-    batch_size: int = 16
+    ratios: tuple[Annotated[float, Gt(0), Lt(1)], ...] = RATIOS
+    reveals: PositiveInt = 8
+    num_responses: PositiveInt = 100
+    max_length: Annotated[int, Ge(2)] | None = None
+    seed: NonNegativeInt = 0
+    batch_size: PositiveInt = 16
 
     def __post_init__(self) -> None:
         if not self.ratios or len(set(self.ratios)) < len(self.ratios):
-            raise ConfigError(f"locality: ratios {list(self.ratios)}; name at least one, each once")
-        for ratio in self.ratios:
-            if not 0 < ratio < 1:
-                raise ConfigError(f"locality: the masking ratio {ratio:g} must be above 0 and below 1")
-        for name, low in (("reveals", 1), ("num_responses", 1), ("seed", 0), ("batch_size", 1), ("max_length", 2)):
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise ConfigError(f"locality: {name} is {value}; it must be at least {low}")
+            raise ConfigError(f"ratios {list(self.ratios)}; name at least one, each once")
 
 
 @dataclass(frozen=True, slots=True)
 class GoldResponse:
-    """A prompt and its gold response as token ids.
+    """A prompt and its gold response.
 
     Attributes:
-        number: of its row in the benchmark.
-        prompt: token ids.
-        response: token ids, no end token.
+        number: row number in the benchmark.
+        prompt: token ids of the prompt.
+        response: token ids of the response, without an end token.
     """
 
     number: int
@@ -92,24 +87,35 @@ class GoldResponse:
     response: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Locality:
-    """Sums of divergences; arrays are [ratios, responses, 2 * MAX_DISTANCE + 1], the last axis being distance.
+@dataclass(frozen=True)
+class MaskedResponses:
+    """The responses, masked at every ratio.
 
     Attributes:
-        sums: nats.
-        counts: pairs.
-        num_too_short: for each ratio the responses without a pair, as they have fewer than two masked tokens.
+        texts: (index of the ratio, index of the response) -> masked text.
+        num_too_short: for each ratio, the responses without a pair because fewer than two tokens are masked.
+    """
+
+    texts: dict[tuple[int, int], MaskedText]
+    num_too_short: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Locality:
+    """Sums of divergences over pairs; arrays are [ratios, responses, 2 * MAX_DISTANCE + 1] by distance.
+
+    Attributes:
+        sums: sums of divergences in nats.
+        counts: numbers of pairs.
     """
 
     sums: npt.NDArray[np.float64]
     counts: npt.NDArray[np.int64]
-    num_too_short: tuple[int, ...]
 
     def mean(self, ratio_index: int, distance: int, seed: int) -> tuple[Interval, int] | None:
-        """Mean divergence at a ratio and a distance, with its interval and the pairs it rests on; None without any.
+        """Mean divergence at a ratio and a distance with its interval, and its number of pairs; None without any.
 
-        The interval's n is the number of responses with such a pair.
+        The interval's `n` is the number of responses with such a pair.
         """
         counts = self.counts[ratio_index, :, distance + MAX_DISTANCE]
         has_pairs = counts > 0
@@ -120,15 +126,15 @@ class Locality:
 
 
 def choose_reading(card: Card, vocab_size: int, option: ReadingOption = "auto") -> tuple[Reading, int]:
-    """How a checkpoint is read, and its mask token.
+    """How the masks of a checkpoint are read, and the id of its mask token.
 
     Args:
-        card: of the checkpoint; its main decoder decides.
-        vocab_size: of the checkpoint.
-        option: a reading that outranks the card's.
+        card: card of the checkpoint, whose main decoder decides.
+        vocab_size: size of the checkpoint's vocabulary.
+        option: a reading that overrides the card's.
 
     Raises:
-        ConfigError: the checkpoint fills no masks, or its card does not say how they are read.
+        ConfigError: the checkpoint has no usable mask token, or its card does not say how masks are read.
     """
     advice = "set mask_token_id in its config.json if it was trained with one, or take a masked model"
     if card.mask_id is None:
@@ -160,12 +166,12 @@ def encode_responses(
     """The first responses that are short enough, as token ids.
 
     Args:
-        model: its tokenizer and chat template are used.
+        model: model whose tokenizer and chat template are used.
         pairs: (text of the user turn, gold response) in the order of the rows.
-        settings: how many, and how long at most.
+        settings: number of responses and their greatest length.
 
     Returns:
-        The responses, and how many were passed over because they are too long.
+        The responses, and how many were skipped because they are too long.
 
     Raises:
         ConfigError: the model cannot read texts of that length, or has no chat template.
@@ -176,10 +182,10 @@ def encode_responses(
         raise ConfigError(f"locality: max_length={settings.max_length}; {model.name} reads at most {longest} tokens")
     longest = settings.max_length or longest
     tokenizer = model.tokenizer
-    found: list[GoldResponse] = []
+    responses: list[GoldResponse] = []
     num_too_long = 0
     for number, (query, response) in enumerate(pairs):
-        if len(found) == settings.num_responses:
+        if len(responses) == settings.num_responses:
             break
         prompt = tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": query}]))
         gold = GoldResponse(number, tuple(prompt), tuple(tokenizer.encode(response)))
@@ -187,20 +193,23 @@ def encode_responses(
             num_too_long += 1
             continue
         check_prompt(model, [*gold.prompt, *gold.response], 0)
-        found.append(gold)
-    if not found:
+        responses.append(gold)
+    if not responses:
         raise DataError(f"no response of {len(pairs)} has at most {longest} tokens with its prompt; raise --max-length")
-    return found, num_too_long
+    return responses, num_too_long
 
 
 def mask_response(gold: GoldResponse, ratio: float, reveals: int, seed: int) -> MaskedText | None:
-    """Draws masks and reveals; None if fewer than two tokens would be masked.
+    """Draws the masked and the revealed positions of a response.
 
     Args:
         gold: prompt and response.
-        ratio: t, share of the response's tokens that is masked.
+        ratio: share of the response's tokens that is masked.
         reveals: most revealed positions.
-        seed: of the draws.
+        seed: seed of the draws.
+
+    Returns:
+        None if fewer than two tokens would be masked.
     """
     length = len(gold.response)
     num_masked = round(ratio * length)
@@ -212,62 +221,68 @@ def mask_response(gold: GoldResponse, ratio: float, reveals: int, seed: int) -> 
     return MaskedText((*gold.prompt, *gold.response), masked.tolist(), revealed.tolist())
 
 
-def measure_locality(
-    model: LoadedModel,
-    responses: Sequence[GoldResponse],
-    settings: LocalitySettings,
-    reading: Reading,
-    mask_id: int,
-    on_done: Callable[[int, int], None] = lambda done, total: None,
-) -> Locality:
-    """Measures all pairs of all responses at all ratios.
-
-    Args:
-        model: the masked model.
-        responses: what is masked.
-        settings: how it is masked and revealed.
-        reading: how the model reads masks.
-        mask_id: its mask token.
-        on_done: told how many masked texts of how many are done.
+def mask_responses(responses: Sequence[GoldResponse], settings: LocalitySettings) -> MaskedResponses:
+    """Masks every response at every ratio.
 
     Raises:
-        ConfigError: a ratio leaves no response with two masked tokens.
-        DecodeError: logits are not finite.
+        ConfigError: at some ratio no response has two masked tokens.
     """
-    keys: list[tuple[int, int]] = []
-    texts: list[MaskedText] = []
-    num_too_short = [0] * len(settings.ratios)
-    for response_index, gold in enumerate(responses):
-        for ratio_index, ratio in enumerate(settings.ratios):
-            text = mask_response(gold, ratio, settings.reveals, settings.seed)
-            if text is None:
-                num_too_short[ratio_index] += 1
-                continue
-            keys.append((ratio_index, response_index))
-            texts.append(text)
-    for ratio, num_short in zip(settings.ratios, num_too_short, strict=True):
-        if num_short == len(responses):
+    masked = {
+        (ratio_index, response_index): mask_response(gold, ratio, settings.reveals, settings.seed)
+        for response_index, gold in enumerate(responses)
+        for ratio_index, ratio in enumerate(settings.ratios)
+    }
+    texts = {key: text for key, text in masked.items() if text is not None}
+    num_too_short = []
+    for ratio_index, ratio in enumerate(settings.ratios):
+        num_too_short.append(len(responses) - sum(key[0] == ratio_index for key in texts))
+        if num_too_short[-1] == len(responses):
             raise ConfigError(
                 f"locality: at the masking ratio {ratio:g} no response has {MIN_MASKED} masked tokens; raise the ratio"
             )
-    shape = (len(settings.ratios), len(responses), 2 * MAX_DISTANCE + 1)
+    return MaskedResponses(texts, tuple(num_too_short))
+
+
+def measure_locality(
+    model: LoadedModel,
+    masked: MaskedResponses,
+    batch_size: int,
+    reading: Reading,
+    mask_id: int,
+    on_text: Callable[[], None] = lambda: None,
+) -> Locality:
+    """Measures all pairs of all masked texts.
+
+    Args:
+        model: the masked model.
+        masked: masked texts.
+        batch_size: texts in one forward.
+        reading: how the model reads masks.
+        mask_id: id of the model's mask token.
+        on_text: called after each masked text.
+
+    Raises:
+        DecodeError: logits are not finite.
+    """
+    num_responses = 1 + max(response_index for _, response_index in masked.texts)
+    shape = (len(masked.num_too_short), num_responses, 2 * MAX_DISTANCE + 1)
     sums, counts = np.zeros(shape), np.zeros(shape, dtype=np.int64)
-    found = reveal_divergences(model.engine.model, texts, reading, mask_id, settings.batch_size)
-    for done, (key, text, divergence_KM) in enumerate(zip(keys, texts, found, strict=True), start=1):
+    divergences = reveal_divergences(model.engine.model, list(masked.texts.values()), reading, mask_id, batch_size)
+    for (key, text), divergence_KM in zip(masked.texts.items(), divergences, strict=True):
         distance_KM = np.array(text.masked)[None, :] - np.array(text.revealed)[:, None]
         is_pair = (distance_KM != 0) & (np.abs(distance_KM) <= MAX_DISTANCE)
         shifted = distance_KM[is_pair] + MAX_DISTANCE
         counts[key] = np.bincount(shifted, minlength=shape[-1])
         sums[key] = np.bincount(shifted, weights=divergence_KM[is_pair], minlength=shape[-1])
-        on_done(done, len(texts))
-    return Locality(sums, counts, tuple(num_too_short))
+        on_text()
+    return Locality(sums, counts)
 
 
 def parse_numbers(text: str, option: str, kind: type[Number]) -> tuple[Number, ...]:
     """Numbers separated by commas.
 
     Args:
-        text: what the user wrote.
+        text: text that the user wrote.
         option: name of the option, for the message.
         kind: int or float.
 
