@@ -3,7 +3,9 @@
 python plots/figure1.py results/embedded/results.csv --out figures
 """
 
-from refusion_eval.figures.scripts import main
+import sys
 
-if __name__ == "__main__":
-    main("figure1", __doc__)
+from refusion_eval.cli import main
+
+sys.argv[1:1] = ["plot", "figure1", "--out", "."]
+main()

@@ -3,7 +3,9 @@
 python plots/figure4.py results/sweeps/mini_figure4 --out figures
 """
 
-from refusion_eval.figures.scripts import main
+import sys
 
-if __name__ == "__main__":
-    main("figure4", __doc__)
+from refusion_eval.cli import main
+
+sys.argv[1:1] = ["plot", "figure4", "--out", "."]
+main()

@@ -3,7 +3,9 @@
 python plots/figure5.py figures/figure5_mini.csv --out figures
 """
 
-from refusion_eval.figures.scripts import main
+import sys
 
-if __name__ == "__main__":
-    main("figure5", __doc__)
+from refusion_eval.cli import main
+
+sys.argv[1:1] = ["plot", "figure5", "--out", "."]
+main()

@@ -3,7 +3,9 @@
 python plots/figure6.py results/sweeps/mini_figure6 --out figures
 """
 
-from refusion_eval.figures.scripts import main
+import sys
 
-if __name__ == "__main__":
-    main("figure6", __doc__)
+from refusion_eval.cli import main
+
+sys.argv[1:1] = ["plot", "figure6", "--out", "."]
+main()

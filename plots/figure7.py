@@ -3,7 +3,9 @@
 python plots/figure7.py scaling.csv --out figures
 """
 
-from refusion_eval.figures.scripts import main
+import sys
 
-if __name__ == "__main__":
-    main("figure7", __doc__)
+from refusion_eval.cli import main
+
+sys.argv[1:1] = ["plot", "figure7", "--out", "."]
+main()

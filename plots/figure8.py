@@ -3,7 +3,9 @@
 python plots/figure8.py results/sweeps/mini_figure8 --out figures
 """
 
-from refusion_eval.figures.scripts import main
+import sys
 
-if __name__ == "__main__":
-    main("figure8", __doc__)
+from refusion_eval.cli import main
+
+sys.argv[1:1] = ["plot", "figure8", "--out", "."]
+main()

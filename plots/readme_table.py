@@ -12,7 +12,6 @@ import re
 import sys
 from pathlib import Path
 
-from refusion_eval.figures.render import to_markdown
 from refusion_eval.figures.tables import paper_table
 from refusion_eval.results.cost import published_table
 from refusion_eval.results.csv_file import read_csv
@@ -56,7 +55,7 @@ def regenerated(readme: str, csv: Path) -> str:
 def _paper_table(match: re.Match[str]) -> str:
     begin, number, files, end = match.groups()
     table = paper_table(int(number), measured_figures([ROOT / file for file in files.split()]))
-    return f"{begin}{_without_heading(to_markdown(table))}{end}"
+    return f"{begin}{_without_heading(table.markdown())}{end}"
 
 
 def _cost_table(match: re.Match[str]) -> str:

@@ -3,7 +3,9 @@
 python plots/table3.py results/embedded/results.csv --out tables
 """
 
-from refusion_eval.figures.scripts import main
+import sys
 
-if __name__ == "__main__":
-    main("table3", __doc__)
+from refusion_eval.cli import main
+
+sys.argv[1:1] = ["paper-table", "3", "--out", "."]
+main()

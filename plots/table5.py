@@ -3,7 +3,9 @@
 python plots/table5.py --out tables
 """
 
-from refusion_eval.figures.scripts import main
+import sys
 
-if __name__ == "__main__":
-    main("table5", __doc__)
+from refusion_eval.cli import main
+
+sys.argv[1:1] = ["paper-table", "5", "--out", "."]
+main()

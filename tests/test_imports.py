@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "report": BASE | {"benchmarks", "metrics", "results", "store"},
     "figures": BASE | {"benchmarks", "claims", "decoders", "metrics", "paths", "report", "results", "runs", "store"},
     "studies": BASE
-    | {"api", "benchmarks", "decoders", "engine", "metrics", "models", "paths", "results", "runs", "store"},
+    | {"api", "benchmarks", "config", "decoders", "engine", "metrics", "models", "paths", "results", "runs", "store"},
     "training": BASE | {"api", "benchmarks", "config", "decoders", "embedded", "engine", "models", "store"},
     "bench": BASE | {"api", "benchmarks", "decoders", "embedded", "engine", "hf", "models", "paths", "store"},
     "doctor": BASE | {"benchmarks", "models", "paths", "sandbox", "store"},

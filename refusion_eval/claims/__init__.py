@@ -1,1 +1,1 @@
-"""The statements of the paper, judged by measured results."""
+"""Judges the statements of the paper by its own tables and by measured figures."""

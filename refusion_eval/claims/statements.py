@@ -1,4 +1,4 @@
-"""The paper's claims as data: one reading of one statement a row of claims.csv."""
+"""The statements of the paper that can be judged, and the rules that compare a number with a statement."""
 
 import math
 from dataclasses import dataclass, fields
@@ -10,7 +10,7 @@ from refusion_eval.results.published import read_published
 
 Reading = Literal["equal", "over", "above", ""]
 
-_EPSILON = 1e-9  # 3.675 is 3.68 to two digits, however it is represented
+_EPSILON = 1e-9  # 3.675 rounds to 3.68, whatever its binary representation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,20 +18,20 @@ class Claim:
     """One reading of one statement; a row of claims.csv.
 
     Attributes:
-        id: of the reading.
-        claim: of the statement.
+        id: identifier of the reading.
+        claim: identifier of the statement.
         statement: what is claimed.
-        published: as printed.
-        value: the number in it that the formula is to give, with the printed digits; empty for none.
-        unit: of it.
-        reading: `equal` at the printed digits, `over` (rounded down, or more), `above`.
-        formula: over cells; empty where no cells say it.
-        speedup: two sides of a speed-up, `systems | systems`, whose averages are all of interest; else empty.
-        artefacts: whose cells the formula is about.
-        neutral: the result that says neither yes nor no, as 1 of a ratio; empty for none.
-        location: where in the paper.
+        published: number or text as the paper prints it.
+        value: the number that the formula has to give, with the printed digits; empty for none.
+        unit: unit of the number.
+        reading: `equal` at the printed digits, `over` (rounded down, or more), or `above`.
+        formula: formula over figures in words of mathematics, computed by `FORMULAS`; empty if no figures say it.
+        speedup: two sides of a speed-up, `systems | systems`, of which every average is shown; empty for none.
+        artefacts: tables and figures of the paper that the formula is about.
+        neutral: the result that supports neither side, for example 1 for a ratio; empty for none.
+        location: where in the paper the statement stands.
         note: what a recomputation found.
-        look: without a formula, where this project shows what the statement is about; empty if it does nowhere.
+        look: without a formula, where this project shows what the statement is about; empty if nowhere.
     """
 
     id: str
@@ -55,7 +55,7 @@ class Claim:
 
     @property
     def size(self) -> float:
-        """What the claim is about: how far the stated number lies from the neutral one, or from 0 if there is none."""
+        """Distance of the stated number from the neutral one, or from 0 without a neutral one."""
         return abs(float(self.value) - float(self.neutral or 0))
 
     @property
@@ -64,16 +64,17 @@ class Claim:
         return float(10.0 ** -len(self.value.partition(".")[2]))
 
     def follows(self, value: float) -> bool:
-        """Whether a number is what is printed."""
+        """Whether a number, rounded as the paper rounds, is the printed one."""
         stated, unit = float(self.value), self.resolution
         if self.reading == "equal":
             return abs(value - stated) <= unit / 2 + _EPSILON
         return stated <= value + _EPSILON < stated + unit if self.reading == "over" else value > stated
 
     def holds(self, measured: Interval) -> bool:
-        """Whether a measurement bears the claim out: its interval, or its value alone if it has none.
+        """Whether a measured interval, or its value if it has no bounds, supports the claim.
 
-        `equal`: it meets what rounds to the printed number. `over` and `above`: all of it lies there.
+        `equal`: the interval contains a number that rounds to the printed one. `over` and `above`: the whole interval
+        lies on the claimed side.
         """
         low = measured.value if math.isnan(measured.low) else measured.low
         high = measured.value if math.isnan(measured.high) else measured.high
@@ -84,10 +85,10 @@ class Claim:
         return low >= stated if self.reading == "over" else low > stated
 
     def leaves_open(self, measured: Interval) -> bool:
-        """Whether a measurement is too imprecise to say: it meets the claim, and much else.
+        """Whether a measurement is consistent with the claim but too imprecise to support it.
 
-        `equal`: it meets what rounds to the printed number, but is wider than what the claim is about. `over` and
-        `above`: the stated number lies in it.
+        `equal`: the interval supports the claim but is wider than `size`. `over` and `above`: the interval contains the
+        stated number.
         """
         if math.isnan(measured.low) or math.isnan(measured.high):
             return False
@@ -102,5 +103,5 @@ def read_claims() -> list[Claim]:
     Raises:
         ConfigError: a row contradicts itself.
     """
-    names = [one.name for one in fields(Claim)]
+    names = [field.name for field in fields(Claim)]
     return [Claim(**{name: row[name] for name in names}) for row in read_published("claims.csv")]  # type: ignore[arg-type]

@@ -14,8 +14,8 @@ def claims(
     out: Annotated[Path | None, typer.Option(help="Folder for claims.csv, averages.csv and claims.md.")] = None,
 ) -> None:
     """Judge the paper's claims by its own tables and by measured figures, with every average of a speed-up."""
+    from refusion_eval.claims.judge import judge_all
     from refusion_eval.claims.report import averages_table, claims_table, write_claims
-    from refusion_eval.claims.verdicts import judge_all
     from refusion_eval.results.measured import measured_figures
     from refusion_eval.store.atomic_write import prepare_output
 

@@ -16,7 +16,6 @@ def paper_table(
     baseline: Baseline = None,
 ) -> None:
     """Write tables of the paper with published and measured figures side by side: CSV, Markdown and LaTeX."""
-    from refusion_eval.figures.render import write_table
     from refusion_eval.figures.tables import NUMBERS, paper_table
     from refusion_eval.results.measured import measured_figures
     from refusion_eval.store.atomic_write import prepare_output
@@ -28,5 +27,5 @@ def paper_table(
     prepare_output(out / f"table{numbers[0]}.csv")
     measured = measured_figures(results or [], baseline=baseline)
     for made in [paper_table(number, measured) for number in numbers]:
-        for path in write_table(made, out):
+        for path in made.write(out):
             print(path)

@@ -49,13 +49,13 @@ def plot(
 def _moments(name: str, sources: list[Path], task: str | None, item: str | None) -> list:
     """Returns the rows of figure 5 or 9: the text of one sample at one or several steps of its decoding."""
     from refusion_eval.cli.sources import FoundSources
-    from refusion_eval.figures.moments import generation_order, step_by_step, telling_sample
+    from refusion_eval.figures.moments import generation_order, longest_sample, step_by_step
     from refusion_eval.report.find import find_sample, speller_of
 
     if len(sources) != 1:
         raise ConfigError(f"{name} shows one sample; name one run directory")
     if item is None:
-        task, item = telling_sample(sources[0], task)
+        task, item = longest_sample(sources[0], task)
     run, sample = find_sample(sources[0], task, item)
     make = generation_order if name == "figure5" else step_by_step
     return list(make(run.manifest.system, sample, speller_of(sample, FoundSources(None).spell(run))))

@@ -1,12 +1,12 @@
-"""Points of the figures that come from CSV files of their own: locality (Figure 3) and scaling with data (Figure 7)."""
+"""Points of the figures that have CSV files of their own: locality (Figure 3) and scaling with data (Figure 7)."""
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from refusion_eval.errors import DataError
-from refusion_eval.figures.names import TASK_NAMES, task_name
-from refusion_eval.figures.rows import Point, number, read_records
+from refusion_eval.figures.names import TASK_NAMES, task_title
+from refusion_eval.figures.rows import Point, numbers, read_records
 from refusion_eval.results.figure import AVERAGE
 
 LOCALITY_COLUMNS = (
@@ -16,15 +16,14 @@ LOCALITY_COLUMNS = (
 SCALING_COLUMNS = ("samples", "task", "metric", "value", "ci_low", "ci_high", "n")
 _SCALING_OPTIONAL = ("system", "hardware", "mini", "note")
 
-JSD = "jsd"
 DISTANCES = tuple(sign * 2**power for sign in (-1, 1) for power in range(8))  # the ticks of the paper's figure
 
 
 def locality_points(files: Sequence[Path]) -> list[Point]:
-    """Points of Figure 3: Jensen-Shannon divergence by distance, a panel a model, a series a masking ratio.
+    """Points of Figure 3: Jensen-Shannon divergence by distance, a panel for each model, a series for each ratio.
 
     Args:
-        files: what `refusion-eval locality` wrote; of all distances those are taken that the paper's axis has.
+        files: files of `refusion-eval locality`. Only distances that the paper's axis has are used.
 
     Raises:
         DataError: a file is malformed, two are of the same model and data, or none has such a distance.
@@ -33,23 +32,22 @@ def locality_points(files: Sequence[Path]) -> list[Point]:
     for file in files:
         for line, record in read_records(file, LOCALITY_COLUMNS):
             where = f"{file}, line {line}"
-            value = {
-                name: number(record[name], f"{where}, {name}")
-                for name in ("masking_ratio", "distance", "jsd_mean", "ci_low", "ci_high", "n_responses", "n_pairs")
-            }
-            if value["distance"] not in DISTANCES or not value["n_pairs"]:
+            columns = ("masking_ratio", "distance", "jsd_mean", "ci_low", "ci_high", "n_responses", "n_pairs")
+            value = numbers(record, columns, where)
+            ratio, distance = value["masking_ratio"], value["distance"]
+            if distance not in DISTANCES or not value["n_pairs"]:
                 continue
             model, mini = Path(record["model"]).name, record["mini"] == "yes"
-            key = (model, record["dataset"], record["reading"], value["masking_ratio"], value["distance"])
+            key = (model, record["dataset"], record["reading"], ratio, distance)
             if key in points:
                 raise DataError(f"{where}: {model} on {record['dataset']} is there twice; leave one out")
             points[key] = Point(
-                panel=f"{model}, {task_name(record['dataset'], mini)}",
-                series=f"t={value['masking_ratio']:g}",
-                label=f"$t$ = {value['masking_ratio']:g}",
+                panel=f"{model}, {task_title(record['dataset'], mini)}",
+                series=f"t={ratio:g}",
+                label=f"$t$ = {ratio:g}",
                 origin="measured",
-                metric=JSD,
-                x=value["distance"],
+                metric="jsd",
+                x=distance,
                 y=value["jsd_mean"],
                 y_low=value["ci_low"],
                 y_high=value["ci_high"],
@@ -62,11 +60,11 @@ def locality_points(files: Sequence[Path]) -> list[Point]:
 
 
 def scaling_points(files: Sequence[Path]) -> list[Point]:
-    """Points of Figure 7: score and throughput by the number of training samples, a panel a task.
+    """Points of Figure 7: score and throughput by the number of training samples, a panel for each task.
 
     Args:
-        files: CSV with `samples,task,metric,value,ci_low,ci_high,n`, and if wanted `system,hardware,mini,note`; metrics
-            are accuracy or pass@1, and tps.
+        files: CSV with `samples,task,metric,value,ci_low,ci_high,n` and optionally `system,hardware,mini,note`. Metrics
+            are accuracy, pass@1 and tps.
 
     Raises:
         DataError: a file is malformed, a figure is there twice, or speed comes from several machines.
@@ -75,34 +73,32 @@ def scaling_points(files: Sequence[Path]) -> list[Point]:
     for file in files:
         for line, record in read_records(file, SCALING_COLUMNS):
             where = f"{file}, line {line}"
-            value = {
-                name: number(record[name], f"{where}, {name}") for name in ("samples", "value", "ci_low", "ci_high")
-            }
+            value = numbers(record, ("samples", "value", "ci_low", "ci_high", "n"), where)
             if math.isnan(value["value"]):
                 continue  # not measured
-            more = {name: record.get(name) or "" for name in _SCALING_OPTIONAL}
-            metric = record["metric"]
-            key = (record["task"], more["system"], metric, value["samples"])
+            system, hardware, mini, note = (record.get(name) or "" for name in _SCALING_OPTIONAL)
+            task, metric = record["task"], record["metric"]
+            key = (task, system, metric, value["samples"])
             if key in points:
-                raise DataError(f"{where}: {metric} of {record['task']} at {record['samples']} samples is there twice")
+                raise DataError(f"{where}: {metric} of {task} at {record['samples']} samples is there twice")
             if not value["samples"] > 0:
                 raise DataError(
                     f"{where}: samples is {record['samples']!r}; the axis is logarithmic and begins above 0"
                 )
             points[key] = Point(
-                panel=record["task"],
-                series=more["system"] or "refusion",
-                label=more["system"] or "ReFusion",
+                panel=task,
+                series=system or "refusion",
+                label=system or "ReFusion",
                 origin="measured",
                 metric=metric,
                 x=value["samples"],
                 y=value["value"],
                 y_low=value["ci_low"],
                 y_high=value["ci_high"],
-                n=int(number(record["n"] or "0", f"{where}, n")),
-                hardware=more["hardware"] if metric == "tps" else "",
-                mini=more["mini"] == "yes",
-                note=more["note"],
+                n=int(value["n"]) if record["n"] else 0,
+                hardware=hardware if metric == "tps" else "",
+                mini=mini == "yes",
+                note=note,
             )
     machines = sorted({point.hardware for point in points.values() if point.metric == "tps"})
     if len(machines) > 1:
@@ -112,9 +108,8 @@ def scaling_points(files: Sequence[Path]) -> list[Point]:
     if len({point.mini for point in points.values()}) > 1:
         raise DataError("benchmarks and mini look-alikes are both there; show them in two figures")
     order = [*TASK_NAMES, AVERAGE]
-    places = {
-        point.panel: order.index(point.panel) if point.panel in order else len(order) for point in points.values()
-    }
+    places = {task: place for place, task in enumerate(order)}
     return sorted(
-        points.values(), key=lambda point: (places[point.panel], point.panel, point.metric, point.series, point.x)
+        points.values(),
+        key=lambda point: (places.get(point.panel, len(order)), point.panel, point.metric, point.series, point.x),
     )

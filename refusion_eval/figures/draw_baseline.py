@@ -10,11 +10,11 @@ from refusion_eval.figures import drawn, style
 from refusion_eval.figures.labels import Label, place_labels
 from refusion_eval.figures.rows import Point
 
-_LEAST_RANGE = 12.0  # points of score: differences within a single item look like what they are
+_LEAST_RANGE = 12.0  # points of score, so that differences of single items look small
 
 
 def draw_against_baseline(points: Sequence[Point]) -> Figure:
-    """Figure 1: score and throughput minus the baseline's; published and measured points in axes of their own."""
+    """Figure 1: score and throughput minus the baseline's, published and measured points in separate axes."""
     published = [point for point in points if point.origin == "published"]
     measured = [point for point in points if point.origin == "measured"]
     groups = [group for group in (published, measured) if group]
@@ -23,24 +23,28 @@ def draw_against_baseline(points: Sequence[Point]) -> Figure:
         panels = list(zip(drawn.row_of_axes(figure, len(groups)), groups, strict=True))
         for number, (axes, group) in enumerate(panels):
             is_published = group[0].origin == "published"
-            title = f"published, MBPP ({group[0].hardware})" if is_published else f"measured, {drawn.benchmark(group)}"
+            title = (
+                f"published, MBPP ({group[0].hardware})"
+                if is_published
+                else f"measured, {drawn.benchmark_title(group)}"
+            )
             _quadrants(axes, group)
             for point in group:
                 _dot(axes, point, [other.series for other in group])
             style.panel_title(axes, number, title)
             axes.set_xlabel("Throughput minus AR baseline (tokens/s)")
             axes.set_ylabel("Score minus AR baseline (points)" if number == 0 else "")
-        style.add_caption(figure, [drawn.only_mini(measured), _published_note(published), *drawn.caption(measured)])
-        figure.draw_without_rendering()  # the layout is needed to see where there is room for names
+        style.add_caption(figure, [drawn.mini_note(measured), _published_note(published), *drawn.caption(measured)])
+        figure.draw_without_rendering()  # labels are placed in the final layout
         for axes, group in panels:
-            names = [Label(point.label + ("\u2020" if point.note else ""), point.x, point.y) for point in group]
+            labels = [Label(point.label + ("\u2020" if point.note else ""), point.x, point.y) for point in group]
             lines = [line.get_window_extent() for line in axes.get_lines() if line.get_label() == "baseline"]
-            place_labels(axes, names, size=6.5, lines=lines)
+            place_labels(axes, labels, size=6.5, lines=lines)
     return figure
 
 
 def _quadrants(axes: Axes, points: Sequence[Point]) -> None:
-    """The baseline's two lines, and the quarter in which a system is better in both."""
+    """Draws the two lines of the baseline and shades the quadrant in which a system is better in both."""
     for low, high, set_limits, least in (
         (*_extent(points, "x"), axes.set_xlim, 1.0),
         (*_extent(points, "y"), axes.set_ylim, _LEAST_RANGE),
@@ -58,10 +62,10 @@ def _quadrants(axes: Axes, points: Sequence[Point]) -> None:
 
 
 def _extent(points: Sequence[Point], axis: str) -> tuple[float, float]:
-    """The least and the largest of points and bounds, 0 included."""
+    """Least and greatest of all values and bounds, 0 included."""
     values = [getattr(point, f"{axis}{end}") for point in points for end in ("", "_low", "_high")]
-    known = [0.0, *(value for value in values if not math.isnan(value))]
-    return min(known), max(known)
+    defined = [0.0, *(value for value in values if not math.isnan(value))]
+    return min(defined), max(defined)
 
 
 def _share(axes: Axes, value: float) -> float:
@@ -70,7 +74,7 @@ def _share(axes: Axes, value: float) -> float:
 
 
 def _dot(axes: Axes, point: Point, others: Sequence[str]) -> None:
-    look = style.look_of(point.series, others)
+    look = style.style_of(point.series, others)
     published = point.origin == "published"
     axes.errorbar(
         point.x,

@@ -9,24 +9,24 @@ from matplotlib.lines import Line2D
 
 from refusion_eval.figures import drawn, style
 from refusion_eval.figures.curves import DISTANCES
-from refusion_eval.figures.names import task_name
+from refusion_eval.figures.names import task_title
 from refusion_eval.figures.rows import OPERATING_POINT, Point
 
-MOST_COLUMNS = 4  # of Figure 7
+MOST_COLUMNS = 4  # most columns of Figure 7
 
 
 def draw_locality(points: Sequence[Point]) -> Figure:
-    """Figure 3: what a revealed token changes, by distance; a panel a model."""
+    """Figure 3: what a revealed token changes, by distance, with one panel for each model."""
     panels = list(dict.fromkeys(point.panel for point in points))
     series = sorted({point.series for point in points}, key=lambda name: float(name.partition("=")[2]))
     with style.paper_style():
         figure = style.new_figure(style.COLUMN_WIDTH if len(panels) == 1 else style.TEXT_WIDTH, 2.2)
         for number, (axes, panel) in enumerate(zip(drawn.row_of_axes(figure, len(panels)), panels, strict=True)):
             for place, name in enumerate(series):
-                chosen = [point for point in points if (point.panel, point.series) == (panel, name)]
+                curve = [point for point in points if (point.panel, point.series) == (panel, name)]
                 look = style.ORDERED[place % len(style.ORDERED)]
-                for side in (-1, 1):  # no distance 0: the line has a gap there
-                    half = [point for point in chosen if point.x * side > 0]
+                for side in (-1, 1):  # there is no distance 0, so the line has a gap
+                    half = [point for point in curve if point.x * side > 0]
                     drawn.line(
                         axes,
                         half,
@@ -44,27 +44,27 @@ def draw_locality(points: Sequence[Point]) -> Figure:
             axes.set_ylabel("Jensen-Shannon divergence (nats)" if number == 0 else "")
             axes.legend(title="masked share", title_fontsize=7, loc="upper right")
             style.panel_title(axes, number, panel) if len(panels) > 1 else axes.set_title(panel, loc="left")
-        style.add_caption(figure, [drawn.only_mini(points), *drawn.caption(points, "responses"), drawn.NO_PUBLISHED])
+        style.add_caption(figure, [drawn.mini_note(points), *drawn.caption(points, "responses"), drawn.NO_PUBLISHED])
     return figure
 
 
 def _place(distance: float) -> float:
-    """Where a distance stands: powers of two evenly, on either side of 0."""
+    """Position of a distance on the axis, where powers of two are evenly spaced on either side of 0."""
     return math.copysign(1 + math.log2(abs(distance)), distance)
 
 
 def draw_frontier(points: Sequence[Point]) -> Figure:
-    """Figure 6: score against tokens per forward; a curve a system, through its points by parallelism."""
+    """Figure 6: score against tokens per forward, with one curve for each system."""
     series = list(dict.fromkeys(point.series for point in points))
     with style.paper_style():
         figure = style.new_figure(style.COLUMN_WIDTH, 2.5)
         axes = figure.subplots()
         for name in series:
-            chosen = sorted((point for point in points if point.series == name), key=lambda point: point.x)
+            curve = sorted((point for point in points if point.series == name), key=lambda point: point.x)
             drawn.line(
-                axes, chosen, [point.x for point in chosen], style.look_of(name, series), chosen[0].label, x_bars=True
+                axes, curve, [point.x for point in curve], style.style_of(name, series), curve[0].label, x_bars=True
             )
-            drawn.ring(axes, chosen)
+            drawn.ring(axes, curve)
         axes.set_xlabel("Tokens per forward (TPF)")
         axes.set_ylabel(drawn.SCORES.get(points[0].metric, points[0].metric))
         handles, labels = axes.get_legend_handles_labels()
@@ -72,13 +72,18 @@ def draw_frontier(points: Sequence[Point]) -> Figure:
             handles.append(Line2D([], [], **drawn.RING))
             labels.append("operating point")
         figure.legend(handles, labels, loc="outside upper center", ncols=2, columnspacing=1.4)
-        sentences = [drawn.only_mini(points), f"{drawn.benchmark(points)}.", *drawn.caption(points), drawn.NO_PUBLISHED]
+        sentences = [
+            drawn.mini_note(points),
+            f"{drawn.benchmark_title(points)}.",
+            *drawn.caption(points),
+            drawn.NO_PUBLISHED,
+        ]
         style.add_caption(figure, sentences)
     return figure
 
 
 def draw_scaling(points: Sequence[Point]) -> Figure:
-    """Figure 7: score above, throughput below, by training samples; a column a task, so many side by side at most."""
+    """Figure 7: score above throughput by training samples; a column for each task, `MOST_COLUMNS` in a band."""
     panels = list(dict.fromkeys(point.panel for point in points))
     series = list(dict.fromkeys(point.series for point in points))
     num_rows = 2 if any(point.metric == "tps" for point in points) else 1
@@ -92,26 +97,26 @@ def draw_scaling(points: Sequence[Point]) -> Figure:
             band, column = divmod(number, num_columns)
             cells = list(grid[num_rows * band : num_rows * (band + 1), column])
             _scaling_panel(cells, [point for point in points if point.panel == panel], series)
-            style.panel_title(cells[0], number, task_name(panel, points[0].mini))
+            style.panel_title(cells[0], number, task_title(panel, points[0].mini))
         for axes in grid[-num_rows:, len(panels) - num_columns * (num_bands - 1) :].flat:
             axes.remove()
         if len(series) > 1:
             grid[0, 0].legend()
-        style.add_caption(figure, [drawn.only_mini(points), *drawn.caption(points), drawn.NO_PUBLISHED])
+        style.add_caption(figure, [drawn.mini_note(points), *drawn.caption(points), drawn.NO_PUBLISHED])
     return figure
 
 
 def _scaling_panel(cells: Sequence[Axes], points: Sequence[Point], series: Sequence[str]) -> None:
-    """One task: its score, and below it its throughput if there is any."""
+    """Draws one task: its score, and below it its throughput if there is any."""
     values = sorted({point.x for point in points})
     for row, axes in enumerate(cells):
-        chosen = [point for point in points if (point.metric == "tps") == (row == 1)]
+        shown = [point for point in points if (point.metric == "tps") == (row == 1)]
         for name in series:
-            line = [point for point in chosen if point.series == name]
-            look = style.look_of(name, series)
+            line = [point for point in shown if point.series == name]
+            look = style.style_of(name, series)
             drawn.line(axes, line, [point.x for point in line], look, line[0].label if line else "")
-        if chosen:
-            axes.set_ylabel(drawn.SCORES.get(chosen[0].metric, chosen[0].metric))
+        if shown:
+            axes.set_ylabel(drawn.SCORES.get(shown[0].metric, shown[0].metric))
         axes.set_xscale("log")
         axes.set_xlim(values[0] / 1.5, values[-1] * 1.5)
         last = row == len(cells) - 1

@@ -1,4 +1,4 @@
-"""Figures 4 and 8: one setting at a time, score and throughput against the autoregressive baseline."""
+"""Figures 4 and 8: score and throughput against the autoregressive baseline, one varied setting in each column."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from refusion_eval.figures.rows import OPERATING_POINT, Point
 from refusion_eval.figures.versus import DELTA_SCORE, DELTA_TPS
 from refusion_eval.results.published import read_published
 
-# Names of settings, and where the paper says its sweet spot lies (claims.csv).
+# Setting -> its name in print, and the claim in claims.csv that states the sweet spot.
 _SETTINGS = {
     "tau_slot": (r"$\tau_{\mathrm{slot}}$", "P15"),
     "tau_token": (r"$\tau_{\mathrm{token}}$", "P16"),
@@ -25,7 +25,7 @@ _SIZES = ("slot_size", "block_size")  # drawn on a logarithmic axis
 
 
 def draw_swept(points: Sequence[Point]) -> Figure:
-    """Figures 4 and 8: score and throughput minus the baseline's by one setting a column, the sweet spot shaded."""
+    """Figures 4 and 8: score and throughput minus the baseline's, with the sweet spot of each setting shaded."""
     panels = sorted(dict.fromkeys(point.panel for point in points), key=lambda name: [*_SETTINGS, name].index(name))
     series = list(dict.fromkeys(point.series for point in points))
     rows = ((DELTA_SCORE, "$\\Delta$ score (points)"), (DELTA_TPS, "$\\Delta$ TPS (tokens/s)"))
@@ -34,14 +34,13 @@ def draw_swept(points: Sequence[Point]) -> Figure:
         grid = figure.subplots(2, len(panels), sharex="col", sharey="row", squeeze=False)
         for column, panel in enumerate(panels):
             for (metric, name), axes in zip(rows, grid[:, column], strict=True):
-                chosen = [point for point in points if (point.panel, point.metric) == (panel, metric)]
+                shown = [point for point in points if (point.panel, point.metric) == (panel, metric)]
                 _sweet_spot(axes, panel, points)
                 axes.axhline(0, color=style.BLACK, linewidth=0.6, linestyle=(0, (4, 2)), zorder=1)
-                for one in series:
-                    of_series = [point for point in chosen if point.series == one]
-                    look = style.look_of(one, series)
-                    drawn.line(axes, of_series, [point.x for point in of_series], look, "")
-                    drawn.ring(axes, of_series)
+                for system in series:
+                    curve = [point for point in shown if point.series == system]
+                    drawn.line(axes, curve, [point.x for point in curve], style.style_of(system, series), "")
+                    drawn.ring(axes, curve)
                 axes.set_ylabel(name if column == 0 else "")
             _setting_axis(grid[1, column], panel, points)
             if len(panels) > 1:
@@ -57,8 +56,8 @@ def draw_swept(points: Sequence[Point]) -> Figure:
         style.add_caption(
             figure,
             [
-                f"{drawn.benchmark(points)}. $\\Delta$: minus the autoregressive baseline (AR).",
-                drawn.only_mini(points),
+                f"{drawn.benchmark_title(points)}. $\\Delta$: minus the autoregressive baseline (AR).",
+                drawn.mini_note(points),
                 *drawn.caption(points),
                 _spot_note(points),
             ],
@@ -67,7 +66,7 @@ def draw_swept(points: Sequence[Point]) -> Figure:
 
 
 def _widen(axes: Axes) -> None:
-    """At least some points of score, so that differences of a single item look like what they are."""
+    """Widens the axis to a least range, so that differences of single items look small."""
     low, high = axes.get_ylim()
     if high - low < _LEAST_RANGE:
         middle = (low + high) / 2
@@ -86,18 +85,21 @@ def _setting_axis(axes: Axes, panel: str, points: Sequence[Point]) -> None:
 
 
 def sweet_spot(points: Sequence[Point], panel: str, series: str) -> tuple[float, float] | None:
-    """The values of a setting around the operating point that cost nothing.
+    """The range of a setting around the operating point with a score and a throughput like the baseline's or better.
 
-    Neighbouring values, the operating point among them, at which the score is not worse than the baseline's (the upper
-    bound of the difference is 0 or more; the difference itself without an interval) and the throughput is higher (the
-    lower bound is above 0). None where the operating point itself does not qualify, or is not known.
+    The range consists of neighbouring values, the operating point among them. At each of them the score is not worse
+    than the baseline's (the upper bound of the difference, or the difference itself without an interval, is at least 0)
+    and the throughput is higher (the lower bound of the difference is above 0).
+
+    Returns:
+        The least and the greatest value; None if the operating point does not qualify or is not known.
     """
-    chosen = [point for point in points if (point.panel, point.series) == (panel, series)]
-    score = {point.x: _bound(point, "high") for point in chosen if point.metric == DELTA_SCORE}
-    speed = {point.x: _bound(point, "low") for point in chosen if point.metric == DELTA_TPS}
+    curve = [point for point in points if (point.panel, point.series) == (panel, series)]
+    score = {point.x: _bound(point, "high") for point in curve if point.metric == DELTA_SCORE}
+    speed = {point.x: _bound(point, "low") for point in curve if point.metric == DELTA_TPS}
     values = sorted(score.keys() & speed.keys())
     good = [score[value] >= 0 and speed[value] > 0 for value in values]
-    operating = [value for value in values if any(p.x == value and p.mark == OPERATING_POINT for p in chosen)]
+    operating = [value for value in values if any(p.x == value and p.mark == OPERATING_POINT for p in curve)]
     if not operating or not good[values.index(operating[0])]:
         return None
     low = high = values.index(operating[0])
@@ -114,9 +116,9 @@ def _bound(point: Point, side: str) -> float:
 
 
 def _sweet_spot(axes: Axes, panel: str, points: Sequence[Point]) -> None:
-    found = sweet_spot(points, panel, _main_series(points))
-    if found is not None:
-        low, high = _widened(panel, *found)
+    spot = sweet_spot(points, panel, _main_series(points))
+    if spot is not None:
+        low, high = _widened(panel, *spot)
         axes.axvspan(low, high, facecolor=style.SWEET_SPOT, edgecolor=style.SWEET_EDGE, linewidth=0.5, zorder=0)
     if not points[0].mini and (published := _published_spot(panel)):
         for value in published:
@@ -124,7 +126,7 @@ def _sweet_spot(axes: Axes, panel: str, points: Sequence[Point]) -> None:
 
 
 def _widened(panel: str, low: float, high: float) -> tuple[float, float]:
-    """A little beyond the outermost values, so that a single one has an area too."""
+    """The range extended beyond its ends, so that a range of a single value has an area."""
     return (low / 2**0.25, high * 2**0.25) if panel in _SIZES else (low - 0.02, high + 0.02)
 
 
@@ -136,8 +138,9 @@ def _published_spot(panel: str) -> tuple[float, float] | None:
 
 
 def _main_series(points: Sequence[Point]) -> str:
+    """ReFusion, also if it was made from another backbone than the paper's; else the first series."""
     names = [point.series for point in points]
-    return next((name for name in names if name.split(" on ")[0] == "refusion"), names[0])
+    return next((name for name in names if name == "refusion" or name.startswith("refusion on ")), names[0])
 
 
 def _spot_note(points: Sequence[Point]) -> str:
@@ -150,7 +153,7 @@ def _spot_note(points: Sequence[Point]) -> str:
 
 def _swept_legend(points: Sequence[Point]) -> list[Line2D | Patch]:
     names = list(dict.fromkeys((point.series, point.label) for point in points))
-    looks = [(style.look_of(one, [name for name, _ in names]), label) for one, label in names]
+    looks = [(style.style_of(system, [name for name, _ in names]), label) for system, label in names]
     handles: list[Line2D | Patch] = [
         Line2D([], [], color=look.colour, marker=look.marker, linestyle=look.line, label=label) for look, label in looks
     ]

@@ -1,4 +1,4 @@
-"""Figures 5 and 9: a decoded text, each token in a box, in the order or at the moments in which it came to be."""
+"""Figures 5 and 9: a decoded text with each token in a box, coloured by its order or drawn at several moments."""
 
 import itertools
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from refusion_eval.figures import style
 from refusion_eval.figures.moments import Placed, lay_out
 from refusion_eval.figures.rows import TokenCell
 
-_MONO = "DejaVu Sans Mono"  # comes with matplotlib, too
+_MONO = "DejaVu Sans Mono"  # comes with matplotlib
 _CHARACTER, _LINE = 0.602, 1.75  # width and height of a character in units of the font size
 _POINTS = 72.0
-_LEAST_LINES = 4  # the scale needs some height
+_LEAST_LINES = 4  # height that the colour bar needs
 
-# state -> face, edge, text, hatch: told apart by darkness and by hatching, not by hue alone.
+# state -> face, edge, text, hatch. The states differ in darkness and hatching, not only in hue.
 _STATES = {
     "mask": ("#ffffff", "#d0d0d0", style.GREY, ""),
     "planned": ("#ffffff", style.BLUE, style.GREY, "...."),
@@ -41,29 +41,29 @@ _NAMES = {
 
 
 def draw_order(cells: Sequence[TokenCell]) -> Figure:
-    """Figure 5: the text, each token as dark as it came late, with the number of its step at the head of each slot."""
+    """Figure 5: the text. Later tokens are darker, and the number of the step stands above the start of each slot."""
     size = 6.5
     page = style.COLUMN_WIDTH if _longest_line(cells) <= _characters(style.COLUMN_WIDTH, size) else style.TEXT_WIDTH
     width = _characters(page, size)
     placed = lay_out(cells, width)
     num_moments = max(cell.order for cell in cells)
     norm = Normalize(1, max(num_moments, 2))
-    # From light to dark, so that greyscale keeps the order; neither end is paper or ink.
+    # From light to dark, so that greyscale keeps the order; both ends differ from paper and text.
     colours = LinearSegmentedColormap.from_list("order", colormaps["YlGnBu"](np.linspace(0.08, 0.95, 64)))
     with style.paper_style():
-        num_lines = max(*(one.line + 1 for one in placed), _LEAST_LINES)
+        num_lines = max(*(token.line + 1 for token in placed), _LEAST_LINES)
         figure = style.new_figure(page, num_lines * size * (_LINE + 0.35) / _POINTS + 0.15)
         axes = figure.subplots()
         _page(axes, placed, width, _LINE + 0.35, num_lines)
         before: tuple[int, int] | None = None
-        for one in placed:
-            share = norm(one.cell.order)
+        for token in placed:
+            share = norm(token.cell.order)
             face = to_hex(colours(share))
-            _box(axes, one, face, "none", "#ffffff" if _is_dark(face) else style.BLACK, "", size, _LINE + 0.35)
-            if (one.cell.order, one.cell.slot) != before:
-                at = (one.column * _CHARACTER, one.line * (_LINE + 0.35))
-                axes.text(at[0], at[1] + 0.3, str(one.cell.order), size=4.2, va="center", color=style.GREY)
-            before = (one.cell.order, one.cell.slot)
+            _box(axes, token, face, "none", "#ffffff" if _is_dark(face) else style.BLACK, "", size, _LINE + 0.35)
+            if (token.cell.order, token.cell.slot) != before:
+                at = (token.column * _CHARACTER, token.line * (_LINE + 0.35))
+                axes.text(at[0], at[1] + 0.3, str(token.cell.order), size=4.2, va="center", color=style.GREY)
+            before = (token.cell.order, token.cell.slot)
         scale = figure.colorbar(
             ScalarMappable(norm, colours),
             ax=axes,
@@ -87,14 +87,14 @@ def draw_order(cells: Sequence[TokenCell]) -> Figure:
 
 
 def draw_steps(cells: Sequence[TokenCell]) -> Figure:
-    """Figure 9: the same text at some moments, a panel each."""
+    """Figure 9: the same text at several moments, one panel for each."""
     size = 5.4
     panels = sorted({cell.panel for cell in cells})
     fits = [number for number in (3, 2) if _longest_line(cells) <= _characters(style.TEXT_WIDTH / number, size)]
     columns = min(len(panels), fits[0] if fits else 2)
     width = _characters(style.TEXT_WIDTH / columns, size)
     layouts = {panel: lay_out([cell for cell in cells if cell.panel == panel], width) for panel in panels}
-    num_lines = max(one.line for placed in layouts.values() for one in placed) + 1
+    num_lines = max(token.line for placed in layouts.values() for token in placed) + 1
     rows = -(-len(panels) // columns)
     with style.paper_style():
         height = rows * (num_lines * size * _LINE / _POINTS + 0.3) + 0.3
@@ -104,13 +104,13 @@ def draw_steps(cells: Sequence[TokenCell]) -> Figure:
         for number, panel in enumerate(panels):
             axes = grid[number // columns, number % columns]
             _page(axes, layouts[panel], width, _LINE, num_lines)
-            for one in layouts[panel]:
-                state = one.cell.state
-                if state == "fixed" and previous.get(one.cell.position) != "fixed":
+            for token in layouts[panel]:
+                state = token.cell.state
+                if state == "fixed" and previous.get(token.cell.position) != "fixed":
                     state = "new"
                 face, edge, ink, hatch = _STATES[state]
-                _box(axes, one, face, edge, ink, hatch, size, _LINE, struck=state == "rejected")
-            previous = {one.cell.position: one.cell.state for one in layouts[panel]}
+                _box(axes, token, face, edge, ink, hatch, size, _LINE, struck=state == "rejected")
+            previous = {token.cell.position: token.cell.state for token in layouts[panel]}
             style.panel_title(axes, number, layouts[panel][0].cell.title)
         for axes in grid.flat[len(panels) :]:
             axes.set_axis_off()
@@ -128,7 +128,7 @@ def draw_steps(cells: Sequence[TokenCell]) -> Figure:
 
 
 def _characters(inches: float, size: float) -> int:
-    """How many characters of a size stand in one line of axes that wide, beside their margins and a scale."""
+    """Number of characters of a font size in one line of axes of that width, without margins and colour bar."""
     return int((inches - 0.45) * _POINTS / (size * _CHARACTER))
 
 
@@ -139,7 +139,7 @@ def _longest_line(cells: Sequence[TokenCell]) -> int:
 
 def _page(axes: Axes, placed: Sequence[Placed], width: int, line: float, num_lines: int | None = None) -> None:
     """Axes in units of the font size, the first line at the top."""
-    lines = num_lines or max(one.line for one in placed) + 1
+    lines = num_lines or max(token.line for token in placed) + 1
     axes.set_xlim(0, width * _CHARACTER)
     axes.set_ylim(lines * line, -0.2)
     axes.set_axis_off()
@@ -147,7 +147,7 @@ def _page(axes: Axes, placed: Sequence[Placed], width: int, line: float, num_lin
 
 def _box(
     axes: Axes,
-    one: Placed,
+    token: Placed,
     face: str,
     edge: str,
     ink: str,
@@ -157,27 +157,19 @@ def _box(
     *,
     struck: bool = False,
 ) -> None:
-    """One token, or the part of it on one line."""
-    extent = max(one.length, 1) * _CHARACTER
-    left, top = one.column * _CHARACTER, one.line * line + (line - 1.45)
+    """Draws one token, or the part of it in one line."""
+    extent = max(token.length, 1) * _CHARACTER
+    left, top = token.column * _CHARACTER, token.line * line + (line - 1.45)
     axes.add_patch(
         Rectangle((left + 0.03, top), extent - 0.06, 1.35, facecolor=face, edgecolor=edge, linewidth=0.4, hatch=hatch)
     )
     middle = top + 0.70
-    for place, character in enumerate(one.text):
-        if character != " ":  # one by one: a monospaced grid, whatever the renderer's own advance is
+    # One text for each character, so that the grid is monospaced whatever advance widths the renderer has.
+    for place, character in enumerate(token.text):
+        if character != " ":
             x = left + (place + 0.5) * _CHARACTER
-            axes.text(
-                x,
-                middle,
-                character,
-                size=size,
-                family=_MONO,
-                color=ink,
-                ha="center",
-                va="center_baseline",
-                parse_math=False,
-            )
+            text = axes.text(x, middle, character, size=size, family=_MONO, color=ink, parse_math=False)
+            text.set(ha="center", va="center_baseline")
     if struck:
         axes.plot([left, left + extent], [middle, middle], color=ink, linewidth=0.6)
 

@@ -1,4 +1,4 @@
-"""What the drawings of points share: curves with intervals, the operating point's ring, names, and captions."""
+"""Parts that all plots of points share: curves with intervals, rings around operating points, and captions."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,8 +7,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from refusion_eval.decoders.decoder import Style
 from refusion_eval.figures import style
-from refusion_eval.figures.names import FUSED_SENTENCE, MINI_SENTENCE, task_name
+from refusion_eval.figures.names import fused_sentence, mini_sentence, task_title
 from refusion_eval.figures.rows import OPERATING_POINT, Point
 
 SCORES = {"accuracy": "Accuracy (%)", "pass@1": "pass@1 (%)", "tps": "Tokens/s"}
@@ -25,20 +26,29 @@ RING: Mapping = {
 
 
 def ring(axes: Axes, points: Sequence[Point]) -> None:
-    """Rings what is an operating point."""
+    """Draws a ring around every operating point."""
     for point in points:
         if point.mark == OPERATING_POINT:
             axes.plot([point.x], [point.y], zorder=4, **RING)
 
 
 def line(
-    axes: Axes, points: Sequence[Point], places: Sequence[float], look: style.Look, label: str, *, x_bars: bool = False
+    axes: Axes, points: Sequence[Point], xs: Sequence[float], look: Style, label: str, *, x_bars: bool = False
 ) -> None:
-    """A curve with its intervals, each point a filled marker; nothing where there are no points."""
+    """Draws a curve with its intervals; every point is a filled marker, and a dagger stands above points with a note.
+
+    Args:
+        axes: axes to draw in.
+        points: points in order; nothing is drawn if there are none.
+        xs: where the points stand on the axis.
+        look: style of the system.
+        label: entry of the legend; empty for none.
+        x_bars: whether the intervals of x are drawn, too.
+    """
     if not points:
         return
     drawn = axes.errorbar(
-        places,
+        xs,
         [point.y for point in points],
         xerr=bars(points, "x") if x_bars else None,
         yerr=bars(points, "y"),
@@ -53,16 +63,15 @@ def line(
     )
     if label:
         drawn.lines[0].set_label(label)  # of the curve alone, so that the legend shows no bars
-    for place, point in zip(places, points, strict=True):
+    for x, point in zip(xs, points, strict=True):
         if point.note:
-            axes.annotate("\u2020", (place, point.y), (0, 4), textcoords="offset points", ha="center", size=8)
+            axes.annotate("\u2020", (x, point.y), (0, 4), textcoords="offset points", ha="center", size=8)
 
 
 def bars(points: Sequence[Point], axis: str) -> np.ndarray:
-    """Lengths of error bars, [2, points]; nothing is drawn where there is no interval."""
-    middle = np.array([getattr(point, axis) for point in points])
-    low, high = (np.array([getattr(point, f"{axis}_{side}") for point in points]) for side in ("low", "high"))
-    return np.maximum(np.stack([middle - low, high - middle]), 0)
+    """Lengths of error bars, [2, points]; NaN, which draws nothing, where there is no interval."""
+    intervals = [point.interval(axis) for point in points]
+    return np.maximum([[i.value - i.low for i in intervals], [i.high - i.value for i in intervals]], 0)
 
 
 def row_of_axes(figure: Figure, columns: int) -> list[Axes]:
@@ -70,19 +79,18 @@ def row_of_axes(figure: Figure, columns: int) -> list[Axes]:
     return list(figure.subplots(1, columns, squeeze=False)[0])
 
 
-def benchmark(points: Sequence[Point]) -> str:
-    """The benchmark that points are about."""
-    return task_name(points[0].task, points[0].mini)
+def benchmark_title(points: Sequence[Point]) -> str:
+    """Title of the benchmark that the points belong to."""
+    return task_title(points[0].task, points[0].mini)
 
 
-def only_mini(points: Sequence[Point]) -> str:
-    """The sentence that mini tasks come with."""
-    is_mini = any(point.mini for point in points)
-    return MINI_SENTENCE if is_mini else ""
+def mini_note(points: Sequence[Point]) -> str:
+    """The sentence that mini tasks come with; empty if there are none."""
+    return mini_sentence(any(point.mini for point in points))
 
 
 def caption(points: Sequence[Point], unit: str = "items") -> list[str]:
-    """Intervals, n, hardware, and what is incomplete."""
+    """Sentences about intervals, items, hardware, and what is incomplete."""
     if not points:
         return []
     counts = sorted({point.n for point in points if point.n})
@@ -93,6 +101,6 @@ def caption(points: Sequence[Point], unit: str = "items") -> list[str]:
     return [
         f"Filled: measured, n = {shown} {unit} a point{', bars: 95% bootstrap intervals' if with_bars else ''}.",
         f"Hardware: {', '.join(machines)}." if machines else "",
-        FUSED_SENTENCE if any(point.fused for point in points) else "",
+        fused_sentence(points),
         f"\u2020 {'; '.join(notes)}." if notes else "",
     ]

@@ -1,4 +1,4 @@
-"""A recorded decoding as moments of its text: the whole order at once (Figure 5), or step by step (Figure 9)."""
+"""The text of a recorded decoding: with the order of its positions (Figure 5), or at several moments (Figure 9)."""
 
 import itertools
 import json
@@ -18,99 +18,107 @@ from refusion_eval.store.run_reader import RunReader
 from refusion_eval.trace import Fix, Trace
 
 NUM_PANELS = 6
-_LOOKED_AT = 50
+_SEARCHED_ITEMS = 50
 _SHOWN_SETTINGS = ("slot_size", "block_size", "tau_slot", "tau_token", "block_length", "steps", "threshold")
 _ACTIONS = {"plan": "planned", "draft": "drafted", "fix": "accepted", "forward": "read", "stop": "done"}
 
 
-def telling_sample(run_dir: Path, task: str | None) -> tuple[str | None, str | None]:
-    """Task and item, among the first items of every task, whose decoding took most steps; None if none has a trace.
+def longest_sample(run_dir: Path, task: str | None) -> tuple[str | None, str | None]:
+    """Task and item whose decoding took most steps, among the first items of every task.
 
     Args:
-        run_dir: the run.
-        task: its task, or the benchmark; None takes any that is not sealed.
+        run_dir: run directory.
+        task: task or benchmark; None for any task that is not sealed.
+
+    Returns:
+        The given task and None if no sample has a trace.
     """
-    most = 0
-    chosen: tuple[str | None, str | None] = (task, None)
-    looked_at: Counter[str] = Counter()
+    most_steps = 0
+    longest: tuple[str | None, str | None] = (task, None)
+    num_items: Counter[str] = Counter()
     with RunReader.open(run_dir) as reader:
         for sample in reader.samples():
-            known = task in (None, sample.key.task, sample.benchmark)
-            looked_at[sample.key.task] += known
-            if not known or sample.trace is None or looked_at[sample.key.task] > _LOOKED_AT or is_withheld(sample):
+            is_wanted = task in (None, sample.key.task, sample.benchmark)
+            num_items[sample.key.task] += is_wanted
+            if not is_wanted or num_items[sample.key.task] > _SEARCHED_ITEMS:
+                continue
+            if sample.trace is None or is_withheld(sample):
                 continue
             num_steps = len({event.forward for event in Trace.from_json(sample.trace).of(Fix)})
-            if num_steps > most:
-                most, chosen = num_steps, (sample.key.task, sample.item_id)
-    return chosen
+            if num_steps > most_steps:
+                most_steps, longest = num_steps, (sample.key.task, sample.item_id)
+    return longest
 
 
 def generation_order(system: str, sample: Sample, speller: Speller) -> list[TokenCell]:
-    """The final text, each position with the moment at which it became final.
+    """The final text, each position with the step at which it became final.
 
     Args:
-        system: name of what decoded it.
-        sample: with a trace.
-        speller: of its tokens.
+        system: name of the system that decoded the sample.
+        sample: sample with a trace.
+        speller: turns its tokens into text.
 
     Raises:
         DataError: the question is sealed, or no position became final.
     """
-    film = _film(sample)
-    return _cells(film, len(film.steps) - 1, 1, "", system, sample, speller)
+    replay = _replay(sample)
+    return _cells(replay, len(replay.steps) - 1, 1, "", system, sample, speller)
 
 
 def step_by_step(system: str, sample: Sample, speller: Speller, num_panels: int = NUM_PANELS) -> list[TokenCell]:
-    """The text after the first plan, the first draft, and evenly spread acceptances, the last included.
+    """The text after the first plan, after the first draft, and after evenly spread acceptances up to the last one.
 
     Args:
-        system: name of what decoded it.
-        sample: with a trace.
-        speller: of its tokens.
-        num_panels: moments, at least 1; fewer where less happened.
+        system: name of the system that decoded the sample.
+        sample: sample with a trace.
+        speller: turns its tokens into text.
+        num_panels: number of moments, at least 1; fewer if the decoding has fewer.
+
+    Raises:
+        DataError: the question is sealed, or no position became final.
     """
-    film = _film(sample)
-    chosen = sorted(_chosen_steps(film, num_panels))
+    replay = _replay(sample)
     cells = []
-    for panel, step in enumerate(chosen, start=1):
-        one = film.steps[step]
-        title = f"forward {one.forward + 1} of {len(film.forwards)}: {_ACTIONS[one.action]}"
-        cells += _cells(film, step, panel, title, system, sample, speller)
+    for panel, number in enumerate(sorted(_shown_steps(replay, num_panels)), start=1):
+        step = replay.steps[number]
+        title = f"forward {step.forward + 1} of {len(replay.forwards)}: {_ACTIONS[step.action]}"
+        cells += _cells(replay, number, panel, title, system, sample, speller)
     return cells
 
 
-def _film(sample: Sample) -> Replay:
+def _replay(sample: Sample) -> Replay:
     where = f"{sample.key.task}, item {sample.item_id}"
     if is_withheld(sample):
         raise DataError(f"{where}: GPQA's authors ask that its questions appear nowhere; name another --task")
-    film = sample_replay(sample)
-    if not film.kept:
+    replay = sample_replay(sample)
+    if not replay.kept:
         raise DataError(f"{where}: no token became final, so there is nothing to show; name another --item")
-    return film
+    return replay
 
 
-def _chosen_steps(film: Replay, num_panels: int) -> set[int]:
-    fixes = [number for number, step in enumerate(film.steps) if step.action == "fix"]
+def _shown_steps(replay: Replay, num_panels: int) -> set[int]:
+    fixes = [number for number, step in enumerate(replay.steps) if step.action == "fix"]
     firsts = [
-        next((number for number, step in enumerate(film.steps) if step.action == action), None)
+        next((number for number, step in enumerate(replay.steps) if step.action == action), None)
         for action in ("plan", "draft")
     ]
-    chosen = {number for number in firsts if number is not None and num_panels > 2}
-    left = max(num_panels - len(chosen), 1)
-    if len(fixes) <= left:
-        return chosen | set(fixes)
-    places = [round(number * (len(fixes) - 1) / max(left - 1, 1)) for number in range(left)]
-    return chosen | {fixes[place] for place in places} | {fixes[-1]}
+    shown = {number for number in firsts if number is not None and num_panels > 2}
+    num_fixes = max(num_panels - len(shown), 1)
+    if len(fixes) <= num_fixes:
+        return shown | set(fixes)
+    places = [round(number * (len(fixes) - 1) / max(num_fixes - 1, 1)) for number in range(num_fixes)]
+    return shown | {fixes[place] for place in places} | {fixes[-1]}
 
 
 def _cells(
-    film: Replay, last: int, panel: int, title: str, system: str, sample: Sample, speller: Speller
+    replay: Replay, last: int, panel: int, title: str, system: str, sample: Sample, speller: Speller
 ) -> list[TokenCell]:
-    states = [Cell() for _ in range(film.num_positions)]
-    order: dict[int, tuple[int, int]] = {}  # position -> the how-manieth moment, its forward
-    moments: dict[int, int] = {}
+    """The positions of the final text as they are after the step with the number `last`."""
+    states = [Cell() for _ in range(replay.num_positions)]
+    order: dict[int, tuple[int, int]] = {}  # position -> 1-based step at which it became final, and its forward
+    moments: dict[int, int] = {}  # forward -> 1-based step
     tokens: dict[int, int] = {}
-    for number, step in enumerate(film.steps):
+    for number, step in enumerate(replay.steps):
         if number <= last:
             apply(states, step, number)
         for change in step.changes:
@@ -118,7 +126,7 @@ def _cells(
                 moment = moments.setdefault(step.forward, len(moments) + 1)
                 order |= dict.fromkeys(change.positions, (moment, step.forward))
                 tokens |= dict(zip(change.positions, change.tokens, strict=True))
-    final = dict(zip(film.kept, speller.pieces([tokens[position] for position in film.kept]), strict=True))
+    final = dict(zip(replay.kept, speller.pieces([tokens[position] for position in replay.kept]), strict=True))
     slot_size = sample.settings.get("slot_size")
     return [
         TokenCell(
@@ -137,7 +145,7 @@ def _cells(
             settings=_settings(sample),
             mini=is_mini(sample.key.task),
         )
-        for position in film.kept
+        for position in replay.kept
     ]
 
 
@@ -154,13 +162,14 @@ def _settings(sample: Sample) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A token, or the part of it that stands in one line.
+    """A token, or the part of a token that is in one line.
 
     Attributes:
         cell: the token.
-        line, column: where it begins, in characters.
-        length: characters that it takes in the end.
-        text: what stands there now, as long at most.
+        line: 0-based line.
+        column: 0-based column of its first character.
+        length: number of characters of the final text.
+        text: text at this moment, at most `length` characters.
     """
 
     cell: TokenCell
@@ -171,19 +180,18 @@ class Placed:
 
 
 def lay_out(cells: Sequence[TokenCell], width: int) -> list[Placed]:
-    """Where every token stands: as the final text runs, a line break where it has one or where a line is full.
+    """Places every token in lines of the final text, which break at its line breaks and where a line is full.
 
-    A token stands at its final place from the beginning, so that moments can be compared. What does not fit the place
-    is cut.
+    A token is at its final place at every moment, so that moments can be compared. Text that does not fit is cut.
 
     Args:
-        cells: of one moment, by position.
-        width: characters of a line.
+        cells: tokens of one moment, by position.
+        width: characters in a line.
     """
     placed = []
     line = column = 0
     for cell in cells:
-        # A line break is shown as a sign at the end of its line; every token takes one place at least.
+        # A line break is shown as an arrow at the end of its line. An empty token takes one character.
         parts = [part for part in itertools.chain.from_iterable(_parts(cell.final)) if part] or ["\u00b7"]
         used = 0
         for part in parts:
@@ -207,7 +215,7 @@ def _parts(text: str) -> list[list[str]]:
 
 
 def _at(cell: TokenCell, chunk: str, start: int, length: int, breaks: bool) -> str:
-    """What stands there at this moment: of the final text the chunk, of a draft as much as has room."""
+    """Text at this moment: the chunk of a final token, or as much of a draft as fits."""
     if cell.state == "fixed":
         return chunk
     if not cell.text or (breaks and cell.text == cell.final):

@@ -1,4 +1,4 @@
-"""What a figure is drawn from: rows with a CSV file of their own, so that a picture can be drawn again and checked."""
+"""The rows that a figure is drawn from, and their CSV file, from which the figure can be drawn again and checked."""
 
 import csv
 import math
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from refusion_eval.errors import DataError
+from refusion_eval.metrics.bootstrap import Interval
 from refusion_eval.results.figure import Origin
 from refusion_eval.results.render import csv_text
 from refusion_eval.store.atomic_write import write_output
@@ -20,20 +21,24 @@ class Point:
     """One point of a plot.
 
     Attributes:
-        task: benchmark that it is about; of several, and in Figure 3, the panels say it.
-        panel: what is drawn in one pair of axes.
-        series: what is drawn in one style: a system's key, or a masking ratio.
-        label: of the series, for readers.
+        task: benchmark of the point; empty where the panel names it.
+        panel: name of the pair of axes that the point is in.
+        series: key of the system, or masking ratio. All points of a series are drawn in one style.
+        label: name of the series for readers.
         origin: published, or measured by this project.
         metric: what y is.
-        x, x_low, x_high: abscissa and its 95% interval; NaN bounds for none.
-        y, y_low, y_high: ordinate and its interval.
-        n: benchmark items (responses in Figure 3); 0 where not published.
+        x: abscissa.
+        x_low: lower bound of its 95% interval; NaN for none.
+        x_high: upper bound of its interval.
+        y: ordinate.
+        y_low: lower bound of its 95% interval; NaN for none.
+        y_high: upper bound of its interval.
+        n: benchmark items (responses in Figure 3); 0 where it is not published.
         mark: `OPERATING_POINT`, `BASELINE`, or empty.
-        hardware: machine of the speed, if there is one in it.
-        mini: whether it is about a synthetic look-alike of a benchmark.
-        fused: whether it was measured with fused forwards, which the paper has not.
-        note: what a reader must know; drawn as a dagger and named below the figure.
+        hardware: machine that the speed was measured on, if x or y is a speed.
+        mini: whether the task is a synthetic look-alike of a benchmark.
+        fused: whether the point was measured with fused forwards.
+        note: what a reader must know; drawn as a dagger and explained below the figure.
     """
 
     task: str = ""
@@ -55,25 +60,30 @@ class Point:
     fused: bool = False
     note: str = ""
 
+    def interval(self, axis: str) -> Interval:
+        """Value and bounds of `x` or `y`."""
+        value, low, high = (getattr(self, f"{axis}{bound}") for bound in ("", "_low", "_high"))
+        return Interval(value, low, high, self.n)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCell:
     """One position of a decoded text at one moment.
 
     Attributes:
-        panel: number of the moment, from 1.
-        title: of the moment.
-        position: in the response.
-        text: what stands there; empty for a mask.
-        final: what stands there in the end.
-        state: as the replay has it: mask, planned, draft, fixed, rejected.
-        order: the how-manieth moment of becoming final this position had part in, from 1; 0 if it is not final.
-        forward: that moment's forward, -1 if it is not final.
-        slot: first position of its slot.
-        task: of the sample.
-        item: of the sample.
-        system: that decoded it.
-        settings: in force, in words.
+        panel: 1-based number of the moment.
+        title: description of the moment.
+        position: position in the response.
+        text: text that is shown there at the moment; empty for a mask.
+        final: text of the token that became final there.
+        state: mask, planned, draft, fixed or rejected, as in a replay.
+        order: 1-based step at which the position became final; 0 if it is not final yet.
+        forward: index of the forward of that step; -1 if the position is not final yet.
+        slot: first position of the slot.
+        task: task of the sample.
+        item: item of the sample.
+        system: name of the system that decoded the sample.
+        settings: decoder settings in force, as text.
         mini: whether the task is a synthetic look-alike.
     """
 
@@ -96,47 +106,38 @@ class TokenCell:
 Row = TypeVar("Row", Point, TokenCell)
 
 
-def columns_of(kind: type[Row]) -> tuple[str, ...]:
-    """Column names of a file of such rows."""
-    return tuple(one.name for one in fields(kind))
-
-
 def write_rows(path: Path, kind: type[Row], rows: Iterable[Row]) -> None:
-    """Writes rows; equal rows give equal bytes.
-
-    Raises:
-        StoreError: the file cannot be written.
-    """
-    write_output(path, csv_text(columns_of(kind), map(astuple, rows)))
+    """Writes rows. Equal rows give equal bytes. Raises StoreError if the file cannot be written."""
+    write_output(path, csv_text(_columns(kind), map(astuple, rows)))
 
 
-def is_rows_file(path: Path, kind: type[Row]) -> bool:
-    """Whether a file was written by `write_rows` with this kind of row."""
+def is_rows_file(path: Path, kind: type) -> bool:
+    """Whether `write_rows` wrote the file with this kind of row."""
     if not path.is_file():
         return False
     with path.open(encoding="utf-8", errors="replace", newline="") as stream:
-        return stream.readline().strip() == ",".join(columns_of(kind))
+        return stream.readline().strip() == ",".join(_columns(kind))
 
 
 def read_rows(path: Path, kind: type[Row]) -> list[Row]:
     """Rows that `write_rows` wrote.
 
     Raises:
-        DataError: the file cannot be read, lacks a column, or has a value of the wrong type; says which.
+        DataError: the file cannot be read, lacks a column, or holds a value of the wrong type.
     """
-    types = {one.name: one.type for one in fields(kind)}
+    types = {field.name: field.type for field in fields(kind)}
     return [
-        kind(**{name: _value(record[name], types[name], f"{path}, line {number}, {name}") for name in types})
-        for number, record in read_records(path, tuple(types))
+        kind(**{name: _value(record[name], types[name], f"{path}, line {line}, {name}") for name in types})
+        for line, record in read_records(path, tuple(types))
     ]
 
 
 def read_records(path: Path, columns: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
-    """Lines of a CSV file by number.
+    """The records of a CSV file with their line numbers.
 
     Args:
         path: the file.
-        columns: those that must be there; others may.
+        columns: columns that the file must have; it may have more.
 
     Raises:
         DataError: the file cannot be read, is empty, or lacks a column or a cell.
@@ -152,27 +153,34 @@ def read_records(path: Path, columns: Sequence[str]) -> list[tuple[int, dict[str
         raise DataError(f"{path} lacks the columns {', '.join(missing)}")
     if not records:
         raise DataError(f"{path} has no rows, so there is nothing to draw")
-    for number, record in records:
+    for line, record in records:
         if any(record[name] is None for name in columns):
-            raise DataError(f"{path}, line {number} has too few cells; was it written to the end?")
+            raise DataError(f"{path}, line {line} has too few cells; was it written to the end?")
     return records
 
 
-def number(text: str, where: str) -> float:
-    """A number of a CSV file, NaN for an empty cell.
+def numbers(record: dict[str, str], columns: Sequence[str], where: str) -> dict[str, float]:
+    """The numbers in some columns of a record, NaN for empty cells.
+
+    Args:
+        record: column -> text.
+        columns: columns that hold numbers.
+        where: file and line, for messages.
 
     Raises:
-        DataError: it is none.
+        DataError: a cell holds no number.
     """
-    try:
-        return float(text) if text else math.nan
-    except ValueError as error:
-        raise DataError(f"{where}: {text!r} is no number") from error
+    return {name: _value(record[name], float, f"{where}, {name}") for name in columns}
+
+
+def _columns(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 def _value(text: str, kind: Any, where: str) -> Any:
-    if kind is float:
-        return number(text, where)
-    if kind is int:
-        return int(number(text, where))
-    return text == "yes" if kind is bool else text
+    if kind is bool or kind not in (int, float):
+        return text == "yes" if kind is bool else text
+    try:
+        return kind(float(text)) if text else math.nan
+    except ValueError as error:
+        raise DataError(f"{where}: {text!r} is no number") from error

@@ -1,17 +1,15 @@
-"""How every figure looks: sizes for a paper's column, and one style a system that survives greyscale.
+"""How every figure looks: sizes for the column of a paper, and one style for each system that survives greyscale.
 
-Colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), told apart by all common kinds of colour
-blindness; whatever has a colour of its own also has a marker and a line style of its own. Measured points are filled
-and coloured, published ones hollow and grey.
+Colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), which differ under all common kinds of colour
+blindness. Whatever has a colour of its own also has its own marker and line style. Measured points are filled and
+coloured, published ones hollow and grey.
 """
 
 import io
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -20,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from refusion_eval.decoders import DECODERS
+from refusion_eval.decoders.decoder import Style
 from refusion_eval.store.atomic_write import prepare_output
 
 COLUMN_WIDTH, TEXT_WIDTH = 3.4, 6.9  # inches, of a two-column paper
@@ -68,47 +67,39 @@ _RC = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """Of one series: colour, marker, and line style."""
-
-    colour: str
-    marker: str
-    line: Any = "-"
-
-
-# A system looks the same in every figure.
-_LOOKS: Mapping[str, Look] = {
-    **{name: Look(*astuple(decoder.style)[:3]) for name, decoder in DECODERS.items()},
-    "qwen3": Look(BLACK, "s", (0, (5, 1.5))),
-    "llama3": Look("#404040", "p", (0, (1, 1))),
-    "refusion+left_to_right": Look(BLUE, "d", ":"),
-    "refusion+recompute_kv": Look(SKY, "H", "--"),
-    "qwen3_4b": Look(BLACK, "s", ":"),
-    "qwen3_1.7b": Look(BLACK, "s", ":"),
-    "qwen3_0.6b": Look(BLACK, "s", ":"),
+# A system has the same style in every figure.
+_STYLES: Mapping[str, Style] = {
+    **{name: decoder.style for name, decoder in DECODERS.items()},
+    "qwen3": Style(BLACK, "s", (0, (5, 1.5))),
+    "llama3": Style("#404040", "p", (0, (1, 1))),
+    "refusion+left_to_right": Style(BLUE, "d", ":"),
+    "refusion+recompute_kv": Style(SKY, "H", "--"),
+    "qwen3_4b": Style(BLACK, "s", ":"),
+    "qwen3_1.7b": Style(BLACK, "s", ":"),
+    "qwen3_0.6b": Style(BLACK, "s", ":"),
 }
-# Ordered things, as masking ratios are: from dark to light.
+# For ordered series such as masking ratios: from dark to light.
 ORDERED = (
-    Look("#0b2c5c", "o", "-"),
-    Look(BLUE, "s", (0, (5, 1.5))),
-    Look(VERMILLION, "^", (0, (3, 1, 1, 1))),
-    Look(ORANGE, "D", (0, (1, 1))),
-    Look(GREY, "v", (0, (6, 2))),
+    Style("#0b2c5c", "o", "-"),
+    Style(BLUE, "s", (0, (5, 1.5))),
+    Style(VERMILLION, "^", (0, (3, 1, 1, 1))),
+    Style(ORANGE, "D", (0, (1, 1))),
+    Style(GREY, "v", (0, (6, 2))),
 )
 
 
-def look_of(series: str, others: Sequence[str] = ()) -> Look:
-    """The style of a system; one that has none takes a marker by its place among the others."""
-    if series in _LOOKS:
-        return _LOOKS[series]
-    unknown = sorted(name for name in others if name not in _LOOKS)
-    return Look(GREY, "*hHdp8"[unknown.index(series) % 6] if series in unknown else "*", (0, (1, 1)))
+def style_of(series: str, others: Sequence[str] = ()) -> Style:
+    """The style of a system. A system without one gets a marker by its place among the others without one."""
+    if series in _STYLES:
+        return _STYLES[series]
+    unknown = sorted(name for name in others if name not in _STYLES)
+    marker = "*hHdp8"[unknown.index(series) % 6] if series in unknown else "*"
+    return Style(GREY, marker, (0, (1, 1)))
 
 
 @contextmanager
 def paper_style() -> Iterator[None]:
-    """Matplotlib's settings while a figure is drawn; whatever the user's own say."""
+    """Matplotlib's settings while a figure is drawn, independent of the user's own settings."""
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(_RC)
@@ -119,8 +110,8 @@ def new_figure(width: float, height: float) -> Figure:
     """An empty figure.
 
     Args:
-        width: inches.
-        height: inches, without the caption.
+        width: width in inches.
+        height: height in inches, without the caption.
     """
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
@@ -128,11 +119,11 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def add_caption(figure: Figure, sentences: Sequence[str]) -> None:
-    """Writes sentences below everything, and makes the figure higher by what they take. Called last.
+    """Writes sentences below the axes and makes the figure higher by the room that they take.
 
     Args:
-        figure: with all its axes.
-        sentences: n, intervals, hardware.
+        figure: figure with all its axes; nothing may be added to it afterwards.
+        sentences: sentences about items, intervals and hardware; empty ones are left out.
     """
     width, height = figure.get_size_inches()
     lines = textwrap.wrap(" ".join(filter(None, sentences)), int(width * _CAPTION_CHARACTERS), break_on_hyphens=False)
@@ -147,12 +138,12 @@ def add_caption(figure: Figure, sentences: Sequence[str]) -> None:
 
 
 def panel_title(axes: Axes, number: int, text: str) -> None:
-    """A letter and what the panel shows."""
+    """Writes the letter of a panel and what the panel shows."""
     axes.set_title(f"({'abcdefghijkl'[number]}) {text}", loc="left")
 
 
 def save_figure(figure: Figure, stem: Path) -> list[Path]:
-    """Writes STEM.png and STEM.pdf. Equal figures give equal bytes: neither file says when it was made.
+    """Writes STEM.png and STEM.pdf. Equal figures give equal bytes, because neither file holds a date.
 
     Raises:
         StoreError: the folder cannot be written to.

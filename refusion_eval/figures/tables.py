@@ -1,32 +1,44 @@
-"""Every table of the paper by its number; here Tables 5 (designs), 6 (settings) and 7 (closed and other models)."""
+"""The tables of the paper, each with the published figures beside measured ones.
 
+Tables 1 to 4 compare systems by benchmark, score above throughput. Table 5 lists designs, Table 6 settings, and Table 7
+closed and other models.
+"""
+
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from refusion_eval.benchmarks import BENCHMARKS
-from refusion_eval.claims.formula import MissingCell, evaluate
+from refusion_eval.claims.formulas import MissingFigure, compute, mean
 from refusion_eval.decoders import DECODERS
-from refusion_eval.errors import ConfigError
-from refusion_eval.figures.comparisons import (
-    COMPARISONS,
-    MINI_HEADING,
-    ORIGIN_NAMES,
-    PUBLISHED_HEADING,
-    caption,
-    comparison_table,
-    entry_of,
-    is_mini,
-    label_of,
-)
-from refusion_eval.figures.layout import EMPTY, Entry, Heading, Line, PaperTable, texts
-from refusion_eval.figures.names import TASK_NAMES
-from refusion_eval.metrics.bootstrap import Interval
+from refusion_eval.errors import ConfigError, StoreError
+from refusion_eval.figures.names import TASK_NAMES, fused_sentence, mini_sentence, system_label
 from refusion_eval.paths import tasks_path
-from refusion_eval.results.figure import TASKS, Figure, by_key, require_comparable
-from refusion_eval.results.published import beside_published, published_figures, read_published
+from refusion_eval.results.figure import (
+    AVERAGE,
+    PASS_AT_1,
+    SCORES,
+    TASKS,
+    Figure,
+    FigureKey,
+    Origin,
+    by_key,
+    require_comparable,
+)
+from refusion_eval.results.published import VARIANTS, beside_published, published_figures, read_published
+from refusion_eval.results.render import EMPTY, Emphasis, Section, Table, TableCell, TableRow, text_cells
+from refusion_eval.runs.published import published_systems
 from refusion_eval.runs.settings import load_table
 
 NUMBERS = tuple(range(1, 8))
+PUBLISHED_HEADING = "Published, on the benchmarks themselves"
+MINI_HEADING = "Measured here, on mini look-alikes of the benchmarks"
 
+_ORIGINS: Mapping[Origin, str] = {"published": "paper", "measured": "here"}
+_CODE = tuple(task for task in TASKS if BENCHMARKS[task].kind == "code")
+# The autoregressive systems of the embedded family; those of the paper are in systems.yaml.
+_EMBEDDED_AUTOREGRESSIVE = ("autoregressive", "autoregressive_sft")
 # Column of Table 6 -> the decoder's name of the setting.
 _HYPERPARAMETERS = {
     "Length": "gen_length",
@@ -35,155 +47,363 @@ _HYPERPARAMETERS = {
     "k": "slot_size",
     "b": "block_size",
 }
-_CODE = tuple(name for name, benchmark in BENCHMARKS.items() if benchmark.kind == "code")
 
 
-def paper_table(number: int, measured: Sequence[Figure] = ()) -> PaperTable:
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What one of Tables 1 to 4 compares.
+
+    Attributes:
+        title: what the table shows.
+        artefact: table of the paper whose published figures count.
+        embedded: published system -> system of the embedded family that stands in its place on mini tasks.
+        with_others: whether other measured systems are listed, too.
+        notes: what a reader must know about the published figures.
+    """
+
+    title: str
+    artefact: str
+    embedded: Mapping[str, str]
+    with_others: bool = False
+    notes: tuple[str, ...] = ()
+
+
+_COMPARISONS: Mapping[int, Comparison] = {
+    1: Comparison(
+        title="Accuracy (pass@1 of HumanEval and MBPP) and throughput of all systems",
+        artefact="table1",
+        embedded={"qwen3": "autoregressive", "llada": "llada", "dream": "dream", "refusion": "refusion"},
+        with_others=True,
+    ),
+    2: Comparison(
+        title="Controlled comparison: one backbone, one set of training data",
+        artefact="table2_v2",
+        embedded={
+            "qwen3+retrained": "autoregressive_sft",
+            "llada+retrained": "llada",
+            "bd3lm+retrained": "bd3lm",
+            "refusion+retrained": "refusion",
+        },
+        notes=("Published values are the second version's; the first has others for Qwen3-8B and LLaDA.",),
+    ),
+    3: Comparison(
+        title="Controlled comparison with Dream on Qwen2.5-7B",
+        artefact="table3",
+        embedded={},  # the embedded family has no Dream, and no ReFusion of such a backbone
+        notes=("Published values are the second version's, as the first prints Dream's throughput in ReFusion's row.",),
+    ),
+    4: Comparison(
+        title="Reuse of keys and values against their recomputation",
+        artefact="table4",
+        embedded={"refusion+recompute_kv": "refusion+recompute_kv", "refusion": "refusion"},
+    ),
+}
+
+
+def paper_table(number: int, measured: Sequence[Figure] = ()) -> Table:
     """A table of the paper.
 
     Args:
         number: 1 to 7.
-        measured: figures of runs, all of benchmarks or all of mini tasks; none for what is published.
+        measured: figures of runs, either all of benchmarks or all of mini tasks; none shows what is published.
 
     Raises:
         ConfigError: there is no such table.
-        StoreError: the cells may not stand in one table; says why.
+        StoreError: the figures must not stand in one table; says why.
     """
-    if number in COMPARISONS:
-        return comparison_table(number, measured)
+    if number in _COMPARISONS:
+        return _comparison(number, measured)
     others = {5: _designs, 6: _hyperparameters, 7: _other_models}
     if number not in others:
         raise ConfigError(f"the paper has no Table {number}; its tables are 1 to {NUMBERS[-1]}")
     return others[number](measured)
 
 
-def _designs(measured: Sequence[Figure]) -> PaperTable:
-    """Table 5, which is about no figures."""
+def _table(*, sentences: Sequence[str], **parts: Any) -> Table:
+    """A table whose texts are shown character by character, with one paragraph of sentences below it."""
+    return Table(**parts, notes=(" ".join(sentences),), literal=True)
+
+
+def _comparison(number: int, measured: Sequence[Figure]) -> Table:
+    """Tables 1 to 4."""
+    spec = _COMPARISONS[number]
+    published = published_figures((spec.artefact,))
+    order = list(dict.fromkeys(figure.system for figure in published))
+    shown = _shown(spec, order, _is_mini(measured), measured)
+    mini = _is_mini(shown)
+    require_comparable(shown)
+    paper, ours = _by_system(published), _by_system(shown)
+    paper_cells = {system: _cells(figures, _printed(spec.artefact)) for system, figures in paper.items()}
+    our_cells = {system: _cells(figures, {}) for system, figures in ours.items()}
+    _mark_best(list(paper_cells.values()))
+    _mark_best(list(our_cells.values()))
+    paper_rows = {system: _rows(_first(paper[system]), cells) for system, cells in paper_cells.items()}
+    our_rows = {system: _rows(_first(ours[system]), cells) for system, cells in our_cells.items()}
+    rows: list[TableRow | Section] = []
+    if mini:
+        rows += [Section(text=PUBLISHED_HEADING), *(row for system_rows in paper_rows.values() for row in system_rows)]
+        rows += [Section(text=MINI_HEADING), *(row for system_rows in our_rows.values() for row in system_rows)]
+    else:
+        for system in dict.fromkeys([*paper_rows, *our_rows]):
+            both = [*paper_rows.get(system, ()), *our_rows.get(system, ())]
+            rows += [replace(row, begins_group=at == 0) for at, row in enumerate(both)]
+    missing = [] if mini or not ours else [_first(paper[system]).label for system in order if system not in ours]
+    return _table(
+        name=f"table{number}{'_mini' if mini else ''}",
+        title=f"{spec.title}{', mini' if mini else ''} (Table {number} of the paper)",
+        columns=("System", "Origin", "Figure", *TASK_NAMES.values(), "Avg."),
+        num_left=3,
+        rows=rows,
+        sentences=[
+            *_notes(shown, published),
+            "Bold: best, underlined: second best of a column among figures of one origin; (AR): autoregressive.",
+            *spec.notes,
+            f"Not measured: {', '.join(missing)}." if missing else "",
+        ],
+    )
+
+
+def _is_mini(figures: Sequence[Figure]) -> bool:
+    """Whether figures are of mini tasks. Raises StoreError if only some of them are."""
+    kinds = {figure.mini for figure in figures}
+    if len(kinds) > 1:
+        runs = sorted({figure.run_id for figure in figures if figure.mini})
+        raise StoreError(f"mini look-alikes ({', '.join(runs)}) and benchmarks are in one table; show them in two")
+    return kinds == {True}
+
+
+def _shown(spec: Comparison, order: Sequence[str], mini: bool, measured: Sequence[Figure]) -> list[Figure]:
+    """The measured figures that belong into the table, systems in its order.
+
+    A mean is shown only if it is over the same benchmarks as the paper's.
+    """
+    systems = [spec.embedded[system] for system in order if system in spec.embedded] if mini else list(order)
+    fitting = [
+        beside_published(figure)
+        for figure in measured
+        if figure.benchmark in (*TASKS, AVERAGE)
+        and figure.metric in (*SCORES, "tps")
+        and (not figure.is_mean or figure.num_tasks == len(TASKS))
+    ]
+    if spec.with_others:
+        others = dict.fromkeys(figure.system for figure in fitting if not set(figure.variants) & set(VARIANTS))
+        systems += [system for system in others if system not in systems]
+    return [figure for system in systems for figure in fitting if figure.system == system]
+
+
+def _by_system(figures: Sequence[Figure]) -> dict[str, dict[FigureKey, Figure]]:
+    systems = dict.fromkeys(figure.system for figure in figures)
+    return {system: by_key(figure for figure in figures if figure.system == system) for system in systems}
+
+
+def _first(figures: Mapping[FigureKey, Figure]) -> Figure:
+    return next(iter(figures.values()))
+
+
+def _cells(figures: Mapping[FigureKey, Figure], printed: Mapping[FigureKey, str]) -> dict[str, list[TableCell]]:
+    """Score and throughput of one system, a cell for each benchmark and the mean; no throughput if none is known."""
+    system = next(iter(figures))[0]
+    lines = {}
+    for name, metrics in (("score", SCORES), ("TPS", ("tps",))):
+        keys = [
+            next((key for key in ((system, task, metric) for metric in metrics) if key in figures), None)
+            for task in (*TASKS, AVERAGE)
+        ]
+        cells = [EMPTY if key is None else _cell(figures[key], printed.get(key, "")) for key in keys]
+        if name == "score" or any(cell.text for cell in cells):
+            lines[name] = cells
+    return lines
+
+
+def _cell(figure: Figure | None, printed: str = "") -> TableCell:
+    """A figure with its interval, in the digits in which it was printed; nothing where there is none."""
+    if figure is None or math.isnan(figure.value):
+        return EMPTY
+    low, high = (f"{bound:.1f}" if figure.has_interval else "" for bound in (figure.ci_low, figure.ci_high))
+    return TableCell(text=printed or f"{figure.value:.1f}", low=low, high=high, n=figure.n, dagger=not figure.complete)
+
+
+def _mark_best(systems: Sequence[dict[str, list[TableCell]]]) -> None:
+    """Marks the best and second best of every column, equal ones alike; nothing where there is only one system."""
+    for name in ("score", "TPS"):
+        lines = [lines[name] for lines in systems if name in lines]
+        if len(lines) < 2:
+            continue
+        for column in range(len(TASKS) + 1):
+            ranked = [line for line in lines if line[column].text and not line[column].dagger]
+            values = sorted({float(line[column].text) for line in ranked}, reverse=True)
+            marks: Mapping[float, Emphasis] = dict(zip(values, ("best", "second"), strict=False))
+            for line in ranked:
+                line[column] = replace(line[column], emphasis=marks.get(float(line[column].text), ""))
+
+
+def _rows(figure: Figure, lines: Mapping[str, Sequence[TableCell]]) -> list[TableRow]:
+    """The rows of the system that a figure belongs to."""
+    return [
+        TableRow(
+            cells=(*text_cells(_label(figure), _ORIGINS[figure.origin], name), *cells),
+            origin=figure.origin,
+            begins_group=at == 0,
+            num_repeated=2 if at else 0,
+        )
+        for at, (name, cells) in enumerate(lines.items())
+    ]
+
+
+def _notes(measured: Sequence[Figure], published: Sequence[Figure]) -> list[str]:
+    """Where the figures come from: items, intervals, hardware, and what is incomplete."""
+    sentences = []
+    if published:
+        machine = next((figure.hardware for figure in published if figure.hardware), "machine not stated")
+        sentences.append(f"Paper (italics): {machine}, batch 1; no intervals and no sample counts are published.")
+    if not measured:
+        return [*sentences, "Nothing was measured."]
+    counts: dict[int, list[str]] = {}
+    for task in TASKS:
+        for number in sorted({figure.n for figure in measured if figure.benchmark == task}):
+            counts.setdefault(number, []).append(TASK_NAMES[task])
+    items = ", ".join(f"{number} ({', '.join(tasks)})" for number, tasks in counts.items())
+    if len(counts) == 1:
+        items = f"{next(iter(counts))} items a task"
+    machines = sorted({figure.hardware for figure in measured if figure.metric == "tps" and figure.hardware})
+    incomplete = ", ".join(sorted({figure.run_id for figure in measured if not figure.complete}))
+    sentences += [
+        f"Here: n = {items}, in brackets 95% bootstrap intervals.",
+        f"Speed at batch 1 on {'; '.join(machines)}." if machines else "",
+        fused_sentence(measured),
+        mini_sentence(measured[0].mini),
+        f"\u2020 Samples are missing in {incomplete}: run it again; such figures are never best." if incomplete else "",
+    ]
+    return list(filter(None, sentences))
+
+
+def _label(figure: Figure) -> str:
+    """Label of a system; autoregressive systems are marked."""
+    label = system_label(figure)
+    system = published_systems().get(figure.base_system)
+    is_ar = figure.base_system in _EMBEDDED_AUTOREGRESSIVE or (system and system.decoder == "autoregressive")
+    return f"{label} (AR)" if is_ar and not label.startswith("AR") else label
+
+
+def _printed(artefact: str) -> dict[FigureKey, str]:
+    """The published figures with their printed digits."""
+    rows = read_published("published.csv")
+    return {(row["system"], row["task"], row["metric"]): row["value"] for row in rows if row["artefact"] == artefact}
+
+
+def _designs(measured: Sequence[Figure]) -> Table:
+    """Table 5, which holds no figures."""
     rows = read_published("designs.csv")
     names = ("label", "scope", "attention", "generation_order", "full_kv_cache_reuse", "masking_patterns")
     notes = dict.fromkeys(row["note"].split(";")[0] for row in rows)
-    return PaperTable(
+    return _table(
         name="table5",
         title="Designs of masked diffusion models (Table 5 of the paper)",
         columns=("Model", "Scope", "Attention", "Generation order", "Full KV cache reuse", "Masking patterns"),
         num_left=6,
-        rows=[Line(entries=texts(*(row[name] for name in names)), origin="published") for row in rows],
-        caption=["Published; cells that span two rows in the paper are repeated.", f"{'; '.join(notes)}."],
+        rows=[TableRow(cells=text_cells(*(row[name] for name in names)), origin="published") for row in rows],
+        sentences=["Published; cells that span two rows in the paper are repeated.", f"{'; '.join(notes)}."],
     )
 
 
-def _hyperparameters(measured: Sequence[Figure]) -> PaperTable:
-    """Table 6: what the paper prints, what tasks/settings says, and what runs of ReFusion recorded."""
-    mini = is_mini(measured)
+def _hyperparameters(measured: Sequence[Figure]) -> Table:
+    """Table 6: the settings that the paper prints, those of tasks/settings, and those that runs recorded."""
+    mini = _is_mini(measured)
     published = {row["task"]: row for row in read_published("hyperparameters.csv") if row["artefact"] == "table6"}
-    # The checkpoint brings the mask token; which one it is makes no difference here.
+    # The checkpoint brings the mask token; which token it is makes no difference here.
     table = load_table(
         tasks_path() / "settings", "refusion", mini, DECODERS["refusion"].Settings, {"mask_id": 0, "eos_ids": (1,)}
     )
     assert table is not None
     recorded: dict[str, dict[str, Mapping[str, str]]] = {}
-    for cell in measured:
-        if cell.base_system == "refusion" and cell.benchmark in TASKS:
-            recorded.setdefault(cell.benchmark, {})[cell.run_id] = cell.settings
-    rows: list[Line | Heading] = []
-    for task in TASKS:
-        theirs = [published[task][name] for name in _HYPERPARAMETERS.values()]
-        name = TASK_NAMES[task]
-        rows.append(Line(entries=texts(name, "paper", *theirs), origin="published", begins_group=True))
-        ours = [("here", table.benchmarks.get(task, {})), *recorded.get(task, {}).items()]
-        for whence, settings in ours:
-            values = [_setting(settings.get(name)) for name in _HYPERPARAMETERS.values()]
+    for figure in measured:
+        if figure.base_system == "refusion" and figure.benchmark in TASKS:
+            recorded.setdefault(figure.benchmark, {})[figure.run_id] = figure.settings
+    rows: list[TableRow] = []
+    for task, title in TASK_NAMES.items():
+        printed = [published[task][name] for name in _HYPERPARAMETERS.values()]
+        rows.append(TableRow(cells=text_cells(title, "paper", *printed), origin="published", begins_group=True))
+        for origin, settings in (("here", table.benchmarks.get(task, {})), *recorded.get(task, {}).items()):
+            values = [_setting_text(settings.get(name)) for name in _HYPERPARAMETERS.values()]
             marked = [
-                Entry(text=value, dagger=bool(value) and float(value) != float(printed))
-                for value, printed in zip(values, theirs, strict=True)
+                TableCell(text=value, dagger=bool(value) and float(value) != float(paper))
+                for value, paper in zip(values, printed, strict=True)
             ]
-            rows.append(Line(entries=(*texts(name, whence), *marked), origin="measured", num_repeated=1))
-    return PaperTable(
-        name="table6" + ("_mini" if mini else ""),
+            rows.append(TableRow(cells=(*text_cells(title, origin), *marked), origin="measured", num_repeated=1))
+    return _table(
+        name=f"table6{'_mini' if mini else ''}",
         title=f"Settings of ReFusion by benchmark{', mini' if mini else ''} (Table 6 of the paper)",
         columns=("Benchmark", "Origin", *_HYPERPARAMETERS),
         num_left=2,
         rows=rows,
-        caption=[
+        sentences=[
             f"Paper (italics): Table 6. Here: tasks/settings/{table.path.name}; other origins: what that run recorded.",
             "\u2020 differs from the paper.",
         ],
     )
 
 
-def _setting(value: object) -> str:
+def _setting_text(value: object) -> str:
     return "" if value is None else f"{float(str(value)):g}"
 
 
-def _other_models(measured: Sequence[Figure]) -> PaperTable:
+def _other_models(measured: Sequence[Figure]) -> Table:
     """Table 7: models whose figures come from elsewhere, and ReFusion."""
-    mini = is_mini(measured)
-    ours = [cell for cell in map(beside_published, measured) if cell.system == "refusion" and cell.benchmark in _CODE]
-    ours = [cell for cell in ours if cell.metric in ("pass@1", "tps")]
+    mini = _is_mini(measured)
+    ours = [figure for figure in map(beside_published, measured) if figure.system == "refusion"]
+    ours = [figure for figure in ours if figure.benchmark in _CODE and figure.metric in (PASS_AT_1, "tps")]
     require_comparable(ours)
-    published = published_figures(("table7",))
-    printed = {
-        (row["system"], row["task"], row["metric"]): row["value"]
-        for row in read_published("published.csv")
-        if row["artefact"] == "table7"
-    }
-    rows: list[Line | Heading] = [Heading(text=PUBLISHED_HEADING)] if mini else []
+    printed = _printed("table7")
+    rows: list[TableRow | Section] = [Section(text=PUBLISHED_HEADING)] if mini else []
     category = ""
-    for system in dict.fromkeys(cell.system for cell in published):
-        of_system = [cell for cell in published if cell.system == system]
-        settings = of_system[0].settings
-        if settings["category"] != category:
-            category = settings["category"]
-            rows.append(Heading(text=category.capitalize()))
-        sizes = [settings.get(name, "") for name in ("total_params", "activated_params", "system_optimization")]
-        shots = {cell.benchmark: cell.settings.get("shots", "") for cell in of_system}
-        scores = [f"{printed[system, task, 'pass@1']} ({shots[task]}-shot)" for task in _CODE]
-        figures = (*sizes, printed[system, "overall", "tps"], *scores)
-        dagger = any(cell.defect == "D11" for cell in of_system)
-        entries = (*texts(of_system[0].label, ORIGIN_NAMES["published"]), *texts(*figures))
-        if dagger:
-            entries = tuple(Entry(text=entry.text, dagger=place == 5) for place, entry in enumerate(entries))
-        rows.append(Line(entries=entries, origin="published"))
+    for system, figures in _by_system(published_figures(("table7",))).items():
+        first = _first(figures)
+        if first.settings["category"] != category:
+            category = first.settings["category"]
+            rows.append(Section(text=category.capitalize()))
+        sizes = [first.settings.get(name, "") for name in ("total_params", "activated_params", "system_optimization")]
+        shots = {figure.benchmark: figure.settings.get("shots", "") for figure in figures.values()}
+        scores = [f"{printed[system, task, PASS_AT_1]} ({shots[task]}-shot)" for task in _CODE]
+        tps = TableCell(
+            text=printed[system, "overall", "tps"], dagger=any(each.defect == "D11" for each in figures.values())
+        )
+        cells = (*text_cells(first.label, _ORIGINS["published"], *sizes), tps, *text_cells(*scores))
+        rows.append(TableRow(cells=cells, origin="published"))
+    has_defect = any(cell.dagger for row in rows if isinstance(row, TableRow) for cell in row.cells)
     if ours:
-        rows += [Heading(text=MINI_HEADING)] if mini else []
+        rows += [Section(text=MINI_HEADING)] if mini else []
         rows.append(_measured_refusion(ours))
-    return PaperTable(
-        name="table7" + ("_mini" if mini else ""),
+    return _table(
+        name=f"table7{'_mini' if mini else ''}",
         title=f"ReFusion beside closed and other models{', mini' if mini else ''} (Table 7 of the paper)",
         columns=("Model", "Origin", "Parameters", "Activated", "System optimised", "TPS", "HumanEval", "MBPP"),
         num_left=5,
         rows=rows,
-        caption=[
+        sentences=[
             "Paper (italics): figures that the paper quotes, from machines and engines of their own.",
-            *caption(ours, []),
+            *_notes(ours, []),
             "TPS of ReFusion: the mean of HumanEval and MBPP.",
-            "\u2020 Seed Diffusion's own paper has 2,146 tokens/s." if any(_has_dagger(row) for row in rows) else "",
+            "\u2020 Seed Diffusion's own paper has 2,146 tokens/s." if has_defect else "",
         ],
     )
 
 
-def _measured_refusion(cells: Sequence[Figure]) -> Line:
-    placed = by_key(cells)
-    scores = [entry_of(placed.get(("refusion", task, "pass@1"))) for task in _CODE]
+def _measured_refusion(figures: Sequence[Figure]) -> TableRow:
+    """The row of ReFusion in Table 7. Its throughput is the mean of the code benchmarks; empty if one is missing."""
+    keyed = by_key(figures)
+    scores = [_cell(keyed.get(("refusion", task, PASS_AT_1))) for task in _CODE]
     try:
-        speed = _entry(evaluate("mean(tps('refusion', 'humaneval mbpp'))", placed).interval, cells)
-    except MissingCell:
-        speed = EMPTY
-    head = texts(label_of(cells[0]), ORIGIN_NAMES["measured"], "", "", "no")
-    return Line(entries=(*head, speed, *scores), origin="measured", begins_group=True)
-
-
-def _entry(interval: Interval, cells: Sequence[Figure]) -> Entry:
-    low, high = (f"{bound:.1f}" if bound == bound else "" for bound in (interval.low, interval.high))
-    incomplete = any(not cell.complete for cell in cells)
-    return Entry(
-        text=f"{interval.value:.1f}",
-        low=low,
-        high=high,
-        n=sum(c.n for c in cells if c.metric == "tps"),
-        dagger=incomplete,
-    )
-
-
-def _has_dagger(row: Line | Heading) -> bool:
-    return isinstance(row, Line) and any(entry.dagger for entry in row.entries)
+        interval = compute(lambda read: mean(read.tps("refusion", " ".join(_CODE))), keyed).interval
+    except MissingFigure:
+        tps = EMPTY
+    else:
+        low, high = ("" if math.isnan(bound) else f"{bound:.1f}" for bound in (interval.low, interval.high))
+        tps = TableCell(
+            text=f"{interval.value:.1f}",
+            low=low,
+            high=high,
+            n=sum(figure.n for figure in figures if figure.metric == "tps"),
+            dagger=any(not figure.complete for figure in figures),
+        )
+    head = text_cells(_label(figures[0]), _ORIGINS["measured"], "", "", "no")
+    return TableRow(cells=(*head, tps, *scores), origin="measured", begins_group=True)

@@ -1,30 +1,27 @@
 """Points relative to the autoregressive baseline: Figure 1, and the sweeps of Figures 4, 6 and 8."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from refusion_eval.claims.formula import evaluate
+from refusion_eval.benchmarks import find_task
+from refusion_eval.claims.formulas import compute
 from refusion_eval.errors import DataError
 from refusion_eval.figures.names import system_label
-from refusion_eval.figures.rows import BASELINE, OPERATING_POINT, Point, number, read_records
+from refusion_eval.figures.rows import BASELINE, OPERATING_POINT, Point, numbers, read_records
 from refusion_eval.metrics.bootstrap import Interval
-from refusion_eval.results.figure import SCORES, Figure, FigureKey, by_key, require_comparable
+from refusion_eval.results.figure import SCORES, Figure, by_key, require_comparable
 from refusion_eval.results.measured import measured_figures
 from refusion_eval.results.published import beside_published, published_figures
 
-TASK = "mbpp"  # of all these figures in the paper
+TASK = "mbpp"  # benchmark of all these figures in the paper
 DELTA_SCORE, DELTA_TPS = "delta_score", "delta_tps"
 
-# The autoregressive system that others are held against: first found wins.
+# The autoregressive systems that others may be compared with; the first one that was measured is the baseline.
 BASELINES = ("qwen3", "autoregressive", "llama3")
 
 _POINT_COLUMNS = ("run_id", "system", "decoder", "task", "origin", "varied", "operating_point")
-_DELTAS = {
-    DELTA_SCORE: "score('point', {0!r}) - score('baseline', {0!r})",
-    DELTA_TPS: "tps('point', {0!r}) - tps('baseline', {0!r})",
-}
 
 
 def against_baseline(sources: Sequence[Path], task: str = TASK) -> list[Point]:
@@ -35,38 +32,42 @@ def against_baseline(sources: Sequence[Path], task: str = TASK) -> list[Point]:
         task: benchmark.
 
     Raises:
-        StoreError: a source cannot be read, or its figures may not stand in one plot.
+        StoreError: a source cannot be read, or its figures must not stand in one plot.
         DataError: the task, or an autoregressive run of it, is not among the sources.
     """
-    points = [] if task != TASK else list(_published())
+    points = list(_published()) if task == TASK else []
     if not sources:
         return points
-    cells = [
-        beside_published(cell)
-        for cell in measured_figures(sources)
-        if cell.benchmark == task and cell.metric in (*SCORES, "tps")
+    figures = [
+        beside_published(figure)
+        for figure in measured_figures(sources)
+        if figure.benchmark == task and figure.metric in (*SCORES, "tps")
     ]
-    require_comparable(cells)
-    placed = by_key(cells)
-    systems = list(dict.fromkeys(cell.system for cell in cells))
-    baseline = next((name for plain in BASELINES for name in systems if name.split(" on ")[0] == plain), None)
+    require_comparable(figures)
+    by_key(figures)  # refuses what was measured twice
+    by_system: dict[str, list[Figure]] = {}
+    for figure in figures:
+        by_system.setdefault(figure.system, []).append(figure)
+    plain = {figure.base_system: figure.system for figure in reversed(figures) if not figure.variants}
+    baseline = next((plain[name] for name in BASELINES if name in plain), None)
     if baseline is None:
         raise DataError(f"no autoregressive run of {task} lies among the sources; add one, or name another --task")
-    for system in systems:
-        of_system = [cell for cell in cells if cell.system == system]
-        if not _is_timed(of_system):
+    for system, group in by_system.items():
+        if not _is_timed(group):
             continue
-        deltas = _deltas(of_system, [placed[place] for place in placed if place[0] == baseline], task)
-        x, y = (Interval(0, math.nan, math.nan, of_system[0].n),) * 2 if system == baseline else deltas
+        if system == baseline:
+            x = y = Interval(0, math.nan, math.nan, group[0].n)
+        else:
+            x, y = _deltas(group, by_system[baseline])
         mark = BASELINE if system == baseline else ""
-        points.append(_point(of_system, "measured", system, x, y, metric=DELTA_SCORE, mark=mark))
+        points.append(_point(group, "measured", system, x, y, metric=DELTA_SCORE, mark=mark))
     return points
 
 
-def _published() -> Iterable[Point]:
-    cells = by_key(published_figures(("figure1",)))
-    for system in dict.fromkeys(system for system, _, _ in cells):
-        x, y = (cells[system, TASK, metric] for metric in ("delta_tps", "delta_pass@1"))
+def _published() -> Iterator[Point]:
+    figures = by_key(published_figures(("figure1",)))
+    for system in dict.fromkeys(system for system, _, _ in figures):
+        x, y = (figures[system, TASK, metric] for metric in ("delta_tps", "delta_pass@1"))
         yield Point(
             panel="published",
             series=system,
@@ -75,7 +76,7 @@ def _published() -> Iterable[Point]:
             metric=DELTA_SCORE,
             x=x.value,
             y=y.value,
-            mark=BASELINE if system == "qwen3" else "",
+            mark=BASELINE if system == BASELINES[0] else "",
             hardware=x.hardware,
         )
 
@@ -84,123 +85,153 @@ def swept(folders: Sequence[Path], task: str = TASK) -> list[Point]:
     """Points of Figures 4 and 8: one setting at a time, score and throughput minus those of the baseline.
 
     Args:
-        folders: of sweeps, each with sweep.csv and points.csv.
+        folders: folders of sweeps, each with sweep.csv and points.csv.
         task: benchmark.
 
     Returns:
-        Two points a value, one of each metric; panels are the settings that were varied. Where the operating point's
-        own run and a run of the same value are both there, the latter stands for both.
+        Two points for each value, one of each metric. Panels are the settings that were varied. Where both the run of
+        the settings table and a run that names the same value are there, the latter stands for both.
 
     Raises:
         StoreError: as `against_baseline`.
         DataError: a file is missing or malformed, or holds no baseline.
     """
     runs = [run for folder in folders for run in _read_sweep(folder, task)]
-    baselines = [run for run in runs if run.described["decoder"] == "autoregressive"]
-    require_comparable([cell for run in runs for cell in run.cells])
-    if not baselines:
+    baseline = next((run for run in runs if run.is_baseline), None)
+    require_comparable([figure for run in runs for figure in run.figures])
+    if baseline is None:
         raise DataError(f"{folders[0]} has no autoregressive run of {task} to compare with; name one in the sweep")
     points: dict[tuple, Point] = {}
-    varied = dict.fromkeys(name for run in runs for name in run.varied)
-    for name in varied:
-        # The table's own point comes first and is replaced by a run that says the same in so many words.
+    settings = list(dict.fromkeys(name for run in runs for name in run.varied))
+    for name in settings:
+        # The run of the settings table comes first and is replaced by a run that names the same value.
         for run in runs:
-            if run in baselines or set(run.varied) - {name} or not _is_timed(run.cells):
+            if run.is_baseline or set(run.varied) - {name} or not _is_timed(run.figures):
                 continue
-            value = number(run.cells[0].settings.get(name, ""), f"{run.cells[0].run_id}, {name}")
+            first = run.figures[0]
+            value = numbers({name: first.settings.get(name, "")}, [name], first.run_id)[name]
             if math.isnan(value):
-                continue  # a system without this setting
-            deltas = zip((DELTA_TPS, DELTA_SCORE), _deltas(run.cells, baselines[0].cells, task), strict=True)
-            mark = OPERATING_POINT if run.described["operating_point"] == "yes" else ""
-            for metric, y in deltas:
+                continue  # the system does not have this setting
+            deltas = _deltas(run.figures, baseline.figures)
+            for metric, y in zip((DELTA_TPS, DELTA_SCORE), deltas, strict=True):
                 x = Interval(value, math.nan, math.nan, y.n)
-                point = _point(run.cells, name, run.cells[0].system, x, y, metric=metric, mark=mark)
+                point = _point(run.figures, name, first.system, x, y, metric=metric, mark=run.mark)
                 points[name, point.series, metric, value] = point
     if not points:
         raise DataError(
             f"{folders[0]}: no run of {task} varies one setting; figures 4 and 8 are drawn from such sweeps"
         )
-    return sorted(points.values(), key=lambda point: (list(varied).index(point.panel), point.metric, point.x))
+    return sorted(points.values(), key=lambda point: (settings.index(point.panel), point.metric, point.x))
 
 
 def frontier(folders: Sequence[Path], task: str = TASK) -> list[Point]:
     """Points of Figure 6: score against tokens per forward, all points of every system but the baseline.
 
     Args:
-        folders: of sweeps.
+        folders: folders of sweeps.
         task: benchmark.
 
     Raises:
         StoreError, DataError: as `swept`.
     """
     runs = [run for folder in folders for run in _read_sweep(folder, task)]
-    require_comparable([cell for run in runs for cell in run.cells if cell.metric in (*SCORES, "tpf")])
+    require_comparable([figure for run in runs for figure in run.figures if figure.metric in (*SCORES, "tpf")])
     points = []
     for run in runs:
-        by_metric = {cell.metric: cell for cell in run.cells}
+        by_metric = {figure.metric: figure for figure in run.figures}
         score = next((by_metric[name] for name in SCORES if name in by_metric), None)
-        if score is None or "tpf" not in by_metric or run.described["decoder"] == "autoregressive":
+        if score is None or "tpf" not in by_metric or run.is_baseline:
             continue
-        mark = OPERATING_POINT if run.described["operating_point"] == "yes" else ""
-        x, y = _interval(by_metric["tpf"]), _interval(score)
-        point = _point(run.cells, task, score.system, x, y, metric=score.metric, mark=mark)
+        x, y = by_metric["tpf"].interval, score.interval
+        point = _point(run.figures, task, score.system, x, y, metric=score.metric, mark=run.mark)
         points.append(replace(point, hardware=""))  # neither axis is a time
     if not points:
         raise DataError(f"{folders[0]}: no run of {task} has a score and tokens per forward")
     return sorted(points, key=lambda point: (point.series, point.x, point.y))
 
 
+@dataclass(frozen=True)
 class _SweptRun:
-    """One run of a sweep: what points.csv says of it, and its figures."""
+    """One run of a sweep.
 
-    def __init__(self, described: Mapping[str, str], cells: list[Figure]) -> None:
-        self.described = described
-        self.cells = cells
-        self.varied = dict(pair.split("=", 1) for pair in described["varied"].split(" ") if pair)
+    Attributes:
+        record: what points.csv says of the run.
+        figures: figures of the run.
+    """
+
+    record: Mapping[str, str]
+    figures: list[Figure]
+
+    @property
+    def varied(self) -> dict[str, str]:
+        """The settings that differ from the settings table."""
+        return dict(pair.split("=", 1) for pair in self.record["varied"].split(" ") if pair)
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether the run is of the autoregressive decoder."""
+        return self.record["decoder"] == "autoregressive"
+
+    @property
+    def mark(self) -> str:
+        """The mark of the run's points."""
+        return OPERATING_POINT if self.record["operating_point"] == "yes" else ""
 
 
-def _read_sweep(folder: Path, task: str) -> list[_SweptRun]:
+def _read_sweep(folder: Path, benchmark: str) -> list[_SweptRun]:
     missing = [name for name in ("points.csv", "sweep.csv") if not (folder / name).is_file()]
     if missing:
         raise DataError(
             f"{folder} has no {' and no '.join(missing)}, so it is no sweep; figures 4, 6 and 8 are drawn from "
             "the folders that refusion-eval sweep SPEC --out FOLDER writes"
         )
-    described = [record for _, record in read_records(folder / "points.csv", _POINT_COLUMNS)]
-    cells: dict[str, list[Figure]] = {}
-    for cell in map(beside_published, measured_figures([folder / "sweep.csv"])):
-        if cell.benchmark == task and cell.metric in (*SCORES, "tps", "tpf"):
-            cells.setdefault(cell.run_id, []).append(cell)
-    runs = [_SweptRun(one, cells[one["run_id"]]) for one in described if one["run_id"] in cells]
-    names = {one["run_id"]: one["task"] for one in described}
-    if not runs:
-        raise DataError(f"{folder} has no figures of {task}; its tasks are {', '.join(sorted(set(names.values())))}")
-    return [run for run in runs if run.described["task"].endswith(task)]
+    records = [record for _, record in read_records(folder / "points.csv", _POINT_COLUMNS)]
+    figures: dict[str, list[Figure]] = {}
+    for figure in map(beside_published, measured_figures([folder / "sweep.csv"])):
+        if figure.benchmark == benchmark and figure.metric in (*SCORES, "tps", "tpf"):
+            figures.setdefault(figure.run_id, []).append(figure)
+    if not any(record["run_id"] in figures for record in records):
+        tasks = sorted({record["task"] for record in records})
+        raise DataError(f"{folder} has no figures of {benchmark}; its tasks are {', '.join(tasks)}")
+    return [
+        _SweptRun(record, figures[record["run_id"]])
+        for record in records
+        if record["run_id"] in figures and _benchmark_of(record["task"]) == benchmark
+    ]
 
 
-def _is_timed(cells: Sequence[Figure]) -> bool:
-    metrics = {cell.metric for cell in cells}
+def _benchmark_of(task: str) -> str:
+    known = find_task(task)
+    return task if known is None else known.benchmark.name
+
+
+def _is_timed(figures: Sequence[Figure]) -> bool:
+    """Whether there are both a throughput and a score."""
+    metrics = {figure.metric for figure in figures}
     return "tps" in metrics and bool(metrics & set(SCORES))
 
 
-def _deltas(cells: Sequence[Figure], baseline: Sequence[Figure], task: str) -> tuple[Interval, Interval]:
-    """Throughput and score minus the baseline's, with intervals."""
-    placed: dict[FigureKey, Figure] = by_key(
-        [replace(cell, system=name) for name, part in (("point", cells), ("baseline", baseline)) for cell in part]
+def _deltas(figures: Sequence[Figure], baseline: Sequence[Figure]) -> tuple[Interval, Interval]:
+    """Throughput and score of a run on a benchmark minus the baseline's, with intervals."""
+    task, n = figures[0].benchmark, figures[0].n
+    keyed = by_key(
+        [replace(figure, system=name) for name, part in (("point", figures), ("baseline", baseline)) for figure in part]
     )
-    x, y = (evaluate(_DELTAS[metric].format(task), placed).interval for metric in (DELTA_TPS, DELTA_SCORE))
-    return replace(x, n=cells[0].n), replace(y, n=cells[0].n)
+    tps = compute(lambda read: read.tps("point", task) - read.tps("baseline", task), keyed)
+    score = compute(lambda read: read.score("point", task) - read.score("baseline", task), keyed)
+    return replace(tps.interval, n=n), replace(score.interval, n=n)
 
 
 def _point(
-    cells: Sequence[Figure], panel: str, series: str, x: Interval, y: Interval, *, metric: str, mark: str
+    figures: Sequence[Figure], panel: str, series: str, x: Interval, y: Interval, *, metric: str, mark: str
 ) -> Point:
-    incomplete = [cell.run_id for cell in cells if not cell.complete]
+    first = figures[0]
+    incomplete = next((figure.run_id for figure in figures if not figure.complete), None)
     return Point(
-        task=cells[0].benchmark,
+        task=first.benchmark,
         panel=panel,
         series=series,
-        label=system_label(cells[0]),
+        label=system_label(first),
         origin="measured",
         metric=metric,
         x=x.value,
@@ -211,12 +242,8 @@ def _point(
         y_high=y.high,
         n=y.n,
         mark=mark,
-        hardware=next((cell.hardware for cell in cells if cell.metric == "tps"), ""),
-        mini=cells[0].mini,
-        fused=any(cell.fused for cell in cells),
-        note=f"{incomplete[0]} is half-written" if incomplete else "",
+        hardware=next((figure.hardware for figure in figures if figure.metric == "tps"), ""),
+        mini=first.mini,
+        fused=any(figure.fused for figure in figures),
+        note=f"{incomplete} is half-written" if incomplete else "",
     )
-
-
-def _interval(cell: Figure) -> Interval:
-    return cell.interval

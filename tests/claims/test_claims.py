@@ -7,10 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from refusion_eval.benchmarks import BENCHMARKS
-from refusion_eval.claims.averages import averages
-from refusion_eval.claims.evidence import Evidence
-from refusion_eval.claims.statements import read_claims
-from refusion_eval.claims.verdicts import (
+from refusion_eval.claims.judge import (
     AGREES,
     CONSISTENT,
     DISAGREES,
@@ -20,9 +17,12 @@ from refusion_eval.claims.verdicts import (
     NOT_REPRODUCED,
     OPEN,
     REPRODUCED,
+    Evidence,
+    averages,
     judge,
     judge_all,
 )
+from refusion_eval.claims.statements import read_claims
 from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError, StoreError
 from refusion_eval.results.figure import TASKS
@@ -119,7 +119,7 @@ def test_a_claim_is_judged_by_its_interval(ours, half_width, verdict):
     evidence = Evidence([*measured("refusion", "tps", same(ours), **bounds), *measured("qwen3", "tps", same(1.0))])
     judged = judge(CLAIMS["P03"], evidence)
     # Seven independent tasks: the interval of their mean is narrower than that of one.
-    assert judged.measured.value == pytest.approx(ours)
+    assert judged.measured.interval.value == pytest.approx(ours)
     assert judged.verdict == verdict
     if verdict == NOT_REPRODUCED:
         assert judged.reason.startswith("more" if ours > 2.33 else "less")
@@ -139,7 +139,7 @@ def test_an_interval_wider_than_the_claim_bears_nothing_out(name, value, bounds,
     metric, task = ("pass@1", "humaneval") if name == "P05" else ("tps", "mbpp")
     cells = measured("refusion", metric, {task: value}, ci_low=bounds[0], ci_high=bounds[1])
     judged = judge(CLAIMS[name], Evidence(cells))
-    assert (judged.verdict, judged.items) == (verdict, BENCHMARKS[task].source.num_rows)
+    assert (judged.verdict, judged.measured.fewest_items) == (verdict, BENCHMARKS[task].source.num_rows)
 
 
 def test_a_speedup_whose_interval_holds_the_stated_one_is_open():
@@ -155,8 +155,8 @@ def test_fused_forwards_change_no_score_and_are_marked_on_mini_tasks():
     cells = [cell("refusion", task, "tps", 3.0, mini=True, n=200, **fused) for task in TASKS]
     cells += [cell("autoregressive", task, "tps", 1.0, mini=True, n=100) for task in TASKS]
     judged = judge(CLAIMS["P03"], Evidence(cells))
-    assert (judged.mini_verdict, judged.mini_fused, judged.mini_items) == (AGREES, True, 100)
-    assert all(one.mini_fused == (one.mini is not None) for one in averages(CLAIMS["P03"], Evidence(cells)))
+    assert (judged.mini_verdict, judged.mini.fused, judged.mini.fewest_items) == (AGREES, True, 100)
+    assert all(one.mini.fused == one.mini.is_defined for one in averages(CLAIMS["P03"], Evidence(cells)))
 
 
 @pytest.mark.parametrize(("ratio", "verdict"), [(18.5, REPRODUCED), (40.0, REPRODUCED), (17.9, NOT_REPRODUCED)])
@@ -181,7 +181,7 @@ def test_other_models_half_written_runs_and_other_machines_are_no_evidence():
     for reason, cells in spoilt.items():
         judged = judge(CLAIMS["P03"], Evidence([*cells, *theirs]))
         assert judged.verdict == NOT_MEASURED
-        assert judged.measured is None
+        assert not judged.measured.is_defined
         assert reason in judged.reason
 
 
@@ -195,17 +195,17 @@ def test_mini_tasks_say_no_more_than_a_direction(ours, bounds, verdict):
         cells += [cell(baseline, task, "tps", 1.0, mini=True, backbone="qwen3") for task in TASKS]
     evidence = Evidence(cells)
     judged = judge(CLAIMS["P03"], evidence)
-    assert (judged.verdict, judged.measured, judged.mini_verdict) == (NOT_MEASURED, None, verdict)
-    assert judged.mini.value == pytest.approx(ours)
-    assert judge(CLAIMS["P12"], evidence).mini.value == pytest.approx(ours)
-    assert judge(CLAIMS["P07"], evidence).mini is None
+    assert (judged.verdict, judged.measured.is_defined, judged.mini_verdict) == (NOT_MEASURED, False, verdict)
+    assert judged.mini.interval.value == pytest.approx(ours)
+    assert judge(CLAIMS["P12"], evidence).mini.interval.value == pytest.approx(ours)
+    assert not judge(CLAIMS["P07"], evidence).mini.is_defined
 
 
 def test_a_claim_that_its_table_contradicts_stays_so_whatever_is_measured():
     cells = [one for name in DIFFUSION for one in measured(name, "tps", same(1.0))]
     judged = judge(CLAIMS["P02-mean"], Evidence([*cells, *measured("refusion", "tps", same(18.2))]))
     assert judged.verdict == DOES_NOT_FOLLOW
-    assert judged.measured.value == pytest.approx(18.2)
+    assert judged.measured.interval.value == pytest.approx(18.2)
 
 
 def test_two_runs_of_one_system_are_refused():

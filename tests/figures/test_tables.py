@@ -5,12 +5,11 @@ import re
 import pytest
 
 from refusion_eval.errors import ConfigError, StoreError
-from refusion_eval.figures.layout import Entry, Heading, Line, PaperTable, texts
 from refusion_eval.figures.names import FUSED_SENTENCE
-from refusion_eval.figures.render import latex_text, markdown_text, to_csv, to_latex, to_markdown, write_table
 from refusion_eval.figures.tables import NUMBERS, paper_table
 from refusion_eval.results.figure import AVERAGE, TASKS
 from refusion_eval.results.published import published_figures
+from refusion_eval.results.render import Section, Table, TableCell, TableRow, latex_text, markdown_text, text_cells
 
 FIRST = 3  # columns before the benchmarks
 
@@ -18,9 +17,7 @@ FIRST = 3  # columns before the benchmarks
 def lines_of(table, label):
     """Score and throughput lines of a system, by origin."""
     return {
-        (line.origin, line.entries[2].text): line.entries[FIRST:]
-        for line in table.lines
-        if line.entries[0].text == label
+        (line.origin, line.cells[2].text): line.cells[FIRST:] for line in table.lines if line.cells[0].text == label
     }
 
 
@@ -28,10 +25,10 @@ def test_published_figures_keep_their_printed_digits_and_stand_beside_measured_o
     table = paper_table(1, made["system"]("refusion", 80.0, 90.0))
     lines = lines_of(table, "ReFusion")
     assert [entry.text for entry in lines["published", "score"]][-2:] == ["68.20", "65.31"]
-    assert lines["measured", "score"][0] == Entry(text="80.0", low="79.0", high="81.0", n=200)
+    assert lines["measured", "score"][0] == TableCell(text="80.0", low="79.0", high="81.0", n=200)
     of_refusion = [line.origin for line in table.lines if line.shown[0].text == "ReFusion"]
     assert of_refusion == ["published", "measured"]
-    assert not any(entry.low for line in table.lines if line.origin == "published" for entry in line.entries)
+    assert not any(entry.low for line in table.lines if line.origin == "published" for entry in line.cells)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
@@ -39,7 +36,7 @@ def test_without_measurements_every_published_cell_is_there_and_nothing_else(num
     artefact = {1: "table1", 2: "table2_v2", 3: "table3", 4: "table4"}[number]
     table = paper_table(number)
     assert {line.origin for line in table.lines} == {"published"}
-    shown = sum(bool(entry.text) for line in table.lines for entry in line.entries[FIRST:])
+    shown = sum(bool(entry.text) for line in table.lines for entry in line.cells[FIRST:])
     assert shown == len(published_figures((artefact,))) > 0
 
 
@@ -49,7 +46,7 @@ def test_what_was_not_measured_is_empty_and_is_never_filled_from_the_paper(made)
     by_task = dict(zip((*TASKS, AVERAGE), (entry.text for entry in measured), strict=True))
     assert by_task.pop("gsm8k") == "80.0"
     assert set(by_task.values()) == {""}
-    assert "Not measured: Llama-3-8B-Instruct, Qwen3-8B" in " ".join(table.caption)
+    assert "Not measured: Llama-3-8B-Instruct, Qwen3-8B" in table.caption
 
 
 def test_an_average_is_shown_only_over_all_seven_benchmarks(made):
@@ -80,8 +77,8 @@ def test_half_written_runs_are_marked_named_and_never_best(made):
     table = paper_table(1, cells)
     entry = lines_of(table, "ReFusion")["measured", "score"][0]
     assert (entry.dagger, entry.emphasis) == (True, "")
-    assert "Samples are missing in run-refusion" in " ".join(table.caption)
-    assert "80.0" in to_markdown(table)
+    assert "Samples are missing in run-refusion" in table.caption
+    assert "80.0" in table.markdown()
 
 
 def test_mini_results_have_a_part_and_a_file_name_of_their_own(made):
@@ -92,11 +89,11 @@ def test_mini_results_have_a_part_and_a_file_name_of_their_own(made):
         assert table.name == f"table{number}_mini"
         assert "mini" in table.title
     table = paper_table(2, cells)
-    headings = [place for place, row in enumerate(table.rows) if isinstance(row, Heading)]
-    below = [row.origin for row in table.rows[headings[1] :] if isinstance(row, Line)]
+    headings = [place for place, row in enumerate(table.rows) if isinstance(row, Section)]
+    below = [row.origin for row in table.rows[headings[1] :] if isinstance(row, TableRow)]
     assert len(headings) == 2
     assert set(below) == {"measured"}
-    labels = [row.shown[0].text for row in table.rows[headings[1] :] if isinstance(row, Line)]
+    labels = [row.shown[0].text for row in table.rows[headings[1] :] if isinstance(row, TableRow)]
     assert labels[::2] == ["autoregressive_sft (AR)", "ReFusion"]  # in the order of the paper's table
 
 
@@ -125,18 +122,18 @@ def test_fused_forwards_are_named_below_the_table(made):
 
 def test_table_6_marks_what_differs_from_the_paper(made):
     table = paper_table(6)
-    assert not any(entry.dagger for line in table.lines for entry in line.entries)
+    assert not any(entry.dagger for line in table.lines for entry in line.cells)
     settings = {"gen_length": "512", "slot_size": "8", "block_size": "128", "tau_slot": "0.9", "tau_token": "0.4"}
     table = paper_table(6, [made["cell"]("refusion", "gsm8k", "accuracy", 80.0, settings=settings)])
-    (line,) = (line for line in table.lines if line.entries[1].text == "run-refusion")
-    assert [entry.text for entry in line.entries if entry.dagger] == ["8"]
+    (line,) = (line for line in table.lines if line.cells[1].text == "run-refusion")
+    assert [entry.text for entry in line.cells if entry.dagger] == ["8"]
 
 
 def test_table_7_averages_throughput_over_the_two_code_benchmarks(made):
     cells = made["system"]("refusion", 80.0, 90.0, tasks=("humaneval",))
-    assert paper_table(7, cells).lines[-1].entries[5].text == ""
+    assert paper_table(7, cells).lines[-1].cells[5].text == ""
     cells += made["system"]("refusion", 80.0, 70.0, tasks=("mbpp",))
-    assert paper_table(7, cells).lines[-1].entries[5].text == "80.0"
+    assert paper_table(7, cells).lines[-1].cells[5].text == "80.0"
 
 
 @pytest.mark.parametrize(
@@ -169,9 +166,9 @@ NASTY = r"a_b & 50% $x$ #1 {y} ~z ^w \q <t> | [u] * `v`"
 
 
 def nasty_table():
-    figure = Entry(text="1.0", low="0.5", high="1.5", n=3, emphasis="best")
-    row = Line(entries=(*texts(NASTY), figure), origin="measured")
-    return PaperTable(name="t", title=NASTY, columns=("a_b", "x%"), num_left=1, rows=[row], caption=[NASTY])
+    figure = TableCell(text="1.0", low="0.5", high="1.5", n=3, emphasis="best")
+    row = TableRow(cells=(*text_cells(NASTY), figure), origin="measured")
+    return Table(name="t", title=NASTY, columns=("a_b", "x%"), num_left=1, rows=[row], notes=[NASTY], literal=True)
 
 
 def test_latex_escapes_every_special_character():
@@ -183,7 +180,7 @@ def test_latex_escapes_every_special_character():
 
 @pytest.mark.parametrize("table", [*(paper_table(number) for number in NUMBERS), nasty_table()], ids=lambda t: t.name)
 def test_latex_is_whole(table):
-    text = to_latex(table)
+    text = table.latex()
     plain = re.sub(r"\\[\\{}&%$#_]", lambda match: "\n" if match[0] == "\\\\" else "", text)
     assert plain.count("{") == plain.count("}")
     assert re.findall(r"\\begin\{(\w+\*?)\}", text) == re.findall(r"\\end\{(\w+\*?)\}", text)[::-1]
@@ -198,13 +195,13 @@ def test_latex_is_whole(table):
 
 def test_markdown_escapes_what_it_would_read():
     assert markdown_text("a|b*c_d") == r"a\|b\*c\_d"
-    text = to_markdown(nasty_table())
+    text = nasty_table().markdown()
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {3}
 
 
 def test_csv_has_bounds_and_items_of_measured_figures_only(made):
-    records = list(csv.DictReader(io.StringIO(to_csv(paper_table(1, made["system"]("refusion", 80.0, 90.0))))))
+    records = list(csv.DictReader(io.StringIO(paper_table(1, made["system"]("refusion", 80.0, 90.0)).csv())))
     published = next(row for row in records if row["origin"] == "published")
     measured = next(row for row in records if row["origin"] == "measured")
     assert (published["GSM8K ci_low"], published["GSM8K n"]) == ("", "")
@@ -214,9 +211,9 @@ def test_csv_has_bounds_and_items_of_measured_figures_only(made):
 @pytest.mark.parametrize("number", [1, 6])
 def test_a_row_of_the_csv_says_by_itself_what_it_is_about(made, number):
     table = paper_table(number, made["system"]("refusion", 80.0, 90.0))
-    records = list(csv.DictReader(io.StringIO(to_csv(table))))
+    records = list(csv.DictReader(io.StringIO(table.csv())))
     assert all(record[name] for record in records for name in table.columns[:2])
-    shown = [row.split("|")[1].strip() for row in to_markdown(table).splitlines() if row.startswith("|")]
+    shown = [row.split("|")[1].strip() for row in table.markdown().splitlines() if row.startswith("|")]
     assert shown.count("") == sum(line.num_repeated > 0 for line in table.lines) > 0
 
 
@@ -230,6 +227,6 @@ def test_table_3_has_no_mini_part_as_the_embedded_family_has_no_such_systems(mad
 
 def test_tables_are_written_in_three_forms_with_equal_bytes(made, tmp_path):
     for folder in ("one", "two"):
-        paths = write_table(paper_table(1, made["system"]("refusion", 80.0, 90.0)), tmp_path / folder)
+        paths = paper_table(1, made["system"]("refusion", 80.0, 90.0)).write(tmp_path / folder)
     assert [path.name for path in paths] == ["table1.csv", "table1.md", "table1.tex"]
     assert all((tmp_path / "one" / path.name).read_bytes() == path.read_bytes() for path in paths)

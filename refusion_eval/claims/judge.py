@@ -1,0 +1,258 @@
+"""Judges the claims of the paper by its own tables and by measured figures.
+
+A claim is judged only by measured figures of the same systems (name and backbone) on the same benchmarks, of which
+every item was asked and answered. Where the claim is about speed, the figures have to be of one machine and without
+fused forwards, which the paper's algorithm does not have. Mini look-alikes are never the benchmarks: they are kept
+apart, and they only show whether they point in the same direction.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from refusion_eval.benchmarks import BENCHMARKS
+from refusion_eval.claims.formulas import FORMULAS, NOTHING, Computed, Formula, MissingFigure, compute, speedup_averages
+from refusion_eval.claims.statements import Claim, read_claims
+from refusion_eval.errors import DataError
+from refusion_eval.metrics.bootstrap import Interval
+from refusion_eval.results.figure import SPEED_METRICS, TASKS, Figure, FigureKey, by_key, problems
+from refusion_eval.results.published import GENERATE, published_backbone, published_figures
+
+REPRODUCED = "reproduced"
+CONSISTENT = "consistent, too imprecise"
+NOT_REPRODUCED = "not reproduced"
+NOT_MEASURED = "not measured"
+DOES_NOT_FOLLOW = "does not follow from the paper's own table"
+NO_FORMULA = "no formula over cells"
+
+AGREES, DISAGREES, OPEN = "agrees in direction", "disagrees in direction", "direction open"
+
+# On the mini tasks the tiny backbone of the embedded family stands where the paper has Qwen3-8B, its fine-tune where
+# that is retrained, and each other fine-tune where the paper has a published or a retrained system.
+_RETRAINED = "retrained"
+_MINI_ROLES = {
+    "autoregressive": ("qwen3",),
+    f"autoregressive+{GENERATE}": (f"qwen3+{GENERATE}",),
+    "autoregressive_sft": (f"qwen3+{_RETRAINED}",),
+}
+
+ALL_TASKS = "all seven"
+_TASK_SETS = {ALL_TASKS: TASKS, "without arc_challenge": tuple(task for task in TASKS if task != "arc_challenge")}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JudgedClaim:
+    """A claim with its verdict.
+
+    Attributes:
+        claim: statement that was judged.
+        on_published: result of the formula on the paper's own figures; None without a formula.
+        follows: whether that result is what the paper prints.
+        measured: result on measured figures.
+        verdict: one of the six verdicts above.
+        reason: why the verdict was given.
+        mini: result on the mini look-alikes, where the claim has a direction that they can agree with.
+        mini_verdict: whether the mini tasks point in the claimed direction; empty if they say nothing.
+    """
+
+    claim: Claim
+    on_published: float | None = None
+    follows: bool | None = None
+    measured: Computed = NOTHING
+    verdict: str
+    reason: str
+    mini: Computed = NOTHING
+    mini_verdict: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Average:
+    """A claimed speed-up, averaged by one rule.
+
+    Attributes:
+        claim: claim that states the speed-up.
+        baseline: systems that the speed-up is over, separated by spaces.
+        tasks: name of the set of tasks.
+        rule: name of the rule of averaging.
+        on_published: result on the paper's figures; None where the paper does not print them.
+        gives_claim: whether that result is what the paper claims.
+        measured: result on measured figures.
+        mini: result on the mini look-alikes.
+    """
+
+    claim: Claim
+    baseline: str
+    tasks: str
+    rule: str
+    on_published: float | None
+    gives_claim: bool
+    measured: Computed
+    mini: Computed
+
+
+class Evidence:
+    """Measured figures, sorted by what they may be used for.
+
+    Args:
+        figures: figures of any runs.
+
+    Raises:
+        StoreError: two runs measured the same figure.
+    """
+
+    def __init__(self, figures: Iterable[Figure]) -> None:
+        self._excluded: dict[FigureKey, str] = {}
+        real, mini = [], []
+        for figure in figures:
+            if reason := _exclusion(figure):
+                self._excluded[figure.key] = reason
+            elif figure.mini:
+                mini += _roles(figure)
+            else:
+                real.append(figure)
+        self._real, self._mini = by_key(real), by_key(mini)
+
+    def on_benchmarks(self, formula: Formula) -> Computed:
+        """Result of a formula on the real benchmarks."""
+        return self._computed(formula, self._real, self._excluded)
+
+    def on_mini(self, formula: Formula) -> Computed:
+        """Result of a formula on the mini look-alikes."""
+        return self._computed(formula, self._mini, {})
+
+    def _computed(
+        self, formula: Formula, figures: Mapping[FigureKey, Figure], excluded: Mapping[FigureKey, str]
+    ) -> Computed:
+        try:
+            result = compute(formula, figures)
+        except MissingFigure as error:
+            return Computed(reason="; ".join([str(error), *(excluded[key] for key in error.keys if key in excluded)]))
+        except DataError as error:
+            return Computed(reason=str(error))
+        reasons = problems(result.figures)
+        return Computed(reason="; ".join(reasons)) if reasons else result
+
+
+def judge_all(measured: Sequence[Figure]) -> tuple[list[JudgedClaim], list[Average]]:
+    """Judges every claim and computes every average of a claimed speed-up.
+
+    Args:
+        measured: figures of any runs; none judges the paper by its own tables alone.
+
+    Raises:
+        StoreError: two runs measured the same figure.
+    """
+    evidence = Evidence(measured)
+    claims = read_claims()
+    return (
+        [judge(claim, evidence) for claim in claims],
+        [average for claim in claims for average in averages(claim, evidence)],
+    )
+
+
+def judge(claim: Claim, evidence: Evidence) -> JudgedClaim:
+    """Computes the formula of a claim on published and measured figures and compares the results with the claim."""
+    if not claim.formula:
+        reason = f"{claim.note}; see {claim.look}" if claim.look else claim.note
+        return JudgedClaim(claim=claim, verdict=NO_FORMULA, reason=reason)
+    formula = FORMULAS[claim.id]
+    printed = compute(formula, by_key(published_figures(claim.artefacts.split()))).interval.value
+    follows = claim.follows(printed)
+    measured = evidence.on_benchmarks(formula)
+    # A figure without a neutral value, for example an accuracy itself, has no direction to agree with.
+    mini = evidence.on_mini(formula) if claim.neutral else NOTHING
+    if not follows:
+        verdict, reason = DOES_NOT_FOLLOW, f"it gives {printed:.6g}: {claim.note}"
+    elif not measured.is_defined:
+        verdict, reason = NOT_MEASURED, measured.reason
+    else:
+        verdict, reason = _compared(claim, measured)
+    return JudgedClaim(
+        claim=claim,
+        on_published=printed,
+        follows=follows,
+        measured=measured,
+        verdict=verdict,
+        reason=reason,
+        mini=mini,
+        mini_verdict=_direction(claim, mini.interval) if mini.is_defined else "",
+    )
+
+
+def averages(claim: Claim, evidence: Evidence) -> list[Average]:
+    """Every average of a claimed speed-up, over each baseline and over all of them together.
+
+    Returns:
+        One average for each baseline, set of tasks and rule; none if the claim states no speed-up.
+    """
+    if not claim.speedup:
+        return []
+    fast, slow = (side.strip() for side in claim.speedup.split("|"))
+    published = by_key(published_figures(claim.artefacts.split()))
+    results = []
+    for baseline in dict.fromkeys([slow, *slow.split()]):
+        for tasks, names in _TASK_SETS.items():
+            for rule, formula in speedup_averages(fast, baseline, " ".join(names)).items():
+                try:
+                    printed = compute(formula, published).interval.value
+                except MissingFigure:
+                    printed = None
+                average = Average(
+                    claim=claim,
+                    baseline=baseline,
+                    tasks=tasks,
+                    rule=rule,
+                    on_published=printed,
+                    gives_claim=printed is not None and claim.follows(printed),
+                    measured=evidence.on_benchmarks(formula),
+                    mini=evidence.on_mini(formula),
+                )
+                results.append(average)
+    return results
+
+
+def _exclusion(figure: Figure) -> str:
+    """Why a figure is no evidence; empty if it is evidence."""
+    if not figure.complete:
+        return f"{figure.run_id} lacks samples: {'; '.join(figure.notes)}"
+    if figure.mini:
+        return ""
+    num_items = BENCHMARKS[figure.benchmark].source.num_rows if figure.benchmark in BENCHMARKS else 0
+    if figure.n < num_items:
+        return f"{figure.run_id} has {figure.n} of the {num_items} items of {figure.benchmark}"
+    if figure.fused:
+        return f"{figure.run_id} has fused forwards, which the paper's algorithm has not; run it with fuse=false"
+    backbone = published_backbone(figure.system)
+    if backbone and figure.backbone != backbone:
+        return f"{figure.run_id} is a {figure.label} of {figure.backbone}, not of {backbone}"
+    return ""
+
+
+def _roles(figure: Figure) -> list[Figure]:
+    """A mini figure under the names of the systems that it stands for."""
+    roles = _MINI_ROLES.get(figure.system, (figure.system, f"{figure.system}+{_RETRAINED}"))
+    return [replace(figure, system=role) for role in roles]
+
+
+def _compared(claim: Claim, measured: Computed) -> tuple[str, str]:
+    """Verdict and reason of a claim whose formula follows from the paper's figures and has a measured result."""
+    interval = measured.interval
+    runs = sorted({figure.run_id for figure in measured.figures})
+    machines = sorted({figure.hardware for figure in measured.figures if figure.metric in SPEED_METRICS})
+    origin = f"from {', '.join(runs)}" + (f" on {machines[0]}" if machines else "")
+    if claim.leaves_open(interval):
+        return CONSISTENT, f"[{interval.low:.4g}, {interval.high:.4g}] does not tell, {origin}"
+    if claim.holds(interval):
+        return REPRODUCED, origin
+    return NOT_REPRODUCED, f"{'more' if interval.value > float(claim.value) else 'less'} than is claimed, {origin}"
+
+
+def _direction(claim: Claim, mini: Interval) -> str:
+    """Whether the mini tasks lie on the claimed side of the neutral value."""
+    neutral = float(claim.neutral)
+    claims_more = claim.reading == "above" or float(claim.value) > neutral
+    low = mini.value if math.isnan(mini.low) else mini.low
+    high = mini.value if math.isnan(mini.high) else mini.high
+    if low <= neutral <= high:
+        return OPEN
+    return AGREES if (low > neutral) == claims_more else DISAGREES
