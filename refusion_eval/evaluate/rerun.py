@@ -1,4 +1,4 @@
-"""A recorded run made again from its own record, and held against it, sample by sample."""
+"""Repeats a recorded run from its own record, and compares the two sample by sample."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ from refusion_eval.store.run_reader import Run, RunReader
 
 @dataclass(frozen=True, kw_only=True)
 class Repetition:
-    """What running a run again gave.
+    """The comparison of a run with its repetition.
 
     Attributes:
-        run_dir: of the second run.
-        num_samples: samples of the first.
-        other_requests: of these, requests that the second did not make, in words: prompt, item or settings differ.
-        other_tokens: item ids of samples with other tokens.
-        other_verdicts: item ids of samples with equal tokens and another verdict.
-        other_conditions: versions and machine that differ, one line each.
-        num_failed: samples of the second that could not be decoded or judged.
+        run_dir: directory of the second run.
+        num_samples: number of samples of the first run.
+        other_requests: samples of the first run whose request the second did not make: prompt, item or settings differ.
+        other_tokens: samples whose tokens differ.
+        other_verdicts: samples with equal tokens and different verdicts.
+        other_conditions: differences of versions and machine, one line each.
+        num_failed: number of samples of the second run that could not be decoded or judged.
     """
 
     run_dir: Path
@@ -39,7 +39,7 @@ class Repetition:
 
     @property
     def is_same(self) -> bool:
-        """Whether every sample came out as it was recorded."""
+        """Whether every sample is as it was recorded."""
         return not (self.other_requests or self.other_tokens or self.other_verdicts or self.num_failed)
 
 
@@ -47,34 +47,34 @@ def arguments_of(run: Run, **changes: str | None) -> ModelArgs:
     """The model arguments of a recorded run.
 
     Args:
-        run: the record.
-        changes: arguments in place of the recorded ones; None leaves one as it was.
+        run: the recorded run.
+        changes: arguments that replace recorded ones; None keeps the recorded value.
 
     Raises:
-        ConfigError: the record is of a version that did not keep them.
+        ConfigError: the run was recorded by a version that did not keep its arguments.
     """
     recorded = run.manifest.arguments
     if not recorded:
         raise ConfigError(f"{run.run_id} was recorded by a version that kept no arguments; run its command again")
     given = {name: value for name, value in changes.items() if value is not None}
-    # What was measured or found then is asked for now: another backend or type would be another run.
-    found = {"dtype": run.manifest.dtype, "revision": run.manifest.checkpoint_revision or None}
-    return parse_model_args({**recorded, **{name: value for name, value in found.items() if value}, **given})
+    # The dtype and revision that were chosen then are fixed now: other ones would be another run.
+    chosen = {"dtype": run.manifest.dtype, "revision": run.manifest.checkpoint_revision or None}
+    return parse_model_args({**recorded, **{name: value for name, value in chosen.items() if value}, **given})
 
 
 def rerun(run_dir: Path, again_dir: Path, *, data: Path | None = None, sandbox: str = "auto") -> Repetition:
-    """Makes a run again and compares; interrupted, the same call goes on.
+    """Repeats a run and compares the two. After an interruption the same call continues.
 
     Args:
-        run_dir: the recorded run.
-        again_dir: gets the second run.
-        data: folder with benchmark rows, where it is another than then.
-        sandbox: as `evaluate`.
+        run_dir: directory of the recorded run.
+        again_dir: directory of the second run.
+        data: folder with benchmark rows, if it is not the recorded one.
+        sandbox: as in `evaluate`.
 
     Raises:
-        ConfigError: the record is too old, or holds other tasks than this project's.
-        StoreError: a directory cannot be read, they are the same, or weights or settings are not what they were; then
-            nothing is decoded.
+        ConfigError: the record is too old, or has tasks that are not this project's.
+        StoreError: a directory cannot be read, both are the same, or weights or settings have changed; nothing is
+            decoded then.
     """
     if run_dir.resolve() == again_dir.resolve():
         raise StoreError(f"{again_dir} is the run itself; name another folder")
@@ -88,23 +88,26 @@ def rerun(run_dir: Path, again_dir: Path, *, data: Path | None = None, sandbox: 
     run_worker_or_return(args)
     model_cache = ModelCache()
     now = build_manifest(System(args, model_cache), run.manifest.tasks)
-    then, today = ({**one.fingerprint(), "package_version": ""} for one in (run.manifest, now))  # told, not refused
+    # Another version of the package is reported, not refused.
+    then, today = ({**manifest.fingerprint(), "package_version": ""} for manifest in (run.manifest, now))
     if changed := differences(then, today):
         raise StoreError(f"{run.run_id} cannot be made again here: {'; '.join(changed)}")
-    recorded = _samples(run_dir)  # first, as a damaged record would otherwise be known when all has been decoded
+    recorded = _samples(run_dir)  # before decoding, because a damaged record must not be found after hours
     num_failed = 0
     for count in sorted(set(run.expected.values())):
         tasks = [task for task, expected in run.expected.items() if expected == count]
         outcome = evaluate(args, tasks, limit=count, sandbox=sandbox, model_cache=model_cache)
         num_failed += len(outcome.failed) + outcome.unscored
     names = ("package_version", "versions", "git_commit", "hardware")
-    before, after = ({name: one.to_json()[name] for name in names} for one in (run.manifest, now))
+    before, after = ({name: manifest.to_json()[name] for name in names} for manifest in (run.manifest, now))
     conditions = differences(before, after)
     return _compared(recorded, again_dir, conditions, num_failed)
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _Result:
+    """What is compared of one sample."""
+
     item: str
     tokens: list[int] | None
     text: str
@@ -112,10 +115,10 @@ class _Seen:
 
 
 def _compared(
-    before: Mapping[SampleKey, _Seen], again_dir: Path, conditions: Sequence[str], num_failed: int
+    before: Mapping[SampleKey, _Result], again_dir: Path, conditions: Sequence[str], num_failed: int
 ) -> Repetition:
     after = _samples(again_dir)
-    common = {key: (one, after[key]) for key, one in before.items() if key in after}
+    common = {key: (result, after[key]) for key, result in before.items() if key in after}
     other_tokens = [a.item for a, b in common.values() if (a.tokens, a.text) != (b.tokens, b.text)]
     other_verdicts = [
         a.item for a, b in common.values() if (a.tokens, a.text) == (b.tokens, b.text) and a.verdict != b.verdict
@@ -123,7 +126,7 @@ def _compared(
     return Repetition(
         run_dir=again_dir,
         num_samples=len(before),
-        other_requests=[one.item for key, one in before.items() if key not in after],
+        other_requests=[result.item for key, result in before.items() if key not in after],
         other_tokens=other_tokens,
         other_verdicts=other_verdicts,
         other_conditions=conditions,
@@ -131,12 +134,12 @@ def _compared(
     )
 
 
-def _samples(run_dir: Path) -> dict[SampleKey, _Seen]:
-    """The good samples of a run."""
+def _samples(run_dir: Path) -> dict[SampleKey, _Result]:
+    """The samples of a run that did not fail."""
     with RunReader.open(run_dir) as reader:
         verdicts = {score.key: score.value for score in reader.scores() if score.metric == PASSED}
         return {
-            sample.key: _Seen(
+            sample.key: _Result(
                 f"{sample.key.task} {sample.item_id}", sample.tokens, sample.text, verdicts.get(sample.key)
             )
             for sample in reader.samples(traces=False)

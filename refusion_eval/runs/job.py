@@ -1,4 +1,4 @@
-"""One request, ready to be decoded: what identifies it, its prompt and its settings; and the record it leaves."""
+"""One request, ready to be decoded: its identity, its prompt and its settings; and the record of its result."""
 
 import hashlib
 import json
@@ -16,16 +16,16 @@ from refusion_eval.types import Decoded, draw_key
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A request to be decoded.
+    """A request that is ready to be decoded.
 
     Attributes:
-        key: its identity in the run store.
-        benchmark: what its task belongs to; the task's own name if that is none of the seven.
-        item_id: the benchmark's name for the item.
-        prompt_ids: token ids of the real prompt.
-        resolved: the settings of its task.
-        sealed: texts in the prompt that must not appear in anything written.
-        alone: whether it is decoded alone whatever the batch size, so that its time measures speed.
+        key: identity in the run store.
+        benchmark: name of the task's benchmark; the task's own name if it belongs to no benchmark of this project.
+        item_id: the benchmark's id of the item.
+        prompt_ids: token ids of the prompt, with the real texts in place of markers.
+        resolved: the settings of the task.
+        sealed: texts in the prompt that must not be written anywhere.
+        alone: whether the request is decoded alone whatever the batch size, so that its time measures speed.
     """
 
     key: SampleKey
@@ -37,10 +37,10 @@ class Job:
     alone: bool = False
 
     def settings(self, detokenizer: Detokenizer) -> Any:
-        """The decoder's settings for this one request, to be used once: with its stop rule and its own seed.
+        """The decoder's settings for one decoding of this request: with its stop rule and its own seed.
 
-        Where something is drawn, the seed is mixed from the run's seed, the item and the sample's number, so that
-        several samples of an item differ and each can be drawn again alone.
+        At a temperature above 0 the seed is mixed from the run's seed, the item and the sample's number, so that
+        several samples of an item differ and each of them can be drawn again alone.
         """
         settings = self.resolved.settings
         changes: dict[str, Any] = {"stop_rule": detokenizer.stop_rule(self.resolved.until)}
@@ -67,9 +67,9 @@ def _digest(text: str) -> str:
 def record(job: Job, decoded: Decoded, detokenizer: Detokenizer, *, batch_size: int, warm: bool) -> Sample:
     """The record of a decoded job.
 
-    Tokens behind a stop string are no part of the output, so they are neither recorded nor counted: a parallel decoder
-    may have fixed some in the step that completed the string. The trace keeps them, as it tells what happened. Of a
-    job with sealed texts the token ids are withheld, because they spell what the redacted text does not say.
+    Tokens after a stop string are no part of the output, so they are neither recorded nor counted: a parallel decoder
+    may have fixed some of them in the step that completed the string. The trace keeps them, because it tells what
+    happened. If the job has sealed texts, token ids are withheld, because they spell what is redacted in the text.
     """
     tokens = detokenizer.kept(decoded.tokens, job.resolved.until)
     text = redact(detokenizer.text(decoded.tokens, job.resolved.until), job.sealed)
@@ -106,7 +106,7 @@ def _identity(job: Job, batch_size: int) -> dict[str, Any]:
 
 
 def without_tokens(trace: Trace) -> Trace:
-    """A copy in which every token id is 0: where and when positions were fixed stays, what they say does not."""
+    """A copy in which every token id is 0; it still tells where and when positions were fixed."""
     blanked = [
         replace(event, tokens=(0,) * len(event.tokens)) if isinstance(event, Draft | Fix) else event
         for event in trace.events

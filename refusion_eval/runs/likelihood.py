@@ -1,4 +1,4 @@
-"""Log-likelihoods of continuations, in parts that are computed together: here, or in all processes of a run."""
+"""Log-likelihoods of continuations, computed in parts: in this process, or in all processes of a run."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
@@ -18,26 +18,26 @@ class Scorer(Protocol):
     """Computes log-likelihoods: in this process, or in many."""
 
     def score(self, parts: Sequence[Part]) -> Iterator[tuple[int, Scores]]:
-        """Yields number and scores of each part as it is done, in whatever order that is.
+        """Yields number and scores of each part as it is computed, in any order.
 
         Args:
-            parts: each some pairs of prefix and continuation, token ids; none of them empty.
+            parts: lists of pairs of prefix and continuation, token ids; no continuation is empty.
         """
         ...
 
 
 class LocalScorer:
-    """Scores in this process.
+    """Computes log-likelihoods in this process.
 
     Args:
-        system: whose checkpoint is asked.
+        system: the checkpoint.
     """
 
     def __init__(self, system: System) -> None:
         self._system = system
 
     def score(self, parts: Sequence[Part]) -> Iterator[tuple[int, Scores]]:
-        """As `Scorer.score`, in order."""
+        """See `Scorer.score`; the parts are computed in order."""
         for number, part in enumerate(parts):
             yield number, score_part(self._system, part)
 
@@ -49,7 +49,7 @@ def score_part(system: System, part: Part) -> Scores:
 
 
 def scores_from_json(fields: Sequence[tuple[float, bool]]) -> Scores:
-    """What `score_part` gave, after a trip through JSON."""
+    """The result of `score_part` from its JSON form."""
     return [TokenScore(*score) for score in fields]
 
 
@@ -59,7 +59,7 @@ def fit(context: Sequence[int], continuation: Sequence[int], longest: int) -> Pa
     Args:
         context: token ids.
         continuation: token ids.
-        longest: most tokens of a text.
+        longest: largest number of tokens of a text.
 
     Raises:
         ConfigError: the continuation alone is too long.
@@ -73,12 +73,12 @@ def fit(context: Sequence[int], continuation: Sequence[int], longest: int) -> Pa
 
 
 def scores(scorer: Scorer, pairs: Sequence[Pair], size: int) -> Iterator[tuple[int, TokenScore]]:
-    """Yields number and score of each pair as it is done, in whatever order that is.
+    """Yields number and score of each pair as it is computed, in any order.
 
     Args:
-        scorer: computes them.
-        pairs: of texts that fit; one whose continuation the tokenizer merged into its context has nothing to score.
-        size: most pairs of a part.
+        scorer: computes the scores.
+        pairs: pairs that fit; a continuation is empty if the tokenizer merged it into its context.
+        size: largest number of pairs in a part.
     """
     present = []
     for number, (_, continuation) in enumerate(pairs):
@@ -87,5 +87,5 @@ def scores(scorer: Scorer, pairs: Sequence[Pair], size: int) -> Iterator[tuple[i
         else:
             yield number, TokenScore(0.0, True)
     groups = [present[start : start + size] for start in range(0, len(present), size)]
-    for part, found in scorer.score([[pairs[number] for number in group] for group in groups]):
-        yield from zip(groups[part], found, strict=True)
+    for part, part_scores in scorer.score([[pairs[number] for number in group] for group in groups]):
+        yield from zip(groups[part], part_scores, strict=True)

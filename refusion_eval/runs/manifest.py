@@ -1,4 +1,4 @@
-"""What a run directory says of the system that filled it."""
+"""The manifest of a run: a description of the system, the machine and the invocation, for the run directory."""
 
 import hashlib
 import os
@@ -17,7 +17,7 @@ from refusion_eval.runs.system import NO_TEMPLATE, WITH_GRAPHS, System
 from refusion_eval.store.environment import Hardware, collect_hardware, git_commit, package_versions
 from refusion_eval.store.manifest import STOCK_GENERATE, Manifest
 
-# A weight file up to this size is hashed whole, of a larger one evenly spread pieces.
+# A weight file up to this size is hashed whole; of a larger file, evenly spread pieces are hashed.
 WHOLE_BYTES = 256 * 2**20
 PIECE_BYTES = 2**16
 NUM_PIECES = 256
@@ -27,7 +27,7 @@ def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest
     """Describes this invocation.
 
     Args:
-        system: what is run.
+        system: the system that runs.
         task_versions: task name -> version, as far as known.
     """
     model = system.model
@@ -50,7 +50,7 @@ def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest
 
 
 def identity(system: System) -> Manifest:
-    """Of the manifest what decides texts: all that its fingerprint is made from, nothing that is measured."""
+    """The part of the manifest that decides texts: everything in its fingerprint, and nothing that is measured."""
     args, model = system.args, system.model
     tables = {table.label: table.benchmarks for table in system.tables.values() if table is not None}
     return Manifest(
@@ -84,22 +84,25 @@ def machine(system: System) -> Hardware:
 
 
 def run_arguments(args: ModelArgs) -> dict[str, Any]:
-    """Model arguments as they can be given again, those with a value, but not where it is recorded or decoded."""
+    """Model arguments in the form in which they can be given again: those that have a value and decide texts or times.
+
+    The run directory and the arguments of a launch are left out.
+    """
     left_out = ("settings", "run_dir", *LAUNCH_ARGUMENTS)
-    given = {one.name: getattr(args, one.name) for one in fields(args) if one.name not in left_out}
+    given = {field.name: getattr(args, field.name) for field in fields(args) if field.name not in left_out}
     given["batch_size"] = args.batch_size or "auto"
     return {name: value for name, value in given.items() if value is not None} | dict(args.settings)
 
 
 def _attention(system: System) -> str:
-    """Name of what computes attention; the stock loop takes what transformers takes."""
+    """The name of the attention backend; the loop of transformers chooses its own."""
     if system.args.loop != "engine":
         return "transformers"
     return system.model.attention + (WITH_GRAPHS if system.model.cuda_graphs else "")
 
 
 def _adapter_facts(system: System) -> dict[str, str]:
-    """What is merged into the weights, if anything."""
+    """Identity of the adapter that is merged into the weights; empty without one."""
     name, revision = system.model.adapter, system.model.adapter_revision
     if name is None:
         return {}
@@ -107,7 +110,7 @@ def _adapter_facts(system: System) -> dict[str, str]:
 
 
 def _prompt_facts(system: System) -> dict[str, str | bool]:
-    """What prompts have that the checkpoint does not bring; nothing where it brings all."""
+    """What the user changed in prompts: the chat template and the BOS token; empty if nothing."""
     args, template = system.args, system.own_chat_template
     facts: dict[str, str | bool] = {}
     if args.chat_template is not None:
@@ -118,13 +121,13 @@ def _prompt_facts(system: System) -> dict[str, str | bool]:
 
 
 def adapter_hash(directory: Path) -> str:
-    """Hash of a local adapter: configuration and weights. Moved weights are the same weights."""
+    """Hash of a local adapter's configuration and weights; its path does not matter."""
     names = ("adapter_config.json", "adapter_model.safetensors")
     return hashlib.sha256(b"".join((directory / name).read_bytes() for name in names)).hexdigest()[:32]
 
 
 def checkpoint_hash(directory: Path) -> str:
-    """Hash of a local checkpoint: configuration, and weights (of large files, pieces spread over them)."""
+    """Hash of a local checkpoint's configuration and weights; of a large file, evenly spread pieces are hashed."""
     digest = hashlib.sha256()
     for path in [directory / "config.json", *sorted(directory.glob("*.safetensors"))]:
         size = path.stat().st_size
@@ -140,7 +143,7 @@ def checkpoint_hash(directory: Path) -> str:
 
 
 def physical_gpu(device: torch.device) -> int | None:
-    """Index of a device as nvidia-smi counts; None for a CPU."""
+    """Index of a GPU in the order of nvidia-smi; None for a CPU."""
     if device.type != "cuda":
         return None
     index = device.index or 0

@@ -1,4 +1,4 @@
-"""What a run shows while it lasts: a live display on a terminal, a plain line now and then elsewhere."""
+"""The progress of a run: a live display on a terminal, elsewhere a plain line every 20 seconds."""
 
 import sys
 import time
@@ -16,7 +16,7 @@ SECONDS_BETWEEN_LINES = 20.0
 
 @dataclass(slots=True)
 class TaskTally:
-    """What one task has so far; speed counts only samples of this run."""
+    """Counts of one task; speed counts only samples that this run decoded."""
 
     total: int
     done: int = 0
@@ -45,9 +45,9 @@ class ProgressDisplay:
     """Counts finished samples by task and shows them; use as a context manager.
 
     Attributes:
-        label: what is running, for example the system.
+        label: the text before the task's name, for example the system.
         totals: number of requests of every task.
-        stream: where to write; lines go there unless it is a terminal.
+        stream: where to write; a terminal gets a live display, anything else lines.
     """
 
     label: str
@@ -78,7 +78,7 @@ class ProgressDisplay:
             self._bars.stop()
 
     def stored(self, task: str) -> None:
-        """Counts a sample that an earlier run left behind."""
+        """Counts a sample that was recorded before."""
         tally = self.tallies[task]
         tally.done += 1
         tally.stored += 1
@@ -88,7 +88,7 @@ class ProgressDisplay:
         """Counts a finished sample, good or failed."""
         tally = self.tallies[sample.key.task]
         now = time.monotonic()
-        # Samples of a batch overlap, so there the time that passed counts instead of their own.
+        # The decoding times of a batch overlap, so for a batch the time since the last sample counts.
         seconds = sample.seconds if sample.batch_size == 1 else now - self._last_sample
         self._last_sample = now
         tally.done += 1

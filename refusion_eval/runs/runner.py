@@ -1,4 +1,4 @@
-"""Decodes jobs, one at a time or many at once, and turns every outcome, failures included, into a record."""
+"""Decodes jobs, one at a time or in a batch, and turns every result, failures included, into a record."""
 
 import itertools
 import logging
@@ -21,31 +21,31 @@ log = logging.getLogger(__name__)
 
 
 class JobRunner(Protocol):
-    """What turns jobs into records: in this process, or in many."""
+    """Turns jobs into records, in this process or in several."""
 
     def refusal(self, job: Job) -> str | None:
         """Why a job cannot be decoded, known before anything is computed; None if it can."""
         ...
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Sample]:
-        """Yields the record of each job as it ends; those that are to be decoded alone come first."""
+        """Yields the record of each job as it ends. The jobs that are decoded alone come first in `jobs`."""
         ...
 
     def close(self) -> None:
-        """Lets go of other processes; harmless if there are none."""
+        """Releases other processes; harmless if there are none."""
         ...
 
 
 class JobDecoder:
-    """Runs jobs of one decoder on one model.
+    """Decodes the jobs of one decoder on one model, in this process.
 
     Args:
         model: the checkpoint.
         decode: the decoder.
         detokenizer: writes text from tokens.
         batch_size: jobs decoded at the same time.
-        warmup: decodings thrown away before the first measured one of each settings.
-        width_cost: gives the width curve that decides how forwards are fused; called only if it is needed.
+        warmup: untimed decodings before the first timed one of each settings.
+        width_cost: returns the width curve that decides how forwards are fused; called only if it is needed.
         run_alone: decodes one prompt under the decoder's settings; None is the engine.
     """
 
@@ -70,7 +70,7 @@ class JobDecoder:
         self._warm: set[str] = set()
 
     def _settings(self, job: Job) -> Any:
-        """The settings for one request, with what this device decides."""
+        """The settings for one request, with the width curve of this device."""
         return api.with_width_cost(job.settings(self.detokenizer), self.width_cost)
 
     def refusal(self, job: Job) -> str | None:
@@ -82,7 +82,7 @@ class JobDecoder:
         return None
 
     def close(self) -> None:
-        """There are no other processes to let go of."""
+        """No-op: there are no other processes."""
 
     def run(self, jobs: Iterable[Job], batch_size: int | None = None) -> Iterator[Sample]:
         """Decodes jobs and yields the record of each as it ends, in whatever order that is.
@@ -119,7 +119,7 @@ class JobDecoder:
         try:
             warm = self._warm_up(job)
             decoded = self._run_alone(job.prompt_ids, self._settings(job))
-        # RuntimeError: what torch raises when memory runs out or a kernel fails.
+        # torch raises RuntimeError when memory runs out or a kernel fails.
         except (DecodeError, RuntimeError):
             return record_error(job, traceback.format_exc(), batch_size=1)
         return record(job, decoded, self.detokenizer, batch_size=1, warm=warm)
@@ -129,8 +129,8 @@ class JobDecoder:
         while batch_size > 1:
             taken: dict[int, Job] = {}
             try:
-                for place, outcome in self.model.engine.run_many(self._requests(returned, jobs, taken), batch_size):
-                    job = taken.pop(place)
+                for number, outcome in self.model.engine.run_many(self._requests(returned, jobs, taken), batch_size):
+                    job = taken.pop(number)
                     if isinstance(outcome, DecodeError):
                         error = "".join(traceback.format_exception(outcome))
                         yield record_error(job, error, batch_size=batch_size)
@@ -138,7 +138,7 @@ class JobDecoder:
                         # Times of a batch are no measure of speed, so no warm-up is spent on it.
                         yield record(job, outcome, self.detokenizer, batch_size=batch_size, warm=False)
                 return
-            except RuntimeError as error:  # memory ran out, most likely
+            except RuntimeError as error:  # most likely memory ran out
                 log.warning("a batch of %d failed (%s): half of it is tried", batch_size, error)
                 returned.extendleft(reversed(taken.values()))
                 batch_size //= 2
@@ -146,15 +146,19 @@ class JobDecoder:
             yield self._alone(job)
 
     def _requests(self, returned: deque[Job], jobs: Iterator[Job], taken: dict[int, Job]) -> Iterator[Request]:
-        for place in itertools.count():
+        for number in itertools.count():
             job = returned.popleft() if returned else next(jobs, None)
             if job is None:
                 return
-            taken[place] = job
+            taken[number] = job
             yield Request(self.decode, job.prompt_ids, self._settings(job))
 
     def _warm_up(self, job: Job) -> bool:
-        """Decodes the first job of each settings for nothing, so that no measured one pays for first-time work."""
+        """Warm-up: decodes the first job of each settings digest untimed, so that one-off costs are not measured.
+
+        Returns:
+            Whether the warm-up of these settings is over, so that the time of the next decoding measures speed.
+        """
         if job.resolved.digest in self._warm:
             return True
         started = time.perf_counter()

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Requests decoded together when nobody says how many, by type of device; the KV budget may allow fewer.
+# Requests decoded together with batch_size=auto, by type of device; the KV budget may allow fewer.
 AUTO_BATCH_SIZES = {"cpu": 16, "cuda": 64}
 
-# Settings that say which tokens are special; a checkpoint without a card of its own may need them from the user.
+# Settings that name special tokens; the user may have to give them for a checkpoint without a card.
 TOKEN_SETTINGS = ("mask_id", "eos_ids")
 
 
@@ -86,7 +86,7 @@ class System:
 
     @functools.cached_property
     def model(self) -> api.LoadedModel:
-        """The checkpoint, opened.
+        """The opened checkpoint.
 
         Raises:
             CheckpointError: it cannot be read.
@@ -122,7 +122,7 @@ class System:
 
     @functools.cached_property
     def own_chat_template(self) -> str | None:
-        """The chat template that the user names instead of the checkpoint's; None for plain prompts.
+        """The chat template that the user gives instead of the checkpoint's; None for plain prompts.
 
         Raises:
             ConfigError: there is no such file.
@@ -136,10 +136,10 @@ class System:
             raise ConfigError(f"chat_template={name}: {error}; give a Jinja file, or {NO_TEMPLATE}") from error
 
     def wanted_attention(self) -> str:
-        """The backend asked for; where a measurement decides, the one that a resumed run was begun with."""
+        """The attention backend that is asked for; with auto, the backend that a continued run was begun with."""
         args = self.args
         if args.loop != "engine":
-            return args.attention  # it is transformers' own, whatever is said here
+            return args.attention  # transformers chooses its own
         if args.attention != "auto" or args.run_dir is None or not (Path(args.run_dir) / RUN_JSON).is_file():
             return args.attention
         with RunReader.open(args.run_dir) as reader:
@@ -226,22 +226,22 @@ class System:
 
     @functools.cached_property
     def width_cost(self) -> WidthCost:
-        """The width curve that decides how forwards are fused; one for a run, so that resuming changes no count."""
+        """The width curve that decides how forwards are fused; a run keeps one, so that continuing changes no count."""
         cost = WidthCost(**self.get_or_compute("width_cost", lambda: self.model.width_cost._asdict()))
         log.info("fusing for a device with %d free rows, %g of a forward for each further one", *cost)
         return cost
 
     @functools.cached_property
     def checkpoint_settings(self) -> dict[str, Any]:
-        """Decoder settings that the checkpoint brings: its mask and end tokens.
+        """Decoder settings that the checkpoint determines: its mask token and end tokens.
 
         Raises:
             ConfigError: the checkpoint does not fit the decoder.
         """
         api.check_fit(self.model, self.args.decoder, "mask_id" in self.args.settings)
         known = self.entry.Settings.__dataclass_fields__
-        brought = {"mask_id": self.model.card.mask_id, "eos_ids": tuple(self.model.card.eos_ids)}
-        return {key: value for key, value in brought.items() if key in known and value is not None}
+        tokens = {"mask_id": self.model.card.mask_id, "eos_ids": tuple(self.model.card.eos_ids)}
+        return {key: value for key, value in tokens.items() if key in known and value is not None}
 
     @functools.cached_property
     def tables(self) -> Mapping[bool, Table | None]:
@@ -249,21 +249,22 @@ class System:
         folder = tasks_path() / "settings"
         given = {key: value for key, value in self.args.settings.items() if key in TOKEN_SETTINGS}
         tokens = {**self.checkpoint_settings, **given}
-        # Rows that need an EOS must not stop tasks of other rows; the settings of a task are checked as they are.
+        # A row of the table that needs an EOS must not stop the tasks of other rows, so every row is read with one. The
+        # settings of a task are checked later, as they are.
         tokens["eos_ids"] = tokens.get("eos_ids") or (0 if tokens.get("mask_id") else 1,)
-        presets = {False: self.args.preset, True: None}  # the synthetic tasks' settings are nobody's but ours
+        presets = {False: self.args.preset, True: None}  # the settings of the mini tasks have no presets
         return {
             mini: load_table(folder, self.args.decoder, mini, self.entry.Settings, tokens, preset)
             for mini, preset in presets.items()
         }
 
     def resolve(self, task: str, generation_kwargs: Mapping[str, Any], *, announce: bool = True) -> Resolved:
-        """The settings of a task's requests; logged once.
+        """The settings of a task's requests, logged when they are first asked for.
 
         Args:
-            task: lm-eval's task name.
-            generation_kwargs: what lm-eval hands over with the request.
-            announce: whether to log them.
+            task: name of the task.
+            generation_kwargs: the generation arguments of the task or of lm-eval's request.
+            announce: whether to log the settings.
 
         Raises:
             ConfigError: an argument is unknown, or values contradict each other or the checkpoint.

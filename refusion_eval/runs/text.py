@@ -1,7 +1,7 @@
-"""From token ids to the text that a task sees: special tokens, and stop strings.
+"""From token ids to the text that a task sees: special tokens and stop strings.
 
-A stop string may itself be a special token ("<|im_end|>", "</s>"), so stop strings are looked for in the text with
-special tokens spelled out, and special tokens are left out of what is returned. Nothing else is removed.
+A stop string may itself be a special token ("<|im_end|>", "</s>"). Stop strings are therefore searched in the text with
+special tokens spelled out, and special tokens are left out of the text that is returned. Nothing else is removed.
 """
 
 import bisect
@@ -13,18 +13,18 @@ from refusion_eval.types import StopRule
 
 @dataclass(frozen=True, slots=True)
 class Detokenizer:
-    """What is needed of a tokenizer to write text.
+    """Writes text from token ids.
 
     Attributes:
         decode: turns ordinary token ids into text.
-        special: every special token's id and spelling.
+        special: id -> spelling of every special token.
     """
 
     decode: Callable[[Sequence[int]], str]
     special: Mapping[int, str]
 
     def pieces(self, tokens: Sequence[int]) -> list[tuple[str, bool]]:
-        """Splits tokens into stretches of text and whether each is a special token."""
+        """Splits tokens into pieces of text, each with whether it is a special token."""
         result: list[tuple[str, bool]] = []
         run: list[int] = []
         for token in tokens:
@@ -47,38 +47,39 @@ class Detokenizer:
         """The text without special tokens, up to the first occurrence of any stop string."""
         pieces = self.pieces(tokens)
         whole = "".join(text for text, _ in pieces)
-        found = [start for stop in until if (start := whole.find(stop)) >= 0]
-        left = min(found, default=len(whole))
+        starts = [start for stop in until if (start := whole.find(stop)) >= 0]
+        num_left = min(starts, default=len(whole))
         kept = []
         for text, is_special in pieces:
             if not is_special:
-                kept.append(text[:left])
-            left -= len(text)
-            if left <= 0:
+                kept.append(text[:num_left])
+            num_left -= len(text)
+            if num_left <= 0:
                 break
         return "".join(kept)
 
     def kept(self, tokens: Sequence[int], until: Sequence[str]) -> Sequence[int]:
-        """The shortest beginning of the tokens whose text holds a stop string; all tokens if none does.
+        """The shortest prefix of the tokens whose text contains a stop string; all tokens if there is none.
 
-        A text that holds a stop string still does when tokens are added, so the end is found by halving.
+        A text that contains a stop string still does when tokens are appended, so bisection finds the end.
         """
 
-        def stopped(length: int) -> bool:
+        def has_stopped(length: int) -> bool:
             text = self.spelled(tokens[:length])
             return any(stop in text for stop in until)
 
-        if not stopped(len(tokens)):
+        if not has_stopped(len(tokens)):
             return tokens
-        return tokens[: bisect.bisect_left(range(len(tokens)), True, key=stopped)]
+        return tokens[: bisect.bisect_left(range(len(tokens)), True, key=has_stopped)]
 
     def stop_rule(self, until: Sequence[str]) -> StopRule | None:
-        """A rule that ends decoding once a stop string is complete; for one request, as it remembers what it saw.
+        """A rule that ends decoding once a stop string is complete. It has state, so every request needs its own.
 
-        A request that begins again may keep its rule: fewer tokens than before mean that it does.
+        A request that is decoded again from its beginning may keep its rule: the rule starts over when it gets fewer
+        tokens than before.
 
-        Only the end of the text is spelled out each time. A token is at least one byte, so a stop string that became
-        complete reaches back at most its own length in bytes.
+        Only the end of the text is spelled out each time. A token is at least one byte, so a stop string that has just
+        become complete reaches back at most its own length in bytes.
         """
         if not until:
             return None

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -148,6 +149,14 @@ def assert_same(run_dir, calm):
     assert len(records(calm)[0]) == NUM_SAMPLES
     assert counted(run_dir) == counted(calm)
     assert ("mini_mbpp", "pass@1") in counted(calm)
+
+
+def verdicts_made_twice(acknowledged):
+    """Scores that the store was given more than once."""
+    if not acknowledged.exists():
+        return []
+    counts = Counter(line for line in acknowledged.read_text().splitlines() if line.startswith("scores "))
+    return [line for line, count in counts.items() if count > 1]
 
 
 def bytes_lost(run_dir, acknowledged):

@@ -13,7 +13,15 @@ from random import Random
 import pytest
 
 from tests.faults.places import PLACES
-from tests.faults.runs import NUM_SAMPLES, assert_same, bytes_lost, command, num_recorded, records
+from tests.faults.runs import (
+    NUM_SAMPLES,
+    assert_same,
+    bytes_lost,
+    command,
+    num_recorded,
+    records,
+    verdicts_made_twice,
+)
 
 TIME = "random time"
 NUM_TOGETHER = 2  # directories at a time
@@ -94,6 +102,7 @@ def torment(server, calm, folder, seed, num_kills):
     assert status == 0, output
     lost = bytes_lost(run_dir, acknowledged)
     assert_same(run_dir, calm_dir)
+    assert verdicts_made_twice(acknowledged) == []
     return places, lost
 
 
@@ -125,6 +134,19 @@ def test_two_hundred_kills_lose_nothing(server, calm, tmp_path, report):
     assert (points.records_lost, points.bytes_lost) == (0, 0)
     assert points.tried.total() >= 220
     assert set(points.tried) == {*PLACES, TIME}
+
+
+def test_a_killed_run_leaves_the_verdict_on_every_text_but_the_last(server, calm, tmp_path):
+    passed = calm[1][1]["forward"]
+    status, _ = server.run(command(tmp_path / "run"), fault={"place": "forward", "count": passed - 1})
+    assert status == -signal.SIGKILL
+    samples, scores = records(tmp_path / "run")
+    assert len(samples) == NUM_SAMPLES - 1
+    assert {score.key for score in scores} == {sample.key for sample in samples}
+    before = sorted(scores, key=str)
+    assert server.run(command(tmp_path / "run"))[0] == 0
+    assert_same(tmp_path / "run", calm[1][0])
+    assert [score for score in sorted(records(tmp_path / "run")[1], key=str) if score in before] == before
 
 
 def test_a_batch_and_single_requests_leave_the_same_tokens(calm):

@@ -69,10 +69,12 @@ def test_of_a_batch_all_that_are_in_flight_are_finished(server, calm, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_scoring_stops_at_once_and_is_done_by_the_same_command(server, calm, tmp_path, number):
+def test_a_signal_while_a_text_is_judged_ends_the_run_before_the_next_request(server, calm, tmp_path, number):
     status, output = server.run(command(tmp_path / "run"), fault={"place": "verdict", "count": 2, "signal": number})
     assert status == 128 + number
-    assert f"{NUM_SAMPLES} of {NUM_SAMPLES} samples are recorded" in last_line(output)
+    assert f"{NUM_ITEMS + 1} of {NUM_SAMPLES} samples are recorded" in last_line(output)  # the first program's
+    samples, scores = records(tmp_path / "run")
+    assert {score.key for score in scores} == {sample.key for sample in samples}
     assert server.run(command(tmp_path / "run"))[0] == 0
     assert_same(tmp_path / "run", calm)
 
