@@ -27,7 +27,7 @@ def rescore(
     """Judge the recorded texts of runs with another answer filter. Nothing is decoded, and no record changes."""
     from refusion_eval.lm_eval_plugin.filters import describe, find_filter
     from refusion_eval.scoring.filters import LIST
-    from refusion_eval.scoring.report import rescore_command
+    from refusion_eval.scoring.rescore import rescore_command
 
     if list_filters or filter_name == LIST:
         print("\n".join(describe()))

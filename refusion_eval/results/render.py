@@ -212,12 +212,12 @@ def interval_text(interval: Interval | None, digits: int = 2, missing: str = "")
     return f"{value} [{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
 
 
-def csv_text(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
+def csv_text(columns: Sequence[str], rows: Iterable[Iterable[Any]], line_end: str = "\n") -> str:
     """A header and one line a row. Equal rows give equal bytes."""
     import pandas as pd  # half a second, which only commands that write CSV should pay
 
     table = [[csv_cell(value) for value in row] for row in rows]
-    return pd.DataFrame(table, columns=list(columns), dtype=object).to_csv(index=False, lineterminator="\n")
+    return pd.DataFrame(table, columns=list(columns), dtype=object).to_csv(index=False, lineterminator=line_end)
 
 
 def csv_cell(value: Any) -> str:

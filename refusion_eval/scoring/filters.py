@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from refusion_eval.benchmarks import BENCHMARKS, Extraction, Row
+from refusion_eval.benchmarks import BENCHMARKS, Benchmark, Extraction, Row
 from refusion_eval.benchmarks.base import Extractor
 from refusion_eval.benchmarks.extract.programs import NO_CODE, fenced_blocks
 from refusion_eval.errors import ConfigError
+from refusion_eval.scoring.judge import CORRECT, NO_ANSWER, WRONG, OnVerdict, Verdict, judge_extractions
 
 # The filter that must give what a run recorded.
 OURS = "ours"
@@ -59,6 +60,30 @@ class AnswerFilter:
     source: str
     rules: Mapping[str, Rule]
     reads: Literal["text", "canvas"] = "text"
+
+
+def judge_by_rule(
+    benchmark: Benchmark,
+    rule: Rule,
+    items: Items,
+    *,
+    workers: int | None = None,
+    sandbox: str = "auto",
+    on_verdict: OnVerdict | None = None,
+) -> list[Verdict]:
+    """Judges texts by a rule; all other arguments are those of `judge_texts`."""
+    rows, extractions = [row for row, _ in items], rule.find(items)
+    if rule.is_right is None:
+        return judge_extractions(benchmark, rows, extractions, workers=workers, sandbox=sandbox, on_verdict=on_verdict)
+    verdicts = []
+    for row, found in zip(rows, extractions, strict=True):
+        if found.answer is None:
+            verdicts.append(Verdict(None, NO_ANSWER, found.how))
+        else:
+            gold = benchmark.gold(row)
+            verdict = CORRECT if rule.is_right(gold, found.answer) else WRONG
+            verdicts.append(Verdict(found.answer, verdict, f"{found.how}; expected {gold}"))
+    return verdicts
 
 
 def _each(rule: Extractor) -> Rule:

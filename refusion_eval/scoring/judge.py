@@ -5,9 +5,8 @@ a run generates, the records of a run, and texts that were generated elsewhere.
 """
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 from refusion_eval.benchmarks import Benchmark, Extraction, Row
@@ -126,39 +125,18 @@ def judge_extractions(
     return [verdicts[index] for index in range(len(rows))]
 
 
-class Request(NamedTuple):
-    """A text to be judged, and where its verdict goes."""
-
-    future: Future[Verdict]
-    benchmark: Benchmark
-    row: Row
-    text: str
-    filter_name: str | None
-
-    def settle(self, verdict: Verdict) -> None:
-        """Hands over the verdict, unless there is one already."""
-        if not self.future.done():
-            self.future.set_result(verdict)
-
-
 class Judge:
-    """Judges texts while others are generated; never raises, but says in a verdict why a text could not be judged.
+    """Judges texts in threads while others are generated; a text that cannot be judged gets the verdict "error".
 
     Args:
         sandbox: as in `judge_texts`.
         workers: programs or formulas that are judged at a time.
-        deferred: whether programs and formulas wait until `drain`, so that they take no processor from decoding that
-            is timed. Numbers and letters cost microseconds and never wait.
     """
 
-    def __init__(self, *, sandbox: str = "auto", workers: int | None = None, deferred: bool = False) -> None:
-        self.sandbox = sandbox
-        self._deferred = deferred
+    def __init__(self, *, sandbox: str = "auto", workers: int | None = None) -> None:
+        self._sandbox = sandbox
         self._threads = ThreadPoolExecutor(workers or default_workers(), thread_name_prefix="judge")
         self._comparer = Comparer()
-        self._waiting: list[Request] = []
-        self._pending: dict[Future[Verdict], Request] = {}
-        self._lock = threading.Lock()
         self._reported: set[str] = set()
 
     def submit(self, benchmark: Benchmark, row: Row, text: str, filter_name: str | None = None) -> Future[Verdict]:
@@ -171,66 +149,32 @@ class Judge:
             filter_name: as in `judge_texts`.
 
         Returns:
-            The verdict to come; "error" if the text could not be judged.
+            The verdict to come. Numbers and letters are judged at once, which costs microseconds.
         """
-        request = Request(Future(), benchmark, row, text, filter_name)
-        if benchmark.kind in ("number", "choice"):
-            self._judge(request)
-            return request.future
-        with self._lock:
-            self._pending[request.future] = request
-        request.future.add_done_callback(self._forget)
-        if self._deferred:
-            self._waiting.append(request)
-        else:
-            self._begin(request)
-        return request.future
-
-    def drain(self) -> None:
-        """Waits until every text that was submitted has its verdict; to be called when no decoding is timed."""
-        waiting, self._waiting = self._waiting, []
-        for request in waiting:
-            self._begin(request)
-        wait(self._pending_requests())
+        if benchmark.kind in ("code", "mathematics"):
+            return self._threads.submit(self._judge, benchmark, row, text, filter_name)
+        verdict: Future[Verdict] = Future()
+        verdict.set_result(self._judge(benchmark, row, text, filter_name))
+        return verdict
 
     def close(self) -> None:
-        """Gives up the texts that nobody has begun to judge, and ends the processes."""
+        """Cancels the texts that no thread has begun to judge, and ends the processes."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._comparer.close()
 
-    def _begin(self, request: Request) -> None:
-        self._threads.submit(self._judge, request)
-
-    def _pending_requests(self) -> dict[Future[Verdict], Request]:
-        with self._lock:
-            return dict(self._pending)
-
-    def _forget(self, future: Future[Verdict]) -> None:
-        with self._lock:
-            self._pending.pop(future, None)
-
-    def _judge(self, request: Request) -> None:
+    def _judge(self, benchmark: Benchmark, row: Row, text: str, filter_name: str | None) -> Verdict:
         try:
-            verdict = self._verdict(request)
-        except Exception as problem:  # a text that cannot be judged must not cost the run its other texts
-            verdict = Verdict(None, ERROR, f"{type(problem).__name__}: {problem}")
-            if verdict.reason not in self._reported:
-                self._reported.add(verdict.reason)
-                log.exception("%s: a text cannot be judged", request.benchmark.name)
-        request.settle(verdict)
-
-    def _verdict(self, request: Request) -> Verdict:
-        benchmark, row = request.benchmark, request.row
-        extraction = benchmark.extract(request.text, row, request.filter_name)
-        if extraction.answer is None:
-            return Verdict(None, NO_ANSWER, extraction.how)
-        if benchmark.kind == "code":
-            (result,) = check_programs([_program(benchmark, row, extraction)], workers=1, sandbox=self.sandbox)
-            return _verdict_of_check(extraction, result)
-        if benchmark.kind == "mathematics":
-            gold = benchmark.gold(row)
-            return _verdict_of_comparison(extraction, gold, self._comparer.compare(gold, extraction.answer))
-        return _judge_value(benchmark, row, extraction)
+            extraction = benchmark.extract(text, row, filter_name)
+            if benchmark.kind == "mathematics" and extraction.answer is not None:
+                gold = benchmark.gold(row)
+                return _verdict_of_comparison(extraction, gold, self._comparer.compare(gold, extraction.answer))
+            return judge_extractions(benchmark, [row], [extraction], workers=1, sandbox=self._sandbox)[0]
+        except Exception as problem:  # one text that cannot be judged must not cost the run its other texts
+            reason = f"{type(problem).__name__}: {problem}"
+            if reason not in self._reported:
+                self._reported.add(reason)
+                log.exception("%s: a text cannot be judged", benchmark.name)
+            return Verdict(None, ERROR, reason)
 
 
 def _judge_value(benchmark: Benchmark, row: Row, extraction: Extraction) -> Verdict:

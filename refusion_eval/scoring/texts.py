@@ -1,7 +1,5 @@
-"""`refusion-eval score`: scores texts that were generated anywhere, by the same path as the tasks."""
+"""`refusion-eval score`: judges texts that were generated anywhere, by the same path as the tasks."""
 
-import csv
-import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +10,12 @@ from refusion_eval.benchmarks import Benchmark, Row, get_task
 from refusion_eval.benchmarks.rows import json_lines
 from refusion_eval.errors import DataError
 from refusion_eval.metrics.accuracy import Interval, bootstrap_mean, majority_passed, pass_at_k
-from refusion_eval.scoring.judge import ERROR, MISSING, NO_ANSWER, OnVerdict, Verdict, judge_texts
+from refusion_eval.results.render import csv_text
+from refusion_eval.scoring.judge import ERROR, MISSING, NO_ANSWER, Verdict, judge_texts
 from refusion_eval.store.atomic_write import prepare_output, write_output
 from refusion_eval.store.records import NO_ISOLATION
 
-# As `outputs`: the benchmark's own answers.
+# In place of a file of outputs: the benchmark's own answers.
 GOLD = "gold"
 
 COLUMNS = ("id", "sample", "extracted", "verdict", "passed", "reason", "tier")
@@ -41,13 +40,13 @@ class Summary:
     """The numbers of one scoring.
 
     Attributes:
-        task: the task as the user named it, "mini" included.
-        metric: what `score` is called.
+        task: name of the benchmark, after "mini " for a look-alike.
+        metric: name of `score`.
         filter_name: the extraction rule.
         num_rows: rows of the benchmark.
-        num_scored: rows the score is over.
+        num_scored: rows that the score is over.
         num_missing: rows without a text (in the score as wrong, unless partial scoring was asked for).
-        num_texts: texts scored.
+        num_texts: texts that were judged.
         num_nothing: texts without an answer in them.
         num_errors: texts whose judge failed; their rows are outside the score.
         num_unisolated: programs that ran without isolation.
@@ -70,6 +69,26 @@ class Summary:
     pass_at: dict[int, Interval]
     majority: Interval | None
 
+    def lines(self, *, allow_partial: bool) -> list[str]:
+        """The lines to print."""
+        share = self.num_nothing / self.num_texts if self.num_texts else 0.0
+        missing = "left out" if allow_partial else "counted as wrong (--allow-partial leaves them out)"
+        lines = {
+            f"{self.task} (filter {self.filter_name}): {self.metric} {_percent(self.score)} over {self.num_scored} of "
+            f"{self.num_rows} rows": True,
+            **{f"  pass@{k} {_percent(value)}": True for k, value in self.pass_at.items()},
+            f"  majority vote {_percent(self.majority)}": self.majority is not None,
+            f"  nothing extracted from {self.num_nothing} of {self.num_texts} texts ({share:.1%})": True,
+            f"  {self.num_missing} rows have no text: {missing}": self.num_missing,
+            f"  {self.num_unisolated} programs ran without isolation, so their verdicts can be forged": (
+                self.num_unisolated
+            ),
+            f"  {self.num_errors} texts could not be judged and are left out: run again, or see `doctor`": (
+                self.num_errors
+            ),
+        }
+        return [line for line, is_shown in lines.items() if is_shown]
+
 
 def score_command(
     task: str,
@@ -83,9 +102,8 @@ def score_command(
     workers: int | None = None,
     sandbox: str = "auto",
     echo: Callable[[str], None] = print,
-    on_verdict: OnVerdict | None = None,
 ) -> Summary:
-    """Scores a file of texts, prints the score, and writes one CSV line a text.
+    """Judges a file of texts, prints the score, and writes one CSV line a text.
 
     Args:
         task: "gsm8k", "refusion_gsm8k" or "mini_gsm8k", and so for the other benchmarks.
@@ -96,31 +114,26 @@ def score_command(
         csv_path: where to write the columns `COLUMNS`; `default_csv_path` if None.
         filter_name: another extraction rule than the benchmark's first.
         allow_partial: score only the rows that have a text, instead of counting the others as wrong.
-        workers: processes for code and mathematics.
+        workers: processes for code and for formulas.
         sandbox: "auto", or "none" for no isolation.
         echo: receives each line to be printed.
-        on_verdict: as in `judge_texts`.
 
     Raises:
-        DataError: unknown task, or rows or outputs are malformed (with file and line).
+        DataError: unknown task or filter, or rows or outputs are malformed (with file and line).
         SandboxError: code cannot be run in isolation here.
-        StoreError: the CSV cannot be written; known before anything is scored.
+        StoreError: the CSV cannot be written; known before anything is judged.
     """
-    asked = get_task(task)
-    bench, benchmark, is_mini = asked.benchmark, asked.benchmark.name, asked.mini
-    rows = asked.rows(data, split)
-    bench.check_gold(rows)
-    ids = index_rows(bench, rows)
-    texts = gold_texts(bench, rows) if outputs == GOLD else read_outputs(Path(outputs), set(ids))
+    known = get_task(task)
+    benchmark, rows = known.benchmark, known.rows(data, split)
+    benchmark.check_gold(rows)
+    ids = index_rows(benchmark, rows)
+    texts = gold_texts(benchmark, rows) if outputs == GOLD else read_outputs(Path(outputs), set(ids))
     target = prepare_output(csv_path if csv_path is not None else default_csv_path(task, outputs))
-    scores = score_texts(
-        bench, rows, texts, filter_name=filter_name, workers=workers, sandbox=sandbox, on_verdict=on_verdict
-    )
-    write_csv(target, scores)
-    counted = [score for score in scores if score.verdict.verdict != MISSING] if allow_partial else scores
-    name = f"mini {benchmark}" if is_mini else benchmark
-    summary = summarise(name, bench, scores, counted, filter_name or bench.default_filter)
-    for line in report(summary, allow_partial=allow_partial):
+    scores = score_texts(benchmark, rows, texts, filter_name=filter_name, workers=workers, sandbox=sandbox)
+    write_output(target, _csv(scores))
+    name = f"mini {benchmark.name}" if known.mini else benchmark.name
+    summary = summarise(name, benchmark, scores, filter_name or benchmark.default_filter, allow_partial)
+    for line in summary.lines(allow_partial=allow_partial):
         echo(line)
     echo(f"  one line a text: {target}")
     return summary
@@ -134,18 +147,16 @@ def score_texts(
     filter_name: str | None = None,
     workers: int | None = None,
     sandbox: str = "auto",
-    on_verdict: OnVerdict | None = None,
 ) -> list[Score]:
-    """Scores every text of every row.
+    """Judges every text of every row.
 
     Args:
-        benchmark: as in `judge_texts`, like all that is not named here.
+        benchmark: as in `judge_texts`, like the arguments that are not named here.
         rows: dataset rows, as `Task.rows` returns them.
         texts: item id -> its texts; items without a text are scored "missing".
         filter_name: another extraction rule than the benchmark's first.
         workers: processes for code and for formulas.
         sandbox: "auto" or "none".
-        on_verdict: called with each verdict.
 
     Returns:
         Scores in the order of the rows, then of the texts.
@@ -158,10 +169,8 @@ def score_texts(
     unknown = [key for key in texts if key not in by_id]
     if unknown:
         raise DataError(f"{len(unknown)} ids are not in the {benchmark.name} rows, the first is {unknown[0]!r}")
-    items = [(by_id[key], text) for key in by_id for text in texts.get(key, ())]
-    verdicts = iter(
-        judge_texts(benchmark, items, filter_name=filter_name, workers=workers, sandbox=sandbox, on_verdict=on_verdict)
-    )
+    items = [(row, text) for key, row in by_id.items() for text in texts.get(key, ())]
+    verdicts = iter(judge_texts(benchmark, items, filter_name=filter_name, workers=workers, sandbox=sandbox))
     missing = Verdict(None, MISSING, "no text for this item")
     return [
         Score(key, sample, next(verdicts) if texts.get(key) else missing)
@@ -170,7 +179,7 @@ def score_texts(
     ]
 
 
-def index_rows(bench: Benchmark, rows: Sequence[Row]) -> dict[str, Row]:
+def index_rows(benchmark: Benchmark, rows: Sequence[Row]) -> dict[str, Row]:
     """Returns id -> row, in row order.
 
     Raises:
@@ -178,9 +187,10 @@ def index_rows(bench: Benchmark, rows: Sequence[Row]) -> dict[str, Row]:
     """
     by_id: dict[str, Row] = {}
     for number, row in enumerate(rows):
-        key = bench.id_of(row, number)
+        key = benchmark.id_of(row, number)
         if key in by_id:
-            raise DataError(f"{bench.name}: two rows have the id {key!r} (the second is row {number}); ids must differ")
+            where = f"{benchmark.name}: two rows have the id {key!r}"
+            raise DataError(f"{where} (the second is row {number}); ids must differ")
         by_id[key] = row
     return by_id
 
@@ -193,13 +203,13 @@ def default_csv_path(task: str, outputs: str) -> Path:
     return path.with_name(Path(path.name.removesuffix(".gz")).stem + ".scores.csv")
 
 
-def gold_texts(bench: Benchmark, rows: Sequence[Row]) -> dict[str, list[str]]:
+def gold_texts(benchmark: Benchmark, rows: Sequence[Row]) -> dict[str, list[str]]:
     """Returns id -> the row's own answer, written as a model would write it."""
-    return {bench.id_of(row, number): [bench.gold_text(row)] for number, row in enumerate(rows)}
+    return {benchmark.id_of(row, number): [benchmark.gold_text(row)] for number, row in enumerate(rows)}
 
 
 def read_outputs(path: Path, known: set[str]) -> dict[str, list[str]]:
-    """Reads texts to be scored.
+    """Reads texts to be judged.
 
     Args:
         path: JSON lines, each an object with exactly the keys id (text or integer) and text.
@@ -230,83 +240,49 @@ def read_outputs(path: Path, known: set[str]) -> dict[str, list[str]]:
     return texts
 
 
-def write_csv(path: Path, scores: Sequence[Score]) -> None:
-    """Writes one line a text. What is not valid Unicode is written as an escape.
-
-    Raises:
-        StoreError: the file cannot be written.
-    """
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(COLUMNS)
-    for score in scores:
-        it = score.verdict
-        extracted = "" if it.extracted is None else it.extracted.replace("\0", "\\0")
-        writer.writerow((score.id, score.sample, extracted, it.verdict, int(it.passed), it.reason, it.tier))
-    write_output(path, text.getvalue())
-
-
 def summarise(
-    task: str, bench: Benchmark, scores: Sequence[Score], counted: Sequence[Score], filter_name: str
+    task: str, benchmark: Benchmark, scores: Sequence[Score], filter_name: str, allow_partial: bool
 ) -> Summary:
     """Condenses scores.
 
     Args:
         task: name to print.
-        bench: the benchmark.
-        scores: all of them.
-        counted: those that the score is over.
-        filter_name: the extraction rule they come from.
+        benchmark: names the metric.
+        scores: the score of every text, and of every item without one.
+        filter_name: the extraction rule that they come from.
+        allow_partial: whether items without a text are left out, instead of counted as wrong.
+
+    Raises:
+        DataError: the judge failed on every text.
     """
-    groups: dict[str, list[Score]] = {}
-    for score in counted:
-        if score.verdict.verdict != ERROR:
-            groups.setdefault(score.id, []).append(score)
-    if not groups:
+    kinds = [score.verdict.verdict for score in scores]
+    items: dict[str, list[Verdict]] = {}
+    for score, kind in zip(scores, kinds, strict=True):
+        if kind != ERROR and not (allow_partial and kind == MISSING):
+            items.setdefault(score.id, []).append(score.verdict)
+    if not items:
         raise DataError(f"{task}: nothing could be scored; the judge failed on every text: {scores[0].verdict.reason}")
-    items = list(groups.values())
-    smallest = min(map(len, items))
+    counts = [len(verdicts) for verdicts in items.values()]
+    num_right = [sum(verdict.passed for verdict in verdicts) for verdicts in items.values()]
+    votes = [
+        float(majority_passed([verdict.extracted for verdict in verdicts], [verdict.passed for verdict in verdicts]))
+        for verdicts in items.values()
+    ]
     return Summary(
         task=task,
-        metric=bench.metric,
+        metric=benchmark.metric,
         filter_name=filter_name,
         num_rows=len({score.id for score in scores}),
         num_scored=len(items),
-        num_missing=sum(score.verdict.verdict == MISSING for score in scores),
-        num_texts=sum(score.verdict.verdict != MISSING for score in scores),
-        num_nothing=sum(score.verdict.verdict == NO_ANSWER for score in scores),
-        num_errors=sum(score.verdict.verdict == ERROR for score in scores),
+        num_missing=kinds.count(MISSING),
+        num_texts=len(kinds) - kinds.count(MISSING),
+        num_nothing=kinds.count(NO_ANSWER),
+        num_errors=kinds.count(ERROR),
         num_unisolated=sum(score.verdict.tier == NO_ISOLATION for score in scores),
-        score=bootstrap_mean([sum(it.verdict.passed for it in item) / len(item) for item in items]),
-        pass_at={k: _pass_at(items, k) for k in _powers(smallest)},
-        majority=None if smallest < 2 or bench.kind == "code" else bootstrap_mean([_vote(item) for item in items]),
+        score=bootstrap_mean([right / count for right, count in zip(num_right, counts, strict=True)]),
+        pass_at={k: bootstrap_mean(pass_at_k(counts, num_right, k)) for k in _powers(min(counts))},
+        majority=None if min(counts) < 2 or benchmark.kind == "code" else bootstrap_mean(votes),
     )
-
-
-def report(summary: Summary, *, allow_partial: bool) -> list[str]:
-    """The lines to print."""
-    s = summary
-    lines = [
-        f"{s.task} (filter {s.filter_name}): {s.metric} {_percent(s.score)} over {s.num_scored} of {s.num_rows} rows"
-    ]
-    lines.extend(f"  pass@{k} {_percent(value)}" for k, value in s.pass_at.items())
-    if s.majority is not None:
-        lines.append(f"  majority vote {_percent(s.majority)}")
-    share = s.num_nothing / s.num_texts if s.num_texts else 0.0
-    lines.append(f"  nothing extracted from {s.num_nothing} of {s.num_texts} texts ({share:.1%})")
-    if s.num_missing:
-        what = "left out" if allow_partial else "counted as wrong (--allow-partial leaves them out)"
-        lines.append(f"  {s.num_missing} rows have no text: {what}")
-    if s.num_unisolated:
-        lines.append(f"  {s.num_unisolated} programs ran without isolation, so their verdicts can be forged")
-    if s.num_errors:
-        lines.append(f"  {s.num_errors} texts could not be judged and are left out: run again, or see `doctor`")
-    return lines
-
-
-def _pass_at(items: Sequence[Sequence[Score]], k: int) -> Interval:
-    counts = [len(item) for item in items]
-    return bootstrap_mean(pass_at_k(counts, [sum(it.verdict.passed for it in item) for item in items], k))
 
 
 def _powers(largest: int) -> list[int]:
@@ -315,11 +291,25 @@ def _powers(largest: int) -> list[int]:
     return sorted(ks | {largest}) if largest > 1 else []
 
 
-def _vote(item: Sequence[Score]) -> float:
-    return float(majority_passed([it.verdict.extracted for it in item], [it.verdict.passed for it in item]))
-
-
-def _percent(interval: Interval) -> str:
+def _percent(interval: Interval | None) -> str:
+    if interval is None:
+        return ""
     if math.isnan(interval.low):
         return f"{100 * interval.value:.2f}% (one row gives no interval)"
     return f"{100 * interval.value:.2f}% (95% interval {100 * interval.low:.2f} to {100 * interval.high:.2f})"
+
+
+def _csv(scores: Sequence[Score]) -> str:
+    rows = [
+        (
+            score.id,
+            score.sample,
+            score.verdict.extracted,
+            score.verdict.verdict,
+            int(score.verdict.passed),
+            score.verdict.reason,
+            score.verdict.tier,
+        )
+        for score in scores
+    ]
+    return csv_text(COLUMNS, rows, line_end="\r\n")  # as the csv module writes it, and this file always did

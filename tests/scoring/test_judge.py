@@ -121,31 +121,20 @@ def judged_one_by_one(judge: Judge) -> list[tuple[Verdict, Verdict]]:
         ("mbpp", PROGRAM, "Sorry."),
     ]
     futures = [judge.submit(BENCHMARKS[name], row, text) for name, row, text in texts]
-    judge.drain()
-    assert all(future.done() for future in futures)
     at_once = [judge_texts(BENCHMARKS[name], [(row, text)], sandbox="none")[0] for name, row, text in texts]
     return [(future.result(), verdict) for future, verdict in zip(futures, at_once, strict=True)]
 
 
-@pytest.mark.parametrize("deferred", [False, True])
-def test_texts_that_are_submitted_one_by_one_get_the_same_verdicts(deferred: bool) -> None:
-    judge = Judge(sandbox="none", workers=2, deferred=deferred)
+def test_texts_that_are_submitted_one_by_one_get_the_same_verdicts() -> None:
+    judge = Judge(sandbox="none", workers=2)
     for one_by_one, at_once in judged_one_by_one(judge):
         assert one_by_one == at_once
     judge.close()
 
 
-def test_a_deferred_judge_begins_no_program_before_it_is_drained() -> None:
-    judge = Judge(sandbox="none", deferred=True)
-    program, number = (
-        judge.submit(BENCHMARKS[name], row, text)
-        for name, row, text in (("mbpp", PROGRAM, ADDS), ("gsm8k", WORD_PROBLEMS[0], "The answer is 42."))
-    )
-    assert number.result(timeout=0).passed
-    assert not program.done()
-    assert not judge._threads._threads
-    judge.drain()
-    assert program.result(timeout=0).passed
+def test_numbers_and_letters_are_judged_at_once() -> None:
+    judge = Judge()
+    assert judge.submit(BENCHMARKS["gsm8k"], WORD_PROBLEMS[0], "The answer is 42.").result(timeout=0).passed
     judge.close()
 
 

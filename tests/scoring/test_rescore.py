@@ -21,8 +21,7 @@ from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.text import Detokenizer
 from refusion_eval.scoring.filters import OURS
 from refusion_eval.scoring.judge import judge_texts
-from refusion_eval.scoring.report import rescore_command
-from refusion_eval.scoring.rescore import canvas_text
+from refusion_eval.scoring.rescore import canvas_text, rescore_command
 from refusion_eval.store.manifest import Manifest
 from refusion_eval.store.records import Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_reader import RunReader
