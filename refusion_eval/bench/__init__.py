@@ -1,1 +1,1 @@
-"""How fast decoding is on this device, as ratios measured in one run."""
+"""Decoding speed of this device, as ratios within one run: `refusion-eval bench`."""

@@ -1,4 +1,4 @@
-"""`refusion-eval bench`: decoding speed against a plain baseline, the width curve and the limit of the memory.
+"""Decoding speed of one checkpoint: against a plain baseline, in batches, by width, and against the memory's limit.
 
 Imports neither lm-eval nor anything that needs a network.
 """
@@ -8,7 +8,6 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from refusion_eval import api
-from refusion_eval.bench.contest import Entrant, Standing, compete
+from refusion_eval.bench.comparison import Speed, System, compare
 from refusion_eval.bench.plain import PlainEngine
 from refusion_eval.bench.profile import Profile, profile
 from refusion_eval.bench.profile import table as profile_table
@@ -33,7 +32,7 @@ from refusion_eval.types import Decoded
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CONTEXTS = (0, 512, 4096)
 FREE_ROWS = 1 << 20
-# Name of a ratio -> (numerator, denominator): systems in `Report.standings`.
+# Name of a ratio -> (numerator, denominator), both names of systems in `Report.speeds`.
 RATIOS = {
     "refusion fused / plain baseline": ("refusion fused", "refusion baseline"),
     "refusion unfused / plain baseline": ("refusion", "refusion baseline"),
@@ -47,11 +46,11 @@ RATIOS = {
 
 
 class BatchSpeed(NamedTuple):
-    """What continuous batching did at one batch size.
+    """Speed of continuous batching at one batch size.
 
     Attributes:
-        tokens_per_second: of wall time, all prompts several times over.
-        same: share of the requests whose tokens are those of the smallest batch size; below 1 only where rounding
+        tokens_per_second: tokens per second of wall time, over all prompts.
+        same: share of the requests whose tokens equal those of the smallest batch size; below 1 only where rounding
             differs, as in bfloat16.
     """
 
@@ -61,22 +60,23 @@ class BatchSpeed(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What was measured.
+    """Result of a benchmark.
 
     Attributes:
         conditions: model, device, dtype, threads, versions, settings.
-        standings: system -> speeds, tokens, forwards.
-        forwards: how many ReFusion takes for all prompts: unfused, fused where further rows cost nothing, and the least
-            there can be, when every plan and prediction but the first of a prompt rides on a verification.
-        batch: decoder -> batch size -> its speed.
-        curves: committed rows -> width -> seconds of each forward.
-        weight_bytes, cache_bytes_per_row: what a forward reads.
-        copy_bytes_per_second: what the device moves.
-        profile: where the time of fused ReFusion goes; None if it was not asked for.
+        speeds: speed of each system at batch size 1.
+        forwards: forwards of ReFusion over all prompts: "unfused", "free rows" (fused, with further rows at no cost),
+            and "least": the minimum, where all plans and predictions but the first plan are fused into verifications.
+        batch: speed by decoder and batch size.
+        curves: seconds of each timed forward by committed rows and width.
+        weight_bytes: size of the weights that one forward reads.
+        cache_bytes_per_row: size of the keys and values of one row.
+        copy_bytes_per_second: copy bandwidth of the device.
+        profile: time of each part of fused ReFusion; None if it was not measured.
     """
 
     conditions: Mapping[str, Any]
-    standings: Mapping[str, Standing]
+    speeds: Mapping[str, Speed]
     forwards: Mapping[str, int]
     batch: Mapping[str, Mapping[int, BatchSpeed]]
     curves: Mapping[int, Mapping[int, list[float]]]
@@ -87,28 +87,34 @@ class Report:
 
     @property
     def ratios(self) -> dict[str, float]:
-        """The figures that travel between machines: all of one run."""
-        speeds = {name: standing.median for name, standing in self.standings.items()}
-        found = {name: speeds[a] / speeds[b] for name, (a, b) in RATIOS.items() if a in speeds and b in speeds}
+        """Ratios within this report; unlike speeds, they can be compared between machines."""
+        medians = {name: speed.median for name, speed in self.speeds.items()}
+        ratios = {name: medians[a] / medians[b] for name, (a, b) in RATIOS.items() if a in medians and b in medians}
         unfused = self.forwards["unfused"]
-        found["forwards: fused / unfused"] = self.standings["refusion fused"].num_forwards / unfused
-        found["forwards: fused with free rows / unfused"] = self.forwards["free rows"] / unfused
-        found["forwards: least possible / unfused"] = self.forwards["least"] / unfused
-        for decoder, speeds_by_size in self.batch.items():
-            first, *others = speeds_by_size
+        ratios["forwards: fused / unfused"] = self.speeds["refusion fused"].num_forwards / unfused
+        ratios["forwards: fused with free rows / unfused"] = self.forwards["free rows"] / unfused
+        ratios["forwards: least possible / unfused"] = self.forwards["least"] / unfused
+        for decoder, by_size in self.batch.items():
+            first, *others = by_size
             for size in others:
-                ratio = speeds_by_size[size].tokens_per_second / speeds_by_size[first].tokens_per_second
-                found[f"{decoder}: batch {size} / batch {first}"] = ratio
+                speed_up = by_size[size].tokens_per_second / by_size[first].tokens_per_second
+                ratios[f"{decoder}: batch {size} / batch {first}"] = speed_up
         curve = {width: statistics.median(seconds) for width, seconds in self.curves[min(self.curves)].items()}
-        found |= {
-            f"forward of {width} rows / of 1": curve[width] / curve[1] for width in (8, 32, 128) if width in curve
-        }
-        found["MBU of a forward of 1 row"] = self.weight_bytes / curve[1] / self.copy_bytes_per_second
-        return found
+        for width in (8, 32, 128):
+            if width in curve:
+                ratios[f"forward of {width} rows / of 1"] = curve[width] / curve[1]
+        ratios["MBU of a forward of 1 row"] = self.weight_bytes / curve[1] / self.copy_bytes_per_second
+        return ratios
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, ratios first."""
-        return {"ratios": self.ratios, **asdict(self)}
+        """All fields as plain JSON types, ratios first; the speeds keep the key "standings" of earlier reports."""
+        fields = asdict(self)
+        return {
+            "ratios": self.ratios,
+            "conditions": fields.pop("conditions"),
+            "standings": fields.pop("speeds"),
+            **fields,
+        }
 
 
 def measure(
@@ -128,19 +134,19 @@ def measure(
 
     Args:
         directory: checkpoint in Hugging Face layout.
-        prompts: token ids to decode.
-        settings: of the ReFusion decoder, but for `fuse`; `gen_length` and `eos_ids` serve all systems.
-        dtype: as `load_model`.
-        device: as `load_model`.
-        num_rounds: of the contest.
-        batch_sizes: of `run_many`, ascending; the first is what the others are compared with.
-        with_baseline: also load transformers' own model, for the systems that run on it.
-        with_profile: also measure where the time of a decode goes.
-        progress: told what is being done.
+        prompts: token ids of each prompt.
+        settings: settings of ReFusion except `fuse`; `gen_length` and `eos_ids` apply to all systems.
+        dtype: dtype of the weights, as in `load_model`.
+        device: torch device, as in `load_model`.
+        num_rounds: rounds of the comparison at batch size 1.
+        batch_sizes: ascending batch sizes of continuous batching; the others are compared with the first.
+        with_baseline: whether to measure the systems that run on transformers' own model too.
+        with_profile: whether to measure the time of each part of fused ReFusion too.
+        progress: called with a line of text before each step.
     """
     model = api.load_model(str(directory), dtype=dtype, device=device)
-    entrants = _entrants(model, directory if with_baseline else None, settings)
-    standings = compete(entrants, prompts, num_rounds, progress)
+    systems = _systems(model, directory if with_baseline else None, settings)
+    speeds = compare(systems, prompts, num_rounds, progress)
     progress("forwards where rows are free")
     forwards = _count_forwards(model, settings, prompts)
     batch = {}
@@ -151,14 +157,14 @@ def measure(
     curves = {}
     for context in CONTEXTS:
         if context + max(WIDTHS) <= model.config.max_positions:
-            progress(f"forwards behind {context} rows")
+            progress(f"forwards after {context} rows")
             curves[context] = time_forwards(
                 model.engine.model, model.attention, widths=WIDTHS, context=context, num_rounds=20
             )
-    profiled = None
+    measured_profile = None
     if with_profile:
         progress("profile")
-        profiled = profile(model, prompts, settings)
+        measured_profile = profile(model, prompts, settings)
     progress("copy bandwidth")
     return Report(
         conditions={
@@ -174,80 +180,72 @@ def measure(
             "settings": dict(settings),
             "width_cost": model.width_cost._asdict(),
         },
-        standings=standings,
+        speeds=speeds,
         forwards=forwards,
         batch=batch,
         curves=curves,
         weight_bytes=weight_bytes(model.config, model.dtype),
         cache_bytes_per_row=cache_bytes_per_row(model.config, model.dtype),
         copy_bytes_per_second=copy_bandwidth(model.device),
-        profile=profiled,
+        profile=measured_profile,
     )
 
 
-def _entrants(model: api.LoadedModel, baseline: Path | None, settings: Mapping[str, Any]) -> dict[str, Entrant]:
-    shared = _settings_of("autoregressive", settings)
+def _systems(model: api.LoadedModel, baseline: Path | None, settings: Mapping[str, Any]) -> dict[str, System]:
+    """The systems of the comparison; `baseline` is the checkpoint for those that run on transformers' own model."""
+
+    def on(engine: Engine | PlainEngine, decoder: str, resolved: Any, same_tokens_as: str | None = None) -> System:
+        return System(lambda prompt: engine.run(DECODERS[decoder].decode, prompt, resolved), same_tokens_as)
+
     unfused = api.decoder_settings(model, "refusion", **settings, fuse=False)
-    greedy = api.decoder_settings(model, "autoregressive", **shared)
-    entrants = {
-        "refusion fused": Entrant(partial(_generate, model, "refusion", {**settings, "fuse": True}), "refusion"),
-        "refusion": Entrant(partial(_generate, model, "refusion", {**settings, "fuse": False})),
-        "autoregressive": Entrant(partial(_generate, model, "autoregressive", shared)),
+    fused = api.with_width_cost(
+        api.decoder_settings(model, "refusion", **settings, fuse=True), lambda: model.width_cost
+    )
+    greedy = api.decoder_settings(model, "autoregressive", **_settings_of("autoregressive", settings))
+    systems = {
+        "refusion fused": on(model.engine, "refusion", fused, "refusion"),
+        "refusion": on(model.engine, "refusion", unfused),
+        "autoregressive": on(model.engine, "autoregressive", greedy),
     }
     if model.device.type == "cuda":
         graphed = Engine(model.engine.model, model.attention, static=True)
-        fused = api.decoder_settings(model, "refusion", **settings, fuse=True)
-        fused = api.with_width_cost(fused, lambda: model.width_cost)
-        entrants["refusion fused, graphs"] = Entrant(
-            lambda prompt: graphed.run(DECODERS["refusion"].decode, prompt, fused), "refusion"
-        )
-        entrants["autoregressive, graphs"] = Entrant(
-            lambda prompt: graphed.run(DECODERS["autoregressive"].decode, prompt, greedy), "autoregressive"
-        )
+        systems["refusion fused, graphs"] = on(graphed, "refusion", fused, "refusion")
+        systems["autoregressive, graphs"] = on(graphed, "autoregressive", greedy, "autoregressive")
     if baseline is not None:
         stock = Qwen3ForCausalLM.from_pretrained(baseline, dtype=model.dtype).to(model.device).eval()
-        plain = PlainEngine(stock)
-        entrants["refusion baseline"] = Entrant(
-            lambda prompt: plain.run(DECODERS["refusion"].decode, prompt, unfused), "refusion"
-        )
-        entrants["autoregressive baseline"] = Entrant(
-            lambda prompt: plain.run(DECODERS["autoregressive"].decode, prompt, greedy), "autoregressive"
-        )
-        loop = StockLoop(stock)
-        entrants["model.generate"] = Entrant(lambda prompt: loop.run(prompt, greedy), "autoregressive")
-    return entrants
+        plain, loop = PlainEngine(stock), StockLoop(stock)
+        systems["refusion baseline"] = on(plain, "refusion", unfused, "refusion")
+        systems["autoregressive baseline"] = on(plain, "autoregressive", greedy, "autoregressive")
+        systems["model.generate"] = System(lambda prompt: loop.run(prompt, greedy), "autoregressive")
+    return systems
 
 
 def _settings_of(decoder: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the settings of ReFusion those that another decoder has as well."""
-    known = DECODERS[decoder].Settings.__dataclass_fields__
-    return {name: value for name, value in settings.items() if name in known}
+    """The settings of ReFusion that another decoder has as well."""
+    names = DECODERS[decoder].Settings.__dataclass_fields__
+    return {name: value for name, value in settings.items() if name in names}
 
 
 def _count_forwards(
     model: api.LoadedModel, settings: Mapping[str, Any], prompts: Sequence[Sequence[int]]
 ) -> dict[str, int]:
-    plain, free = [], []
-    for prompt in prompts:
-        plain.append(_generate(model, "refusion", {**settings, "fuse": False}, prompt))
-        costless = {"fuse": True, "free_rows": FREE_ROWS, "row_cost": 0.0}
-        free.append(_generate(model, "refusion", {**settings, **costless}, prompt))
-    verifications = sum(done.kind == "verify" for decoded in plain for done in decoded.trace.of(ForwardDone))
+    def decoded(**more: Any) -> list[Decoded]:
+        return [api.generate(model, prompt, decoder="refusion", **settings, **more) for prompt in prompts]
+
+    unfused = decoded(fuse=False)
+    free = decoded(fuse=True, free_rows=FREE_ROWS, row_cost=0.0)
+    verifications = sum(done.kind == "verify" for result in unfused for done in result.trace.of(ForwardDone))
     return {
-        "unfused": sum(decoded.num_forwards for decoded in plain),
-        "free rows": sum(decoded.num_forwards for decoded in free),
+        "unfused": sum(result.num_forwards for result in unfused),
+        "free rows": sum(result.num_forwards for result in free),
         "least": len(prompts) + verifications,
     }
-
-
-def _generate(model: api.LoadedModel, decoder: str, settings: Mapping[str, Any], prompt: Sequence[int]) -> Decoded:
-    return api.generate(model, prompt, decoder=decoder, **settings)
 
 
 def _batch_speeds(
     model: api.LoadedModel, decoder: str, settings: Any, prompts: Sequence[Sequence[int]], batch_sizes: Sequence[int]
 ) -> dict[int, BatchSpeed]:
-    """Speed of wall time with so many requests alive, and whether the tokens stayed."""
+    """Measures continuous batching at each batch size, and compares the tokens with the first size."""
     resolved = api.with_width_cost(settings, lambda: model.width_cost)
     requests = [Request(DECODERS[decoder].decode, prompt, resolved) for prompt in prompts]
     speeds: dict[int, BatchSpeed] = {}
@@ -274,27 +272,27 @@ def table(report: Report) -> str:
     lines += [f"  {name:<40} {ratio:8.2f}" for name, ratio in report.ratios.items()]
     lines += ["", f"{'Tokens per second, batch 1':<40} {'median':>9} {'lowest':>9} {'highest':>9} {'TPF':>6}  tokens"]
     verdicts = {True: "same", False: "DIFFERENT", None: ""}
-    for name, standing in report.standings.items():
-        speeds, tpf = standing.tokens_per_second, standing.num_tokens / standing.num_forwards
-        figures = f"{standing.median:9.1f} {min(speeds):9.1f} {max(speeds):9.1f} {tpf:6.2f}"
-        lines.append(f"  {name:<38} {figures}  {verdicts[standing.same_tokens]}")
+    for name, speed in report.speeds.items():
+        rounds, tpf = speed.tokens_per_second, speed.num_tokens / speed.num_forwards
+        figures = f"{speed.median:9.1f} {min(rounds):9.1f} {max(rounds):9.1f} {tpf:6.2f}"
+        lines.append(f"  {name:<38} {figures}  {verdicts[speed.same_tokens]}")
     lines += ["", "Tokens per second, continuous batching"]
-    for decoder, speeds_by_size in report.batch.items():
-        for size, speed in speeds_by_size.items():
-            kept = f"same tokens in {speed.same:.1%} of the requests"
-            lines.append(f"  {f'{decoder}, batch {size}':<38} {speed.tokens_per_second:9.1f}  {kept}")
+    for decoder, by_size in report.batch.items():
+        for size, batch_speed in by_size.items():
+            same = f"same tokens in {batch_speed.same:.1%} of the requests"
+            lines.append(f"  {f'{decoder}, batch {size}':<38} {batch_speed.tokens_per_second:9.1f}  {same}")
     for context, curve in report.curves.items():
-        lines += ["", f"Milliseconds of a forward behind {context} rows: median (lowest)"]
+        lines += ["", f"Milliseconds of a forward after {context} rows: median (lowest)"]
         for width, seconds in curve.items():
             lines.append(f"  {width:>5} rows {1e3 * statistics.median(seconds):9.2f} ({1e3 * min(seconds):.2f})")
     if report.profile is not None:
         lines += ["", profile_table(report.profile)]
+    conditions = report.conditions
     lines += [
         "",
         f"Weights {report.weight_bytes / 1e6:.1f} MB a forward, cache {report.cache_bytes_per_row} bytes a row, "
         f"copy {report.copy_bytes_per_second / 1e9:.1f} GB/s",
-        f"{report.conditions['device']}, {report.conditions['dtype']}, {report.conditions['threads']} threads, "
-        f"torch {report.conditions['torch']}, {report.conditions['num_prompts']} prompts, "
-        f"{report.conditions['num_rounds']} rounds",
+        f"{conditions['device']}, {conditions['dtype']}, {conditions['threads']} threads, torch {conditions['torch']}, "
+        f"{conditions['num_prompts']} prompts, {conditions['num_rounds']} rounds",
     ]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""What `refusion-eval bench` measures by default: prompts and settings for embedded, real and random checkpoints."""
+"""Prompts and settings of `refusion-eval bench` for embedded, real and random checkpoints."""
 
 import random
 import tempfile
@@ -37,17 +37,17 @@ def run_bench(
     """Measures one checkpoint or shape and returns the report and its text.
 
     Args:
-        name: checkpoint folder, hub id, "embedded", a key of `SHAPES` for random weights, or such a key and
+        name: checkpoint folder, hub id, "embedded", a key of `SHAPES` for random weights, or such a key followed by
             "-inflated" for the embedded checkpoint at the cost of that shape.
-        num_prompts: prompts of a round: of the mini tasks in turn, or random ids where the weights are random.
-        num_rounds: of the contest.
-        settings: of the ReFusion decoder.
-        threads: CPU threads; None leaves torch's choice.
-        dtype: as `load_model`.
-        device: as `load_model`.
-        with_baseline: also measure the systems that run on transformers.
-        with_profile: also measure where the time of a decode goes.
-        progress: told what is being done.
+        num_prompts: prompts of a round, from the mini tasks in turn; random token ids if the weights are random.
+        num_rounds: rounds of the comparison at batch size 1.
+        settings: settings of the ReFusion decoder.
+        threads: CPU threads; None keeps torch's own choice.
+        dtype: dtype of the weights, as in `load_model`.
+        device: torch device, as in `load_model`.
+        with_baseline: whether to measure the systems that run on transformers' own model too.
+        with_profile: whether to measure the time of each part of fused ReFusion too.
+        progress: called with a line of text before each step.
     """
     if threads is not None:
         torch.set_num_threads(threads)
@@ -64,16 +64,16 @@ def run_bench(
         half = dtype == "bfloat16" or (dtype == "auto" and torch.cuda.is_available() and device != "cpu")
         with tempfile.TemporaryDirectory() as folder:
             checkpoint = Path(folder) / name
-            written = torch.bfloat16 if half else torch.float32
+            weight_dtype = torch.bfloat16 if half else torch.float32
             if name.endswith(INFLATED):
                 progress(f"the embedded checkpoint in shape {name.removesuffix(INFLATED)}")
-                inflate(embedded_path("refusion"), checkpoint, shape, written)
+                inflate(embedded_path("refusion"), checkpoint, shape, weight_dtype)
                 return _bench_trained(checkpoint, name, num_prompts, settings, options)
             progress(f"random weights of shape {name}")
-            random_checkpoint(shape, checkpoint, written)
-            # Random weights accept nothing: without a threshold the drafts are, so that slots are decoded in parallel.
-            chosen = {**settings, "tau_token": 0.0, "eos_ids": ()}
-            report = measure(checkpoint, _random_prompts(num_prompts), chosen, **options)
+            random_checkpoint(shape, checkpoint, weight_dtype)
+            # A threshold of 0 accepts the drafts of random weights, so that slots are decoded in parallel.
+            accepting = {**settings, "tau_token": 0.0, "eos_ids": ()}
+            report = measure(checkpoint, _random_prompts(num_prompts), accepting, **options)
         return report, f"{name}: random weights, random prompts, tau_token 0\n{table(report)}"
     checkpoint = embedded_path("refusion") if name == "embedded" else Path(name)
     return _bench_trained(checkpoint, name, num_prompts, settings, options)
@@ -93,7 +93,7 @@ def _random_prompts(count: int) -> list[list[int]]:
 
 
 def mini_prompts(model: api.LoadedModel, count: int) -> Sequence[Sequence[int]]:
-    """Token ids of the first prompts of the mini tasks, one task of `PROMPTED` after the other in turn."""
+    """Token ids of the first prompts of the mini tasks; the tasks of `PROMPTED` take turns."""
     rows = {name: read_rows(tasks_path() / "mini" / name / "test.jsonl") for name in PROMPTED}
     texts = [
         BENCHMARKS[name].prompt(rows[name][number]) for number in range(-(-count // len(PROMPTED))) for name in PROMPTED

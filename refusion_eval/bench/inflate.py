@@ -1,8 +1,8 @@
-"""A tiny checkpoint computed by a model of a large shape: the tokens of the one at the cost of the other.
+"""Inflated checkpoints: a tiny trained model inside a large one gives the tiny model's tokens at the large one's cost.
 
-The tiny heads, widths and layers lie in a corner of the large matrices, and everything else adds nothing. So a decoder
-accepts and rejects drafts as it does on the trained model, which random weights cannot show, and every forward takes
-the time of the large one. Weights that cannot influence the result are random, because zeros are timed too well.
+The tiny heads, widths and layers fill a corner of the large matrices, and everything else contributes nothing. A
+decoder accepts and rejects drafts as on the trained model, which random weights cannot show, and every forward takes
+the time of the large model. Weights without influence are random, because multiplying zeros can be too fast.
 """
 
 import json
@@ -20,11 +20,11 @@ from refusion_eval.bench.shapes import Shape
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.config import ModelConfig, model_config
 
-NOISE = 0.02  # standard deviation of the weights without influence
-# One surplus feature holds this in every row. It pushes the surplus vocabulary to impossible logits, and is too small
-# to move a norm.
+NOISE = 0.02  # standard deviation of weights without influence
+# One surplus feature has this value in every row. It gives surplus tokens impossibly low logits and is too small to
+# change a norm.
 CONSTANT = 1e-3
-PUSH = 1e8  # times the constant's share of a normed row: tens of thousands of logits
+PUSH = 1e8  # factor of this feature in the head; lowers the logits of surplus tokens by tens of thousands
 _POOL_SIZE = 1 << 22
 _MATRICES = {
     "q_proj": "self_attn.q_proj",
@@ -45,7 +45,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_m
 
 
 class _Noise:
-    """Random weights, cut from one pool: drawing billions of them anew would take minutes."""
+    """Random weights, cut from one pool because drawing billions of new ones would take minutes."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._pool = (torch.randn(_POOL_SIZE, generator=torch.Generator().manual_seed(0)) * NOISE).to(dtype)
@@ -56,16 +56,16 @@ class _Noise:
 
 
 def inflate(source: Path, target: Path, shape: Shape, dtype: torch.dtype) -> None:
-    """Writes a checkpoint of a larger shape that computes what a smaller one computes.
+    """Writes a checkpoint of a larger shape that computes the same tokens as a smaller one.
 
-    The scales of the residual norms shrink by sqrt(small width / large width), and the norm's epsilon by the square of
-    that, because the surplus features are zero.
+    The scales of the residual norms shrink by sqrt(small width / large width), and the epsilon of the norms by the
+    square of this factor, because the surplus features are zero.
 
     Args:
         source: a Qwen3 checkpoint with one safetensors file.
-        target: folder to be made.
-        shape: at least one feature wider than the source, and nowhere smaller.
-        dtype: of the weights.
+        target: folder to create.
+        shape: shape that is at least one feature wider than the source and smaller in no dimension.
+        dtype: dtype of the weights.
 
     Raises:
         ConfigError: the source does not fit into the shape.
@@ -91,8 +91,8 @@ def inflate(source: Path, target: Path, shape: Shape, dtype: torch.dtype) -> Non
         "rms_norm_eps": config.rms_norm_eps * config.hidden_size / shape.hidden_size,
         "dtype": str(dtype).removeprefix("torch."),
     }
-    for by_layer in ("layer_types", "max_window_layers"):  # lengths of the source
-        written.pop(by_layer, None)
+    for key in ("layer_types", "max_window_layers"):  # these follow the number of layers of the source
+        written.pop(key, None)
     (target / "config.json").write_text(json.dumps(written, indent=2))
     for name in _TOKENIZER_FILES:
         if (source / name).is_file():
@@ -117,9 +117,9 @@ def _check(config: ModelConfig, shape: Shape) -> None:
 
 
 class _Builder:
-    """Makes the tensors of the large model.
+    """Builds the tensors of the large model.
 
-    A row of the residual stream holds, in this order: the features of the small model, the constant, zeros.
+    A row of the residual stream consists of the features of the small model, the constant, and zeros, in this order.
     """
 
     def __init__(self, config: ModelConfig, shape: Shape, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
@@ -144,7 +144,7 @@ class _Builder:
         return {"model.embed_tokens.weight": embedded, "model.norm.weight": norm, "lm_head.weight": head}
 
     def layer(self, number: int) -> dict[str, Tensor]:
-        """One layer: of the small model, or one that adds nothing."""
+        """One layer: a layer of the small model, or one that contributes nothing."""
         config, shape, width = self._config, self._shape, self._width
         head_dim, hidden, mlp = config.head_dim, shape.hidden_size, shape.intermediate_size
         prefix = f"model.layers.{number}."
@@ -157,7 +157,7 @@ class _Builder:
             "up_proj": self._noise.matrix(mlp, hidden),
             "down_proj": self._noise.matrix(hidden, mlp),
         }
-        # Values and gates of zero: what is behind them adds nothing, whatever its weights.
+        # With values and gates of zero, the projections after them contribute nothing, whatever their weights.
         tensors["v_proj"][:, : width + 1] = 0
         tensors["gate_proj"][:, : width + 1] = 0
         sizes = {name: head_dim if name in ("q_norm", "k_norm") else hidden for name in _NORMS}
@@ -177,7 +177,7 @@ class _Builder:
         return norm.to(self._dtype)
 
     def _place_layer(self, tensors: dict[str, Tensor], prefix: str) -> None:
-        """Writes a layer of the small model into the corner of a large one."""
+        """Writes a layer of the small model into the corner of a large layer."""
         config, shape, width = self._config, self._shape, self._width
         head_dim, mlp = config.head_dim, config.intermediate_size
         small = {name: self._weights[f"{prefix}{path}.weight"] for name, path in _MATRICES.items()}
@@ -187,7 +187,7 @@ class _Builder:
             rows = slice(kv_head * head_dim, (kv_head + 1) * head_dim)
             for name in ("k_proj", "v_proj"):
                 _place_columns(tensors[name][rows], small[name][rows], width)
-            # A surplus query head of this group does see true values: its output must not be read at all.
+            # Surplus query heads of this group attend to real values, so their output must not be read.
             first, last = kv_head * wide_group * head_dim, (kv_head + 1) * wide_group * head_dim
             tensors["o_proj"][:, first:last] = 0
             wide = slice(first, first + group * head_dim)
@@ -201,6 +201,6 @@ class _Builder:
 
 
 def _place_columns(target: Tensor, weights: Tensor, width: int) -> None:
-    """Weights on the true features, none on the constant; what meets zeros stays random."""
+    """Writes weights for the real features and zero for the constant; weights that meet zeros stay random."""
     target[:, :width] = weights
     target[:, width] = 0

@@ -1,8 +1,8 @@
-"""The plain baseline: the same decoders on stock transformers, executed in the style of the public releases.
+"""The plain baseline: the same decoders on transformers' own model, executed in the style of the public releases.
 
-Every forward asks for the logits of all its rows and takes a softmax over the whole vocabulary; slots under completion
-are a batch, for which the cache is copied once a slot; what is kept is cut out and concatenated. Control flow and
-tokens are those of the engine, so that the ratio between the two is one of execution alone.
+Every forward computes the logits of all its rows and a softmax over the whole vocabulary. Slots under completion form a
+batch, for which the cache is copied once per slot. Committed rows are sliced and concatenated. Control flow and tokens
+equal those of the engine, so the ratio between the two measures the execution alone.
 """
 
 import time
@@ -18,14 +18,14 @@ from refusion_eval.errors import DecodeError
 from refusion_eval.trace import Trace
 from refusion_eval.types import Attention, Commit, Decode, Decoded, Forward, Read, Readout
 
-KeysValues = list[tuple[Tensor, Tensor]]  # of each layer, [batch, key-value heads, rows, head width]
+KeysValues = list[tuple[Tensor, Tensor]]  # one pair per layer, each [batch, key-value heads, rows, head width]
 
 
 class PlainEngine:
     """Runs a decoder, one request at a time.
 
     Args:
-        model: transformers' own model.
+        model: the Qwen3 of transformers.
     """
 
     def __init__(self, model: Qwen3ForCausalLM) -> None:
@@ -34,7 +34,11 @@ class PlainEngine:
         self._last: KeysValues = []
 
     def run(self, decode: Decode, prompt: Sequence[int], settings: Any) -> Decoded:
-        """Decodes one prompt; forwards that need more than causal rows or equal groups are refused (DecodeError)."""
+        """Decodes one prompt.
+
+        Raises:
+            DecodeError: a forward needs more than causal rows or equal groups, for example because it is fused.
+        """
         self._committed, self._last = [], []
         synchronize(self.model.device)
         started = time.perf_counter()
@@ -56,21 +60,21 @@ class PlainEngine:
         return int(self._committed[0][0].shape[2]) if self._committed else 0
 
     def _commit(self, commit: Commit) -> None:
-        """Appends the first rows of the last forward, group after group, to the cache."""
+        """Appends the first rows of the last forward to the cache, group by group."""
         if not commit.rows:
             return
         if list(commit.rows) != list(range(len(commit.rows))) or commit.replace is not None:
-            raise DecodeError(f"the plain baseline keeps leading rows only, not {list(commit.rows)}")
+            raise DecodeError(f"the plain baseline commits leading rows only, not {list(commit.rows)}")
         start = self._num_committed()
-        kept: KeysValues = []
+        committed: KeysValues = []
         for layer, (keys, values) in enumerate(self._last):
             flat = [rows[:, :, start:].transpose(0, 1).flatten(1, 2)[None] for rows in (keys, values)]
             new_keys, new_values = (rows[:, :, : len(commit.rows)] for rows in flat)
             if self._committed:
                 old_keys, old_values = self._committed[layer]
                 new_keys, new_values = torch.cat((old_keys, new_keys), 2), torch.cat((old_values, new_values), 2)
-            kept.append((new_keys, new_values))
-        self._committed = kept
+            committed.append((new_keys, new_values))
+        self._committed = committed
 
     @torch.inference_mode()
     def _compute(self, forward: Forward) -> tuple[Readout, ...]:
@@ -81,10 +85,10 @@ class PlainEngine:
         cache = DynamicCache()
         for layer, (keys, values) in enumerate(self._committed):
             cache.update(keys.repeat(num_groups, 1, 1, 1), values.repeat(num_groups, 1, 1, 1), layer)
-        # Ones: without a mask transformers takes jumps in the position ids for borders between packed texts.
-        seen = torch.ones(num_groups, self._num_committed() + tokens.shape[1], dtype=torch.long, device=device)
+        # Without a mask, transformers would read jumps in the position ids as borders between packed texts.
+        mask = torch.ones(num_groups, self._num_committed() + tokens.shape[1], dtype=torch.long, device=device)
         output = self.model(
-            input_ids=tokens, position_ids=positions, attention_mask=seen, past_key_values=cache, use_cache=True
+            input_ids=tokens, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True
         )
         self._last = [(layer.keys, layer.values) for layer in output.past_key_values.layers]
         logits_QV = output.logits.flatten(0, 1).float()
@@ -95,7 +99,7 @@ class PlainEngine:
 def _num_groups(attention: Attention) -> int:
     sizes = {segment.size for segment in attention}
     if len(sizes) > 1 or any(segment.sees or not segment.causal for segment in attention):
-        raise DecodeError("the plain baseline knows causal rows and equal groups only; decode with fuse=False")
+        raise DecodeError("the plain baseline supports causal rows and equal groups only; decode with fuse=False")
     return len(attention)
 
 
@@ -103,10 +107,10 @@ def _read(read: Read, logits_QV: Tensor, probs_QV: Tensor) -> Readout:
     if read.temperature > 0 or read.entropy or read.margin:
         raise DecodeError("the plain baseline is greedy and reads tokens and probabilities only")
     rows = list(read.rows)
-    choosable_NV = logits_QV[rows]
+    allowed_NV = logits_QV[rows]
     if read.suppress:
-        choosable_NV[:, list(read.suppress)] = float("-inf")
-    tokens_N = choosable_NV.argmax(dim=-1)
+        allowed_NV[:, list(read.suppress)] = float("-inf")
+    tokens_N = allowed_NV.argmax(dim=-1)
     probs_NV = probs_QV[rows]
     given = None
     if read.given is not None:

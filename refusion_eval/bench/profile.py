@@ -1,4 +1,4 @@
-"""Where the time of a batch-1 decode goes, part by part: what the next one who makes it faster has to attack."""
+"""Profile of decoding at batch size 1: the time of each part of the engine."""
 
 import contextlib
 import time
@@ -23,7 +23,7 @@ from refusion_eval.types import Attention
 ATTENTION = "attention"
 HEAD = "output head"
 HOST = "decoder and engine (host)"
-# What is timed: (owner, attribute, part). A part's time excludes that of the parts called within it.
+# Timed functions: (owner, attribute, part). The time of a part excludes that of the parts called within it.
 PARTS: Sequence[tuple[Any, str, str]] = (
     (transformer_module, "product", "matrix products"),
     (transformer_module, "rms_norm", "norms"),
@@ -39,11 +39,11 @@ PARTS: Sequence[tuple[Any, str, str]] = (
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What was measured.
+    """Time of each part of a decoding.
 
     Attributes:
-        seconds: part -> seconds, all parts together the time of the decoding with the stopwatches on.
-        num_forwards: model calls.
+        seconds: seconds by part; they add up to the time of the decoding with stopwatches.
+        num_forwards: number of model calls.
         unwatched: seconds of the same decoding without stopwatches.
     """
 
@@ -53,13 +53,13 @@ class Profile:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Part -> share of the time, largest first."""
+        """Share of the time by part, largest first."""
         total = sum(self.seconds.values())
         return {name: part / total for name, part in sorted(self.seconds.items(), key=lambda item: -item[1])}
 
 
 class _Stopwatches:
-    """Exclusive times of nested parts; the device is synchronised at every change."""
+    """Measures exclusive times of nested parts; synchronises the device at every change."""
 
     def __init__(self, device: torch.device) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -70,7 +70,7 @@ class _Stopwatches:
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
         self._switch()
-        self._parts.append(HEAD if HEAD in self._parts else name)  # its norm and product are parts elsewhere
+        self._parts.append(HEAD if HEAD in self._parts else name)  # the norm and product of the head belong to it
         try:
             yield
         finally:
@@ -93,12 +93,12 @@ class _Stopwatches:
 
 
 def profile(model: api.LoadedModel, prompts: Sequence[Sequence[int]], settings: Mapping[str, Any]) -> Profile:
-    """Decodes prompts with ReFusion at batch 1, once without and once with a stopwatch on every part.
+    """Decodes prompts with ReFusion at batch size 1, once without stopwatches and once with one on every part.
 
     Args:
         model: the checkpoint.
-        prompts: token ids.
-        settings: of the decoder.
+        prompts: token ids of each prompt.
+        settings: settings of the decoder.
     """
     resolved = api.with_width_cost(api.decoder_settings(model, "refusion", **settings), lambda: model.width_cost)
     decode, engine = DECODERS["refusion"].decode, model.engine

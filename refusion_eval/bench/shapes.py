@@ -1,4 +1,4 @@
-"""Sizes of models worth timing, and random weights of such a size."""
+"""Model sizes for timing, and checkpoints with random weights of such a size."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -42,7 +42,7 @@ SHAPES: Mapping[str, Shape] = {
 
 
 def random_checkpoint(shape: Shape, directory: Path, dtype: torch.dtype) -> None:
-    """Writes a checkpoint of random weights in a shape, with a mask and an end token at the end of the vocabulary."""
+    """Writes a checkpoint with random weights; its special tokens are the last of the vocabulary."""
     torch.manual_seed(0)
     vocabulary = shape.vocab_size
     config = Qwen3Config(
