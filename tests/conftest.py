@@ -5,12 +5,52 @@ from hypothesis import settings
 
 from refusion_eval.paths import embedded_path
 
-# A machine that does other work as well is no failure of what is tested.
+# Hypothesis must not fail a test because the machine is busy.
 settings.register_profile("without a clock", deadline=None)
 settings.load_profile("without a clock")
 
-DATA = Path(__file__).resolve().parent / "data"
-REFERENCE_DATA = Path(__file__).resolve().parents[2] / "shared"
+TESTS = Path(__file__).resolve().parent
+# Group of tests -> the folders and files in it, and the fixtures whose users belong to it. All other tests are `unit`.
+GROUPS = {
+    "process": (
+        "benchmarks_dev",
+        "faults",
+        "scaleout",
+        "packaging/test_installation.py",
+        "test_eval_sh.py",
+        "test_train_sh.py",
+    ),
+    "sandbox": ("sandbox",),
+    "browser": ("report/test_browser.py",),
+    "golden": ("guard",),
+}
+GOLDEN_FIXTURES = {"shared", "reference_data"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Selects the unit tests if neither tests nor markers are named; a named file or folder runs whole."""
+    is_worker = hasattr(config, "workerinput")  # of pytest-xdist; it gets the selection of the main process
+    is_marked = any(argument.startswith("-m") for argument in config.invocation_params.args)
+    if not is_worker and not is_marked and config.args_source is not pytest.Config.ArgsSource.ARGS:
+        config.option.markexpr = "unit"
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks each test with its groups."""
+    for item in items:
+        path = item.path.relative_to(TESTS)
+        for group, places in GROUPS.items():
+            if any(path.is_relative_to(place) for place in places):
+                item.add_marker(group)
+        if GOLDEN_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker("golden")
+        if not any(item.get_closest_marker(group) for group in (*GROUPS, "slow")):
+            item.add_marker("unit")
+
+
+DATA = TESTS / "data"
+REFERENCE_DATA = TESTS.parents[1] / "shared"
 REFERENCE_PARTS = ("benchmarks", "outputs", "published")
 
 

@@ -1,17 +1,18 @@
 """Verdicts that publishers recorded on outputs of real models are reproduced on the sample in `tests/data`."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.sandbox import probe
-from refusion_eval.scoring.judge import Score, score_texts
+from refusion_eval.scoring.judge import Verdict, judge_texts
 
 # Recorded as failed only because the publisher ran all programs in one process.
-RECORDED_WRONGLY = {"67", "170", "419", "598", "724", "798"}
+RECORDED_WRONGLY = {67, 170, 419, 598, 724, 798}
 
 
 class Output(NamedTuple):
@@ -30,10 +31,9 @@ def outputs(data: Path, benchmark: str) -> Iterator[Output]:
                 yield Output(output["model"], item["row"], output["text"], output["recorded"])
 
 
-def scored(benchmark: str, texts: Mapping[str, str], rows: Sequence[Any], filter_name: str | None) -> list[Score]:
-    scores = score_texts(benchmark, rows, {key: [text] for key, text in texts.items()}, filter_name=filter_name)
-    assert [score.id for score in scores] == list(texts)
-    return scores
+def judged(benchmark: str, sample: Sequence[Output], filter_name: str | None = None) -> list[Verdict]:
+    items = [(output.row, output.text) for output in sample]
+    return judge_texts(BENCHMARKS[benchmark], items, filter_name=filter_name)
 
 
 @pytest.mark.parametrize("model", ["6b_finetuning", "6b_verification", "175b_finetuning", "175b_verification"])
@@ -41,28 +41,28 @@ def scored(benchmark: str, texts: Mapping[str, str], rows: Sequence[Any], filter
 def test_gsm8k_verdicts_of_openai(shared: Path, model: str, filter_name: str) -> None:
     sample = [output for output in outputs(shared, "gsm8k") if output.model == model]
     assert len(sample) == 50
-    texts = {str(number): output.text for number, output in enumerate(sample)}
-    scores = scored("gsm8k", texts, [output.row for output in sample], filter_name)
-    assert [score.passed for score in scores] == [output.recorded for output in sample]
+    verdicts = judged("gsm8k", sample, filter_name)
+    assert [verdict.passed for verdict in verdicts] == [output.recorded for output in sample]
 
 
 def test_mmlu_pro_letters_of_its_authors(shared: Path) -> None:
     sample = list(outputs(shared, "mmlu_pro"))
     assert len(sample) == 100
-    texts = {str(output.row["question_id"]): output.text for output in sample}
-    scores = scored("mmlu_pro", texts, [output.row for output in sample], "first")
-    assert [score.extracted for score in scores] == [output.recorded for output in sample]
-    assert [score.passed for score in scores] == [output.recorded == output.row["answer"] for output in sample]
+    verdicts = judged("mmlu_pro", sample, "first")
+    assert [verdict.extracted for verdict in verdicts] == [output.recorded for output in sample]
+    assert [verdict.passed for verdict in verdicts] == [output.recorded == output.row["answer"] for output in sample]
 
 
 @pytest.mark.sandbox
 @pytest.mark.parametrize(("benchmark", "recorded_wrongly"), [("humaneval", set()), ("mbpp", RECORDED_WRONGLY)])
-def test_verdicts_on_programs(shared: Path, benchmark: str, recorded_wrongly: set[str]) -> None:
+def test_verdicts_on_programs(shared: Path, benchmark: str, recorded_wrongly: set[int]) -> None:
     if probe().tier == "D":
         pytest.skip("programs cannot be isolated here")
     sample = list(outputs(shared, benchmark))
     assert len(sample) == 60
-    texts = {str(output.row["task_id"]): output.text for output in sample}
-    scores = scored(benchmark, texts, [output.row for output in sample], None)
-    differing = {score.id for score, output in zip(scores, sample, strict=True) if score.passed != output.recorded}
+    differing = {
+        output.row["task_id"]
+        for output, verdict in zip(sample, judged(benchmark, sample), strict=True)
+        if verdict.passed != output.recorded
+    }
     assert differing == recorded_wrongly
