@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -23,13 +23,13 @@ _Z_POWER = 0.841621  # 80%
 _NOT_COMPARED = ("command", "tasks", "roofline")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ItemChange:
+class ItemChange(NamedTuple):
     """One item in both runs.
 
     Attributes:
-        item_id: the benchmark's own name for it.
-        before, after: share of its samples that are right, in A and B.
+        item_id: the benchmark's own name for the item.
+        before: share of the item's samples that are right in A.
+        after: the same share in B.
         same_prompt: whether the rendered prompts are equal.
     """
 
@@ -44,15 +44,15 @@ class TaskComparison:
     """One task in both runs.
 
     Attributes:
-        task: its name.
-        mini: whether it is a synthetic look-alike.
-        items: all that were compared, by item id.
-        left_out: items that only one of the runs has.
-        difference: accuracy of B minus accuracy of A in points, paired.
+        task: name of the task.
+        mini: whether the task is a synthetic look-alike.
+        items: all items that were compared, by item id.
+        left_out: number of items that only one of the runs has.
+        difference: accuracy of B minus accuracy of A in points, paired by item.
         detectable: smallest true difference in points that such a sample shows; NaN with one item.
         settings: decoder settings that differ, one line each.
         speed: TPS of B over TPS of A on the same items; None if there is no such ratio.
-        no_speed: why not.
+        no_speed: why there is no ratio.
     """
 
     task: str
@@ -67,35 +67,35 @@ class TaskComparison:
 
     @property
     def accuracies(self) -> tuple[float, float]:
-        """Of A and B on the compared items, in percent."""
-        before, after = ([getattr(item, name) for item in self.items] for name in ("before", "after"))
+        """Accuracy of A and of B on the compared items, in percent."""
+        before, after = zip(*((item.before, item.after) for item in self.items), strict=True)
         return 100 * float(np.mean(before)), 100 * float(np.mean(after))
 
     @property
     def gained(self) -> list[str]:
-        """Items that are right more often in B."""
+        """Ids of the items that are right more often in B."""
         return [item.item_id for item in self.items if item.after > item.before]
 
     @property
     def lost(self) -> list[str]:
-        """Items that are right less often in B."""
+        """Ids of the items that are right less often in B."""
         return [item.item_id for item in self.items if item.after < item.before]
 
     @property
     def other_prompts(self) -> list[str]:
-        """Items that were asked in other words."""
+        """Ids of the items whose prompts differ."""
         return [item.item_id for item in self.items if not item.same_prompt]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(NamedTuple):
     """Two runs.
 
     Attributes:
-        before, after: their ids, A and B.
+        before: id of A.
+        after: id of B.
         settings: what differs between the runs as a whole, one line each.
-        tasks: what both have.
-        only_in_one: tasks that only one of them has.
+        tasks: the tasks that both runs have.
+        only_in_one: names of the tasks that only one of the runs has.
     """
 
     before: str
@@ -111,28 +111,29 @@ def compare_runs(
     """Compares two run directories.
 
     Args:
-        before: A.
-        after: B.
+        before: run directory A.
+        after: run directory B.
         common_items: compare what both have where their items differ, instead of refusing.
 
     Raises:
         StoreError: a directory is unreadable, the runs have no task in common, or a task has another version, several
             settings, or other items.
     """
-    runs = (read_facts(before), read_facts(after))
-    of_run = [_tasks(facts) for facts in runs]
-    names = sorted(of_run[0].keys() & of_run[1].keys())
+    run_a, run_b = read_facts(before), read_facts(after)
+    tasks_a, tasks_b = _tasks(run_a), _tasks(run_b)
+    names = sorted(tasks_a.keys() & tasks_b.keys())
     if not names:
-        held = " and ".join(
-            f"{facts.run.run_id} ({', '.join(sorted(t)) or 'nothing'})" for facts, t in zip(runs, of_run, strict=True)
+        contents = " and ".join(
+            f"{facts.run.run_id} ({', '.join(sorted(tasks)) or 'nothing'})"
+            for facts, tasks in ((run_a, tasks_a), (run_b, tasks_b))
         )
-        raise StoreError(f"{held} have no task in common; run both on the same tasks")
+        raise StoreError(f"{contents} have no task in common; run both on the same tasks")
     return Comparison(
-        before=runs[0].run.run_id,
-        after=runs[1].run.run_id,
-        settings=_run_differences(*runs),
-        tasks=[_compare_task(of_run[0][name], of_run[1][name], common_items) for name in names],
-        only_in_one=sorted(of_run[0].keys() ^ of_run[1].keys()),
+        before=run_a.run.run_id,
+        after=run_b.run.run_id,
+        settings=differences(_described(run_a), _described(run_b), ("A", "B")),
+        tasks=[_compare_task(tasks_a[name], tasks_b[name], common_items) for name in names],
+        only_in_one=sorted(tasks_a.keys() ^ tasks_b.keys()),
     )
 
 
@@ -140,8 +141,8 @@ def detectable_difference(differences_of_items: ArrayLike) -> float:
     """The smallest true mean difference that a paired sample like this one shows, in the unit of the differences.
 
     (z_0.975 + z_0.8) * s / sqrt(n): found significant at 5% (two-sided) with a probability of 80%; s is the standard
-    deviation of the items' differences. Where no item or hardly any differs, s would promise that nothing could stay
-    hidden; so it is taken as at least that of a single item of n that flips.
+    deviation of the items' differences. If hardly any item differs, s would promise that nothing stays hidden, so it is
+    taken as at least that of a single item of n that flips.
 
     Returns:
         NaN for fewer than two items.
@@ -156,14 +157,12 @@ def detectable_difference(differences_of_items: ArrayLike) -> float:
 
 
 def _tasks(facts: RunFacts) -> dict[str, TaskFacts]:
-    found: dict[str, TaskFacts] = {}
-    for task in facts.tasks:
-        if task.task in found:
-            raise StoreError(
-                f"{facts.run.run_id} holds {task.task} in several versions or settings; compare runs of one"
-            )
-        found[task.task] = task
-    return found
+    tasks = {task.task: task for task in facts.tasks}
+    if len(tasks) < len(facts.tasks):
+        names = [task.task for task in facts.tasks]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise StoreError(f"{facts.run.run_id} holds {twice} in several versions or settings; compare runs of one")
+    return tasks
 
 
 def _compare_task(before: TaskFacts, after: TaskFacts, common_items: bool) -> TaskComparison:
@@ -180,15 +179,18 @@ def _compare_task(before: TaskFacts, after: TaskFacts, common_items: bool) -> Ta
         advice = "compare these with --common-items" if common else "run both on the same items"
         raise StoreError(f"{before.task}: A has {counts}; {advice}")
     items = [_change(items_a[item], items_b[item]) for item in common]
-    shares = [[item.after for item in items], [item.before for item in items]]
-    difference = bootstrap(shares, difference_statistic, seed=seed_of(before.task)).scaled(100).interval()
-    speed, no_speed = _speed_ratio(before, after)
+    shares, seed = [[item.after for item in items], [item.before for item in items]], seed_of(before.task)
+    speed, no_speed = None, ""
+    try:
+        speed = speedup(after.timings, before.timings, seed=seed).ratio.interval()
+    except DataError as error:
+        no_speed = str(error)
     return TaskComparison(
         task=before.task,
         mini=before.mini,
         items=sorted(items, key=lambda item: item.item_id),
         left_out=left_out,
-        difference=difference,
+        difference=bootstrap(shares, difference_statistic, seed=seed).scaled(100).interval(),
         detectable=100 * detectable_difference([item.after - item.before for item in items]),
         settings=differences(before.settings, after.settings, ("A", "B")),
         speed=speed,
@@ -203,32 +205,17 @@ def _scored(facts: TaskFacts) -> dict[Any, list[SampleFacts]]:
 
 
 def _change(before: Sequence[SampleFacts], after: Sequence[SampleFacts]) -> ItemChange:
-    return ItemChange(
-        item_id=before[0].item_id,
-        before=_share(before),
-        after=_share(after),
-        same_prompt={sample.prompt_hash for sample in before} == {sample.prompt_hash for sample in after},
-    )
+    same_prompt = {sample.prompt_hash for sample in before} == {sample.prompt_hash for sample in after}
+    return ItemChange(before[0].item_id, _share(before), _share(after), same_prompt)
 
 
 def _share(samples: Sequence[SampleFacts]) -> float:
     return float(np.mean([sample.verdict.value for sample in samples if sample.verdict is not None]))
 
 
-def _speed_ratio(before: TaskFacts, after: TaskFacts) -> tuple[Interval | None, str]:
-    try:
-        return speedup(after.timings, before.timings, seed=seed_of(before.task)).ratio.interval(), ""
-    except DataError as error:
-        return None, str(error)
-
-
-def _run_differences(before: RunFacts, after: RunFacts) -> list[str]:
-    return differences(_described(before), _described(after), ("A", "B"))
-
-
 def _described(facts: RunFacts) -> Mapping[str, Any]:
+    """What is compared of a run as a whole. Its settings tables are those of all tasks and stand with each task."""
     manifest = {name: value for name, value in facts.run.manifest.to_json().items() if name not in _NOT_COMPARED}
-    # Settings tables are of all tasks; what is in force stands with each task.
     settings = {name: value for name, value in manifest["settings"].items() if name != "tables"}
     hardware = {name: value for name, value in manifest["hardware"].items() if name != "gpu_detail"}
     return as_json({**manifest, "settings": settings, "hardware": hardware})

@@ -1,4 +1,4 @@
-"""A comparison of two runs as text and CSV."""
+"""A comparison of two runs as table, text and CSV."""
 
 import math
 from collections.abc import Iterator
@@ -11,8 +11,7 @@ MOST_SHOWN = 8  # item ids in a line of text; the CSV has all
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """One line a task."""
-    headings = ("Task", "n", "A %", "B %", "B - A", "Detectable", "Gained", "Lost", "Other prompts", "Speed B / A")
+    """One line for each task."""
     rows = [
         (
             task.task,
@@ -20,9 +19,7 @@ def comparison_table(comparison: Comparison) -> Table:
             *(f"{accuracy:.1f}" for accuracy in task.accuracies),
             interval_text(task.difference),
             "" if math.isnan(task.detectable) else f"{task.detectable:.2f}",
-            str(len(task.gained)),
-            str(len(task.lost)),
-            str(len(task.other_prompts)),
+            *(str(len(items)) for items in (task.gained, task.lost, task.other_prompts)),
             interval_text(task.speed),
         )
         for task in comparison.tasks
@@ -34,7 +31,12 @@ def comparison_table(comparison: Comparison) -> Table:
     ]
     if any(task.mini for task in comparison.tasks):
         notes.append(f"mini: {MINI_NOTE}.")
-    return Table(title=f"A = {comparison.before}, B = {comparison.after}", columns=headings, rows=rows, notes=notes)
+    return Table(
+        title=f"A = {comparison.before}, B = {comparison.after}",
+        columns=("Task", "n", "A %", "B %", "B - A", "Detectable", "Gained", "Lost", "Other prompts", "Speed B / A"),
+        rows=rows,
+        notes=notes,
+    )
 
 
 def details(comparison: Comparison) -> list[str]:
@@ -42,15 +44,12 @@ def details(comparison: Comparison) -> list[str]:
     lines = [f"differs: {line}" for line in comparison.settings] or ["differs: nothing but the tasks' settings below"]
     if comparison.only_in_one:
         lines.append(f"in one run only: {', '.join(comparison.only_in_one)}")
-    for task in comparison.tasks:
-        lines += [f"{task.task}: {line}" for line in _of_task(task)]
-    return lines
+    return lines + [f"{task.task}: {line}" for task in comparison.tasks for line in _details_of_task(task)]
 
 
-def _of_task(task: TaskComparison) -> Iterator[str]:
+def _details_of_task(task: TaskComparison) -> Iterator[str]:
     yield from task.settings
-    named = (("gained", task.gained), ("lost", task.lost), ("other prompts", task.other_prompts))
-    for name, items in named:
+    for name, items in (("gained", task.gained), ("lost", task.lost), ("other prompts", task.other_prompts)):
         if items:
             more = f" and {len(items) - MOST_SHOWN} more" if len(items) > MOST_SHOWN else ""
             yield f"{name} ({len(items)}): {', '.join(items[:MOST_SHOWN])}{more}"
@@ -67,7 +66,7 @@ def comparison_markdown(comparison: Comparison) -> str:
 
 
 def comparison_csv(comparison: Comparison) -> str:
-    """One row a task."""
+    """One row for each task."""
     head = [
         *("before", "after", "task", "mini", "n", "left_out", "accuracy_before", "accuracy_after"),
         *("difference", "difference_ci_low", "difference_ci_high", "detectable", "gained", "lost", "other_prompts"),
@@ -77,23 +76,17 @@ def comparison_csv(comparison: Comparison) -> str:
     for task in comparison.tasks:
         speed = (None, None, None) if task.speed is None else (task.speed.value, task.speed.low, task.speed.high)
         counts = (len(task.gained), len(task.lost), len(task.other_prompts))
-        bounds = (task.difference.value, task.difference.low, task.difference.high, task.detectable)
+        difference = (task.difference.value, task.difference.low, task.difference.high, task.detectable)
         identity = (comparison.before, comparison.after, task.task, task.mini, len(task.items), task.left_out)
-        rows.append((*identity, *task.accuracies, *bounds, *counts, *speed, task.no_speed))
+        rows.append((*identity, *task.accuracies, *difference, *counts, *speed, task.no_speed))
     return csv_text(head, rows)
 
 
 def items_csv(comparison: Comparison) -> str:
-    """One row an item: how often it is right in A and B, and whether it was asked in the same words."""
-    head = ("task", "item_id", "before", "after", "change", "same_prompt")
-    changes = {-1: "lost", 0: "", 1: "gained"}
-    rows = [
-        (task.task, item.item_id, item.before, item.after, changes[_sign(item.after - item.before)], item.same_prompt)
-        for task in comparison.tasks
-        for item in task.items
-    ]
-    return csv_text(head, rows)
-
-
-def _sign(value: float) -> int:
-    return (value > 0) - (value < 0)
+    """One row for each item: how often it is right in A and in B, and whether the prompts are equal."""
+    rows = []
+    for task in comparison.tasks:
+        for item in task.items:
+            change = "" if item.after == item.before else "gained" if item.after > item.before else "lost"
+            rows.append((task.task, item.item_id, item.before, item.after, change, item.same_prompt))
+    return csv_text(("task", "item_id", "before", "after", "change", "same_prompt"), rows)
