@@ -12,7 +12,7 @@ from refusion_eval.errors import DataError
 from refusion_eval.figures.rows import TokenCell
 from refusion_eval.report.find import is_withheld, sample_replay
 from refusion_eval.report.pieces import Speller
-from refusion_eval.report.replay import Cell, Replay, apply
+from refusion_eval.report.replay import Position, Replay, apply
 from refusion_eval.store.records import Sample
 from refusion_eval.store.run_reader import RunReader
 from refusion_eval.trace import Fix, Trace
@@ -114,7 +114,7 @@ def _cells(
     replay: Replay, last: int, panel: int, title: str, system: str, sample: Sample, speller: Speller
 ) -> list[TokenCell]:
     """The positions of the final text as they are after the step with the number `last`."""
-    states = [Cell() for _ in range(replay.num_positions)]
+    states = [Position() for _ in range(replay.num_positions)]
     order: dict[int, tuple[int, int]] = {}  # position -> 1-based step at which it became final, and its forward
     moments: dict[int, int] = {}  # forward -> 1-based step
     tokens: dict[int, int] = {}
@@ -149,7 +149,7 @@ def _cells(
     ]
 
 
-def _text(cell: Cell, final: str, speller: Speller) -> str:
+def _text(cell: Position, final: str, speller: Speller) -> str:
     if cell.token is None:
         return ""
     return final if cell.state == "fixed" else speller.piece(cell.token)

@@ -1,7 +1,7 @@
-"""Puts the page together: one file that needs nothing else, and that no text in it can turn into a program.
+"""Assembles the page: one HTML file without external parts, in which no recorded text can become a program.
 
-What comes from records is JSON or compressed JSON in scripts that the browser does not run. The page's policy allows no
-request at all, and no script or style but the ones put in here, by their hashes.
+Records are JSON or compressed JSON in script elements that the browser does not run. The content security policy of the
+page allows no request, and only the scripts and styles put in here, by their hashes.
 """
 
 import base64
@@ -12,7 +12,7 @@ from importlib import resources
 
 from refusion_eval.report.chunks import as_json
 
-# In the order in which they need each other.
+# Each script needs those before it.
 SCRIPTS = (
     "dom.js",
     "store.js",
@@ -39,8 +39,8 @@ def page(index: object, chunks: Mapping[str, str]) -> str:
     """The whole page.
 
     Args:
-        index: what the page reads when it opens.
-        chunks: name -> base64, what it reads later.
+        index: JSON value that the page reads when it opens.
+        chunks: parts that it reads later, base64 by name.
     """
     scripts = [_SOURCE_MAP.sub("", _read(f"vendor/{LIBRARY}")), _bundle()]
     style = "\n".join(_read(f"css/{name}") for name in STYLES)
@@ -56,7 +56,7 @@ def page(index: object, chunks: Mapping[str, str]) -> str:
 
 
 def _bundle() -> str:
-    """Our scripts as one: each gives the others one name."""
+    """The project's scripts as one; each defines one name for the others."""
     parts = "\n".join(_read(f"js/{name}") for name in SCRIPTS)
     return f'(() => {{\n"use strict";\n{parts}\n}})();'
 
@@ -74,7 +74,7 @@ def _hash(text: str) -> str:
 
 
 def _inert(json_text: str) -> str:
-    """JSON that ends no script element: what could is written as escapes."""
+    """JSON that cannot end a script element: the characters that could are written as escapes."""
     return json_text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

@@ -1,4 +1,4 @@
-"""One sample as the page holds it: a row of its task's list, and the body that is read when it is opened."""
+"""One sample as the page holds it: a row in the list of its task, and the body that is read when it is opened."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from refusion_eval.store.records import PASSED, Sample, ScoreRow
 
 WITHHELD = "Withheld: the authors of GPQA ask that its questions, and texts about them, appear nowhere in plain text."
 
-# An answer to a sealed question that is certainly no quote.
+# An answer to a sealed question that cannot be a quotation.
 _LETTER = re.compile(r"\(?[A-Za-z]\)?")
 
 
@@ -20,9 +20,9 @@ class ListRow(NamedTuple):
 
     Attributes:
         item_id: the benchmark's name for the item.
-        number: its number among the samples of the item.
+        number: number of the sample among those of the item.
         state: `right`, `wrong`, `error` or `unscored`.
-        tokens: kept.
+        tokens: tokens kept.
         forwards: model calls.
         seconds: decoding time.
         extracted: the answer that was found, cut short.
@@ -53,9 +53,9 @@ def list_row(sample: Sample, scores: Mapping[str, ScoreRow], sealed: bool) -> Li
 
 
 def body(sample: Sample, scores: Mapping[str, ScoreRow], sealed: bool, speller: Speller) -> dict[str, Any]:
-    """Everything about a sample but what it was asked.
+    """Everything about a sample except its question.
 
-    Of a sealed task the texts are left out, and the replay says where and when, but not what.
+    A sealed task has no texts, and its replay shows positions and times only.
     """
     verdict = scores.get(PASSED)
     return {
@@ -83,7 +83,7 @@ def body(sample: Sample, scores: Mapping[str, ScoreRow], sealed: bool, speller: 
 
 
 def encoded(replay: Replay, speller: Speller | None) -> dict[str, Any]:
-    """A replay for the page; each text stands once, steps name it by its number. Without a speller no text does."""
+    """A replay for the page. Each text is stored once and named by its index. Without a speller there are no texts."""
     table: dict[str, int] = {}
     final = {} if speller is None else final_pieces(replay, speller)
 
@@ -140,5 +140,5 @@ def _shown(value: Any) -> str:
 
 
 def _rounded(value: float) -> float | None:
-    """Six significant digits; what is no number is nothing, as JSON has no name for it."""
+    """Six significant digits; None for NaN and infinities, which JSON does not have."""
     return float(f"{value:.6g}") if value == value and abs(value) != float("inf") else None

@@ -1,4 +1,4 @@
-"""Parts of a page that are read when they are shown: gzip in base64, so that nothing in them is markup."""
+"""Parts of the page that are unpacked when they are shown: gzip in base64, so that nothing in them is markup."""
 
 import base64
 import gzip
@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 CHUNK_BYTES = 200_000
 
 
-class Place(NamedTuple):
-    """Where an entry lies: its chunk, and its number within."""
+class ChunkEntry(NamedTuple):
+    """Where an entry is stored: the name of its chunk, and its index in that chunk."""
 
     chunk: str
     entry: int
@@ -20,10 +20,10 @@ class ChunkWriter:
     """Collects entries into chunks.
 
     Args:
-        prefix: begins the names of the chunks.
+        prefix: what the names of the chunks begin with.
 
     Attributes:
-        chunks: name -> content of the finished ones.
+        chunks: content of the finished chunks by name.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -32,17 +32,17 @@ class ChunkWriter:
         self._entries: list[str] = []
         self._size = 0
 
-    def add(self, entry: Any) -> Place:
-        """Adds something that JSON can hold."""
+    def add(self, entry: Any) -> ChunkEntry:
+        """Adds a JSON value."""
         text = as_json(entry)
         if self._size + len(text) > CHUNK_BYTES:
             self.flush()
         self._entries.append(text)
         self._size += len(text)
-        return Place(self._name(), len(self._entries) - 1)
+        return ChunkEntry(self._name(), len(self._entries) - 1)
 
     def flush(self) -> None:
-        """Ends the chunk; entries behind it lie in another one."""
+        """Ends the chunk; further entries go to the next one."""
         if self._entries:
             self.chunks[self._name()] = packed(f"[{','.join(self._entries)}]")
             self._entries, self._size = [], 0

@@ -1,4 +1,4 @@
-"""Run directories -> what the page holds: figures by task, lists of samples, and chunks of everything else."""
+"""Run directories -> content of the page: figures by task, lists of samples, and chunks of everything else."""
 
 import math
 import os
@@ -10,8 +10,8 @@ from typing import Any
 
 from refusion_eval.benchmarks import is_mini, is_sealed
 from refusion_eval.report.bodies import ListRow, body, list_row
-from refusion_eval.report.chunks import ChunkWriter, Place
-from refusion_eval.report.marks import TaskState, marks_of
+from refusion_eval.report.chunks import ChunkEntry, ChunkWriter
+from refusion_eval.report.marks import Mark, TaskState, marks_of
 from refusion_eval.report.pieces import Speller
 from refusion_eval.report.sources import Asked, Sources
 from refusion_eval.results.figure import MEAN_TASK, METRIC_ORDER, Figure
@@ -25,11 +25,11 @@ Scores = Mapping[str, ScoreRow]
 
 @dataclass(slots=True)
 class ReportData:
-    """What a page is made from.
+    """Content of a page.
 
     Attributes:
-        index: what the page reads when it opens, as JSON types.
-        chunks: what it reads later, by name.
+        index: JSON value that the page reads when it opens.
+        chunks: parts that it reads later, by name.
     """
 
     index: dict[str, Any]
@@ -37,14 +37,15 @@ class ReportData:
 
 
 @dataclass(slots=True)
-class _Cell:
+class _Task:
     """One task of one run under one set of settings, while its samples are read."""
 
     state: TaskState
     settings: Mapping[str, str]
+    marks: Sequence[Mark] = ()
     rows: list[ListRow] = field(default_factory=list)
-    bodies: list[Place] = field(default_factory=list)
-    asked: list[Place] = field(default_factory=list)
+    bodies: list[ChunkEntry] = field(default_factory=list)
+    asked: list[ChunkEntry] = field(default_factory=list)
 
 
 def collect(run_dirs: Sequence[str | os.PathLike[str]], sources: Sources, *, baseline: str | None = None) -> ReportData:
@@ -52,67 +53,69 @@ def collect(run_dirs: Sequence[str | os.PathLike[str]], sources: Sources, *, bas
 
     Args:
         run_dirs: run directories.
-        sources: finds questions, answers and tokenizers.
+        sources: finds questions, right answers and tokenizers.
         baseline: run id that speed-ups are relative to, as for `run_figures`.
 
     Raises:
         StoreError: a directory holds no readable run, or two have the same name.
     """
-    figures = run_figures(run_dirs, baseline=baseline)  # first: it refuses what cannot be read
+    figures = run_figures(run_dirs, baseline=baseline)  # first, because this refuses runs that cannot be read
     collector = _Collector(sources)
     runs = [collector.read(Path(run_dir), figures) for run_dir in run_dirs]
-    cells = [cell for _, of_run in runs for cell in of_run]
+    cells = [cell for _, tasks in runs for cell in tasks]
     metrics = {name for cell in cells for name in cell["metrics"]}
-    known = [name for name in METRIC_ORDER if name in metrics]
+    ordered = [name for name in METRIC_ORDER if name in metrics]
     index = {
         "runs": [run for run, _ in runs],
-        "cells": [{**cell, "run": number} for number, (_, of_run) in enumerate(runs) for cell in of_run],
-        "metrics": [*known, *sorted(metrics - set(known))],
+        "cells": [{**cell, "run": number} for number, (_, tasks) in enumerate(runs) for cell in tasks],
+        "metrics": [*ordered, *sorted(metrics - set(ordered))],
         "warnings": _warnings(cells, [run for run, _ in runs]),
     }
     return ReportData(index, collector.chunks())
 
 
 class _Collector:
-    """Reads one run after the other into shared chunks; a question that several runs asked stands once."""
+    """Reads one run after the other into shared chunks. A question that several runs asked is stored once."""
 
     def __init__(self, sources: Sources) -> None:
         self.sources = sources
         self.writer = ChunkWriter("c")
         self._questions = ChunkWriter("q")
-        self._asked: dict[tuple[str, str, str], Place] = {}
+        self._asked: dict[tuple[str, str, str], ChunkEntry] = {}
 
     def chunks(self) -> dict[str, str]:
-        """All chunks, when everything has been read."""
+        """All chunks, once everything has been read."""
         for writer in (self.writer, self._questions):
             writer.flush()
         return self.writer.chunks | self._questions.chunks
 
     def read(self, directory: Path, figures: Sequence[Figure]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """What a run is, and its tasks."""
+        """The description of a run, and its tasks as the index of the page holds them."""
         with RunReader.open(directory) as reader:
             run = reader.run
             scores = reader.scores_by_sample()
-            cells: dict[Identity, _Cell] = {}
+            tasks: dict[Identity, _Task] = {}
             speller = Speller(self.sources.spell(run))
             for sample in reader.samples():
                 identity = (sample.key.task, sample.key.task_version, sample.key.settings_hash)
-                if identity not in cells:
-                    cells[identity] = self._begin(run, sample)
-                self._take(cells[identity], run, sample, scores.get(sample.key, {}), speller)
-        mine = [row for row in figures if row.run_id == run.run_id]
-        ordered = [cells[identity] for identity in sorted(cells)]
-        done = [self._finish(cell, run, metrics) for cell, metrics in _with_figures(ordered, mine)]
-        return _about(run), [*done, *_empty(run, cells), *_means(mine, done)]
+                if identity not in tasks:
+                    tasks[identity] = self._begin(run, sample)
+                self._take(tasks[identity], run, sample, scores.get(sample.key, {}), speller)
+        of_run = [figure for figure in figures if figure.run_id == run.run_id]
+        ordered = [tasks[identity] for identity in sorted(tasks)]
+        for task in ordered:
+            task.marks = marks_of(task.state, run)
+        done = [self._finish(task, metrics) for task, metrics in _with_figures(ordered, of_run)]
+        return _about(run), [*done, *_empty(run, tasks), *_means(of_run, ordered)]
 
-    def _begin(self, run: Run, sample: Sample) -> _Cell:
-        self.writer.flush()  # no chunk holds two tasks: what is opened next is most often of the same task
+    def _begin(self, run: Run, sample: Sample) -> _Task:
+        self.writer.flush()  # no chunk holds two tasks, because readers mostly go on to another sample of the same task
         state = TaskState(sample.key.task, sample.key.task_version, sample.benchmark)
         state.num_items = self.sources.num_items(run, state.task, state.benchmark)
-        return _Cell(state, {name: setting_text(value) for name, value in sample.settings.items()})
+        return _Task(state, {name: setting_text(value) for name, value in sample.settings.items()})
 
-    def _take(self, cell: _Cell, run: Run, sample: Sample, scores: Scores, speller: Speller) -> None:
-        state = cell.state
+    def _take(self, task: _Task, run: Run, sample: Sample, scores: Scores, speller: Speller) -> None:
+        state = task.state
         failed = sample.error is not None
         state.num_samples += 1
         state.num_errors += failed
@@ -122,12 +125,12 @@ class _Collector:
         state.unisolated |= any(score.tier == NO_ISOLATION for score in scores.values())
         state.batched |= sample.batch_size > 1
         sealed = is_sealed(state.task, state.benchmark)
-        cell.rows.append(list_row(sample, scores, sealed))
-        cell.asked.append(self._question(run, sample, sealed))
+        task.rows.append(list_row(sample, scores, sealed))
+        task.asked.append(self._question(run, sample, sealed))
         machine = run.hardware(sample.process_id).label()
-        cell.bodies.append(self.writer.add({**body(sample, scores, sealed, speller), "machine": machine}))
+        task.bodies.append(self.writer.add({**body(sample, scores, sealed, speller), "machine": machine}))
 
-    def _question(self, run: Run, sample: Sample, sealed: bool) -> Place:
+    def _question(self, run: Run, sample: Sample, sealed: bool) -> ChunkEntry:
         key = sample.key
         identity = (key.task, key.doc_hash, key.prompt_hash)
         if identity not in self._asked:
@@ -137,16 +140,16 @@ class _Collector:
             self._asked[identity] = self._questions.add(asdict(asked))
         return self._asked[identity]
 
-    def _finish(self, cell: _Cell, run: Run, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """A task as the page's index holds it; its list is a chunk of its own."""
-        state = cell.state
+    def _finish(self, task: _Task, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """A task as the index of the page holds it; its list of samples is a chunk of its own."""
+        state = task.state
         self.writer.flush()
         columns = {
-            **{name: [getattr(row, name) for row in cell.rows] for name in ListRow._fields},
-            "bodies": cell.bodies,
-            "asked": cell.asked,
+            **{name: [getattr(row, name) for row in task.rows] for name in ListRow._fields},
+            "bodies": task.bodies,
+            "asked": task.asked,
         }
-        place = self.writer.add(columns)
+        entry = self.writer.add(columns)
         self.writer.flush()
         return {
             "task": state.task,
@@ -155,51 +158,52 @@ class _Collector:
             "mini": is_mini(state.task),
             "sealed": is_sealed(state.task, state.benchmark),
             "mean": False,
-            "settings": dict(cell.settings),
+            "settings": dict(task.settings),
             "hardware": sorted(state.hardware),
             "items": len(state.items),
             "samples": state.num_samples,
-            "marks": marks_of(state, run),
+            "marks": [(mark.label, mark.sentence) for mark in task.marks],
             "metrics": metrics,
-            "list": place.chunk,
+            "list": entry.chunk,
         }
 
 
-def _with_figures(cells: Sequence[_Cell], rows: Sequence[Figure]) -> Iterator[tuple[_Cell, dict[str, Any]]]:
+def _with_figures(tasks: Sequence[_Task], figures: Sequence[Figure]) -> Iterator[tuple[_Task, dict[str, Any]]]:
     """Each task with its figures. Two versions of a task under equal settings have theirs in order of version."""
     by_name: dict[tuple[str, tuple, str], list[Figure]] = defaultdict(list)
-    for row in rows:
-        by_name[row.task, _sorted(row.settings), row.metric].append(row)
+    for figure in figures:
+        by_name[figure.task, _sorted(figure.settings), figure.metric].append(figure)
     seen: dict[tuple[str, tuple], int] = defaultdict(int)
-    for cell in cells:
-        key = (cell.state.task, _sorted(cell.settings))
+    for task in tasks:
+        key = (task.state.task, _sorted(task.settings))
         number, seen[key] = seen[key], seen[key] + 1
-        found = {name[2]: rows[number] for name, rows in by_name.items() if name[:2] == key and number < len(rows)}
-        yield cell, {name: _figure(row) for name, row in found.items()}
+        own = {name[2]: versions for name, versions in by_name.items() if name[:2] == key and number < len(versions)}
+        yield task, {metric: _encoded(versions[number]) for metric, versions in own.items()}
 
 
 def _sorted(settings: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(settings.items()))
 
 
-def _figure(row: Figure) -> dict[str, Any]:
-    """A figure and its interval; what is no number is null."""
-    numbers = {"value": row.value, "low": row.ci_low, "high": row.ci_high}
+def _encoded(figure: Figure) -> dict[str, Any]:
+    """A figure and its interval; NaN is null."""
+    numbers = {"value": figure.value, "low": figure.ci_low, "high": figure.ci_high}
     return {
         **{name: None if math.isnan(value) else float(f"{value:.6g}") for name, value in numbers.items()},
-        "unit": row.unit,
-        "n": row.n,
-        "note": row.note,
+        "unit": figure.unit,
+        "n": figure.n,
+        "note": figure.note,
     }
 
 
-def _means(rows: Sequence[Figure], tasks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Means over tasks, as cells without samples but with the marks of their tasks."""
+def _means(figures: Sequence[Figure], tasks: Sequence[_Task]) -> list[dict[str, Any]]:
+    """Means over tasks, as tasks without samples but with the marks of the tasks that they are over."""
     means = []
     for mini in (False, True):
-        mine = [row for row in rows if row.task == MEAN_TASK and row.mini == mini]
-        if mine:
-            means.append({**_NO_SAMPLES, "task": MEAN_TASK, "mini": mini, "mean": True} | _mean_facts(mine, tasks))
+        own = [figure for figure in figures if figure.is_mean and figure.mini == mini]
+        if own:
+            averaged = [task for task in tasks if is_mini(task.state.task) == mini]
+            means.append({**_NO_SAMPLES, "task": MEAN_TASK, "mini": mini, "mean": True} | _mean_facts(own, averaged))
     return means
 
 
@@ -219,25 +223,25 @@ _NO_SAMPLES: dict[str, Any] = {
 }
 
 
-def _mean_facts(rows: Sequence[Figure], tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    mini = [("mini", "A mean of this project's synthetic look-alikes, not of the real benchmarks.")]
-    said: dict[str, list[str]] = defaultdict(list)
+def _mean_facts(figures: Sequence[Figure], tasks: Sequence[_Task]) -> dict[str, Any]:
+    sentences: dict[str, list[str]] = {}
+    if figures[0].mini:
+        sentences["mini"] = ["A mean of this project's synthetic look-alikes, not of the real benchmarks."]
     for task in tasks:
-        for mark, sentence in task["marks"] if task["mini"] == rows[0].mini else ():
-            kind = " ".join(word for word in mark.split() if word.isalpha())  # without counts, which differ by task
-            if kind != "mini":
-                said[kind].append(f"{task['task']}: {sentence}")
+        for mark in task.marks:
+            if mark.kind != "mini":
+                sentences.setdefault(mark.kind, []).append(f"{task.state.task}: {mark.sentence}")
     return {
-        "metrics": {row.metric: _figure(row) for row in rows},
-        "items": rows[0].n,
-        "samples": rows[0].samples,
-        "marks": (mini if rows[0].mini else []) + [(kind, " ".join(whys)) for kind, whys in said.items()],
+        "metrics": {figure.metric: _encoded(figure) for figure in figures},
+        "items": figures[0].n,
+        "samples": figures[0].samples,
+        "marks": [(kind, " ".join(each)) for kind, each in sentences.items()],
     }
 
 
-def _empty(run: Run, cells: Mapping[Identity, _Cell]) -> list[dict[str, Any]]:
-    """Tasks that the run was to do and has nothing of."""
-    done = {task for task, _, _ in cells}
+def _empty(run: Run, tasks: Mapping[Identity, _Task]) -> list[dict[str, Any]]:
+    """Tasks that the run was asked for and has no sample of."""
+    done = {task for task, _, _ in tasks}
     mark = ("no samples", "The run was stopped before this task began, or has not come to it yet.")
     return [
         {**_NO_SAMPLES, "task": task, "version": str(version), "mini": is_mini(task), "marks": [mark]}
@@ -247,7 +251,7 @@ def _empty(run: Run, cells: Mapping[Identity, _Cell]) -> list[dict[str, Any]]:
 
 
 def _about(run: Run) -> dict[str, Any]:
-    """What the page says of a run."""
+    """What the page says about a run."""
     manifest = run.manifest
     names = ("system", "backbone", "decoder", "checkpoint", "dtype", "device", "attention", "seed", "warmup")
     return {
@@ -263,7 +267,7 @@ def _about(run: Run) -> dict[str, Any]:
 
 
 def _warnings(cells: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What must be said of the table as a whole: columns whose figures are not of the same kind."""
+    """What must be said about the table as a whole: columns whose figures are not of the same kind."""
     warnings = []
     machines = sorted({label for run in runs for label in run["hardware"]})
     if len(machines) > 1:
@@ -275,10 +279,10 @@ def _warnings(cells: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, An
     for cell in cells:
         if not cell["mean"]:
             versions[cell["task"]].add(cell["version"])
-    for task, found in sorted(versions.items()):
-        if len(found) > 1:
+    for task, names in sorted(versions.items()):
+        if len(names) > 1:
             warnings.append(
-                f"{task} is here in versions {', '.join(sorted(found))}, whose figures must not be compared."
+                f"{task} is here in versions {', '.join(sorted(names))}, whose figures must not be compared."
             )
     if any(cell["mini"] for cell in cells):
         warnings.append("mini: synthetic look-alikes of this project, not the real benchmarks.")

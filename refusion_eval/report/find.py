@@ -1,4 +1,4 @@
-"""One sample of a run, by the names that a user knows it by."""
+"""Finds one sample of a run by its task, item and number."""
 
 import os
 from collections.abc import Sequence
@@ -22,33 +22,34 @@ def find_sample(
     """The first sample that fits, with its run.
 
     Args:
-        run_dir: the run.
-        task: its task, or the benchmark; None takes any.
+        run_dir: run directory.
+        task: task or benchmark; None takes any.
         item: the benchmark's name for the item; None takes any.
-        number: its number among the samples of the item; None takes any.
+        number: number among the samples of the item; None takes any.
 
     Raises:
-        StoreError: the directory holds no readable run, or none of what fits has a trace.
-        ConfigError: nothing fits.
+        StoreError: the directory holds no readable run, or no fitting sample has a trace.
+        ConfigError: no sample fits.
     """
     with RunReader.open(run_dir) as reader:
         run = reader.run
-        known = list(reader.samples(traces=False))
-        if not known:
+        samples = list(reader.samples(traces=False))
+        if not samples:
             raise StoreError(f"{run_dir} has no samples yet; run its command again")
-        fitting = [one for one in known if task is None or task in (one.key.task, one.benchmark)]
-        if not fitting:
-            raise ConfigError(f"{run_dir} has no task {task!r}; it has {_some([one.key.task for one in known], task)}")
-        here = [one for one in fitting if item is None or one.item_id == item]
-        if not here:
-            raise ConfigError(
-                f"{run_dir}: no item {item!r}; for example {_some([one.item_id for one in fitting], item)}"
-            )
-        wanted = {one.key for one in here if number is None or one.key.sample == number}
-        if not wanted:
-            raise ConfigError(f"{run_dir}: item {item!r} has no sample {number}; its samples are 0 to {len(here) - 1}")
+        of_task = [each for each in samples if task is None or task in (each.key.task, each.benchmark)]
+        if not of_task:
+            names = _some([each.key.task for each in samples], task)
+            raise ConfigError(f"{run_dir} has no task {task!r}; it has {names}")
+        of_item = [each for each in of_task if item is None or each.item_id == item]
+        if not of_item:
+            names = _some([each.item_id for each in of_task], item)
+            raise ConfigError(f"{run_dir}: no item {item!r}; for example {names}")
+        keys = {each.key for each in of_item if number is None or each.key.sample == number}
+        if not keys:
+            last = len(of_item) - 1
+            raise ConfigError(f"{run_dir}: item {item!r} has no sample {number}; its samples are 0 to {last}")
         for sample in reader.samples():
-            if sample.key in wanted and sample.trace is not None:
+            if sample.key in keys and sample.trace is not None:
                 return run, sample
     raise StoreError(f"{run_dir}: no trace is recorded of what fits, so it cannot be replayed; name another sample")
 
@@ -63,18 +64,18 @@ def sample_replay(sample: Sample) -> Replay:
 
 
 def is_withheld(sample: Sample) -> bool:
-    """Whether a replay may say where and when, but not what: sealed questions, whose records have no tokens either."""
+    """Whether a replay may show positions and times but no text: sealed questions, whose records have no tokens."""
     return sample.tokens is None or is_sealed(sample.key.task, sample.benchmark)
 
 
 def speller_of(sample: Sample, spell: Spell | None) -> Speller:
-    """Spells a sample's tokens; of a sealed one, each by the same sign."""
+    """Spells the tokens of a sample; all tokens of a sealed sample are the same sign."""
     return Speller((lambda tokens: WITHHELD * len(tokens)) if is_withheld(sample) else spell)
 
 
-def _some(names: Sequence[str], meant: str | None) -> str:
-    """A few of the names, the ones that a user may have meant first."""
+def _some(names: Sequence[str], wanted: str | None) -> str:
+    """A few of the names, those that are most like the wanted one first."""
     different = list(dict.fromkeys(names))
-    close = get_close_matches(meant or "", different, n=3)
+    close = get_close_matches(wanted or "", different, n=3)
     listed = [*close, *[name for name in different if name not in close]]
     return ", ".join(listed[:_MOST_NAMED]) + (", ..." if len(listed) > _MOST_NAMED else "")

@@ -1,4 +1,4 @@
-"""A replay on a terminal, and as frames for whoever draws them."""
+"""A replay as frames, and on a terminal."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,11 +11,11 @@ from rich.panel import Panel
 from rich.text import Text
 
 from refusion_eval.report.pieces import Speller, final_pieces
-from refusion_eval.report.replay import Cell, Replay, Step, apply
+from refusion_eval.report.replay import Position, Replay, Step, apply
 
 MASK = "·"
 NEW = "new"
-# Words tell the states apart where styles do not: see `legend`.
+# What a terminal shows of each state; without styles, words are printed instead.
 STYLES: Mapping[str, str] = {
     "mask": "bright_black",
     "planned": "blue underline",
@@ -28,7 +28,7 @@ STYLES: Mapping[str, str] = {
 REASONS = {"eos": "end of sequence", "length": "length reached", "stop_string": "stop string"}
 
 
-class Run(NamedTuple):
+class TextRun(NamedTuple):
     """Neighbouring positions that look alike."""
 
     state: str
@@ -36,15 +36,15 @@ class Run(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """What is to be seen after one step; the first frame is before all of them.
+    """The text after one step; the first frame is the text before all steps.
 
     Attributes:
-        runs: the text, in order.
+        runs: the text in order.
         headline: what happened.
-        detail: where in the decoding that is.
+        detail: how far the decoding is.
     """
 
-    runs: Sequence[Run]
+    runs: Sequence[TextRun]
     headline: str
     detail: str
 
@@ -52,11 +52,11 @@ class Frame(NamedTuple):
 def frames(replay: Replay, speller: Speller) -> Iterator[Frame]:
     """Every frame of a replay, in order."""
     final = final_pieces(replay, speller)
-    cells = [Cell() for _ in range(replay.num_positions)]
+    canvas = [Position() for _ in range(replay.num_positions)]
     num_steps, num_fixed = len(replay.steps), 0
-    yield Frame(_runs(cells, -1, final, speller), "Nothing is decoded yet.", f"step 0/{num_steps}")
+    yield Frame(_runs(canvas, -1, final, speller), "Nothing is decoded yet.", f"step 0/{num_steps}")
     for number, step in enumerate(replay.steps):
-        apply(cells, step, number)
+        apply(canvas, step, number)
         num_fixed += _count(step, "fixed")
         num_forwards = step.forward + 1
         detail = f"step {number + 1}/{num_steps}   forward {num_forwards}/{len(replay.forwards)}"
@@ -66,22 +66,22 @@ def frames(replay: Replay, speller: Speller) -> Iterator[Frame]:
         if num_forwards > 0:
             detail += f"   {num_fixed} final, {num_fixed / num_forwards:.2f} a forward"
         newest = number if step.action != "stop" else -1
-        yield Frame(_runs(cells, newest, final, speller), sentence(step), detail)
+        yield Frame(_runs(canvas, newest, final, speller), sentence(step), detail)
 
 
 def sentence(step: Step) -> str:
-    """What a step did."""
+    """One sentence on what a step did."""
     fixed, rejected = _count(step, "fixed"), _count(step, "rejected")
-    gone = f", rejected {_counted(rejected, 'draft')}" if rejected else ""
+    rejections = f", rejected {_counted(rejected, 'draft')}" if rejected else ""
     match step.action:
         case "plan":
             return f"Planned {len(step.scores)} of {_counted(step.num_candidates, 'slot')}."
         case "draft":
-            return f"Drafted {_counted(_count(step, 'draft'), 'token')}{gone}."
+            return f"Drafted {_counted(_count(step, 'draft'), 'token')}{rejections}."
         case "fix" if step.num_candidates:
-            return f"Fixed {fixed} of {_counted(step.num_candidates, 'candidate')}{gone}."
+            return f"Fixed {fixed} of {_counted(step.num_candidates, 'candidate')}{rejections}."
         case "fix":
-            return f"Accepted {_counted(fixed, 'token')}{gone}."
+            return f"Accepted {_counted(fixed, 'token')}{rejections}."
         case "stop":
             return f"Stopped: {REASONS.get(step.reason, step.reason)}."
         case _:
@@ -89,7 +89,7 @@ def sentence(step: Step) -> str:
 
 
 def legend() -> Text:
-    """What the styles mean."""
+    """One line that explains the styles."""
     names = {
         "planned": "planned",
         "draft": "drafted",
@@ -104,22 +104,22 @@ def legend() -> Text:
 
 
 def play(replay: Replay, speller: Speller, console: Console, title: str, seconds: float) -> None:
-    """Plays on a terminal, each step for some seconds; elsewhere it prints every step, one line each."""
-    everything = list(frames(replay, speller))
+    """Plays a replay on a terminal, each step for some seconds. Elsewhere it prints one line for each step."""
+    all_frames = list(frames(replay, speller))
     if not console.is_terminal or console.is_dumb_terminal:
-        for frame in everything:
+        for frame in all_frames:
             console.print(Text(f"{frame.detail}  {frame.headline}"), soft_wrap=True)
             console.print(_text(frame.runs, words=True), soft_wrap=True)
         return
     with Live(console=console, auto_refresh=False) as live:
-        for number, frame in enumerate(everything):
+        for number, frame in enumerate(all_frames):
             live.update(_panel(frame, console, title), refresh=True)
-            if number + 1 < len(everything):
+            if number + 1 < len(all_frames):
                 time.sleep(seconds)
 
 
 def _panel(frame: Frame, console: Console, title: str) -> Group:
-    """A frame with as many of its lines as the terminal has room for, the newest ones among them."""
+    """A frame with as many of its lines as fit on the terminal, including the newest ones."""
     width, height = console.width - 4, max(3, console.height - 7)
     lines = list(_text(frame.runs, words=False).wrap(console, width, overflow="fold"))
     newest = 0
@@ -137,8 +137,8 @@ def _panel(frame: Frame, console: Console, title: str) -> Group:
     )
 
 
-def _text(runs: Sequence[Run], words: bool) -> Text:
-    """The runs in their styles; with words, a state that is not plain is named, as a pipe has no styles."""
+def _text(runs: Sequence[TextRun], words: bool) -> Text:
+    """The runs in their styles; with `words`, states are named instead, because a pipe has no styles."""
     text = Text()
     for run in runs:
         if words and run.state not in ("fixed", "mask"):
@@ -148,23 +148,23 @@ def _text(runs: Sequence[Run], words: bool) -> Text:
     return text
 
 
-def _runs(cells: Sequence[Cell], newest: int, final: Mapping[int, str], speller: Speller) -> list[Run]:
-    looks = [
-        (NEW if cell.state == "fixed" and cell.step == newest else cell.state, _shown(position, cell, final, speller))
-        for position, cell in enumerate(cells)
-    ]
-    return [Run(state, "".join(text for _, text in group)) for state, group in groupby(looks, lambda look: look[0])]
+def _runs(canvas: Sequence[Position], newest: int, final: Mapping[int, str], speller: Speller) -> list[TextRun]:
+    looks = []
+    for index, position in enumerate(canvas):
+        is_new = position.state == "fixed" and position.step == newest
+        looks.append((NEW if is_new else position.state, _shown(index, position, final, speller)))
+    return [TextRun(state, "".join(text for _, text in group)) for state, group in groupby(looks, lambda look: look[0])]
 
 
-def _shown(position: int, cell: Cell, final: Mapping[int, str], speller: Speller) -> str:
-    if cell.state in ("fixed", "dropped"):
-        return final[position]
-    return MASK if cell.token is None else speller.piece(cell.token)
+def _shown(index: int, position: Position, final: Mapping[int, str], speller: Speller) -> str:
+    if position.state in ("fixed", "dropped"):
+        return final[index]
+    return MASK if position.token is None else speller.piece(position.token)
 
 
 def _count(step: Step, state: str) -> int:
     return sum(len(change.positions) for change in step.changes if change.state == state)
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

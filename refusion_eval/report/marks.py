@@ -1,8 +1,9 @@
-"""What a reader must know of a task of a run before its figures, as short marks with a sentence each."""
+"""What a reader must know about a task of a run before its figures: short marks with a sentence each."""
 
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from refusion_eval.benchmarks import is_mini
 from refusion_eval.store.run_reader import Run
@@ -10,19 +11,33 @@ from refusion_eval.store.run_reader import Run
 _LIMIT_OPTIONS = ("--limit", "-L")
 
 
-@dataclass(slots=True)
-class TaskState:
-    """What the records of one task say about themselves, beside its figures.
+class Mark(NamedTuple):
+    """One mark.
 
     Attributes:
-        task: its name.
-        version: its version.
-        benchmark: what it belongs to.
+        kind: what it says, without counts; equal for all tasks that it is true of.
+        label: a word or two for the page, with counts.
+        sentence: the explanation.
+    """
+
+    kind: str
+    label: str
+    sentence: str
+
+
+@dataclass(slots=True)
+class TaskState:
+    """What the records of one task say about it beside its figures.
+
+    Attributes:
+        task: name of the task.
+        version: version of the task.
+        benchmark: benchmark that the task belongs to.
         num_samples: samples, failed ones included.
-        num_errors: failed ones.
-        num_unscored: good ones without a verdict.
+        num_errors: failed samples.
+        num_unscored: good samples without a verdict.
         items: hashes of the items that were asked.
-        hardware: labels of the machines.
+        hardware: labels of the machines that the samples were decoded on.
         unisolated: whether a program ran without isolation.
         batched: whether a sample was decoded beside others, so that its time measures no speed.
         num_items: items of the whole benchmark, None if its rows are not at hand.
@@ -41,31 +56,34 @@ class TaskState:
     num_items: int | None = None
 
 
-def marks_of(state: TaskState, run: Run) -> list[tuple[str, str]]:
-    """Marks of a task: a word or two, and the sentence behind them."""
+def marks_of(state: TaskState, run: Run) -> list[Mark]:
+    """The marks of a task."""
     marks = []
+
+    def mark(kind: str, sentence: str, count: int | str = "") -> None:
+        marks.append(Mark(kind, f"{kind} {count}" if count else kind, sentence))
+
     if is_mini(state.task):
-        marks.append(("mini", "A synthetic look-alike of this project, not the real benchmark."))
+        mark("mini", "A synthetic look-alike of this project, not the real benchmark.")
     if state.unisolated:
-        marks.append(("sandbox off", "Programs ran without isolation, so their verdicts can be forged."))
+        mark("sandbox off", "Programs ran without isolation, so their verdicts can be forged.")
     if len(state.hardware) > 1:
         machines = " | ".join(sorted(state.hardware))
-        marks.append(("mixed hardware", f"Samples of this task come from several machines: {machines}."))
+        mark("mixed hardware", f"Samples of this task come from several machines: {machines}.")
     num_asked, limit = len(state.items), limit_of(run.manifest.command)
     if state.num_items is not None and num_asked < state.num_items:
         kind = "limited" if limit is not None and num_asked >= limit else "unfinished"
-        why = f" (--limit {limit})" if kind == "limited" else ": the run ended early or is still going"
-        marks.append((f"{kind} {num_asked}/{state.num_items}", f"{num_asked} of {state.num_items} items{why}."))
+        reason = f" (--limit {limit})" if kind == "limited" else ": the run ended early or is still going"
+        mark(kind, f"{num_asked} of {state.num_items} items{reason}.", f"{num_asked}/{state.num_items}")
     elif state.num_items is None and limit is not None:
-        marks.append((f"limited {num_asked}", f"Run with --limit {limit}; the benchmark's rows are not at hand here."))
+        mark("limited", f"Run with --limit {limit}; the benchmark's rows are not at hand here.", num_asked)
     if state.num_unscored:
-        marks.append(
-            (f"unscored {state.num_unscored}", f"{state.num_unscored} samples have no verdict: the run has not ended.")
-        )
+        sentence = f"{state.num_unscored} samples have no verdict: the run has not ended."
+        mark("unscored", sentence, state.num_unscored)
     if state.num_errors:
-        marks.append((f"errors {state.num_errors}", f"{state.num_errors} samples failed and are in no figure."))
+        mark("errors", f"{state.num_errors} samples failed and are in no figure.", state.num_errors)
     if state.batched:
-        marks.append(("batched", "Some samples were decoded together; their times are in no speed figure."))
+        mark("batched", "Some samples were decoded together; their times are in no speed figure.")
     return marks
 
 

@@ -1,4 +1,4 @@
-"""A replay as an animated picture: GIF, or animated PNG."""
+"""A replay as an animated picture: GIF or animated PNG."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -11,11 +11,11 @@ import matplotlib
 from PIL import Image, ImageDraw, ImageFont
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.report.frames import MASK, NEW, Frame, Run
+from refusion_eval.report.frames import MASK, NEW, Frame, TextRun
 from refusion_eval.store.atomic_write import prepare_output, write_bytes
 
 FORMATS = {".gif": "GIF", ".png": "PNG", ".apng": "PNG"}
-# Columns and most rows of the text: as wide as a page's column, and no taller than a screen.
+# Characters in a line and lines of text at most: as wide as a column of a page and no taller than a screen.
 COLUMNS, MOST_ROWS = 84, 30
 LAST_SECONDS = 3.0
 
@@ -24,7 +24,7 @@ _PAPER, _INK, _MUTED, _LINE = "#ffffff", "#16202b", "#66737f", "#d9dfe6"
 
 
 class Look(NamedTuple):
-    """How a state is drawn: dark and light enough apart to read in grey, and each with a line of its own."""
+    """How a state is drawn. The states differ in brightness and in their lines, so that they can be read in grey."""
 
     ink: str
     ground: str | None = None
@@ -47,7 +47,7 @@ def check_format(path: str | os.PathLike[str]) -> str:
     """The format that a file's name asks for.
 
     Raises:
-        ConfigError: it is none that moves.
+        ConfigError: the format has no animations.
     """
     suffix = Path(path).suffix.lower()
     if suffix not in FORMATS:
@@ -56,23 +56,23 @@ def check_format(path: str | os.PathLike[str]) -> str:
 
 
 def write_animation(shown: Sequence[Frame], path: str | os.PathLike[str], title: str, *, seconds: float = 0.5) -> None:
-    """Writes an animation that begins again at its end.
+    """Writes an animation that repeats.
 
     Args:
-        shown: what is to be seen, in order.
-        path: the file, ending in .gif, .png or .apng.
-        title: written above the text.
-        seconds: how long each frame stays; the last one stays longer.
+        shown: frames in order.
+        path: file that ends in .gif, .png or .apng.
+        title: line above the text.
+        seconds: time of each frame; the last one stays longer.
 
     Raises:
         ConfigError: the file's name has another ending.
-        StoreError: it cannot be written.
+        StoreError: the file cannot be written.
     """
     kind = check_format(path)
     prepare_output(path)
     rows = max(len(list(_lines(frame.runs))) for frame in shown)
     images = [_draw(frame, title, min(rows, MOST_ROWS)) for frame in shown]
-    # One palette for all frames: of the last picture alone, colours of the others would be missing.
+    # One palette for all frames: that of a single frame would lack colours of the others.
     if kind == "GIF":
         images = [image.quantize(palette=_palette(), dither=Image.Dither.NONE) for image in images]
     durations = [round(1000 * seconds)] * (len(images) - 1) + [round(1000 * max(seconds, LAST_SECONDS))]
@@ -90,7 +90,7 @@ def _font(bold: bool) -> ImageFont.FreeTypeFont:
 
 @lru_cache
 def _palette() -> Image.Image:
-    """All colours, and the greys between them and the paper that smooth letters need."""
+    """All colours, and the shades between them and the paper that smooth letters need."""
     sheet = Image.new("RGB", (256, 8), _PAPER)
     draw = ImageDraw.Draw(sheet)
     pairs = [(look.ink, look.ground or _PAPER) for look in LOOKS.values()] + [(_MUTED, _PAPER), (_LINE, _PAPER)]
@@ -101,9 +101,9 @@ def _palette() -> Image.Image:
     return sheet.quantize(colors=255)
 
 
-def _lines(runs: Sequence[Run]) -> Iterator[list[Run]]:
+def _lines(runs: Sequence[TextRun]) -> Iterator[list[TextRun]]:
     """Runs broken into lines of `COLUMNS` characters."""
-    line: list[Run] = []
+    line: list[TextRun] = []
     width = 0
     for run in runs:
         for place, part in enumerate(run.text.expandtabs(4).split("\n")):
@@ -116,7 +116,7 @@ def _lines(runs: Sequence[Run]) -> Iterator[list[Run]]:
                     yield line
                     line, width = [], 0
                 taken, rest = rest[: COLUMNS - width], rest[COLUMNS - width :]
-                line.append(Run(run.state, taken))
+                line.append(TextRun(run.state, taken))
                 width += len(taken)
     yield line
 
@@ -136,15 +136,15 @@ def _draw(frame: Frame, title: str, rows: int) -> Image.Image:
     first = max(0, min((busy[-1] if busy else 0) - rows // 2, len(lines) - rows))
     for number, line in enumerate(lines[first : first + rows]):
         _draw_line(draw, line, _PAD, top + number * height, cell, height)
-    names: list[Run] = [Run("mask", f"{MASK} masked   ")]
+    names: list[TextRun] = [TextRun("mask", f"{MASK} masked   ")]
     for state, name in LEGEND.items():
-        names += [Run(state, name), Run("fixed", "   ")]
+        names += [TextRun(state, name), TextRun("fixed", "   ")]
     _draw_line(draw, names, _PAD, top + rows * height + 4, cell, height)
     return image
 
 
 def _draw_line(
-    draw: ImageDraw.ImageDraw, runs: Sequence[Run], left: float, top: float, cell: float, height: int
+    draw: ImageDraw.ImageDraw, runs: Sequence[TextRun], left: float, top: float, cell: float, height: int
 ) -> None:
     for state, text in runs:
         look = LOOKS[state]
@@ -158,13 +158,13 @@ def _draw_line(
         elif look.line == "dotted":
             for x in range(round(left), round(right), 4):
                 draw.line([x, bottom - 1, x + 1, bottom - 1], look.ink, 2)
-        for place, letter in enumerate(text):  # each in its cell: a font's wide letters would shift the rest
+        for place, letter in enumerate(text):  # one by one, because wide letters of the font would shift the rest
             draw.text((left + place * cell, top), _drawable(letter), look.ink, _font(state == NEW))
         left = right
 
 
 def _drawable(letter: str) -> str:
-    """What a font can be asked for: control characters and lone surrogates are shown as a box."""
+    """The letter, or a box for control characters and lone surrogates, which no font has."""
     return letter if letter.isprintable() else "\N{WHITE VERTICAL RECTANGLE}"
 
 

@@ -1,4 +1,4 @@
-"""Which part of a text each token is: what a replay writes at each position."""
+"""The part of a text that each token is: what a replay shows at each position."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,16 +7,16 @@ from refusion_eval.report.replay import Replay
 # Gives the text of token ids, special tokens spelled out.
 Spell = Callable[[Sequence[int]], str]
 
-# What a tokenizer writes for bytes that are no whole character.
+# What a tokenizer writes for bytes that are not a whole character.
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 _LONGEST_CHARACTER = 4
 
 
 class Speller:
-    """Spells tokens one by one, and remembers each: a vocabulary is small beside all that a run decodes.
+    """Spells tokens one by one and remembers them, since a vocabulary is small compared with all tokens of a run.
 
     Args:
-        spell: of the tokenizer; None where it is not at hand, then tokens are shown by number.
+        spell: gives the text of token ids; None if there is no tokenizer, and tokens are shown by number.
     """
 
     def __init__(self, spell: Spell | None) -> None:
@@ -32,7 +32,7 @@ class Speller:
     def pieces(self, tokens: Sequence[int]) -> list[str]:
         """The text that each of some consecutive tokens adds.
 
-        A character that takes several tokens stands at the last of them, and nothing at the others.
+        A character of several tokens belongs to the last of them; the others add nothing.
         """
         result: list[str] = []
         waiting: list[int] = []
@@ -52,7 +52,7 @@ class Speller:
 
 
 def final_pieces(replay: Replay, speller: Speller) -> dict[int, str]:
-    """What each final position of a replay says, given its neighbours: a character may take several tokens."""
+    """Text of each final position of a replay, given its neighbours: a character may take several tokens."""
     tokens = {
         position: token
         for step in replay.steps
@@ -60,5 +60,5 @@ def final_pieces(replay: Replay, speller: Speller) -> dict[int, str]:
         if change.state == "fixed"
         for position, token in zip(change.positions, change.tokens, strict=True)
     }
-    places = sorted(tokens)
-    return dict(zip(places, speller.pieces([tokens[place] for place in places]), strict=True))
+    positions = sorted(tokens)
+    return dict(zip(positions, speller.pieces([tokens[position] for position in positions]), strict=True))

@@ -1,6 +1,6 @@
-"""A trace as the steps of a replay: which positions were planned, drafted, accepted and rejected, in their order.
+"""A trace as the steps of a replay: which positions were planned, drafted, accepted and rejected, in order.
 
-Every step lists what it changes, so that whoever shows it, the page, a terminal or a picture, only applies changes.
+Every step lists its changes, so that the page, the terminal and the picture only have to apply them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ SLOT = "slot"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Positions that take a state; tokens where the state shows any, one a position."""
+    """Positions that take a state, with one token each where the state shows tokens."""
 
     state: State
     positions: tuple[int, ...]
@@ -26,15 +26,15 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing to see.
+    """One visible step.
 
     Attributes:
-        action: what happened; `forward` is a model call after which nothing looks different.
-        forward: number of the last forward before it, -1 before the first.
-        changes: what looks different.
-        num_candidates: of a choice, among how many slots or positions.
-        scores: of a choice, first position of the slot, or position -> its score; of what was chosen.
-        reason: of a stop, why.
+        action: what happened; `forward` is a model call that changed nothing visible.
+        forward: index of the last forward before the step, -1 before the first.
+        changes: positions that change.
+        num_candidates: number of slots or positions that a choice was made among, 0 without a choice.
+        scores: score of each chosen position, or of the first position of each chosen slot.
+        reason: why decoding stopped; empty for other steps.
     """
 
     action: Action
@@ -50,10 +50,10 @@ class Replay:
     """A decoding, step by step.
 
     Attributes:
-        num_positions: response positions that the decoding touched, the first is 0.
-        steps: in order.
-        forwards: for each forward its kind, query rows and cached rows.
-        kept: positions of the response, ascending.
+        num_positions: response positions that the decoding touched, counted from 0.
+        steps: all steps in order.
+        forwards: kind, query rows and cached rows of each forward.
+        kept: positions that are in the response, ascending.
     """
 
     num_positions: int
@@ -63,8 +63,8 @@ class Replay:
 
 
 @dataclass(slots=True)
-class Cell:
-    """What a position looks like: its state, its token if it has one, and the step that gave it both (-1: none)."""
+class Position:
+    """How a position looks: its state, its token if it has one, and the step that set both (-1 for none)."""
 
     state: State = "mask"
     token: int | None = None
@@ -77,10 +77,9 @@ def replay_of(trace: Trace, *, slot_size: int = 1, num_kept: int | None = None) 
     Rejection is not an event: drafts are rejected when others become final without them, or take their place.
 
     Args:
-        trace: what was recorded.
-        slot_size: k of a decoder that plans slots.
-        num_kept: tokens of the recorded response, where a stop string cut it shorter than the decoder did; None keeps
-            what the decoder kept.
+        trace: the recorded events.
+        slot_size: positions of a slot, for a decoder that plans slots.
+        num_kept: tokens of the recorded response, which a stop string may have cut; None keeps what the decoder kept.
     """
     builder = _Builder(slot_size, num_kept, _extent(trace, slot_size))
     for event in trace.events:
@@ -89,21 +88,21 @@ def replay_of(trace: Trace, *, slot_size: int = 1, num_kept: int | None = None) 
     return Replay(builder.num_positions, tuple(builder.steps), tuple(builder.forwards), tuple(builder.kept()))
 
 
-def apply(cells: Sequence[Cell], step: Step, number: int) -> None:
-    """Changes cells by one step. What a step before it rejected is a mask again."""
-    for cell in cells:
-        if cell.state == "rejected":
-            cell.state, cell.token = "mask", None
+def apply(canvas: Sequence[Position], step: Step, number: int) -> None:
+    """Applies the step with this index to all positions. Those that were rejected before become masks again."""
+    for position in canvas:
+        if position.state == "rejected":
+            position.state, position.token = "mask", None
     for change in step.changes:
-        for place, position in enumerate(change.positions):
-            cell = cells[position]
-            cell.state, cell.step = change.state, number
+        for index, number_of_position in enumerate(change.positions):
+            position = canvas[number_of_position]
+            position.state, position.step = change.state, number
             if change.tokens:
-                cell.token = change.tokens[place]
+                position.token = change.tokens[index]
 
 
 def _extent(trace: Trace, slot_size: int) -> int:
-    """How many positions the decoding touched."""
+    """Number of positions that the decoding touched."""
     ends = [0]
     for event in trace.events:
         if isinstance(event, Draft | Fix):
@@ -114,7 +113,7 @@ def _extent(trace: Trace, slot_size: int) -> int:
 
 
 class _Builder:
-    """Turns events into steps, one after the other."""
+    """Turns events into steps, one after another."""
 
     def __init__(self, slot_size: int, num_kept: int | None, num_positions: int) -> None:
         self.slot_size = slot_size
@@ -144,13 +143,13 @@ class _Builder:
                 self._stop(event)
 
     def end_forward(self) -> None:
-        """A forward that nothing to see followed is a step of its own, so that every forward has one."""
+        """Adds a step for a forward without any visible change, so that every forward has a step."""
         if not self._seen:
             self._add("forward", len(self.forwards) - 1, [], **self._choice)
         self._choice = {}
 
     def kept(self) -> list[int]:
-        """Positions of the response. Where the release leaves gaps, its tokens are the fixed ones in order."""
+        """Positions of the response. The release may leave gaps; its response is then the fixed tokens in order."""
         return sorted(self._fixed)[: self.num_kept]
 
     def _add(self, action: Action, forward: int, changes: Iterable[Change], **more: Any) -> None:
@@ -160,10 +159,10 @@ class _Builder:
     def _select(self, event: Select) -> None:
         scores = dict(zip(event.candidates, event.scores, strict=True))
         chosen = {position: scores[position] for position in event.chosen if position in scores}
-        if event.unit != SLOT:  # what is chosen becomes final at once: the choice is told with it
+        if event.unit != SLOT:  # chosen positions become final at once, so that the choice is shown with that step
             before = self._choice.get("scores", {})
-            so_far = self._choice.get("num_candidates", 0)
-            self._choice = {"num_candidates": so_far + len(event.candidates), "scores": before | chosen}
+            num_before = self._choice.get("num_candidates", 0)
+            self._choice = {"num_candidates": num_before + len(event.candidates), "scores": before | chosen}
             return
         starts = event.chosen
         positions = [first + column for first in starts for column in range(self.slot_size)]
@@ -180,11 +179,11 @@ class _Builder:
 
     def _fix(self, event: Fix) -> None:
         fixed = dict(zip(event.positions, event.tokens, strict=True))
-        left = self._rejection(set(fixed))
+        rejection = self._rejection(set(fixed))
         unused = self._planned - set(fixed)
         self._fixed |= fixed
         self._planned = set()
-        changes = [left, Change("mask", tuple(sorted(unused))), Change("fixed", event.positions, event.tokens)]
+        changes = [rejection, Change("mask", tuple(sorted(unused))), Change("fixed", event.positions, event.tokens)]
         self._add("fix", event.forward, changes, **self._choice)
         self._choice = {}
 
@@ -194,8 +193,8 @@ class _Builder:
         changes = [self._rejection(set()), Change("dropped", tuple(sorted(self._fixed.keys() - kept)))]
         self._add("stop", event.forward, changes, reason=event.reason)
 
-    def _rejection(self, spared: set[int]) -> Change:
-        """What becomes of drafts that are neither final nor drawn again: they are rejected, and are drafts no more."""
-        rejected = {position: token for position, token in self._drafts.items() if position not in spared}
+    def _rejection(self, kept: set[int]) -> Change:
+        """Rejects the drafts that were neither accepted nor drawn again."""
+        rejected = {position: token for position, token in self._drafts.items() if position not in kept}
         self._drafts = {}
         return Change("rejected", tuple(rejected), tuple(rejected.values()))

@@ -1,4 +1,4 @@
-"""What the records leave out, and whoever makes a report finds elsewhere: questions, right answers, tokenizers."""
+"""What records do not hold and a report needs: questions, right answers and tokenizers."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,12 +10,12 @@ from refusion_eval.store.run_reader import Run
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a sample was asked.
+    """The question of a sample.
 
     Attributes:
-        prompt: the text, None if it is not at hand.
-        gold: the right answer, None likewise.
-        note: what a reader of the prompt must know, or why there is none.
+        prompt: text of the prompt, None if it is not at hand.
+        gold: the right answer, None if it is not at hand.
+        note: what a reader of the prompt must know, or why there is no prompt.
     """
 
     prompt: str | None
@@ -24,16 +24,16 @@ class Asked:
 
 
 class Sources(Protocol):
-    """Finds what the records leave out."""
+    """Finds what the records do not hold."""
 
     def asked(self, run: Run, sample: Sample) -> Asked:
-        """What a sample was asked. Of a sealed task the prompt is never wanted."""
+        """The question of a sample. The prompt of a sealed task is never shown."""
         ...
 
     def num_items(self, run: Run, task: str, benchmark: str) -> int | None:
-        """Items of a whole task, None if not known."""
+        """Number of items of the whole task, None if it is not known."""
         ...
 
     def spell(self, run: Run) -> Spell | None:
-        """Spells token ids of a run, None if its tokenizer is not at hand."""
+        """Gives the text of token ids of the run, None if its tokenizer is not at hand."""
         ...

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from refusion_eval import api
 from refusion_eval.report.pieces import Speller, final_pieces
-from refusion_eval.report.replay import Cell, Change, apply, replay_of
+from refusion_eval.report.replay import Change, Position, apply, replay_of
 from refusion_eval.trace import Trace
 
 from .conftest import TRACE, spell
@@ -14,7 +14,7 @@ from .conftest import TRACE, spell
 
 def cells_at(replay, step):
     """What every position looks like after a step."""
-    cells = [Cell() for _ in range(replay.num_positions)]
+    cells = [Position() for _ in range(replay.num_positions)]
     for number, one in enumerate(replay.steps[: step + 1]):
         apply(cells, one, number)
     return cells
