@@ -13,12 +13,16 @@ TESTS = Path(__file__).resolve().parent
 # Group of tests -> the folders and files in it, and the fixtures whose users belong to it. All other tests are `unit`.
 GROUPS = {
     "process": (
+        "benchmarks/test_an_eighth_benchmark.py",
         "benchmarks_dev",
+        "decoders/test_one_file.py",
+        "evaluate/test_resume.py",
         "faults",
-        "scaleout",
         "packaging/test_installation.py",
+        "scaleout",
         "test_eval_sh.py",
         "test_train_sh.py",
+        "training/test_run.py",
     ),
     "sandbox": ("sandbox",),
     "browser": ("report/test_browser.py",),
@@ -30,7 +34,7 @@ GOLDEN_FIXTURES = {"shared", "reference_data"}
 def pytest_configure(config: pytest.Config) -> None:
     """Selects the unit tests if neither tests nor markers are named; a named file or folder runs whole."""
     is_worker = hasattr(config, "workerinput")  # of pytest-xdist; it gets the selection of the main process
-    is_marked = any(argument.startswith("-m") for argument in config.invocation_params.args)
+    is_marked = bool(config.option.markexpr) or any(arg.startswith("-m") for arg in config.invocation_params.args)
     if not is_worker and not is_marked and config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.option.markexpr = "unit"
 

@@ -64,12 +64,14 @@ def run_script(name, *arguments):
     return subprocess.run(script, capture_output=True, text=True, cwd=ROOT)
 
 
+@pytest.mark.process
 def test_a_script_makes_one_artefact_from_csv(made, tmp_path):
     run_script("figure3", made["locality"](tmp_path / "l.csv"), "--out", tmp_path)
     run_script("table5", "--out", tmp_path)
     assert {path.name for path in tmp_path.iterdir()} >= {"figure3_mini.png", "table5.tex", "table5.md"}
 
 
+@pytest.mark.process
 def test_a_script_refuses_in_one_line(tmp_path):
     done = run_script("figure4", tmp_path)
     assert done.returncode == 1

@@ -114,6 +114,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.process
 def test_loading_takes_hardly_more_memory_than_the_checkpoint(tmp_path):
     shape = Shape(
         hidden_size=1024,

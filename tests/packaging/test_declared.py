@@ -4,6 +4,7 @@ import ast
 import re
 import sys
 import tomllib
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -23,6 +24,7 @@ OF_EXTRAS = {"accelerate": "train", "deepspeed": "deepspeed", "flash_attn": "fla
 UNPINNED = ("deepspeed", "flash-attn")
 
 
+@cache
 def imported_libraries():
     """Top-level modules of other projects that the package imports, each with one file that imports it."""
     found = {}
@@ -35,20 +37,17 @@ def imported_libraries():
     return {name: path for name, path in found.items() if name not in {*sys.stdlib_module_names, "refusion_eval"}}
 
 
-LIBRARIES = imported_libraries()
-
-
 def names(texts):
     return {canonicalize_name(Requirement(text).name) for text in texts}
 
 
 def test_the_search_finds_libraries():
-    assert {"torch", "yaml", "PIL", "jinja2", "lm_eval"} <= set(LIBRARIES)
+    assert {"torch", "yaml", "PIL", "jinja2", "lm_eval"} <= set(imported_libraries())
 
 
 def test_every_imported_library_is_declared():
     undeclared = []
-    for module, path in LIBRARIES.items():
+    for module, path in imported_libraries().items():
         declared = names(EXTRAS[OF_EXTRAS[module]] if module in OF_EXTRAS else PROJECT["dependencies"])
         # A library that is not installed here is assumed to have the name of its module.
         provided_by = {canonicalize_name(name) for name in packages_distributions().get(module, [module])}

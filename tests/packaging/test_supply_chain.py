@@ -32,6 +32,7 @@ print(len(names))
 """
 
 
+@pytest.mark.process
 def test_no_module_opens_a_connection_when_it_is_imported():
     done = subprocess.run([sys.executable, "-c", IMPORT_ALL], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr

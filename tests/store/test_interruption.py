@@ -39,6 +39,7 @@ def finish(run_dir, num_items):
     assert writer.returncode == 0
 
 
+@pytest.mark.process
 def test_a_run_killed_at_random_instants_and_resumed_equals_an_undisturbed_one(tmp_path):
     rng = random.Random(0)
     num_items = 40
@@ -59,6 +60,7 @@ def test_a_run_killed_at_random_instants_and_resumed_equals_an_undisturbed_one(t
     assert facts(tmp_path / "killed") == facts(tmp_path / "calm")
 
 
+@pytest.mark.process
 def test_a_process_killed_while_the_run_is_created_leaves_a_directory_that_can_be_used(tmp_path):
     for number, delay in enumerate((0.05, 0.1, 0.15, 0.2, 0.25, 0.3)):
         writer = start_writer(tmp_path / str(number), 3)
@@ -69,6 +71,7 @@ def test_a_process_killed_while_the_run_is_created_leaves_a_directory_that_can_b
         assert len(facts(tmp_path / str(number))) == 3
 
 
+@pytest.mark.process
 def test_a_second_process_is_refused_by_pid_and_directory(tmp_path, make_manifest):
     writer = start_writer(tmp_path, 1000, 0.05)
     try:
@@ -90,6 +93,7 @@ def test_a_second_writer_in_the_same_process_is_refused(tmp_path, make_manifest)
     RunStore.open(tmp_path, make_manifest()).close()
 
 
+@pytest.mark.process
 def test_a_worker_that_outlives_a_killed_run_does_not_keep_it_locked(tmp_path, make_manifest):
     code = (
         "import os, sys, time; sys.path.insert(0, sys.argv[2]); from conftest import make_manifest;"

@@ -196,6 +196,7 @@ def test_a_call_that_is_interrupted_leaves_nothing(
     assert list((tmp_path / "caches").iterdir()) == []
 
 
+@pytest.mark.process
 def test_what_a_killed_call_left_is_not_taken_for_a_cache(
     tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast, encodings: list[int]
 ) -> None:
