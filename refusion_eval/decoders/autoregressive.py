@@ -1,9 +1,9 @@
-"""Autoregressive decoding: one token a forward, each from the logits of the row before it."""
+"""Autoregressive decoding: each forward predicts one token from the row of the token before it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
-from refusion_eval.decoders import validate
+from refusion_eval.config import NonNegativeFloat, NonNegativeInt, PositiveInt, settings_class
 from refusion_eval.decoders.decoder import Decoder, Reads, Style
 from refusion_eval.trace import Trace
 from refusion_eval.types import (
@@ -20,43 +20,37 @@ from refusion_eval.types import (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@settings_class("autoregressive")
 class AutoregressiveSettings:
     """Settings of the autoregressive decoder.
 
     Attributes:
         gen_length: most tokens of the response, >= 1.
-        temperature: 0 is greedy; above 0 samples softmax(logits / temperature).
-        seed: of the random draws.
-        eos_ids: tokens that end the response; none means that it always has `gen_length` tokens.
-        stop_rule: told the tokens so far after each one; decoding ends when it says so.
+        temperature: 0 takes the most probable token; above 0 samples softmax(logits / temperature).
+        seed: seed of the random draws.
+        eos_ids: tokens that end the response; if there are none, it always has `gen_length` tokens.
+        stop_rule: gets the tokens so far after each one; decoding ends when it returns True.
 
     Raises:
         ConfigError: a value is out of its range.
     """
 
-    gen_length: int = 512
-    temperature: float = 0.0
-    seed: int = 0
-    eos_ids: tuple[int, ...] = ()
+    gen_length: PositiveInt = 512
+    temperature: NonNegativeFloat = 0.0
+    seed: NonNegativeInt = 0
+    eos_ids: tuple[NonNegativeInt, ...] = ()
     stop_rule: StopRule | None = field(default=None, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        validate.require_integer("autoregressive", "gen_length", self.gen_length, at_least=1)
-        validate.require_number("autoregressive", "temperature", self.temperature, 0.0)
-        validate.require_integer("autoregressive", "seed", self.seed, at_least=0)
-        validate.require_token_ids("autoregressive", "eos_ids", self.eos_ids)
 
     @property
     def num_positions(self) -> int:
-        """Positions behind the prompt that decoding may touch."""
+        """Positions after the prompt that decoding may touch."""
         return self.gen_length
 
 
 def decode(prompt: Sequence[int], settings: AutoregressiveSettings, trace: Trace) -> Decoding:
     """Decodes one prompt token by token.
 
-    The last token is never fed back: nothing would be read of that forward. So a response of n tokens takes n forwards.
+    A response of n tokens takes n forwards: the last token is not fed back, as nothing would be read of that forward.
     """
     tokens: list[int] = []
     forward_tokens, start, kind, commit = list(prompt), 0, "prefill", NOTHING

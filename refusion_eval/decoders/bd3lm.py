@@ -1,16 +1,16 @@
-"""Block diffusion's decoding (BD3-LM, arXiv 2503.09573): the response grows by blocks of masks, each filled in turn.
+"""Block diffusion (BD3-LM, arXiv 2503.09573): the response grows by blocks of masks, which are filled one by one.
 
-A block sees itself both ways and all blocks before it, the prompt's too, which are cut so that one ends where the
-response begins. What is finished no longer changes, so that its keys and values are kept, and exact.
+Attention is full within a block, and a block sees all blocks before it. The prompt consists of blocks as well, cut so
+that one of them ends where the response begins. Finished blocks never change, so their keys and values are cached.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from typing import ClassVar
 
-from refusion_eval.decoders import validate
+from refusion_eval.config import NonNegativeFloat, PositiveInt, settings_class
 from refusion_eval.decoders.canvas import Canvas, MaskedSettings, Remasking
 from refusion_eval.decoders.choose import at_least_or_best, first_eos, most_confident, rounded_quotas
 from refusion_eval.decoders.decoder import Decoder, Reads, Style
@@ -29,24 +29,24 @@ from refusion_eval.types import (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@settings_class("bd3lm")
 class Bd3lmSettings(MaskedSettings):
     """Settings of block diffusion.
 
     Decoding ends after the block that holds one of `eos_ids`, or at `gen_length`, which may cut the last block short.
 
     Attributes:
-        block_length: positions of a block, >= 1; what the model was trained with.
-        steps: forwards for all blocks of gen_length together, each block getting an equal share, rounded up; None is
-            one for each position. How many tokens each of them commits is `rounded_quotas`.
-        steps_per_block: forwards for each block, in place of `steps`.
-        remasking: commit the most confident candidates, or random ones; with one step for each position the latter is
-            BD3-LM's first-hitting sampler.
-        threshold: in place of steps: commit every candidate whose confidence is not below it, and always the best.
+        block_length: positions of a block, as the model was trained with.
+        steps: forwards for all blocks of gen_length together; each block gets an equal share, rounded up. None is one
+            forward for each position. `rounded_quotas` says how many tokens each forward commits.
+        steps_per_block: forwards for each block, instead of `steps`.
+        remasking: commit the most confident candidates, or random ones. With one step for each position, random is the
+            first-hitting sampler of BD3-LM.
+        threshold: instead of steps: commit every candidate whose confidence is at least this, and always the best one.
         separate_commit: compute the keys and values of finished blocks in forwards of their own, as BD3-LM does,
-            instead of along with the first forward of the block behind them.
-        release_compatible: the forwards of dllm's sampler: before each block one of everything before it, left-padded
-            to whole blocks; nobody sees the padding.
+            instead of in the first forward of the next block.
+        release_compatible: make the forwards of dllm's sampler: before each block, one forward of everything before it,
+            left-padded to whole blocks. No row sees the padding.
 
     Raises:
         ConfigError: a value is out of its range, or settings exclude each other.
@@ -54,25 +54,17 @@ class Bd3lmSettings(MaskedSettings):
 
     decoder: ClassVar[str] = "bd3lm"
 
-    block_length: int = 32
-    steps: int | None = None
-    steps_per_block: int | None = None
+    block_length: PositiveInt = 32
+    steps: PositiveInt | None = None
+    steps_per_block: PositiveInt | None = None
     remasking: Remasking = "low_confidence"
-    threshold: float | None = None
+    threshold: NonNegativeFloat | None = None
     separate_commit: bool = False
     release_compatible: bool = False
 
     def __post_init__(self) -> None:
         MaskedSettings.__post_init__(self)
         name = self.decoder
-        validate.require_integer(name, "block_length", self.block_length, at_least=1)
-        for setting in ("steps", "steps_per_block"):
-            if getattr(self, setting) is not None:
-                validate.require_integer(name, setting, getattr(self, setting), at_least=1)
-        if self.threshold is not None:
-            validate.require_number(name, "threshold", self.threshold, 0.0)
-        validate.require_choice(name, "remasking", self.remasking, ("low_confidence", "random"))
-        validate.require_flags(name, separate_commit=self.separate_commit, release_compatible=self.release_compatible)
         rules = {"steps": self.steps, "steps_per_block": self.steps_per_block, "threshold": self.threshold}
         if len(given := [f"{rule} {value}" for rule, value in rules.items() if value is not None]) > 1:
             raise ConfigError(f"{name}: {' and '.join(given)} each say how much a forward commits; give one of them")
@@ -83,7 +75,7 @@ class Bd3lmSettings(MaskedSettings):
             )
 
     def quotas(self, num_masked: int) -> list[int]:
-        """How many masks of a block each of its steps fills."""
+        """Number of masks of a block that each of its steps fills."""
         steps = self.steps_per_block
         if steps is None:
             num_blocks = -(-self.gen_length // self.block_length)
@@ -92,7 +84,7 @@ class Bd3lmSettings(MaskedSettings):
 
 
 def decode(prompt: Sequence[int], settings: Bd3lmSettings, trace: Trace) -> Decoding:
-    """Decodes one prompt; the cache takes whole blocks, each once it is finished."""
+    """Decodes one prompt; each block enters the cache once it is finished."""
     canvas = Canvas(prompt, settings, trace, gen_length=0)
     steps = count()
     # The first `num_cached` tokens are cached as soon as `commit` is done.
@@ -128,7 +120,7 @@ def decode(prompt: Sequence[int], settings: Bd3lmSettings, trace: Trace) -> Deco
 def _denoise(
     canvas: Canvas, settings: Bd3lmSettings, num_cached: int, masked: Sequence[int], commit: Commit, step: int
 ) -> Forward:
-    """The last block, and before it what is finished but not cached yet."""
+    """The forward of the finished blocks that are not cached yet and of the block that is being filled."""
     fed = range(num_cached, len(canvas.tokens))
     read = settings.read([canvas.start + position - num_cached for position in masked], step, masked)
     tokens = canvas.tokens[num_cached:]
@@ -136,7 +128,7 @@ def _denoise(
 
 
 def _store(canvas: Canvas, settings: Bd3lmSettings, num_cached: int, commit: Commit) -> Forward:
-    """What is finished but not cached yet, for its keys and values alone."""
+    """The forward of the finished blocks that are not cached yet, for their keys and values only."""
     fed = range(num_cached, len(canvas.tokens))
     attention = _attention(fed, canvas.start, settings.block_length)
     tokens, positions = canvas.tokens[num_cached:], list(fed)
@@ -149,13 +141,13 @@ def _store(canvas: Canvas, settings: Bd3lmSettings, num_cached: int, commit: Com
 
 
 def _attention(fed: range, num_prompt: int, block_length: int) -> Attention:
-    """Full within blocks, which begin anew where the response begins, and each sees those before it."""
+    """Full attention within blocks, each of which sees the blocks before it; the response begins with a block."""
     sizes = Counter((position - num_prompt) // block_length for position in fed)
     return block_causal(list(sizes.values()))
 
 
 def _choose(scores: ProbArray, threshold: float | None, quotas: Iterator[int]) -> list[int]:
-    """Which of the candidates become final."""
+    """Indices of the candidates that become final."""
     return most_confident(scores, next(quotas)) if threshold is None else at_least_or_best(scores, threshold)
 
 

@@ -1,12 +1,13 @@
-"""What the decoders of masked models share: a response of masks that is filled in, and the settings around it."""
+"""What the decoders of masked models share: a response of masks that is filled in, and the settings of doing so."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from dataclasses import field
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+from annotated_types import Gt, Le
 
-from refusion_eval.decoders import validate
+from refusion_eval.config import NonNegativeFloat, NonNegativeInt, PositiveInt, settings_class
 from refusion_eval.decoders.choose import first_eos
 from refusion_eval.errors import ConfigError
 from refusion_eval.trace import Trace
@@ -23,24 +24,27 @@ from refusion_eval.types import (
 )
 
 Remasking = Literal["low_confidence", "random"]
+PositiveFraction = Annotated[float, Gt(0), Le(1)]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@settings_class("masked")
 class MaskedSettings:
     """Settings that every decoder of a masked model has.
 
     Attributes:
-        gen_length: size of the canvas, >= 1. All of it is decoded unless the decoder knows a reason to stop.
+        decoder: name of the decoder, for messages.
+        gen_length: number of response positions, >= 1. All are decoded unless the decoder has a reason to stop.
         temperature: 0 takes the most probable token; above 0 samples softmax(logits / temperature).
-        seed: of the random draws.
-        mask_id: the mask token; it is never chosen, though some releases let it through.
-        eos_ids: tokens that end the response; what stands behind the first is cut. The first of them is the one with
-            which the model was taught to fill up the canvas.
-        confidence_dtype: what confidences are computed in: float32, float64, or model (that of the weights). The
-            releases differ, and it changes which tokens are committed.
-        early_stop: end as soon as a stop token, or a stop string, and everything before it are final: later steps
-            cannot change the text up to there. The releases go on to the end of the canvas.
-        stop_rule: with `early_stop` told the tokens decoded without a gap from the start, and asked whether to end.
+        seed: seed of the random draws.
+        mask_id: the mask token. It is never chosen, though some releases let it through.
+        eos_ids: tokens that end the response; everything after the first of them is cut. The first id is the one with
+            which the model was taught to fill the end of a response.
+        confidence_dtype: precision in which confidences are computed; "model" is that of the weights. The releases
+            differ, and the precision changes which tokens are committed.
+        early_stop: end as soon as a stop token or a stop string and everything before it are final: later steps cannot
+            change the text up to there. The releases decode all positions.
+        stop_rule: with `early_stop`, gets the tokens decoded without a gap from the start; decoding ends when it
+            returns True.
 
     Raises:
         ConfigError: a value is out of its range.
@@ -48,43 +52,34 @@ class MaskedSettings:
 
     decoder: ClassVar[str] = "masked"
 
-    gen_length: int = 256
-    temperature: float = 0.0
-    seed: int = 0
-    mask_id: int
-    eos_ids: tuple[int, ...] = ()
+    gen_length: PositiveInt = 256
+    temperature: NonNegativeFloat = 0.0
+    seed: NonNegativeInt = 0
+    mask_id: NonNegativeInt
+    eos_ids: tuple[NonNegativeInt, ...] = ()
     confidence_dtype: ConfidenceDtype = "float32"
     early_stop: bool = False
     stop_rule: StopRule | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        name = self.decoder
-        validate.require_integer(name, "gen_length", self.gen_length, at_least=1)
-        validate.require_number(name, "temperature", self.temperature, 0.0)
-        validate.require_integer(name, "seed", self.seed, at_least=0)
-        validate.require_integer(name, "mask_id", self.mask_id, at_least=0)
-        validate.require_token_ids(name, "eos_ids", self.eos_ids)
-        validate.require_choice(name, "confidence_dtype", self.confidence_dtype, ("float32", "float64", "model"))
-        validate.require_flags(name, early_stop=self.early_stop)
-        if self.mask_id in self.eos_ids:
-            raise ConfigError(f"{name}: mask_id {self.mask_id} is also an end-of-sequence id; set either one right")
+        check_mask_id(self.decoder, self.mask_id, self.eos_ids)
 
     @property
     def num_positions(self) -> int:
-        """Positions behind the prompt that decoding may touch."""
+        """Positions after the prompt that decoding may touch."""
         return self.gen_length
 
     @property
     def confidence(self) -> Confidence:
-        """The distribution that confidences are taken from."""
+        """The distribution from which confidences are computed."""
         return Confidence(dtype=self.confidence_dtype)
 
     def read(self, rows: Sequence[int], step: int, positions: Sequence[int]) -> Read:
-        """A read of candidates and confidences.
+        """Reads a candidate and its confidence for each position.
 
         Args:
-            rows: of the forward, one for each position.
-            step: number of the step: equal seed, step and position give equal samples.
+            rows: rows of the forward that predict the positions, in the same order.
+            step: number of the step. Equal seed, step and position give equal samples.
             positions: response indices that are predicted.
         """
         sampled = self.temperature > 0
@@ -97,24 +92,24 @@ class MaskedSettings:
         )
 
     def random_scores(self, step: int, positions: Sequence[int]) -> ProbArray:
-        """Uniform scores in [0, 1) of response indices, apart from the draws of the tokens themselves."""
+        """Uniform scores in [0, 1) of response indices, independent of the draws of the tokens."""
         return np.array([draw_key(self.seed, step, position, 1) / 2**64 for position in positions])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@settings_class("blocks")
 class BlockSettings(MaskedSettings):
-    """Settings of decoders that fill a canvas block after block, each in the same number of steps.
+    """Settings of decoders that fill the response block after block, each block in the same number of steps.
 
     Attributes:
         block_length: positions that are filled before the next ones begin; divides gen_length.
-        steps: for the whole canvas, as many for each block; None is one for each position.
+        steps: steps for the whole response, divided evenly among the blocks; None is one for each position.
 
     Raises:
         ConfigError: a value is out of its range, or sizes do not fit each other.
     """
 
-    block_length: int = 32
-    steps: int | None = None
+    block_length: PositiveInt = 32
+    steps: PositiveInt | None = None
 
     def __post_init__(self) -> None:
         MaskedSettings.__post_init__(self)
@@ -122,12 +117,12 @@ class BlockSettings(MaskedSettings):
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the canvas."""
+        """Number of blocks."""
         return self.gen_length // self.block_length
 
     @property
     def steps_per_block(self) -> int:
-        """Steps for each block."""
+        """Number of steps of each block."""
         return (self.gen_length if self.steps is None else self.steps) // self.num_blocks
 
     def block(self, number: int) -> range:
@@ -135,44 +130,46 @@ class BlockSettings(MaskedSettings):
         return range(number * self.block_length, (number + 1) * self.block_length)
 
 
+def check_mask_id(decoder: str, mask_id: int, eos_ids: Sequence[int]) -> None:
+    """Raises ConfigError if the mask token is also one that ends the response."""
+    if mask_id in eos_ids:
+        raise ConfigError(f"{decoder}: mask_id {mask_id} is also an end-of-sequence id; correct one of them")
+
+
 def check_blocks(decoder: str, gen_length: int, block_length: int, steps: int | None) -> None:
-    """Raises ConfigError unless the canvas holds whole blocks and each gets the same number of steps.
+    """Raises ConfigError unless the response consists of whole blocks and each gets the same number of steps.
 
     Args:
-        decoder: for messages.
-        gen_length: size of the canvas, >= 1.
+        decoder: name of the decoder, for messages.
+        gen_length: number of response positions.
         block_length: positions of a block.
-        steps: for the whole canvas; None where they need not be divided.
+        steps: steps for the whole response; None where they need not be divided.
     """
-    validate.require_integer(decoder, "block_length", block_length, at_least=1)
     if gen_length % block_length:
         raise ConfigError(
-            f"{decoder}: gen_length is {gen_length} and block_length {block_length}; the canvas holds whole blocks, so "
-            "set gen_length to a multiple of block_length"
+            f"{decoder}: gen_length is {gen_length} and block_length {block_length}; the response consists of whole "
+            "blocks, so set gen_length to a multiple of block_length"
         )
-    if steps is not None:
-        validate.require_integer(decoder, "steps", steps, at_least=1)
-        num_blocks = gen_length // block_length
-        if steps % num_blocks:
-            raise ConfigError(
-                f"{decoder}: steps is {steps} for {num_blocks} blocks; every block gets the same number, so set steps "
-                f"to a multiple of {num_blocks}"
-            )
+    num_blocks = gen_length // block_length
+    if steps is not None and steps % num_blocks:
+        raise ConfigError(
+            f"{decoder}: steps is {steps} for {num_blocks} blocks; every block gets the same number, so set steps to a "
+            f"multiple of {num_blocks}"
+        )
 
 
 class Canvas:
-    """Prompt and response, the response masked until it is filled in.
+    """Prompt and response; the response consists of masks until they are filled in.
 
     Attributes:
-        tokens: prompt and response; masks where nothing is final.
-        start: index of the first response token.
-        gen_length: number of response positions; it grows with `extend`.
+        tokens: prompt and response, with masks where nothing is final.
+        start: index in `tokens` of the first response position.
 
     Args:
         prompt: token ids.
-        settings: of the decoder.
-        trace: told what becomes final.
-        gen_length: masks to begin with; None for all of `settings.gen_length`.
+        settings: settings of the decoder.
+        trace: receives the events.
+        gen_length: number of masks at the start; None for `settings.gen_length`.
     """
 
     def __init__(
@@ -187,7 +184,7 @@ class Canvas:
 
     @property
     def gen_length(self) -> int:
-        """Number of response positions."""
+        """Number of response positions; it grows with `extend`."""
         return len(self._is_masked)
 
     def extend(self, num_positions: int) -> None:
@@ -196,34 +193,34 @@ class Canvas:
         self._is_masked += [True] * num_positions
 
     def masked(self, region: Iterable[int] | None = None) -> list[int]:
-        """Response indices that are still masked, of all or of some, in their order."""
+        """Response indices that are still masked, among all or among those of `region`, in their order."""
         region = range(self.gen_length) if region is None else region
         return [position for position in region if self._is_masked[position]]
 
     def fix(self, positions: Sequence[int], tokens: Iterable[int]) -> None:
-        """Makes response positions final; nothing is recorded where there are none."""
-        fixed = [int(token) for token in tokens]
-        for position, token in zip(positions, fixed, strict=True):
+        """Makes response positions final, and records them if there are any."""
+        final = [int(token) for token in tokens]
+        for position, token in zip(positions, final, strict=True):
             self.tokens[self.start + position] = token
             self._is_masked[position] = False
-        if fixed:
-            self._trace.fix(positions, fixed)
+        if final:
+            self._trace.fix(positions, final)
 
     def fix_chosen(self, candidates: Sequence[int], readout: Readout, scores: ProbArray, chosen: Sequence[int]) -> None:
         """Makes the chosen candidates final and records the choice.
 
         Args:
             candidates: response indices.
-            readout: what was predicted for each.
-            scores: what they were ranked by.
-            chosen: indices of `candidates`, ascending.
+            readout: prediction for each candidate.
+            scores: scores by which the candidates were ranked.
+            chosen: indices into `candidates`, ascending.
         """
         positions = [candidates[index] for index in chosen]
         self._trace.select("token", candidates, scores.tolist(), positions)
         self.fix(positions, readout.tokens[list(chosen)])
 
     def settled(self) -> StopReason | None:
-        """Why the text can no longer change, with `early_stop`: a stop token or string, and no mask before it."""
+        """With `early_stop`, why the text can no longer change: a stop token or string without a mask before it."""
         if not self._settings.early_stop:
             return None
         gapless = self._gapless()
@@ -233,10 +230,10 @@ class Canvas:
         return "stop_string" if rule is not None and rule(gapless) else None
 
     def finish(self, reason: StopReason | None = None) -> Response:
-        """The response: what is final without a gap, up to and including the first EOS.
+        """The response: the tokens without a gap from the start, up to and including the first EOS.
 
         Args:
-            reason: "stop_string" if that is why decoding ended; else the tokens tell.
+            reason: "stop_string" if a stop string ended decoding; otherwise the tokens tell the reason.
         """
         tokens = self._gapless()
         eos = first_eos(tokens, self._settings.eos_ids)

@@ -1,11 +1,11 @@
-"""D2F's decoding (Discrete Diffusion Forcing, arXiv 2508.09192): several blocks of masks filled in at once.
+"""D2F (Discrete Diffusion Forcing, arXiv 2508.09192): fills several blocks of masks at once.
 
-A block sees itself both ways and everything before it, never what comes after it; the prompt is the first block. So
-the keys and values of a finished block never change once all blocks before it are finished, and are cached then. Blocks
-are appended while the last one is still being filled in. A block is full once enough of the one before it is decoded:
-from then on every forward fixes at least one of its tokens.
+Attention is full within a block, and a block sees the blocks before it; the prompt is the first block. Once a block and
+all blocks before it are finished, its keys and values never change and are cached. A block is appended while the last
+one is still being filled. A block becomes full, in the word of the release, once enough of the block before it is
+decoded: from then on every forward fixes at least one of its tokens.
 
-One algorithm serves both models that it was released for; they differ in the row that predicts a position.
+D2F was released for LLaDA and Dream. The algorithm is one; the models differ in the row that predicts a position.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from refusion_eval.decoders import validate
+from refusion_eval.config import Fraction, NonNegativeInt, PositiveInt, settings_class
 from refusion_eval.decoders.canvas import Canvas, MaskedSettings
 from refusion_eval.decoders.choose import most_confident
 from refusion_eval.decoders.decoder import Decoder, Reads, Style
@@ -27,24 +27,24 @@ SamplingStrategy = Literal["default", "margin_confidence", "neg_entropy"]
 BlockState = Literal["active", "to_cache", "in_cache"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@settings_class("d2f")
 class D2fSettings(MaskedSettings):
     """Settings of D2F's decoder, named as in its release; the defaults are those of its HumanEval and MATH on LLaDA.
 
-    `gen_length` is the release's max_new_tokens: whole blocks that fit in it are decoded. Above temperature 0,
-    confidences are taken from the tempered distribution too.
+    `gen_length` is the release's max_new_tokens: as many whole blocks are decoded as fit in it. Above temperature 0,
+    confidences too are computed from the tempered distribution.
 
     Attributes:
-        shift: how many rows before a position the row lies that predicts it; the model decides it, not the user.
+        shift: rows between a position and the row that predicts it; a property of the model, not a choice of the user.
         block_size: positions of a block.
-        block_add_threshold: a block is appended once this share of the last one is decoded; at most one a forward.
-        decoded_token_threshold: a block becomes full, for good, once this share of the one before it is decoded.
+        block_add_threshold: a block is appended once this share of the last one is decoded, at most one a forward.
+        decoded_token_threshold: a block becomes full once this share of the block before it is decoded.
         skip_threshold: a token is fixed if its probability exceeds this (strictly).
-        sampling_strategy: what a full block picks its best candidate by where none exceeds skip_threshold: probability,
-            probability minus that of the second ("margin_confidence"), or negative entropy.
-        halt_ids: once one of these is fixed no block is appended any more; None is the first of `eos_ids` alone, as
-            released, so that on LLaDA <|eot_id|> ends the text but not the growth.
-        max_iterations: forwards after which decoding ends whatever is still masked.
+        sampling_strategy: how a full block picks its best candidate if none exceeds skip_threshold: by probability, by
+            the distance to the second best probability ("margin_confidence"), or by low entropy ("neg_entropy").
+        halt_ids: no block is appended after one of these tokens is fixed. None is the first of `eos_ids` only, as
+            released: on LLaDA <|eot_id|> ends the text, but blocks are still appended.
+        max_iterations: most forwards; decoding then ends, whatever is still masked.
 
     Raises:
         ConfigError: a value is out of its range, or not one block fits.
@@ -53,48 +53,40 @@ class D2fSettings(MaskedSettings):
     decoder: ClassVar[str] = "d2f"
     shift: ClassVar[int] = 0
 
-    block_size: int = 32
-    block_add_threshold: float = 0.1
-    decoded_token_threshold: float = 0.95
-    skip_threshold: float = 0.9
+    block_size: PositiveInt = 32
+    block_add_threshold: Fraction = 0.1
+    decoded_token_threshold: Fraction = 0.95
+    skip_threshold: Fraction = 0.9
     sampling_strategy: SamplingStrategy = "default"
-    halt_ids: tuple[int, ...] | None = None
-    max_iterations: int = 10_000
+    halt_ids: tuple[NonNegativeInt, ...] | None = None
+    max_iterations: PositiveInt = 10_000
 
     def __post_init__(self) -> None:
         MaskedSettings.__post_init__(self)
-        name = self.decoder
-        validate.require_integer(name, "block_size", self.block_size, at_least=1)
-        for threshold in ("block_add_threshold", "decoded_token_threshold", "skip_threshold"):
-            validate.require_number(name, threshold, getattr(self, threshold), 0.0, 1.0)
-        strategies = ("default", "margin_confidence", "neg_entropy")
-        validate.require_choice(name, "sampling_strategy", self.sampling_strategy, strategies)
-        validate.require_token_ids(name, "halt_ids", self.halt_ids or ())
-        validate.require_integer(name, "max_iterations", self.max_iterations, at_least=1)
         if self.block_size > self.gen_length:
             raise ConfigError(
-                f"{name}: block_size is {self.block_size} and gen_length {self.gen_length}; only whole blocks are "
-                "decoded, so set gen_length to at least block_size"
+                f"{self.decoder}: block_size is {self.block_size} and gen_length {self.gen_length}; only whole blocks "
+                "are decoded, so set gen_length to at least block_size"
             )
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the longest response."""
+        """Number of blocks of the longest response."""
         return self.gen_length // self.block_size
 
     @property
     def num_positions(self) -> int:
-        """Positions behind the prompt that decoding may touch: whole blocks."""
+        """Positions after the prompt that decoding may touch: whole blocks."""
         return self.num_blocks * self.block_size
 
     @property
     def halting(self) -> tuple[int, ...]:
-        """The ids that end the growth."""
+        """The tokens after which no block is appended."""
         return self.eos_ids[:1] if self.halt_ids is None else self.halt_ids
 
     @property
     def confidence(self) -> Confidence:
-        """The softmax that candidates are compared by; in the model's dtype it chooses the candidate as well."""
+        """The distribution by which candidates are compared; in the model's dtype it also chooses the candidate."""
         return Confidence(
             temperature=self.temperature or 1.0,
             dtype=self.confidence_dtype,
@@ -102,7 +94,7 @@ class D2fSettings(MaskedSettings):
         )
 
     def read(self, rows: Sequence[int], step: int, positions: Sequence[int]) -> Read:
-        """A read of candidates, confidences and what `sampling_strategy` goes by; arguments as in the base class."""
+        """As `MaskedSettings.read`, with the statistic that `sampling_strategy` compares."""
         return replace(
             MaskedSettings.read(self, rows, step, positions),
             margin=self.sampling_strategy == "margin_confidence",
@@ -110,16 +102,16 @@ class D2fSettings(MaskedSettings):
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@settings_class("d2f_llada")
 class D2fLladaSettings(D2fSettings):
-    """Settings of D2F on LLaDA, whose rows predict their own position; attributes as `D2fSettings`."""
+    """Settings of D2F on LLaDA, in which a masked row predicts its own position; attributes as `D2fSettings`."""
 
     decoder: ClassVar[str] = "d2f_llada"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@settings_class("d2f_dream")
 class D2fDreamSettings(D2fSettings):
-    """Settings of D2F on Dream, whose rows predict the next position; attributes as `D2fSettings`."""
+    """Settings of D2F on Dream, in which a row predicts the next position; attributes as `D2fSettings`."""
 
     decoder: ClassVar[str] = "d2f_dream"
     shift: ClassVar[int] = 1
@@ -127,14 +119,14 @@ class D2fDreamSettings(D2fSettings):
 
 @dataclass(slots=True)
 class Block:
-    """Consecutive positions that are filled in together.
+    """Consecutive positions that are filled together.
 
     Attributes:
-        start: its first response index; the prompt's is negative.
+        start: first response index; negative for the prompt.
         size: number of positions.
         masked: response indices that are still masked, ascending.
-        state: "active" while it, or a block before it, has masks; then "to_cache" until a forward has seen it
-            finished, whose keys and values are the final ones.
+        state: "active" while this block or one before it has masks; "to_cache" until the next forward, which computes
+            its final keys and values; then "in_cache".
         full: whether each forward fixes at least one of its tokens.
     """
 
@@ -146,12 +138,12 @@ class Block:
 
     @property
     def decoded_ratio(self) -> float:
-        """Share of its positions that are final."""
+        """Share of the positions that are final."""
         return (self.size - len(self.masked)) / self.size
 
 
 class _Guess(NamedTuple):
-    """Candidate of a position, its probability, and what the best one is picked by."""
+    """Candidate of a position, its probability, and the score by which the best candidate is picked."""
 
     token: int
     prob: np.floating
@@ -163,12 +155,12 @@ class Pipeline:
 
     Attributes:
         canvas: the tokens.
-        blocks: the prompt, then the response's.
+        blocks: the prompt, then the blocks of the response.
 
     Args:
         prompt: token ids.
-        settings: of the decoder.
-        trace: told of choices and of what becomes final.
+        settings: settings of the decoder.
+        trace: receives the events.
     """
 
     def __init__(self, prompt: Sequence[int], settings: D2fSettings, trace: Trace) -> None:
@@ -178,57 +170,58 @@ class Pipeline:
         self._trace = trace
         self._halted = False
         self._num_final_rows = 0
-        self._asked: list[int] = []
+        self._positions_read: list[int] = []
         self._guesses: dict[int, _Guess] = {}
 
     @property
     def uncached(self) -> list[Block]:
-        """The blocks that forwards are made of."""
+        """The blocks that a forward computes."""
         return [block for block in self.blocks if block.state != "in_cache"]
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to fill in."""
+        """Whether no block has masks."""
         return all(block.state != "active" for block in self.blocks)
 
     def grow(self) -> None:
-        """Appends a block of masks if the last one has come far enough."""
+        """Appends a block of masks if enough of the last block is decoded."""
         settings, size = self._settings, self._settings.block_size
-        room = len(self.blocks) - 1 < settings.num_blocks
-        if room and not self._halted and self.blocks[-1].decoded_ratio >= settings.block_add_threshold:
+        has_room = len(self.blocks) - 1 < settings.num_blocks
+        if has_room and not self._halted and self.blocks[-1].decoded_ratio >= settings.block_add_threshold:
             start = self.canvas.gen_length
             self.canvas.extend(size)
             self.blocks.append(Block(start, size, list(range(start, start + size))))
 
     def activate(self) -> None:
-        """Makes the blocks full that follow one that has come far enough."""
+        """Makes the blocks full whose predecessor is decoded far enough."""
         for block, following in pairwise(self.blocks):
             if block.decoded_ratio >= self._settings.decoded_token_threshold:
                 following.full = True
 
     def forward(self, step: int) -> Forward:
-        """The uncached blocks, finished ones first; the cache gets the rows that were already final one forward ago.
+        """The forward of the uncached blocks; it commits the rows that were already final in the forward before.
 
-        With a shift, the row that predicts the first position is cached, and no row can be read twice: that position
-        keeps the guess, at a temperature the sample too, of the forward that had the row, whose result is exact.
+        With a shift, the row that predicts the first uncached position is in the cache and cannot be read again. That
+        position keeps the guess (and the sample) of the forward that computed the row, which is exact.
         """
         settings, canvas, blocks = self._settings, self.canvas, self.uncached
         start = blocks[0].start
-        self._asked = [position for block in blocks for position in block.masked if position - settings.shift >= start]
-        rows = [position - settings.shift - start for position in self._asked]
+        masked = (position for block in blocks for position in block.masked)
+        self._positions_read = [position for position in masked if position - settings.shift >= start]
+        rows = [position - settings.shift - start for position in self._positions_read]
         return Forward(
             canvas.tokens[canvas.start + start :],
             range(canvas.start + start, len(canvas.tokens)),
             block_causal([block.size for block in blocks]),
-            (settings.read(rows, step, self._asked),) if rows else (),
+            (settings.read(rows, step, self._positions_read),) if rows else (),
             Commit(range(self._num_final_rows)),
             kind="denoise",
         )
 
     def take(self, readouts: Sequence[Readout]) -> None:
-        """Fixes tokens of the active blocks, and counts the finished ones of the last forward as cached."""
+        """Fixes tokens of the active blocks, and counts the finished blocks of the last forward as cached."""
         for readout in readouts:
-            self._guesses.update(zip(self._asked, _guesses(readout), strict=True))
+            self._guesses.update(zip(self._positions_read, _guesses(readout), strict=True))
         positions = [position for block in self.uncached for position in self._chosen(block)]
         tokens = [self._guesses[position].token for position in positions]
         self.canvas.fix(positions, tokens)
@@ -242,14 +235,14 @@ class Pipeline:
                 self._num_final_rows += block.size
 
     def retire(self) -> None:
-        """Releases the finished blocks that no unfinished one precedes to the cache."""
+        """Marks the finished blocks before the first unfinished one for the cache."""
         for block in self.uncached:
             if block.masked:
                 return
             block.state = "to_cache"
 
     def _chosen(self, block: Block) -> list[int]:
-        """Masked positions of a block that become final now: the sure ones, else the best one if the block is full."""
+        """Masked positions that become final: those above skip_threshold, else the best one if the block is full."""
         if not block.masked:
             return []
         guesses = [self._guesses[position] for position in block.masked]
@@ -273,12 +266,12 @@ def _guesses(readout: Readout) -> list[_Guess]:
 
 
 def decode(prompt: Sequence[int], settings: D2fSettings, trace: Trace) -> Decoding:
-    """Decodes one prompt; takes at most as many forwards as it fixes tokens."""
+    """Decodes one prompt in at most as many forwards as it fixes tokens."""
     return (yield from decode_blocks(Pipeline(prompt, settings, trace), settings))
 
 
 def decode_blocks(pipeline: Pipeline, settings: D2fSettings) -> Decoding:
-    """As `decode`, on blocks that a caller can watch."""
+    """As `decode`, with blocks that the caller can inspect between forwards."""
     for step in range(settings.max_iterations):
         pipeline.grow()
         pipeline.activate()

@@ -1,72 +1,73 @@
-"""Fast-dLLM's decoding of Dream (arXiv 2505.22618): parallel commits by confidence, keys and values kept for a block.
+"""Fast-dLLM on Dream (arXiv 2505.22618): commits all confident tokens, keeps keys and values while it fills a block.
 
-With a cache the canvas is filled block after block. Each block begins with a forward of the whole canvas; those after
-it feed the block again, or the block and what is behind it, against keys and values that age meanwhile. Without a
+With a cache the response is filled block after block: each block begins with a forward of the whole text, and the
+forwards after it feed a part of the text against the keys and values of that forward (see `block_cache`). Without a
 cache there are no blocks.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from refusion_eval.decoders import block_cache, dllm_cache, dream, sparse_dllm, validate
+from refusion_eval.config import Fraction, NonNegativeFloat, PositiveInt, settings_class
+from refusion_eval.decoders import block_cache, dllm_cache, dream
 from refusion_eval.decoders.block_cache import Cache
 from refusion_eval.decoders.canvas import Canvas, check_blocks
 from refusion_eval.decoders.choose import at_least_or_best, most_confident
 from refusion_eval.decoders.decoder import Decoder, Reads, Style
-from refusion_eval.decoders.dream import RANKING_ALGS, Alg, DreamSettings
+from refusion_eval.decoders.dream import RANKING_ALGS, DreamSettings
 from refusion_eval.errors import ConfigError
 from refusion_eval.trace import Trace
 from refusion_eval.types import DROP_ALL, Decoding, Forward, bidirectional
 
+FastAlg = Literal["confidence_threshold", "origin", "maskgit_plus", "topk_margin", "entropy"]
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+
+@settings_class("fast_dllm_dream")
 class FastDllmDreamSettings(DreamSettings):
     """Settings of Fast-dLLM on Dream, named as in its release; those of `DreamSettings` mean the same.
 
-    Features are not reused: the two intervals stay 1.
+    Features are not reused: both intervals have to stay 1.
 
     Attributes:
-        alg: "confidence_threshold" commits by `threshold`. The others commit quotas: without a cache they are Dream's
-            decoder, with one there is only "entropy" (with "sparse" all but "origin"), on a schedule for each block.
-        steps: of quotas, for the whole canvas, as many for each block. With confidence_threshold and a cache it plays
-            no part; without a cache each of the first `steps` forwards adds gen_length / steps positions to those that
-            may be committed (8 steps in the release's scripts).
-        threshold: commit each candidate whose confidence is not below it, and always the best. The release rounds it to
-            the weights' dtype first: 0.9 is 0.8984375 in bfloat16.
-        block_length: positions that are filled before the next ones begin; without a cache it plays no part.
-        cache: what is kept from a block's first forward: nothing; "prefix", all before the block; "dual", all but the
-            block; or "sparse", from the second forward, the best part of that (Sparse-dLLM, see
-            `refusion_eval.decoders.sparse_dllm`). Sparse-dLLM's release commits quotas, by entropy in its scripts. Its
-            layers are published code; its loop was read in public code derived from it, as the file itself was not at
-            hand: the same schedule for each block as here.
-        keep_ratio: with cache="sparse", the share of the rows outside the block that stays, in [0, 1].
-        kernel_size: with cache="sparse", neighbouring rows that share their largest score, odd; 1 is none.
+        alg: "confidence_threshold" commits by `threshold`. The others commit quotas. Without a cache they are Dream's
+            decoder. With a cache there is only "entropy" (with "sparse", all but "origin"), on a schedule for each
+            block.
+        steps: steps of quotas for the whole response, divided evenly among the blocks. With confidence_threshold and a
+            cache it has no effect; without a cache each of the first `steps` forwards adds gen_length / steps positions
+            to those that may be committed (8 steps in the release's scripts).
+        threshold: commit each candidate whose confidence is at least this, and always the best one. The release first
+            rounds it to the dtype of the weights: 0.9 is 0.8984375 in bfloat16.
+        block_length: positions that are filled before the next ones begin; without a cache it has no effect.
+        cache: which keys and values are kept while a block is filled (see `refusion_eval.decoders.block_cache`). The
+            release of Sparse-dLLM commits quotas, by entropy in its scripts. Its layers are published code; its loop
+            was read in public code derived from it, because the file itself was not available: the same schedule for
+            each block as here.
+        keep_ratio: with cache="sparse", the share of the rows outside the block that is kept.
+        kernel_size: with cache="sparse", number of neighbouring rows that share their largest score, odd; 1 for none.
 
     Raises:
         ConfigError: a value is out of its range, or settings do not fit each other.
     """
 
     decoder: ClassVar[str] = "fast_dllm_dream"
-    algs: ClassVar[tuple[Alg, ...]] = ("confidence_threshold", *DreamSettings.algs)
 
-    alg: Alg = "confidence_threshold"
-    threshold: float = 0.9
-    block_length: int = 32
+    alg: FastAlg = "confidence_threshold"  # type: ignore[assignment]
+    threshold: NonNegativeFloat = 0.9
+    block_length: PositiveInt = 32
     cache: Cache = "dual"
-    keep_ratio: float = 0.5
-    kernel_size: int = 3
+    keep_ratio: Fraction = 0.5
+    kernel_size: PositiveInt = 3
 
     def __post_init__(self) -> None:
         DreamSettings.__post_init__(self)
         name = self.decoder
-        validate.require_number(name, "threshold", self.threshold, 0.0)
-        block_cache.check(name, self.cache, self.keep_ratio, self.kernel_size)
+        block_cache.check_kernel_size(name, self.kernel_size)
         if dllm_cache.reuse_at(self, 0, 0) is not None:
             raise ConfigError(
                 f"{name}: prompt_interval_steps is {self.prompt_interval_steps} and gen_interval_steps "
-                f"{self.gen_interval_steps}; features are reused by decoder dream alone, so leave both at 1"
+                f"{self.gen_interval_steps}; only decoder dream reuses features, so leave both at 1"
             )
         if self.cache != "none":
             self._check_cached()
@@ -103,17 +104,17 @@ class FastDllmDreamSettings(DreamSettings):
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the canvas; there are none without a cache."""
+        """Number of blocks; there are none without a cache."""
         return self.gen_length // self.block_length
 
     @property
     def steps_per_block(self) -> int:
-        """Steps of each block's schedule."""
+        """Number of steps of each block's schedule."""
         return self.num_steps // self.num_blocks
 
 
 def decode(prompt: Sequence[int], settings: FastDllmDreamSettings, trace: Trace) -> Decoding:
-    """Decodes one prompt, all of the canvas unless `early_stop`."""
+    """Decodes one prompt, all response positions unless `early_stop`."""
     if settings.cache != "none":
         return _decode_cached(prompt, settings, trace)
     if settings.by_threshold:
@@ -122,14 +123,14 @@ def decode(prompt: Sequence[int], settings: FastDllmDreamSettings, trace: Trace)
 
 
 def _decode_uncached(prompt: Sequence[int], settings: FastDllmDreamSettings, trace: Trace) -> Decoding:
-    """Commits anywhere on the canvas; takes `steps` to `gen_length` forwards."""
+    """Commits anywhere in the response; takes `steps` to `gen_length` forwards."""
     canvas, step, steps = Canvas(prompt, settings, trace), 0, settings.num_steps
     while masked := canvas.masked():
         (readout,) = yield dream.canvas_forward(canvas, settings, masked, step)
-        # What a step turned down is offered again by the next, and behind the last one as long as something is left.
-        num_offered = settings.gen_length // steps * min(step + 1, steps) - (settings.gen_length - len(masked))
-        offered = most_confident(readout.probs, num_offered)
-        chosen = [offered[index] for index in at_least_or_best(readout.probs[offered], settings.threshold)]
+        # Positions that a step did not commit are candidates of the next step again, also after the last step.
+        num_candidates = settings.gen_length // steps * min(step + 1, steps) - (settings.gen_length - len(masked))
+        candidates = most_confident(readout.probs, num_candidates)
+        chosen = [candidates[index] for index in at_least_or_best(readout.probs[candidates], settings.threshold)]
         canvas.fix_chosen(masked, readout, readout.probs, chosen)
         if reason := canvas.settled():
             return canvas.finish(reason)
@@ -138,11 +139,11 @@ def _decode_uncached(prompt: Sequence[int], settings: FastDllmDreamSettings, tra
 
 
 def _decode_cached(prompt: Sequence[int], settings: FastDllmDreamSettings, trace: Trace) -> Decoding:
-    """Fills block after block; a block takes one to `block_length` forwards, in quotas its number of steps.
+    """Fills block after block; a block takes one to `block_length` forwards, or with quotas its number of steps.
 
-    The row that predicts a block's first position lies before the block and is fed only by the block's first forward,
-    which therefore commits this one position, however sure it is. In the release a second forward follows even where
-    that fills the block; it would change nothing and is left out.
+    The row that predicts the first position of a block lies before the block and is fed only by the block's first
+    forward, which therefore commits this one position whatever its confidence. In the release a second forward follows
+    even if that fills the block; it would change nothing and is left out.
     """
     canvas, steps = Canvas(prompt, settings, trace), count()
     kind = "denoise" if settings.cache == "sparse" else "refresh"
@@ -179,16 +180,13 @@ def _later_forward(
     step: int,
     num_before: int,
 ) -> Forward:
-    """A forward behind the block's first: the block, with the prefix cache all behind it too.
-
-    What it does not feed it keeps of the forward before it. With the sparse cache the second one is whole as well.
-    """
+    """A forward of a block after its first one; with the sparse cache the second one is of the whole text as well."""
     length, start = len(canvas.tokens), canvas.start + block.start
     own = range(start, start + len(block))
     if num_before == block_cache.refresh_number(settings.cache):
         whole = dream.canvas_forward(canvas, settings, candidates, step, DROP_ALL, "refresh")
-        return replace(whole, scores=sparse_dllm.scores(own, length, settings.kernel_size))
-    fed, commit = block_cache.feed_behind(settings.cache, own, length, num_before, settings.keep_ratio)
+        return replace(whole, scores=block_cache.sparse_scores(own, length, settings.kernel_size))
+    fed, commit = block_cache.rows_after_refresh(settings.cache, own, length, num_before, settings.keep_ratio)
     return Forward(
         canvas.tokens[fed.start : fed.stop],
         fed,

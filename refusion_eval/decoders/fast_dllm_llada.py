@@ -1,15 +1,15 @@
-"""Fast-dLLM's decoding of LLaDA (arXiv 2505.22618): parallel commits by confidence, keys and values kept for a block.
+"""Fast-dLLM on LLaDA (arXiv 2505.22618): commits all confident tokens, keeps keys and values while it fills a block.
 
-The canvas is filled block after block. Each block begins with a forward of the whole canvas; those after it reuse its
-keys and values outside the part that is fed again, though in a bidirectional model they change with every token.
+The response is filled block after block. A block begins with a forward of the whole text; the forwards after it feed a
+part of the text against the keys and values of that forward (see `block_cache`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import ClassVar
 
-from refusion_eval.decoders import block_cache, sparse_dllm, validate
+from refusion_eval.config import Fraction, NonNegativeFloat, PositiveInt, settings_class
+from refusion_eval.decoders import block_cache
 from refusion_eval.decoders.block_cache import Cache
 from refusion_eval.decoders.canvas import BlockSettings, Canvas
 from refusion_eval.decoders.choose import at_least_or_best, even_quotas, most_confident, num_within_factor
@@ -26,27 +26,27 @@ from refusion_eval.types import (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@settings_class("fast_dllm_llada")
 class FastDllmLladaSettings(BlockSettings):
     """Settings of Fast-dLLM on LLaDA, named as in its release.
 
-    Without `threshold` and `factor` each step commits a quota, as LLaDA does. With one of them `steps` plays no part;
+    Without `threshold` and `factor` each step commits a quota, as LLaDA does. With one of them `steps` has no effect;
     the release's scripts give both.
 
     Attributes:
         confidence_dtype: float64 as released.
-        threshold: commit every candidate whose confidence is not below it, and always the best; 0.9 in the release.
+        threshold: commit every candidate whose confidence is at least this, and always the best one; 0.9 in the
+            release.
         factor: commit the longest run of best candidates of which the n-th has a confidence of at least
-            1 - factor / (n + 1), and always the best.
-        cache: what is kept from a block's first forward: nothing; "prefix", all before the block, so that the block
-            and everything behind it are fed again; "dual", all but the block; or "sparse", from the second forward, the
-            best part of that (Sparse-dLLM, see `refusion_eval.decoders.sparse_dllm`). Sparse-dLLM's release commits
-            quotas and computes confidences in the weights' dtype (confidence_dtype="model").
-        keep_ratio: with cache="sparse", the share of the rows outside the block that stays, in [0, 1].
-        kernel_size: with cache="sparse", neighbouring rows that share their largest score, odd; 3 in its scripts, and 1
-            is none.
-        release_compatible: with `factor` a run that ends just before the last candidate takes that too, as the release
-            has it.
+            1 - factor / (n + 1), and always the best one.
+        cache: which keys and values are kept while a block is filled (see `refusion_eval.decoders.block_cache`). The
+            release of Sparse-dLLM commits quotas and computes confidences in the dtype of the weights
+            (confidence_dtype="model").
+        keep_ratio: with cache="sparse", the share of the rows outside the block that is kept.
+        kernel_size: with cache="sparse", number of neighbouring rows that share their largest score, odd; 3 in its
+            scripts, 1 for none.
+        release_compatible: with `factor`, a run that ends just before the last candidate takes that one too, as the
+            release does.
 
     Raises:
         ConfigError: a value is out of its range, or settings do not fit each other.
@@ -55,31 +55,26 @@ class FastDllmLladaSettings(BlockSettings):
     decoder: ClassVar[str] = "fast_dllm_llada"
 
     confidence_dtype: ConfidenceDtype = "float64"
-    threshold: float | None = None
-    factor: float | None = None
+    threshold: NonNegativeFloat | None = None
+    factor: NonNegativeFloat | None = None
     cache: Cache = "dual"
-    keep_ratio: float = 0.5
-    kernel_size: int = 3
+    keep_ratio: Fraction = 0.5
+    kernel_size: PositiveInt = 3
     release_compatible: bool = False
 
     def __post_init__(self) -> None:
         BlockSettings.__post_init__(self)
         name = self.decoder
-        if self.threshold is not None:
-            validate.require_number(name, "threshold", self.threshold, 0.0)
-        if self.factor is not None:
-            validate.require_number(name, "factor", self.factor, 0.0)
         if self.threshold is not None and self.factor is not None:
             raise ConfigError(
-                f"{name}: threshold is {self.threshold} and factor {self.factor}; they are two rules for the same "
-                "choice, so set one of them to None"
+                f"{name}: threshold is {self.threshold} and factor {self.factor}; they are two rules for "
+                "one choice, so set one of them to None"
             )
-        block_cache.check(name, self.cache, self.keep_ratio, self.kernel_size)
-        validate.require_flags(name, release_compatible=self.release_compatible)
+        block_cache.check_kernel_size(name, self.kernel_size)
 
 
 def decode(prompt: Sequence[int], settings: FastDllmLladaSettings, trace: Trace) -> Decoding:
-    """Decodes one prompt, all of the canvas unless `early_stop`; takes one to `block_length` forwards a block."""
+    """Decodes one prompt; a block takes one to `block_length` forwards."""
     canvas = Canvas(prompt, settings, trace)
     steps = count()
     for number in range(settings.num_blocks):
@@ -98,14 +93,17 @@ def decode(prompt: Sequence[int], settings: FastDllmLladaSettings, trace: Trace)
 def _forward(
     canvas: Canvas, settings: FastDllmLladaSettings, block: range, masked: Sequence[int], num_before: int, step: int
 ) -> Forward:
-    """A step's forward; `num_before` counts those of the same block before it."""
+    """The forward of one step; `num_before` is the number of forwards of the same block before it."""
     length, start = len(canvas.tokens), canvas.start + block.start
     own = range(start, start + len(block))
     refresh = block_cache.refresh_number(settings.cache)
     is_refresh = settings.cache != "none" and num_before == refresh
     fed, commit = range(length), DROP_ALL
     if settings.cache != "none" and num_before > refresh:
-        fed, commit = block_cache.feed_behind(settings.cache, own, length, num_before, settings.keep_ratio)
+        fed, commit = block_cache.rows_after_refresh(settings.cache, own, length, num_before, settings.keep_ratio)
+    scores = None
+    if settings.cache == "sparse" and is_refresh:
+        scores = block_cache.sparse_scores(own, length, settings.kernel_size)
     rows = [canvas.start + position - fed.start for position in masked]
     return Forward(
         canvas.tokens[fed.start : fed.stop],
@@ -114,12 +112,12 @@ def _forward(
         (settings.read(rows, step, masked),),
         commit,
         "refresh" if is_refresh else "denoise",
-        sparse_dllm.scores(own, length, settings.kernel_size) if settings.cache == "sparse" and is_refresh else None,
+        scores,
     )
 
 
 def _choose(scores: ProbArray, settings: FastDllmLladaSettings, num_before: int) -> list[int]:
-    """Which of the candidates become final; `num_before` counts the block's forwards before, for its quota."""
+    """Indices of the candidates that become final; `num_before` is the number of forwards of the block before."""
     if settings.threshold is not None:
         return at_least_or_best(scores, settings.threshold)
     if settings.factor is None:

@@ -1,14 +1,15 @@
-"""LLaDA's decoding (arXiv 2502.09992): a canvas of masks, a quota of the most confident tokens a step.
+"""LLaDA (arXiv 2502.09992): each step commits a quota of the most confident tokens of a masked response.
 
-Every forward sees the whole canvas both ways; no keys and values are cached. The canvas is filled block after block
-(semi-autoregressive remasking), each in the same number of steps.
+Every forward computes the whole text with full attention; no keys and values are cached. The response is filled block
+after block (semi-autoregressive remasking), each block in the same number of steps.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
-from refusion_eval.decoders import dllm_cache, validate
+from refusion_eval.config import Fraction, NonNegativeFloat, PositiveInt, settings_class
+from refusion_eval.decoders import dllm_cache
 from refusion_eval.decoders.canvas import BlockSettings, Canvas, Remasking
 from refusion_eval.decoders.choose import even_quotas, most_confident
 from refusion_eval.decoders.decoder import Decoder, Reads, Style
@@ -27,20 +28,21 @@ from refusion_eval.types import (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@settings_class("llada")
 class LladaSettings(BlockSettings):
     """Settings of LLaDA's decoder, named as in its release.
 
     Attributes:
-        remasking: keep the most confident candidates of a step, or random ones.
-        cfg_scale: scale of classifier-free guidance, 0 for none; the other half sees the prompt masked.
+        remasking: commit the most confident candidates of a step, or random ones.
+        cfg_scale: scale of classifier-free guidance, 0 for none. The unconditional half sees a masked prompt.
         logits_eos_inf: never choose the first of `eos_ids`.
-        confidence_eos_eot_inf: stop tokens that are chosen have confidence 0, so that they are committed last.
-        prompt_interval_steps, gen_interval_steps: the prompt's and the response's features are computed every so many
-            steps (dLLM-Cache, see `refusion_eval.decoders.dllm_cache`); 1 and 1 compute all at every step.
-        transfer_ratio: share of the response that is computed at the steps between its own; 0.25 in dLLM-Cache's
-            settings. With gen_interval_steps=1 it plays no part.
-        release_compatible: above temperature 0 the release forgets the first of `eos_ids` in `confidence_eos_eot_inf`.
+        confidence_eos_eot_inf: give stop tokens confidence 0, so that they are committed last.
+        prompt_interval_steps, gen_interval_steps: steps between refreshes of the features of prompt and response
+            (dLLM-Cache, see `refusion_eval.decoders.dllm_cache`); 1 and 1 compute all rows at every step.
+        transfer_ratio: share of the response rows that is computed at the other steps; 0.25 in the settings of
+            dLLM-Cache. It has no effect with gen_interval_steps=1.
+        release_compatible: above temperature 0, `confidence_eos_eot_inf` leaves out the first of `eos_ids`, as the
+            release does by mistake.
 
     Raises:
         ConfigError: a value is out of its range, or sizes do not fit each other.
@@ -49,27 +51,18 @@ class LladaSettings(BlockSettings):
     decoder: ClassVar[str] = "llada"
 
     remasking: Remasking = "low_confidence"
-    cfg_scale: float = 0.0
+    cfg_scale: NonNegativeFloat = 0.0
     logits_eos_inf: bool = False
     confidence_eos_eot_inf: bool = False
-    prompt_interval_steps: int = 1
-    gen_interval_steps: int = 1
-    transfer_ratio: float = 0.0
+    prompt_interval_steps: PositiveInt = 1
+    gen_interval_steps: PositiveInt = 1
+    transfer_ratio: Fraction = 0.0
     release_compatible: bool = False
 
     def __post_init__(self) -> None:
         BlockSettings.__post_init__(self)
-        validate.require_choice("llada", "remasking", self.remasking, ("low_confidence", "random"))
-        validate.require_number("llada", "cfg_scale", self.cfg_scale, 0.0)
-        validate.require_flags(
-            "llada",
-            logits_eos_inf=self.logits_eos_inf,
-            confidence_eos_eot_inf=self.confidence_eos_eot_inf,
-            release_compatible=self.release_compatible,
-        )
         if (self.logits_eos_inf or self.confidence_eos_eot_inf) and not self.eos_ids:
             raise ConfigError("llada: logits_eos_inf and confidence_eos_eot_inf need eos_ids, and there are none")
-        dllm_cache.check("llada", self.prompt_interval_steps, self.gen_interval_steps, self.transfer_ratio)
         if self.cfg_scale > 0 and dllm_cache.reuse_at(self, 0, 0) is not None:
             raise ConfigError(
                 f"llada: cfg_scale is {self.cfg_scale} with prompt_interval_steps {self.prompt_interval_steps} and "
@@ -79,7 +72,7 @@ class LladaSettings(BlockSettings):
 
     @property
     def confidence(self) -> Confidence:
-        """The softmax that confidences are taken from, without what may not be confident."""
+        """The distribution from which confidences are computed, without the tokens that must have confidence 0."""
         exclude = self.eos_ids if self.confidence_eos_eot_inf else ()
         if self.release_compatible and self.temperature > 0:
             exclude = exclude[1:]
@@ -105,7 +98,7 @@ def decode(prompt: Sequence[int], settings: LladaSettings, trace: Trace) -> Deco
 
 
 def _forward(canvas: Canvas, settings: LladaSettings, masked: Sequence[int], step: int) -> Forward:
-    """The whole canvas, and with guidance beside it the canvas without the prompt, neither seeing the other."""
+    """The whole text; with guidance, also the text with a masked prompt, and neither half sees the other."""
     length = len(canvas.tokens)
     tokens, positions = canvas.tokens[:], list(range(length))
     attention: Attention = bidirectional(length)
@@ -125,7 +118,7 @@ def _read(settings: LladaSettings, rows: Sequence[int], step: int, masked: Seque
 
 
 def _scores(probs: ProbArray, settings: LladaSettings, masked: Sequence[int], step: int) -> ProbArray:
-    """What candidates are ranked by."""
+    """The scores by which candidates are ranked."""
     return probs if settings.remasking == "low_confidence" else settings.random_scores(step, masked)
 
 

@@ -1,15 +1,16 @@
 """Settings of the ReFusion decoder, and values that follow from them alone."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
-from refusion_eval.decoders import validate
+from refusion_eval.config import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, settings_class
+from refusion_eval.decoders.canvas import check_mask_id
 from refusion_eval.decoders.speculation import ForwardCost
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import StopRule
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@settings_class("refusion")
 class RefusionSettings:
     """Settings of the ReFusion decoder, named as in Table 6 of the paper.
 
@@ -41,54 +42,32 @@ class RefusionSettings:
         ConfigError: a value is out of its range, or sizes do not fit each other.
     """
 
-    gen_length: int = 512
-    slot_size: int = 32
-    block_size: int = 128
-    tau_slot: float = 0.9
-    tau_token: float = 0.4
-    temperature: float = 0.0
-    seed: int = 0
-    mask_id: int
-    eos_ids: tuple[int, ...] = ()
+    gen_length: PositiveInt = 512
+    slot_size: PositiveInt = 32
+    block_size: PositiveInt = 128
+    tau_slot: Fraction = 0.9
+    tau_token: Fraction = 0.4
+    temperature: NonNegativeFloat = 0.0
+    seed: NonNegativeInt = 0
+    mask_id: NonNegativeInt
+    eos_ids: tuple[NonNegativeInt, ...] = ()
     left_to_right: bool = False
     recompute_kv: bool = False
     verify_independently: bool = False
     release_compatible: bool = False
     fuse: bool | None = None
-    free_rows: int | None = None
-    row_cost: float | None = None
+    free_rows: NonNegativeInt | None = None
+    row_cost: NonNegativeFloat | None = None
     stop_rule: StopRule | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("gen_length", "slot_size", "block_size"):
-            validate.require_integer("refusion", name, getattr(self, name), at_least=1)
-        validate.require_integer("refusion", "seed", self.seed, at_least=0)
-        validate.require_integer("refusion", "mask_id", self.mask_id, at_least=0)
-        validate.require_token_ids("refusion", "eos_ids", self.eos_ids)
-        validate.require_number("refusion", "tau_slot", self.tau_slot, 0.0, 1.0)
-        validate.require_number("refusion", "tau_token", self.tau_token, 0.0, 1.0)
-        validate.require_number("refusion", "temperature", self.temperature, 0.0)
-        validate.require_flags(
-            "refusion",
-            left_to_right=self.left_to_right,
-            recompute_kv=self.recompute_kv,
-            verify_independently=self.verify_independently,
-            release_compatible=self.release_compatible,
-        )
-        if self.fuse is not None:
-            validate.require_flags("refusion", fuse=self.fuse)
-        if self.free_rows is not None:
-            validate.require_integer("refusion", "free_rows", self.free_rows, at_least=0)
-        if self.row_cost is not None:
-            validate.require_number("refusion", "row_cost", self.row_cost, 0.0)
         if self.block_size < self.slot_size or self.block_size % self.slot_size:
             multiple = max(1, round(self.block_size / self.slot_size)) * self.slot_size
             raise ConfigError(
                 f"refusion: block_size is {self.block_size} and slot_size {self.slot_size}; a block holds whole slots "
                 f"(App. C.4), so set block_size to a multiple of slot_size, for example {multiple}"
             )
-        if self.mask_id in self.eos_ids:
-            raise ConfigError(f"refusion: mask_id {self.mask_id} is also an end-of-sequence id; set either one right")
+        check_mask_id("refusion", self.mask_id, self.eos_ids)
 
     @property
     def num_positions(self) -> int:

@@ -203,16 +203,16 @@ def test_random_order_is_drawn_from_the_seed():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"block_length": 0}, "block_length is 0"),
-        ({"steps": 0}, "steps is 0"),
-        ({"steps_per_block": 2.5}, "steps_per_block is 2.5"),
+        ({"block_length": 0}, "block_length=0"),
+        ({"steps": 0}, "steps=0"),
+        ({"steps_per_block": 2.5}, "steps_per_block=2.5"),
         ({"steps": 8, "steps_per_block": 2}, "steps 8 and steps_per_block 2 each say how much a forward commits"),
         ({"steps": 8, "threshold": 0.9}, "steps 8 and threshold 0.9 each say"),
-        ({"threshold": -1}, "threshold is -1"),
+        ({"threshold": -1}, "threshold=-1"),
         ({"threshold": 0.9, "remasking": "random"}, "a threshold of 0.9 compares confidences"),
-        ({"remasking": "entropy"}, "remasking is 'entropy'; choose one of low_confidence, random"),
-        ({"separate_commit": 1}, "separate_commit is 1"),
-        ({"mask_id": -1}, "mask_id is -1"),
+        ({"remasking": "entropy"}, "remasking='entropy'; choose one of low_confidence, random"),
+        ({"separate_commit": 2}, "separate_commit=2"),
+        ({"mask_id": -1}, "mask_id=-1"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(wrong, message):

@@ -225,16 +225,16 @@ def test_confidences_of_their_own_tie_and_go_almost_from_left_to_right(shared: P
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"steps": 0}, "steps is 0"),
+        ({"steps": 0}, "steps=0"),
         ({"alg": "confidence_threshold"}, "choose one of origin, maskgit_plus, topk_margin, entropy"),
-        ({"top_p": 0}, "top_p is 0; it must be above 0"),
-        ({"top_p": 1.5}, "top_p is 1.5; it must be a number between 0 and 1"),
-        ({"top_k": -1}, "top_k is -1"),
-        ({"eps": 2}, "eps is 2"),
-        ({"alg_temp": -1}, "alg_temp is -1"),
+        ({"top_p": 0}, "top_p=0; it must be above 0"),
+        ({"top_p": 1.5}, "top_p=1.5"),
+        ({"top_k": -1}, "top_k=-1"),
+        ({"eps": 2}, "eps=2"),
+        ({"alg_temp": -1}, "alg_temp=-1"),
         ({"alg": "origin", "alg_temp": 0.5}, "alg=origin draws nothing by confidence"),
-        ({"confidence_temperature": 0.0}, "confidence_temperature is 0; it must be above 0"),
-        ({"gen_length": 0}, "gen_length is 0"),
+        ({"confidence_temperature": 0.0}, "confidence_temperature=0.0; it must be above 0"),
+        ({"gen_length": 0}, "gen_length=0"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(wrong, message):

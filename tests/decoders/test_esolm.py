@@ -241,16 +241,16 @@ def test_the_order_is_the_seeds_alone():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"alpha_0": 1.5}, "alpha_0 is 1.5"),
-        ({"steps": 0}, "steps is 0"),
+        ({"alpha_0": 1.5}, "alpha_0=1.5"),
+        ({"steps": 0}, "steps=0"),
         ({"steps": 4, "subcontext_len": 4}, "steps 4 and subcontext_len 4 each say"),
-        ({"subcontext_len": 0}, "subcontext_len is 0"),
+        ({"subcontext_len": 0}, "subcontext_len=0"),
         ({"gen_length": 10, "subcontext_len": 4}, "gen_length is 10 and subcontext_len 4"),
         ({"gen_length": 8, "subcontext_len": 4, "alpha_0": 0.3}, "alpha_0 is 0.3 of 4 steps"),
         ({"subcontext_shuffle": True}, "subcontext_shuffle needs subcontext_len"),
-        ({"subcontext_shuffle": 1}, "subcontext_shuffle is 1"),
-        ({"p_nucleus": 0}, "p_nucleus is 0"),
-        ({"p_nucleus": 1.1}, "p_nucleus is 1.1"),
+        ({"subcontext_shuffle": 2}, "subcontext_shuffle=2"),
+        ({"p_nucleus": 0}, "p_nucleus=0"),
+        ({"p_nucleus": 1.1}, "p_nucleus=1.1"),
         ({"eos_ids": (MASK,)}, "also an end-of-sequence id"),
     ],
 )

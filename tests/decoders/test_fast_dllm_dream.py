@@ -259,9 +259,9 @@ def test_stopping_early_gives_the_same_text(size, cache, alg):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"cache": "block"}, "cache is 'block'; choose one of none, prefix, dual"),
-        ({"alg": "random"}, "alg is 'random'; choose one of confidence_threshold, origin"),
-        ({"threshold": -0.1}, "threshold is -0.1"),
+        ({"cache": "block"}, "cache='block'; choose one of none, prefix, dual"),
+        ({"alg": "random"}, "alg='random'; choose one of confidence_threshold, origin"),
+        ({"threshold": -0.1}, "threshold=-0.1"),
         ({"gen_length": 30, "block_length": 8}, "gen_length is 30 and block_length 8"),
         ({"gen_length": 64, "alg": "entropy", "steps": 3}, "steps is 3 for 2 blocks"),
         ({"gen_length": 64, "alg": "entropy", "steps": 2}, "set steps to at least 4"),
@@ -270,7 +270,7 @@ def test_stopping_early_gives_the_same_text(size, cache, alg):
         ({"cache": "none"}, "steps is None and gen_length 256"),
         ({"cache": "none", "steps": 7}, "set steps to a divisor of gen_length"),
         ({"alg_temp": 0.5}, "alg=confidence_threshold draws nothing"),
-        ({"steps": 0}, "steps is 0"),
+        ({"steps": 0}, "steps=0"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(wrong, message):

@@ -113,11 +113,11 @@ def test_stop_tokens_keep_their_place_but_lose_their_confidence():
     [
         ({"gen_length": 30, "block_length": 8}, "gen_length is 30 and block_length 8"),
         ({"gen_length": 32, "block_length": 8, "steps": 6}, "steps is 6 for 4 blocks"),
-        ({"remasking": "entropy"}, "remasking is 'entropy'; choose one of low_confidence, random"),
-        ({"cfg_scale": -1}, "cfg_scale is -1"),
+        ({"remasking": "entropy"}, "remasking='entropy'; choose one of low_confidence, random"),
+        ({"cfg_scale": -1}, "cfg_scale=-1"),
         ({"logits_eos_inf": True}, "need eos_ids"),
         ({"eos_ids": (MASK,)}, "also an end-of-sequence id"),
-        ({"confidence_dtype": "float16"}, "confidence_dtype is 'float16'"),
+        ({"confidence_dtype": "float16"}, "confidence_dtype='float16'"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(wrong, message):

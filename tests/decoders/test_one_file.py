@@ -9,23 +9,17 @@ import refusion_eval
 
 DECODER_FILE = '''"""Fills masks from left to right, the same number in every forward."""
 
-from dataclasses import dataclass
-
-from refusion_eval.decoders import validate
+from refusion_eval.config import PositiveInt, settings_class
 from refusion_eval.decoders.canvas import Canvas, MaskedSettings
 from refusion_eval.decoders.decoder import Decoder, Reads, Style
 from refusion_eval.types import Commit, Forward, causal
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@settings_class("leftmost")
 class Settings(MaskedSettings):
     """Settings: how many tokens each forward fixes."""
 
-    per_forward: int = 4
-
-    def __post_init__(self):
-        MaskedSettings.__post_init__(self)
-        validate.require_integer("leftmost", "per_forward", self.per_forward, at_least=1)
+    per_forward: PositiveInt = 4
 
 
 def decode(prompt, settings, trace):
@@ -81,7 +75,8 @@ decoded = refusion_eval.generate(model, [5, 6, 7], decoder="leftmost", gen_lengt
 assert (len(decoded.tokens), decoded.num_forwards) == (8, 2)
 api.check_fit(model, "leftmost", mask_id_given=False)
 assert "does not fit decoder=leftmost" in refusal(api.check_fit, causal, "leftmost", mask_id_given=False)
-assert "leftmost: per_forward is 0" in refusal(refusion_eval.generate, model, [5], "leftmost", per_forward=0)
+refused = refusal(refusion_eval.generate, model, [5], "leftmost", per_forward=0)
+assert refused == "leftmost: per_forward=0; it must be at least 1"
 assert look_of("leftmost").colour == "#123456"
 command("run", "--model", "embedded:refusion", "--decoder", "leftmost", "--tasks", "gsm8k", "--limit", "1",
         "--run-dir", sys.argv[3])
