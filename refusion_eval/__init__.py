@@ -1,14 +1,30 @@
-"""Benchmark harness for ReFusion and the systems it competes with."""
+"""Benchmark harness for ReFusion and other decoders of diffusion language models."""
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from refusion_eval.api import LoadedModel, generate, generate_many, load_model
+    from refusion_eval.api import (
+        LoadedModel,
+        decoder_settings,
+        generate,
+        generate_many,
+        generate_stream,
+        load_model,
+    )
     from refusion_eval.types import Decoded
 
 __version__ = "0.1.0"
 
-__all__ = ["Decoded", "LoadedModel", "__version__", "generate", "generate_many", "load_model"]
+__all__ = [
+    "Decoded",
+    "LoadedModel",
+    "__version__",
+    "decoder_settings",
+    "generate",
+    "generate_many",
+    "generate_stream",
+    "load_model",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -18,3 +34,8 @@ def __getattr__(name: str) -> Any:
     from refusion_eval import api
 
     return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    """The names of the interface, which `__getattr__` loads."""
+    return sorted({*globals(), *__all__})

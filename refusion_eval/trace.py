@@ -1,6 +1,6 @@
-"""The record of one decoding: what was forwarded, selected, drafted and fixed, and everything derived from it.
+"""The events of one decoding: forwards, selections, drafts, final tokens and the end, and what follows from them.
 
-The decoder reports choices and fixed tokens, the engine reports forwards; both only pass on values that are on the host
+The decoder reports choices and tokens, the engine reports forwards; both report only values that are on the host
 anyway. Positions are response indices: 0 is the first generated position.
 """
 
@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 @dataclass(frozen=True, slots=True)
 class ForwardDone:
-    """One model call: its running number, the decoder's name for it, its query rows and the cache rows before it."""
+    """One model call: its number, the decoder's name for it, its number of query rows, and that of the cached rows."""
 
     tag: ClassVar[str] = "forward"
     forward: int

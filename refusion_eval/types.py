@@ -1,7 +1,7 @@
-"""What passes between a decoder, the engine and whoever asked: small frozen records, no torch.
+"""The contract between decoders and the engine: small frozen records, without torch.
 
-A decoder is a generator: it yields a `Forward` (what it wants computed), receives one `Readout` for each `Read` in it,
-and returns a `Response`. The engine runs it and hands out a `Decoded`.
+A decoder is a generator. It yields a `Forward`, which says what to compute, receives one `Readout` for each `Read` in
+it, and returns a `Response`. The engine runs the decoder and returns a `Decoded`.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -19,21 +19,21 @@ ProbArray = npt.NDArray[np.floating[Any]]
 StopReason = Literal["eos", "length", "stop_string"]
 ConfidenceDtype = Literal["float32", "float64", "model"]
 
-# What a checkpoint was trained to do, where its config.json names no decoders: predict the next token ("causal"), fill
-# masks in a way that nothing tells ("masked"), or what the method of this name asks for.
+# What a checkpoint was trained to do: predict the next token ("causal"), fill masks by an unknown method ("masked"), or
+# what the named method asks for.
 CheckpointKind = Literal["causal", "masked", "refusion", "llada", "dream"]
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive query rows that share a rule about what they see.
+    """Consecutive query rows with the same attention rule.
 
-    Every row sees all committed rows of the cache. Of the rows of its own forward it sees those of `sees`, and those of
-    its own segment: up to and including itself if `causal`, else all of them.
+    Every row sees all committed rows of the cache, the rows of its own forward in `sees`, and rows of its own segment:
+    those up to and including itself if `causal`, else all.
 
     Attributes:
         size: number of rows, >= 1.
-        sees: half-open ranges (first row, last row + 1) of rows of this forward that lie before the segment.
+        sees: half-open ranges (first row, last row + 1) of rows of this forward before the segment.
         causal: whether a row sees only earlier rows of its segment and itself.
     """
 
@@ -56,12 +56,12 @@ def bidirectional(num_rows: int) -> Attention:
 
 
 def groups(sizes: Sequence[int]) -> Attention:
-    """Independent groups side by side, each causal in itself: slots under completion share the cache without copies."""
+    """Independent groups, each causal in itself; slots under completion share the cache in this way."""
     return tuple(Segment(size) for size in sizes)
 
 
 def block_causal(sizes: Sequence[int]) -> Attention:
-    """Blocks in order: full attention within a block, and every block sees the blocks before it."""
+    """Full attention within a block, and every block sees the blocks before it."""
     segments, start = [], 0
     for size in sizes:
         segments.append(Segment(size, sees=((0, start),) if start else (), causal=False))
@@ -71,14 +71,14 @@ def block_causal(sizes: Sequence[int]) -> Attention:
 
 @dataclass(frozen=True, slots=True)
 class Confidence:
-    """The distribution that probabilities, entropy and margin are taken from.
+    """The distribution from which probabilities, entropy and margin are computed.
 
     Attributes:
-        temperature: divides the logits, > 0; the one that tokens are sampled at is `Read.temperature`.
-        exclude: ids that get no probability here, though they may be chosen.
-        dtype: what the softmax is computed in; "model" is that of the weights, as several releases have it.
-        choose: whether the token itself is the most probable one at this precision instead of the largest logit; in a
-            short dtype several probabilities are equal where the logits differ. Only when nothing is sampled.
+        temperature: divides the logits, > 0; independent of `Read.temperature`, at which tokens are sampled.
+        exclude: ids that get no probability here, although they may be chosen.
+        dtype: precision of the softmax; "model" is the dtype of the weights, as in several releases.
+        choose: whether the chosen token is the most probable one at this precision instead of the largest logit. In a
+            short dtype several probabilities can be equal where the logits differ. It has no effect when sampling.
     """
 
     temperature: float = 1.0
@@ -95,7 +95,7 @@ class Guidance:
     """Classifier-free guidance: logits = u + (scale + 1) (c - u).
 
     Attributes:
-        rows: for each read row, whose logits are c, the row of the same forward that gives u.
+        rows: for each row that is read (logits c), the row of the same forward with the logits u.
         scale: > 0.
     """
 
@@ -105,22 +105,22 @@ class Guidance:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Which query rows go through the output head, and what is wanted of their logits.
+    """Which query rows go through the output head, and what is computed from their logits.
 
     Attributes:
         rows: query rows, each 0 <= row < number of rows of the forward.
-        given: for each row a token whose probability is wanted, or None.
-        suppress: ids that may not be chosen. Probabilities keep the full vocabulary in their normaliser.
+        given: for each row a token whose probability is computed, or None.
+        suppress: ids that may not be chosen. Probabilities are still normalised over the full vocabulary.
         temperature: 0 chooses the largest logit (ties: the lowest id), above 0 samples softmax(logits / temperature).
-        draws: for each row the key of its random draw (`draw_key`); needed when temperature > 0. Equal keys and logits
-            give equal samples, whatever else is in the forward or the batch.
-        entropy, margin: whether these two statistics are wanted.
+        draws: for each row the key of its random draw (`draw_key`); required when temperature > 0. Equal keys and
+            logits give equal samples, whatever else is in the forward or the batch.
+        entropy, margin: whether these two statistics are computed.
         exclude: ids whose logits count as minus infinity for everything.
-        top_p: keeps the most probable tokens up to the first at which their sum exceeds it, in (0, 1]; of the
-            distribution that is sampled as well as of that of the confidences. 1 keeps all.
-        top_k: keeps this many of the largest logits, likewise; 0 keeps all.
-        confidence: what probabilities, entropy and margin are taken from.
-        guidance: replaces the logits by guided ones, before all else.
+        top_p: keeps the most probable tokens up to the first one at which their sum exceeds top_p, in (0, 1]. Both the
+            sampled distribution and that of the confidences are truncated. 1 keeps all.
+        top_k: keeps this many of the largest logits in both distributions; 0 keeps all.
+        confidence: the distribution from which probabilities, entropy and margin are computed.
+        guidance: replaces the logits by guided ones, before everything else.
     """
 
     rows: Sequence[int]
@@ -139,15 +139,15 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Readout:
-    """What a `Read` gave: host arrays with one entry a row, in the order of `Read.rows`.
+    """The result of a `Read`: host arrays with one entry a row, in the order of `Read.rows`.
 
     Attributes:
         tokens: the chosen token ids.
         probs: probability of the chosen token under `Read.confidence`, by default the untempered softmax over the full
             vocabulary; at most 1. float64 if the confidence is, else float32.
-        given: likewise of `Read.given`; None if it was None.
-        entropy: entropy of that distribution in nats; None if not wanted.
-        margin: largest minus second largest probability; None if not wanted.
+        given: probability of each token in `Read.given`; None if none were requested.
+        entropy: entropy of the same distribution in nats; None if not requested.
+        margin: largest minus second largest probability; None if not requested.
     """
 
     tokens: TokenArray
@@ -159,17 +159,17 @@ class Readout:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Which rows of the PREVIOUS forward stay in the KV cache; all its other rows vanish.
+    """Which rows of the PREVIOUS forward stay in the KV cache; all its other rows are dropped.
 
-    The cache is a set: its rows lie in any order, positions tell them apart. So keys and values that are to be computed
-    anew are not overwritten but left out, and those of a refreshed canvas begin with `keep=0`.
+    The cache is a set: the order of its rows is free, as position ids tell them apart. To compute keys and values anew,
+    a decoder drops the old rows (`keep`) and commits new ones.
 
     Attributes:
         rows: query rows of the previous forward, in the order in which they are kept.
-        replace: cache rows that they overwrite, one for each of `rows`; None appends them behind the committed rows.
-        keep: how many committed rows stay, the first ones; None keeps all. With `replace` it must be None.
-        best: how many of `rows` stay, in each layer those that score best there; `rows` must be the keys of the
-            previous forward's `RowScores`, and `replace` None. Among equals the first of them stay. None keeps all.
+        replace: cache rows that `rows` overwrite, one for each; None appends `rows` after the committed rows.
+        keep: number of committed rows that stay, counted from the first; None keeps all. None if `replace` is given.
+        best: number of `rows` that stay: in each layer those with the best scores there, the first ones among equals.
+            `rows` must then be the keys of the previous forward's `RowScores`, and `replace` None. None keeps all.
     """
 
     rows: Sequence[int] = ()
@@ -184,15 +184,15 @@ DROP_ALL = Commit(keep=0)
 
 @dataclass(frozen=True, slots=True)
 class RowScores:
-    """How much some rows of a forward look at others, in each layer: what `Commit.best` chooses by (Sparse-dLLM).
+    """Scores of key rows by query rows of the same forward, in each layer, for `Commit.best` (Sparse-dLLM).
 
     The score of a key row is its key times the mean query of the query rows, both rotated, averaged over the query
-    heads; then the largest score of its neighbourhood among the key rows.
+    heads. The final score is the largest one in its neighbourhood among the key rows.
 
     Attributes:
         queries: rows of the forward, at least one.
-        keys: rows of the forward, in the order in which they are neighbours.
-        pooling: size of the neighbourhood, centred; odd. 1 leaves every score its own.
+        keys: rows of the forward; consecutive ones are neighbours.
+        pooling: size of the centred neighbourhood, odd; 1 leaves scores as they are.
     """
 
     queries: Sequence[int]
@@ -202,21 +202,21 @@ class RowScores:
 
 @dataclass(frozen=True, slots=True)
 class FeatureReuse:
-    """Which rows of a forward are computed, where all others take over what a forward before it computed (dLLM-Cache).
+    """Which rows of a forward are computed; the others reuse features of earlier forwards (dLLM-Cache).
 
-    Each layer adds an attention output and an MLP output to every row. A row that is not computed adds those that it
-    added when it last was, and is seen with the key and value that it had. Refreshes are of all layers.
+    Each layer adds an attention output and an MLP output to every row. A row that is not computed adds its outputs of
+    the last time that it was computed, and other rows see its key and value of that time. A refresh covers all layers.
 
-    Such a forward is of a whole text that sees itself both ways, with nothing in the KV cache; those after the first
-    are of as many rows at the same positions.
+    Such a forward is of a whole text with full attention and an empty KV cache. The forwards after the first have the
+    same number of rows at the same positions.
 
     Attributes:
-        num_prompt: how many rows, the first ones, belong to the prompt; the others are the response.
+        num_prompt: number of rows of the prompt, which come first; the other rows are the response.
         refresh_prompt: whether all rows of the prompt are computed.
         refresh_response: whether all rows of the response are computed.
-        transfer_ratio: in [0, 1]; where the response is not refreshed, all its values are computed, and in each layer
-            this share of its rows, rounded down: those whose value is least like the one before (cosine of the vectors
-            of all heads; among equals the first rows). 0 computes nothing of the response, values neither.
+        transfer_ratio: in [0, 1]. If the response is not refreshed, all its values are computed, and in each layer this
+            share of its rows, rounded down: those whose value changed most (cosine of the vectors of all heads; the
+            first rows among equals). With 0 nothing of the response is computed, not even values.
     """
 
     num_prompt: int
@@ -231,13 +231,13 @@ class Forward:
 
     Attributes:
         tokens: token ids of the query rows.
-        positions: their position ids, absolute indices in the final text; the physical order is free.
-        attention: how the rows see each other; the segments' sizes add up to the number of rows.
-        reads: what is read of which rows.
-        commit: what of the previous forward stays in the cache.
-        kind: what the decoder calls this forward ("plan", "verify", ...): for traces, without effect.
-        scores: which rows are scored on the way, for the next forward's `Commit.best`.
-        reuse: which rows are computed at all; None computes each.
+        positions: position ids of the query rows, absolute indices in the final text, in any order.
+        attention: attention rules of consecutive rows; the sizes of the segments add up to the number of rows.
+        reads: what is computed from the logits of which rows.
+        commit: which rows of the previous forward stay in the cache.
+        kind: the decoder's name for this forward ("plan", "verify", ...), recorded in traces and without effect.
+        scores: rows to be scored for the next forward's `Commit.best`.
+        reuse: which rows are computed; None computes all.
     """
 
     tokens: Sequence[int]
@@ -252,7 +252,7 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What a decoder returns: the kept tokens, up to and including the first EOS, and why it ended."""
+    """What a decoder returns: the tokens up to and including the first EOS, and why decoding ended."""
 
     tokens: tuple[int, ...]
     stop: StopReason
@@ -260,16 +260,16 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What the engine hands out for one request.
+    """The result of one request.
 
     Attributes:
-        tokens: generated token ids kept in the output, up to and including the first EOS; never the prompt.
+        tokens: generated token ids up to and including the first EOS, without the prompt.
         stop: why decoding ended.
         num_forwards: model calls made for this request.
-        seconds: from the prompt on the device to the last token on the host, prefill included, device synchronised;
-            in a batch, from admission to completion, so only comparable at batch 1.
-        trace: what happened, event by event.
-        prefill_seconds: the part of `seconds` up to the end of the first forward, which reads the prompt; None where it
+        seconds: time from the prompt on the device to the last token on the host, prefill included, with the device
+            synchronised. In a batch it runs from admission to completion, so only times at batch 1 compare.
+        trace: the events of the decoding.
+        prefill_seconds: the part of `seconds` up to the end of the first forward, which reads the prompt; None if it
             was not timed, as in a batch.
     """
 
@@ -285,7 +285,7 @@ Decoding = Generator[Forward, tuple[Readout, ...], Response]
 
 
 class Decode(Protocol):
-    """The signature of every decoder: a prompt, its own frozen settings, and the trace it reports to."""
+    """The signature of every decoder: a prompt, the decoder's own frozen settings, and the trace for its events."""
 
     def __call__(self, prompt: Sequence[int], settings: Any, trace: Trace) -> Decoding:
         """Starts a decoding; nothing is computed until the engine asks for the first forward."""
@@ -298,7 +298,7 @@ StopRule = Callable[[Sequence[int]], bool]
 def draw_key(seed: int, *counters: int) -> int:
     """Mixes a seed with counters (a position, a step) into the 64-bit key of one random draw.
 
-    The mixing step is splitmix64's, so that neighbouring counters give unrelated keys.
+    The mixing step is that of splitmix64, so that neighbouring counters give unrelated keys.
     """
     mask = (1 << 64) - 1
     state = 0

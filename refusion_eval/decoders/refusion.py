@@ -43,7 +43,7 @@ def decode(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> D
     num_prompt, iterations = len(prompt), count()
     text = Text(num_prompt, settings, trace)
     # The first plan also carries the prompt, which is all of that forward that stays in the cache.
-    context, refresh, commit = Rows(prompt, range(num_prompt)), NO_ROWS, NOTHING
+    context, refresh, commit = Rows(list(prompt), range(num_prompt)), NO_ROWS, NOTHING
     for slots in block_slots(settings):
         text.masked = list(slots)
         while text.masked:

@@ -79,7 +79,7 @@ class _PlanContext(NamedTuple):
 def _decode_fused(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> Decoding:
     num_prompt, iterations = len(prompt), count()
     text, blocks = Text(num_prompt, settings, trace), block_slots(settings)
-    context, commit = Rows(prompt, range(num_prompt)), NOTHING
+    context, commit = Rows(list(prompt), range(num_prompt)), NOTHING
     ready: Mapping[Outcome, Readout] = {}
     for slots, next_slots in zip(blocks, [*blocks[1:], range(0)], strict=True):
         text.masked = list(slots)
