@@ -55,7 +55,7 @@ import refusion_eval
 from refusion_eval import api
 from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError
-from refusion_eval.figures.style import look_of
+from refusion_eval.figures.style import style_of
 
 def command(*words):
     result = CliRunner().invoke(app, words)
@@ -77,7 +77,7 @@ api.check_fit(model, "leftmost", mask_id_given=False)
 assert "does not fit decoder=leftmost" in refusal(api.check_fit, causal, "leftmost", mask_id_given=False)
 refused = refusal(refusion_eval.generate, model, [5], "leftmost", per_forward=0)
 assert refused == "leftmost: per_forward=0; it must be at least 1"
-assert look_of("leftmost").colour == "#123456"
+assert style_of("leftmost").colour == "#123456"
 command("run", "--model", "embedded:refusion", "--decoder", "leftmost", "--tasks", "gsm8k", "--limit", "1",
         "--run-dir", sys.argv[3])
 assert "Leftmost" in command("table", sys.argv[3])
