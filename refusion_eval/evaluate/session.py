@@ -210,10 +210,9 @@ def _num_local_processes() -> int:
     """Processes of this run on this machine."""
     if not _has_launcher():
         return 1
-    from refusion_eval.scaleout.launch import ProcessInfo
+    from refusion_eval.scaleout.launch import num_local_processes
 
-    info = ProcessInfo.from_environment(os.environ)
-    return 1 if info is None else info.num_local
+    return num_local_processes()
 
 
 def _has_launcher() -> bool:

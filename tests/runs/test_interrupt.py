@@ -133,7 +133,7 @@ def test_a_model_in_use_as_a_library_installs_nothing_outside_of_generation(chec
     lm.close()
 
 
-def test_how_to_go_on_counts_what_is_recorded(tmp_path):
+def test_the_hint_how_to_resume_counts_what_is_recorded(tmp_path):
     assert "nothing is recorded" in resume_hint(tmp_path / "none")
     assert "no run directory" in resume_hint(None)
     with RunStore.open(tmp_path, make_manifest()) as store:

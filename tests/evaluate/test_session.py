@@ -1,0 +1,70 @@
+"""A system at work: what it records, what it finds again, and in which process it may be."""
+
+import pytest
+from torch.distributed import HashStore
+
+from refusion_eval.errors import ConfigError, ScaleOutError
+from refusion_eval.evaluate.session import Session
+from refusion_eval.lm_eval_plugin.adapter import RefusionLM
+from refusion_eval.runs.job import Job
+from refusion_eval.runs.model_args import parse_model_args
+from refusion_eval.scaleout import launch
+from refusion_eval.scaleout.channel import Channel
+from refusion_eval.scaleout.launch import ProcessGroup, ProcessInfo
+from refusion_eval.store.records import SampleKey
+from refusion_eval.store.run_reader import RunReader
+
+GENERATION = {"gen_length": 16, "slot_size": 4, "block_size": 8, "warmup": 0}
+
+
+def arguments(checkpoint, run_dir):
+    return parse_model_args({"pretrained": checkpoint, "run_dir": str(run_dir), **GENERATION})
+
+
+def jobs_of(session, *prompts):
+    resolved = session.system.resolve("mini_gsm8k", {})
+    keys = [SampleKey("mini_gsm8k", "1.0", f"d{number}", "p", 0, resolved.digest) for number in range(len(prompts))]
+    return [
+        Job(key=key, benchmark="gsm8k", item_id=str(number), prompt_ids=prompt, resolved=resolved)
+        for number, (key, prompt) in enumerate(zip(keys, prompts, strict=True))
+    ]
+
+
+def test_a_prompt_that_is_refused_is_recorded_and_the_rest_is_decoded(checkpoint, tmp_path):
+    seen = {}
+    with Session(arguments(checkpoint, tmp_path)) as session:
+        session.run(jobs_of(session, [5, 6, 7], [5] * 10**6), lambda job, sample: seen.update({job.item_id: sample}))
+    assert seen["0"].error is None
+    assert "exceed the context" in seen["1"].error
+    assert session.failed == [seen["1"]]
+
+
+def test_one_prompt_that_is_refused_can_end_the_whole_run_before_it_begins(checkpoint, tmp_path):
+    with Session(arguments(checkpoint, tmp_path)) as session:
+        jobs = jobs_of(session, [5, 6, 7], [5] * 10**6)
+        with pytest.raises(ConfigError, match=r"mini_gsm8k item 1: .*nothing was decoded"):
+            session.run(jobs, lambda job, sample: pytest.fail("something was decoded"), check_all=True)
+
+
+def test_a_record_is_on_the_disk_when_it_is_handed_over_and_is_found_again(checkpoint, tmp_path):
+    def recorded(job, sample):
+        with RunReader.open(tmp_path) as reader:
+            assert job.item_id in {stored.item_id for stored in reader.samples(traces=False)}
+        texts.append(sample.text)
+
+    texts: list[str] = []
+    for _ in range(2):
+        with Session(arguments(checkpoint, tmp_path)) as session:
+            session.run(jobs_of(session, [5, 6, 7], [8, 9]), recorded)
+    assert texts[:2] == texts[2:]
+    with RunReader.open(tmp_path) as reader:
+        assert len({sample.process_id for sample in reader.samples(traces=False)}) == 1
+
+
+def test_a_worker_of_a_launcher_is_told_that_it_drives_no_run_but_its_objects_exist(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    group = ProcessGroup(ProcessInfo(1, 2), Channel(HashStore()))
+    monkeypatch.setattr(launch, "process_group", lambda: group)
+    lm = RefusionLM(arguments(checkpoint, tmp_path))
+    with pytest.raises(ScaleOutError, match=r"process 1 .*drives no run.*run_worker_or_return\(args\)"):
+        _ = lm.session.runner
