@@ -1,6 +1,7 @@
 """Verdicts on the texts of a run, written to its run store one by one."""
 
 import logging
+import os
 from concurrent.futures import Future, wait
 from functools import partial
 from types import TracebackType
@@ -36,7 +37,8 @@ class ScoreWriter:
     def __init__(self, store: RunStore, *, sandbox: str, waits: bool) -> None:
         self._store = store
         self._waits = waits
-        self._judge = Judge(sandbox=sandbox)
+        # Half of the processors, as far as a program takes one: decoding on a GPU or in a batch needs the others.
+        self._judge = Judge(sandbox=sandbox, workers=max(1, (os.cpu_count() or 1) // 2))
         self._judged = {(score.key, score.scorer) for score in store.scores() if score.metric == PASSED}
         self._writing: list[Future[None]] = []  # each is done when its verdict is on the disk
         self._unscored: list[Sample] = []

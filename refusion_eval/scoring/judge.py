@@ -5,8 +5,12 @@ a run generates, the records of a run, and texts that were generated elsewhere.
 """
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from refusion_eval.benchmarks import Benchmark, Extraction, Row
@@ -125,6 +129,51 @@ def judge_extractions(
     return [verdicts[index] for index in range(len(rows))]
 
 
+class _DaemonThreads:
+    """Threads that work off calls, started when they are needed.
+
+    An executor of the standard library joins its threads when the process exits, so a process that a signal ends would
+    wait for a program that takes its whole time limit.
+
+    Args:
+        number: largest number of threads; None is `default_workers()`.
+    """
+
+    def __init__(self, number: int | None) -> None:
+        self._number = number
+        self._num_started = 0
+        self._calls: SimpleQueue[tuple[Future[Verdict], Callable[[], Verdict]] | None] = SimpleQueue()
+
+    def submit(self, call: Callable[[], Verdict]) -> Future[Verdict]:
+        """Begins a call; the future takes its result or its exception."""
+        self._number = self._number or default_workers()
+        future: Future[Verdict] = Future()
+        self._calls.put((future, call))
+        if self._num_started < self._number:
+            self._num_started += 1
+            threading.Thread(target=self._work, name=f"judge-{self._num_started}", daemon=True).start()
+        return future
+
+    def close(self) -> None:
+        """Cancels the calls that no thread has begun; the threads end."""
+        with suppress(Empty):
+            while True:
+                item = self._calls.get_nowait()
+                if item is not None:
+                    item[0].cancel()
+        for _ in range(self._num_started):
+            self._calls.put(None)
+
+    def _work(self) -> None:
+        while (item := self._calls.get()) is not None:
+            future, call = item
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as error:  # noqa: BLE001 - the caller gets it from the future
+                    future.set_exception(error)
+
+
 class Judge:
     """Judges texts in threads while others are generated; a text that cannot be judged gets the verdict "error".
 
@@ -135,7 +184,7 @@ class Judge:
 
     def __init__(self, *, sandbox: str = "auto", workers: int | None = None) -> None:
         self._sandbox = sandbox
-        self._threads = ThreadPoolExecutor(workers or default_workers(), thread_name_prefix="judge")
+        self._threads = _DaemonThreads(workers)
         self._comparer = Comparer()
         self._reported: set[str] = set()
 
@@ -152,14 +201,14 @@ class Judge:
             The verdict to come. Numbers and letters are judged at once, which costs microseconds.
         """
         if benchmark.kind in ("code", "mathematics"):
-            return self._threads.submit(self._judge, benchmark, row, text, filter_name)
+            return self._threads.submit(partial(self._judge, benchmark, row, text, filter_name))
         verdict: Future[Verdict] = Future()
         verdict.set_result(self._judge(benchmark, row, text, filter_name))
         return verdict
 
     def close(self) -> None:
         """Cancels the texts that no thread has begun to judge, and ends the processes."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
         self._comparer.close()
 
     def _judge(self, benchmark: Benchmark, row: Row, text: str, filter_name: str | None) -> Verdict:

@@ -1,5 +1,8 @@
 """Scoring: texts in, verdicts out."""
 
+import subprocess
+import sys
+import time
 from typing import Any
 
 import pytest
@@ -153,3 +156,23 @@ def test_verdicts_are_told_as_they_come() -> None:
     verdicts = judge_texts(BENCHMARKS["math"], items, on_verdict=told.__setitem__)
     assert [told[number] for number in range(3)] == verdicts
     assert [verdict.verdict for verdict in verdicts] == ["correct", "no_answer", "correct"]
+
+
+def test_a_process_that_ends_does_not_wait_for_a_program() -> None:
+    script = """
+import time
+from refusion_eval.benchmarks import BENCHMARKS
+from refusion_eval.scoring.judge import Judge
+row = {"task_id": 7, "text": "t", "code": "", "test_list": ["f()"], "test_setup_code": ""}
+judge = Judge(sandbox="none", workers=1)
+endless = "```python\\ndef f():\\n    while True:\\n        pass\\n```"
+futures = [judge.submit(BENCHMARKS["mbpp"], row, endless) for _ in range(3)]
+while not futures[0].running():
+    time.sleep(0.01)
+judge.close()
+assert [future.cancelled() for future in futures] == [False, True, True]
+print(time.monotonic(), flush=True)
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert time.monotonic() - float(done.stdout) < BENCHMARKS["mbpp"].test(PROGRAM).timeout_s / 2
