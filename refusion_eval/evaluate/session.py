@@ -94,7 +94,7 @@ class Session:
         return self.runner.manifest(self._task_versions)
 
     def _get_or_compute(self, name: str, compute: Callable[[], Any]) -> Any:
-        return compute() if self._store is None else self._store.settle(name, compute)
+        return compute() if self._store is None else self._store.get_or_compute(name, compute)
 
     def _register_process(self, hardware: Hardware, pid: int) -> str:
         return self.store.register_process(hardware, pid=pid) if self.store else ""

@@ -1,4 +1,10 @@
-"""Replacing a file in one step, and the folders that results are written to."""
+"""Atomic writes of result files.
+
+The pattern: write a temporary file in the target's folder, flush it to disk, rename it onto the target, flush the
+folder. A reader or a crash sees the old content or the new one, never a part. The temporary file is locked while its
+writer lives, so that the next writer can remove what killed writers left behind. Where the file system has no locks,
+leftovers stay.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +18,12 @@ from pathlib import Path
 
 from refusion_eval.errors import StoreError
 
-# The disk is full, so is the user's share of it, or files may not grow so long.
+# The disk or the user's quota is full, or the file is longer than allowed.
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replaces a file by new content, so that a reader or a crash sees the old or the new one, never a part."""
+    """Replaces the content of a file in one step; its folder has to exist."""
     _remove_leftovers(path)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -27,7 +33,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             stream.flush()
             os.fsync(stream.fileno())
             os.fchmod(stream.fileno(), 0o644)
-            os.replace(name, path)  # before the lock goes: another writer would take the part for a leftover
+            os.replace(name, path)  # still locked, or another writer could remove it
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
@@ -39,7 +45,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Removes what killed writers of this file left; a living one has locked its part before it holds a byte."""
+    """Removes temporary files of killed writers. A living writer locks its file before it writes the first byte."""
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.????????"):
         with contextlib.suppress(OSError), leftover.open("rb") as stream:
             if os.fstat(stream.fileno()).st_size and _lock(stream.fileno()):
@@ -47,7 +53,7 @@ def _remove_leftovers(path: Path) -> None:
 
 
 def _lock(descriptor: int) -> bool:
-    """Locks a file until it is closed; False where another has it locked, or the file system knows no locks."""
+    """Locks a file until it is closed. Returns False if another process holds it or the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -56,10 +62,10 @@ def _lock(descriptor: int) -> bool:
 
 
 def prepare_output(path: str | os.PathLike[str]) -> Path:
-    """Makes sure that a result can be written, before the work that it is the result of.
+    """Checks that a result can be written, before the work for it starts.
 
     Args:
-        path: the file; its folder is created if it is missing.
+        path: file to be written; its folder is created if it is missing.
 
     Raises:
         StoreError: the folder cannot be made or written to, or the path is a folder itself.
@@ -77,7 +83,7 @@ def prepare_output(path: str | os.PathLike[str]) -> Path:
 
 
 def write_output(path: str | os.PathLike[str], text: str) -> None:
-    """Writes a result atomically, in a folder that is created if it is missing; lone surrogates become escapes.
+    """Writes text atomically and creates the folder if it is missing. Lone surrogates become escapes.
 
     Raises:
         StoreError: the file cannot be written.
@@ -86,7 +92,7 @@ def write_output(path: str | os.PathLike[str], text: str) -> None:
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
-    """Writes a result that is no text, likewise.
+    """Writes bytes atomically and creates the folder if it is missing.
 
     Raises:
         StoreError: the file cannot be written.
@@ -104,5 +110,5 @@ def _failure(target: Path, error: OSError) -> StoreError:
     return _refusal(target, error.strerror)
 
 
-def _refusal(target: Path, why: str | None) -> StoreError:
-    return StoreError(f"{target} cannot be written ({why}); name another file")
+def _refusal(target: Path, reason: str | None) -> StoreError:
+    return StoreError(f"{target} cannot be written ({reason}); name another file")

@@ -1,7 +1,7 @@
-"""The SQLite file of a run: schema, opening it for writing or for reading, and one clear error for whatever fails.
+"""The SQLite file of a run: its schema, opening it for writing or reading, and one clear error for every failure.
 
-Strings that are compared or stored verbatim live in ASCII JSON (`body`), so that any Python string survives, lone
-surrogates included. The readable columns beside it are for people with a SQLite prompt, e.g.
+Strings that are compared or stored verbatim are in ASCII JSON (`body`), so that any Python string survives, including
+lone surrogates. The other text columns are for people with a SQLite prompt:
 `select item_id, json_extract(body, '$.seconds') from samples`.
 """
 
@@ -38,7 +38,7 @@ _SCHEMA = (
 
 @contextmanager
 def refusing(directory: Path) -> Iterator[None]:
-    """Turns SQLite's and the system's failures inside the block into one StoreError each."""
+    """Turns errors of SQLite and of the system inside the block into a StoreError."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:
@@ -46,10 +46,10 @@ def refusing(directory: Path) -> Iterator[None]:
 
 
 def open_for_writing(directory: Path) -> sqlite3.Connection:
-    """Opens or creates the database; each committed transaction has reached the disk when commit returns.
+    """Opens or creates the database. A transaction is on disk when its commit returns.
 
     Raises:
-        StoreError: not writable, disk full, damaged, not ours, or of a newer schema.
+        StoreError: the file is not writable, damaged, of another program or of a newer schema, or the disk is full.
     """
     path = directory / DATABASE_NAME
     with refusing(directory):
@@ -72,10 +72,10 @@ def open_for_writing(directory: Path) -> sqlite3.Connection:
 
 @contextmanager
 def open_for_reading(directory: Path) -> Iterator[sqlite3.Connection]:
-    """Opens the database of a run that may be running, finished, killed, or on a read-only disk.
+    """Opens the database of a run that may be running, finished or killed, also on a read-only disk.
 
     Raises:
-        StoreError: no records there, damaged, not ours, or of a newer schema.
+        StoreError: there are no records, or they are damaged, of another program or of a newer schema.
     """
     path = directory / DATABASE_NAME
     if not path.is_file():
@@ -92,10 +92,10 @@ def open_for_reading(directory: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _connect_for_reading(path: Path, copies: Path) -> sqlite3.Connection:
-    """A connection that changes no record.
+    """A connection that cannot change records.
 
-    Without the right to write, SQLite cannot create the shared-memory file that WAL needs, and refuses unless a writer
-    is there. Then a copy is read, with the WAL that a killed run left beside it.
+    Without the right to write, SQLite cannot create the shared-memory file that WAL needs, and fails unless a writer is
+    active. A copy is read instead, together with the WAL that a killed run left.
     """
     if os.access(path.parent, os.W_OK):
         connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, isolation_level=None, timeout=60.0)
@@ -115,7 +115,7 @@ def _connect_for_reading(path: Path, copies: Path) -> sqlite3.Connection:
 
 
 def _create(connection: sqlite3.Connection) -> None:
-    """All of the schema or nothing: a process killed here leaves an empty database, which is created again."""
+    """Creates the whole schema in one transaction. A process killed here leaves an empty database for the next one."""
     connection.execute("BEGIN IMMEDIATE")
     for statement in _SCHEMA:
         connection.execute(statement)

@@ -1,4 +1,4 @@
-"""What a run ran on, as far as it can be read without torch: hardware, package versions, git revision."""
+"""The environment of a run, as far as it can be read without torch: hardware, package versions, git revision."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ _NVIDIA_SMI_SECONDS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """The machine part that speed depends on.
+    """What speed depends on in a machine.
 
     Attributes:
         cpu: model name.
         cores: CPUs this process may use.
-        threads: threads the computation was given; 0 if not known.
-        memory_gib: main memory in GiB, rounded; recorded only.
-        gpu: name of the GPU used, empty on a CPU.
+        threads: threads of the computation; 0 if not known.
+        memory_gib: main memory in GiB, rounded; not part of the identity.
+        gpu: name of the GPU in use, empty on a CPU.
         gpu_driver: driver version.
-        gpu_detail: clocks and limits as read at the start; recorded, but not part of the identity, because they vary.
+        gpu_detail: clocks and limits at the start; not part of the identity, because they vary.
         num_gpus: GPUs that share one request.
-        num_processes: processes of one run that decode side by side on this machine, and share its processors.
+        num_processes: processes of the run on this machine, which share its processors.
     """
 
     cpu: str = ""
@@ -65,7 +65,7 @@ class Hardware:
         """12 hex digits, equal for machines whose speeds may be compared."""
         fields = {name: value for name, value in asdict(self).items() if name not in ("gpu_detail", "memory_gib")}
         if self.num_processes == 1:
-            del fields["num_processes"]  # runs from before there were several keep their fingerprint
+            del fields["num_processes"]  # earlier versions had one process and no such field
         return hashlib.sha256(dump(fields).encode("ascii")).hexdigest()[:12]
 
     def label(self) -> str:
@@ -80,7 +80,7 @@ class Hardware:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Hardware:
-        """Rebuilds it from `dataclasses.asdict`, ignoring fields of later versions."""
+        """Inverse of `dataclasses.asdict`; fields of later versions are ignored."""
         return cls(**{name: fields[name] for name in cls.__slots__ if name in fields})
 
 
@@ -88,8 +88,8 @@ def collect_hardware(*, threads: int = 0, gpu_index: int | None = None, num_proc
     """Reads this machine's hardware.
 
     Args:
-        threads: computation threads in use (torch.get_num_threads() of the caller).
-        gpu_index: physical index of the GPU in use as nvidia-smi counts, None for a CPU run.
+        threads: computation threads in use, as torch.get_num_threads() says.
+        gpu_index: index of the GPU in use as nvidia-smi counts, None for a run on the CPU.
         num_processes: processes of the run on this machine.
     """
     machine = Hardware(
@@ -106,7 +106,7 @@ def collect_hardware(*, threads: int = 0, gpu_index: int | None = None, num_proc
 
 
 def read_gpu(index: int) -> dict[str, str]:
-    """Name, driver, memory and clocks of one GPU as nvidia-smi prints them; empty if it cannot tell."""
+    """Name, driver, memory and clocks of one GPU as nvidia-smi prints them; empty if nvidia-smi fails."""
     command = ["nvidia-smi", f"--query-gpu={_NVIDIA_SMI_FIELDS}", "--format=csv,noheader", f"--id={index}"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_NVIDIA_SMI_SECONDS, check=True)
@@ -151,7 +151,7 @@ def _git(directory: Path, *arguments: str) -> str:
 
 
 def _cpu_model() -> str:
-    """Model name from /proc/cpuinfo, with the family numbers: clouds hide the exact model behind a generic name."""
+    """Model name from /proc/cpuinfo with the family numbers, because the names that clouds give are generic."""
     fields: dict[str, str] = {}
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():

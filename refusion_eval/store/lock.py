@@ -1,4 +1,4 @@
-"""One writer for one run directory: a lock that the kernel drops when its holder dies, however it dies."""
+"""A lock for the only writer of a run directory, which the kernel releases when the process ends for any reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _held: set[str] = set()
 
 
 class DirectoryLock:
-    """Exclusive right to write into a directory, until `release` or the end of the process."""
+    """Exclusive right to write into a directory until `release` or the end of the process."""
 
     def __init__(self, directory: Path) -> None:
         self._name = str(directory.resolve())
@@ -52,7 +52,7 @@ class DirectoryLock:
             raise StoreError(f"{path} cannot be written ({error.strerror}); free some space and run again") from error
 
     def release(self) -> None:
-        """Gives the right back; the file stays, empty of meaning without the kernel's lock."""
+        """Releases the lock. The file stays and means nothing without the kernel's lock."""
         if self._name in _held:
             _held.discard(self._name)
             os.close(self._descriptor)

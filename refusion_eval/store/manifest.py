@@ -1,4 +1,4 @@
-"""What was run: the content of run.json, and the part of it that must be equal for a run to be resumed."""
+"""What was run: content of run.json, and the part of it that has to be equal for a run to be resumed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from refusion_eval.store.environment import Hardware
 
-# Manifest.decoder of a run by the stock loop: transformers' own greedy `generate`, one token a forward.
+# Manifest.decoder of runs by transformers' own greedy `generate`, one token a forward.
 STOCK_GENERATE = "stock_generate"
 
 
@@ -18,24 +18,24 @@ class Manifest:
     """One invocation of a run.
 
     Attributes:
-        system: name of the system in tables.
-        backbone: the model the system was made from; speed-up is a ratio within one backbone.
+        system: label of the system in tables.
+        backbone: model that the system was made from; speed-up is a ratio within one backbone.
         decoder: name of the decoder.
-        settings: every settings table in force: defaults, per task, command line.
+        settings: all settings in force: defaults, tables by task, command line.
         checkpoint: path or hub id of the weights.
         checkpoint_revision: hub revision, empty for a local directory.
         checkpoint_hash: hash of configuration and weights, empty if not computed.
-        tasks: task name -> version.
-        seed: of everything random.
-        dtype: of weights and cache.
+        tasks: version of each task.
+        seed: seed of everything random.
+        dtype: type of weights and cache.
         device: `cpu` or `cuda`.
         attention: attention backend.
         package_version: version of refusion_eval.
-        batch_size: requests run at the same time.
+        batch_size: requests decoded at the same time.
         warmup: requests decoded before the first measured one.
         hardware: machine of this invocation.
-        versions: of the packages in use.
-        git_commit: of the checkout, None for an installed package.
+        versions: versions of the packages in use.
+        git_commit: commit of the checkout, None for an installed package.
         command: command line.
         arguments: model arguments, from which the run can be made again; empty for runs of earlier versions.
         roofline: `weight_bytes`, `cache_bytes_per_row`, `copy_bytes_per_second`; empty if not measured.
@@ -64,11 +64,11 @@ class Manifest:
     roofline: Mapping[str, float] = field(default_factory=dict)
 
     def fingerprint(self) -> dict[str, Any]:
-        """What decides a text, and therefore must be equal to resume.
+        """Everything that decides a text and so has to be equal for a run to be resumed.
 
-        Batch size, rank, hardware and command are absent: they must not change a text. Tasks are absent too, because
-        each sample carries its task and version, so a run may be resumed with more of them. Moved weights are the same
-        weights: their hash counts before their name.
+        Batch size, rank, hardware and command are left out because they must not change a text. Tasks are left out
+        because every sample has its task and version, so that a run can be resumed with more tasks. Weights may move:
+        their hash counts, and their name only if there is no hash.
         """
         names = ("system", "backbone", "decoder", "settings", "seed", "dtype", "device", "attention", "package_version")
         weights = self.checkpoint_hash or f"{self.checkpoint}@{self.checkpoint_revision or 'local'}"
@@ -81,14 +81,14 @@ class Manifest:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Manifest:
         """Inverse of `to_json`; fields of later versions are ignored."""
-        known = {name: fields[name] for name in cls.__slots__ if name in fields}
-        return cls(**{**known, "hardware": Hardware.from_json(fields.get("hardware", {}))})
+        present = {name: fields[name] for name in cls.__slots__ if name in fields}
+        return cls(**{**present, "hardware": Hardware.from_json(fields.get("hardware", {}))})
 
 
 def differences(
     stored: Mapping[str, Any], now: Mapping[str, Any], names: tuple[str, str] = ("recorded", "now")
 ) -> list[str]:
-    """One line for every key of two fingerprints that differs, with both values, each behind its name."""
+    """One line for every key in which two fingerprints differ, with the name and value of both."""
     before, after = dict(_flat(stored)), dict(_flat(now))
     return [
         f"{name}: {names[0]} {_shown(before, name)}, {names[1]} {_shown(after, name)}"
@@ -101,7 +101,7 @@ _ABSENT = object()
 
 
 def as_json(value: Any) -> Any:
-    """The value after a trip through JSON: tuples become lists, keys become strings."""
+    """The value as JSON gives it back: tuples become lists, keys become strings."""
     return json.loads(json.dumps(value, default=str))
 
 

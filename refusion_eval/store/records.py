@@ -1,6 +1,6 @@
-"""What a run leaves behind: one `Sample` a generated text, one `ScoreRow` a judgement of it. Facts, written once.
+"""The records of a run: a `Sample` for each generated text and a `ScoreRow` for each judgement of it.
 
-Everything here turns into plain JSON and back without loss, lone surrogates and NaN in traces included.
+Records turn into plain JSON and back without loss, including lone surrogates and NaN in traces.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import Any
 
 from refusion_eval.errors import StoreError
 
-# ScoreRow.metric of the verdict itself; tables call it accuracy, or pass@1 where the answer is a program.
+# ScoreRow.metric of the verdict. Tables call it accuracy, or pass@1 if the answer is a program.
 PASSED = "passed"
 
-# ScoreRow.tier of a program that ran with the rights of the user: it could have read the answers or forged a verdict.
+# ScoreRow.tier of a program that ran with the rights of the user and so could read the answers or forge a verdict.
 NO_ISOLATION = "none"
 
 
 @dataclass(frozen=True, slots=True)
 class SampleKey:
-    """What makes two samples the same request: a resumed run generates only the keys it does not find.
+    """Identity of a request. A resumed run generates only samples whose keys are not recorded.
 
     Attributes:
-        task: task name, `mini_...` for the synthetic look-alikes.
+        task: name of the task.
         task_version: version of the task definition.
         doc_hash: hash of the benchmark item.
         prompt_hash: hash of the rendered prompt.
-        sample: running number among the samples of this item, from 0.
+        sample: number of the sample among those of its item, from 0.
         settings_hash: hash of the generation settings in force.
     """
 
@@ -49,28 +49,28 @@ class SampleKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One generated text, how it came about and what it cost; or, with `error`, the attempt that failed.
+    """One generated text with its settings, trace and cost; with `error`, a failed attempt.
 
     Attributes:
         key: identity of the request.
-        benchmark: name of the benchmark the task belongs to.
+        benchmark: benchmark that the task belongs to.
         item_id: the benchmark's own name for the item.
         text: the response; empty with an error.
-        tokens: kept token ids up to and including the first EOS or stop string, or None if not recorded.
-        num_tokens: their number.
+        tokens: ids of the tokens kept, up to and including the first EOS or stop string; None if not recorded.
+        num_tokens: number of tokens kept.
         num_forwards: model calls.
         seconds: from the prompt on the device to the last token on the host.
-        prefill_seconds: of these, up to the end of the first forward, which reads the prompt; None if not recorded.
+        prefill_seconds: part of `seconds` up to the end of the first forward, which reads the prompt; None if unknown.
         stop: why decoding ended.
         settings: the decoder settings in force.
-        settings_source: for each setting, where its value came from.
+        settings_source: origin of the value of each setting.
         trace: events as `Trace.to_json` gives them, or None.
         prompt_num_tokens: length of the prompt.
         batch_size: how many requests could run at the same time; only 1 counts for speed.
-        process_id: the registered process that generated it; the store fills in its own when empty.
-        warm: whether the warm-up was over; False keeps the sample out of speed figures.
+        process_id: registered process that generated the sample; the store fills in its own if empty.
+        warm: whether the warm-up was over; otherwise the sample is in no speed figure.
         error: traceback or message of a failed attempt.
-        created: ISO time; the store fills it in when empty.
+        created: ISO time; the store fills it in if empty.
     """
 
     key: SampleKey
@@ -116,27 +116,27 @@ class Sample:
     @classmethod
     def from_stored(cls, body: str, packed_trace: bytes | None) -> Sample:
         """Inverse of `body` and `pack`; fields of later versions are ignored. Raises StoreError if they are damaged."""
-        known = _stored_fields(body, cls.__slots__)
+        values = _stored_fields(body, cls.__slots__)
         try:
-            return cls(**known, trace=unpack(packed_trace) if packed_trace is not None else None)
+            return cls(**values, trace=unpack(packed_trace) if packed_trace is not None else None)
         except TypeError as error:
             raise _damaged(error) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRow:
-    """One judgement of one sample; written again, it replaces the earlier one of the same scorer and metric.
+    """One judgement of one sample. A new one replaces that of the same scorer and metric.
 
     Attributes:
-        key: the sample that is judged.
+        key: key of the judged sample.
         item_id: the benchmark's own name for the item.
-        scorer: name and version of what judged it.
+        scorer: name and version of the scorer.
         metric: `PASSED` for the verdict; any other name becomes a metric of its own in tables.
-        value: the figure, 1.0 or 0.0 for `PASSED`.
-        extracted: the answer found in the text, None if none was.
+        value: value of the metric, 1.0 or 0.0 for `PASSED`.
+        extracted: answer found in the text, None if there is none.
         verdict: one word, e.g. correct, wrong, timed_out.
-        reason: a sentence on how the verdict came about.
-        tier: of a program, the isolation it ran under: "A", "B", "C" or `NO_ISOLATION`; else empty.
+        reason: how the verdict came about.
+        tier: isolation that a program ran under: "A", "B", "C" or `NO_ISOLATION`; empty if the answer is no program.
     """
 
     key: SampleKey

@@ -1,4 +1,4 @@
-"""Reading a run directory: by its writer, by tables, by anyone while it is still being written."""
+"""Reading a run directory, also while it is still being written."""
 
 from __future__ import annotations
 
@@ -17,32 +17,33 @@ from refusion_eval.store.environment import Hardware
 from refusion_eval.store.manifest import Manifest
 from refusion_eval.store.records import Sample, SampleKey, ScoreRow
 
-SETTLED = "settled:"  # what begins the names of settled facts among the run's own
-EXPECTED = "expected:"  # likewise of how many samples of a task were asked for
+# Prefixes of keys in the meta table: measured facts that decide how the run goes, and samples asked for by task.
+MEASURED = "settled:"
+EXPECTED = "expected:"
 
 _Record = TypeVar("_Record", Sample, ScoreRow)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a run directory says it is.
+    """The description of a run in its directory.
 
     Attributes:
         run_id: name of the directory.
-        manifest: the first invocation; `tasks` holds those of all invocations.
-        processes: process id -> its record, `hardware` included.
-        settled: measured facts that decided how the run went, by name.
-        expected: task -> samples that were asked for; runs of earlier versions do not say.
+        manifest: the first invocation; `tasks` holds the tasks of all invocations.
+        processes: record of each process by id, including its `hardware`.
+        measured: measured facts that decided how the run went, by name.
+        expected: number of samples asked for by task; runs of earlier versions do not say.
     """
 
     run_id: str
     manifest: Manifest
     processes: Mapping[str, Mapping[str, Any]]
-    settled: Mapping[str, Any]
+    measured: Mapping[str, Any]
     expected: Mapping[str, int] = field(default_factory=dict)
 
     def hardware(self, process_id: str) -> Hardware:
-        """Machine of a process."""
+        """The machine that a process ran on."""
         return Hardware.from_json(self.processes[process_id]["hardware"])
 
     def to_json(self) -> dict[str, Any]:
@@ -53,7 +54,7 @@ class Run:
             "fingerprint": self.manifest.fingerprint(),
             "manifest": self.manifest.to_json(),
             "processes": dict(self.processes),
-            "settled": dict(self.settled),
+            "settled": dict(self.measured),
             "expected": dict(self.expected),
         }
 
@@ -75,11 +76,11 @@ class RunReader:
             yield cls(directory, connection)
 
     def samples(self, *, traces: bool = True) -> Iterator[Sample]:
-        """All samples in canonical order (task, item, sample)."""
+        """All samples in canonical order (task, item, sample); without traces their `trace` is None."""
         return iterate_samples(self.directory, self._connection, traces)
 
     def num_recorded(self) -> int:
-        """Number of samples that are not to be generated again."""
+        """Number of good samples, which are not generated again."""
         with refusing(self.directory):
             return self._connection.execute("SELECT count(*) FROM samples WHERE NOT failed").fetchone()[0]
 
@@ -96,7 +97,7 @@ class RunReader:
 
 
 def read_run(directory: Path, connection: sqlite3.Connection) -> Run:
-    """What the database says the run is. Raises StoreError if it was stopped before it recorded that."""
+    """The run as the database describes it. Raises StoreError if it was stopped before it recorded anything."""
     with refusing(directory):
         rows = dict(connection.execute("SELECT name, value FROM meta")) if _has_tables(connection) else {}
         if "manifest" not in rows:
@@ -106,12 +107,12 @@ def read_run(directory: Path, connection: sqlite3.Connection) -> Run:
     tasks = {task: version for process in processes.values() for task, version in process.get("tasks", {}).items()}
     manifest = Manifest.from_json(json.loads(rows["manifest"]))
     tasks = {**manifest.tasks, **tasks}
-    settled, expected = _named(rows, SETTLED), _named(rows, EXPECTED)
-    return Run(directory.resolve().name, replace(manifest, tasks=tasks), processes, settled, expected)
+    measured, expected = _with_prefix(rows, MEASURED), _with_prefix(rows, EXPECTED)
+    return Run(directory.resolve().name, replace(manifest, tasks=tasks), processes, measured, expected)
 
 
-def _named(rows: Mapping[str, str], prefix: str) -> dict[str, Any]:
-    """The facts whose names begin so, without that beginning."""
+def _with_prefix(rows: Mapping[str, str], prefix: str) -> dict[str, Any]:
+    """The values of the keys with a prefix, by the rest of the key."""
     return {name.removeprefix(prefix): json.loads(value) for name, value in rows.items() if name.startswith(prefix)}
 
 
@@ -120,7 +121,7 @@ def _has_tables(connection: sqlite3.Connection) -> bool:
 
 
 def iterate_samples(directory: Path, connection: sqlite3.Connection, traces: bool) -> Iterator[Sample]:
-    """All samples in canonical order, one at a time; without traces, which are most of the bytes, on request."""
+    """All samples in canonical order, one at a time. Traces are most of the bytes and can be left out."""
     column = "trace" if traces else "NULL"
     query = f"SELECT body, {column} FROM samples ORDER BY task, item_id, sample, key"
     for row in _rows(directory, connection, query):

@@ -1,7 +1,7 @@
 """The records of one run in one directory: `run.json` (what was run) and `records.sqlite` (every sample and score).
 
-A sample is on the disk when `append` returns; a process killed at any instant loses at most the samples in flight, and
-the same command run again continues behind the last one.
+A sample is on disk when `append` returns. A process that is killed at any instant loses at most the samples in flight,
+and the same command continues after the last recorded one.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from refusion_eval.store.environment import Hardware
 from refusion_eval.store.lock import DirectoryLock
 from refusion_eval.store.manifest import Manifest, differences
 from refusion_eval.store.records import Sample, SampleKey, ScoreRow, dump, pack
-from refusion_eval.store.run_reader import EXPECTED, SETTLED, iterate_samples, iterate_scores, read_run
+from refusion_eval.store.run_reader import EXPECTED, MEASURED, iterate_samples, iterate_scores, read_run
 
 RUN_JSON = "run.json"
-MOST_DIFFERENCES = 4  # that a refusal names
+MOST_DIFFERENCES = 4  # named in an error message
 
-# Said by all three front ends alike: the store does not know which of them opened it.
-ANOTHER = (
+# The same advice for all three front ends, because the store does not know which of them opened it.
+ADVICE = (
     "remove the folder, or give another one: --results DIR of eval.sh, --run-dir DIR of refusion-eval run, "
     "the model argument run_dir=DIR of lm_eval"
 )
 
 
 class RunStore:
-    """The one writer of a run directory; a context manager, usable from several threads of its process."""
+    """The only writer of a run directory: a context manager, usable from several threads of its process."""
 
     def __init__(self, directory: Path, connection: sqlite3.Connection, lock: DirectoryLock) -> None:
         self.directory = directory
@@ -50,11 +50,11 @@ class RunStore:
 
     @classmethod
     def open(cls, run_dir: str | os.PathLike[str], manifest: Manifest) -> Self:
-        """Creates the run, or resumes it if what decides its texts is unchanged.
+        """Creates the run, or resumes it if everything that decides its texts is unchanged.
 
         Args:
-            run_dir: the run's directory, created if absent.
-            manifest: this invocation; registered as a process in any case.
+            run_dir: run directory, created if absent.
+            manifest: this invocation, which is registered as a process in any case.
 
         Raises:
             StoreError: another process writes there; the fingerprint differs (each differing key is named); the
@@ -85,7 +85,7 @@ class RunStore:
             if row is None:
                 if (self.directory / RUN_JSON).exists():
                     raise StoreError(
-                        f"{self.directory} has a {RUN_JSON} but its records are gone; restore them, {ANOTHER}"
+                        f"{self.directory} has a {RUN_JSON} but its records are gone; restore them, {ADVICE}"
                     )
                 self._record(connection, manifest)
             elif differing := differences(json.loads(row[0]), fingerprint):
@@ -95,9 +95,9 @@ class RunStore:
                         shown.append(f"{len(differing) - len(shown)} more")
                     raise StoreError(
                         f"{self.directory} holds a run of something else; {'; '.join(shown)}. Use the recorded "
-                        f"settings, {ANOTHER}"
+                        f"settings, {ADVICE}"
                     )
-                # A run that failed before its first sample, as with a wrong adapter, keeps no one from the folder.
+                # A run that failed before its first sample (a wrong adapter, for example) does not block the folder.
                 connection.execute("DELETE FROM meta")
                 connection.execute("DELETE FROM processes")
                 self._record(connection, manifest)
@@ -112,9 +112,9 @@ class RunStore:
         """Records a process that generates samples, with the machine it runs on.
 
         Args:
-            hardware: its machine; speed figures never mix samples of different machines.
-            manifest: its invocation, if it is not a worker of this one.
-            pid: its number on its machine; this process' own if not given.
+            hardware: machine of the process; speed figures never mix samples of different machines.
+            manifest: invocation of the process, None for a worker of this one.
+            pid: process number on its machine; that of this process if not given.
 
         Returns:
             The process id for `Sample.process_id`.
@@ -129,28 +129,28 @@ class RunStore:
         self._write_run_json()
         return process_id
 
-    def settle(self, name: str, make: Callable[[], Any]) -> Any:
-        """A measured fact that decides how this run goes: the first process makes it, later ones get the recorded one.
+    def get_or_compute(self, name: str, compute: Callable[[], Any]) -> Any:
+        """A measured fact that decides how this run goes. The first process computes it, later ones read it.
 
         Args:
-            name: of the fact.
-            make: gives a JSON value; called only if nothing is recorded yet.
+            name: name of the fact.
+            compute: returns a JSON value; called only if nothing is recorded yet.
         """
-        with self._mutex:  # of two threads that ask at once, the second waits for what the first makes
+        with self._mutex:  # if two threads ask at once, the second waits for the result of the first
             with refusing(self.directory):
-                row = self._connection.execute("SELECT value FROM meta WHERE name = ?", (SETTLED + name,)).fetchone()
+                row = self._connection.execute("SELECT value FROM meta WHERE name = ?", (MEASURED + name,)).fetchone()
             if row is None:
-                row = (dump(make()),)
+                row = (dump(compute()),)
                 with self._transaction() as connection:
-                    connection.execute("INSERT INTO meta VALUES (?, ?)", (SETTLED + name, row[0]))
+                    connection.execute("INSERT INTO meta VALUES (?, ?)", (MEASURED + name, row[0]))
                 self._write_run_json()
             return json.loads(row[0])
 
     def expect(self, totals: Mapping[str, int]) -> None:
-        """Records how many samples of each task are asked for: what tells a run that was cut short from a whole one.
+        """Records how many samples of each task are asked for, so that readers recognise an unfinished run.
 
         Args:
-            totals: task -> samples; of a run resumed with another number, the largest counts.
+            totals: number of samples by task. If a run is resumed with another number, the largest counts.
         """
         recorded = read_run(self.directory, self._connection).expected
         larger = {task: total for task, total in totals.items() if total > recorded.get(task, 0)}
@@ -172,9 +172,9 @@ class RunStore:
         return Sample.from_stored(*row) if row else None
 
     def append(self, sample: Sample) -> None:
-        """Writes one sample through to the disk.
+        """Writes one sample to disk.
 
-        A stored sample is final, unless it is an error: a later attempt replaces that.
+        A stored sample is final unless it is an error, which a later attempt replaces.
 
         Raises:
             StoreError: the request already has a good sample, its process is unknown, or the disk refuses.
@@ -182,8 +182,8 @@ class RunStore:
         sample = replace(sample, process_id=sample.process_id or self.process_id, created=sample.created or _now())
         key = sample.key.digest()
         with self._transaction() as connection:
-            known = connection.execute("SELECT 1 FROM processes WHERE process_id = ?", (sample.process_id,)).fetchone()
-            if known is None:
+            row = connection.execute("SELECT 1 FROM processes WHERE process_id = ?", (sample.process_id,)).fetchone()
+            if row is None:
                 raise StoreError(
                     f"{self.directory}: process_id {sample.process_id!r} is not registered; leave it empty for this "
                     "process, or use what register_process returned"
@@ -204,14 +204,14 @@ class RunStore:
             )
 
     def samples(self, *, traces: bool = True) -> Iterator[Sample]:
-        """All samples in canonical order (task, item, sample), whatever order they finished in."""
+        """All samples in canonical order (task, item, sample), independent of the order in which they finished."""
         return iterate_samples(self.directory, self._connection, traces)
 
     def append_scores(self, scores: Sequence[ScoreRow]) -> None:
-        """Writes judgements, all or none; one of the same sample, scorer and metric is replaced.
+        """Writes judgements, all or none. They replace those of the same sample, scorer and metric.
 
         Raises:
-            StoreError: a score of a sample that is not there or has an error.
+            StoreError: a score belongs to a sample that is not recorded or has an error.
         """
         with self._transaction() as connection:
             for score in scores:
@@ -233,7 +233,7 @@ class RunStore:
         return iterate_scores(self.directory, self._connection)
 
     def close(self) -> None:
-        """Closes the database and lets others write; harmless if already closed."""
+        """Closes the database and releases the lock. A second call has no effect."""
         with self._mutex:
             try:
                 with refusing(self.directory):
@@ -263,7 +263,7 @@ class RunStore:
 
 
 def _readable(text: str) -> str:
-    """The text for a column people read: what UTF-8 cannot encode is escaped."""
+    """Text for the columns that people read, with escapes for what UTF-8 cannot encode."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

@@ -299,18 +299,18 @@ def test_the_database_can_be_queried_by_hand(tmp_path, make_manifest, make_sampl
 
 def test_a_settled_fact_is_made_once_and_read_back_by_later_processes(tmp_path, make_manifest):
     with RunStore.open(tmp_path, make_manifest()) as store:
-        assert store.settle("cost", lambda: {"free_rows": 4}) == {"free_rows": 4}
-        assert store.settle("cost", lambda: pytest.fail("made twice")) == {"free_rows": 4}
+        assert store.get_or_compute("cost", lambda: {"free_rows": 4}) == {"free_rows": 4}
+        assert store.get_or_compute("cost", lambda: pytest.fail("made twice")) == {"free_rows": 4}
     with RunStore.open(tmp_path, make_manifest()) as store:
-        assert store.settle("cost", lambda: pytest.fail("made again")) == {"free_rows": 4}
+        assert store.get_or_compute("cost", lambda: pytest.fail("made again")) == {"free_rows": 4}
     assert json.loads((tmp_path / "run.json").read_text())["settled"] == {"cost": {"free_rows": 4}}
 
 
 def test_a_folder_without_samples_may_become_another_run(tmp_path, make_manifest, make_sample):
     with RunStore.open(tmp_path, make_manifest(system="first")) as store:
-        store.settle("fact", lambda: 1)
+        store.get_or_compute("fact", lambda: 1)
     with RunStore.open(tmp_path, make_manifest(system="second")) as store:
-        assert store.settle("fact", lambda: 2) == 2
+        assert store.get_or_compute("fact", lambda: 2) == 2
         store.append(make_sample(1))
     with RunReader.open(tmp_path) as reader:
         assert reader.run.manifest.system == "second"
