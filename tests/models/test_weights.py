@@ -99,7 +99,6 @@ import sys
 from pathlib import Path
 import torch
 
-from refusion_eval.bench.shapes import Shape, random_checkpoint
 from refusion_eval.models.config import model_config
 from refusion_eval.models.weights import load_weights
 
