@@ -278,11 +278,12 @@ def _notes(measured: Sequence[Figure], published: Sequence[Figure]) -> list[str]
 
 
 def _label(figure: Figure) -> str:
-    """Label of a system; autoregressive systems are marked."""
+    """Label of a system; autoregressive systems are marked unless their label begins with the decoder's."""
     label = system_label(figure)
     system = published_systems().get(figure.base_system)
     is_ar = figure.base_system in _EMBEDDED_AUTOREGRESSIVE or (system and system.decoder == "autoregressive")
-    return f"{label} (AR)" if is_ar and not label.startswith("AR") else label
+    autoregressive = DECODERS["autoregressive"].label
+    return f"{label} ({autoregressive})" if is_ar and not label.startswith(autoregressive) else label
 
 
 def _printed(artefact: str) -> dict[FigureKey, str]:

@@ -22,7 +22,7 @@ from refusion_eval.runs.model_args import ModelArgs, parse_model_args
 from refusion_eval.runs.system import ModelCache, System
 from refusion_eval.store.atomic_write import prepare_output, write_output
 from refusion_eval.sweep.frontier import TaskResult, next_value
-from refusion_eval.sweep.spec import TABLE, Point, SweepSpec, SweptSystem
+from refusion_eval.sweep.spec import TABLE, SweepPoint, SweepSpec, SweptSystem
 
 POINT_COLUMNS = ("run_id", "system", "decoder", "task", "origin", "varied", "operating_point")
 
@@ -45,7 +45,7 @@ class _Job:
     """One point of one system, ready to run."""
 
     system: SweptSystem
-    point: Point
+    point: SweepPoint
     args: ModelArgs
     run_dir: Path
     tasks: list[str]
@@ -139,7 +139,7 @@ def _jobs(spec: SweepSpec, out: Path, common: Mapping[str, Any]) -> Iterator[_Jo
             measured[value] = _task_results(job.run_dir)
 
 
-def _frontier_point(system: SweptSystem, value: float) -> Point:
+def _frontier_point(system: SweptSystem, value: float) -> SweepPoint:
     assert system.frontier is not None
     return system.point({system.frontier.setting: value}, "frontier")
 
@@ -156,7 +156,7 @@ def _task_results(run_dir: Path) -> list[TaskResult]:
     ]
 
 
-def _job(spec: SweepSpec, system: SweptSystem, point: Point, out: Path, common: Mapping[str, Any]) -> _Job:
+def _job(spec: SweepSpec, system: SweptSystem, point: SweepPoint, out: Path, common: Mapping[str, Any]) -> _Job:
     run_dir = out / "runs" / f"{system.name}-{point.name}"
     settings = {**system.settings, **point.settings}
     args = parse_model_args({**system.arguments, **common, **settings, "run_dir": str(run_dir)})

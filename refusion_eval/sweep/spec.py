@@ -98,17 +98,8 @@ class _SystemEntry:
             yield "points", settings
 
 
-@settings_class()
-class _SweepFile:
-    """A file as it was written."""
-
-    tasks: tuple[str, ...] = ()
-    limit: PositiveInt | None = None
-    systems: dict[str, Any]
-
-
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class SweepPoint:
     """Settings of one run.
 
     Attributes:
@@ -141,7 +132,7 @@ class SweptSystem:
     name: str
     arguments: Mapping[str, Any]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    points: Sequence[Point] = ()
+    points: Sequence[SweepPoint] = ()
     frontier: Frontier | None = None
 
     @property
@@ -149,17 +140,17 @@ class SweptSystem:
         """Settings class of the decoder."""
         return DECODERS[self.arguments["decoder"]].Settings
 
-    def point(self, settings: Mapping[str, Any], origin: Origin) -> Point:
+    def point(self, settings: Mapping[str, Any], origin: Origin) -> SweepPoint:
         """A point of this system, its settings in the one form that equal settings have.
 
         Raises:
             ConfigError: a setting is unknown or of the wrong type.
         """
         converted = read_values(self.decoder_settings, settings, f"sweep: {self.name}")
-        return Point(settings=dict(sorted(converted.items())), origin=origin)
+        return SweepPoint(settings=dict(sorted(converted.items())), origin=origin)
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class()
 class SweepSpec:
     """A sweep.
 
@@ -171,9 +162,9 @@ class SweepSpec:
     """
 
     name: str
-    tasks: tuple[str, ...]
-    limit: int | None
-    systems: Sequence[SweptSystem]
+    tasks: tuple[str, ...] = ()
+    limit: PositiveInt | None = None
+    systems: tuple[SweptSystem, ...]
 
 
 def shipped_specs() -> list[str]:
@@ -197,13 +188,9 @@ def read_spec(name: str) -> SweepSpec:
     content = read_yaml(path, where)
     if not content.get("systems"):
         raise ConfigError(f"{where}: needs `systems:` with one or more entries")
-    file = build(_SweepFile, _without_none(content), where)
-    return SweepSpec(
-        name=path.stem,
-        tasks=file.tasks,
-        limit=file.limit,
-        systems=[_system(f"{where}: {key}", key, row) for key, row in file.systems.items()],
-    )
+    systems = mapping(content["systems"], f"{where}: systems")
+    content["systems"] = [_system(f"{where}: {key}", key, row) for key, row in systems.items()]
+    return build(SweepSpec, {**_without_none(content), "name": path.stem}, where)
 
 
 def _without_none(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -229,7 +216,7 @@ def _system(where: str, name: str, row: Any) -> SweptSystem:
     settings = system.point(entry.settings, "table").settings
     if entry.frontier is not None:
         check_keys([entry.frontier.setting], field_types(system.decoder_settings), f"{where}: frontier")
-    points: dict[str, Point] = {}
+    points: dict[str, SweepPoint] = {}
     for origin, values in entry.varied():
         point = system.point(values, origin)
         if doubled := settings.keys() & point.settings.keys():

@@ -203,7 +203,7 @@ def test_what_a_killed_call_left_is_not_taken_for_a_cache(
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     loaded = PreTrainedTokenizerFast.from_pretrained(tmp_path / "tokenizer")
     arguments = [str(data), str(tmp_path / "tokenizer"), str(tmp_path / "caches")]
-    root = Path(tokenise.__file__).parents[3]
+    root = Path(tokenise.__file__).parents[2]
     killed = subprocess.run([sys.executable, "-c", KILLED, *arguments], cwd=root)
     assert killed.returncode == -signal.SIGKILL
     (part,) = (tmp_path / "caches").iterdir()

@@ -1,9 +1,9 @@
 """`refusion-eval locality`: data, table and CSV of the study in `refusion_eval.studies.locality.measure`."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -30,63 +30,34 @@ from refusion_eval.studies.locality.measure import (
     measure_locality,
 )
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 BENCHMARK = "gsm8k"
 DIGITS = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalityRow:
-    """One line of the CSV: the mean over the pairs of a masking ratio and a distance.
-
-    Attributes:
-        model: checkpoint folder, hub id, or "embedded".
-        revision: commit of the hub's files; empty for a local directory.
-        decoder: main decoder of the checkpoint.
-        reading: how masks were read.
-        dataset: gsm8k or mini_gsm8k.
-        mini: whether the dataset is the synthetic look-alike.
-        masking_ratio: share of the response tokens that were masked.
-        distance: position that was read minus revealed position.
-        n_pairs: number of pairs.
-        n_responses: number of responses that the pairs come from.
-        jsd_mean: mean Jensen-Shannon divergence.
-        ci_low: lower bound of the 95% bootstrap interval by response; NaN for a single response.
-        ci_high: upper bound of the interval.
-        unit: nats.
-        reveals: most revealed positions of a masked response.
-        seed: seed of masks, revealed positions and resamples.
-        dtype: type of the weights.
-        device: device of the weights.
-        version: version of this package.
-    """
-
-    model: str
-    revision: str
-    decoder: str
-    reading: str
-    dataset: str
-    mini: bool
-    masking_ratio: float
-    distance: int
-    n_pairs: int
-    n_responses: int
-    jsd_mean: float
-    ci_low: float
-    ci_high: float
-    unit: str
-    reveals: int
-    seed: int
-    dtype: str
-    device: str
-    version: str
-
-    @property
-    def interval(self) -> Interval:
-        """Mean with its bounds."""
-        return Interval(self.jsd_mean, self.ci_low, self.ci_high, self.n_responses)
-
-
-COLUMNS = tuple(field.name for field in fields(LocalityRow))
+COLUMNS = (
+    "model",  # checkpoint folder, hub id, or "embedded"
+    "revision",  # commit of the hub's files; empty for a local directory
+    "decoder",  # main decoder of the checkpoint
+    "reading",  # how masks were read
+    "dataset",  # gsm8k or mini_gsm8k
+    "mini",  # whether the dataset is the synthetic look-alike
+    "masking_ratio",  # share of the response tokens that were masked
+    "distance",  # position that was read minus revealed position
+    "n_pairs",  # number of pairs that the mean is over
+    "n_responses",  # number of responses that the pairs come from
+    "jsd_mean",  # mean Jensen-Shannon divergence
+    "ci_low",  # lower bound of its 95% bootstrap interval by response; NaN for a single response
+    "ci_high",  # upper bound of the interval
+    "unit",  # nats
+    "reveals",  # most revealed positions of a masked response
+    "seed",  # seed of masks, revealed positions and resamples
+    "dtype",  # type of the weights
+    "device",  # device of the weights
+    "version",  # version of this package
+)
 
 
 def locality_command(
@@ -102,7 +73,7 @@ def locality_command(
     device: str = "auto",
     revision: str | None = None,
     console: Console,
-) -> list[LocalityRow]:
+) -> "DataFrame":
     """Measures one model, prints the table and writes every distance as CSV.
 
     Args:
@@ -119,7 +90,7 @@ def locality_command(
         console: console that the table is printed on.
 
     Returns:
-        The rows of the CSV.
+        The rows of the CSV: one for each ratio and distance that has a pair.
 
     Raises:
         ConfigError: a setting is impossible, or the model has no masks to fill.
@@ -149,10 +120,23 @@ def locality_command(
     for ratio, num_short in zip(settings.ratios, masked.num_too_short, strict=True):
         if num_short:
             _say(f"{num_short} responses are in no figure of ratio {ratio:g}: fewer than two tokens masked")
-    rows = list(_rows(locality, settings, model, opened, chosen, dataset, is_mini))
-    write_output(out, csv_text(COLUMNS, map(astuple, rows)))
-    console.print(locality_table(rows, distances).rich())
-    return rows
+    means = _means(locality, settings).assign(
+        model=model,
+        revision=opened.revision or "",
+        decoder=opened.decoders[0],
+        reading=chosen,
+        dataset=dataset,
+        mini=is_mini,
+        unit="nats",
+        reveals=settings.reveals,
+        seed=settings.seed,
+        dtype=str(opened.dtype).removeprefix("torch."),
+        device=opened.device.type,
+        version=refusion_eval.__version__,
+    )[list(COLUMNS)]
+    write_output(out, csv_text(COLUMNS, means.itertuples(index=False)))
+    console.print(locality_table(means, distances).rich())
+    return means
 
 
 def gold_pairs(data: Path | None) -> list[tuple[str, str]]:
@@ -168,19 +152,28 @@ def gold_pairs(data: Path | None) -> list[tuple[str, str]]:
     return [(benchmark.prompt(row), benchmark.gold_text(row)) for row in Task(benchmark).rows(data)]
 
 
-def locality_table(rows: Sequence[LocalityRow], distances: Sequence[int]) -> Table:
-    """One line for each distance, one column for each masking ratio."""
-    first = rows[0]
-    ratios = list(dict.fromkeys(row.masking_ratio for row in rows))
-    by_key = {(row.masking_ratio, row.distance): row.interval for row in rows}
-    lines = [
-        (f"{distance:+d}", *(interval_text(by_key.get((ratio, distance)), DIGITS, missing="-") for ratio in ratios))
-        for distance in sorted({sign * distance for distance in distances for sign in (-1, 1)})
-    ]
+def locality_table(means: "DataFrame", distances: Sequence[int]) -> Table:
+    """One line for each distance, one column for each masking ratio.
+
+    Args:
+        means: rows of the CSV.
+        distances: distances on both sides.
+    """
+    first = means.iloc[0]
+    ratios = list(dict.fromkeys(means.masking_ratio))
+    texts = {
+        (row.masking_ratio, row.distance): interval_text(
+            Interval(row.jsd_mean, row.ci_low, row.ci_high, row.n_responses), DIGITS
+        )
+        for row in means.itertuples()
+    }
     return Table(
         title=f"{first.model} on {first.dataset}, reading {first.reading}",
         columns=("Distance", *(f"t = {ratio:g}" for ratio in ratios)),
-        rows=lines,
+        rows=[
+            (f"{distance:+d}", *(texts.get((ratio, distance), "-") for ratio in ratios))
+            for distance in sorted({sign * distance for distance in distances for sign in (-1, 1)})
+        ],
         num_left=0,
         notes=(
             "Jensen-Shannon divergence in nats (x 1.4427: bits). In brackets: 95% bootstrap interval by response.",
@@ -189,43 +182,19 @@ def locality_table(rows: Sequence[LocalityRow], distances: Sequence[int]) -> Tab
     )
 
 
-def _rows(
-    locality: Locality,
-    settings: LocalitySettings,
-    name: str,
-    model: LoadedModel,
-    reading: str,
-    dataset: str,
-    is_mini: bool,
-) -> Iterator[LocalityRow]:
-    """A row for every ratio and distance that has a pair, by ratio, then distance."""
+def _means(locality: Locality, settings: LocalitySettings) -> "DataFrame":
+    """The mean of every ratio and distance that has a pair, by ratio, then distance."""
+    from pandas import DataFrame  # takes half a second
+
+    rows = []
     for ratio_index, ratio in enumerate(settings.ratios):
         for distance in range(-MAX_DISTANCE, MAX_DISTANCE + 1):
             mean = locality.mean(ratio_index, distance, settings.seed)
-            if mean is None:
-                continue
-            interval, num_pairs = mean
-            yield LocalityRow(
-                model=name,
-                revision=model.revision or "",
-                decoder=model.decoders[0],
-                reading=reading,
-                dataset=dataset,
-                mini=is_mini,
-                masking_ratio=ratio,
-                distance=distance,
-                n_pairs=num_pairs,
-                n_responses=interval.n,
-                jsd_mean=interval.value,
-                ci_low=interval.low,
-                ci_high=interval.high,
-                unit="nats",
-                reveals=settings.reveals,
-                seed=settings.seed,
-                dtype=str(model.dtype).removeprefix("torch."),
-                device=model.device.type,
-                version=refusion_eval.__version__,
-            )
+            if mean is not None:
+                interval, num_pairs = mean
+                rows.append((ratio, distance, num_pairs, interval.n, interval.value, interval.low, interval.high))
+    names = ("masking_ratio", "distance", "n_pairs", "n_responses", "jsd_mean", "ci_low", "ci_high")
+    return DataFrame(rows, columns=list(names))
 
 
 def _say(line: str) -> None:
