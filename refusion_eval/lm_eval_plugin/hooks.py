@@ -103,23 +103,16 @@ def score_responses(benchmark: str, resps: Sequence[Sequence[str]], docs: Sequen
     """
     bench = BENCHMARKS[benchmark]
     items = [(doc, text) for doc, texts in zip(docs, resps, strict=True) for text in texts]
-    judged = iter(_judge_guarded(bench, items, None))
-    strict = iter(_judge_guarded(bench, items, "strict")) if bench.has_strict_score else None
-    scored: Scored = []
-    for texts in resps:
-        scored.append([])
-        for _ in texts:
-            one = next(judged)
-            entry: dict[str, Any] = {
-                "extracted": one.extracted,
-                "passed": one.passed,
-                "verdict": one.verdict,
-                "reason": one.reason,
-            }
-            if one.tier:
-                entry["tier"] = one.tier
-            scored[-1].append(entry if strict is None else entry | {"strict": next(strict).passed})
-    return scored
+    verdicts = _judge_guarded(bench, items, None)
+    entries = [{"extracted": None, "passed": verdict.passed, **verdict._asdict()} for verdict in verdicts]
+    for entry in entries:
+        if not entry["tier"]:
+            del entry["tier"]
+    if bench.has_strict_score:
+        for entry, verdict in zip(entries, _judge_guarded(bench, items, "strict"), strict=True):
+            entry["strict"] = verdict.passed
+    remaining = iter(entries)
+    return [[next(remaining) for _ in texts] for texts in resps]
 
 
 def _judge_guarded(bench: Benchmark, items: list[tuple[Row, str]], filter_name: str | None) -> list[Verdict]:

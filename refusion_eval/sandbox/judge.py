@@ -19,8 +19,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from refusion_eval.sandbox import linux, wire
+from refusion_eval.sandbox.analysis import Analysis, Names, analyse
 from refusion_eval.sandbox.proxy import Broken, Candidate
-from refusion_eval.sandbox.reading import Names, Reading, read
 
 GOES_ON = b"+"
 _TEST_FILE = "<test>"
@@ -28,8 +28,8 @@ _MAX_DETAIL_CHARS = 300
 _MOST_KEPT_KIB = 256 << 10  # resident, at its largest; what a large value took is not always given back
 
 
-class Outcome(NamedTuple):
-    """Reason (a key of `verdict.STATUS_OF_REASON`) and one line of detail."""
+class JudgeResult(NamedTuple):
+    """Reason (a key of `result.STATUS_OF_REASON`) and one line of detail."""
 
     reason: str
     detail: str
@@ -40,12 +40,12 @@ class Case(NamedTuple):
 
     test: ast.Module
     helpers: ast.Module
-    reading: Reading
+    analysis: Analysis
 
     @property
     def may_leave_traces(self) -> bool:
         """Whether judging it may change the process that does."""
-        return self.reading.may_leave_traces or read(self.helpers).may_leave_traces
+        return self.analysis.may_leave_traces or analyse(self.helpers).may_leave_traces
 
 
 def case_of(job: dict[str, str]) -> Case:
@@ -57,10 +57,10 @@ def case_of(job: dict[str, str]) -> Case:
     test = ast.parse(job["test"], _TEST_FILE)
     helpers = ast.parse(job["helpers"])
     helpers.body = [node for node in helpers.body if not _is_placeholder(node)]
-    return Case(test, helpers, read(test))
+    return Case(test, helpers, analyse(test))
 
 
-def judge(sock: socket.socket, program: str, case: Case) -> Outcome:
+def judge(sock: socket.socket, program: str, case: Case) -> JudgeResult:
     """Run one test against the candidate at the other end of `sock`.
 
     Args:
@@ -78,24 +78,24 @@ def judge(sock: socket.socket, program: str, case: Case) -> Outcome:
     try:
         candidate.wait_until_ready()
     except (RuntimeError, OSError) as error:
-        return Outcome("sandbox_error", str(error))
-    outcome = _run(candidate, program, code, case.reading.names(set(namespace)), namespace)
+        return JudgeResult("sandbox_error", str(error))
+    outcome = _run(candidate, program, code, case.analysis.names(set(namespace)), namespace)
     if outcome.reason == "passed" and candidate.broken:
-        return Outcome(candidate.broken.reason, candidate.broken.detail)
+        return JudgeResult(candidate.broken.reason, candidate.broken.detail)
     return outcome
 
 
-def _unusable(error: Exception) -> Outcome:
-    return Outcome("sandbox_error", f"the test or its helpers cannot be used: {_one_line(error)}")
+def _unusable(error: Exception) -> JudgeResult:
+    return JudgeResult("sandbox_error", f"the test or its helpers cannot be used: {_one_line(error)}")
 
 
-def _run(candidate: Candidate, program: str, code: Any, names: Names, namespace: dict[str, Any]) -> Outcome:
+def _run(candidate: Candidate, program: str, code: Any, names: Names, namespace: dict[str, Any]) -> JudgeResult:
     try:
         found = candidate.load(program, names.wanted)
     except Broken as broken:
-        return Outcome(broken.reason, broken.detail)
+        return JudgeResult(broken.reason, broken.detail)
     except SyntaxError as error:
-        return Outcome("syntax_error", _one_line(error))
+        return JudgeResult("syntax_error", _one_line(error))
     except Exception as error:  # noqa: BLE001 - whatever the candidate's import raised
         return _raised(candidate, error)
     try:
@@ -103,10 +103,10 @@ def _run(candidate: Candidate, program: str, code: Any, names: Names, namespace:
         namespace.update(found)
         exec(code, namespace)  # the dataset's test, trusted
     except Broken as broken:
-        return Outcome(broken.reason, broken.detail)
+        return JudgeResult(broken.reason, broken.detail)
     except BaseException as error:  # noqa: BLE001 - whatever ends a test early is its verdict
         return _raised(candidate, error)
-    return Outcome("passed", "")
+    return JudgeResult("passed", "")
 
 
 def _is_placeholder(node: ast.stmt) -> bool:
@@ -119,24 +119,24 @@ def _is_placeholder(node: ast.stmt) -> bool:
     )
 
 
-def _raised(candidate: Candidate, error: BaseException) -> Outcome:
+def _raised(candidate: Candidate, error: BaseException) -> JudgeResult:
     """Say why a test ended with an exception."""
     for remote, class_name in candidate.remote_errors:
         if remote is error:
             reason = "memory" if isinstance(error, MemoryError) else "raised"
-            return Outcome(reason, f"{class_name}: {error}"[:_MAX_DETAIL_CHARS])
+            return JudgeResult(reason, f"{class_name}: {error}"[:_MAX_DETAIL_CHARS])
     if isinstance(error, AssertionError):
         wrong_type = candidate.compared_with_data
-        return Outcome("wrong_type" if wrong_type else "failed_assertion", _where(error))
+        return JudgeResult("wrong_type" if wrong_type else "failed_assertion", _where(error))
     if isinstance(error, ImportError):
-        return Outcome("sandbox_error", f"the test needs what is not here: {_one_line(error)}")
+        return JudgeResult("sandbox_error", f"the test needs what is not here: {_one_line(error)}")
     if isinstance(error, NameError):
-        return Outcome("no_code", f"the program does not define it: {_one_line(error)}")
+        return JudgeResult("no_code", f"the program does not define it: {_one_line(error)}")
     if isinstance(error, MemoryError):
-        return Outcome("output_limit", "the values are too large for the judge")
+        return JudgeResult("output_limit", "the values are too large for the judge")
     if isinstance(error, TypeError | AttributeError):
-        return Outcome("wrong_type", f"{_where(error)}: {_one_line(error)}")
-    return Outcome("raised", f"{_where(error)}: {_one_line(error)}")
+        return JudgeResult("wrong_type", f"{_where(error)}: {_one_line(error)}")
+    return JudgeResult("raised", f"{_where(error)}: {_one_line(error)}")
 
 
 def _where(error: BaseException) -> str:
@@ -182,7 +182,7 @@ def _serve_one(
     random.seed(0)  # the same program gives the same verdict
     decimal.setcontext(decimal.Context())  # reckoning with a program's numbers raises flags in it
     if not job["candidate"].strip():
-        wire.send(result, list(Outcome("no_code", "the program is empty")))
+        wire.send(result, list(JudgeResult("no_code", "the program is empty")))
         return
     try:
         case = case_of(job)

@@ -35,7 +35,7 @@ for name, folder in {packages!r}:
     sys.modules[name] = module
 from refusion_eval.sandbox.layout import preload
 fork_hooks = preload()
-from refusion_eval.sandbox.warden import main
+from refusion_eval.sandbox.worker import main
 main({control_fd}, {profile!r}, fork_hooks)
 """
 _START_LIMIT_S = 30.0
@@ -78,7 +78,7 @@ def _start(interpreter: str, code: str, control_fd: int) -> "subprocess.Popen[by
     )
 
 
-class Worker:
+class WorkerProcess:
     """One worker process, started at once; checks one program at a time."""
 
     def __init__(self, profile_name: str, tier: str) -> None:
@@ -170,7 +170,7 @@ class Worker:
 
 
 def _merge(outcome: list[str] | None, report: dict[str, Any]) -> tuple[str, str]:
-    """Reason and detail from what the judge saw and what the warden did."""
+    """Reason and detail from what the judge saw and what the worker did."""
     stopped, status = report["stopped"], report["status"]
     if outcome is not None and outcome[0] not in ("exited", "protocol_error"):
         return outcome[0], outcome[1]
@@ -190,10 +190,10 @@ class _IdleWorkers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._idle: dict[str, list[Worker]] = {}
+        self._idle: dict[str, list[WorkerProcess]] = {}
         self._owner_pid = os.getpid()
 
-    def take(self, profile_name: str, tier: str) -> Worker:
+    def take(self, profile_name: str, tier: str) -> WorkerProcess:
         with self._lock:
             if self._owner_pid != os.getpid():  # after a fork they belong to the parent
                 self._idle, self._owner_pid = {}, os.getpid()
@@ -203,9 +203,9 @@ class _IdleWorkers:
                 if worker.alive:
                     return worker
                 worker.close()
-        return Worker(profile_name, tier)
+        return WorkerProcess(profile_name, tier)
 
-    def give_back(self, profile_name: str, worker: Worker) -> None:
+    def give_back(self, profile_name: str, worker: WorkerProcess) -> None:
         with self._lock:
             self._idle.setdefault(profile_name, []).append(worker)
 

@@ -121,7 +121,7 @@ def self_test(profile_name: str) -> str:
 def _attack(profile_name: str, paths: list[str]) -> str:
     program = f"PATHS = {paths!r}\nPIDS = {[os.getpid(), os.getppid()]!r}\n{_SELF_TEST_PROGRAM}"
     try:
-        worker = pool.Worker(profile_name, PROFILES[profile_name].tier)
+        worker = pool.WorkerProcess(profile_name, PROFILES[profile_name].tier)
     except SandboxError as error:
         return str(error)
     try:

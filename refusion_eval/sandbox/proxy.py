@@ -20,7 +20,7 @@ class Broken(BaseException):
     """The check is over whatever the test does next; not an Exception, so that no test can swallow it."""
 
     def __init__(self, reason: str, detail: str) -> None:
-        """Keep the reason (a key of `verdict.STATUS_OF_REASON`) and one line of detail."""
+        """Keep the reason (a key of `result.STATUS_OF_REASON`) and one line of detail."""
         super().__init__(reason, detail)
         self.reason = reason
         self.detail = detail

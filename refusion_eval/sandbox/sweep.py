@@ -12,7 +12,7 @@ import signal
 import time
 
 from refusion_eval.sandbox import jail, landlock, linux
-from refusion_eval.sandbox.kept_judge import KeptJudge
+from refusion_eval.sandbox.judge_process import JudgeProcess
 from refusion_eval.sandbox.profiles import Profile
 from refusion_eval.sandbox.watch import Proc
 
@@ -38,7 +38,7 @@ class Sweeper:
         by_uid = profile.change_uid and not self._reaches_own_only and _is_nobodys(guest_uid, proc)
         self._uid = guest_uid if by_uid else None
 
-    def sweep(self, judge: KeptJudge) -> None:
+    def sweep(self, judge: JudgeProcess) -> None:
         """Return when the judge, at most, is left; it has to end too where the signal reaches it."""
         while left := self._left(judge):
             if self._reaches_own_only:
@@ -53,7 +53,7 @@ class Sweeper:
                         _kill(pid, signal_number)
             time.sleep(_PAUSE_S)
 
-    def _left(self, judge: KeptJudge) -> list[int]:
+    def _left(self, judge: JudgeProcess) -> list[int]:
         """Children but the judge; each of those that fork and end leaves at least itself, ended, at any time."""
         with contextlib.suppress(ChildProcessError):
             for _ in range(_MOST_REAPED):

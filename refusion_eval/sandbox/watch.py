@@ -146,7 +146,7 @@ class Limits(NamedTuple):
 
 
 class Judge(Protocol):
-    """What the watchdog needs of a judge; see `kept_judge.KeptJudge`."""
+    """What the watchdog needs of a judge; see `judge_process.JudgeProcess`."""
 
     number: int
     killed: bool

@@ -42,17 +42,8 @@ _MOST_SHOWN = 5
 
 Rows = Callable[[str, bool], Mapping[str, Row]]
 
-
-class RecordedText(NamedTuple):
-    """A recorded response.
-
-    Attributes:
-        sample: the record, without its trace.
-        text: what the filter reads; None where the record does not hold it.
-    """
-
-    sample: Sample
-    text: str | None
+# A record, and what the filter reads of it: None where the record does not hold that.
+RecordedText = tuple[Sample, str | None]
 
 
 class Rescored(NamedTuple):
@@ -100,22 +91,19 @@ class TaskRescored:
         """Number of different items."""
         return len({one.sample.key.doc_hash for one in self.samples})
 
-    def accuracy(self, verdict: Callable[[Rescored], bool | None]) -> Interval | None:
-        """Percent of right texts with the interval of the tables: by item, with the task's own seed."""
-        items: dict[str, list[bool]] = {}
-        for one in self.samples:
-            passed = verdict(one)
-            if passed is not None:
-                items.setdefault(one.sample.key.doc_hash, []).append(passed)
-        if not items:
-            return None
-        means = [np.mean(items[item]) for item in sorted(items)]
-        return bootstrap([means], mean_statistic, seed=seed_of(self.task)).scaled(100).interval()
-
     @property
     def accuracies(self) -> tuple[Interval | None, Interval | None]:
-        """Accuracy by the recorded verdicts, and under the filter; None where there is no verdict."""
-        return self.accuracy(lambda one: one.recorded_correct), self.accuracy(lambda one: one.correct)
+        """Percent of right texts by the recorded verdicts, and under the filter; None where there is no verdict."""
+        return self._accuracy("recorded_correct"), self._accuracy("correct")
+
+    def _accuracy(self, verdict: str) -> Interval | None:
+        """The interval is that of the tables: by item, with the task's own seed."""
+        items: dict[str, list[bool]] = {}
+        for one in self.samples:
+            if (passed := getattr(one, verdict)) is not None:
+                items.setdefault(one.sample.key.doc_hash, []).append(passed)
+        means = [np.mean(items[item]) for item in sorted(items)]
+        return bootstrap([means], mean_statistic, seed=seed_of(self.task)).scaled(100).interval() if means else None
 
     @property
     def flips(self) -> tuple[int, int]:
@@ -282,20 +270,20 @@ def _rescore_run(
             if key.task in names:
                 text = sample.text if detokenizer is None else canvas_text(sample, detokenizer)
                 group = groups.setdefault((key.task, key.task_version, key.settings_hash), [])
-                group.append(RecordedText(sample, None if sample.error is not None else text))
-    totals = Counter(text.sample.key.task for texts in groups.values() for text in texts)
+                group.append((sample, None if sample.error is not None else text))
+    totals = Counter(key[0] for key, texts in groups.items() for _ in texts)
     with ProgressDisplay(f"{answer_filter.name} {run_dir.name}", dict(totals)) as progress:
         for (name, _, settings), texts in sorted(groups.items()):
-            usable = [text for text in texts if text.text is not None]
-            benchmark = texts[0].sample.benchmark
+            usable = [(sample, text) for sample, text in texts if text is not None]
+            benchmark = texts[0][0].benchmark
             if refusal := _refusal(answer_filter, benchmark, texts, usable):
                 result.left_out[name] = refusal
                 continue
             documents = rows(benchmark, is_mini(name))
             items = [
-                (text.sample, documents[text.sample.key.doc_hash], text.text or "")
-                for text in usable
-                if text.sample.key.doc_hash in documents
+                (sample, documents[sample.key.doc_hash], text)
+                for sample, text in usable
+                if sample.key.doc_hash in documents
             ]
             if not items:
                 result.left_out[name] = f"none of its documents is among the rows of {benchmark} here"
@@ -369,7 +357,7 @@ def _refusal(
         return "it belongs to none of the benchmarks that can be scored here"
     if benchmark not in answer_filter.rules:
         return "the filter does not apply"
-    if all(text.sample.error is not None for text in texts):
+    if all(sample.error is not None for sample, _ in texts):
         return f"no text is recorded: all {len(texts)} attempts failed"
     if not usable:
         return "its records hold no tokens, which this filter reads"
@@ -377,7 +365,7 @@ def _refusal(
 
 
 def _notes(texts: Sequence[RecordedText], usable: Sequence[RecordedText], judged: Sequence[Rescored]) -> list[str]:
-    num_failed = sum(text.sample.error is not None for text in texts)
+    num_failed = sum(sample.error is not None for sample, _ in texts)
     counts = {
         "failed and have no text": num_failed,
         "hold no tokens, which this filter reads": len(texts) - num_failed - len(usable),

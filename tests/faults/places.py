@@ -15,7 +15,7 @@ from random import Random
 import torch
 
 from refusion_eval.engine.engine import Engine
-from refusion_eval.sandbox.pool import Worker
+from refusion_eval.sandbox.pool import WorkerProcess
 from refusion_eval.store import run_store
 from refusion_eval.store.run_store import RunStore
 
@@ -57,7 +57,7 @@ class Places:
         self._around(Engine, "_step", "forward")
         for name in ("append", "append_scores"):
             self._around(RunStore, name, "record")
-        self._around(Worker, "check", "verdict")
+        self._around(WorkerProcess, "check", "verdict")
         for name in ("fsync", "replace", "ftruncate", "pwrite", "chmod"):
             self._around(os, name, "file")
         places, connect = self, sqlite3.connect
@@ -157,7 +157,7 @@ def jump_in_time(seed):
 
 def kill_workers(counts, seconds):
     """Ends sandbox workers, with all below them, shortly after they were given a program: as many as are counted."""
-    exchange, number = Worker._exchange, Counter()
+    exchange, number = WorkerProcess._exchange, Counter()
 
     def dying(worker, program):
         number["programs"] += 1
@@ -165,7 +165,7 @@ def kill_workers(counts, seconds):
             threading.Timer(seconds, worker._process.kill).start()
         return exchange(worker, program)
 
-    Worker._exchange = dying
+    WorkerProcess._exchange = dying
 
 
 def take_time(seconds):

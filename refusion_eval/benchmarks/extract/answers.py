@@ -1,4 +1,4 @@
-"""Finds the answer in what a model wrote: numbers and letters of choices (mathematics and code have their own modules).
+"""Finds the answer in a model's text: numbers and letters of choices (formulas and programs have their own modules).
 
 Two rules hold everywhere. The last statement of an answer counts, because a model may correct itself; a base model that
 runs on into invented questions needs the filter that takes the first one instead. And every scan is linear in the
@@ -16,13 +16,14 @@ from refusion_eval.benchmarks.base import LETTERS, Extraction
 NOTHING = Extraction(None, "no answer found")
 
 
-# How far behind "the answer is" an answer may stand, in characters.
+# Characters after "the answer is" in which an answer may stand.
 STATEMENT_REACH = 240
 
-# How far from the end of a text its last number may stand.
+# Characters at the end of a text in which its last number may stand.
 _TAIL = 4_000
 
-# Statements looked at in one text, from its end (or start, where the first counts); more is a stuck model.
+# Statements that are looked at in one text, from its end (or start, where the first counts). A model that makes more
+# of them is stuck.
 MOST_STATEMENTS = 50
 
 # No benchmark asks for a number of more characters; exact arithmetic on 100,000 digits would stall the scoring.
@@ -87,7 +88,7 @@ def last_number_stated(text: str) -> Extraction:
     """The number of the last statement of an answer; without any statement, the last number of the text."""
     plain = _plain_numbers(text)
     for start in last_statements(_NUMBER_LEAD, plain):
-        number = _number_behind(plain, start)
+        number = _number_after(plain, start)
         if number is not None:
             return Extraction(number, "statement")
     written = _NUMBER.findall(_MIXED.sub(_improper, plain[-_TAIL:]))
@@ -99,7 +100,7 @@ def first_number_stated(text: str) -> Extraction:
     """The number of the first statement of an answer, for text that runs on; no other number counts."""
     plain = _plain_numbers(text)
     for lead in islice(_NUMBER_LEAD.finditer(plain), MOST_STATEMENTS):
-        number = _number_behind(plain, lead.end())
+        number = _number_after(plain, lead.end())
         if number is not None:
             return Extraction(number, "statement")
     return NOTHING
@@ -107,15 +108,15 @@ def first_number_stated(text: str) -> Extraction:
 
 def strict_number(text: str) -> Extraction:
     """The last line that ends in exactly the form the prompt asks for: "The answer is 42."."""
-    found = _STRICT_NUMBER.findall(text)
-    return Extraction(_value(found[-1]), "asked-for form") if found else NOTHING
+    numbers = _STRICT_NUMBER.findall(text)
+    return Extraction(_value(numbers[-1]), "asked-for form") if numbers else NOTHING
 
 
 def last_letter_stated(text: str, num_choices: int) -> Extraction:
     """The letter of the last statement of an answer; without one, an answer that is nothing but a choice's label."""
     valid = LETTERS[:num_choices]
     for start in last_statements(_CHOICE_LEAD, text):
-        letter = _letter_behind(text, start, valid)
+        letter = _letter_after(text, start, valid)
         if letter is not None:
             return Extraction(letter, "statement")
     return _letter_line(text, valid)
@@ -124,18 +125,18 @@ def last_letter_stated(text: str, num_choices: int) -> Extraction:
 def first_letter_stated(text: str, num_choices: int) -> Extraction:
     """The first "answer is (X)", by the pattern of MMLU-Pro's authors, for base models whose text runs on.
 
-    The pattern is theirs to the letter, so that recorded results can be reproduced; the letter may lie outside the
-    row's choices, which is then simply wrong.
+    The pattern is unchanged, so that recorded results can be reproduced. The letter may lie outside the row's choices,
+    and is wrong then.
     """
     del num_choices
-    found = _FIRST_CHOICE.search(text)
-    return Extraction(found.group(1), "first statement") if found else NOTHING
+    choice = _FIRST_CHOICE.search(text)
+    return Extraction(choice.group(1), "first statement") if choice else NOTHING
 
 
 def strict_letter(text: str, num_choices: int) -> Extraction:
     """The last "The answer is (X)", exactly as the prompt asks for it."""
-    found = [letter for letter in _STRICT_CHOICE.findall(text) if letter in LETTERS[:num_choices]]
-    return Extraction(found[-1], "asked-for form") if found else NOTHING
+    letters = [letter for letter in _STRICT_CHOICE.findall(text) if letter in LETTERS[:num_choices]]
+    return Extraction(letters[-1], "asked-for form") if letters else NOTHING
 
 
 def _plain_numbers(text: str) -> str:
@@ -155,8 +156,8 @@ def _value(text: str) -> str | None:
     return None if value is None else show_number(value)
 
 
-def _number_behind(text: str, start: int) -> str | None:
-    """The number of the sentence that begins at `start`: the one behind its last "=", else its first."""
+def _number_after(text: str, start: int) -> str | None:
+    """The number of the sentence that begins at `start`: the one after its last "=", else its first."""
     sentence = _MIXED.sub(_improper, text[start : start + STATEMENT_REACH]).lstrip(" \t\n*_$:\\[({")
     sentence = _SENTENCE_END.split(sentence, maxsplit=1)[0]
     _, equals, result = sentence.rpartition("=")
@@ -168,8 +169,8 @@ def _number_behind(text: str, start: int) -> str | None:
     return None
 
 
-def _letter_behind(text: str, start: int, valid: str) -> str | None:
-    """The letter that stands right behind a lead, if it is a label and not the first letter or word of a sentence."""
+def _letter_after(text: str, start: int, valid: str) -> str | None:
+    """The letter directly after a lead, if it is a label and not the first letter or word of a sentence."""
     found = _CHOICE.match(text[start : start + STATEMENT_REACH])
     if found is None or found.group(2).upper() not in valid:
         return None
@@ -182,6 +183,7 @@ def _letter_behind(text: str, start: int, valid: str) -> str | None:
 
 
 def _letter_line(text: str, valid: str) -> Extraction:
+    """An answer without a statement: the label of a choice on a line of its own, or at the start of the text."""
     lines = [line for line in map(str.strip, text.splitlines()) if line]
     different = list(dict.fromkeys(reversed(lines)))  # the last line first; endless lines are mostly the same few
     for line in different:
@@ -196,6 +198,6 @@ def _letter_line(text: str, valid: str) -> Extraction:
 
 
 def last_statements(lead: re.Pattern[str], text: str) -> list[int]:
-    """The offsets behind the last statements that a pattern finds, the last one first."""
+    """The end offsets of the last statements that a pattern finds, the last one first."""
     ends = deque((found.end() for found in lead.finditer(text)), maxlen=MOST_STATEMENTS)
     return list(reversed(ends))

@@ -1,4 +1,4 @@
-"""Finds the boxed answer of a solution and writes it in a normal form: equal answers become mostly equal strings."""
+"""Finds the boxed answer of a solution, and a normal form in which equal answers are mostly equal texts."""
 
 import re
 from itertools import islice
@@ -23,10 +23,10 @@ _THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _NAMED = re.compile(r"[A-Za-z](?:\([a-z]\))?=(?=[^=]{1,400}\Z)")
 _BASED = re.compile(r"(-?(?=[A-Z]{0,20}\d)[0-9A-Z]{1,60})_(\d{1,3})")
 _BRACED_BASE = re.compile(r"_\{(\d{1,3})\}\Z")
-# A space that ends a command (\pi r) is part of it; all others mean nothing.
+# A space that ends a command (\pi r) is part of the command; other spaces mean nothing.
 _GAP = re.compile(r"(\\[A-Za-z]{1,30})?\s+(?=([A-Za-z])?)")
 
-# Text of more characters is no answer; it stays as it is.
+# Characters. A longer text is no answer and stays as it is.
 _LONGEST_ANSWER = 4_000
 
 _CLOCK = re.compile(r"(?<![A-Za-z])([ap])\.?m\b")
@@ -57,9 +57,9 @@ def first_box(text: str) -> Extraction:
 
 
 def _boxed(text: str, *, last: bool) -> Extraction:
-    """One pass over the braces from the first box on: linear, however many boxes are nested or never closed."""
+    """Finds a box in one pass over the braces: linear, however many boxes are nested or never closed."""
     plain = text
-    for escaped in ("\\\\", "\\{", "\\}"):  # are no commands and no braces
+    for escaped in ("\\\\", "\\{", "\\}"):  # these are neither commands nor braces
         plain = plain.replace(escaped, "\0\0")
     first = _BOX.search(plain)
     marks = _BRACES.findall(plain, first.start()) if first else []
@@ -91,7 +91,7 @@ def _boxed(text: str, *, last: bool) -> Extraction:
 def normalise(answer: str) -> str:
     r"""Writes an answer in one form; what it removes does not change the value.
 
-    Removed: spacing commands, \left and \right, currency signs, degrees, a unit in \text behind a number, percent
+    Removed: spacing commands, \left and \right, currency signs, degrees, a unit in \text after a number, percent
     signs (as in MATH's own grader, a percent sign is a unit: 10\% is 10, never 0.1), a name before a single "=", the
     commas of a number that is nothing but thousands groups, a final dot. Unified: \dfrac, \frac12, \sqrt2, .5.
     """

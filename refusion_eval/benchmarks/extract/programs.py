@@ -25,16 +25,16 @@ _FENCE = re.compile(r"`{3,}([^\n]*)\n?")
 _BLANK_LINE = re.compile(r"(?:(?<=\n)|\A)[ \t]+(?=\n|\Z)")
 _INDENT = re.compile(r"^[ \t]*(?=[^ \t\n])", re.MULTILINE)
 
-# A solution of more characters, or more words and signs, is none; the bounds keep hostile or endless text from stalling
-# the scoring.
+# A text with more characters, or more words and signs, is no solution. The bounds keep hostile or endless text from
+# stalling the scoring.
 _LONGEST_CODE = 8_000
 _MOST_TOKENS = 2_500
 _MOST_CUTS = 12
 _MOST_BLOCKS = 100
 _MOST_FENCES = 4_000
 
-# What parsing takes goes with the words and signs, up to 2.5 us each: those that are parsed for one text, in all. Even
-# an empty text costs as much as some.
+# The time of parsing grows with the number of words and signs, up to 2.5 us each. This is the number that may be parsed
+# for one text in all; parsing an empty text costs as much as the second number.
 _MOST_PARSED = 7_000
 _LEAST_PARSED = 50
 _IN_WORDS = (string.ascii_letters + string.digits + "_").encode()
@@ -43,18 +43,18 @@ _WORDS_ONLY = bytes(byte if byte in _IN_WORDS else ord(" ") for byte in range(25
 
 
 class _Effort:
-    """How much may still be parsed for one text: endless decorators, or blocks, would each be tried again and again."""
+    """Bounds how much is parsed for one text, because endless decorators or blocks would be tried one by one."""
 
     def __init__(self) -> None:
         self._left = _MOST_PARSED
 
     @property
     def is_spent(self) -> bool:
-        """Whether nothing more is parsed."""
+        """Whether nothing more is parsed for this text."""
         return self._left <= 0
 
     def parse(self, code: str) -> ast.Module | SyntaxError | None:
-        """As `parse`; None, and no more of this text, when the effort does not suffice."""
+        """As `parse`; None where the bound is reached, from then on for all of the text."""
         needed = _num_tokens(code)
         if needed > self._left:
             self._left = 0
@@ -65,13 +65,13 @@ class _Effort:
 
 
 def _num_tokens(code: str) -> int:
-    """The words, signs and line ends of a code; what is in its strings and comments counts alike."""
+    """The number of words, signs and line ends of source code, those in strings and comments included."""
     plain = code.encode("ascii", "replace").replace(b"?", b"a")
     return len(plain.translate(_WORDS_ONLY).split()) + len(plain.translate(None, delete=_IN_WORDS + _BETWEEN))
 
 
 def _read(code: str, tree: ast.Module | SyntaxError | None) -> str:
-    """What lies behind an error costs nothing, unless all was read in search of a closing bracket."""
+    """The part that the parser read: up to an error, or everything where it searched for a closing bracket."""
     if not isinstance(tree, SyntaxError) or not tree.lineno or "never closed" in tree.msg:
         return code
     return "\n".join(code.split("\n")[: tree.lineno])
@@ -85,7 +85,7 @@ def fenced(code: str) -> str:
 def fenced_blocks(text: str) -> list[str]:
     """The contents of the python fences, or of any fences if none is marked as python; the last may be unclosed.
 
-    Of endless repetitions the first `_MOST_BLOCKS`.
+    Of endless repetitions only the first `_MOST_BLOCKS` are returned.
     """
     text = text.replace("\r\n", "\n")
     blocks = list(_blocks(text))
@@ -95,7 +95,7 @@ def fenced_blocks(text: str) -> list[str]:
 
 
 def _blocks(text: str) -> Iterator[tuple[str, int, int]]:
-    """(the word behind the opening fence, start, end) of each fenced block; a fence with a word also closes one."""
+    """(word after the opening fence, start, end) of each fenced block; a fence with a word also closes a block."""
     opened: tuple[str, int] | None = None
     for fence in islice(_FENCE.finditer(text), _MOST_FENCES):
         info = fence[1].strip()
@@ -112,7 +112,7 @@ def _blocks(text: str) -> Iterator[tuple[str, int, int]]:
 
 
 def _dedented(code: str) -> str:
-    """As `textwrap.dedent`, which takes several times as long on endless short lines."""
+    """Does what `textwrap.dedent` does, which takes several times as long on endless short lines."""
     code = _BLANK_LINE.sub("", code)
     indents = set(_INDENT.findall(code))
     least, most = min(indents, default=""), max(indents, default="")  # the others lie between them
@@ -136,7 +136,7 @@ def parse(code: str) -> ast.Module | SyntaxError | None:
 
 
 def _readable(code: str) -> str:
-    """What of a code is looked at."""
+    """The part of source code that is looked at: whole words within the bounds."""
     code = code[:_LONGEST_CODE]
     if _num_tokens(code) <= _MOST_TOKENS:
         return code
@@ -144,11 +144,11 @@ def _readable(code: str) -> str:
 
 
 def parsable_prefix(code: str, effort: _Effort | None = None) -> str:
-    """Cuts what follows the program (prose, an unfinished line), as far as needed for the rest to parse.
+    """Cuts off the text after a program (prose, an unfinished line), as far as needed for the rest to parse.
 
     Args:
-        code: what may be a program.
-        effort: what may still be parsed of the text that it stands in; None for the most.
+        code: text that may begin with a program.
+        effort: bounds the parsing for the whole text; None for a bound of its own.
 
     Returns:
         The longest prefix of whole lines reached by cutting at each reported error, possibly empty.
@@ -193,7 +193,7 @@ def function_code(text: str, row: Row) -> Extraction:
 
 
 def _bodies(code: str) -> Iterator[str]:
-    """A body as it is, with a first line that lost its indentation, and with one level more."""
+    """Forms that a function body may have: as it is, with its first line indented, and indented by one level."""
     yield code
     yield "    " + code.lstrip(" ")
     yield textwrap.indent(_dedented(code), "    ")
@@ -220,8 +220,8 @@ def module_code(text: str) -> Extraction:
 def _unfenced(text: str) -> str:
     """The text from the first line on that begins a definition or an import, else all of it."""
     text = text.replace("\r\n", "\n")
-    found = _CODE_START.search(text)
-    return text[found.start() :] if found else text
+    start = _CODE_START.search(text)
+    return text[start.start() :] if start else text
 
 
 def _defined_names(tree: ast.Module) -> set[str]:
@@ -249,5 +249,5 @@ def _has_body(code: str, name: str) -> bool:
 
 
 def _definition_start(prompt: str, name: str) -> int:
-    found = re.search(rf"^def {re.escape(name)}\b", prompt, re.MULTILINE)
-    return found.start() if found else len(prompt)
+    definition = re.search(rf"^def {re.escape(name)}\b", prompt, re.MULTILINE)
+    return definition.start() if definition else len(prompt)

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from refusion_eval.benchmarks.mini.item import Item, key_is_held_out
 
@@ -10,19 +10,18 @@ NAMES = ("Tom", "Anna", "Ben", "Lucy", "Max", "Sara", "Leo", "Nina", "Paul", "El
 THINGS = ("pens", "books", "coins", "cards", "eggs", "apples", "stamps", "shells", "stones", "plums", "cups", "balls")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Story:
+class _Story(NamedTuple):
     """A two-step word problem.
 
     Attributes:
-        text: with `{name}`, `{things}` and the numbers `{a}`, `{b}`, `{c}`.
         steps: the two operations; the first takes a and b, the second its result and c.
         numbers: draws (a, b, c).
+        text: question with `{name}`, `{things}` and the numbers `{a}`, `{b}`, `{c}`.
     """
 
-    text: str
     steps: tuple[str, str]
     numbers: Callable[[random.Random], tuple[int, int, int]]
+    text: str
 
 
 def _digits(rng: random.Random) -> tuple[int, int, int]:
@@ -51,39 +50,39 @@ def _share(rng: random.Random) -> tuple[int, int, int]:
 
 _STORIES: tuple[_Story, ...] = (
     _Story(
-        text="{name} has {a} boxes with {b} {things} each. {name} gives away {c} {things}. How many are left?",
-        steps=("*", "-"),
-        numbers=_take_few,
+        ("*", "-"),
+        _take_few,
+        "{name} has {a} boxes with {b} {things} each. {name} gives away {c} {things}. How many are left?",
     ),
     _Story(
-        text="There are {a} bags of {b} {things}. {name} loses {c} of them. How many {things} remain?",
-        steps=("*", "-"),
-        numbers=_take_few,
+        ("*", "-"),
+        _take_few,
+        "There are {a} bags of {b} {things}. {name} loses {c} of them. How many {things} remain?",
     ),
     _Story(
-        text="{name} buys {a} packs of {b} {things} and finds {c} more. How many {things} does {name} have?",
-        steps=("*", "+"),
-        numbers=_digits,
+        ("*", "+"),
+        _digits,
+        "{name} buys {a} packs of {b} {things} and finds {c} more. How many {things} does {name} have?",
     ),
     _Story(
-        text="A shelf has {a} rows of {b} {things}. {name} adds {c}. How many {things} are on the shelf now?",
-        steps=("*", "+"),
-        numbers=_digits,
+        ("*", "+"),
+        _digits,
+        "A shelf has {a} rows of {b} {things}. {name} adds {c}. How many {things} are on the shelf now?",
     ),
     _Story(
-        text="{name} has {a} {things}, gets {b} more and then sells {c}. How many {things} does {name} still have?",
-        steps=("+", "-"),
-        numbers=_take_few_of_sum,
+        ("+", "-"),
+        _take_few_of_sum,
+        "{name} has {a} {things}, gets {b} more and then sells {c}. How many {things} does {name} still have?",
     ),
     _Story(
-        text="Each day {name} finds {a} {things} at home and {b} outside. How many {things} is that in {c} days?",
-        steps=("+", "*"),
-        numbers=_sum_times,
+        ("+", "*"),
+        _sum_times,
+        "Each day {name} finds {a} {things} at home and {b} outside. How many {things} is that in {c} days?",
     ),
     _Story(
-        text="{name} shares {a} {things} among {b} friends. Each friend already has {c}. How many does each have now?",
-        steps=("/", "+"),
-        numbers=_share,
+        ("/", "+"),
+        _share,
+        "{name} shares {a} {things} among {b} friends. Each friend already has {c}. How many does each have now?",
     ),
 )
 
@@ -109,8 +108,7 @@ def draw_gsm8k(rng: random.Random) -> Item:
     return Item(held_out=key_is_held_out(f"story {number} {a} {b} {c}"), row=row, prompt_row=row, response=response)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Problem:
+class _Problem(NamedTuple):
     problem: str
     working: str
     answer: str

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from refusion_eval.benchmarks.base import LETTERS
 from refusion_eval.benchmarks.mini.item import Item, fact_is_held_out, key_is_held_out
@@ -11,14 +11,14 @@ from refusion_eval.benchmarks.mini.knowledge import COMMON_CLUES, KINDS, RELATIO
 SOURCE = "refusion_eval synthetic"
 
 
-def found(option: str, options: Sequence[str]) -> str:
-    """An option and, right behind it, its letter: what a response looks up before it answers."""
+def with_letter(option: str, options: Sequence[str]) -> str:
+    """An option followed by its letter, which a response looks up before it answers."""
     return f"{option} ({LETTERS[options.index(option)]})"
 
 
 def answer(sentence: str, option: str, options: Sequence[str]) -> str:
     """A sentence that leads to an option, the option's letter, and the answer."""
-    return f"{sentence} {found(option, options)}.\nThe answer is ({LETTERS[options.index(option)]})."
+    return f"{sentence} {with_letter(option, options)}.\nThe answer is ({LETTERS[options.index(option)]})."
 
 
 def draw_mmlu_pro(rng: random.Random) -> Item:
@@ -69,83 +69,54 @@ def draw_arc_challenge(rng: random.Random) -> Item:
     return Item(held_out=held_out, row=row, prompt_row=row, response=response)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Law:
+class Law(NamedTuple):
     """A product or quotient asked for in words.
 
     Attributes:
         domain: GPQA's high-level domain.
-        question: with `{a}` and `{b}`; names the unit of the answer.
         working: the formula as the response quotes it.
         operation: "*" (answer a*b) or "/" (answer a/b).
+        question: text with `{a}` and `{b}` that names the unit of the answer.
     """
 
     domain: str
-    question: str
     working: str
     operation: str
+    question: str
 
 
 LAWS: tuple[Law, ...] = (
     Law(
-        domain="Physics",
-        question="A net force of {a} N acts on a body of mass {b} kg. What is its acceleration in m/s^2?",
-        working="a=F/m",
-        operation="/",
+        "Physics",
+        "a=F/m",
+        "/",
+        "A net force of {a} N acts on a body of mass {b} kg. What is its acceleration in m/s^2?",
     ),
     Law(
-        domain="Physics",
-        question="A current of {a} A flows through a resistor of {b} ohm. What is the voltage across it in V?",
-        working="U=I*R",
-        operation="*",
+        "Physics",
+        "U=I*R",
+        "*",
+        "A current of {a} A flows through a resistor of {b} ohm. What is the voltage across it in V?",
     ),
+    Law("Physics", "v=d/t", "/", "A particle covers {a} m in {b} s at constant speed. What is the speed in m/s?"),
     Law(
-        domain="Physics",
-        question="A particle covers {a} m in {b} s at constant speed. What is the speed in m/s?",
-        working="v=d/t",
-        operation="/",
+        "Physics",
+        "W=F*d",
+        "*",
+        "A force of {a} N moves a load over {b} m along its direction. How much work in J is done?",
     ),
+    Law("Physics", "E=P*t", "*", "A lamp of {a} W runs for {b} s. How many J of energy does it use?"),
+    Law("Chemistry", "c=n/V", "/", "A solution holds {a} mol of salt in {b} L. What is its concentration in mol/L?"),
     Law(
-        domain="Physics",
-        question="A force of {a} N moves a load over {b} m along its direction. How much work in J is done?",
-        working="W=F*d",
-        operation="*",
+        "Chemistry", "N=n*k", "*", "Each molecule of a compound has {b} hydrogen atoms. How many are in {a} molecules?"
     ),
+    Law("Chemistry", "d=m/V", "/", "A sample of {a} g fills {b} mL. What is its density in g/mL?"),
+    Law("Biology", "N=n*k", "*", "Each of {a} cells makes {b} copies of a plasmid. How many copies are there?"),
     Law(
-        domain="Physics",
-        question="A lamp of {a} W runs for {b} s. How many J of energy does it use?",
-        working="E=P*t",
-        operation="*",
-    ),
-    Law(
-        domain="Chemistry",
-        question="A solution holds {a} mol of salt in {b} L. What is its concentration in mol/L?",
-        working="c=n/V",
-        operation="/",
-    ),
-    Law(
-        domain="Chemistry",
-        question="Each molecule of a compound has {b} hydrogen atoms. How many are in {a} molecules?",
-        working="N=n*k",
-        operation="*",
-    ),
-    Law(
-        domain="Chemistry",
-        question="A sample of {a} g fills {b} mL. What is its density in g/mL?",
-        working="d=m/V",
-        operation="/",
-    ),
-    Law(
-        domain="Biology",
-        question="Each of {a} cells makes {b} copies of a plasmid. How many copies are there?",
-        working="N=n*k",
-        operation="*",
-    ),
-    Law(
-        domain="Biology",
-        question="A culture of {a} million cells is split evenly over {b} dishes. How many million does a dish get?",
-        working="x=n/k",
-        operation="/",
+        "Biology",
+        "x=n/k",
+        "/",
+        "A culture of {a} million cells is split evenly over {b} dishes. How many million does a dish get?",
     ),
 )
 

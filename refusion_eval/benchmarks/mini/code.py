@@ -3,7 +3,7 @@
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from refusion_eval.benchmarks.mini.item import Item, key_is_held_out
 
@@ -13,66 +13,53 @@ PARAMETERS = {"number": ("x", "n", "value"), "list": ("items", "numbers", "value
 DEFAULT_PARAMETERS = {"number": ("x",), "list": ("items",), "text": ("text",)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Kind:
+class _Kind(NamedTuple):
     """A simple function.
 
     Attributes:
-        asks: what it does, with `{p}` (its parameter) and the constants `{a}` and `{b}`.
-        body: its lines, with the same fields, indented relative to the function.
-        on: "number", "list" or "text": what it takes.
+        on: "number", "list" or "text": the type of its argument.
+        asks: its task, with `{p}` (the parameter) and the constants `{a}` and `{b}`.
+        body: its lines with the same fields, indented relative to the function.
     """
 
+    on: str
     asks: str
     body: str
-    on: str
 
 
 _KINDS: tuple[_Kind, ...] = (
-    _Kind(asks="add {a} to {p}", body="return {p} + {a}", on="number"),
-    _Kind(asks="subtract {a} from {p}", body="return {p} - {a}", on="number"),
-    _Kind(asks="multiply {p} by {a}", body="return {p} * {a}", on="number"),
-    _Kind(asks="multiply {p} by {a} and add {b}", body="return {p} * {a} + {b}", on="number"),
-    _Kind(asks="square {p} and add {a}", body="return {p} * {p} + {a}", on="number"),
-    _Kind(asks="check if {p} is divisible by {a}", body="return {p} % {a} == 0", on="number"),
-    _Kind(asks="check if {p} is greater than {a}", body="return {p} > {a}", on="number"),
+    _Kind("number", "add {a} to {p}", "return {p} + {a}"),
+    _Kind("number", "subtract {a} from {p}", "return {p} - {a}"),
+    _Kind("number", "multiply {p} by {a}", "return {p} * {a}"),
+    _Kind("number", "multiply {p} by {a} and add {b}", "return {p} * {a} + {b}"),
+    _Kind("number", "square {p} and add {a}", "return {p} * {p} + {a}"),
+    _Kind("number", "check if {p} is divisible by {a}", "return {p} % {a} == 0"),
+    _Kind("number", "check if {p} is greater than {a}", "return {p} > {a}"),
+    _Kind("number", "return {p} if it is greater than {a} and {b} if not", "if {p} > {a}:\n    return {p}\nreturn {b}"),
+    _Kind("list", "add {a} to each entry of {p}", "return [entry + {a} for entry in {p}]"),
+    _Kind("list", "multiply each entry of {p} by {a}", "return [entry * {a} for entry in {p}]"),
+    _Kind("list", "keep the entries of {p} greater than {a}", "return [entry for entry in {p} if entry > {a}]"),
+    _Kind("list", "keep the entries of {p} divisible by {a}", "return [entry for entry in {p} if entry % {a} == 0]"),
     _Kind(
-        asks="return {p} if it is greater than {a} and {b} if not",
-        body="if {p} > {a}:\n    return {p}\nreturn {b}",
-        on="number",
-    ),
-    _Kind(asks="add {a} to each entry of {p}", body="return [entry + {a} for entry in {p}]", on="list"),
-    _Kind(asks="multiply each entry of {p} by {a}", body="return [entry * {a} for entry in {p}]", on="list"),
-    _Kind(
-        asks="keep the entries of {p} greater than {a}",
-        body="return [entry for entry in {p} if entry > {a}]",
-        on="list",
+        "list",
+        "count the entries of {p} greater than {a}",
+        "count = 0\nfor entry in {p}:\n    if entry > {a}:\n        count += 1\nreturn count",
     ),
     _Kind(
-        asks="keep the entries of {p} divisible by {a}",
-        body="return [entry for entry in {p} if entry % {a} == 0]",
-        on="list",
+        "list",
+        "sum the entries of {p} divisible by {a}",
+        "total = 0\nfor entry in {p}:\n    if entry % {a} == 0:\n        total += entry\nreturn total",
     ),
     _Kind(
-        asks="count the entries of {p} greater than {a}",
-        body="count = 0\nfor entry in {p}:\n    if entry > {a}:\n        count += 1\nreturn count",
-        on="list",
+        "list",
+        "sum the entries of {p} times {a}",
+        "total = 0\nfor entry in {p}:\n    total += entry * {a}\nreturn total",
     ),
-    _Kind(
-        asks="sum the entries of {p} divisible by {a}",
-        body="total = 0\nfor entry in {p}:\n    if entry % {a} == 0:\n        total += entry\nreturn total",
-        on="list",
-    ),
-    _Kind(
-        asks="sum the entries of {p} times {a}",
-        body="total = 0\nfor entry in {p}:\n    total += entry * {a}\nreturn total",
-        on="list",
-    ),
-    _Kind(asks="multiply the largest entry of {p} by {a}", body="return max({p}) * {a}", on="list"),
-    _Kind(asks="add {a} to the smallest entry of {p}", body="return min({p}) + {a}", on="list"),
-    _Kind(asks="return the first {a} entries of {p}", body="return {p}[:{a}]", on="list"),
-    _Kind(asks="repeat {p} {a} times", body="return {p} * {a}", on="text"),
-    _Kind(asks="check if {p} is longer than {a}", body="return len({p}) > {a}", on="text"),
+    _Kind("list", "multiply the largest entry of {p} by {a}", "return max({p}) * {a}"),
+    _Kind("list", "add {a} to the smallest entry of {p}", "return min({p}) + {a}"),
+    _Kind("list", "return the first {a} entries of {p}", "return {p}[:{a}]"),
+    _Kind("text", "repeat {p} {a} times", "return {p} * {a}"),
+    _Kind("text", "check if {p} is longer than {a}", "return len({p}) > {a}"),
 )
 
 _WORDS = ("sun", "tree", "river", "cat", "window", "ab", "lamp", "garden")

@@ -7,7 +7,7 @@ sums and products. A task item holds one of them among twenty other tokens; a dr
 import random
 from collections.abc import Callable, Mapping, Sequence
 
-from refusion_eval.benchmarks.mini.choice import found
+from refusion_eval.benchmarks.mini.choice import with_letter
 from refusion_eval.benchmarks.mini.knowledge import KINDS, RELATIONS
 from refusion_eval.benchmarks.multiple_choice import lettered
 
@@ -28,7 +28,7 @@ def draw_letters(rng: random.Random) -> tuple[str, str]:
     """Which letters do these options have?"""
     options = _some_options(rng)
     wanted = rng.sample(options, len(options))
-    return f"Find all.\n\n{lettered(options)}", f"Found {', '.join(found(option, options) for option in wanted)}."
+    return f"Find all.\n\n{lettered(options)}", f"Found {', '.join(with_letter(option, options) for option in wanted)}."
 
 
 def draw_kinds(rng: random.Random) -> tuple[str, str]:
@@ -36,7 +36,7 @@ def draw_kinds(rng: random.Random) -> tuple[str, str]:
     kinds = rng.sample(KINDS, 5)
     members = [rng.choice(kind.members) for kind in kinds]
     options = rng.sample(members, len(members))
-    lines = [f"{kind.name}: {found(member, options)}" for kind, member in zip(kinds, members, strict=True)]
+    lines = [f"{kind.name}: {with_letter(member, options)}" for kind, member in zip(kinds, members, strict=True)]
     return f"Find {', '.join(kind.name for kind in kinds)}.\n\n{lettered(options)}", "\n".join(lines)
 
 

@@ -1,13 +1,12 @@
 """pass@k through the `evaluate` library, with the interface of its code_eval."""
 
-from pathlib import Path
-
 import pytest
 
+from refusion_eval.paths import code_metric_path
 from refusion_eval.sandbox import probe
 
 evaluate = pytest.importorskip("evaluate")
-_METRIC = Path(__file__).parents[3] / "refusion_eval" / "evaluate" / "code_metric" / "code_metric.py"
+_METRIC = code_metric_path()
 
 
 @pytest.fixture

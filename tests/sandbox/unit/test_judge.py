@@ -4,11 +4,11 @@ import ast
 
 import pytest
 
-from refusion_eval.sandbox.reading import read
+from refusion_eval.sandbox.analysis import analyse
 
 
 def _names(test: str, known: set[str] | None = None):
-    return read(ast.parse(test)).names(known or set())
+    return analyse(ast.parse(test)).names(known or set())
 
 
 def test_a_test_is_given_the_names_it_does_not_define():

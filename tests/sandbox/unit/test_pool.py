@@ -11,7 +11,7 @@ import pytest
 
 from refusion_eval.errors import SandboxError
 from refusion_eval.sandbox import Program, check_program, check_programs, pool, probe
-from refusion_eval.sandbox.pool import Worker
+from refusion_eval.sandbox.pool import WorkerProcess
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,7 @@ def test_an_unknown_sandbox_is_refused():
 
 
 def test_a_worker_killed_from_outside_is_replaced():
-    worker = Worker(probe().profile, probe().tier)
+    worker = WorkerProcess(probe().profile, probe().tier)
     os.kill(worker._process.pid, signal.SIGKILL)
     with pytest.raises(SandboxError, match="worker"):
         worker.check(_program(0))
@@ -86,7 +86,7 @@ def test_idle_workers_that_died_cost_no_verdict():
 
 
 def test_later_checks_leave_no_more_than_the_first():
-    worker = Worker(probe().profile, probe().tier)
+    worker = WorkerProcess(probe().profile, probe().tier)
     try:
         worker.check(_program(0))
         before = _footprint(worker._process.pid)

@@ -52,7 +52,7 @@ class Names(NamedTuple):
     modules: list[str]
 
 
-class Reading(NamedTuple):
+class Analysis(NamedTuple):
     """What was found in a text.
 
     Attributes:
@@ -86,7 +86,7 @@ class Reading(NamedTuple):
         return Names(sorted(wanted), sorted(modules))
 
 
-def read(tree: ast.Module) -> Reading:
+def analyse(tree: ast.Module) -> Analysis:
     """Read a parsed test, or its helpers."""
     defined: set[str] = set()
     used: set[str] = set()
@@ -111,7 +111,7 @@ def read(tree: ast.Module) -> Reading:
         elif isinstance(node, ast.Import | ast.ImportFrom):
             defined.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
             reaches_out |= not all(map(_is_harmless, _imported(node)))
-    return Reading(frozenset(used - defined), frozenset(owners), reaches_out)
+    return Analysis(frozenset(used - defined), frozenset(owners), reaches_out)
 
 
 def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:

@@ -1,7 +1,8 @@
 """The worker process: a warm Python that forks a judge and a locked-in guest for every check and watches both.
 
-It never sees a program or a test, so a guest, which begins as its copy, holds none but its own. It runs under the bare
-interpreter (`python -S`, empty environment), is started by `pool.Worker`, and ends when that closes the connection.
+It never sees a program or a test, and a guest begins as its copy, so a guest knows none but its own. It runs in the
+bare interpreter (`python -S`, empty environment), is started by `pool.WorkerProcess`, and ends when that closes the
+connection.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from refusion_eval.sandbox import guest, jail, judge, layout, linux, wire
-from refusion_eval.sandbox.kept_judge import KeptJudge
+from refusion_eval.sandbox.judge_process import JudgeProcess
 from refusion_eval.sandbox.profiles import PROFILES, Profile
 from refusion_eval.sandbox.sweep import Sweeper
 from refusion_eval.sandbox.watch import Limits, Proc, Watched
@@ -29,8 +30,8 @@ _MIB = 1 << 20
 _ONLY_FD = 3
 
 
-class Warden:
-    """One worker: isolation set up once, one check at a time."""
+class Worker:
+    """Sets the isolation up once, then runs one check at a time."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class Warden:
         self._pid_namespace_fd = proc.open_pid_namespace() if profile.namespaces else -1
         self._tmp = jail.PrivateTmp(folders) if profile.namespaces else None
         self._sweeper = Sweeper(profile, proc, self._guest_uid)
-        self._judge: KeptJudge | None = None
+        self._judge: JudgeProcess | None = None
 
     def serve(self) -> None:
         """Check programs until the pool closes the connection."""
@@ -103,7 +104,7 @@ class Warden:
                 self._tmp.renew()
         return {"stopped": watched.stopped, "status": watched.guest_status, "waited_s": watched.waited_s}
 
-    def _ready_judge(self) -> KeptJudge:
+    def _ready_judge(self) -> JudgeProcess:
         """The judge of the last check, or a new one."""
         if self._judge is None or self._judge.ended:
             ours, theirs = socket.socketpair()
@@ -111,7 +112,7 @@ class Warden:
             pid = _fork(lambda: self._be_judge(theirs))
             theirs.close()
             number = next(child for child in self._proc.children(self._own_pid) if child not in others)
-            self._judge = KeptJudge(self._proc, pid, number, ours)
+            self._judge = JudgeProcess(self._proc, pid, number, ours)
         return self._judge
 
     def _fork_guest(self, sock: socket.socket, timeout_s: float, memory_mb: int, others: list[int]) -> int:
@@ -191,10 +192,10 @@ def main(control_fd: int, profile_name: str, fork_hooks: list[dict[str, Callable
             linux.drop_bounding_capabilities()
         else:
             linux.adopt_orphans()
-        warden = Warden(control, profile, proc, folders, fork_hooks)
+        worker = Worker(control, profile, proc, folders, fork_hooks)
     except Exception as error:  # noqa: BLE001 - whatever is missing here becomes the reason why this profile fails
         wire.send(control, ["failed", f"{type(error).__name__}: {error}"])
         os._exit(0)
     with contextlib.suppress(OSError):  # the pool is gone
-        warden.serve()
+        worker.serve()
     os._exit(0)

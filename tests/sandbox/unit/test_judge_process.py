@@ -11,9 +11,9 @@ import pytest
 
 from refusion_eval.errors import SandboxError
 from refusion_eval.sandbox import Program, probe
-from refusion_eval.sandbox.pool import Worker
+from refusion_eval.sandbox.analysis import analyse
+from refusion_eval.sandbox.pool import WorkerProcess
 from refusion_eval.sandbox.profiles import PROFILES
-from refusion_eval.sandbox.reading import read
 
 _TRY = "import os\ndef f():\n    try:\n        {}\n    except OSError:\n        pass\n    return ['x']"
 _ONE = "def f(x=0):\n    return 1"
@@ -24,16 +24,16 @@ def worker():
     report = probe()
     if report.tier == "D":
         pytest.skip(f"programs cannot be isolated here: {report.missing}")
-    started = Worker(report.profile, report.tier)
+    started = WorkerProcess(report.profile, report.tier)
     yield started
     started.close()
 
 
-def _check(worker: Worker, candidate: str, test: str):
+def _check(worker: WorkerProcess, candidate: str, test: str):
     return worker.check(Program(candidate=candidate, test=test, timeout_s=5))
 
 
-def _judge_pid(worker: Worker) -> int:
+def _judge_pid(worker: WorkerProcess) -> int:
     """The one process of an idle worker that has no child."""
     pid = worker._process.pid
     while children := Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
@@ -55,7 +55,7 @@ def _judge_pid(worker: Worker) -> int:
     ],
 )
 def test_tests_on_their_own_names_need_no_process_of_their_own(text):
-    assert not read(ast.parse(text)).may_leave_traces
+    assert not analyse(ast.parse(text)).may_leave_traces
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_tests_on_their_own_names_need_no_process_of_their_own(text):
     ],
 )
 def test_tests_that_may_reach_further_get_one(text):
-    assert read(ast.parse(text)).may_leave_traces
+    assert analyse(ast.parse(text)).may_leave_traces
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from refusion_eval.sandbox.watch import Proc, Usage
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)  # short of memory, or shutting down
 
 
-class KeptJudge:
+class JudgeProcess:
     """A running judge.
 
     Attributes:
