@@ -21,7 +21,7 @@ def parsed(words):
     assert words[:2] == ["refusion-eval", "run"]
     if "--data" in words:  # the cluster's machines have the folder, this one does not
         words[words.index("--data") + 1] = str(ROOT)
-    command = typer.main.get_command(app).commands["run"]
+    command = typer.main.get_command(app).get_command(None, "run")
     return command.make_context("run", words[2:]).params
 
 

@@ -53,7 +53,7 @@ def test_one_torchrun_a_node_and_one_process_a_gpu(tmp_path):
             "--master-port": "23456",
         }
         assert launcher[start : start + 3] == ["-m", "refusion_eval", "run"]
-        params = typer.main.get_command(app).commands["run"].make_context("run", launcher[start + 3 :]).params
+        params = typer.main.get_command(app).get_command(None, "run").make_context("run", launcher[start + 3 :]).params
         assert (params["tasks"], params["run_dir"]) == ("gsm8k", Path("a b"))
         assert threads == "threads 2"
 
