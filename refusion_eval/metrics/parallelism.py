@@ -18,7 +18,7 @@ def tpf(tokens: ArrayLike, forwards: ArrayLike, *, seed: int = 0) -> Bootstrap:
     Args:
         tokens: [items], tokens kept up to and including the first EOS.
         forwards: [items], model calls.
-        seed: of the resampling.
+        seed: seed of the resampling.
 
     Raises:
         DataError: no items, different lengths, or no forward at all.
@@ -36,8 +36,8 @@ def tpf_release(trace: Trace, slot_size: int) -> float | None:
     (ML-GSAI/ReFusion, generate.py). Refresh forwards of the KV re-computation, absent from the release, count in f.
 
     Args:
-        trace: of one request.
-        slot_size: k of its settings.
+        trace: events of one request.
+        slot_size: positions of a slot (k).
 
     Returns:
         None where iterations do not exist: another decoder, or plans fused into verifications.

@@ -21,7 +21,7 @@ def bytes_read(trace: Trace, *, weight_bytes: float, cache_bytes_per_row: float)
     """Bytes one request has to read: for each forward the weights and the committed cache rows before it.
 
     Args:
-        trace: of the request.
+        trace: events of the request.
         weight_bytes: bytes of the weights one forward reads (an embedding table that is only looked up does not count).
         cache_bytes_per_row: bytes of the keys and values of one position over all layers.
     """
@@ -33,14 +33,14 @@ def one_token_share(
 ) -> Bootstrap:
     """TPS / the TPS of one token a forward where a forward takes no longer than reading the weights once.
 
-    Above 1 no engine gets with one token a forward on this device, whatever it does; caches, which only lower the
-    limit, are left out of it.
+    No engine can exceed 1 with one token a forward on this device. Reading the cache, which would only lower the limit,
+    is left out.
 
     Args:
         timings: samples; those not measured alone and warm are left out.
         weight_bytes: bytes of the weights one forward reads.
         copy_bytes_per_second: as for `mbu`.
-        seed: of the resampling.
+        seed: seed of the resampling.
 
     Raises:
         DataError: no measured sample or time, or no bandwidth.
@@ -56,7 +56,7 @@ def mbu(bytes_read: ArrayLike, seconds: ArrayLike, copy_bytes_per_second: float,
         bytes_read: [items], bytes each item's decoding had to read.
         seconds: [items], its decoding time, alone on the device.
         copy_bytes_per_second: measured on this device with a large copy, bytes read plus bytes written.
-        seed: of the resampling.
+        seed: seed of the resampling.
 
     Raises:
         DataError: no items, no time, or no bandwidth.

@@ -44,7 +44,7 @@ class Timing:
 
     @property
     def counts(self) -> bool:
-        """Whether speed may be computed from it: decoded alone, after the warm-up."""
+        """Whether speed may be computed from the sample: decoded alone, after the warm-up."""
         return self.batch_size == 1 and self.warm
 
 
@@ -64,7 +64,7 @@ def measured(timings: Sequence[Timing]) -> list[Timing]:
     """The samples speed may be computed from: decoded alone, after the warm-up.
 
     Raises:
-        DataError: they come from more than one machine.
+        DataError: the samples come from more than one machine.
     """
     alone = [timing for timing in timings if timing.counts]
     machines = sorted({timing.hardware for timing in alone})
@@ -88,14 +88,14 @@ def rate(counts: ArrayLike, seconds: ArrayLike, *, seed: int = 0) -> Bootstrap:
 
 
 def forward_rate(timings: Sequence[Timing], *, seed: int = 0) -> Bootstrap:
-    """All forwards / all seconds: what the engine does, whatever a forward yields. Raises as `total_tps`."""
+    """All forwards / all seconds: the speed of the engine, without the algorithm's part. Raises as `total_tps`."""
     groups = _by_item(measured(timings))
     forwards = [sum(timing.forwards for timing in group) for group in groups]
     return rate(forwards, [sum(timing.seconds for timing in group) for group in groups], seed=seed)
 
 
 def mean_latency(timings: Sequence[Timing], *, seed: int = 0) -> Bootstrap:
-    """Mean seconds of a request, over items of the mean over their samples. Raises DataError without a measured one."""
+    """Mean over items of the mean seconds of their samples. Raises DataError without a measured sample."""
     values = [np.mean([timing.seconds for timing in group]) for group in _by_item(measured(timings))]
     return bootstrap([values], mean_statistic, seed=seed)
 
@@ -119,7 +119,7 @@ def latency(timings: Sequence[Timing], quantile: float, *, seed: int = 0) -> Boo
     Args:
         timings: samples; those not measured alone and warm are left out.
         quantile: 0.5 for the median, 0.95 for the 95th percentile (linear interpolation).
-        seed: of the resampling.
+        seed: seed of the resampling.
 
     Raises:
         DataError: no measured sample, or a quantile outside [0, 1].
@@ -143,27 +143,30 @@ def speedup(timings: Sequence[Timing], baseline: Sequence[Timing], *, seed: int 
     Raises:
         DataError: the machines differ, no item is common, or no time was recorded.
     """
-    ours, theirs = measured(timings), measured(baseline)
-    machines = {timing.hardware for timing in (*ours, *theirs)}
+    samples, base_samples = measured(timings), measured(baseline)
+    machines = {timing.hardware for timing in (*samples, *base_samples)}
     if len(machines) > 1:
         raise DataError(
             f"a speed-up between different machines ({', '.join(sorted(machines))}) says nothing about the systems; "
             "measure both on one"
         )
-    items = {timing.item for timing in ours}
-    other_items = {timing.item for timing in theirs}
-    common = items & other_items
+    items = {timing.item for timing in samples}
+    base_items = {timing.item for timing in base_samples}
+    common = items & base_items
     if not common:
         raise DataError("the two systems have no measured item in common; run both on the same items at batch size 1")
-    columns = [*_totals([t for t in ours if t.item in common]), *_totals([t for t in theirs if t.item in common])]
+    columns = [
+        *_totals([timing for timing in samples if timing.item in common]),
+        *_totals([timing for timing in base_samples if timing.item in common]),
+    ]
     check_denominators(columns[1])
     check_denominators(columns[3])
-    return Speedup(bootstrap(columns, _speedup_statistic, seed=seed), len(items ^ other_items))
+    return Speedup(bootstrap(columns, _speedup_statistic, seed=seed), len(items ^ base_items))
 
 
 def _speedup_statistic(tokens: Array, seconds: Array, base_tokens: Array, base_seconds: Array) -> Array:
-    ours, theirs = ratio_statistic(tokens, seconds), ratio_statistic(base_tokens, base_seconds)
-    return np.divide(ours, theirs, out=np.full(ours.shape, np.nan), where=theirs > 0)
+    tps, base_tps = ratio_statistic(tokens, seconds), ratio_statistic(base_tokens, base_seconds)
+    return np.divide(tps, base_tps, out=np.full(tps.shape, np.nan), where=base_tps > 0)
 
 
 def _quantile_of_rows(padded: Array, quantile: float) -> Callable[[Array], Array]:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from refusion_eval.benchmarks import Benchmark, Row, get_task
 from refusion_eval.benchmarks.rows import json_lines
 from refusion_eval.errors import DataError
-from refusion_eval.metrics.accuracy import Interval, bootstrap_mean, majority_passed, pass_at_k
+from refusion_eval.metrics.accuracy import majority_passed, pass_at_k
+from refusion_eval.metrics.bootstrap import Interval, bootstrap_mean
 from refusion_eval.results.render import csv_text
 from refusion_eval.scoring.judge import ERROR, MISSING, NO_ANSWER, Verdict, judge_texts
 from refusion_eval.store.atomic_write import prepare_output, write_output

@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refusion_eval.errors import DataError
-from refusion_eval.metrics.accuracy import (
+from refusion_eval.metrics.accuracy import majority, majority_passed, pass_at_k
+from refusion_eval.metrics.bootstrap import (
+    bootstrap,
     bootstrap_mean,
     bootstrap_ratio,
-    majority,
-    majority_passed,
+    mean_of,
+    mean_statistic,
     paired_difference,
-    pass_at_k,
 )
-from refusion_eval.metrics.bootstrap import bootstrap, mean_of, mean_statistic
 
 values = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30)
 
