@@ -10,8 +10,7 @@ import importlib.util
 import json
 import os
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,7 @@ from refusion_eval.training.config_files import config_names, read_run_config
 from refusion_eval.training.data.rows import check_rows
 from refusion_eval.training.data.step_batches import Place, StepBatches, example_lengths
 from refusion_eval.training.data.steps import StepPlan
-from refusion_eval.training.data.token_cache import SampleSubset, TokenCache, sample_subset
-from refusion_eval.training.data.tokenise import Progress, build_cache
+from refusion_eval.training.data.token_cache import TokenCache, build_cache, sample_subset
 from refusion_eval.training.objectives.table import SpecialIds
 from refusion_eval.training.parallelism import check_parallelism, place_of_process
 from refusion_eval.training.run_config import RunConfig
@@ -46,7 +44,6 @@ from refusion_eval.training.trainer import (
 )
 
 RUN_FILE, MODEL_FOLDER = "run.json", "model"
-_SECONDS_BETWEEN_LINES = 10.0
 
 
 def check_run(config: RunConfig, world_size: int) -> None:
@@ -119,7 +116,7 @@ def _run(config: RunConfig, place: Place, arguments: transformers.TrainingArgume
         print(f"{run_dir / MODEL_FOLDER} is the trained model", file=sys.stderr)
 
 
-def _samples(config: RunConfig, tokenizer: PreTrainedTokenizerFast, is_first: bool) -> TokenCache | SampleSubset:
+def _samples(config: RunConfig, tokenizer: PreTrainedTokenizerFast, is_first: bool) -> TokenCache:
     """The first process tokenises, if nobody has, while the others wait for its word."""
     data = config.data
     directory: list[str] = [""]
@@ -131,7 +128,6 @@ def _samples(config: RunConfig, tokenizer: PreTrainedTokenizerFast, is_first: bo
             max_length=data.max_length,
             on_bad=data.on_bad,
             workers=data.workers,
-            on_progress=_progress_line(),
         )
         print(cache.report.summary(), file=sys.stderr)
         directory = [str(cache.directory.resolve())]
@@ -140,19 +136,6 @@ def _samples(config: RunConfig, tokenizer: PreTrainedTokenizerFast, is_first: bo
     if data.max_samples is None and data.share is None:
         return cache
     return sample_subset(cache, max_samples=data.max_samples, share=data.share, seed=data.sample_seed)
-
-
-def _progress_line() -> Callable[[Progress], None]:
-    """Says now and then how far the tokenising is."""
-    last = time.monotonic()
-
-    def say(progress: Progress) -> None:
-        nonlocal last
-        if time.monotonic() - last >= _SECONDS_BETWEEN_LINES:
-            last = time.monotonic()
-            print(f"tokenised {progress.share:.0%}: {progress.num_samples} samples", file=sys.stderr, flush=True)
-
-    return say
 
 
 def _num_steps(config: RunConfig, plan: StepPlan, num_samples: int) -> int:
@@ -166,12 +149,9 @@ def _num_steps(config: RunConfig, plan: StepPlan, num_samples: int) -> int:
     return num_steps
 
 
-def _open_run(
-    run_dir: Path, config: RunConfig, samples: TokenCache | SampleSubset, num_steps: int, place: Place
-) -> None:
+def _open_run(run_dir: Path, config: RunConfig, samples: TokenCache, num_steps: int, place: Place) -> None:
     """Writes `run.json`, unless the folder belongs to a run with other settings or data."""
-    cache = samples.cache if isinstance(samples, SampleSubset) else samples
-    identity = json.loads(json.dumps(config.identity() | {"tokens": cache.directory.name}))
+    identity = json.loads(json.dumps(config.identity() | {"tokens": samples.name}))
     path = run_dir / RUN_FILE
     if path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))["identity"]
@@ -185,11 +165,11 @@ def _open_run(
         "identity": identity,
         "config": config.to_json(),
         "data": {
-            "files": cache.facts["files"],
-            "rows": cache.report.summary().splitlines()[0],
+            "files": samples.facts["files"],
+            "rows": samples.report.summary().splitlines()[0],
             "samples": len(samples),
             "tokens": int(samples.lengths.sum()),
-            "drawn": samples.statement if isinstance(samples, SampleSubset) else "all",
+            "drawn": samples.statement,
         },
         "steps": num_steps,
         "processes": place.world_size,
@@ -217,7 +197,7 @@ def _train(
     place: Place,
     arguments: transformers.TrainingArguments,
     tokenizer: PreTrainedTokenizerFast,
-    samples: TokenCache | SampleSubset,
+    samples: TokenCache,
     plan: StepPlan,
 ) -> None:
     run_dir, num_steps = Path(config.output.run_dir), arguments.max_steps

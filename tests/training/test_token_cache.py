@@ -2,11 +2,12 @@
 
 import gzip
 import json
+import os
 import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,10 +16,9 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from refusion_eval.errors import ConfigError, DataError
-from refusion_eval.training.data import tokenise
+from refusion_eval.training.data import token_cache
 from refusion_eval.training.data.samples import encode
-from refusion_eval.training.data.token_cache import TokenCache, sample_subset
-from refusion_eval.training.data.tokenise import Progress, build_cache
+from refusion_eval.training.data.token_cache import TokenCache, build_cache, sample_subset
 from refusion_eval.training.tokenizer import train_tokenizer
 
 PAIRS = [(f"how many pens are {n} and {n * 7}?", f"The answer is {n * 8}." + " Really." * (n % 5)) for n in range(700)]
@@ -27,10 +27,10 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from transformers import PreTrainedTokenizerFast
-from refusion_eval.training.data.tokenise import build_cache
-kill = lambda progress: os.kill(os.getpid(), signal.SIGKILL)
+from refusion_eval.training.data import token_cache
+token_cache.encode = lambda tokenizer, pairs: os.kill(os.getpid(), signal.SIGKILL)
 tokenizer = PreTrainedTokenizerFast.from_pretrained(sys.argv[2])
-build_cache(sys.argv[1], tokenizer, Path(sys.argv[3]), max_length=64, on_progress=kill)
+token_cache.build_cache(sys.argv[1], tokenizer, Path(sys.argv[3]), max_length=64)
 """
 
 
@@ -64,11 +64,12 @@ def encodings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Gets the number of rows of each call of `encode` that a cache is built with."""
     calls: list[int] = []
 
-    def counting(tokenizer: PreTrainedTokenizerFast, pairs: list[tuple[str, str]]) -> list:
-        calls.append(len(pairs))
-        return encode(tokenizer, pairs)
+    def counting(tokenizer: PreTrainedTokenizerFast, pairs: Iterable[tuple[str, str]]) -> list:
+        samples = encode(tokenizer, pairs)
+        calls.append(len(samples))
+        return samples
 
-    monkeypatch.setattr(tokenise, "encode", counting)
+    monkeypatch.setattr(token_cache, "encode", counting)
     return calls
 
 
@@ -186,13 +187,14 @@ def test_bad_rows_are_refused_even_if_a_cache_without_them_is_there(
 
 
 def test_a_call_that_is_interrupted_leaves_nothing(
-    tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast
+    tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(progress: Progress) -> None:
+    def interrupt(tokenizer: PreTrainedTokenizerFast, pairs: Iterable[tuple[str, str]]) -> None:
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(token_cache, "encode", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        build_cache(data, tokenizer, tmp_path / "caches", max_length=64, on_progress=interrupt)
+        build_cache(data, tokenizer, tmp_path / "caches", max_length=64)
     assert list((tmp_path / "caches").iterdir()) == []
 
 
@@ -203,7 +205,7 @@ def test_what_a_killed_call_left_is_not_taken_for_a_cache(
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     loaded = PreTrainedTokenizerFast.from_pretrained(tmp_path / "tokenizer")
     arguments = [str(data), str(tmp_path / "tokenizer"), str(tmp_path / "caches")]
-    root = Path(tokenise.__file__).parents[2]
+    root = Path(token_cache.__file__).parents[3]
     killed = subprocess.run([sys.executable, "-c", KILLED, *arguments], cwd=root)
     assert killed.returncode == -signal.SIGKILL
     (part,) = (tmp_path / "caches").iterdir()
@@ -212,59 +214,61 @@ def test_what_a_killed_call_left_is_not_taken_for_a_cache(
         TokenCache(part)
     cache = build_cache(data, loaded, tmp_path / "caches", max_length=64)
     assert sum(encodings) == len(PAIRS)
-    assert cache.directory.name == part.name.split(".")[1]
+    assert cache.name == part.name.split(".")[1]
     assert list(cache) == encode(loaded, PAIRS)
 
 
 def test_a_worker_that_dies_ends_the_call(
     tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenise, "_start_worker", divmod)  # fails on a tokenizer
+    monkeypatch.setattr(token_cache, "encode", lambda tokenizer, pairs: os._exit(1))
     with pytest.raises(ConfigError, match="a tokenising process died"):
-        build_cache(data, tokenizer, tmp_path / "caches", max_length=64, workers=1)
+        build_cache(data, tokenizer, tmp_path / "caches", max_length=64, workers=2)
     assert list((tmp_path / "caches").iterdir()) == []
 
 
-def test_two_calls_at_once_end_with_one_cache(tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_two_calls_at_once_end_with_one_cache(
+    tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
     others: list[TokenCache] = []
 
-    def build_too(progress: Progress) -> None:
-        if not others:
-            others.append(build_cache(data, tokenizer, tmp_path / "caches", max_length=64))
+    def encode_in_the_middle_of_another_call(tokenizer: PreTrainedTokenizerFast, pairs: Iterable) -> list:
+        monkeypatch.setattr(token_cache, "encode", encode)
+        others.append(build_cache(data, tokenizer, tmp_path / "caches", max_length=64))
+        return encode(tokenizer, pairs)
 
-    cache = build_cache(data, tokenizer, tmp_path / "caches", max_length=64, on_progress=build_too)
+    monkeypatch.setattr(token_cache, "encode", encode_in_the_middle_of_another_call)
+    cache = build_cache(data, tokenizer, tmp_path / "caches", max_length=64)
     assert list((tmp_path / "caches").iterdir()) == [cache.directory] == [others[0].directory]
     assert list(cache) == encode(tokenizer, PAIRS)
 
 
 def test_a_file_that_changes_meanwhile_is_refused(
-    tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast
+    tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def append(progress: Progress) -> None:
+    def append(tokenizer: PreTrainedTokenizerFast, pairs: Iterable[tuple[str, str]]) -> list:
         with data.open("a") as file:
             file.write("\n")
+        return encode(tokenizer, pairs)
 
+    monkeypatch.setattr(token_cache, "encode", append)
     with pytest.raises(DataError, match="changed while it was tokenised"):
-        build_cache(data, tokenizer, tmp_path / "caches", max_length=64, on_progress=append)
+        build_cache(data, tokenizer, tmp_path / "caches", max_length=64)
     assert list((tmp_path / "caches").iterdir()) == []
 
 
 def test_a_damaged_cache_is_refused(tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     directory = build_cache(data, tokenizer, tmp_path, max_length=64).directory
-    (directory / "tokens.npy").write_bytes((directory / "tokens.npy").read_bytes()[:-4])
-    with pytest.raises(DataError, match=f"{directory} is no cache of tokens"):
+    (file,) = directory.glob("*.arrow")
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2])
+    with pytest.raises(DataError, match=f"{directory} is (no cache of tokens|damaged)"):
         build_cache(data, tokenizer, tmp_path, max_length=64)
-    np.save(directory / "tokens.npy", np.zeros(5, dtype=np.uint32))
+    file.write_bytes(content)
+    facts = json.loads((directory / "cache.json").read_text())
+    (directory / "cache.json").write_text(json.dumps(facts | {"num_samples": 5}))
     with pytest.raises(DataError, match="is damaged"):
         TokenCache(directory)
-
-
-def test_progress_ends_with_everything(tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    seen: list[Progress] = []
-    cache = build_cache(data, tokenizer, tmp_path, max_length=64, on_progress=seen.append)
-    assert len(seen) > 2
-    assert [progress.num_samples for progress in seen] == sorted({progress.num_samples for progress in seen})
-    assert seen[-1] == Progress(1.0, len(PAIRS), len(PAIRS), int(cache.lengths.sum()))
 
 
 def test_a_copy_for_another_process_is_small_and_equal(
@@ -288,7 +292,7 @@ def test_a_smaller_subset_is_part_of_a_larger_one(
     assert np.array_equal(sample_subset(cache, max_samples=70, seed=3).numbers, subsets[1].numbers)
     assert not np.array_equal(sample_subset(cache, max_samples=70, seed=4).numbers, subsets[1].numbers)
     assert len(sample_subset(cache, max_samples=9999, seed=0)) == 700
-    assert subsets[1].statement == f"70 of 700 samples of cache {cache.directory.name}, drawn with seed 3"
+    assert subsets[1].statement == f"70 of 700 samples of cache {cache.name}, drawn with seed 3"
 
 
 @pytest.mark.parametrize(

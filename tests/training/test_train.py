@@ -176,7 +176,7 @@ def test_a_wrong_setting_is_refused_by_name(wrong: dict) -> None:
 
 def test_an_unknown_objective_is_answered_with_the_known_ones() -> None:
     assert list(OBJECTIVES) == list(get_args(Objective))
-    with pytest.raises(ConfigError, match=r"'lladda' is unknown; known: pretrain, sft, refusion, llada, bd3lm"):
+    with pytest.raises(ConfigError, match=r"'lladda'; choose one of pretrain, sft, refusion, llada, bd3lm"):
         TrainConfig(objective="lladda", num_steps=1)  # type: ignore[arg-type]
 
 

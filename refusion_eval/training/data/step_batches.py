@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, Dataset
 from refusion_eval.training.config import ObjectiveConfig
 from refusion_eval.training.data.collate import PackedBatch, collate_groups
 from refusion_eval.training.data.steps import StepPlan, corruption_rng
-from refusion_eval.training.data.token_cache import SampleSubset, TokenCache
+from refusion_eval.training.data.token_cache import TokenCache
 from refusion_eval.training.flops import visible_pairs
 from refusion_eval.training.objectives.table import OBJECTIVES, SpecialIds, num_rows
 
@@ -40,7 +40,7 @@ class ForwardInputs(TypedDict):
     num_pairs: int
 
 
-def example_lengths(samples: TokenCache | SampleSubset, config: ObjectiveConfig) -> np.ndarray:
+def example_lengths(samples: TokenCache, config: ObjectiveConfig) -> np.ndarray:
     """[N], rows that each sample takes in a pack."""
     return num_rows(config, samples.prompt_lengths, samples.lengths - samples.prompt_lengths)
 
@@ -60,7 +60,7 @@ class StepBatches(Dataset[ForwardInputs]):
 
     def __init__(
         self,
-        samples: TokenCache | SampleSubset,
+        samples: TokenCache,
         config: ObjectiveConfig,
         ids: SpecialIds,
         plan: StepPlan,

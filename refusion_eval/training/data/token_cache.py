@@ -1,96 +1,87 @@
-"""Fine-tuning data as token ids on the disk, mapped into memory, and seeded subsets of them.
+"""Fine-tuning data as token ids on the disk: tokenised once by `datasets`, memory-mapped, and seeded subsets of it.
 
-A cache is a folder that `tokenise.build_cache` names after what it was made from:
-
-    tokens.npy    [T] uint32, all samples' tokens one after the other
-    offsets.npy   [2N + 1] int64: where the prompt and where the answer of each sample begin in it, and its end
-    cache.json    files, tokenizer, template, EOS, longest sample, counts, and what became of the rows
+A cache is a folder `<digest>.arrow`, named after what it was made from. It holds the Arrow files of `datasets` with the
+columns `prompt` and `answer` (lists of token ids, one sample a row) and `cache.json` (files, tokenizer, template, EOS,
+longest sample, counts, and the report on the rows).
 """
 
+import hashlib
 import json
-from collections.abc import Sequence
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
+import datasets
 import numpy as np
+import pyarrow
+import pyarrow.compute
+from datasets.exceptions import DatasetGenerationError
+from transformers import PreTrainedTokenizerFast
 
 from refusion_eval.errors import ConfigError, DataError
-from refusion_eval.training.data.rows import RowReport
-from refusion_eval.training.data.samples import Sample
+from refusion_eval.training.data.rows import OnBad, Paths, RowReader, RowReport, read_rows
+from refusion_eval.training.data.samples import Sample, check_tokenizer, encode
 
-FORMAT = 1  # of the folder; a cache of another format is not found, and made anew
-TOKENS_FILE, OFFSETS_FILE, FACTS_FILE = "tokens.npy", "offsets.npy", "cache.json"
+FACTS_FILE = "cache.json"
+_ROWS_PER_BATCH = 256
+_IDS = datasets.List(datasets.Value("int32"))
+_COLUMNS = datasets.Features(prompt=_IDS, answer=_IDS)
 
 
 class TokenCache(Sequence[Sample]):
-    """The samples of a cache folder. They stay on the disk; a copy for another process is its path.
+    """Samples of a cache folder, all or some. They stay on the disk; a copy for another process is small.
 
     Attributes:
         directory: the folder.
-        facts: what it was made from, as `cache.json` says.
-        report: what became of the rows.
-        lengths: [N], number of tokens of each sample, prompt and answer.
-        prompt_lengths: [N], those of the prompts alone.
+        facts: content of `cache.json`.
+        report: report on the rows of the files.
+        numbers: [n] numbers of the samples in the folder.
+        statement: which samples these are and how they were drawn, for records.
+        lengths: [n] tokens of each sample, prompt and answer.
+        prompt_lengths: [n] tokens of each prompt.
 
     Args:
-        directory: as `build_cache` made it.
+        directory: a folder that `build_cache` made.
+        numbers: numbers of the samples; None is all.
+        statement: see above.
 
     Raises:
-        DataError: it is no whole cache of this format.
+        DataError: the folder is no whole cache.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, numbers: np.ndarray | None = None, statement: str = "all") -> None:
         self.directory = Path(directory)
         try:
             self.facts = json.loads((self.directory / FACTS_FILE).read_text(encoding="utf-8"))
             self.report = RowReport.from_dict(self.facts["report"])
-            # As plain arrays: slices of np.memmap take several times as long.
-            self._tokens = np.asarray(np.load(self.directory / TOKENS_FILE, mmap_mode="r"))
-            self._offsets = np.asarray(np.load(self.directory / OFFSETS_FILE, mmap_mode="r"))
-            shapes = (2 * self.facts["num_samples"] + 1,), (self.facts["num_tokens"],)
-            is_whole = self.facts["format"] == FORMAT and (self._offsets.shape, self._tokens.shape) == shapes
-        except (OSError, ValueError, KeyError, TypeError) as problem:
+            self._dataset = datasets.load_from_disk(str(self.directory))
+            lengths = {name: self._lengths(name) for name in _COLUMNS}
+            num_tokens = sum(int(column.sum()) for column in lengths.values())
+            is_whole = (len(self._dataset), num_tokens) == (self.facts["num_samples"], self.facts["num_tokens"])
+        except (OSError, ValueError, KeyError, TypeError, pyarrow.ArrowException) as problem:
             raise DataError(
                 f"{self.directory} is no cache of tokens ({problem}); remove it and build it anew"
             ) from problem
         if not is_whole:
-            raise DataError(f"{self.directory} is damaged or of another format; remove it and build it anew")
-        self.lengths: np.ndarray = self._offsets[2::2] - self._offsets[:-1:2]
-        self.prompt_lengths: np.ndarray = self._offsets[1::2] - self._offsets[:-1:2]
+            raise DataError(f"{self.directory} is damaged; remove it and build it anew")
+        self.numbers = np.arange(len(self._dataset)) if numbers is None else numbers
+        self.statement = statement
+        self.prompt_lengths: np.ndarray = lengths["prompt"][self.numbers]
+        self.lengths: np.ndarray = self.prompt_lengths + lengths["answer"][self.numbers]
 
-    def __len__(self) -> int:
-        return len(self.lengths)
+    @property
+    def name(self) -> str:
+        """Digest of what the cache was made from."""
+        return self.directory.stem
 
-    @overload
-    def __getitem__(self, index: int) -> Sample: ...
-    @overload
-    def __getitem__(self, index: slice) -> "SampleSubset": ...
-    def __getitem__(self, index: int | slice) -> "Sample | SampleSubset":
-        if isinstance(index, slice):
-            return SampleSubset(self, np.arange(len(self))[index])
-        number = range(len(self))[index]
-        start, middle, end = self._offsets[2 * number : 2 * number + 3].tolist()
-        return Sample(tuple(self._tokens[start:middle].tolist()), tuple(self._tokens[middle:end].tolist()))
-
-    def __reduce__(self) -> tuple[type["TokenCache"], tuple[Path]]:
-        return TokenCache, (self.directory,)
-
-
-class SampleSubset(Sequence[Sample]):
-    """Some samples of a cache.
-
-    Attributes:
-        cache: where they are.
-        numbers: [n], their numbers in it.
-        lengths: [n], number of tokens of each.
-        prompt_lengths: [n], those of the prompts alone.
-        statement: what was chosen and how, for records.
-    """
-
-    def __init__(self, cache: TokenCache, numbers: np.ndarray, statement: str = "") -> None:
-        self.cache, self.numbers = cache, numbers
-        self.lengths, self.prompt_lengths = cache.lengths[numbers], cache.prompt_lengths[numbers]
-        self.statement = statement or f"{len(numbers)} of {len(cache)} samples, by their numbers"
+    def _lengths(self, column: str) -> np.ndarray:
+        counts = pyarrow.compute.list_value_length(self._dataset.data.column(column))
+        return counts.to_numpy().astype(np.int64)
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -98,25 +89,176 @@ class SampleSubset(Sequence[Sample]):
     @overload
     def __getitem__(self, index: int) -> Sample: ...
     @overload
-    def __getitem__(self, index: slice) -> "SampleSubset": ...
-    def __getitem__(self, index: int | slice) -> "Sample | SampleSubset":
+    def __getitem__(self, index: slice) -> "TokenCache": ...
+    def __getitem__(self, index: int | slice) -> "Sample | TokenCache":
         if isinstance(index, slice):
-            return SampleSubset(self.cache, self.numbers[index])
-        return self.cache[int(self.numbers[index])]
+            numbers = self.numbers[index]
+            return TokenCache(self.directory, numbers, f"{len(numbers)} of {len(self)} samples, by their numbers")
+        row = self._dataset[int(self.numbers[index])]
+        return Sample(tuple(row["prompt"]), tuple(row["answer"]))
+
+    def __reduce__(self) -> tuple[type["TokenCache"], tuple[Path, np.ndarray | None, str]]:
+        is_all = len(self.numbers) == len(self._dataset)
+        return TokenCache, (self.directory, None if is_all else self.numbers, self.statement)
+
+
+def build_cache(
+    paths: Paths,
+    tokenizer: PreTrainedTokenizerFast,
+    cache_dir: Path,
+    *,
+    max_length: int,
+    on_bad: OnBad = "fail",
+    workers: int = 0,
+) -> TokenCache:
+    """Tokenises files of rows, or opens what an earlier call made of the same files with the same tokenizer.
+
+    The order of the samples is that of the rows, whatever the number of workers. A cache appears under its name when
+    it is whole; an interrupted call leaves a folder `.*.part`, which is never read. Every call reads the files once to
+    hash them. Where several processes need a cache, one should build it first; otherwise each does the work.
+
+    Args:
+        paths: see `read_rows`.
+        tokenizer: a tokenizer with a chat template; samples are those of `encode`.
+        cache_dir: holds one folder for each cache; created if it is missing.
+        max_length: samples of more tokens, prompt and answer, are left out and counted; none is cut.
+        on_bad: see `read_rows`; not part of the name, as a cache without bad rows is the same under both.
+        workers: processes that tokenise; 0 uses this process, with the threads of the tokenizer.
+
+    Raises:
+        ConfigError: a limit is out of range, the tokenizer belongs to no chat model, or a worker died.
+        DataError: no file, a bad row under "fail", no sample left, or a file that changed meanwhile.
+    """
+    if max_length < 2 or workers < 0:
+        raise ConfigError(f"max_length is {max_length} and workers {workers}; they must be at least 2 and at least 0")
+    check_tokenizer(tokenizer)
+    rows = read_rows(paths, on_bad=on_bad)
+    states = _file_states(rows.files)
+    source = {
+        "format": 1,
+        "files": [_file_facts(path) for path in rows.files],
+        "tokenizer": hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),
+        "chat_template": tokenizer.chat_template,
+        "special_tokens": tokenizer.special_tokens_map | {"split": tokenizer.split_special_tokens},
+        "eos": tokenizer.eos_token_id,
+        "max_length": max_length,
+    }
+    directory = Path(cache_dir) / f"{_digest(source)}.arrow"
+    if not directory.exists():
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f".{directory.stem}.", suffix=".part", dir=directory.parent))
+        try:
+            facts = source | _write(part, rows, tokenizer, max_length, workers)
+            if _file_states(rows.files) != states:
+                raise DataError("a file of training data changed while it was tokenised; start again")
+            _publish(part / "cache", directory, facts)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    cache = TokenCache(directory)
+    if on_bad == "fail":
+        cache.report.refuse_bad()
+    return cache
+
+
+def _file_states(files: Iterable[Path]) -> list[tuple[int, int]]:
+    return [(path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+
+
+def _file_facts(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as problem:
+        raise DataError(f"{path} cannot be read ({problem.strerror}); make it readable or leave it out") from problem
+    return {"path": str(path), "bytes": path.stat().st_size, "sha256": sha256}
+
+
+def _digest(source: dict[str, Any]) -> str:
+    """Name of a cache. A moved file is the same file, but the ending of its name decides how it is read."""
+    files = [
+        ([suffix for suffix in Path(file["path"]).suffixes if suffix in (".jsonl", ".gz")], file["sha256"])
+        for file in source["files"]
+    ]
+    return hashlib.sha256(json.dumps(source | {"files": files}, sort_keys=True, default=str).encode()).hexdigest()[:24]
+
+
+def _write(
+    part: Path, rows: RowReader, tokenizer: PreTrainedTokenizerFast, max_length: int, workers: int
+) -> dict[str, Any]:
+    """Writes the Arrow files to `part / "cache"` and returns what `cache.json` says of them."""
+
+    def pairs() -> Iterator[dict[str, str]]:
+        for row in rows:
+            yield {"query": row.query, "response": row.response}
+
+    def encode_batch(batch: dict[str, list[str]]) -> dict[str, list]:
+        samples = encode(tokenizer, zip(batch["query"], batch["response"], strict=True))
+        kept = [sample for sample in samples if sample.length <= max_length]
+        return {"prompt": [sample.prompt for sample in kept], "answer": [sample.answer for sample in kept]}
+
+    bars_were_on = datasets.utils.is_progress_bar_enabled()
+    if not sys.stderr.isatty():  # a log would hold a line for every change of a bar
+        datasets.disable_progress_bars()
+        print(f"tokenising {len(rows.files)} files", file=sys.stderr, flush=True)
+    try:
+        text = datasets.Dataset.from_generator(pairs, cache_dir=str(part / "text"), fingerprint=part.name)
+        tokens = text.map(
+            encode_batch,
+            batched=True,
+            batch_size=_ROWS_PER_BATCH,
+            remove_columns=text.column_names,
+            features=_COLUMNS,
+            num_proc=workers or None,
+            new_fingerprint=part.name,  # the folder has the name of what it was made from
+            desc="tokenising",
+        )
+        if not len(tokens):
+            rows.report.num_too_long = len(text)
+            raise DataError(f"no sample is left of the training data: {rows.report.summary()}")
+        tokens.save_to_disk(str(part / "cache"))
+    except DatasetGenerationError as problem:
+        if isinstance(problem.__cause__, DataError):
+            raise problem.__cause__ from None
+        # `datasets` refuses to make a data set without rows.
+        raise DataError(f"no sample is left of the training data: {rows.report.summary()}") from problem
+    except RuntimeError as problem:
+        if "died" not in str(problem):
+            raise
+        raise ConfigError("a tokenising process died, of too little memory; use fewer workers, or 0") from problem
+    finally:
+        if bars_were_on:
+            datasets.enable_progress_bars()
+    rows.report.num_too_long = len(text) - len(tokens)
+    columns = [tokens.data.column(name) for name in _COLUMNS]
+    num_tokens = sum(pyarrow.compute.sum(pyarrow.compute.list_value_length(column)).as_py() for column in columns)
+    return {"num_samples": len(tokens), "num_tokens": num_tokens, "report": asdict(rows.report)}
+
+
+def _publish(part: Path, directory: Path, facts: dict[str, Any]) -> None:
+    (part / FACTS_FILE).write_text(json.dumps(facts, indent=1, default=str), encoding="utf-8")
+    for path in part.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    try:
+        part.rename(directory)
+    except OSError:
+        if not directory.exists():  # else another process made the same cache meanwhile
+            raise
 
 
 def sample_subset(
     cache: TokenCache, *, max_samples: int | None = None, share: float | None = None, seed: int
-) -> SampleSubset:
-    """Draws samples without replacement, in the cache's order; under one seed, a smaller draw is part of a larger one.
+) -> TokenCache:
+    """Draws samples without replacement, in the order of the cache.
 
-    Nested draws are what a study over data sizes compares (Appendix C.3): more data, not other data.
+    Under one seed a smaller draw is part of a larger one: a study over data sizes (Appendix C.3) compares more data,
+    not other data.
 
     Args:
-        cache: to draw from.
-        max_samples: how many, at most; all if there are fewer.
-        share: which share of them, in (0, 1], rounded, but one sample at least; this or `max_samples`.
-        seed: of the draw.
+        cache: cache to draw from.
+        max_samples: number of samples; all if the cache has fewer.
+        share: share of the samples, in (0, 1], rounded, at least one sample; this or `max_samples`.
+        seed: seed of the draw.
 
     Raises:
         ConfigError: both or none is given, or one is out of range.
@@ -132,5 +274,5 @@ def sample_subset(
             raise ConfigError(f"share is {share}; it must be above 0 and at most 1")
         count = max(round(share * len(cache)), 1)
     drawn = np.random.default_rng(seed).permutation(len(cache))[:count]
-    statement = f"{count} of {len(cache)} samples of cache {cache.directory.name}, drawn with seed {seed}"
-    return SampleSubset(cache, np.sort(drawn), statement)
+    statement = f"{count} of {len(cache)} samples of cache {cache.name}, drawn with seed {seed}"
+    return TokenCache(cache.directory, cache.numbers[np.sort(drawn)], statement)
