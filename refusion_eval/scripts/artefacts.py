@@ -34,7 +34,7 @@ class Artefacts:
         """Makes all parts."""
         suite, out, task = self._suite, self._out, self._task("mbpp")
         suite.make_folder(out)
-        self._ablation("recompute_kv", suite.tasks, "recompute_kv=true")
+        self._ablation("recompute_kv", suite.given.tasks, "recompute_kv=true")
         self._ablation("left_to_right", task, "left_to_right=true")
         self._part("paper-table", "all", *suite.run_dirs, "--out", out)
         self._part("plot", "figure1", *suite.run_dirs, "--task", task, "--out", out)
@@ -53,7 +53,7 @@ class Artefacts:
         self._part("replay", refusion, "--task", task, "--out", f"{out}/replay.gif")
         # The page holds every sample, so it is too large for a folder that is kept in the repository.
         page = f"{suite.results}/reports/{self._family}.html"
-        data = ["--data", suite.data] if suite.data else []
+        data = ["--data", suite.given.data] if suite.given.data else []
         self._part("report", *suite.run_dirs, "--out", page, *data, *suite.reference)
         # Results of variants that were trained on more and less data come from elsewhere.
         scaling = f"{suite.results}/{self._family}/scaling.csv"
@@ -74,7 +74,7 @@ class Artefacts:
 
     def _task(self, default: str) -> str:
         """Returns the benchmark of a figure: the default, or the first that was asked for if the default was not."""
-        asked = self._suite.tasks.replace("mini_", "")
+        asked = self._suite.given.tasks.replace("mini_", "")
         names = asked.split(",")
         return default if not asked or default in names else names[0]
 
@@ -96,10 +96,10 @@ class Artefacts:
 
     def _locality(self) -> None:
         suite, csv = self._suite, f"{self._out}/locality.csv"
-        data = ["--data", suite.data] if suite.data else []
-        limit = ["--responses", suite.limit] if suite.limit else []
+        data = ["--data", suite.given.data] if suite.given.data else []
+        limit = ["--responses", suite.given.limit] if suite.given.limit else []
         self._part("locality", "--model", self._model, "--out", csv, *data, *limit)
-        if suite.dry_run or Path(csv).is_file():
+        if suite.given.dry_run or Path(csv).is_file():
             self._part("plot", "figure3", csv, "--out", self._out)
 
     def _sweep(self, figure: str) -> None:
@@ -107,11 +107,11 @@ class Artefacts:
         # The tiny models answer every item of mini MBPP right.
         task = self._task("gsm8k" if self._is_embedded else "mbpp")
         file = f"{folder}/{figure}.yaml"
-        if not suite.dry_run:
+        if not suite.given.dry_run:
             Path(folder).mkdir(parents=True, exist_ok=True)
             write_spec(figure, task, Path(file), model=self._model, baseline=self._baseline)
         self._part("sweep", file, "--out", folder, *suite.common)
-        if suite.dry_run or Path(folder, "sweep.csv").is_file():
+        if suite.given.dry_run or Path(folder, "sweep.csv").is_file():
             self._part("plot", figure, folder, "--task", task, "--out", self._out)
 
 

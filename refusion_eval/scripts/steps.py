@@ -1,135 +1,100 @@
 """Commands that a script runs one after the other: options, printing, signals and exit status."""
 
+import argparse
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-
-# What the shell scripts put before the user's own options; see `read_caller`.
-CALLER = "--called-by"
+from typing import NoReturn
 
 # A sender such as `timeout` signals a process both alone and with its group: two equal signals this close are one.
 SAME_SIGNAL_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
-    """Who asked for the steps.
+class Parser(argparse.ArgumentParser):
+    """Options of a script, and what a shell script said before them: --called-by SCRIPT FOLDER PYTHON check|run.
 
     Attributes:
         script: eval.sh or train.sh; empty for `refusion-eval`.
-        command: the command line that error messages point to.
         here: folder that relative paths of the user start from.
-        python: the interpreter that runs the steps.
+        python: interpreter that runs the steps.
         checks_only: whether the options are checked and nothing is printed or run.
-    """
-
-    script: str
-    command: str
-    here: Path
-    python: str
-    checks_only: bool
-
-    def fail(self, message: str) -> SystemExit:
-        """Returns the exit with status 2 after printing one line about a wrong option."""
-        print(f"{self.script or self.command}: {message}; {self.command} --help lists the options", file=sys.stderr)
-        return SystemExit(2)
-
-    def absolute(self, path: str) -> str:
-        """Returns a path as seen from where the user stands."""
-        return path if path.startswith("/") else f"{self.here}/{path}"
-
-    def checkpoint(self, name: str) -> str:
-        """Makes a folder absolute and leaves a hub id as it is."""
-        path = self.absolute(name)
-        return path if os.path.isdir(path) else name
-
-
-def read_caller(arguments: Sequence[str], command: str) -> tuple[Caller, list[str]]:
-    """Separates what a shell script put before the options: CALLER SCRIPT FOLDER PYTHON check|run.
 
     Args:
-        arguments: all arguments.
+        arguments: all arguments; `options` keeps those of the user.
         command: name of the command of `refusion-eval` that does the same.
+        description: what the script does, for --help.
     """
-    if arguments[:1] != [CALLER]:
-        here = Path.cwd()
-        caller = Caller(
-            script="", command=f"refusion-eval {command}", here=here, python=sys.executable, checks_only=False
+
+    def __init__(self, arguments: Sequence[str], command: str, description: str) -> None:
+        self.script, here, self.python, stage, self.options = "", os.getcwd(), sys.executable, "run", list(arguments)
+        if arguments[:1] == ["--called-by"]:
+            _, self.script, here, self.python, stage, *self.options = arguments
+        self.here, self.checks_only = Path(here), stage == "check"
+        variables = "Environment: PYTHON (python3), REFUSION_EVAL_VENV (.venv), REFUSION_EVAL_TORCH_INDEX (for torch)."
+        super().__init__(
+            prog=f"bash {self.script}" if self.script else f"refusion-eval {command}",
+            description=description,
+            epilog=variables if self.script else None,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        return caller, list(arguments)
-    script, here_text, python, stage = arguments[1:5]
-    checks_only = stage == "check"
-    caller = Caller(
-        script=script, command=f"bash {script}", here=Path(here_text), python=python, checks_only=checks_only
-    )
-    return caller, list(arguments[5:])
+        self.add_argument("--dry-run", action="store_true", help="print the commands instead of running them")
+        if self.script:
+            self.add_argument("--setup", action="store_true", help="make the environment and stop")
+
+    def read(self) -> argparse.Namespace:
+        """Reads the user's options. An option that is not given is an empty text."""
+        given = self.parse_args(self.options)
+        return argparse.Namespace(**{name: "" if value is None else value for name, value in vars(given).items()})
+
+    def error(self, message: str) -> NoReturn:
+        """Prints one line about a wrong option and exits with status 2."""
+        message = re.sub(r"^unrecognized arguments: (\S+).*", r"unknown option '\1'", message)
+        message = re.sub(r"^argument (\S+): expected one argument", r"\1 needs a value", message)
+        message = re.sub(r"^argument (\S+): ", r"\1", message)
+        print(f"{self.script or self.prog}: {message}; {self.prog} --help lists the options", file=sys.stderr)
+        sys.exit(2)
+
+    # Types of options. Each error message continues the name of the option.
+
+    def path(self, text: str) -> str:
+        """A path as seen from where the user stands."""
+        return text if text.startswith("/") else f"{self.here}/{self.text(text)}"
+
+    def folder(self, text: str) -> str:
+        """A folder that exists."""
+        if not os.path.isdir(self.path(text)):
+            raise argparse.ArgumentTypeError(f": there is no directory '{text}'")
+        return self.path(text)
+
+    def checkpoint(self, text: str) -> str:
+        """A folder, which becomes absolute, or a hub id."""
+        return self.path(text) if os.path.isdir(self.path(text)) else text
+
+    @staticmethod
+    def text(text: str) -> str:
+        """Text that is not empty."""
+        if not text:
+            raise argparse.ArgumentTypeError(" needs a value")
+        return text
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Options as the user gave them.
+def whole_number(rule: str, low: int) -> Callable[[str], str]:
+    """Type of an option: a whole number of at least `low`, which messages put as `rule`."""
 
-    Attributes:
-        values: option -> its last value.
-        flags: options without a value that were given.
-        repeated: option and value of those that may be repeated, in order.
-    """
+    def read(text: str) -> str:
+        if not (text.isascii() and text.isdigit()) or int(text) < low:
+            raise argparse.ArgumentTypeError(f" is '{text}', it must be a whole number {rule}")
+        return text
 
-    values: Mapping[str, str]
-    flags: Set[str]
-    repeated: Sequence[tuple[str, str]]
-
-
-def read_options(
-    arguments: Sequence[str],
-    caller: Caller,
-    *,
-    with_value: Collection[str],
-    flags: Collection[str],
-    repeatable: Collection[str] = (),
-) -> Options:
-    """Reads "--option value" and "--flag".
-
-    Raises:
-        SystemExit: an option is unknown or lacks its value.
-    """
-    values: dict[str, str] = {}
-    given: set[str] = set()
-    repeated: list[tuple[str, str]] = []
-    rest = list(arguments)
-    while rest:
-        option = rest.pop(0)
-        if option in flags:
-            given.add(option)
-        elif option in with_value or option in repeatable:
-            if not rest or not rest[0]:
-                raise caller.fail(f"{option} needs a value")
-            value = rest.pop(0)
-            if option in repeatable:
-                repeated.append((option, value))
-            else:
-                values[option] = value
-        else:
-            raise caller.fail(f"unknown option '{option}'")
-    return Options(values, given, repeated)
-
-
-def whole_number(option: str, text: str, low: int, caller: Caller) -> int:
-    """Reads a whole number of at least `low`.
-
-    Raises:
-        SystemExit: the text is no such number.
-    """
-    if not (text.isascii() and text.isdigit()) or int(text) < low:
-        raise caller.fail(f"{option} is '{text}', it must be a whole number of at least {low}")
-    return int(text)
+    return read
 
 
 class Steps:

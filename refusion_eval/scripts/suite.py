@@ -4,60 +4,21 @@ import os
 import re
 import sys
 import tomllib
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
 from refusion_eval.paths import embedded_decoder, embedded_names, tasks_path
 from refusion_eval.scripts.artefacts import PUBLISHED_BASELINE, Artefacts
-from refusion_eval.scripts.steps import Caller, Options, Steps, read_caller, read_options
+from refusion_eval.scripts.steps import Parser, Steps, whole_number
 
-USAGE = """Usage: {command} [options]
-
-Without options: the tiny embedded models on the seven mini tasks, on any machine, in minutes.
-With --model: that checkpoint on the real benchmarks. Run again to continue an interrupted run.
-
-  --model M        ReFusion checkpoint: hub id or directory, for example GSAI-ML/ReFusion; with --system the checkpoint
-                   of that one system, published (all that have a public checkpoint), or embedded
-  --system S       systems of the paper by name, separated by commas (refusion-eval systems lists them), as they were
-                   published; or all: the embedded family on the mini tasks
-  --preset P       with --system: which of the decoders' settings tables (official, paper_implied, ...)
-  --adapter A      with --system and --model: LoRA adapter, hub id or directory
-  --baseline B     autoregressive checkpoint to compare with (default for --model: Qwen/Qwen3-8B)
-  --no-baseline    run no baseline; the table then has no speed-up
-  --tasks T        benchmarks, separated by commas: mmlu_pro,arc_challenge,gsm8k,math,gpqa,humaneval,mbpp
-  --limit N        only the first N items of each task
-  --data DIR       benchmark rows, DIR/<benchmark>/<split>.jsonl[.gz]
-  --results DIR    folder for the results (default: results)
-  --sandbox S      auto, or none to run model-written code without isolation
-  --artefacts      also make every table and figure of the paper that these systems support, in
-                   RESULTS/<model>/artefacts, and a page of all samples, RESULTS/reports/<model>.html; of the embedded
-                   family within an hour. A real ReFusion then runs as the paper's algorithm, without fused forwards
-{setup}  --dry-run        print the commands instead of running them
-  --help           this text
-"""
-SETUP_LINE = "  --setup          make the environment and stop\n"
-ENVIRONMENT_LINE = """
-Environment: PYTHON (python3), REFUSION_EVAL_VENV (.venv), REFUSION_EVAL_TORCH_INDEX (package index for torch).
-"""
+DESCRIPTION = """Without options: the tiny embedded models on the seven mini tasks, on any machine, in minutes.
+With --model: that checkpoint on the real benchmarks. Run again to continue an interrupted run."""
 
 EMBEDDED, PUBLISHED = "embedded", "published"
 
 # Exit status of a run that finished with failed samples, see `refusion_eval.cli.terminal`.
 EXIT_INCOMPLETE = 3
-
-WITH_VALUE = (
-    "--model",
-    "--system",
-    "--preset",
-    "--adapter",
-    "--baseline",
-    "--tasks",
-    "--limit",
-    "--data",
-    "--results",
-    "--sandbox",
-)
-FLAGS = ("--no-baseline", "--setup", "--artefacts", "--dry-run", "--help", "-h")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -72,54 +33,81 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         SystemExit: an option is wrong (status 2), a step failed that the rest needs, or a signal arrived.
     """
-    caller, rest = read_caller(arguments, "suite")
-    options = read_options(rest, caller, with_value=WITH_VALUE, flags=FLAGS)
-    if options.flags & {"--help", "-h"}:
-        by_script = bool(caller.script)
-        usage = USAGE.format(command=caller.command, setup=SETUP_LINE if by_script else "")
-        print(usage + (ENVIRONMENT_LINE if by_script else ""), end="")
-        return 0
-    suite = Suite(options, caller)
-    return 0 if caller.checks_only or "--setup" in options.flags else suite.run()
+    parser = suite_parser(arguments)
+    suite = Suite(parser, parser.read())
+    return 0 if parser.checks_only else suite.run()
+
+
+def suite_parser(arguments: Sequence[str]) -> Parser:
+    """Returns the parser of the suite's options."""
+    parser = Parser(arguments, "suite", DESCRIPTION)
+    add, text = parser.add_argument, parser.text
+    add(
+        "--model",
+        metavar="M",
+        type=parser.checkpoint,
+        help="ReFusion checkpoint: hub id or directory, for example GSAI-ML/ReFusion; with --system the checkpoint of "
+        "that one system, published (all that have a public checkpoint), or embedded",
+    )
+    add(
+        "--system",
+        metavar="S",
+        type=text,
+        help="systems of the paper by name, separated by commas (refusion-eval systems lists them), as they were "
+        "published; or all: the embedded family on the mini tasks",
+    )
+    add("--preset", metavar="P", type=text, help="with --system: settings table of the decoders, for example official")
+    add("--adapter", metavar="A", type=parser.checkpoint, help="with --system and --model: LoRA adapter of the model")
+    add(
+        "--baseline",
+        metavar="B",
+        type=parser.checkpoint,
+        help=f"autoregressive checkpoint to compare with (default for --model: {PUBLISHED_BASELINE})",
+    )
+    add("--no-baseline", action="store_true", help="run no baseline; the table then has no speed-up")
+    tasks = "mmlu_pro,arc_challenge,gsm8k,math,gpqa,humaneval,mbpp"
+    add("--tasks", metavar="T", type=text, help=f"benchmarks, separated by commas (default: {tasks})")
+    add("--limit", metavar="N", type=whole_number("above 0", 1), help="only the first N items of each task")
+    add("--data", metavar="DIR", type=parser.folder, help="benchmark rows, DIR/<benchmark>/<split>.jsonl[.gz]")
+    add("--results", metavar="DIR", type=parser.path, help="folder for the results (default: results)")
+    add("--sandbox", metavar="S", type=_sandbox, help="auto, or none to run model-written code without isolation")
+    add(
+        "--artefacts",
+        action="store_true",
+        help="also make every table and figure of the paper that these systems support, in RESULTS/<model>/artefacts, "
+        "and a page of all samples, RESULTS/reports/<model>.html; of the embedded family within an hour. A real "
+        "ReFusion then runs as the paper's algorithm, without fused forwards",
+    )
+    return parser
 
 
 class Suite:
     """The systems to run, in order, and what was run so far.
 
     Args:
-        options: as the user gave them.
-        caller: who asked.
+        parser: reports wrong options, and knows the interpreter.
+        given: the options.
 
     Raises:
-        SystemExit: an option is wrong, or options do not fit each other.
+        SystemExit: options do not fit each other.
     """
 
-    def __init__(self, options: Options, caller: Caller) -> None:
-        values, flags = options.values, options.flags
-        self.caller = caller
-        self.model = caller.checkpoint(values["--model"]) if "--model" in values else ""
-        self.systems, self.preset = values.get("--system", ""), values.get("--preset", "")
-        self.adapter = caller.checkpoint(values["--adapter"]) if "--adapter" in values else ""
-        self.baseline = caller.checkpoint(values["--baseline"]) if "--baseline" in values else ""
-        self.with_baseline = "--no-baseline" not in flags
-        self.tasks = values.get("--tasks", "")
-        self.results = caller.absolute(values["--results"]) if "--results" in values else "results"
-        self.limit, self.data, self.sandbox = (values.get(option, "") for option in ("--limit", "--data", "--sandbox"))
-        self.artefacts = "--artefacts" in flags
-        self.dry_run = "--dry-run" in flags
-        self._check_values()
+    def __init__(self, parser: Parser, given: Namespace) -> None:
+        self.given, self._parser = given, parser
+        self.model, self.baseline, self._systems = given.model, given.baseline, given.system
+        self.results = given.results or "results"
         self.names: list[str] = []
-        self._rows = _published_rows()
-        if self.artefacts and not self.model and not self.systems:
-            self.systems = "all"
-        if self.systems:
+        self._rows = tomllib.loads((tasks_path() / "settings" / "systems.toml").read_text(encoding="utf-8"))
+        if given.artefacts and not self.model and not self._systems:
+            self._systems = "all"
+        if self._systems:
             self._check_systems()
-        elif self.preset or self.adapter or self.model == PUBLISHED:
-            raise caller.fail("--preset, --adapter and --model published need --system")
-        if self.artefacts and self.systems and "refusion" not in self.names:
-            raise caller.fail("--artefacts is about ReFusion: name refusion among --system, or leave --system out")
+        elif given.preset or given.adapter or self.model == PUBLISHED:
+            parser.error("--preset, --adapter and --model published need --system")
+        if given.artefacts and self._systems and "refusion" not in self.names:
+            parser.error("--artefacts is about ReFusion: name refusion among --system, or leave --system out")
         # Figures of a real checkpoint stand beside published ones, so its forwards are those of the paper's algorithm.
-        as_in_the_paper = self.artefacts and self.model not in ("", EMBEDDED)
+        as_in_the_paper = given.artefacts and self.model not in ("", EMBEDDED)
         self.refusion_settings = ["--set", "fuse=false"] if as_in_the_paper else []
         self._refusion_suffix = "-unfused" if as_in_the_paper else ""
         self.refusion_run = ""  # folder of the run of ReFusion that the artefacts are about
@@ -129,12 +117,12 @@ class Suite:
 
     def run(self) -> int:
         """Runs all systems, writes the table and makes the artefacts; returns the exit status."""
-        self._steps = Steps(dry_run=self.dry_run)
-        if self.systems:
+        self._steps = Steps(dry_run=self.given.dry_run)
+        if self._systems:
             self._run_systems()
         else:
             self._run_refusion()
-        if self.artefacts:
+        if self.given.artefacts:
             Artefacts(self).make()
         return self.status
 
@@ -148,12 +136,13 @@ class Suite:
     @property
     def common(self) -> list[str]:
         """Options that every run gets."""
-        pairs = (("--limit", self.limit), ("--data", self.data), ("--sandbox", self.sandbox))
+        given = self.given
+        pairs = (("--limit", given.limit), ("--data", given.data), ("--sandbox", given.sandbox))
         return [word for option, value in pairs if value for word in (option, value)]
 
     def step(self, *arguments: str) -> int:
         """Runs one command of the package; returns its exit status."""
-        return self._steps.run(self.caller.python, "-m", "refusion_eval", *arguments)
+        return self._steps.run(self._parser.python, "-m", "refusion_eval", *arguments)
 
     def make_folder(self, folder: str) -> None:
         """Makes a folder with its parents."""
@@ -170,7 +159,7 @@ class Suite:
         Returns:
             0 if the run finished, though samples may have failed; its exit status if it did not.
         """
-        tasks = self.tasks if tasks is None else tasks
+        tasks = self.given.tasks if tasks is None else tasks
         chosen = ["--tasks", tasks] if tasks else []
         status = self.step("run", "--run-dir", run_dir, *arguments, *chosen, *self.common)
         if status == EXIT_INCOMPLETE:
@@ -191,7 +180,7 @@ class Suite:
 
     def say(self, text: str) -> None:
         """Prints a line on stderr."""
-        print(f"{self.caller.script or 'suite'}: {text}", file=sys.stderr, flush=True)
+        print(f"{self._parser.script or 'suite'}: {text}", file=sys.stderr, flush=True)
 
     def write_table(self, folder: str) -> None:
         """Writes the table of all runs so far."""
@@ -203,40 +192,28 @@ class Suite:
         if status:
             raise SystemExit(status)
 
-    def _check_values(self) -> None:
-        caller = self.caller
-        if self.limit and (not (self.limit.isascii() and self.limit.isdigit()) or self.limit.startswith("0")):
-            raise caller.fail(f"--limit is '{self.limit}', it must be a whole number above 0")
-        if self.data:
-            folder = caller.absolute(self.data)
-            if not os.path.isdir(folder):
-                raise caller.fail(f"--data: there is no directory '{self.data}'")
-            self.data = folder
-        if self.sandbox not in ("", "auto", "none"):
-            raise caller.fail(f"--sandbox is '{self.sandbox}', it must be auto or none")
-
     def _check_systems(self) -> None:
         """Sets the names of the systems, and the model if none is given."""
-        caller = self.caller
-        if self.systems == "all" and self.model in ("", EMBEDDED):
+        parser, given = self._parser, self.given
+        if self._systems == "all" and self.model in ("", EMBEDDED):
             self.names, self.model = embedded_names(), EMBEDDED
-        elif self.systems == "all":
+        elif self._systems == "all":
             self.names = [name for name, row in self._rows.items() if "pretrained" in row]
         else:
-            self.names = self.systems.split(",")
+            self.names = self._systems.split(",")
         self.model = self.model or PUBLISHED
         for name in self.names:
             if self.model == EMBEDDED and name not in embedded_names():
-                raise caller.fail(f"--model embedded: there is no embedded checkpoint of '{name}'")
+                parser.error(f"--model embedded: there is no embedded checkpoint of '{name}'")
             if self.model != EMBEDDED and not self._decoder_of(name):
-                raise caller.fail(f"--system: there is no system '{name}'; tasks/settings/systems.toml lists them")
+                parser.error(f"--system: there is no system '{name}'; tasks/settings/systems.toml lists them")
         if self.model in (EMBEDDED, PUBLISHED):
-            if self.adapter:
-                raise caller.fail("--adapter needs --model with its checkpoint")
+            if given.adapter:
+                parser.error("--adapter needs --model with its checkpoint")
         elif len(self.names) != 1:
-            raise caller.fail(f"--model {self.model} is one checkpoint, and --system names {len(self.names)} systems")
-        if self.preset and not (self.model != EMBEDDED and any(map(self._has_preset, self.names))):
-            raise caller.fail(f"--preset: no settings table of these systems is called '{self.preset}'")
+            parser.error(f"--model {self.model} is one checkpoint, and --system names {len(self.names)} systems")
+        if given.preset and not (self.model != EMBEDDED and any(map(self._has_preset, self.names))):
+            parser.error(f"--preset: no settings table of these systems is called '{given.preset}'")
 
     def _decoder_of(self, system: str) -> str:
         """Returns the decoder of a system; a decoder without a row is a system too; empty if there is neither."""
@@ -250,7 +227,7 @@ class Suite:
         # The tables are YAML, which the standard library does not read; the run itself checks them in full.
         table = tasks_path() / "settings" / f"{self._decoder_of(system)}.yaml"
         text = table.read_text(encoding="utf-8") if table.is_file() else ""
-        return re.search(rf"^  {re.escape(self.preset)}:", text, re.MULTILINE) is not None
+        return re.search(rf"^  {re.escape(self.given.preset)}:", text, re.MULTILINE) is not None
 
     def _run_systems(self) -> None:
         if self.baseline:
@@ -262,10 +239,10 @@ class Suite:
                 self.refusion_run = run_dir
         if self.baseline:
             self._run_baseline()
-        if not self.run_dirs and not self.dry_run:
+        if not self.run_dirs and not self.given.dry_run:
             raise SystemExit(self.status)
-        suffix = f"-{self.preset}" if self.preset else ""
-        self.write_table(f"{self.results}/{self.systems.replace(',', '+')}{suffix}")
+        suffix = f"-{self.given.preset}" if self.given.preset else ""
+        self.write_table(f"{self.results}/{self._systems.replace(',', '+')}{suffix}")
 
     def _system_run(self, name: str) -> tuple[str, list[str]]:
         """Returns the folder and the arguments of one system's run."""
@@ -277,13 +254,14 @@ class Suite:
         arguments, run_dir = ["--system", name], f"{self.results}/runs/{name}"
         if self.model != PUBLISHED:
             arguments += ["--model", self.model]
-            arguments += ["--adapter", self.adapter] if self.adapter else []
+            arguments += ["--adapter", self.given.adapter] if self.given.adapter else []
             run_dir = f"{self.results}/runs/{_base_name(self.model)}-{name}"
-        if self.preset and self._has_preset(name):
-            arguments += ["--preset", self.preset]
-            run_dir += f"-{self.preset}"
-        elif self.preset:
-            self.say(f"{name} has no settings table '{self.preset}' and runs with its own")
+        preset = self.given.preset
+        if preset and self._has_preset(name):
+            arguments += ["--preset", preset]
+            run_dir += f"-{preset}"
+        elif preset:
+            self.say(f"{name} has no settings table '{preset}' and runs with its own")
         if name == "refusion":
             arguments += self.refusion_settings
             run_dir += self._refusion_suffix
@@ -291,18 +269,18 @@ class Suite:
 
     def _run_refusion(self) -> None:
         """Runs ReFusion and its autoregressive baseline."""
-        model = self.model or EMBEDDED
+        model, with_baseline = self.model or EMBEDDED, not self.given.no_baseline
         if model == EMBEDDED:
             _use_one_thread()
-        elif self.with_baseline:
+        elif with_baseline:
             self.baseline = self.baseline or PUBLISHED_BASELINE
-        if self.with_baseline and self.baseline:
+        if with_baseline and self.baseline:
             self._check_baseline()
         self.refusion_run = f"{self.results}/runs/{_base_name(model)}-refusion{self._refusion_suffix}"
         self._need(self.evaluate(self.refusion_run, "--model", model, "--decoder", "refusion", *self.refusion_settings))
-        if self.with_baseline and self.baseline:
+        if with_baseline and self.baseline:
             self._run_baseline()
-        elif self.with_baseline:
+        elif with_baseline:
             run_dir = f"{self.results}/runs/embedded-autoregressive"
             status = self.evaluate(run_dir, "--model", EMBEDDED, "--decoder", "autoregressive")
             self.go_on_without(status, "the baseline failed, so the table has no speed-up")
@@ -321,9 +299,10 @@ class Suite:
         self.go_on_without(self.evaluate(run_dir, *arguments), "the baseline failed, so the table has no speed-up")
 
 
-def _published_rows() -> dict[str, dict[str, str]]:
-    """Reads the rows of the published systems."""
-    return tomllib.loads((tasks_path() / "settings" / "systems.toml").read_text(encoding="utf-8"))
+def _sandbox(text: str) -> str:
+    if text not in ("auto", "none"):
+        raise ArgumentTypeError(f" is '{text}', it must be auto or none")
+    return text
 
 
 def _base_name(path: str) -> str:
