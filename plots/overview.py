@@ -21,12 +21,12 @@ PANELS = (
     (("tps",), "Tokens per second, batch 1"),
     (("tpf",), "Tokens per forward"),
 )
-# Light, dark and hatched: told apart in greyscale and by colour-blind readers.
+# Light, dark and hatched, so that they differ in greyscale and for colour-blind readers.
 STYLES = ({"color": "#1b4965"}, {"color": "#bee3f8"}, {"color": "#f2a541", "hatch": "//"}, {"color": "#7a7a7a"})
 
 
 def draw(rows: Sequence[Figure], target: Path) -> None:
-    """Writes the picture; a figure that was not measured has no bar."""
+    """Writes the picture. A figure that was not measured has no bar."""
     tasks = sorted({row.task for row in rows if row.task != MEAN_TASK})
     if any(row.task == MEAN_TASK for row in rows):
         tasks.append(MEAN_TASK)
@@ -36,12 +36,13 @@ def draw(rows: Sequence[Figure], target: Path) -> None:
     )
     for axes, (metrics, title) in zip(panels, PANELS, strict=True):
         for number, system in enumerate(systems):
-            chosen = {row.task: row for row in rows if row.label == system and row.metric in metrics}
-            _bars(axes, tasks, chosen, number, len(systems), system)
+            by_task = {row.task: row for row in rows if row.label == system and row.metric in metrics}
+            _bars(axes, tasks, by_task, number, len(systems), system)
         axes.set_title(title, fontsize=11)
         axes.set_xlim(left=0)
         axes.spines[["top", "right"]].set_visible(False)
-    panels[0].set_yticks(range(len(tasks)), [task.removeprefix("mini_") for task in tasks])
+    benchmarks = {row.task: row.benchmark for row in rows} | {MEAN_TASK: MEAN_TASK}
+    panels[0].set_yticks(range(len(tasks)), [benchmarks[task] for task in tasks])
     panels[0].invert_yaxis()
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower left", ncols=len(systems), frameon=False)

@@ -1,10 +1,10 @@
-"""Writes the tables of README.md anew from the CSV files they come from; `--check` only compares.
+"""Writes the tables of README.md again from the CSV files they come from; `--check` only compares.
 
 python plots/readme_table.py results/embedded/results.csv
 
-The compact table stands between `<!-- results:begin -->` and `<!-- results:end -->`. Tables of the paper stand between
-`<!-- tableN:begin FILE.csv ... -->` and `<!-- tableN:end -->`, and come from the files that are named there. What whole
-benchmarks cost stands between `<!-- cost:begin -->` and `<!-- cost:end -->`.
+The compact table is between `<!-- results:begin -->` and `<!-- results:end -->`. Tables of the paper are between
+`<!-- tableN:begin FILE.csv ... -->` and `<!-- tableN:end -->` and come from the files that are named there. The cost of
+whole benchmarks is between `<!-- cost:begin -->` and `<!-- cost:end -->`.
 """
 
 import argparse
@@ -40,11 +40,11 @@ def results_block(csv: Path) -> str:
 
 
 def regenerated(readme: str, csv: Path) -> str:
-    """The text with every table in place of what stands between its markers.
+    """The text with every table written again between its markers.
 
     Args:
-        readme: the text.
-        csv: of the compact table, relative to the project's folder.
+        readme: text of README.md.
+        csv: file of the compact table, relative to the project's folder.
     """
     before, rest = readme.split(BEGIN)
     _, after = rest.split(END)
@@ -76,10 +76,10 @@ def main() -> None:
     arguments = parser.parse_args()
     csv = arguments.csv.resolve().relative_to(ROOT) if arguments.csv.is_absolute() else arguments.csv
     text = README.read_text(encoding="utf-8")
-    wanted = regenerated(text, csv)
+    fresh = regenerated(text, csv)
     if arguments.check:
-        sys.exit(wanted != text)
-    README.write_text(wanted, encoding="utf-8")
+        sys.exit(fresh != text)
+    README.write_text(fresh, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -19,10 +19,10 @@ COLUMNS = (*SCALING_COLUMNS, "hardware", "mini")
 
 
 def rows_of(entries: Sequence[str]) -> list[list]:
-    """Rows of the CSV, by samples and task.
+    """Rows of the CSV, sorted by number of samples and task.
 
     Args:
-        entries: `SAMPLES=RUN`, the number of training samples and a run directory or results CSV.
+        entries: texts `SAMPLES=RUN`: the number of training samples, and a run directory or results CSV.
 
     Raises:
         ConfigError: an entry is not of this form.
@@ -33,19 +33,10 @@ def rows_of(entries: Sequence[str]) -> list[list]:
         samples, _, run = entry.partition("=")
         if not samples.isdecimal() or not run:
             raise ConfigError(f"{entry!r}: write the number of training samples and the run, as 1000=runs/small")
-        for cell in measured_figures([run]):
-            if cell.metric in (*SCORES, "tps"):
-                shown = (
-                    cell.benchmark,
-                    cell.metric,
-                    cell.value,
-                    cell.ci_low,
-                    cell.ci_high,
-                    cell.n,
-                    cell.hardware,
-                    cell.mini,
-                )
-                rows.append([int(samples), *shown])
+        for figure in measured_figures([run]):
+            if figure.metric in (*SCORES, "tps"):
+                names = ("benchmark", "metric", "value", "ci_low", "ci_high", "n", "hardware", "mini")
+                rows.append([int(samples), *(getattr(figure, name) for name in names)])
     return sorted(rows, key=lambda row: row[:3])
 
 
