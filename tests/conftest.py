@@ -33,9 +33,8 @@ GOLDEN_FIXTURES = {"shared", "reference_data"}
 
 def pytest_configure(config: pytest.Config) -> None:
     """Selects the unit tests if neither tests nor markers are named; a named file or folder runs whole."""
-    is_worker = hasattr(config, "workerinput")  # of pytest-xdist; it gets the selection of the main process
     is_marked = bool(config.option.markexpr) or any(arg.startswith("-m") for arg in config.invocation_params.args)
-    if not is_worker and not is_marked and config.args_source is not pytest.Config.ArgsSource.ARGS:
+    if not is_marked and config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.option.markexpr = "unit"
 
 
