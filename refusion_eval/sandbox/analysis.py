@@ -1,4 +1,4 @@
-"""What the text of a trusted test tells: the names it must be given, and whether running it may leave something behind.
+"""Reads the source of a trusted test: the names it must be given, and whether running it may change its process.
 
 A judge that is kept from check to check must not carry anything from one test to the next. So it runs by itself only
 tests that can be seen to work on their own names alone, and forks for all others.
@@ -11,13 +11,13 @@ import sys
 from types import ModuleType
 from typing import NamedTuple
 
-# Modules whose functions keep nothing, or nothing but caches; the numbers of `random` begin anew with every check.
+# Modules whose functions keep no state but caches. The numbers of `random` begin anew with every check.
 # fmt: off
 _STATELESS_MODULES = frozenset((
     "bisect", "cmath", "collections", "copy", "datetime", "fractions", "functools", "hashlib", "heapq", "itertools",
     "json", "math", "numbers", "operator", "random", "re", "statistics", "string", "typing",
 ))
-# Wherever they are read from, and whatever they are called afterwards.
+# Names that reach further, wherever they are read from and whatever they are called afterwards.
 _REACHING_NAMES = frozenset((
     "breakpoint", "compile", "delattr", "eval", "exec", "exit", "getattr", "globals", "help", "input", "locals", "open",
     "quit", "setattr", "vars", "attrgetter", "get_type_hints", "gi_frame", "methodcaller", "register",
@@ -28,7 +28,7 @@ _BUILTINS = frozenset(vars(builtins))
 
 
 def _shared() -> frozenset[str]:
-    """Names under which the stateless modules have what can be changed: other modules, and containers."""
+    """Names under which the stateless modules hold objects that can be changed: other modules, and containers."""
     return frozenset(
         name
         for module in _STATELESS_MODULES
@@ -53,12 +53,12 @@ class Names(NamedTuple):
 
 
 class Analysis(NamedTuple):
-    """What was found in a text.
+    """Result of the analysis of a test or of its helpers.
 
     Attributes:
-        foreign: names that it reads and does not define.
-        owners: names that it reads attributes of.
-        reaches_out: whether a statement of it may change more than its own names, whatever these names are.
+        foreign: names that the source reads and does not define.
+        owners: names whose attributes the source reads.
+        reaches_out: whether a statement may change more than names of the source, whatever these names are.
     """
 
     foreign: frozenset[str]
@@ -67,12 +67,12 @@ class Analysis(NamedTuple):
 
     @property
     def may_leave_traces(self) -> bool:
-        """Whether running it may change more than its own names."""
+        """Whether running the source may change more than its own names."""
         modules = self.foreign & self.owners & sys.stdlib_module_names
         return self.reaches_out or not modules <= _STATELESS_MODULES
 
     def names(self, known: set[str]) -> Names:
-        """Find what the test must be given.
+        """Find the names that the test must be given.
 
         A builtin stays the judge's own, or a candidate could redefine abs() and agree with everything. Only a test that
         names nothing else (MBPP 126 tests a function called `sum`) takes builtins from the candidate.
@@ -87,7 +87,7 @@ class Analysis(NamedTuple):
 
 
 def analyse(tree: ast.Module) -> Analysis:
-    """Read a parsed test, or its helpers."""
+    """Analyse a parsed test, or its helpers."""
     defined: set[str] = set()
     used: set[str] = set()
     owners: set[str] = set()
@@ -99,7 +99,7 @@ def analyse(tree: ast.Module) -> Analysis:
         elif isinstance(node, ast.Attribute):
             if isinstance(node.value, ast.Name):
                 owners.add(node.value.id)
-            # A changed attribute, or one that leads behind an object's public face.
+            # An attribute that is changed, or a private one.
             reaches_out |= not isinstance(node.ctx, ast.Load) or node.attr.startswith("_") or node.attr in _REACHING
         elif isinstance(node, ast.arg):
             defined.add(node.arg)

@@ -1,7 +1,7 @@
-"""The candidate's side: load the program, then answer the judge's requests, one at a time, with data.
+"""The candidate's side: loads the program, then answers the judge's requests with data, one at a time.
 
-Everything here shares its process with untrusted code, which may take it over. It can then lie about its own values,
-and nothing else: the judge reads data only.
+Everything here shares its process with untrusted code, which may take the process over. It can then lie about its own
+values and do nothing else, because the judge reads data only.
 """
 
 import operator

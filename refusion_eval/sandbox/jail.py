@@ -1,6 +1,6 @@
-"""Lock a process in: namespaces and a small root once per worker, everything else once per program.
+"""Locks a process in: namespaces and a small root once per worker, everything else once per program.
 
-Order matters below and is the reason for most comments: each step gives up what the next one no longer needs.
+The order of the steps matters: each gives up a right that no later step needs. Most comments are about that.
 """
 
 import errno
@@ -56,7 +56,7 @@ def enter_namespaces(profile: Profile) -> None:
 
 
 def _why_no_user_namespace(error: OSError) -> str:
-    """What a person has to look at; the kernel's own words ("no space left on device") do not tell."""
+    """The setting to look at, which the kernel's own message ("no space left on device") does not name."""
     switches = ("user/max_user_namespaces", "kernel/unprivileged_userns_clone")
     off = [name.replace("/", ".") for name in switches if _reads_zero(f"/proc/sys/{name}")]
     if off:

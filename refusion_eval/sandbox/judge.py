@@ -1,7 +1,7 @@
-"""The judge's side: run the dataset's test in a process of its own, with the candidate's names bound to handles.
+"""The judge: runs the dataset's test in a process of its own, with the candidate's names bound to handles.
 
-The only way to pass is that this process reaches the end of the test. What the candidate prints, returns as exit code
-or sends unasked cannot make it pass.
+A program passes only if this process reaches the end of the test. Nothing that the candidate prints, returns as its
+exit code or sends unasked can make it pass.
 """
 
 import ast
@@ -25,7 +25,7 @@ from refusion_eval.sandbox.proxy import Broken, Candidate
 GOES_ON = b"+"
 _TEST_FILE = "<test>"
 _MAX_DETAIL_CHARS = 300
-_MOST_KEPT_KIB = 256 << 10  # resident, at its largest; what a large value took is not always given back
+_MOST_KEPT_KIB = 256 << 10  # peak resident memory; the allocator does not always return that of a large value
 
 
 class JudgeResult(NamedTuple):
@@ -36,7 +36,7 @@ class JudgeResult(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A parsed test and its helpers, the latter without placeholders (only a docstring, or imports besides)."""
+    """A parsed test and its helpers. Helpers that are placeholders (a docstring and imports only) are left out."""
 
     test: ast.Module
     helpers: ast.Module
@@ -44,7 +44,7 @@ class Case(NamedTuple):
 
     @property
     def may_leave_traces(self) -> bool:
-        """Whether judging it may change the process that does."""
+        """Whether running the test may change the judge's process."""
         return self.analysis.may_leave_traces or analyse(self.helpers).may_leave_traces
 
 
@@ -52,7 +52,7 @@ def case_of(job: dict[str, str]) -> Case:
     """Parse a job's trusted texts.
 
     Raises:
-        Exception: one of them is no program; the fault is ours.
+        Exception: a text is no program, which is a fault of the dataset.
     """
     test = ast.parse(job["test"], _TEST_FILE)
     helpers = ast.parse(job["helpers"])

@@ -1,4 +1,4 @@
-"""The judge's process as its worker sees it; kept from check to check, for a fork takes longer than most tests."""
+"""Handle to a judge process, which is reused between checks because forking takes longer than most tests."""
 
 import contextlib
 import os
@@ -9,16 +9,16 @@ import socket
 from refusion_eval.sandbox.judge import GOES_ON
 from refusion_eval.sandbox.watch import Proc, Usage
 
-_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)  # short of memory, or shutting down
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)  # sent when memory is short, or at a shutdown
 
 
 class JudgeProcess:
     """A running judge.
 
     Attributes:
-        number: its process number as /proc counts.
-        killed: whether others than its worker have killed it.
-        collected: whether it has ended and been waited for; its number may be another's then.
+        number: its process number in the machine's /proc.
+        killed: whether a process other than its worker has killed it.
+        collected: whether it has ended and been waited for; another process may have its number then.
     """
 
     def __init__(self, proc: Proc, pid: int, number: int, sock: socket.socket) -> None:
@@ -26,9 +26,9 @@ class JudgeProcess:
 
         Args:
             proc: the machine's /proc.
-            pid: its process number as the worker counts.
-            number: the same as /proc counts.
-            sock: connection to it.
+            pid: the judge's process number in the worker's pid namespace.
+            number: the judge's process number in `proc`.
+            sock: connection to the judge.
         """
         self.number = number
         self.killed = False
@@ -40,23 +40,23 @@ class JudgeProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended, and another is needed for the next check."""
+        """Whether the judge has ended, so that the next check needs a new one."""
         if not self.collected and select.select([self._sock], [], [], 0)[0]:
             self.note_end()
         return self.collected
 
     def fileno(self) -> int:
-        """A descriptor that can be read as soon as the judge is done or has ended."""
+        """A descriptor that becomes readable when the judge has done its check or has ended."""
         return self._sock.fileno()
 
     def begin(self, result_fd: int, candidate: socket.socket) -> None:
-        """Hand over one check; says nothing of a judge that is gone, for `note_end` will."""
+        """Hand over one check. A judge that is gone is no error here; `note_end` reports it."""
         self._base = self._total()
         with contextlib.suppress(OSError):
             socket.send_fds(self._sock, [b"+"], [result_fd, candidate.fileno()])
 
     def note_end(self) -> None:
-        """Take note of why it can be read: the check is done, or the judge has ended."""
+        """Read why the descriptor is readable: the check is done, or the judge has ended."""
         try:
             goes_on = self._sock.recv(1) == GOES_ON
         except OSError:
@@ -66,7 +66,7 @@ class JudgeProcess:
             self.killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) in _FROM_OUTSIDE
 
     def usage(self) -> Usage:
-        """What this check took of it so far, with the process that it may have made for it."""
+        """Usage of this check so far, including the process that the judge may have forked for it."""
         now = self._total()
         return now._replace(cpu_s=now.cpu_s - self._base.cpu_s, starved_s=now.starved_s - self._base.starved_s)
 
@@ -75,14 +75,14 @@ class JudgeProcess:
         return Usage(*(sum(column) for column in zip(*parts, strict=True)))
 
     def kill(self) -> None:
-        """End it; what it started ends with it."""
+        """Kill the judge; the processes that it started end with it."""
         if not self.collected:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
             self._collect()
 
     def _collect(self) -> int:
-        """Its wait status."""
+        """Wait for the judge and return its wait status."""
         status = 0
         with contextlib.suppress(ChildProcessError):  # collected with the orphans
             _, status = os.waitpid(self._pid, 0)

@@ -1,4 +1,4 @@
-"""What a program under test may read: the standard library and the shared libraries below it, no installed package."""
+"""The folders that a program under test may read: the standard library and shared libraries, no installed package."""
 
 import importlib
 import os

@@ -1,4 +1,4 @@
-"""Workers seen from outside: start them, hand them programs, turn what comes back into verdicts."""
+"""Starts worker processes, hands programs to them, and turns their answers into results."""
 
 import atexit
 import contextlib
@@ -25,7 +25,7 @@ from refusion_eval.sandbox import wire
 from refusion_eval.sandbox.result import CheckResult, Program, hard_wall_s, result_of
 from refusion_eval.sandbox.watch import JUDGE_KILLED
 
-# The packages' own __init__ files are stepped over: the bare interpreter has none of their dependencies.
+# The __init__ files of the packages are not run, because the bare interpreter has none of their dependencies.
 _START = """
 import sys, types
 sys.path[:] = [path for path in sys.path if path]
@@ -39,9 +39,9 @@ from refusion_eval.sandbox.worker import main
 main({control_fd}, {profile!r}, fork_hooks)
 """
 _START_LIMIT_S = 30.0
-_WORKERS_PER_PROCESSOR = 2  # a check is a chain of short steps of four processes, which wait for each other
+_WORKERS_PER_PROCESSOR = 2  # a check is a chain of short steps of four processes that wait for each other
 _ANSWER_SLACK_S = 15.0
-_ATTEMPTS = 3  # a worker may be killed from outside, and so may the one that takes its place
+_ATTEMPTS = 3  # a worker may be killed from outside, and so may its replacement
 _DETAILS = {
     "timeout_cpu": "the time limit, computing",
     "timeout_wall": "the time limit, waiting",
@@ -65,7 +65,7 @@ def _interpreter(profile_name: str) -> str:
 
 
 def _start(interpreter: str, code: str, control_fd: int) -> "subprocess.Popen[bytes]":
-    """Start a bare interpreter with nothing of ours but one descriptor."""
+    """Start a bare interpreter that inherits one descriptor and nothing else."""
     return subprocess.Popen(
         [interpreter, "-s", "-S", "-B", "-c", code],
         env={"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1"},  # the same set order in every run
@@ -82,11 +82,11 @@ class WorkerProcess:
     """One worker process, started at once; checks one program at a time."""
 
     def __init__(self, profile_name: str, tier: str) -> None:
-        """Start it.
+        """Start the process.
 
         Args:
-            profile_name: one of `jail.PROFILES`.
-            tier: what its verdicts name.
+            profile_name: one of `profiles.PROFILES`.
+            tier: the tier that its results name.
 
         Raises:
             SandboxError: the profile cannot be set up on this machine; the message says why.
@@ -123,7 +123,7 @@ class WorkerProcess:
         """Check one program.
 
         Raises:
-            SandboxError: the worker broke; it is of no further use.
+            SandboxError: the worker broke and cannot be used any more.
         """
         started_s = time.monotonic()
         try:
@@ -186,7 +186,7 @@ def _merge(outcome: list[str] | None, report: dict[str, Any]) -> tuple[str, str]
 
 
 class _IdleWorkers:
-    """Workers that wait for the next call, by profile; a worker takes about a fifth of a second to start."""
+    """Workers that wait for the next call, by profile, because a start takes about a fifth of a second."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Which isolation works on this machine, found by attacking it."""
+"""Finds the isolation that works on this machine by attacking it."""
 
 import contextlib
 import functools
@@ -70,10 +70,10 @@ class SandboxReport:
 
     Attributes:
         tier: "A", "B", "C", or "D" where nothing works and code tasks are refused.
-        profile: name of the profile behind the tier; empty for "D".
-        layers: what isolates a program.
+        profile: name of the profile that gives the tier; empty for "D".
+        layers: the mechanisms that isolate a program, in words.
         missing: profile -> why it does not work here.
-        advice: what to do for a better tier; empty for "A".
+        advice: steps towards tier "A"; empty for "A".
     """
 
     tier: str
@@ -106,7 +106,7 @@ def probe() -> SandboxReport:
 
 
 def self_test(profile_name: str) -> str:
-    """Set a profile up and attack it; empty if it holds, else what went wrong."""
+    """Set a profile up and attack it. Returns an empty text if it holds, else what went wrong."""
     with contextlib.ExitStack() as stack:
         paths = [os.path.expanduser("~"), __file__, "/etc/passwd", "/proc/self/environ", os.getcwd()]
         with contextlib.suppress(OSError):  # a machine without a writable folder for temporary files

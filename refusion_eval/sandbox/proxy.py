@@ -1,7 +1,7 @@
-"""The judge's view of the candidate: handles whose every use is a request, answered with data.
+"""The judge's view of the candidate: handles whose every use is a request that is answered with data.
 
-A handle never lends its own idea of equality to a comparison with plain data: that is always False. So a returned
-object that claims to equal everything equals nothing; only two objects of the candidate are compared by the candidate.
+A comparison of a handle with plain data is always False, so an object that claims to equal everything equals nothing.
+Only two objects of the candidate are compared by the candidate itself.
 """
 
 import builtins
@@ -17,7 +17,7 @@ _MAX_TEXT_CHARS = 300
 
 
 class Broken(BaseException):
-    """The check is over whatever the test does next; not an Exception, so that no test can swallow it."""
+    """A fault that ends the check, whatever the test does next. It is no Exception, so that no test can swallow it."""
 
     def __init__(self, reason: str, detail: str) -> None:
         """Keep the reason (a key of `result.STATUS_OF_REASON`) and one line of detail."""
@@ -59,7 +59,7 @@ class Candidate:
         """Ask for one operation and return its result as data, or as a `Handle` where it is no data.
 
         Raises:
-            Broken: the candidate is gone, talks nonsense or sends too much.
+            Broken: the candidate is gone, sends malformed answers or sends too much.
             Exception: what the operation raised, as the nearest builtin exception.
         """
         if self.broken:
@@ -85,7 +85,10 @@ class Candidate:
         return parts[0]
 
     def load(self, source: str, names: list[str]) -> dict[str, Any]:
-        """Have the program run; returns what it defines under some of these names, and under no other.
+        """Have the program run.
+
+        Returns:
+            The objects that it defines under some of these names, and under no other.
 
         Raises:
             SyntaxError: it is no program.

@@ -1,4 +1,4 @@
-"""What goes into a check and what comes out of it: no process, no system call here."""
+"""The input and the result of a check. This module starts no process and makes no system call."""
 
 from dataclasses import dataclass
 
@@ -46,7 +46,7 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """Outcome of one check.
+    """Result of one check.
 
     Attributes:
         status: one of `STATUSES`; "error" is a fault of the sandbox or of the test, never of the candidate.

@@ -1,8 +1,9 @@
-"""The end of everything that a check left running, however fast it forks.
+"""Ends every process that a check left running, however fast it forks.
 
-A process that forks and ends at once, again and again, is gone before a list that names it was read, so it cannot be
-killed by its number. What ends it is one signal to all processes within reach, which the kernel sends in one step; so
-a worker's reach is made to be what it started, before it starts anything.
+A process that forks and ends at once, again and again, is gone before a list with its number has been read, so it
+cannot be killed by its number. One signal to all processes that the sender may signal does end it, because the kernel
+sends that signal in one step. Before a worker starts anything, the processes that it may signal are therefore reduced
+to those that it starts.
 """
 
 import contextlib
@@ -17,14 +18,14 @@ from refusion_eval.sandbox.profiles import Profile
 from refusion_eval.sandbox.watch import Proc
 
 _PAUSE_S = 0.002
-_MOST_REAPED = 64  # before the next look; some fork faster than they can be reaped
+_MOST_REAPED = 64  # in one round; some processes fork faster than they can be reaped
 
 
 class Sweeper:
-    """Ends what is left of a check; one per worker, whose children it looks at."""
+    """Ends the processes that are left of a check. Each worker has one, for its own children."""
 
     def __init__(self, profile: Profile, proc: Proc, guest_uid: int) -> None:
-        """Narrow the worker's reach.
+        """Reduce the processes that the worker may signal to those that it starts.
 
         Args:
             profile: isolation of the worker.
@@ -39,7 +40,7 @@ class Sweeper:
         self._uid = guest_uid if by_uid else None
 
     def sweep(self, judge: JudgeProcess) -> None:
-        """Return when the judge, at most, is left; it has to end too where the signal reaches it."""
+        """Return when no process but the judge is left. The judge ends too where the signal reaches it."""
         while left := self._left(judge):
             if self._reaches_own_only:
                 _kill(-1, signal.SIGKILL)
@@ -54,7 +55,7 @@ class Sweeper:
             time.sleep(_PAUSE_S)
 
     def _left(self, judge: JudgeProcess) -> list[int]:
-        """Children but the judge; each of those that fork and end leaves at least itself, ended, at any time."""
+        """Children without the judge. Of processes that fork and end, at least an ended one is there at any time."""
         with contextlib.suppress(ChildProcessError):
             for _ in range(_MOST_REAPED):
                 if not os.waitpid(-1, os.WNOHANG)[0]:
@@ -64,7 +65,7 @@ class Sweeper:
 
 
 def _is_nobodys(uid: int, proc: Proc) -> bool:
-    """Whether all processes of a uid can be killed without asking whose they are."""
+    """Whether a uid belongs to no user and has no processes, so that all its later ones may be killed."""
     try:
         pwd.getpwuid(uid)
     except KeyError:
@@ -73,7 +74,7 @@ def _is_nobodys(uid: int, proc: Proc) -> bool:
 
 
 def _confined(profile: Profile) -> bool:
-    """Give up signals to all but what this process will start, where the kernel can do that; says whether it did."""
+    """Give up signals to all processes but those that this one will start; False where the kernel cannot do that."""
     if not profile.restrict_files or linux.landlock_abi() < landlock.ABI_SIGNALS:
         return False
     linux.no_new_privileges()

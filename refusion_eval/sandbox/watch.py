@@ -1,9 +1,9 @@
-"""The watchdog: what the kernel says of running processes, and when a check has to be stopped.
+"""The watchdog: reads the usage of processes from the kernel, and decides when a check has to be stopped.
 
-A check's own time is the wall clock less the time its processes were ready to run and had no processor, so a busy
-machine does not change verdicts; a program that sleeps is stopped as soon as one that computes. A program that starves
-itself by its own children gains nothing: it cannot have them collected unseen (`calls.REFUSED_ARGUMENTS`: SIGCHLD), so
-what they computed counts.
+The time of a check is the wall clock less the time that its processes were ready to run and had no processor. So a busy
+machine changes no verdict, and a program that sleeps is stopped as soon as one that computes. A program that takes the
+processor from itself by its own children gains nothing: it cannot have them collected unseen
+(`calls.REFUSED_ARGUMENTS`: SIGCHLD), so their processor time counts.
 """
 
 import contextlib
@@ -60,11 +60,11 @@ class Proc:
 
     def children(self, pid: int) -> list[int]:
         """Child processes of all threads of a process; none if it is gone."""
-        found: list[int] = []
+        children: list[int] = []
         try:
             fd = os.open(f"{pid}/task", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
         except OSError:
-            return found
+            return children
         try:
             threads = os.listdir(fd)
         except OSError:
@@ -73,17 +73,17 @@ class Proc:
             os.close(fd)
         for thread in threads:
             try:
-                found += [int(word) for word in self._read(f"{pid}/task/{thread}/children").split()]
+                children += [int(word) for word in self._read(f"{pid}/task/{thread}/children").split()]
             except OSError:
                 continue
-        return found
+        return children
 
     def tree(self, pid: int) -> list[int]:
         """A process and all its descendants."""
-        found = [pid]
-        for member in found:
-            found += [child for child in self.children(member) if child not in found]
-        return found
+        members = [pid]
+        for member in members:
+            members += [child for child in self.children(member) if child not in members]
+        return members
 
     def usage(self, pids: list[int]) -> Usage:
         """Sums over processes; those that are gone count nothing."""
@@ -146,7 +146,7 @@ class Limits(NamedTuple):
 
 
 class Judge(Protocol):
-    """What the watchdog needs of a judge; see `judge_process.JudgeProcess`."""
+    """The part of `judge_process.JudgeProcess` that the watchdog uses."""
 
     number: int
     killed: bool

@@ -86,7 +86,7 @@ _SEQUENCES: dict[str, tuple[type, Callable[[Any], Any], Callable[[list[Any]], An
 }
 _VIEWS = (KeysView, ItemsView)
 # tag -> (class, text of a value, value of a text)
-_TEXTS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
+_TEXT_TYPES: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
     "b": (bytes, bytes.hex, bytes.fromhex),
     "B": (bytearray, bytearray.hex, bytearray.fromhex),
     "D": (Decimal, Decimal.__str__, Decimal),
@@ -122,7 +122,7 @@ def pack(value: Any, handle_of: Callable[[Any], int], depth: int = 0) -> Any:
         container = _pack_container(value, handle_of, depth + 1)
         if container is not None:
             return container
-    for tag, (base, text_of, _) in _TEXTS.items():
+    for tag, (base, text_of, _) in _TEXT_TYPES.items():
         if isinstance(value, base):
             return [tag, text_of(value)]
     if kind is range:
@@ -180,8 +180,8 @@ def _unpack_scalar(tag: str, items: list[Any], object_of: Callable[[int], Any]) 
         return float(items[0])
     if tag == "h":
         return object_of(int(items[0]))
-    if tag in _TEXTS:
-        return _TEXTS[tag][2](items[0])
+    if tag in _TEXT_TYPES:
+        return _TEXT_TYPES[tag][2](items[0])
     if tag == "c":
         return complex(*(unpack(item, object_of) for item in items))
     if tag == "r":

@@ -1,7 +1,7 @@
-"""The answer filters that recorded texts can be scored with afterwards: this project's own, public ones, a user's own.
+"""Answer filters for recorded texts: this project's extraction rules, those of other projects, and a user's own.
 
-A filter holds one rule for each benchmark it applies to. A rule finds the answers; who compares them with the right
-ones is the benchmark's judge, unless the rule brings the comparison that belongs to it.
+A filter has one rule for each benchmark that it applies to. A rule finds the answers. They are compared with the right
+ones by the benchmark's judge, unless the rule has a comparison of its own.
 """
 
 import importlib
@@ -31,7 +31,7 @@ UserFunction = Callable[[str, Row], str | None]
 
 @dataclass(frozen=True)
 class Rule:
-    """How a filter treats the texts of one benchmark.
+    """A filter's rule for the texts of one benchmark.
 
     Attributes:
         find: finds the answers of (row, text) pairs, one each, in order.
@@ -47,11 +47,11 @@ class AnswerFilter:
     """One way to find answers in recorded texts.
 
     Attributes:
-        name: as on the command line.
-        description: what it does, in one line.
-        source: whose rule it is.
-        rules: benchmark -> rule; benchmarks that are not there are left out.
-        reads: "text" for the response as the task saw it; "canvas" for every token that was fixed, those behind the
+        name: its name on the command line.
+        description: one line about what it finds.
+        source: the project that the rule comes from.
+        rules: benchmark -> rule; texts of other benchmarks are left out.
+        reads: "text" for the response as the task saw it; "canvas" for every token that was fixed, those after the
             first end token included.
     """
 
@@ -104,7 +104,7 @@ def _first_block(text: str, row: Row) -> Extraction:
     return Extraction(blocks[0], "first fenced block") if blocks else NO_CODE
 
 
-def _first_block_behind_prompt(text: str, row: Row) -> Extraction:
+def _first_block_after_prompt(text: str, row: Row) -> Extraction:
     """The block may be the whole function, which then replaces the prompt's, or only its body."""
     found = _first_block(text, row)
     return found if found.answer is None else Extraction(f"{row['prompt']}\n{found.answer}", found.how)
@@ -194,7 +194,7 @@ OTHER_FORMS = (
         name="first-fenced-block",
         description="the first fenced block as it is; of humaneval behind the prompt",
         source="the instruct forms of lm-eval humaneval and mbpp, without their opened fence",
-        rules={"humaneval": _each(_first_block_behind_prompt), "mbpp": _each(_first_block)},
+        rules={"humaneval": _each(_first_block_after_prompt), "mbpp": _each(_first_block)},
     ),
     AnswerFilter(
         name="raw-continuation",
