@@ -42,7 +42,7 @@ def decoder_settings(model: LoadedModel, decoder: str, **settings: Any) -> Any:
     """Builds a decoder's settings; mask and EOS ids that are not given come from the checkpoint's card.
 
     Args:
-        model: what the settings are for.
+        model: from `load_model`.
         decoder: name in `DECODERS`.
         **settings: fields of the decoder's settings class.
 
@@ -69,7 +69,7 @@ def decoder_settings(model: LoadedModel, decoder: str, **settings: Any) -> Any:
 
 
 def check_decoder(decoder: str) -> None:
-    """Raises ConfigError for an unknown decoder, with the likeliest one that was meant."""
+    """Raises ConfigError for an unknown decoder and suggests the most similar name."""
     if decoder not in DECODERS:
         raise ConfigError(
             f"decoder={decoder!r} is unknown{_suggestion(decoder, DECODERS)}; known: {', '.join(DECODERS)}"
@@ -77,12 +77,12 @@ def check_decoder(decoder: str) -> None:
 
 
 def check_fit(model: LoadedModel, decoder: str, mask_id_given: bool) -> None:
-    """Refuses a decoder that a checkpoint was not made for.
+    """Refuses a decoder that does not fit a checkpoint.
 
     Args:
         model: the checkpoint.
         decoder: name in `DECODERS`.
-        mask_id_given: whether the user names a mask token, which says that a causal model was trained to fill masks.
+        mask_id_given: whether the user names a mask token; a causal model then counts as trained to fill masks.
 
     Raises:
         ConfigError: the checkpoint fits other decoders, or needs a mask token and names none.
@@ -105,11 +105,11 @@ def check_fit(model: LoadedModel, decoder: str, mask_id_given: bool) -> None:
 
 
 def with_width_cost(settings: Any, width_cost: Callable[[], WidthCost]) -> Any:
-    """Fills in what the device decides about how a decoder fuses its forwards, where the settings leave it open.
+    """Fills in the measured costs of forwards, by which a decoder fuses them, where the settings leave them open.
 
     Args:
-        settings: of any decoder; those of one that fuses nothing come back as they are.
-        width_cost: gives the device's width curve; called only if it is needed.
+        settings: settings of any decoder; those of a decoder that fuses nothing are returned unchanged.
+        width_cost: returns the width curve of the device; called only if needed.
     """
     if not needs_width_cost(settings):
         return settings
@@ -119,7 +119,7 @@ def with_width_cost(settings: Any, width_cost: Callable[[], WidthCost]) -> Any:
 
 
 def needs_width_cost(settings: Any) -> bool:
-    """Whether a decoder's settings leave to the device how forwards are fused."""
+    """Whether settings need the measured costs of forwards."""
     return getattr(settings, "fused", False) and settings.row_cost is None
 
 
@@ -127,9 +127,9 @@ def check_prompt(model: LoadedModel, prompt_ids: Sequence[int], num_positions: i
     """Refuses a prompt that cannot be decoded, before anything is computed.
 
     Args:
-        model: what the prompt is for.
+        model: from `load_model`.
         prompt_ids: token ids.
-        num_positions: positions behind the prompt that decoding may touch.
+        num_positions: positions after the prompt that decoding may touch.
 
     Raises:
         ConfigError: the prompt is empty, holds ids outside the vocabulary, or leaves no room for the response.
@@ -155,7 +155,7 @@ def generate(model: LoadedModel, prompt_ids: Sequence[int], decoder: str = "refu
         **settings: fields of the decoder's settings class.
 
     Returns:
-        Tokens, reason of the end, number of forwards, seconds and trace.
+        Tokens, why decoding ended, number of forwards, seconds and trace.
 
     Raises:
         ConfigError: as `decoder_settings` and `check_prompt`, before anything is computed.
@@ -170,12 +170,12 @@ def generate(model: LoadedModel, prompt_ids: Sequence[int], decoder: str = "refu
 def generate_stream(
     model: LoadedModel, requests: Iterable[tuple[str, Sequence[int], Any]], batch_size: int
 ) -> Iterator[tuple[int, Decoded | DecodeError]]:
-    """Decodes many prompts with continuous batching and hands out each as it ends.
+    """Decodes many prompts with continuous batching and yields each result when it is ready.
 
     Args:
         model: from `load_model`.
-        requests: (decoder, prompt ids, settings as `decoder_settings` builds them) each; consumed as places are free.
-        batch_size: requests alive at once, >= 1.
+        requests: tuples (decoder, prompt ids, settings from `decoder_settings`), consumed as requests are admitted.
+        batch_size: most requests at once, >= 1.
 
     Yields:
         (index of the request, its result or the error that ended it).
@@ -208,7 +208,7 @@ def generate_many(
         model: from `load_model`.
         prompts: token ids of each prompt.
         decoder: name in `DECODERS`.
-        batch_size: requests alive at once, >= 1; in float32 it does not change the tokens.
+        batch_size: most requests at once, >= 1; in float32 it does not change the tokens.
         **settings: fields of the decoder's settings class.
 
     Returns:
@@ -243,24 +243,24 @@ def score_tokens_many(
     mc_samples: int = 128,
     seed: int = 0,
 ) -> list[TokenScore]:
-    """Log-likelihoods of continuations, in the way that the checkpoint was trained for.
+    """Log-likelihoods of continuations, computed in the way that the checkpoint was trained for.
 
-    Of a checkpoint that reads from left to right, ReFusion's among them, they are exact: each token given everything
-    before it. Of LLaDA's and Dream's they are estimates of a lower bound, see `refusion_eval.engine.masked_scoring`.
+    For checkpoints that read from left to right, including ReFusion, they are exact: each token given all tokens before
+    it. For LLaDA and Dream they are estimates of a lower bound, see `refusion_eval.engine.masked_scoring`.
 
     Args:
         model: from `load_model`.
         pairs: (prefix, continuation) token ids; neither may be empty.
         batch_size: pairs computed together, >= 1; it changes no score.
-        mc_samples: noised copies of each continuation that an estimate takes, >= 1.
-        seed: of the noise, >= 0; a pair's noise follows from its tokens and this alone.
+        mc_samples: noised copies of each continuation in an estimate, >= 1.
+        seed: seed of the noise, >= 0; the noise of a pair depends on its tokens and the seed only.
 
     Returns:
         Log-likelihood in nats, and whether greedy decoding would give the continuation, one for each pair.
 
     Raises:
         ConfigError: a pair is empty, outside the vocabulary or longer than the context, a number is out of its range,
-            or the checkpoint has no log-likelihood here.
+            or no log-likelihood is computed for this kind of checkpoint.
     """
     for name, value, low in (("batch_size", batch_size, 1), ("mc_samples", mc_samples, 1), ("seed", seed, 0)):
         if value < low:
@@ -282,17 +282,17 @@ def score_tokens_many(
 
 
 def longest_scored(model: LoadedModel) -> int:
-    """Most tokens that a prefix and a continuation to be scored may have together.
+    """Largest number of tokens of a prefix and a continuation together.
 
     Raises:
-        ConfigError: the checkpoint has no log-likelihood here.
+        ConfigError: no log-likelihood is computed for this kind of checkpoint.
     """
-    # From left to right the last token is only predicted, so it takes no position.
+    # If the model reads from left to right, the last token is only predicted and needs no position.
     return model.config.max_positions + (1 if _logit_shift(model) is None else 0)
 
 
 def _logit_shift(model: LoadedModel) -> int | None:
-    """Which row predicts a masked position of a model that reads both ways; None for one that reads left to right."""
+    """Rows between a masked position and the row that predicts it; None for a model that reads from left to right."""
     fits = [DECODERS[name].reads for name in model.decoders if name in DECODERS]
     if fits and fits[0].mask_shift is not None:
         return fits[0].mask_shift

@@ -1,4 +1,4 @@
-"""A checkpoint ready for use: located, its weights on a device, its engine."""
+"""Loads checkpoints: config and card first, tokenizer, weights and engine when they are needed."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -23,18 +23,17 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class LoadedModel:
-    """A checkpoint ready for use; tokenizer and weights are loaded when they are first asked for.
+    """A checkpoint ready for use; tokenizer and weights are loaded at their first use.
 
     Attributes:
-        name: the path or hub id it came from.
-        revision: commit of the hub's files; None for a local directory.
-        config: its shapes.
-        card: mask id, EOS ids, backbone, what it was trained to do.
-        dtype, device: of the weights.
-        kv_budget: bytes that the keys and values of a batch may take; None is what is free when a batch begins.
+        name: path or hub id of the checkpoint.
+        revision: commit on the hub; None for a local directory.
+        config: shapes of the model.
+        card: mask id, EOS ids, backbone and kind of the checkpoint.
+        dtype, device: dtype and device of the weights.
         cuda_graphs: whether forwards of one request are recorded graphs.
-        adapter: the path or hub id of the LoRA adapter that is merged into the weights; None for none.
-        adapter_revision: commit of its files on the hub; None for a local directory.
+        adapter: path or hub id of the LoRA adapter that is merged into the weights; None for none.
+        adapter_revision: commit of the adapter on the hub; None for a local directory.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class LoadedModel:
             raise ConfigError(f"cuda_graphs needs a CUDA device, not {torch_device.type}; leave it out")
         adapter_location = None if adapter is None else locate(str(adapter), None)
         opened = cls(location, config, torch_dtype, torch_device, backends, kv_budget, cuda_graphs, adapter_location)
-        _ = opened._lora  # what is wrong with an adapter shows before gigabytes are loaded
+        _ = opened._lora  # refuses a wrong adapter before gigabytes of weights are loaded
         return opened
 
     @cached_property
@@ -102,7 +101,7 @@ class LoadedModel:
 
     @cached_property
     def _lora(self) -> LoraAdapter | None:
-        """The adapter, its tensors checked against the model, none of them read."""
+        """The adapter; its tensors are checked against the model, but not read."""
         if self._adapter is None:
             return None
         config = lora_config(self._adapter.directory)
@@ -116,7 +115,7 @@ class LoadedModel:
 
     @property
     def directory(self) -> Path:
-        """The folder of its files, weights included."""
+        """The directory of the checkpoint's files, weights included."""
         fetch_weights(self._location)
         return self._location.directory
 
@@ -128,7 +127,7 @@ class LoadedModel:
 
     @cached_property
     def attention(self) -> Backend:
-        """The attention backend: the one asked for, or the faster of those that work here, measured on this model."""
+        """The attention backend: the requested one, or the faster one of several, measured on this model."""
         return fastest_backend(self.transformer, self._backends) if len(self._backends) > 1 else self._backends[0]
 
     @cached_property
@@ -138,7 +137,7 @@ class LoadedModel:
 
     @cached_property
     def width_cost(self) -> WidthCost:
-        """How the time of a forward grows with its rows on this device; measured when it is first asked for."""
+        """How the time of a forward grows with its rows on this device; measured at the first use."""
         return measure(self.engine.model, self.attention)
 
 
@@ -159,10 +158,10 @@ def load_model(
         name: directory in Hugging Face layout, or hub id.
         dtype: "float32", "bfloat16" or "float16"; "auto" is the checkpoint's own on CUDA and float32 on a CPU.
         device: "cpu", "cuda", "cuda:1", ...; "auto" is CUDA where there is one.
-        attention: "sdpa" or "flash"; "auto" is the faster of those that can run here, by measurement.
+        attention: "sdpa" or "flash"; "auto" measures which of those that can run here is faster.
         revision: branch, tag or commit of a hub id.
-        kv_budget_gib: GiB that the keys and values of a batch may take; None is what is free when a batch begins.
-        cuda_graphs: record the forwards of a request decoded alone, one CUDA graph for each of a few widths.
+        kv_budget_gib: GiB for the keys and values of a batch; None is the free memory when a batch begins.
+        cuda_graphs: record the forwards of single requests, one CUDA graph for each of a few widths.
         adapter: directory or hub id of a LoRA adapter in peft's layout, merged into the weights.
 
     Raises:
@@ -199,7 +198,7 @@ def _device(name: str) -> torch.device:
 
 def _dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
     if name == "auto":
-        # CPUs compute float32 fastest, and exactly what the checkpoint holds.
+        # CPUs compute float32 fastest, and float32 represents the values of the checkpoint exactly.
         name = config.dtype if device.type == "cuda" else "float32"
     if name not in DTYPES:
         raise ConfigError(f"dtype={name!r} is unknown; choose auto, {', '.join(DTYPES)}")

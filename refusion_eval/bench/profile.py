@@ -118,9 +118,9 @@ def _watching(watches: _Stopwatches) -> Iterator[None]:
     attend_over = masks.attend_over
 
     def timed_attend_over(
-        cache: KVCache, attentions: Sequence[Attention], backend: Backend, places: Sequence[int] | None = None
+        cache: KVCache, attentions: Sequence[Attention], backend: Backend, sequences: Sequence[int] | None = None
     ) -> Attend:
-        return watches.timed(attend_over(cache, attentions, backend, places), ATTENTION)
+        return watches.timed(attend_over(cache, attentions, backend, sequences), ATTENTION)
 
     masks.attend_over = timed_attend_over
     try:

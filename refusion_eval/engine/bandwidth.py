@@ -1,4 +1,4 @@
-"""What one forward has to read, and how fast this device can move memory: the two sides of bandwidth utilisation."""
+"""Bytes that a forward reads, and the measured memory bandwidth of the device; their ratio is its utilisation."""
 
 import time
 
@@ -16,7 +16,7 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
 
     Args:
         config: shapes of the checkpoint.
-        dtype: that the weights are held in.
+        dtype: dtype of the weights.
     """
     hidden = config.hidden_size
     attention = 2 * hidden * (config.num_heads + config.num_kv_heads) * config.head_dim
@@ -42,7 +42,7 @@ def copy_bandwidth(device: torch.device) -> float:
     source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     seconds = []
-    for _ in range(NUM_COPIES + 1):  # the first one pays for the pages of the target
+    for _ in range(NUM_COPIES + 1):  # the first copy allocates the pages of the target
         synchronize(device)
         started = time.perf_counter()
         target.copy_(source)

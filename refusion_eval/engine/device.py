@@ -1,9 +1,9 @@
-"""What timing needs of a device."""
+"""Device synchronisation for timing."""
 
 import torch
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits until the device has done everything asked of it."""
+    """Waits until the device has finished all submitted work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,7 +1,7 @@
-"""Runs decoders: the only caller of a model. It counts forwards, takes times, and holds the KV buffer.
+"""Runs decoders. The engine is the only caller of a model: it counts forwards, measures time and holds the KV cache.
 
-`run` serves one request, which is what speed is measured with; `run_many` keeps a batch of requests alive and lets the
-next one in when one ends (continuous batching). No decoder knows the difference.
+`run` decodes one request, and speed is measured with it. `run_many` decodes a batch and admits the next request when
+one ends (continuous batching). Decoders work the same way in both.
 """
 
 import time
@@ -18,7 +18,7 @@ from refusion_eval.engine.device import synchronize
 from refusion_eval.engine.features import check_reuse
 from refusion_eval.engine.hidden import hidden_of
 from refusion_eval.engine.memory import default_budget, rows_within
-from refusion_eval.engine.prefix import SharedPrefix, behind
+from refusion_eval.engine.prefix import SharedPrefix, without_first_rows
 from refusion_eval.engine.readout import PackedRead, read_out
 from refusion_eval.engine.static import StaticForwards
 from refusion_eval.engine.validate import check_forward
@@ -34,12 +34,12 @@ FIRST_CAPACITY = 512
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to be decoded.
+    """A prompt to be decoded.
 
     Attributes:
         decode: the decoder.
-        prompt: its token ids.
-        settings: the decoder's own settings.
+        prompt: token ids of the prompt.
+        settings: settings of the decoder.
     """
 
     decode: Decode
@@ -48,8 +48,8 @@ class Request:
 
 
 @dataclass(slots=True)
-class _Live:
-    """A request being decoded: its generator, and the forward that it waits for, or how it ended."""
+class _ActiveRequest:
+    """A request that is being decoded: its generator, and the forward that it waits for or how it ended."""
 
     index: int
     request: Request
@@ -62,7 +62,7 @@ class _Live:
     error: DecodeError | None = None
 
     def advance(self, readouts: tuple[Readout, ...] | None) -> None:
-        """Hands readouts to the decoder (None starts it) and keeps what it wants next, or how it ended."""
+        """Sends readouts to the decoder (None starts it) and stores its next forward or how it ended."""
         self.pending = None
         try:
             self.pending = next(self.decoding) if readouts is None else self.decoding.send(readouts)
@@ -70,7 +70,7 @@ class _Live:
             self.response = stop.value
         except DecodeError as error:
             self.error = error
-        except Exception as error:  # noqa: BLE001 - one request's failure becomes its record, the others go on
+        except Exception as error:  # noqa: BLE001 - the failure of one request becomes its record; the others go on
             self.error = DecodeError(f"the decoder failed: {type(error).__name__}: {error}")
             self.error.__cause__ = error
 
@@ -85,9 +85,9 @@ class Engine:
 
     Args:
         model: the transformer.
-        attention: the attention backend, as `choose_backend` resolved it.
-        kv_budget: bytes that the keys and values of a batch may take; None is what `default_budget` finds free.
-        static: whether `run` computes all but prefills with fixed shapes, on CUDA as recorded graphs.
+        attention: the attention backend.
+        kv_budget: bytes for the keys and values of a batch; None is what `default_budget` finds free.
+        static: whether `run` computes all forwards but prefills with fixed shapes, on CUDA as recorded graphs.
     """
 
     def __init__(
@@ -101,20 +101,20 @@ class Engine:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the keys and values that are kept between requests decoded alone; those of a batch are let go of."""
+        """Bytes of the keys and values kept between calls of `run`; `run_many` frees its own."""
         return self._cache.keys.nbytes + self._cache.values.nbytes
 
     def run(self, decode: Decode, prompt: Sequence[int], settings: Any, trace: Trace | None = None) -> Decoded:
         """Decodes one prompt.
 
-        The time runs from the prompt to the last token on the host, the device synchronised at both ends; every forward
-        that is read ends with a copy to the host, so nothing stays in flight between them.
+        The measured time runs from the prompt to the last token on the host, with the device synchronised at both ends.
+        Every forward that is read ends with a copy to the host, so no work is in flight between forwards.
 
         Args:
             decode: the decoder.
             prompt: token ids.
-            settings: the decoder's own settings.
-            trace: an empty one of the caller's that receives the events, to be read while decoding goes on.
+            settings: settings of the decoder.
+            trace: an empty trace that receives the events, so that the caller can read them during decoding.
 
         Raises:
             DecodeError: the decoder failed or asked for something impossible.
@@ -125,7 +125,7 @@ class Engine:
             self._cache.reserve(self._rows_needed(self._cache, batch))
             self._step(self._cache, batch, None)
             if batch[0].prefilled is None:
-                synchronize(self.model.device)  # for a first forward of which nothing is read
+                synchronize(self.model.device)  # nothing may be read of a first forward
                 batch[0].prefilled = time.perf_counter()
         if batch[0].error is not None:
             raise batch[0].error
@@ -135,12 +135,12 @@ class Engine:
         """Decodes many prompts, up to `batch_size` at a time.
 
         In float32 the tokens are those of `run`, whatever the batch size. A request that fails yields its error.
-        Prompts that begin alike share their prefill. Keys and values stay within the budget: where requests grow too
-        long for it, the youngest leave the batch and begin again later.
+        Prompts with a common beginning share its prefill. Keys and values stay within the budget: if requests grow too
+        long for it, the youngest ones are preempted and begin again later.
 
         Args:
-            requests: consumed as places become free.
-            batch_size: requests alive at once, >= 1.
+            requests: requests, consumed as slots of the batch become free.
+            batch_size: most requests at once, >= 1.
 
         Yields:
             (index of the request, what `run` returns or the error that it raises), in the order in which they end.
@@ -149,41 +149,46 @@ class Engine:
         max_rows = rows_within(budget, self.model.config, self.model.dtype)
         batch_size = max(1, min(batch_size, max_rows // FIRST_CAPACITY))
         cache, shared = self._new_cache(batch_size), SharedPrefix()
-        waiting, again = enumerate(requests), deque[tuple[int, Request]]()
-        batch: list[_Live] = []
+        waiting, preempted = enumerate(requests), deque[tuple[int, Request]]()
+        batch: list[_ActiveRequest] = []
         while True:
-            while len(batch) < batch_size and (entry := again.popleft() if again else next(waiting, None)) is not None:
+            while (
+                len(batch) < batch_size
+                and (entry := preempted.popleft() if preempted else next(waiting, None)) is not None
+            ):
                 cache.wipe(len(batch))
                 batch.append(self._start(cache, len(batch), *entry))
             if not batch:
                 return
-            if all(live.pending is not None for live in batch):
-                batch_size, left = self._make_room(cache, batch, max_rows)
-                again.extendleft(reversed(left))
-                if all(live.pending is not None for live in batch):
+            if all(request.pending is not None for request in batch):
+                batch_size, removed = self._make_room(cache, batch, max_rows)
+                preempted.extendleft(reversed(removed))
+                if all(request.pending is not None for request in batch):
                     self._step(cache, batch, shared)
-            for place in reversed(range(len(batch))):
-                live = batch[place]
-                if live.pending is not None:
+            for index in reversed(range(len(batch))):
+                request = batch[index]
+                if request.pending is not None:
                     continue
-                # The last sequence takes the free place, so that the live ones stay the first of the buffer.
+                # The last sequence takes the free index, so that the active ones stay the first of the buffer.
                 last = batch.pop()
-                if last is not live:
-                    cache.move(len(batch), place)
-                    batch[place] = last
-                yield live.index, live.error or self._finish(live)
+                if last is not request:
+                    cache.move(len(batch), index)
+                    batch[index] = last
+                yield request.index, request.error or self._finish(request)
 
-    def _rows_needed(self, cache: KVCache, batch: Sequence[_Live], first_place: int = 0) -> int:
-        """Rows of the longest of some sequences once their pending forwards are computed."""
-        forwards = [live.pending for live in batch if live.pending is not None]
-        lengths = cache.lengths[first_place : first_place + len(forwards)]
+    def _rows_needed(self, cache: KVCache, batch: Sequence[_ActiveRequest], first_index: int = 0) -> int:
+        """Rows of the longest of some sequences after their pending forwards."""
+        forwards = [request.pending for request in batch if request.pending is not None]
+        lengths = cache.lengths[first_index : first_index + len(forwards)]
         return max(length + len(forward.tokens) for length, forward in zip(lengths, forwards, strict=True))
 
-    def _make_room(self, cache: KVCache, batch: list[_Live], max_rows: int) -> tuple[int, list[tuple[int, Request]]]:
+    def _make_room(
+        self, cache: KVCache, batch: list[_ActiveRequest], max_rows: int
+    ) -> tuple[int, list[tuple[int, Request]]]:
         """Grows the buffer for the pending forwards, within the budget.
 
         Returns:
-            How many sequences the buffer holds now, and what had to leave the batch for it.
+            Number of sequences that the buffer holds now, and the requests that were removed from the batch.
         """
         needed = self._rows_needed(cache, batch)
         if needed <= cache.capacity:
@@ -192,20 +197,20 @@ class Engine:
             self._fail_too_long(cache, batch, max_rows)
             return cache.num_sequences, []
         num_sequences = min(cache.num_sequences, max_rows // needed)
-        left = [(live.index, live.request) for live in batch[num_sequences:]]
-        for live in batch[num_sequences:]:
-            live.decoding.close()
+        removed = [(request.index, request.request) for request in batch[num_sequences:]]
+        for request in batch[num_sequences:]:
+            request.decoding.close()
         del batch[num_sequences:]
         cache.resize(num_sequences, min(max(needed, 2 * cache.capacity), max_rows // num_sequences))
-        return num_sequences, left
+        return num_sequences, removed
 
-    def _fail_too_long(self, cache: KVCache, batch: Sequence[_Live], max_rows: int) -> None:
-        """Ends the requests that would not fit the budget even alone."""
+    def _fail_too_long(self, cache: KVCache, batch: Sequence[_ActiveRequest], max_rows: int) -> None:
+        """Ends the requests that exceed the budget even without the others."""
         budget = max_rows * cache_bytes_per_row(self.model.config, self.model.dtype) / 2**30
-        for place, live in enumerate(batch):
-            needed = self._rows_needed(cache, [live], place)
+        for index, request in enumerate(batch):
+            needed = self._rows_needed(cache, [request], index)
             if needed > max_rows:
-                live.fail(
+                request.fail(
                     DecodeError(
                         f"a sequence of {needed} rows exceeds the KV budget of {max_rows} rows ({budget:.2f} GiB); "
                         "raise kv_budget_gib or shorten the prompt"
@@ -216,61 +221,67 @@ class Engine:
         model = self.model
         return KVCache(model.config, num_sequences, FIRST_CAPACITY, model.dtype, model.device)
 
-    def _start(self, cache: KVCache, place: int, index: int, request: Request, trace: Trace | None = None) -> _Live:
+    def _start(
+        self, cache: KVCache, sequence: int, index: int, request: Request, trace: Trace | None = None
+    ) -> _ActiveRequest:
         trace = Trace() if trace is None else trace
         synchronize(self.model.device)
         started = time.perf_counter()
-        live = _Live(index, request, request.decode(request.prompt, request.settings, trace), trace, started)
-        self._advance(cache, place, live, None)
-        return live
+        decoding = request.decode(request.prompt, request.settings, trace)
+        active = _ActiveRequest(index, request, decoding, trace, started)
+        self._advance(cache, sequence, active, None)
+        return active
 
-    def _advance(self, cache: KVCache, place: int, live: _Live, readouts: tuple[Readout, ...] | None) -> None:
-        """Lets the decoder go on, and stages the forward that it wants next."""
-        live.advance(readouts)
-        if live.pending is None:
+    def _advance(
+        self, cache: KVCache, sequence: int, request: _ActiveRequest, readouts: tuple[Readout, ...] | None
+    ) -> None:
+        """Advances the decoder to its next forward, whose commit it applies and whose rows it stages."""
+        request.advance(readouts)
+        if request.pending is None:
             return
         try:
-            check_forward(live.pending, self.model.config.vocab_size)
-            commit = live.pending.commit
-            cache.commit(place, commit.rows, commit.replace, commit.keep, commit.best)
-            check_reuse(live.pending, cache, place)
+            check_forward(request.pending, self.model.config.vocab_size)
+            commit = request.pending.commit
+            cache.commit(sequence, commit.rows, commit.replace, commit.keep, commit.best)
+            check_reuse(request.pending, cache, sequence)
         except DecodeError as error:
-            live.fail(error)
+            request.fail(error)
         else:
-            cache.stage(place, len(live.pending.tokens))
+            cache.stage(sequence, len(request.pending.tokens))
 
-    def _step(self, cache: KVCache, batch: Sequence[_Live], shared: SharedPrefix | None) -> None:
+    def _step(self, cache: KVCache, batch: Sequence[_ActiveRequest], shared: SharedPrefix | None) -> None:
         """Computes the pending forwards of sequences 0 .. len(batch) - 1 in one model call and advances each.
 
-        The trace tells the rows that a decoder asked for, whether they were computed or shared.
+        The trace counts all rows that a decoder asked for, also those that were shared instead of computed.
         """
-        forwards = [live.pending for live in batch if live.pending is not None]
+        forwards = [request.pending for request in batch if request.pending is not None]
         if shared is None:
             readouts = iter(self._compute(cache, forwards))
         else:
             readouts = iter(self._compute_shared(cache, forwards, shared))
-        for place, (live, forward) in enumerate(zip(batch, forwards, strict=True)):
-            live.trace.forward(forward.kind, len(forward.tokens), cache.lengths[place])
+        for sequence, (request, forward) in enumerate(zip(batch, forwards, strict=True)):
+            request.trace.forward(forward.kind, len(forward.tokens), cache.lengths[sequence])
             answers = tuple(next(readouts) for _ in forward.reads)
             if all(np.isfinite(answer.probs).all() for answer in answers):
-                self._advance(cache, place, live, answers)
+                self._advance(cache, sequence, request, answers)
             else:
-                live.fail(DecodeError(f"forward {live.trace.num_forwards - 1} ({forward.kind}): logits are not finite"))
+                number = request.trace.num_forwards - 1
+                request.fail(DecodeError(f"forward {number} ({forward.kind}): logits are not finite"))
 
     def _compute_shared(self, cache: KVCache, forwards: Sequence[Forward], shared: SharedPrefix) -> list[Readout]:
-        """As `_compute`, without the rows that prompts have in common with the stored one."""
-        filled = [shared.fill(cache, place, forward) for place, forward in enumerate(forwards)]
-        for place, num_rows in enumerate(filled):
-            cache.lengths[place] += num_rows  # for this one call they count as committed
-        readouts = self._compute(cache, [behind(*pair) for pair in zip(forwards, filled, strict=True)])
-        for place, num_rows in enumerate(filled):
-            cache.lengths[place] -= num_rows
-            shared.keep(cache, place, forwards[place], num_rows)
+        """As `_compute`, but copies the rows that prompts have in common with the stored one."""
+        filled = [shared.fill(cache, sequence, forward) for sequence, forward in enumerate(forwards)]
+        for sequence, num_rows in enumerate(filled):
+            cache.lengths[sequence] += num_rows  # for this one call they count as committed
+        readouts = self._compute(cache, [without_first_rows(*pair) for pair in zip(forwards, filled, strict=True)])
+        for sequence, num_rows in enumerate(filled):
+            cache.lengths[sequence] -= num_rows
+            shared.keep(cache, sequence, forwards[sequence], num_rows)
         return readouts
 
     @torch.inference_mode()
     def _compute(self, cache: KVCache, forwards: Sequence[Forward]) -> list[Readout]:
-        """One model call, and one more for each forward that reuses features: the answers to all reads, in order."""
+        """Makes one model call, and one more for each forward that reuses features; answers all reads in order."""
         model = self.model
         widths = [len(forward.tokens) for forward in forwards]
         if self._static is not None and cache is self._cache and self._static.serves(forwards[0]):
@@ -283,10 +294,10 @@ class Engine:
             first_row += width
         return read_out(packed_reads, hidden_TC, model.logits, model.config.vocab_size, model.dtype)
 
-    def _finish(self, live: _Live) -> Decoded:
+    def _finish(self, request: _ActiveRequest) -> Decoded:
         synchronize(self.model.device)
-        seconds = time.perf_counter() - live.started
-        assert live.response is not None
-        response, trace = live.response, live.trace
-        prefill_seconds = None if live.prefilled is None else live.prefilled - live.started
+        seconds = time.perf_counter() - request.started
+        assert request.response is not None
+        response, trace = request.response, request.trace
+        prefill_seconds = None if request.prefilled is None else request.prefilled - request.started
         return Decoded(tuple(response.tokens), response.stop, trace.num_forwards, seconds, trace, prefill_seconds)

@@ -1,4 +1,4 @@
-"""Forwards of which only some rows are computed, while the others keep what they last added (dLLM-Cache, 2506.06295).
+"""Forwards that compute only some rows and reuse the features of the others (dLLM-Cache, arXiv 2506.06295).
 
 Such forwards are computed one by one, each in a model call of its own. In the trace a forward counts with all its rows,
 computed or not.
@@ -20,12 +20,12 @@ from refusion_eval.types import FeatureReuse, Forward
 
 
 def check_reuse(forward: Forward, cache: KVCache, sequence: int) -> None:
-    """Raises DecodeError unless a forward may take over features, and what it takes over is there.
+    """Raises DecodeError unless a forward may reuse features, and the features that it reuses exist.
 
     Args:
-        forward: what a decoder asks for, after its commit.
-        cache: holds the features of the forwards before it.
-        sequence: whose forward.
+        forward: forward of a decoder, after its commit.
+        cache: holds the features of earlier forwards.
+        sequence: index of the sequence in the cache.
     """
     reuse, stored = forward.reuse, cache.features[sequence]
     if reuse is None:
@@ -33,8 +33,8 @@ def check_reuse(forward: Forward, cache: KVCache, sequence: int) -> None:
     if cache.lengths[sequence] or forward.scores is not None or not masks.sees_everything(forward.attention):
         raise DecodeError(
             f"{forward.kind}: {cache.lengths[sequence]} cached rows, attention {forward.attention}, scores "
-            f"{forward.scores}; features are reused where a whole text sees itself both ways, with nothing cached and "
-            "nothing scored"
+            f"{forward.scores}; features are reused only by a whole text with full attention, an empty cache and "
+            "no scored rows"
         )
     if not 0 <= reuse.num_prompt <= len(forward.tokens) or not 0 <= reuse.transfer_ratio <= 1:
         raise DecodeError(f"{forward.kind}: {reuse} does not fit a forward of {len(forward.tokens)} rows")
@@ -53,10 +53,10 @@ def hidden_with_reuse(
 
     Args:
         model: the transformer.
-        cache: whose features are read and written.
-        sequence: whose forward.
-        forward: as `check_reuse` let it pass.
-        reuse: of the forward.
+        cache: holds the features, which are read and written.
+        sequence: index of the sequence in the cache.
+        forward: a forward that `check_reuse` accepts.
+        reuse: which of its rows are computed.
     """
     features = cache.features[sequence]
     if features is None or features.positions != list(forward.positions):
@@ -93,6 +93,6 @@ def hidden_with_reuse(
 
 
 def least_alike(new_RGD: Tensor, old_RGD: Tensor, count: int) -> Tensor:
-    """The rows whose vectors changed most, [count]: lowest cosine over all heads, among equals the first rows."""
+    """The rows whose vectors changed most, [count]: lowest cosine over all heads, the first rows among equals."""
     alike_R = cosine_similarity(new_RGD.flatten(1), old_RGD.flatten(1), dim=-1)
     return alike_R.sort(stable=True).indices[:count]

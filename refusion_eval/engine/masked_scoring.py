@@ -1,19 +1,19 @@
-"""Log-likelihoods of masked models: a Monte Carlo estimate of a lower bound, by LLaDA's estimator.
+"""Log-likelihoods of masked models: LLaDA's Monte Carlo estimate of a lower bound.
 
-A model that fills masks both ways has no exact log-likelihood. What it does have is the bound of LLaDA's paper (arXiv
-2502.09992, Eq. 6 and Algorithm 3): of a continuation of L tokens draw a number l from 1 .. L, mask a random subset of
-that size, add up the log-probabilities of the masked tokens given all that is not masked, and multiply by L / l; the
-mean over draws is a lower bound of log p(continuation | prefix), in nats. For L = 1 it is the log-probability itself.
+A model with full attention that fills masks has no exact log-likelihood, but a lower bound (LLaDA, arXiv 2502.09992,
+Eq. 6 and Algorithm 3). For a continuation of L tokens, draw a number l from 1 .. L, mask a random subset of that size,
+add the log-probabilities of the masked tokens given all other tokens, and multiply by L / l. The mean over draws is a
+lower bound of log p(continuation | prefix), in nats. For L = 1 it is the log-probability itself.
 
-Three choices of ours, none of which moves the expectation that the paper states:
-- The release spreads l evenly over 1 .. L from a random offset, and rounds halves to even numbers, which so come more
-  often. Here fractions are rounded down: each l is equally likely.
-- Equal copies are computed once and weighted by their number.
-- Where a continuation has no more subsets than copies are allowed (up to 7 tokens for 128 copies), all of them are
-  computed and weighted by their probabilities: the expectation, without noise.
+| | release | here |
+|---|---|---|
+| l | spread evenly over 1 .. L from a random offset, halves rounded to even | fractions rounded down |
+| equal copies | computed each | computed once, weighted by their number |
+| all subsets fit in the number of copies (up to 7 tokens for 128 copies) | sampled | all computed, no noise |
 
-Dream's harness estimates the same bound with more noise (every token is masked on its own, at a rate that is spread
-over 0 .. 1) and appends an unmasked end token to the continuation. Here Dream takes LLaDA's estimator, without it.
+The expectation is that of the paper; rounding to even makes even l more likely. Dream's harness estimates the same
+bound with more noise (it masks every token independently, at a rate spread over 0 .. 1) and appends an unmasked end
+token to the continuation. Here Dream uses LLaDA's estimator, without that token.
 """
 
 import math
@@ -30,7 +30,7 @@ from refusion_eval.engine.scoring import TokenPair, TokenScore, run_side_by_side
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.types import Read, TokenArray, draw_key
 
-# Rows of one forward (one text may have more): enough to keep a GPU busy, and little memory beside an 8B model.
+# Rows of one forward (one text may have more): enough to keep a GPU busy, and little memory next to an 8B model.
 MAX_ROWS = 4096
 
 
@@ -42,7 +42,7 @@ class MaskedReading:
         mask_id: the mask token.
         shift: row i - shift predicts position i: 0 (LLaDA) or 1 (Dream).
         num_samples: noised copies of each continuation, >= 1.
-        seed: of the noise, >= 0. A pair's noise follows from its tokens and this alone.
+        seed: seed of the noise, >= 0. The noise of a pair depends on its tokens and the seed only.
     """
 
     mask_id: int
@@ -52,11 +52,11 @@ class MaskedReading:
 
 
 class NoisedCopies(NamedTuple):
-    """Which tokens of a continuation are masked in each of S different copies, and what each copy counts.
+    """Which tokens of a continuation are masked in each of S different copies, and the weight of each copy.
 
     Attributes:
-        masked_SL: at least one in every row.
-        weights_S: what the sum of a copy's log-probabilities is multiplied with before all are added up.
+        masked_SL: whether a token is masked, at least one in every row.
+        weights_S: factor of each copy's sum of log-probabilities in the estimate.
     """
 
     masked_SL: npt.NDArray[np.bool_]
@@ -87,14 +87,14 @@ def estimate_many(
     """Estimates the bound for continuations; copies of the same batch share forwards of up to `MAX_ROWS` rows.
 
     A continuation is greedy if LLaDA's decoding of exactly its length (one block, one token a step, the most confident
-    one, temperature 0) gives it: what LLaDA's harness checks, save that the mask token is never chosen. Dream's
-    harness says no to everything; here its continuations are checked in the same way, with its own rows.
+    one, temperature 0) gives it. LLaDA's harness checks the same, but may choose the mask token. Dream's harness never
+    calls a continuation greedy; here Dream is checked like LLaDA, with the rows that it predicts from.
 
     Args:
         model: the transformer.
         pairs: (prefix, continuation) token ids, none of them empty.
-        batch_size: pairs that are worked on together, >= 1; it changes no estimate.
-        reading: how the model is read.
+        batch_size: pairs computed together, >= 1; it changes no estimate.
+        reading: how the model is read, and the number of copies.
 
     Returns:
         One score for each pair, in their order.
@@ -110,7 +110,7 @@ def estimate_many(
 
 
 def noised_copies(length: int, num_samples: int, key: int) -> NoisedCopies:
-    """Draws noised copies, or takes all there are if these are no more.
+    """Draws noised copies, or returns all possible ones if there are no more than `num_samples`.
 
     Args:
         length: L, tokens of the continuation, >= 1.
@@ -154,13 +154,13 @@ def _bounds(model: Transformer, texts: Sequence[_Text], reading: MaskedReading) 
         for canvas in pack:
             part = slice(first, first := first + len(canvas.masked))
             sums[canvas.text].append(math.fsum(log_probs[part]))
-    return [math.fsum(copies.weights_S * found) for copies, found in zip(noise, sums, strict=True)]
+    return [math.fsum(copies.weights_S * log_probs) for copies, log_probs in zip(noise, sums, strict=True)]
 
 
 def _are_greedy(model: Transformer, texts: Sequence[_Text], reading: MaskedReading) -> list[bool]:
-    """Whether greedy decoding gives each continuation; decoding is given up at the first token that differs.
+    """Whether greedy decoding gives each continuation; decoding stops at the first token that differs.
 
-    Until then all that is decoded is as in the continuation, so a canvas is known by what is still masked.
+    Until then every decoded token equals that of the continuation, so the masked positions determine a canvas.
     """
     are_greedy = [True] * len(texts)
     canvases = [_Canvas(index, np.arange(text.start, len(text.tokens))) for index, text in enumerate(texts)]

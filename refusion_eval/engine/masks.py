@@ -1,4 +1,4 @@
-"""Who may see whom: the segments of a forward as masks, and the cheapest attention that computes them."""
+"""Attention masks from the segments of a forward, and the cheapest attention that computes them."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -21,12 +21,12 @@ BoolArray = npt.NDArray[np.bool_]
 MAX_CPU_PADDING = 1.5
 
 
-# Patterns of up to so many rows are kept, 256 KiB each at most; those of long prompts are made anew.
+# Patterns of up to this many rows are cached, 256 KiB each at most; those of long prompts are computed each time.
 MAX_KEPT_ROWS = 512
 
 
 def check_attention(attention: Attention) -> None:
-    """Raises DecodeError if a segment is empty, or sees rows that do not lie before it."""
+    """Raises DecodeError if a segment is empty or sees rows that are not before it."""
     start = 0
     for segment in attention:
         if segment.size < 1 or any(not 0 <= first <= last <= start for first, last in segment.sees):
@@ -92,13 +92,13 @@ def additive_batch(
 ) -> Tensor:
     """The masks of several sequences padded to one size, [S, Q, K].
 
-    Padding rows see the first key, so that no softmax runs over nothing; padding keys are seen by none.
+    Padding rows see the first key, so that no softmax is empty; no row sees padding keys.
 
     Args:
-        attentions: of each sequence.
+        attentions: attention of each sequence.
         lengths: committed rows of each sequence.
-        dtype: of the mask.
-        device: of the mask.
+        dtype: dtype of the mask.
+        device: device of the mask.
     """
     patterns = [visible(attention) for attention in attentions]
     num_queries = max(len(pattern) for pattern in patterns)
@@ -114,31 +114,31 @@ def additive_batch(
 
 
 def attend_over(
-    cache: KVCache, attentions: Sequence[Attention], backend: Backend, places: Sequence[int] | None = None
+    cache: KVCache, attentions: Sequence[Attention], backend: Backend, sequences: Sequence[int] | None = None
 ) -> Attend:
-    """How the rows of one model call attend.
+    """The attention function of one model call.
 
     Args:
         cache: holds the sequences, with room for their rows.
-        attentions: of each sequence.
-        backend: flash-attn serves causal forwards of one sequence.
-        places: where the sequences lie in the cache, ascending; None is 0 .. len(attentions) - 1. With gaps between
-            them each attends on its own.
+        attentions: attention of each sequence.
+        backend: flash-attn is used for causal forwards of one sequence only.
+        sequences: indices of the sequences in the cache, ascending; None is 0 .. len(attentions) - 1. If they have
+            gaps, each sequence attends in a call of its own.
     """
-    places = range(len(attentions)) if places is None else places
+    sequences = range(len(attentions)) if sequences is None else sequences
     if len(attentions) == 1:
-        return _attend_alone(cache, places[0], attentions[0], backend)
+        return _attend_alone(cache, sequences[0], attentions[0], backend)
     widths = [sum(segment.size for segment in attention) for attention in attentions]
     dtype, device = cache.keys.dtype, cache.keys.device
     costly = device.type == "cpu" and len(widths) * max(widths) > MAX_CPU_PADDING * sum(widths)
-    if costly or places[-1] >= len(widths):
-        alone = [_attend_alone(cache, *pair, backend) for pair in zip(places, attentions, strict=True)]
+    if costly or sequences[-1] >= len(widths):
+        alone = [_attend_alone(cache, *pair, backend) for pair in zip(sequences, attentions, strict=True)]
         return OneByOne(alone, widths)
     return Padded(cache, widths, additive_batch(attentions, cache.lengths[: len(widths)], dtype, device))
 
 
 def _attend_alone(cache: KVCache, sequence: int, attention: Attention, backend: Backend) -> OneSequence:
-    """Attention of one sequence; builds a mask only where a kernel cannot do without."""
+    """Attention of one sequence; builds a mask only if the kernels need one."""
     num_rows, length = sum(segment.size for segment in attention), cache.lengths[sequence]
     flash = backend == "flash" and is_causal(attention)
     if flash or sees_everything(attention):

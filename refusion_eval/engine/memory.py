@@ -1,18 +1,18 @@
-"""How much memory the keys and values of a batch may take."""
+"""Memory budget for the keys and values of a batch."""
 
 import torch
 
 from refusion_eval.engine.bandwidth import cache_bytes_per_row
 from refusion_eval.models.config import ModelConfig
 
-# While a buffer grows, half of the old one is held beside the new one, which is at least as large.
+# While a buffer grows, half of the old one is held next to the new one, which is at least as large.
 USABLE_SHARE = 0.8
 CPU_SHARE = 0.25  # of the memory that is free when a batch begins
-CUDA_RESERVE = 2 * 2**30  # for what a forward computes with
+CUDA_RESERVE = 2 * 2**30  # for the intermediate tensors of a forward
 
 
 def default_budget(device: torch.device) -> int:
-    """Bytes that a batch's keys and values may take if nobody says: what is free, less what else is needed."""
+    """Default budget in bytes: the free memory, less a reserve for everything else."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return max(free - CUDA_RESERVE, 0)

@@ -1,4 +1,4 @@
-"""Prefill shared by requests whose prompts begin alike, as few-shot prompts do: their common rows are computed once."""
+"""Shares the prefill of prompts with a common beginning, such as few-shot prompts: its rows are computed once."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,8 +15,8 @@ MIN_ROWS = 32  # a shorter common beginning, such as a chat template's, is not w
 class SharedPrefix:
     """Keys and values of one prompt, for the requests after it that begin with the same tokens.
 
-    Only a request's first forward is shortened, only where it is causal, and only by rows that nobody reads or scores.
-    A prompt that has too little in common with the stored one takes its place.
+    Only the first forward of a request is shortened, only if it is causal, and only by rows that are neither read nor
+    scored. A prompt that has too little in common with the stored one replaces it.
     """
 
     def __init__(self) -> None:
@@ -26,15 +26,15 @@ class SharedPrefix:
 
     @torch.inference_mode()
     def fill(self, cache: KVCache, sequence: int, forward: Forward) -> int:
-        """Puts stored rows where a forward would write its first ones.
+        """Copies stored rows to where a forward would write its first rows.
 
         Args:
-            cache: with room for the forward's rows.
-            sequence: whose forward.
-            forward: about to be computed.
+            cache: has room for the rows of the forward.
+            sequence: index of the sequence in the cache.
+            forward: the forward to be computed.
 
         Returns:
-            How many leading rows need not be computed any more.
+            Number of leading rows that need not be computed.
         """
         if cache.lengths[sequence] or forward.scores is not None or not is_causal(forward.attention):
             return 0
@@ -48,7 +48,7 @@ class SharedPrefix:
 
     @torch.inference_mode()
     def keep(self, cache: KVCache, sequence: int, forward: Forward, num_filled: int) -> None:
-        """Stores the rows of a request's first forward, unless they came from here."""
+        """Stores the rows of a request's first forward, unless they were copied from the stored ones."""
         num_rows = len(forward.tokens)
         if num_filled or cache.lengths[sequence] or num_rows < MIN_ROWS or not is_causal(forward.attention):
             return
@@ -63,8 +63,8 @@ class SharedPrefix:
         return next((row for row, (have, want) in pairs if have != want), min(limit, len(self._tokens)))
 
 
-def behind(forward: Forward, num_rows: int) -> Forward:
-    """What is left to compute of a causal forward whose first rows are there."""
+def without_first_rows(forward: Forward, num_rows: int) -> Forward:
+    """A causal forward without its first rows, whose keys and values are in the cache already."""
     if num_rows == 0:
         return forward
     return replace(

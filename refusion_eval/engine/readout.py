@@ -22,8 +22,8 @@ _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
 
-class _Style(NamedTuple):
-    """What reads must have in common to be answered together."""
+class _ReadOptions(NamedTuple):
+    """The options of a read; reads with equal options are answered together."""
 
     suppress: tuple[int, ...]
     temperature: float
@@ -37,7 +37,7 @@ class _Style(NamedTuple):
     guidance_scale: float | None
 
     @classmethod
-    def of(cls, read: Read) -> "_Style":
+    def of(cls, read: Read) -> "_ReadOptions":
         return cls(
             read.suppress,
             read.temperature,
@@ -72,21 +72,21 @@ def read_out(
     vocab_size: int,
     model_dtype: torch.dtype = torch.float32,
 ) -> list[Readout]:
-    """Answers all reads of one forward, reads of the same style together.
+    """Answers all reads of one forward, those with equal options together.
 
     Args:
-        packed_reads: in the order of the answers.
+        packed_reads: reads, in the order of the answers.
         hidden_TC: residual stream of the packed rows.
-        head: turns rows of it into float32 logits.
+        head: turns rows of the residual stream into float32 logits.
         vocab_size: V.
-        model_dtype: of the weights, for confidences that are taken in it.
+        model_dtype: dtype of the weights, for confidences with dtype "model".
     """
-    styles: dict[_Style, list[int]] = {}
+    groups: dict[_ReadOptions, list[int]] = {}
     for index, packed in enumerate(packed_reads):
-        styles.setdefault(_Style.of(packed.read), []).append(index)
+        groups.setdefault(_ReadOptions.of(packed.read), []).append(index)
 
     columns, order = [], []
-    for style, indices in styles.items():
+    for options, indices in groups.items():
         order += indices
         rows = [packed_reads[index].first_row + row for index in indices for row in packed_reads[index].read.rows]
         given = [token for index in indices for token in packed_reads[index].read.given or ()]
@@ -95,10 +95,10 @@ def read_out(
         for start in range(0, len(rows), chunk := max(1, MAX_LOGITS // vocab_size)):
             part = slice(start, start + chunk)
             logits_NV = head(_rows(hidden_TC, rows[part]))
-            if style.guidance_scale is not None:
+            if options.guidance_scale is not None:
                 free_NV = head(_rows(hidden_TC, guides[part]))
-                logits_NV = free_NV + (style.guidance_scale + 1) * (logits_NV - free_NV)
-            columns.append(_statistics(logits_NV, style, given[part], draws[part], model_dtype))
+                logits_NV = free_NV + (options.guidance_scale + 1) * (logits_NV - free_NV)
+            columns.append(_statistics(logits_NV, options, given[part], draws[part], model_dtype))
     table = torch.cat(columns, dim=1).cpu().numpy() if columns else np.empty((5, 0), dtype=np.float32)
 
     readouts: list[Readout | None] = [None] * len(packed_reads)
@@ -124,65 +124,66 @@ def _guides(packed: PackedRead) -> list[int]:
 
 
 def _statistics(
-    logits_NV: Tensor, style: _Style, given: Sequence[int], draws: Sequence[int], model_dtype: torch.dtype
+    logits_NV: Tensor, options: _ReadOptions, given: Sequence[int], draws: Sequence[int], model_dtype: torch.dtype
 ) -> Tensor:
-    """Chosen token, its probability, and what else is wanted: [5, N], in the order of `_readout`.
+    """Chosen token, its probability, and the requested statistics: [5, N], in the order of `_readout`.
 
     Token ids below 2**24 are exact in float32.
     """
-    if style.exclude:
-        logits_NV = _without(logits_NV, style.exclude)
-    if style.confidence != PLAIN or style.truncated:
-        return _shaped_statistics(logits_NV, style, given, draws, model_dtype)
+    if options.exclude:
+        logits_NV = _without(logits_NV, options.exclude)
+    if options.confidence != PLAIN or options.truncated:
+        return _shaped_statistics(logits_NV, options, given, draws, model_dtype)
     log_normaliser_N = logits_NV.logsumexp(dim=-1)
-    tokens_N, chosen_logit_N = _choose(logits_NV, style, draws)
+    tokens_N, chosen_logit_N = _choose(logits_NV, options, draws)
 
     probs_N = _probability(chosen_logit_N, log_normaliser_N)
     given_N = entropy_N = margin_N = probs_N
-    if style.given:
+    if options.given:
         given_N = _probability(_at(logits_NV, given), log_normaliser_N)
-    if style.entropy:
+    if options.entropy:
         entropy_N = _entropy((logits_NV - log_normaliser_N[:, None]).exp())
-    if style.margin:
+    if options.margin:
         top_N2 = logits_NV.topk(2, dim=-1).values
         margin_N = _probability(top_N2[:, 0], log_normaliser_N) - _probability(top_N2[:, 1], log_normaliser_N)
     return torch.stack((tokens_N.float(), probs_N, given_N, entropy_N, margin_N))
 
 
 def _shaped_statistics(
-    logits_NV: Tensor, style: _Style, given: Sequence[int], draws: Sequence[int], model_dtype: torch.dtype
+    logits_NV: Tensor, options: _ReadOptions, given: Sequence[int], draws: Sequence[int], model_dtype: torch.dtype
 ) -> Tensor:
-    """As `_statistics`, where confidences come from another distribution than the plain softmax."""
-    confidence = style.confidence
+    """As `_statistics`, for confidences from another distribution than the plain softmax."""
+    confidence = options.confidence
     dtype = {"float32": torch.float32, "float64": torch.float64, "model": model_dtype}[confidence.dtype]
     shaped_NV = logits_NV.to(dtype)
     if confidence.exclude:
         shaped_NV = _without(shaped_NV, confidence.exclude)
-    probs_NV = _truncate(shaped_NV / confidence.temperature, style).softmax(dim=-1)
-    if confidence.choose and style.temperature == 0:
-        tokens_N = (_without(probs_NV, style.suppress) if style.suppress else probs_NV).argmax(dim=-1)
-    elif style.temperature > 0 and style.truncated:
-        tokens_N, _ = _choose(_truncate(logits_NV / style.temperature, style), style._replace(temperature=1.0), draws)
+    probs_NV = _truncate(shaped_NV / confidence.temperature, options).softmax(dim=-1)
+    if confidence.choose and options.temperature == 0:
+        tokens_N = (_without(probs_NV, options.suppress) if options.suppress else probs_NV).argmax(dim=-1)
+    elif options.temperature > 0 and options.truncated:
+        tempered_NV = _truncate(logits_NV / options.temperature, options)
+        tokens_N, _ = _choose(tempered_NV, options._replace(temperature=1.0), draws)
     else:
-        tokens_N, _ = _choose(logits_NV, style, draws)
+        tokens_N, _ = _choose(logits_NV, options, draws)
 
     probs_N = probs_NV.gather(1, tokens_N[:, None])[:, 0]
-    given_N = _at(probs_NV, given) if style.given else probs_N
-    entropy_N = _entropy(probs_NV) if style.entropy else probs_N
+    given_N = _at(probs_NV, given) if options.given else probs_N
+    entropy_N = _entropy(probs_NV) if options.entropy else probs_N
     top_N2 = probs_NV.topk(2, dim=-1).values
     margin_N = top_N2[:, 0] - top_N2[:, 1]
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     return torch.stack([column.to(wide) for column in (tokens_N, probs_N, given_N, entropy_N, margin_N)])
 
 
-def _choose(logits_NV: Tensor, style: _Style, draws: Sequence[int]) -> tuple[Tensor, Tensor]:
+def _choose(logits_NV: Tensor, options: _ReadOptions, draws: Sequence[int]) -> tuple[Tensor, Tensor]:
     """The largest logit's token or a sample, and its logit; each [N]."""
-    choosable_NV = _without(logits_NV, style.suppress) if style.suppress else logits_NV
-    if style.temperature == 0:
+    choosable_NV = _without(logits_NV, options.suppress) if options.suppress else logits_NV
+    if options.temperature == 0:
         chosen_logit_N, tokens_N = choosable_NV.max(dim=-1)
         return tokens_N, chosen_logit_N
     noise_NV = gumbel_noise(draws, logits_NV.shape[1], logits_NV.device)
-    tokens_N = (choosable_NV.double() / style.temperature + noise_NV).argmax(dim=-1)
+    tokens_N = (choosable_NV.double() / options.temperature + noise_NV).argmax(dim=-1)
     return tokens_N, logits_NV.gather(1, tokens_N[:, None])[:, 0]
 
 
@@ -194,16 +195,16 @@ def _at(values_NV: Tensor, ids: Sequence[int]) -> Tensor:
     return values_NV.gather(1, torch.tensor(ids, device=values_NV.device)[:, None])[:, 0]
 
 
-def _truncate(logits_NV: Tensor, style: _Style) -> Tensor:
-    """Top-p, then top-k: what is cut becomes minus infinity."""
-    if style.top_p < 1:
+def _truncate(logits_NV: Tensor, options: _ReadOptions) -> Tensor:
+    """Applies top-p, then top-k: the logits of removed tokens become minus infinity."""
+    if options.top_p < 1:
         sorted_NV, order_NV = logits_NV.sort(dim=-1, descending=True, stable=True)
-        cut_NV = sorted_NV.softmax(dim=-1).cumsum(dim=-1) > style.top_p
+        cut_NV = sorted_NV.softmax(dim=-1).cumsum(dim=-1) > options.top_p
         # The token at which the sum first exceeds top_p stays.
         cut_NV = torch.cat((torch.zeros_like(cut_NV[:, :1]), cut_NV[:, :-1]), dim=-1)
         logits_NV = logits_NV.masked_fill(torch.empty_like(cut_NV).scatter_(1, order_NV, cut_NV), float("-inf"))
-    if 0 < style.top_k < logits_NV.shape[-1]:
-        smallest_N1 = logits_NV.topk(style.top_k, dim=-1).values[:, -1:]
+    if 0 < options.top_k < logits_NV.shape[-1]:
+        smallest_N1 = logits_NV.topk(options.top_k, dim=-1).values[:, -1:]
         logits_NV = logits_NV.masked_fill(logits_NV < smallest_N1, float("-inf"))
     return logits_NV
 
@@ -213,7 +214,7 @@ def _entropy(probs_NV: Tensor) -> Tensor:
 
 
 def _probability(logit_N: Tensor, log_normaliser_N: Tensor) -> Tensor:
-    """Softmax probability; rounding must not lift it above 1."""
+    """Softmax probability, clamped because rounding could exceed 1."""
     return (logit_N - log_normaliser_N).exp().clamp(max=1)
 
 
@@ -231,7 +232,7 @@ def _readout(read: Read, table: npt.NDArray[np.floating[Any]]) -> Readout:
 
 
 def gumbel_noise(draws: Sequence[int], vocab_size: int, device: torch.device) -> Tensor:
-    """Gumbel noise for every (draw key, token id), float64, [N, V]: adding it to logits and taking the largest samples.
+    """Gumbel noise for every (draw key, token id), float64, [N, V]; the largest sum of logit and noise is a sample.
 
     A counter-based generator (splitmix64 seeded with the draw key, token id as counter) in integer arithmetic: the same
     bits on every device and in every batch.

@@ -1,4 +1,4 @@
-"""How much some rows of a forward look at others, taken layer by layer on the way (`refusion_eval.types.RowScores`).
+"""Scores of key rows by query rows, computed in each layer during a forward (`refusion_eval.types.RowScores`).
 
 Shapes: T packed rows, Q query rows that are averaged, K key rows that are scored, H query heads, G key-value heads,
 D head width, L layers.
@@ -20,7 +20,7 @@ def row_scores(q_QHD: Tensor, k_KGD: Tensor, pooling: int) -> Tensor:
 
     Args:
         q_QHD: rotated queries.
-        k_KGD: rotated keys, in the order in which they are neighbours.
+        k_KGD: rotated keys; consecutive ones are neighbours.
         pooling: size of the neighbourhood whose largest score counts, odd.
     """
     query_GRD = q_QHD.mean(dim=0).unflatten(0, (k_KGD.shape[1], -1))
@@ -30,8 +30,8 @@ def row_scores(q_QHD: Tensor, k_KGD: Tensor, pooling: int) -> Tensor:
     return max_pool1d(scores_K[None], pooling, stride=1, padding=pooling // 2)[0]
 
 
-class _Wanted:
-    """What one sequence wants scored, and the scores of the layers so far."""
+class _Request:
+    """The rows of one sequence that are scored, and their scores in the layers so far."""
 
     def __init__(self, sequence: int, scores: RowScores, first_row: int, device: torch.device) -> None:
         self.sequence, self.scores = sequence, scores
@@ -47,27 +47,27 @@ class ScoringAttend:
 
     Args:
         attend: the attention itself.
-        forwards: the sequences and their forwards, in the order of their packed rows.
-        device: of the rows.
+        forwards: indices of the sequences and their forwards, in the order of their packed rows.
+        device: device of the rows.
     """
 
     def __init__(self, attend: Attend, forwards: Sequence[tuple[int, Forward]], device: torch.device) -> None:
         self._attend = attend
-        self._wanted: list[_Wanted] = []
+        self._requested: list[_Request] = []
         first_row = 0
         for sequence, forward in forwards:
             if forward.scores is not None:
-                self._wanted.append(_Wanted(sequence, forward.scores, first_row, device))
+                self._requested.append(_Request(sequence, forward.scores, first_row, device))
             first_row += len(forward.tokens)
 
     def __call__(self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> Tensor:
         """Scores the rows of one layer, stores keys and values and attends; returns [T, H, D]."""
-        for wanted in self._wanted:
-            scores = row_scores(q_THD[wanted.queries_Q], k_TGD[wanted.keys_K], wanted.scores.pooling)
-            wanted.layers.append(scores)
+        for request in self._requested:
+            scores = row_scores(q_THD[request.queries_Q], k_TGD[request.keys_K], request.scores.pooling)
+            request.layers.append(scores)
         return self._attend(layer, q_THD, k_TGD, v_TGD)
 
     def store(self, cache: KVCache) -> None:
-        """Leaves the scores of all layers with the cache, for the next commit of each sequence."""
-        for wanted in self._wanted:
-            cache.scores[wanted.sequence] = ScoredRows(wanted.scores.keys, torch.stack(wanted.layers))
+        """Stores the scores of all layers in the cache, for the next commit of each sequence."""
+        for request in self._requested:
+            cache.scores[request.sequence] = ScoredRows(request.scores.keys, torch.stack(request.layers))

@@ -65,13 +65,13 @@ def run_side_by_side(
     is_causal: bool,
     positions: Sequence[TokenArray] | None = None,
 ) -> tuple[Tensor, list[int]]:
-    """Runs whole texts in one forward, none of which sees another.
+    """Runs whole texts in one forward; no text sees another.
 
     Args:
         model: the transformer.
-        texts: token ids of each, at least one.
+        texts: token ids of each text, at least one.
         is_causal: whether a row sees only the rows of its text up to itself, else all of them.
-        positions: position ids of each text's tokens; None where they stand in their order.
+        positions: position ids of each text's tokens; None is 0, 1, ... .
 
     Returns:
         The residual stream of all rows, [T, C], and the row at which each text begins.
@@ -87,21 +87,21 @@ def run_side_by_side(
 def score_targets(
     model: Transformer, hidden_TC: Tensor, rows: Sequence[int], targets: Sequence[int]
 ) -> tuple[list[float], list[bool]]:
-    """Reads the log-probability of one token a row, and whether it has the largest logit.
+    """Returns the log-probability of one token a row, and whether it has the largest logit.
 
     Args:
         model: the transformer.
-        hidden_TC: its residual stream.
-        rows: rows of it, at least one.
+        hidden_TC: residual stream of a forward.
+        rows: rows of the residual stream, at least one.
         targets: token ids, one a row.
     """
     rows_N, targets_N = torch.from_numpy(np.array([rows, targets], dtype=np.int64)).to(model.device)
     chunk = max(1, MAX_LOGITS // model.config.vocab_size)
-    found = []
+    parts = []
     for rows_part, targets_part in zip(rows_N.split(chunk), targets_N.split(chunk), strict=True):
         logits_NV = model.logits(hidden_TC[rows_part])
         target_logit_N = logits_NV.gather(1, targets_part[:, None])[:, 0]
         is_greedy_N = logits_NV.argmax(dim=-1) == targets_part
-        found.append(torch.stack((target_logit_N - logits_NV.logsumexp(dim=-1), is_greedy_N.float())))
-    log_probs, is_greedy = torch.cat(found, dim=1).cpu().tolist()
+        parts.append(torch.stack((target_logit_N - logits_NV.logsumexp(dim=-1), is_greedy_N.float())))
+    log_probs, is_greedy = torch.cat(parts, dim=1).cpu().tolist()
     return log_probs, [flag == 1 for flag in is_greedy]

@@ -1,8 +1,8 @@
-"""Forwards of one sequence with nothing left to the host: fixed shapes, fixed buffers, on CUDA one recorded graph each.
+"""Forwards of one sequence with fixed shapes and buffers, on CUDA recorded as graphs.
 
-At batch 1 a large model's forward is a few hundred small kernels, and launching them one by one can take longer than
-the memory takes to deliver the weights. A forward is padded to one of a few widths and attends over the whole buffer
-through a mask that is made on the device, so that a graph recorded once serves every forward of that width.
+At batch 1 the forward of a large model is a few hundred small kernels, and launching them one by one can take longer
+than reading the weights from memory. A forward is padded to one of a few widths and attends over the whole buffer
+through a mask that is made on the device, so that one recorded graph serves every forward of its width.
 
 Shapes: W padded rows, K capacity of the buffer, C residual width.
 """
@@ -29,7 +29,7 @@ class StaticForwards:
 
     Args:
         model: the transformer.
-        cache: a buffer for one sequence; when it is given another size, everything is recorded anew.
+        cache: buffer for one sequence; when its size changes, all graphs are recorded again.
     """
 
     def __init__(self, model: Transformer, cache: KVCache) -> None:
@@ -37,13 +37,13 @@ class StaticForwards:
         self._cache = cache
         self._keys = cache.keys
         self._recorded: dict[int, _StaticForward] = {}
-        # A table that grows moves, and a graph would go on reading its old place.
+        # A rotary table that grows moves, and a graph would still read the old one.
         model.prepare_positions(model.config.max_positions)
 
     def serves(self, forward: Forward) -> bool:
-        """Whether a forward fits one of the widths, padding included, and is no prefill: those come in every length.
+        """Whether a forward fits one of the widths, padding included, and is no prefill, which may have any length.
 
-        One that scores rows or reuses features is not served: that is other work for other rows each time.
+        Forwards that score rows or reuse features are not served, because their work differs each time.
         """
         length, num_rows = self._cache.lengths[0], len(forward.tokens)
         if forward.scores is not None or forward.reuse is not None:
@@ -67,7 +67,7 @@ def _padded(num_rows: int) -> int:
 
 @lru_cache(maxsize=256)
 def _pattern(attention: Attention, width: int, device: torch.device) -> Tensor:
-    """Which of its own rows each row sees, [W, W]; a padding row sees itself, as a softmax must not be empty."""
+    """Which rows of the forward each row sees, [W, W]; a padding row sees itself, so that no softmax is empty."""
     seen_QQ = visible(attention)
     pattern_WW = np.eye(width, dtype=np.bool_)
     pattern_WW[: len(seen_QQ), : len(seen_QQ)] = seen_QQ
@@ -83,7 +83,7 @@ class _StaticForward:
         self._numbers = torch.zeros(2 * width + 1, dtype=torch.int64, device=device)
         self._pattern_WW = torch.eye(width, dtype=torch.bool, device=device)
         self._offsets_W = torch.arange(width, device=device)
-        self._places_K = torch.arange(cache.capacity, device=device)
+        self._cache_rows_K = torch.arange(cache.capacity, device=device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._hidden_WC = torch.empty(0)
         if device.type == "cuda":
@@ -91,7 +91,7 @@ class _StaticForward:
 
     @torch.inference_mode()
     def _record(self) -> None:
-        # Rows written while recording lie behind everything that is committed.
+        # Rows written while recording lie after all committed rows.
         self._numbers[-1] = self._cache.lengths[0]
         stream = torch.cuda.Stream(self._model.device)
         stream.wait_stream(torch.cuda.current_stream(self._model.device))
@@ -119,7 +119,7 @@ class _StaticForward:
     def _compute(self) -> Tensor:
         tokens_W, positions_W, length_1 = self._numbers.split_with_sizes((self._width, self._width, 1))
         rows_W = length_1 + self._offsets_W
-        seen_WK = (self._places_K < length_1).expand(self._width, -1).index_copy(1, rows_W, self._pattern_WW)
+        seen_WK = (self._cache_rows_K < length_1).expand(self._width, -1).index_copy(1, rows_W, self._pattern_WW)
         dtype = self._model.dtype
         mask_WK = torch.zeros(seen_WK.shape, dtype=dtype, device=seen_WK.device).masked_fill(~seen_WK, float("-inf"))
         keys, values = self._cache.keys[:, 0], self._cache.values[:, 0]

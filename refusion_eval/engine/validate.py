@@ -1,4 +1,4 @@
-"""Refuses a forward that does not fit together, before anything is computed for it."""
+"""Refuses inconsistent forwards before anything is computed for them."""
 
 from refusion_eval.engine import masks
 from refusion_eval.errors import DecodeError
@@ -9,8 +9,8 @@ def check_forward(forward: Forward, vocab_size: int) -> None:
     """Raises DecodeError unless rows, tokens, attention, reads and scores of a forward fit each other.
 
     Args:
-        forward: what a decoder asks for.
-        vocab_size: of the model.
+        forward: forward of a decoder.
+        vocab_size: vocabulary size of the model.
     """
     num_rows = len(forward.tokens)
     num_seen = sum(segment.size for segment in forward.attention)

@@ -1,4 +1,4 @@
-"""How the time of a forward grows with its rows on this device: the width curve, and the two numbers decoders need."""
+"""The width curve: how the time of a forward grows with its rows on this device, and the two numbers decoders need."""
 
 import math
 import statistics
@@ -44,7 +44,7 @@ def time_forwards(
     num_rounds: int = NUM_ROUNDS,
     max_seconds: float = MAX_SECONDS,
 ) -> dict[int, list[float]]:
-    """Times causal forwards behind some committed rows, output head included, widths interleaved in rounds.
+    """Times causal forwards after some committed rows, output head included, with the widths interleaved in rounds.
 
     Args:
         model: the transformer.
@@ -64,7 +64,7 @@ def time_forwards(
     for width in widths:
         if len(seconds) >= 2 and time.perf_counter() - started > max_seconds:
             break
-        _time_forward(model, cache, attention, width, context)  # the first one pays for what is done once
+        _time_forward(model, cache, attention, width, context)  # untimed: it includes one-off costs
         seconds[width] = []
     for _ in range(num_rounds):
         for width, times in seconds.items():
@@ -87,7 +87,7 @@ def _time_forward(model: Transformer, cache: KVCache, attention: Backend, width:
 
 
 def fit(curve: dict[int, float]) -> WidthCost:
-    """The hinge that fits a curve best, its numbers rounded so that noise does not decide.
+    """Fits a hinge to a curve; its numbers are rounded so that noise does not change them.
 
     Args:
         curve: width -> seconds; at least two widths.
@@ -114,11 +114,11 @@ def measure(model: Transformer, attention: Backend) -> WidthCost:
 
 
 def fastest_backend(model: Transformer, backends: Sequence[Backend]) -> Backend:
-    """The backend whose forwards take least time on this device: narrow ones, of a slot, and wide ones alike.
+    """The backend whose forwards of different widths take the least time on this device.
 
     Args:
         model: the transformer.
-        backends: those that work here; of equally fast ones the first is taken.
+        backends: backends that work here; the first one wins among equally fast ones.
     """
     costs: list[float] = []
     for backend in backends:

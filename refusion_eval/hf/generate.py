@@ -1,7 +1,7 @@
-"""Decoders as `custom_generate` of transformers (4.57 or newer takes a callable with settings of its own).
+"""Decoders as `custom_generate` of transformers, version 4.57 or newer.
 
-`model.generate` prepares prompt and generation config, and hands both to the callable, which decodes every row on its
-own tokens with this project's engine and puts the rows together again.
+`model.generate` prepares prompt and generation config and passes both to the callable, which decodes each row with this
+project's engine and returns the rows as one tensor.
 """
 
 import dataclasses
@@ -39,13 +39,13 @@ from refusion_eval.hf.streamer import FinishedPrefix, SlotListener, WatchedTrace
 from refusion_eval.trace import Trace
 from refusion_eval.types import Decoded
 
-# Settings that transformers has its own name for; the values come from the generation config.
-THEIR_NAMES = {"gen_length": "max_new_tokens", "eos_ids": "eos_token_id", "mask_id": "mask_token_id"}
-# What `generate` prepares for a forward of its own, of no use here.
+# Settings with another name in transformers; their values come from the generation config.
+TRANSFORMERS_NAMES = {"gen_length": "max_new_tokens", "eos_ids": "eos_token_id", "mask_id": "mask_token_id"}
+# Arguments that `generate` prepares for its own forwards and that have no use here.
 UNUSED = ("use_cache", "logits_to_keep", "cache_position")
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
-# top_k=50 is transformers' default for sampling: whoever did not ask for it gets the whole softmax.
+# top_k=50 is the default of transformers; with it, tokens are sampled from the whole softmax.
 DEFAULT_TOP_K = 50
 
 
@@ -55,7 +55,7 @@ class DecodedOutput(GenerateDecoderOnlyOutput):
 
     Attributes:
         sequences: prompts and responses, [rows, tokens]; rows padded on the right.
-        decoded: of each row the tokens, why it ended, its forwards, seconds (a streamer's included) and trace.
+        decoded: for each row the tokens, why decoding ended, forwards, seconds (including the streamer's) and trace.
     """
 
     decoded: tuple[Decoded, ...] | None = None
@@ -64,22 +64,23 @@ class DecodedOutput(GenerateDecoderOnlyOutput):
 def generate_with(decoder: str) -> Callable[..., Any]:
     """A decoder of this project as a callable for `model.generate(..., custom_generate=...)`.
 
-    It is called through `generate`, or by itself as `f(model, input_ids, attention_mask=..., ...)`; then a misspelt
-    setting gets a suggestion, where `generate` only says that it is not used.
+    The callable is used through `generate`, or directly as `f(model, input_ids, attention_mask=..., ...)`. Called
+    directly, it suggests a name for a misspelt setting; `generate` only says that the setting is not used.
 
-    From transformers' own arguments come
+    The following come from the arguments of transformers:
       - the length: `max_new_tokens` or `max_length`;
       - `eos_token_id`, `pad_token_id`, `return_dict_in_generate`, `num_return_sequences`;
       - `do_sample` and `temperature`; samples come from the whole softmax. Without a `seed`, one is drawn from torch's
         generator, so `torch.manual_seed` repeats it; row r of a batch uses seed + r;
-      - `attention_mask`: every row is decoded on the tokens it keeps;
-      - `streamer`, for a single row: a `SlotListener` sees slots fill in, any other gets the prefix without gaps.
+      - `attention_mask`: each row is decoded with the tokens that the mask keeps;
+      - `streamer`, for a single row: a `SlotListener` receives all drafts and tokens, any other one the prefix without
+        gaps.
 
     The mask token is `mask_token_id`, else `model.config.mask_token_id`, else that of a known checkpoint. All other
     settings have the decoder's own names and defaults (`refusion_eval.decoders.DECODERS[decoder].Settings`).
 
-    The first call for a model takes memory for a copy of some of its weights and measures the device for a second or
-    more; see `refusion_eval.hf.hosted.hosted`, and `release` to free it.
+    The first call for a model copies some of its weights and measures the device for a second or more; see
+    `refusion_eval.hf.hosted.hosted`. `release` frees the copies.
 
     Args:
         decoder: name in `DECODERS`.
@@ -118,7 +119,7 @@ def generate_with(decoder: str) -> Callable[..., Any]:
         prompts = _prompts(input_ids, arguments)
         _refuse(generation_config, logits_processor, stopping_criteria, arguments)
         num_new = generation_config.max_length - input_ids.shape[1]
-        # As in `hosted`: what a caller's inference mode makes is of no use outside of it.
+        # As in `hosted`: tensors made in the caller's inference mode could not be used outside of it.
         with torch.inference_mode(False), torch.no_grad():
             loaded = hosted(model)
             rows = list(_settings(loaded, decoder, settings, generation_config, num_new, len(prompts)))
@@ -133,7 +134,7 @@ def generate_with(decoder: str) -> Callable[..., Any]:
             return DecodedOutput(sequences=sequences, decoded=tuple(decoded))
         return sequences
 
-    # `generate` hands over what it finds in the signature and treats the rest as its own, `temperature` for one.
+    # `generate` passes on the arguments in this signature and treats all others, such as `temperature`, as its own.
     parameters = [
         parameter
         for parameter in inspect.signature(custom_generate).parameters.values()
@@ -148,10 +149,10 @@ def generate_with(decoder: str) -> Callable[..., Any]:
 
 
 def _streamer_of(caller: FrameType | None) -> Any:
-    """The streamer that `generate` was given.
+    """The streamer that was passed to `generate`, read from its frame.
 
-    transformers puts the prompt into it but does not hand it to a callable (4.57 to 5.23): the arguments it collects
-    are replaced by those of the callable's own. So it is looked up where `generate` keeps it.
+    transformers 4.57 to 5.23 puts the prompt into the streamer but does not pass it to the callable, because it
+    replaces the collected arguments by those in the callable's signature.
     """
     if caller is None or caller.f_code is not inspect.unwrap(GenerationMixin.generate).__code__:
         return None
@@ -159,15 +160,15 @@ def _streamer_of(caller: FrameType | None) -> Any:
 
 
 def _check_names(loaded: LoadedModel, decoder: str, own: Sequence[str], arguments: dict[str, Any]) -> None:
-    """Refuses names that neither the decoder nor `generate` knows, with a suggestion."""
-    theirs = {*vars(GenerationConfig()), *inspect.signature(GenerationMixin.generate).parameters, "attention_mask"}
+    """Refuses names that neither the decoder nor `generate` knows, and suggests similar ones."""
+    known = {*vars(GenerationConfig()), *inspect.signature(GenerationMixin.generate).parameters, "attention_mask"}
     for name in arguments:
-        if name not in theirs and name not in own:
+        if name not in known and name not in own:
             decoder_settings(loaded, decoder, **{name: arguments[name]})
 
 
 def _prompts(input_ids: Tensor, arguments: dict[str, Any]) -> list[list[int]]:
-    """The tokens of every row that its attention mask keeps."""
+    """The tokens of each row that its attention mask keeps."""
     mask, positions = arguments.pop("attention_mask", None), arguments.pop("position_ids", None)
     kept = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
     if positions is not None and not positions.expand_as(kept)[kept].equal((kept.cumsum(1) - 1)[kept]):
@@ -176,7 +177,7 @@ def _prompts(input_ids: Tensor, arguments: dict[str, Any]) -> list[list[int]]:
 
 
 def _refuse(config: GenerationConfig, processors: Any, criteria: Any, arguments: dict[str, Any]) -> None:
-    """Refuses what was asked of `generate` and is not done here: nothing is left out silently."""
+    """Refuses options of `generate` that are not supported, so that none is ignored silently."""
     if (mode := config.get_generation_mode()) not in MODES:
         raise ConfigError(
             f"{mode.value} is not supported with a decoder of this project; leave out num_beams and the like"
@@ -205,9 +206,9 @@ def _settings(
     loaded: LoadedModel, decoder: str, settings: dict[str, Any], config: GenerationConfig, num_new: int, num_rows: int
 ) -> Iterator[Any]:
     """The decoder's settings for each row."""
-    for own, theirs in THEIR_NAMES.items():
+    for own, name in TRANSFORMERS_NAMES.items():
         if own in settings:
-            raise ConfigError(f"{own} is called {theirs} in transformers; give it by that name")
+            raise ConfigError(f"{own} is called {name} in transformers; give it by that name")
     names = {field.name for field in dataclasses.fields(DECODERS[decoder].Settings)}
     mask_id = settings.pop("mask_token_id", None)
     if "mask_id" in names:
@@ -246,7 +247,7 @@ def _decode_batch(
 def _decode_streamed(
     loaded: LoadedModel, decoder: str, prompts: Sequence[list[int]], rows: Sequence[Any], streamer: Any
 ) -> Decoded:
-    """Decodes one row while a streamer watches; it is ended whatever happens, as it may hold a terminal or a thread."""
+    """Decodes one row with a streamer, which is ended in any case because it may hold a terminal or a thread."""
     try:
         if len(prompts) > 1:
             raise ConfigError(f"a streamer shows one response, not {len(prompts)}; generate them one by one")
@@ -266,7 +267,7 @@ def _decode_streamed(
 
 
 def _sequences(input_ids: Tensor, decoded: Sequence[Decoded], config: GenerationConfig) -> Tensor:
-    """Prompts as they came, responses behind them, padded on the right to the longest."""
+    """Prompts and responses in one tensor, padded on the right to the longest response."""
     longest = max(len(out.tokens) for out in decoded)
     pad = config._pad_token_tensor
     if pad is None:

@@ -1,6 +1,8 @@
-"""A transformers module as a model of this project: the same weights, shared where the layouts allow."""
+"""Decodes with the weights of a transformers module, which are shared where the layouts allow."""
 
+import math
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -15,29 +17,30 @@ from refusion_eval.models.attention import possible_backends
 from refusion_eval.models.checkpoint import Location
 from refusion_eval.models.config import ModelConfig, model_config
 from refusion_eval.models.layers import dense_along_first
-from refusion_eval.models.transformer import LayerWeights, Transformer, Weights
+from refusion_eval.models.transformer import Transformer, Weights
+from refusion_eval.models.weights import arrange_weights, head_name
 
 
 class _Hosted(NamedTuple):
-    """A hosted model, and what the module was like when it was made."""
+    """A model made from a module, and the state of the module at that time."""
 
     state: tuple[Any, ...]
     model: LoadedModel
 
 
-# The hosted models hold no reference to their modules, so they go when these go.
+# The models hold no reference to their modules, so an entry disappears with its module.
 _HOSTED: WeakKeyDictionary[nn.Module, _Hosted] = WeakKeyDictionary()
 
 
 def hosted(module: nn.Module) -> LoadedModel:
-    """The module as a model of this project; it has no tokenizer.
+    """The model of this project with the weights of a module; it has no tokenizer.
 
-    Made at the first call and kept until the module's config or parameters change: replaced, moved, cast, or written to
-    in place. Only writes through `Tensor.data` go unnoticed (torch does not count them); `release` the module then.
+    The model is made at the first call and kept until the module's config or parameters change: replaced, moved, cast,
+    or written to in place. torch does not count writes through `Tensor.data`; call `release` after these.
 
-    Embedding, output head, attention output and down projection are the module's own tensors. Queries, keys and values,
-    and gate and up projection are copied into one matrix each: 55% of the weights of Qwen3-8B, 9 GB in bfloat16. On a
-    CPU in float32 small matrices are copied too.
+    Embedding, output head, attention output and down projection are the module's own tensors. Queries, keys and values
+    are copied into one matrix, and so are gate and up projection: 55% of the weights of Qwen3-8B, 9 GB in bfloat16. On
+    a CPU in float32 small matrices are copied too.
 
     Args:
         module: a `Qwen3ForCausalLM` with all weights in one dtype on one device.
@@ -54,9 +57,9 @@ def hosted(module: nn.Module) -> LoadedModel:
         return known.model
     if known is not None:
         del _HOSTED[module]
-        for part in ("engine", "transformer"):  # the old copies go before the new ones are made
+        for part in ("engine", "transformer"):  # frees the old copies before the new ones are made
             vars(known.model).pop(part, None)
-    # Buffers made in a caller's inference mode could not be written outside of it.
+    # Tensors made in the caller's inference mode could not be written to outside of it.
     with torch.inference_mode(False):
         model = _host(module)
     if known is not None and _shape(known.model) == _shape(model):
@@ -67,17 +70,17 @@ def hosted(module: nn.Module) -> LoadedModel:
 
 
 def release(module: nn.Module) -> None:
-    """Frees what decoding keeps of a module: copied weights, keys and values. The next decoding makes them anew."""
+    """Frees the copied weights, keys and values of a module; the next decoding makes them anew."""
     _HOSTED.pop(module, None)
 
 
 def _shape(model: LoadedModel) -> tuple[ModelConfig, torch.dtype, torch.device]:
-    """What the time of a forward depends on; new values in the weights do not change it."""
+    """What the time of a forward depends on; the values of the weights are no part of it."""
     return model.config, model.dtype, model.device
 
 
 def _state(module: Qwen3ForCausalLM) -> tuple[Any, ...]:
-    """Changes whenever the config or a parameter does."""
+    """A value that changes whenever the config or a parameter does."""
     parameters = tuple(
         (parameter.data_ptr(), 0 if parameter.is_inference() else parameter._version, parameter.dtype, parameter.device)
         for parameter in module.parameters()
@@ -100,7 +103,7 @@ def _host(module: Qwen3ForCausalLM) -> LoadedModel:
             f"the weights of {name} are {dtype} on {device}; decoding takes {', '.join(DTYPES)}, cpu or cuda"
         )
     with tempfile.TemporaryDirectory() as directory:
-        # Through the same door as a checkpoint's, so that the same variants are refused.
+        # Read like the config of a checkpoint, so that the same variants are refused.
         path = Path(directory, "config.json")
         module.config.to_json_file(path, use_diff=False)
         try:
@@ -118,44 +121,29 @@ def _listed(values: set[Any]) -> str:
 
 
 def _weights(name: str, tensors: dict[str, Tensor], config: ModelConfig) -> Weights:
-    """The module's parameters by our names; every one of them has to be taken, or the outputs would not be its own."""
-    left = set(tensors)
+    """The parameters of a module as the weights of a `Transformer`.
 
-    def take(key: str) -> Tensor:
-        left.discard(key)
-        if key not in tensors:
-            raise ConfigError(f"{name} has no parameter {key}; merge or unload adapters, and do not shard the weights")
-        return tensors[key].detach()
+    Raises:
+        ConfigError: a parameter is missing, or one is left over, so that the outputs would not be the module's own.
+    """
+    unused = set(tensors) - ({head_name(config)} if config.tied_head else set())
 
-    def layer(index: int) -> LayerWeights:
-        prefix = f"model.layers.{index}."
-        attention, feed = prefix + "self_attn.", prefix + "mlp."
-        q_norm, k_norm = take(attention + "q_norm.weight"), take(attention + "k_norm.weight")
-        return LayerWeights(
-            input_norm=take(prefix + "input_layernorm.weight"),
-            qkv=_matrix(*(take(f"{attention}{part}_proj.weight") for part in "qkv")),
-            qk_norm=torch.cat((q_norm.expand(config.num_heads, -1), k_norm.expand(config.num_kv_heads, -1))),
-            out=_matrix(take(attention + "o_proj.weight")),
-            mlp_norm=take(prefix + "post_attention_layernorm.weight"),
-            gate_up=_matrix(take(feed + "gate_proj.weight"), take(feed + "up_proj.weight")),
-            down=_matrix(take(feed + "down_proj.weight")),
-        )
+    def stack(shape: tuple[int, ...], parts: Mapping[str, int], *, matrix: bool = False) -> Tensor:
+        for key in parts:
+            if key not in tensors:
+                raise ConfigError(
+                    f"{name} has no parameter {key}; merge or unload adapters, and do not shard the weights"
+                )
+        unused.difference_update(parts)
+        parameters = [tensors[key].detach() for key in parts]
+        if matrix and dense_along_first(math.prod(shape), parameters[0].dtype, parameters[0].device):
+            return torch.cat([part.t() for part in parameters], dim=1).t()
+        return parameters[0] if len(parameters) == 1 else torch.cat(parameters)
 
-    weights = Weights(
-        embedding=take("model.embed_tokens.weight"),
-        layers=tuple(layer(index) for index in range(config.num_layers)),
-        final_norm=take("model.norm.weight"),
-        head=take("lm_head.weight"),
-    )
-    if left:
+    weights = arrange_weights(config, stack)
+    if unused:
         raise ConfigError(
-            f"{name} has parameters beside those of its class ({', '.join(sorted(left)[:3])}); merge or unload adapters"
+            f"{name} has parameters besides those of its class ({', '.join(sorted(unused)[:3])}); merge or unload "
+            "adapters"
         )
     return weights
-
-
-def _matrix(*parts: Tensor) -> Tensor:
-    """Stacks matrices along their first axis, laid out as `load_weights` does; a single one may stay as it is."""
-    if dense_along_first(sum(part.numel() for part in parts), parts[0].dtype, parts[0].device):
-        return torch.cat([part.t() for part in parts], dim=1).t()
-    return parts[0] if len(parts) == 1 else torch.cat(parts)

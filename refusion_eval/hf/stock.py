@@ -1,7 +1,7 @@
 """The stock autoregressive loop: transformers' own model under its own `generate`, timed as an engine is.
 
-Beside this project's engine on the same weights it tells how much of a speed-up is the engine's and how much the
-algorithm's.
+Compared with this project's engine on the same weights, it shows which part of a speed-up is due to the engine and
+which to the algorithm.
 """
 
 import time
@@ -19,7 +19,7 @@ from refusion_eval.errors import CheckpointError, DecodeError
 from refusion_eval.trace import Trace
 from refusion_eval.types import Decoded, StopReason, StopRule
 
-# `generate` pads only behind the end of a response in a batch; of one request nothing is ever padded.
+# `generate` pads responses in a batch only, so a single request never uses this id.
 _PAD_ID = 0
 
 
@@ -27,7 +27,7 @@ class StockLoop:
     """Greedy `generate` on one model, as a user of transformers would call it.
 
     Args:
-        model: transformers' own; its generation config is replaced, so that only the settings count.
+        model: model of transformers; its generation config is replaced, so that only the settings count.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -36,7 +36,7 @@ class StockLoop:
 
     @classmethod
     def open(cls, directory: Path, dtype: torch.dtype, device: torch.device) -> Self:
-        """Loads a checkpoint in Hugging Face layout with transformers' own class of it, without remote code.
+        """Loads a checkpoint in Hugging Face layout with its class in transformers, without remote code.
 
         Raises:
             CheckpointError: transformers has no such class, or cannot load the weights.
@@ -48,14 +48,14 @@ class StockLoop:
         return cls(model.to(device).eval())
 
     def run(self, prompt: Sequence[int], settings: AutoregressiveSettings) -> Decoded:
-        """Decodes one prompt; the trace tells the forwards that `generate` makes, one a token.
+        """Decodes one prompt; the trace holds the forwards that `generate` makes, one a token.
 
         Args:
             prompt: token ids.
-            settings: of the autoregressive decoder.
+            settings: settings of the autoregressive decoder.
 
         Raises:
-            DecodeError: the settings ask for samples; only greedy decoding is the same text.
+            DecodeError: the settings ask for sampling; only greedy decoding gives the same text.
         """
         if settings.temperature > 0:
             raise DecodeError("the stock loop is greedy; set temperature=0, or take this project's engine")
@@ -88,7 +88,7 @@ class StockLoop:
 
 
 class _Clock(StoppingCriteria):
-    """Takes the time of the first token, and ends a response where the task's stop rule says so."""
+    """Measures the time of the first token, and ends the response when the stop rule returns True."""
 
     def __init__(self, prompt_length: int, stop_rule: StopRule | None, device: torch.device) -> None:
         self.first = 0.0
@@ -108,7 +108,7 @@ class _Clock(StoppingCriteria):
 
 
 def _trace(prompt_length: int, response: Sequence[int], stop: StopReason) -> Trace:
-    """What `generate` with a KV cache does: the prompt once, then every token but the last."""
+    """The forwards of `generate` with a KV cache: the prompt once, then each token but the last."""
     trace = Trace()
     for number, token in enumerate(response):
         if number == 0:

@@ -1,4 +1,4 @@
-"""Watching a decoding while it goes on: slots fill in out of order, which a transformers streamer cannot show."""
+"""Shows a decoding in progress; a streamer of transformers cannot show slots that fill in out of order."""
 
 import sys
 from collections.abc import Container, Iterator, Sequence
@@ -18,29 +18,29 @@ STYLES = {"mask": "bright_black", "draft": "dim italic", "fixed": "", "newest": 
 
 @runtime_checkable
 class SlotListener(Protocol):
-    """What a streamer offers besides transformers' `put` (the prompt) and `end` to be told of every draft and token.
+    """Methods of a streamer, besides `put` (the prompt) and `end`, that receive all drafts and final tokens.
 
     Positions are response indices: 0 is the first generated position.
     """
 
     def begin(self, num_positions: int) -> None:
-        """Decoding begins; it may touch this many positions, all of them masked."""
+        """Called at the start with the number of positions, all of them masked."""
         ...
 
     def update(self, positions: Sequence[int], tokens: Sequence[int], final: bool) -> None:
-        """Tokens became final, or were drafted; new drafts replace all drafts before them."""
+        """Called with new final tokens, or with drafts, which replace all earlier drafts."""
         ...
 
     def finish(self, tokens: Sequence[int]) -> None:
-        """Decoding ended with these tokens kept; final ones behind them are dropped. `end` follows."""
+        """Called before `end` with the tokens of the response; final tokens after these are dropped."""
         ...
 
 
 class WatchedTrace(Trace):
-    """A trace that passes drafts and final tokens on as they come.
+    """A trace that also passes drafts and final tokens to a listener.
 
     Args:
-        listener: is told.
+        listener: receives drafts and final tokens.
     """
 
     def __init__(self, listener: SlotListener) -> None:
@@ -59,11 +59,11 @@ class WatchedTrace(Trace):
 
 
 class FinishedPrefix:
-    """Hands a transformers streamer the response from its start to the first gap, as it grows.
+    """Passes the response from its start to the first gap to a streamer of transformers, as it grows.
 
     Args:
-        streamer: anything with `put`.
-        eos_ids: tokens behind which nothing is kept.
+        streamer: an object with a method `put`.
+        eos_ids: tokens that end the response.
         gen_length: most tokens of the response.
     """
 
@@ -76,10 +76,10 @@ class FinishedPrefix:
         self._ended = False
 
     def begin(self, num_positions: int) -> None:
-        """Nothing to show yet."""
+        """Does nothing: no token is final yet."""
 
     def update(self, positions: Sequence[int], tokens: Sequence[int], final: bool) -> None:
-        """Puts what has no gap before it."""
+        """Puts the final tokens that have no gap before them."""
         if not final:
             return
         self._fixed.update(zip(positions, tokens, strict=True))
@@ -90,7 +90,7 @@ class FinishedPrefix:
         self._put(ready)
 
     def finish(self, tokens: Sequence[int]) -> None:
-        """Puts what is kept beyond the prefix: responses with gaps, which only `release_compatible` makes."""
+        """Puts the tokens after a gap, which only a response with `release_compatible` has."""
         self._put(tokens[self._num_put :])
 
     def _put(self, tokens: Sequence[int]) -> None:
@@ -109,16 +109,16 @@ class _Run(NamedTuple):
 class SlotStreamer:
     """Shows a response while its slots fill in.
 
-    On a terminal it is redrawn in place: final text, the newest of it highlighted, drafts dim, a dot for each mask; at
-    the end the text alone remains. Elsewhere each step prints a line for each run of tokens it finished, with the
-    positions, and the text comes last. The prompt is not shown.
+    On a terminal the response is redrawn in place: final text with the newest tokens highlighted, dim drafts, and a dot
+    for each mask. At the end only the text remains. Elsewhere each step prints one line, with positions, for each run
+    of tokens that it finished, and the text at the end. The prompt is not shown.
 
-    Under another generation of transformers, tokens come in order and are shown likewise.
+    With the other decoding methods of transformers, tokens arrive in order and are shown in the same way.
 
     Args:
-        tokenizer: of transformers.
-        file: where to; None is standard output.
-        skip_special_tokens: whether the end-of-sequence token and its like are left out.
+        tokenizer: tokenizer of transformers.
+        file: where to write; None is standard output.
+        skip_special_tokens: whether special tokens such as EOS are left out.
     """
 
     def __init__(self, tokenizer: Any, file: TextIO | None = None, *, skip_special_tokens: bool = True) -> None:
@@ -139,11 +139,11 @@ class SlotStreamer:
 
     @property
     def text(self) -> str:
-        """The final text so far, gaps left out; of the whole response when it has ended."""
+        """The final text so far, without gaps; the whole response after its end."""
         return self._shown([self._fixed[position] for position in sorted(self._fixed)])
 
     def put(self, value: torch.Tensor) -> None:
-        """Takes the prompt, and from other generations the tokens behind it."""
+        """Receives the prompt, and with other decoding methods the tokens after it."""
         if value.ndim > 1 and value.shape[0] > 1:
             raise ValueError(f"SlotStreamer shows one response, not {value.shape[0]}")
         if not self._prompt_put:
@@ -170,18 +170,18 @@ class SlotStreamer:
             self._newest = frozenset(new)
             if not self._redraws:
                 for run in self._runs(sorted(new)):
-                    # With special tokens: a step that finished but the end of the text says so.
+                    # With special tokens, so that a step that only ended the text is visible.
                     text = self._decode([new[position] for position in run.positions], skip_special_tokens=False)
                     print(f"{run.positions[0]}-{run.positions[-1]}: {text!r}", file=self._file, flush=True)
         self._draw()
 
     def finish(self, tokens: Sequence[int]) -> None:
-        """Takes the tokens that are kept."""
+        """Replaces the tokens by those of the response."""
         self._reset(len(tokens))
         self._fixed = dict(enumerate(tokens))
 
     def end(self) -> None:
-        """Leaves the text, and is ready for another response."""
+        """Prints the text and prepares for another response."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -203,7 +203,7 @@ class SlotStreamer:
         return "draft" if position in self._drafts else "mask"
 
     def _runs(self, positions: Sequence[int]) -> Iterator[_Run]:
-        """Gapless runs: only whole ones are decoded, since a character may take several tokens."""
+        """Runs of consecutive positions in one state, decoded as a whole: a character may take several tokens."""
         numbered = enumerate(positions)
         for (state, _), run in groupby(numbered, lambda pair: (self._state(pair[1]), pair[1] - pair[0])):
             yield _Run(state, [position for _, position in run])
@@ -223,7 +223,7 @@ class SlotStreamer:
         self._live.update(self._window(), refresh=True)
 
     def _window(self) -> Text:
-        """The text with its states as styles; as many lines around the newest tokens as the terminal has."""
+        """The styled text, cut to the lines around the newest tokens that fit the terminal."""
         shown, newest_end = Text(), 0
         for run in self._runs(range(self._num_positions)):
             if run.state == "mask":

@@ -1,7 +1,7 @@
 """LoRA adapters in the layout of peft, merged into the matrices of a checkpoint while it is loaded.
 
-A merged model costs nothing at run time. It is not bit-identical to one that computes the adapter beside its base in a
-short dtype: the sum is taken in float32 and rounded once.
+A merged model costs nothing at run time. It is not bit-identical to a model that computes the adapter separately in a
+short dtype, because the sum is computed in float32 and rounded once.
 """
 
 import math
@@ -23,7 +23,7 @@ CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _TENSOR_NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(?:\.default)?\.weight")
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
-# Entries of adapter_config.json that have to have one of these values, as any other changes what is computed.
+# Entries of adapter_config.json that must have one of these values; any other changes the computed function.
 _MUST_BE: Mapping[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
@@ -68,16 +68,16 @@ class _Matrix(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
-    """What adapter_config.json says; patterns hold one regular expression, anchored at the end, a module.
+    """Contents of adapter_config.json; keys of patterns are regular expressions, anchored at the end.
 
     Attributes:
-        path: of the file.
+        path: path of the file.
         rank: r of the matrices that rank_pattern does not match.
-        alpha: likewise.
+        alpha: lora_alpha of the matrices that alpha_pattern does not match.
         rank_stabilised: whether alpha is divided by the root of the rank instead of the rank.
-        rank_pattern, alpha_pattern: own values of some modules.
-        targets: names of the adapted modules (a module, or what its name ends with), or one regular expression.
-        excluded: modules that are not, likewise.
+        rank_pattern, alpha_pattern: values for modules that match a key.
+        targets: names, or ends of names, of the adapted modules, or one regular expression.
+        excluded: names, or ends of names, of modules that are not adapted, or one regular expression.
         layers: numbers of the adapted layers; None for all.
     """
 
@@ -96,7 +96,7 @@ class LoraConfig:
         return next((rank for key, rank in self.rank_pattern.items() if _pattern_matches(key, module)), self.rank)
 
     def scale_of(self, module: str) -> float:
-        """What the product of a module's two matrices is multiplied by."""
+        """Factor of the product of a module's two matrices."""
         alpha = next((a for key, a in self.alpha_pattern.items() if _pattern_matches(key, module)), self.alpha)
         rank = self.rank_of(module)
         return alpha / (math.sqrt(rank) if self.rank_stabilised else rank)
@@ -133,7 +133,7 @@ def lora_config(directory: Path) -> LoraConfig:
             raise CheckpointError(f"{path}: {key} is {raw.get(key)!r}; only {allowed[0]!r} is computed")
     for key, value in raw.items():
         if key not in _MUST_BE.keys() | _READ | _INERT and value not in (None, False, "", [], {}):
-            raise CheckpointError(f"{path}: {key} is {value!r}; plain LoRA matrices are merged, nothing beside them")
+            raise CheckpointError(f"{path}: {key} is {value!r}; only plain LoRA matrices are merged")
     try:
         config = _parse(path, raw)
         for key in (*config.rank_pattern, *config.alpha_pattern):
@@ -173,7 +173,7 @@ class LoraAdapter:
 
     Args:
         config: as `lora_config` reads it.
-        model: shapes of the model that it is for.
+        model: shapes of the model to be adapted.
 
     Raises:
         CheckpointError: there are no safetensors, or config, tensors and model do not fit together.
@@ -190,10 +190,10 @@ class LoraAdapter:
         self._check_complete(matrices)
 
     def merge(self, name: str, weight_OI: Tensor) -> Tensor:
-        """A checkpoint's tensor with what the adapter adds to it, in float32; as it is if that is nothing.
+        """A tensor of the checkpoint plus the adapter's product, in float32; unchanged if it is not adapted.
 
         Args:
-            name: of the tensor in the checkpoint.
+            name: name of the tensor in the checkpoint.
             weight_OI: the tensor, [out, in] if it is a matrix.
         """
         pair = self._tensors.get(name.removesuffix(".weight"))
@@ -219,7 +219,7 @@ class LoraAdapter:
     def _find_tensors(self, matrices: Mapping[str, _Matrix]) -> dict[str, dict[str, str]]:
         """Names of the two tensors of each adapted module, {module: {"A": name, "B": name}}."""
         tensors = open_tensors(self._path)
-        found: dict[str, dict[str, str]] = {}
+        pairs: dict[str, dict[str, str]] = {}
         for name in tensors.keys():  # noqa: SIM118 - a file, not a mapping
             match = _TENSOR_NAME.fullmatch(name)
             if match is None:
@@ -237,8 +237,8 @@ class LoraAdapter:
                     f"{self._path}: {name} has shape {tuple(entry.get_shape())} ({entry.get_dtype()}), but the model "
                     f"and rank {rank} mean {expected} of floating-point numbers; take the base that it was made for"
                 )
-            found.setdefault(module, {})[part] = name
-        return found
+            pairs.setdefault(module, {})[part] = name
+        return pairs
 
     def _check_complete(self, matrices: Mapping[str, _Matrix]) -> None:
         """The tensors have to be those of the targets, two for each."""

@@ -1,4 +1,4 @@
-"""Attention of packed rows over the KV buffer: one sequence without any copy, or several, padded to one width.
+"""Attention of packed rows over the KV cache: one sequence without a copy, or several sequences padded to one width.
 
 Query heads that share a key-value head form a group. Keys and values are expanded over the group by a view with stride
 0, never repeated in memory.
@@ -31,12 +31,12 @@ MAX_DENSE = 1 << 18
 
 
 def possible_backends(name: str, dtype: torch.dtype, device: torch.device) -> tuple[Backend, ...]:
-    """The backends that a name leaves open here: of "auto" all that can run, else the one that it names.
+    """The backends to choose from: all that can run here for "auto", else the named one.
 
     Args:
         name: "auto", "sdpa" or "flash".
-        dtype: of the weights.
-        device: of the weights.
+        dtype: dtype of the weights.
+        device: device of the weights.
 
     Raises:
         ConfigError: unknown name, or flash-attn is asked for where it cannot run.
@@ -64,10 +64,10 @@ def grouped_attention(
 
     Args:
         q_THD: queries.
-        keys_GKD: all keys that any of them may see.
-        values_GKD: their values.
+        keys_GKD: all keys that any query may see.
+        values_GKD: values of these keys.
         mask_TK: added to the scores; None adds nothing.
-        is_causal: query i sees keys 0 .. i; then no mask is given.
+        is_causal: whether query i sees keys 0 .. i; then there is no mask.
 
     Returns:
         Attended values, [T, H, D].
@@ -78,7 +78,7 @@ def grouped_attention(
 
 
 def _attend(q_BRQD: Tensor, keys_BKD: Tensor, values_BKD: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
-    """Attention of R query heads to one key-value head, B times; the mask is broadcast over what it lacks."""
+    """Attention of R query heads to one key-value head, B times; the mask is broadcast over missing axes."""
     num_groups, num_shared, num_queries, head_dim = q_BRQD.shape
     num_keys = keys_BKD.shape[1]
     if q_BRQD.dtype == torch.float32 and not q_BRQD.is_cuda and num_queries * num_keys <= MAX_DENSE:
@@ -100,15 +100,15 @@ def _causal_mask(num_rows: int) -> Tensor:
 
 
 class OneSequence:
-    """Attention for a forward of one sequence: writes its scratch rows in place, then attends over all its rows.
+    """Attention for a forward of one sequence: writes its staged rows in place, then attends over all its rows.
 
     Args:
         cache: room for the rows must have been reserved.
         sequence: index in the cache.
         num_rows: query rows of this forward.
-        mask_QK: additive mask over committed and scratch rows; None if every row sees all of them, or with `causal`.
-        causal: every row sees the committed rows, the scratch rows before it and itself; then no mask is given, and
-            it takes either nothing committed or `flash`.
+        mask_QK: additive mask over committed and staged rows; None if every row sees all of them, or with `causal`.
+        causal: whether every row sees the committed rows, the staged rows before it and itself. There is then no mask,
+            and either nothing is committed or `flash` is used.
         flash: use flash-attn for the causal pattern.
     """
 
@@ -130,17 +130,17 @@ class OneSequence:
         keys_GKD, values_GKD = self._keys[layer], self._values[layer]
         if self._flash:
             batch = (q_THD[None], keys_GKD.transpose(0, 1)[None], values_GKD.transpose(0, 1)[None])
-            # flash-attn aligns the causal triangle with the last key, which is what committed rows need.
+            # flash-attn aligns the causal triangle with the last key, as committed rows require.
             return flash_attn_func(*batch, causal=self._causal)[0]
         return grouped_attention(q_THD, keys_GKD, values_GKD, self._mask_QK, self._causal)
 
 
 class OneByOne:
-    """Attention for a forward of several sequences, each on its own: the least arithmetic, the most calls.
+    """Attention for a forward of several sequences, one call each: the least arithmetic, the most calls.
 
     Args:
-        sequences: in the order of their rows.
-        widths: query rows of each.
+        sequences: attention of each sequence, in the order of the packed rows.
+        widths: query rows of each sequence.
     """
 
     def __init__(self, sequences: Sequence[OneSequence], widths: Sequence[int]) -> None:
@@ -199,7 +199,7 @@ class Padded:
 
 
 class SideBySide:
-    """Attention of whole texts that lie behind each other: nothing is cached, none sees another.
+    """Attention of whole packed texts: nothing is cached, and no text sees another.
 
     Args:
         widths: rows of each text.

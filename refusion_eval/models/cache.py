@@ -1,6 +1,6 @@
-"""The KV buffer: committed rows of each sequence, and behind them the scratch rows of its last forward.
+"""The KV cache: the committed rows of each sequence, followed by the staged rows of its last forward.
 
-Keys are stored rotated, so rows may lie in any order. A forward stages its rows; the next one says which of them stay.
+Keys are stored rotated, so rows may be in any order. A forward stages its rows; the next one says which of them stay.
 """
 
 from collections.abc import Sequence
@@ -14,27 +14,27 @@ from refusion_eval.models.config import ModelConfig
 
 
 class ScoredRows(NamedTuple):
-    """Staged rows of a sequence, and how well each scores in each layer, [layers, rows]."""
+    """Staged rows of a sequence, and the score of each in each layer, [layers, rows]."""
 
     rows: Sequence[int]
     scores_LK: Tensor
 
 
 class Features:
-    """What each layer made of each row of one text, kept from forward to forward (`refusion_eval.types.FeatureReuse`).
+    """Features of each row of one text in each layer, kept between forwards (`refusion_eval.types.FeatureReuse`).
 
-    It is no part of the KV buffer and comes on top of it: beside keys and values two vectors of residual width.
+    They take memory in addition to the KV buffers: keys, values and two vectors of residual width a row and layer.
 
     Attributes:
         positions: position ids of the rows.
         keys, values: rotated keys, and values, each [layers, key-value heads, rows, head width].
-        attended, mlp: what attention and the MLP added to the residual stream, each [layers, rows, residual width].
+        attended, mlp: outputs of attention and MLP, added to the residual stream, each [layers, rows, residual width].
 
     Args:
-        config: shapes.
-        positions: as above.
-        dtype: of all tensors.
-        device: where they live.
+        config: shapes of the model.
+        positions: position ids of the rows.
+        dtype: dtype of all tensors.
+        device: device of all tensors.
     """
 
     def __init__(self, config: ModelConfig, positions: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
@@ -51,16 +51,16 @@ class KVCache:
     Attributes:
         keys, values: the buffers.
         lengths: committed rows of each sequence.
-        staged: rows of each sequence's last forward, lying behind its committed rows.
-        scores: those of some of these rows, from the forward to the next commit; None where nobody asked for them.
-        features: of each sequence's last forward that keeps them; None where none did.
+        staged: number of rows of each sequence's last forward, stored after its committed rows.
+        scores: scores of staged rows, valid until the next commit; None if the forward requested none.
+        features: features of each sequence's last forward that reuses them; None if none did.
 
     Args:
-        config: shapes.
-        num_sequences: how many sequences are held at once.
-        capacity: rows of each sequence to start with.
-        dtype: of keys and values.
-        device: where the buffers live.
+        config: shapes of the model.
+        num_sequences: number of sequences held at once.
+        capacity: initial number of rows for each sequence.
+        dtype: dtype of keys and values.
+        device: device of the buffers.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class KVCache:
 
     @property
     def capacity(self) -> int:
-        """Rows that fit for each sequence, committed and scratch together."""
+        """Rows that fit for each sequence, committed and staged ones together."""
         return self.keys.shape[3]
 
     @property
     def num_sequences(self) -> int:
-        """How many sequences fit."""
+        """Number of sequences that fit."""
         return self.keys.shape[1]
 
     def reserve(self, num_rows: int) -> None:
@@ -101,24 +101,24 @@ class KVCache:
         more = (0, 0, 0, capacity - self.capacity)
         self.keys = torch.nn.functional.pad(self.keys[:, :num_sequences], more)
         self.values = torch.nn.functional.pad(self.values[:, :num_sequences], more)
-        for of_sequences in (self.lengths, self.staged, self.scores, self.features):
-            del of_sequences[num_sequences:]  # type: ignore[attr-defined]
+        for per_sequence in (self.lengths, self.staged, self.scores, self.features):
+            del per_sequence[num_sequences:]  # type: ignore[attr-defined]
 
     def clear(self, sequence: int) -> None:
-        """Forgets what a sequence holds."""
+        """Drops all rows and features of a sequence."""
         self.lengths[sequence] = self.staged[sequence] = 0
         self.scores[sequence] = self.features[sequence] = None
 
     @torch.inference_mode()
     def wipe(self, sequence: int) -> None:
-        """Forgets what a sequence holds and zeroes it: in a batch, padded keys reach beyond a sequence's own rows."""
+        """As `clear`, and zeroes the rows: in a batch, padded keys reach beyond the rows of a sequence."""
         self.clear(sequence)
         self.keys[:, sequence].zero_()
         self.values[:, sequence].zero_()
 
     @torch.inference_mode()
     def move(self, source: int, target: int) -> None:
-        """Copies a sequence's committed rows onto the place of another, where its features go too."""
+        """Moves the committed rows and features of a sequence to the index of another one."""
         length = self.lengths[source]
         self.wipe(target)
         for buffer in (self.keys, self.values):
@@ -139,16 +139,16 @@ class KVCache:
         keep: int | None = None,
         best: int | None = None,
     ) -> None:
-        """Keeps rows of the sequence's last forward and drops its others.
+        """Keeps some rows of the sequence's last forward and drops the others.
 
         A leading run 0, 1, 2, ... is already in place; the rest is moved by one gather.
 
         Args:
-            sequence: whose rows.
+            sequence: index of the sequence.
             rows: staged rows to keep, in this order.
-            replace: committed rows that they overwrite, one each; None appends them.
-            keep: how many committed rows stay, the first ones; None keeps all.
-            best: how many of the rows are kept, in each layer those with its best scores; None keeps all.
+            replace: committed rows that `rows` overwrite, one for each; None appends `rows`.
+            keep: number of committed rows that stay, counted from the first; None keeps all.
+            best: number of `rows` that are kept, in each layer those with the best scores; None keeps all.
 
         Raises:
             DecodeError: a row was not staged or not scored, or a row to replace or keep is not committed.

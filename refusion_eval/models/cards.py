@@ -1,4 +1,4 @@
-"""What checkpoints were trained for: the visible table of known ones, and what a directory says of itself."""
+"""What checkpoints were trained for: a table of known checkpoints, and the files of all others."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,16 +13,16 @@ from refusion_eval.types import CheckpointKind
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What a checkpoint was trained for, beyond its shapes.
+    """Facts about a checkpoint beyond its shapes.
 
     Attributes:
         name: hub id or directory name.
-        backbone: the model that it was trained from.
-        mask_id: id of the mask token; None if it has none.
+        backbone: model from which the checkpoint was trained.
+        mask_id: id of the mask token; None if there is none.
         eos_ids: ids that end a response.
-        kind: what it was trained to do.
-        decoders: names of the decoders that it was trained for, as config.json has them; empty if it names none.
-        shape: entries of config.json by which a local copy is recognised; empty for none.
+        kind: what the checkpoint was trained to do, unless `decoders` says it.
+        decoders: decoders that config.json names; empty if it names none.
+        shape: entries of config.json by which a local copy is recognised; empty if a copy cannot be recognised.
     """
 
     name: str
@@ -93,7 +93,7 @@ CARDS: dict[str, Card] = {
             hidden_size=1024,
             num_hidden_layers=28,
         ),
-        # Llama 3.1 has these sizes too and another end token; its context tells it apart.
+        # Llama 3.1 has the same sizes and another end token; the context length distinguishes it.
         _causal(
             "meta-llama/Meta-Llama-3-8B-Instruct",
             "Llama-3-8B",
@@ -104,9 +104,9 @@ CARDS: dict[str, Card] = {
             num_hidden_layers=32,
             max_position_embeddings=8192,
         ),
-        # No shape: nothing in config.json tells it from Qwen2-7B-Instruct.
+        # No shape: nothing in config.json distinguishes it from Qwen2-7B-Instruct.
         _causal("Qwen/Qwen2.5-7B-Instruct", "Qwen2.5-7B", QWEN_EOS),
-        # Trained for different ends, but alike in everything that is asked of a card.
+        # These differ in training data, but not in the facts of a card.
         *map(_llada, ("GSAI-ML/LLaDA-8B-Instruct", "GSAI-ML/LLaDA-8B-Base", "GSAI-ML/LLaDA-1.5")),
         *map(_dream, ("Dream-org/Dream-v0-Instruct-7B", "Dream-org/Dream-v0-Base-7B")),
     )
@@ -114,16 +114,20 @@ CARDS: dict[str, Card] = {
 
 
 def checkpoint_card(name: str, directory: Path) -> Card:
-    """The card of a known checkpoint or of a local copy of it, else one read from the directory's own files.
+    """The card of a known checkpoint or of a local copy of it, else one read from the files of the directory.
 
-    A copy, or a fine-tune, is recognised by its shape, unless its config.json names a backbone, decoders or a mask
-    token of its own. Else the mask id is config.json's mask_token_id, else the tokenizer's mask token, else its token
-    "<|mask|>", the EOS ids are generation_config.json's, else config.json's (either may be one id or a list), and the
-    decoders are config.json's, else what the family and a mask token suggest.
+    A copy or a fine-tune is recognised by its shape, unless its config.json names a backbone, decoders or a mask token
+    of its own. For all others:
+
+    | fact | first of these that exists |
+    |---|---|
+    | mask id | mask_token_id in config.json; the tokenizer's mask token; its token "<|mask|>" |
+    | EOS ids | eos_token_id in generation_config.json; eos_token_id in config.json (one id or a list) |
+    | decoders | decoders in config.json; those that fit the family, or models with or without a mask token |
 
     Args:
         name: hub id, or the path that the user gave.
-        directory: where the checkpoint's files lie.
+        directory: directory of the checkpoint's files.
 
     Raises:
         CheckpointError: a file is malformed.
@@ -156,7 +160,7 @@ def checkpoint_card(name: str, directory: Path) -> Card:
 
 
 def _is_copy(config: Mapping[str, Any], card: Card) -> bool:
-    """Whether a config.json is that of a known checkpoint, or of a fine-tune that changed nothing of its card."""
+    """Whether a config.json is that of a known checkpoint, or of a fine-tune with the same card."""
     if not card.shape or "backbone" in config or "decoders" in config:
         return False
     same_mask = config.get("mask_token_id", card.mask_id) == card.mask_id
@@ -164,7 +168,7 @@ def _is_copy(config: Mapping[str, Any], card: Card) -> bool:
 
 
 def _own_decoders(path: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The decoders that config.json names for its checkpoint; empty if it names none."""
+    """The decoders that config.json names; empty if it names none."""
     decoders = config.get("decoders", [])
     if not isinstance(decoders, list) or not all(isinstance(decoder, str) and decoder for decoder in decoders):
         raise CheckpointError(f"{path}: decoders is {decoders!r}; it must be a list of decoder names")

@@ -1,4 +1,4 @@
-"""Where a checkpoint lies: a local directory, or the hub's files of a pinned revision in the local cache."""
+"""Finds a checkpoint: a local directory, or the files of a revision on the hub, downloaded to the local cache."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +21,12 @@ WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 
 @dataclass(frozen=True)
 class Location:
-    """A checkpoint's place.
+    """A located checkpoint.
 
     Attributes:
-        name: what the user gave: a path or a hub id.
-        directory: where its small files lie (config, tokenizer); weights too once `fetch_weights` has run.
-        revision: commit of the hub's files; None for a local directory.
+        name: path or hub id as the user gave it.
+        directory: directory of its small files (config, tokenizer), and of its weights after `fetch_weights`.
+        revision: commit on the hub; None for a local directory.
     """
 
     name: str
@@ -56,7 +56,7 @@ def locate(name: str, revision: str | None) -> Location:
 
 
 def fetch_weights(location: Location) -> None:
-    """Downloads the weights of a hub checkpoint into its directory; a local one is left alone.
+    """Downloads the weights of a hub checkpoint into its directory; does nothing for a local one.
 
     Raises:
         CheckpointError: as `locate`.

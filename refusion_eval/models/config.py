@@ -12,13 +12,13 @@ from refusion_eval.models.families import FAMILIES, Family
 
 DEFAULT_ROPE_THETA = 10_000.0
 DEFAULT_RMS_NORM_EPS = 1e-6
-# What a config.json without a dtype means by its training precision.
+# The dtype that the training precision stands for in a config.json without a dtype.
 DTYPE_OF_PRECISION = {"amp_bf16": "bfloat16", "amp_fp16": "float16"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """Llama 3.1's rotary scaling: low frequencies are divided, high ones kept, those between blended.
+    """Rotary scaling of Llama 3.1: low frequencies are divided, high ones kept, those between blended.
 
     Attributes:
         factor: divides the frequencies whose wavelength exceeds original_max_positions / low_freq_factor.
@@ -35,7 +35,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """What the forward pass needs to know of a checkpoint.
+    """Shapes and constants that the forward pass needs.
 
     Attributes:
         family: model_type of config.json, a key of `refusion_eval.models.families.FAMILIES`.
@@ -48,10 +48,10 @@ class ModelConfig:
         head_dim: width of one head, even.
         rms_norm_eps: epsilon of every RMSNorm.
         rope_theta: base of the rotary frequencies.
-        max_positions: longest text (prompt and response) that the checkpoint was made for.
+        max_positions: longest text (prompt and response) that the checkpoint supports.
         tied_head: whether the output head is the embedding.
-        dtype: what the weights were saved in, as config.json names it.
-        rope_scaling: how the rotary frequencies are stretched; None leaves them.
+        dtype: dtype of the saved weights, as config.json names it.
+        rope_scaling: scaling of the rotary frequencies; None for none.
     """
 
     family: str
@@ -111,7 +111,7 @@ def model_config(directory: Path) -> ModelConfig:
 
 
 def parse_model_config(raw: Mapping[str, Any], path: Path) -> ModelConfig:
-    """Reads what a config.json holds; `path` is what errors call it.
+    """Parses the content of a config.json; error messages name `path`.
 
     Raises:
         CheckpointError: as `model_config`.

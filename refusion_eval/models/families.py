@@ -1,4 +1,4 @@
-"""What tells one family of models from another, as data: config entries, tensor names, and the switches of a layer."""
+"""Differences between families of models as data: entries of config.json, tensor names, and switches of a layer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -8,11 +8,11 @@ from refusion_eval.types import CheckpointKind
 
 @dataclass(frozen=True, kw_only=True)
 class TensorNames:
-    """What a checkpoint calls its modules; a tensor is the module's name and ".weight" or ".bias".
+    """Names of the modules in a checkpoint; a tensor's name is that of its module and ".weight" or ".bias".
 
     Attributes:
         embedding, final_norm, head: full names.
-        layer: what precedes the names inside a layer, with {} for its number.
+        layer: prefix of the names inside a layer, with {} for its number.
         input_norm, q, k, v, out, mlp_norm, gate, up, down, q_norm, k_norm: names inside a layer.
     """
 
@@ -35,7 +35,7 @@ class TensorNames:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigKeys:
-    """What config.json calls the sizes; the attributes are those of `refusion_eval.models.config.ModelConfig`."""
+    """Names of the sizes in config.json; the attributes are those of `refusion_eval.models.config.ModelConfig`."""
 
     vocab_size: str = "vocab_size"
     hidden_size: str = "hidden_size"
@@ -53,11 +53,11 @@ class Family:
 
     Attributes:
         qkv_bias: whether queries, keys and values have biases.
-        qk_norm: whether each head of queries and keys is normed.
-        tensors: names in the checkpoint's weights.
-        keys: names in its config.json.
-        must_be: config entries that have to be there with this value, as the family's own default is another.
-        may_be: config entries that, where they are present, have to have one of these values.
+        qk_norm: whether each head of queries and keys is normalised.
+        tensors: names of the tensors.
+        keys: names in config.json.
+        must_be: entries of config.json that must be present with this value, because the default is another one.
+        may_be: entries of config.json that must have one of these values if they are present.
         kind: what its checkpoints are trained to do; None if that differs between them.
     """
 
@@ -79,7 +79,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3": Family(qk_norm=True, may_be=_SILU | {"attention_bias": _OFF, "use_sliding_window": _OFF}),
     "qwen2": _QWEN2,
     "llama": Family(may_be=_SILU | {"attention_bias": _OFF, "mlp_bias": _OFF}),
-    # Qwen2 in every respect but what it was trained for: bidirectional attention, logits one position ahead.
+    # Qwen2, but trained for bidirectional attention with logits one position ahead.
     "Dream": replace(_QWEN2, kind="dream"),
     "llada": Family(
         tensors=TensorNames(
@@ -107,7 +107,7 @@ FAMILIES: Mapping[str, Family] = {
             max_positions="max_sequence_length",
             tied_head="weight_tying",
         ),
-        # The config class serves a whole line of research models: its defaults are not LLaDA.
+        # The config class serves several research models: its defaults are not those of LLaDA.
         must_be={
             "activation_type": "silu",
             "block_type": "llama",

@@ -1,4 +1,4 @@
-"""Safetensors files of a checkpoint directory: what lies where, and one tensor at a time."""
+"""Reads tensors of a checkpoint directory from its safetensors files, one at a time."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,10 +17,10 @@ UNQUANTISED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class CheckpointFiles:
-    """The tensors of a checkpoint directory, whatever shards they lie in.
+    """The tensors of a checkpoint directory, in one file or in shards.
 
-    A file is opened anew for each tensor: open files are mapped into memory, and every page that was read stays there
-    until they are closed, beside the model that it was copied into.
+    A file is opened again for each tensor. An open file is mapped into memory, and its pages would stay there, in
+    addition to the model that they are copied to, until the file is closed.
 
     Args:
         directory: holds one model.safetensors, or shards and their index.
@@ -35,10 +35,10 @@ class CheckpointFiles:
         self._unread = set(self._shard_of)
 
     def read(self, name: str, shape: Sequence[int]) -> Tensor:
-        """One tensor, in the dtype it was saved in.
+        """One tensor, in the dtype of the file.
 
         Raises:
-            CheckpointError: it is missing, or has another shape than the config says.
+            CheckpointError: the tensor is missing, quantised, or has another shape than the config says.
         """
         path = self._shard_of.get(name)
         if path is None:
@@ -60,12 +60,12 @@ class CheckpointFiles:
         return tensor
 
     def place_of(self, name: str) -> str:
-        """File and name of a tensor that is there, for messages."""
+        """File and name of a tensor that exists, for messages."""
         return f"{self._shard_of[name]}: {name}"
 
     @property
     def unread(self) -> list[str]:
-        """Tensors that nobody asked for, but for tables that are computed here."""
+        """Names of the tensors that were not read, without tables that this project computes."""
         return sorted(name for name in self._unread if not name.endswith("rotary_emb.inv_freq"))
 
 

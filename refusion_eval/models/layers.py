@@ -1,4 +1,4 @@
-"""The pieces of a layer as functions of tensors, and the rotary tables.
+"""The parts of a layer as functions of tensors, and the rotary tables.
 
 Shapes: T rows of one forward (of one or more sequences, packed), H heads, D head width, C residual width.
 """
@@ -29,7 +29,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if weight.ndim == 1:
             return torch.rms_norm(x, weight.shape, weight, eps)
         return torch.rms_norm(x, x.shape[-1:], None, eps) * weight
-    # On a CPU torch's own is nine operations, 60 to 90 microseconds for a small row; this is five.
+    # On a CPU torch's own function runs nine operations, 60 to 90 microseconds for a small row; these are five.
     size = x.shape[-1]
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
     root_mean_square = torch.hypot(norm * _scalar(size**-0.5), _scalar(math.sqrt(eps)))
@@ -38,20 +38,20 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @cache
 def _scalar(value: float) -> Tensor:
-    """A number as a tensor: as a Python number it would be converted again in every call, at 9 microseconds."""
+    """A number as a cached tensor; converting a Python number takes 9 microseconds in every call."""
     return torch.tensor(value, dtype=torch.float32)
 
 
 def dense_along_first(num_entries: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether a matrix is stored with its first axis dense: a small one on a CPU in float32.
 
-    That made products with 8 to 24 rows 1.4 to 1.9 times as fast as rows that lie dense (192 to 1024 and 512 to 192
-    columns, one core), and no other width slower. Of large matrices it did not; see `product`.
+    In this layout products with 8 to 24 rows were 1.4 to 1.9 times as fast as with dense rows (192 to 1024 and 512 to
+    192 columns, one core), and no other width was slower. Large matrices did not gain; see `linear`.
     """
     return device.type == "cpu" and dtype == torch.float32 and num_entries <= SMALL_MATRIX
 
 
-def product(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """Each row times the transposed matrix, plus the bias if there is one, [T, O].
 
     On a CPU in float32 a large matrix times a few columns is faster than the same rows times the matrix: 0.65 to 0.85

@@ -31,7 +31,7 @@ def _quiet() -> Iterator[None]:
 
 
 class Tokenizer:
-    """A thin wrapper: exactly the calls that evaluation needs.
+    """A wrapper of the Hugging Face tokenizer with the calls that evaluation needs.
 
     Attributes:
         inner: the Hugging Face tokenizer.
@@ -45,11 +45,11 @@ class Tokenizer:
 
     def __init__(self, directory: Path) -> None:
         try:
-            with _quiet():  # transformers warns of model types that it does not know, which the tokenizer does not need
+            with _quiet():  # transformers warns about unknown model types, which do not matter for the tokenizer
                 self.inner: Any = _tokenizer_class(directory).from_pretrained(
                     directory, trust_remote_code=False, local_files_only=True
                 )
-        # The libraries' Rust code raises a plain Exception; what is no one's fault here must not end in a traceback.
+        # The Rust code of the library raises plain exceptions; damaged files must not end in a traceback.
         except Exception as error:
             _refuse_damaged(directory)
             raise CheckpointError(
@@ -58,15 +58,15 @@ class Tokenizer:
             ) from error
 
     def check_vocabulary(self, num_rows: int) -> None:
-        """Refuses a tokenizer of another model: one whose ordinary tokens an embedding has no rows for.
+        """Refuses the tokenizer of another model, for whose tokens the embedding has no rows.
 
-        Special tokens may lie beyond it: some checkpoints name a padding token that they never use.
+        Special tokens may lie beyond the embedding: some checkpoints name a padding token that they never use.
 
         Args:
             num_rows: rows of the embedding.
 
         Raises:
-            CheckpointError: as said.
+            CheckpointError: an ordinary token has no row.
         """
         added = self.inner.added_tokens_decoder
         beyond = [number for number in self.inner.get_vocab().values() if number >= num_rows and number not in added]
@@ -89,7 +89,7 @@ class Tokenizer:
         return text
 
     def replace_chat_template(self, template: str | None) -> None:
-        """Takes another chat template, in Jinja, than the checkpoint's; None for none."""
+        """Replaces the chat template by another one in Jinja; None removes it."""
         self.inner.chat_template = template
 
     def render_chat(
@@ -98,8 +98,8 @@ class Tokenizer:
         """The text of a conversation under the checkpoint's chat template.
 
         Args:
-            messages: {"role": ..., "content": ...} each.
-            add_generation_prompt: whether the text ends where the assistant is to begin.
+            messages: messages of the form {"role": ..., "content": ...}.
+            add_generation_prompt: whether the text ends with the beginning of the assistant's turn.
             **template_arguments: variables of the template, such as enable_thinking.
 
         Raises:
@@ -137,10 +137,10 @@ def _tokenizer_class(directory: Path) -> Any:
 
 
 def _refuse_damaged(directory: Path) -> None:
-    """Names the file that keeps a tokenizer from loading, which the libraries do not, if it cannot be read at all.
+    """Names the file that cannot be read, which the libraries do not do.
 
     Raises:
-        CheckpointError: one of the files is not what its name says.
+        CheckpointError: one of the files is not valid JSON or UTF-8.
     """
     for name in JSON_FILES:
         if (directory / name).is_file():

@@ -1,7 +1,7 @@
 """One inference forward of a decoder-only transformer, over packed rows.
 
-The rows of one or more sequences lie behind each other in one axis; only attention knows which belong together, and
-that is the caller's: it hands in a function that stores keys and values and returns what the queries attend to.
+The rows of one or more sequences are packed in one axis. Only attention knows which rows belong together, and the
+caller passes it in: a function that stores keys and values and returns the attended values.
 
 Shapes: T packed rows, N rows read, C residual width, H query heads, G key-value heads, D head width, V vocabulary.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from refusion_eval.models.config import ModelConfig
-from refusion_eval.models.layers import RotaryTable, product, rms_norm, rotate, swiglu
+from refusion_eval.models.layers import RotaryTable, linear, rms_norm, rotate, swiglu
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class LayerWeights:
     Attributes:
         input_norm: scales before attention, [C].
         qkv: queries, keys and values in one matrix, [(H + 2G) D, C].
-        qkv_bias: added to them, [(H + 2G) D]; None in families without.
-        qk_norm: per-head scales of queries and keys, one row a head, [H + G, D]; None in families without.
+        qkv_bias: bias of queries, keys and values, [(H + 2G) D]; None in families without one.
+        qk_norm: per-head scales of queries and keys, one row a head, [H + G, D]; None in families without them.
         out: attention output, [C, H D].
         mlp_norm: scales before the MLP, [C].
         gate_up: gate and up projection in one matrix, [2 I, C].
-        down: [C, I].
+        down: down projection, [C, I].
     """
 
     input_norm: Tensor
@@ -60,7 +60,7 @@ class Weights:
 
 
 class Attend(Protocol):
-    """Stores the keys and values of a layer's rows and lets its queries attend."""
+    """Stores the keys and values of the rows of a layer and computes attention."""
 
     def __call__(self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> Tensor:
         """Returns the attended values, [T, H, D]."""
@@ -83,7 +83,7 @@ class Transformer:
         self._rotary = RotaryTable(config.head_dim, config.rope_theta, self.device, config.rope_scaling)
 
     def prepare_positions(self, num_positions: int) -> None:
-        """Fills the rotary tables up to a position, so that no forward below it moves them."""
+        """Extends the rotary tables to `num_positions`, so that no forward below that moves them."""
         self._rotary.lookup(torch.zeros(1, dtype=torch.int64, device=self.device), num_positions - 1)
 
     @torch.inference_mode()
@@ -93,8 +93,8 @@ class Transformer:
         Args:
             tokens_T: token ids.
             positions_T: position ids.
-            last_position: the largest of them.
-            attend: stores keys and values and attends.
+            last_position: largest position id.
+            attend: stores keys and values and computes attention.
 
         Returns:
             The residual stream before the final norm, [T, C].
@@ -120,7 +120,7 @@ class Transformer:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [T, H, D], rotated keys [T, G, D] and values [T, G, D] of a layer."""
         num_heads, num_kv_heads, eps = self.config.num_heads, self.config.num_kv_heads, self.config.rms_norm_eps
-        qkv_TO = product(rms_norm(x_TC, layer.input_norm, eps), layer.qkv, layer.qkv_bias)
+        qkv_TO = linear(rms_norm(x_TC, layer.input_norm, eps), layer.qkv, layer.qkv_bias)
         qkv_THD = qkv_TO.view(x_TC.shape[0], -1, self.config.head_dim)
         qk_THD, v_TGD = qkv_THD.split_with_sizes((num_heads + num_kv_heads, num_kv_heads), dim=1)
         if layer.qk_norm is not None:
@@ -129,23 +129,23 @@ class Transformer:
         return q_THD, k_TGD, v_TGD
 
     def values(self, layer: LayerWeights, x_TC: Tensor) -> Tensor:
-        """The values of a layer alone, [T, G, D]."""
+        """Only the values of a layer, [T, G, D]."""
         num_kv_heads, head_dim = self.config.num_kv_heads, self.config.head_dim
         first = -num_kv_heads * head_dim
         bias = None if layer.qkv_bias is None else layer.qkv_bias[first:]
         normed_TC = rms_norm(x_TC, layer.input_norm, self.config.rms_norm_eps)
-        return product(normed_TC, layer.qkv[first:], bias).view(-1, num_kv_heads, head_dim)
+        return linear(normed_TC, layer.qkv[first:], bias).view(-1, num_kv_heads, head_dim)
 
     def merge_heads(self, layer: LayerWeights, attended_THD: Tensor) -> Tensor:
         """What attention adds to the residual stream, [T, C]."""
-        return product(attended_THD.reshape(attended_THD.shape[0], -1), layer.out)
+        return linear(attended_THD.reshape(attended_THD.shape[0], -1), layer.out)
 
     def mlp(self, layer: LayerWeights, x_TC: Tensor) -> Tensor:
         """What the MLP adds to the residual stream, [T, C]."""
         normed_TC = rms_norm(x_TC, layer.mlp_norm, self.config.rms_norm_eps)
-        return product(swiglu(product(normed_TC, layer.gate_up)), layer.down)
+        return linear(swiglu(linear(normed_TC, layer.gate_up)), layer.down)
 
     @torch.inference_mode()
     def logits(self, x_NC: Tensor) -> Tensor:
         """Final norm and output head for the rows that are read; float32, [N, V]."""
-        return product(rms_norm(x_NC, self.weights.final_norm, self.config.rms_norm_eps), self.weights.head).float()
+        return linear(rms_norm(x_NC, self.weights.final_norm, self.config.rms_norm_eps), self.weights.head).float()

@@ -215,8 +215,8 @@ STALE = FeatureReuse(2, False, True)
         ([forward_of([1, 2, 3], ALL), forward_of([1, 2], STALE)], "no forward of these rows"),
         ([forward_of([1, 2, 3], FeatureReuse(4))], "does not fit a forward of 3 rows"),
         ([forward_of([1, 2, 3], FeatureReuse(2, transfer_ratio=1.5))], "does not fit a forward of 3 rows"),
-        ([replace(forward_of([1, 2, 3], ALL), attention=causal(3))], "a whole text sees itself both ways"),
-        ([replace(forward_of([1, 2, 3], ALL), scores=RowScores([0], [1]))], "nothing scored"),
+        ([replace(forward_of([1, 2, 3], ALL), attention=causal(3))], "by a whole text with full attention"),
+        ([replace(forward_of([1, 2, 3], ALL), scores=RowScores([0], [1]))], "no scored rows"),
         (
             [forward_of([1, 2, 3], None), replace(forward_of([1, 2, 3], ALL), commit=Commit([0]))],
             "1 cached rows",

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from refusion_eval.models.layers import FEW_ROWS, SMALL_MATRIX, product, rms_norm
+from refusion_eval.models.layers import FEW_ROWS, SMALL_MATRIX, linear, rms_norm
 
 
 @pytest.mark.parametrize("num_rows", [1, FEW_ROWS[0], 16, FEW_ROWS[1], FEW_ROWS[1] + 1])
@@ -12,7 +12,7 @@ def test_a_product_is_the_same_whatever_its_size(num_rows: int, num_columns: int
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(num_rows, num_columns, generator=generator)
     weight = torch.randn(1100, num_columns, generator=generator)
-    found = product(rows, weight)
+    found = linear(rows, weight)
     assert found.is_contiguous()
     torch.testing.assert_close(found, rows @ weight.t(), atol=1e-3, rtol=1e-4)
 
