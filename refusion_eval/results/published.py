@@ -8,7 +8,7 @@ from pathlib import Path
 
 from refusion_eval.errors import DataError
 from refusion_eval.results.figure import Figure, backbone_suffix
-from refusion_eval.runs.model_args import EMBEDDED_NAMES, SYSTEM_NAMES
+from refusion_eval.runs.model_args import system_of_label
 from refusion_eval.runs.published import published_systems
 
 # Decoder settings that make another system of one. Their names are the names of the variants.
@@ -132,7 +132,6 @@ def _keys_by_label() -> Mapping[str, str]:
 
 
 def _key_of_decoder(label: str, backbone: str) -> str:
-    decoders = {name: decoder for decoder, name in (SYSTEM_NAMES | EMBEDDED_NAMES).items()}
-    decoder = decoders.get(label, label)
+    decoder = system_of_label(label)
     candidates = [name for name, system in published_systems().items() if system.decoder == decoder]
     return next((name for name in candidates if published_backbone(name) == backbone), decoder)

@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 # Value of `pretrained` for the tiny checkpoint of the decoder in the package; "embedded:NAME" is another one of these.
 EMBEDDED = "embedded"
 
-SYSTEM_NAMES = {name: decoder.label for name, decoder in DECODERS.items()}
 # Names in tables of those checkpoints in the package that are not their decoder's main one.
 EMBEDDED_NAMES = {"autoregressive_sft": "AR-SFT"}
 
@@ -32,6 +31,12 @@ def embedded_name(pretrained: str, decoder: str) -> str | None:
     """Returns the name of the checkpoint in the package; None if the checkpoint is not of the package."""
     kind, _, name = pretrained.partition(":")
     return (name or decoder) if kind == EMBEDDED else None
+
+
+def system_of_label(label: str) -> str:
+    """Returns the decoder or checkpoint whose runs have this name in tables by default; the name itself if none has."""
+    names = {decoder.label: name for name, decoder in DECODERS.items()}
+    return (names | {name: checkpoint for checkpoint, name in EMBEDDED_NAMES.items()}).get(label, label)
 
 
 # Arguments about the machines of a run. They are no part of a record and may change when the run is continued.
@@ -141,7 +146,7 @@ class ModelArgs:
     def system_name(self) -> str:
         """Name of the system in tables."""
         embedded = EMBEDDED_NAMES.get(embedded_name(self.pretrained, self.decoder) or "")
-        name = self.system or embedded or SYSTEM_NAMES.get(self.decoder, self.decoder)
+        name = self.system or embedded or DECODERS[self.decoder].label
         name = name if self.preset is None else f"{name} ({self.preset})"
         return name if self.loop == "engine" else f"{name} ({self.loop})"
 
