@@ -276,8 +276,10 @@ def execute(commands: list[tuple[str, str, list[str]]], folder: Path, scratch: P
     asked, answers = folder / "asked.json", folder / "answers.json"
     asked.write_text(json.dumps(commands))
     program = [sys.executable, str(FOLDER / "commands.py"), str(asked), str(answers)]
-    subprocess.run(program, cwd=folder, env=environment(scratch), check=True)
-    return json.loads(answers.read_text())
+    process = subprocess.run(program, cwd=folder, env=environment(scratch), stderr=subprocess.PIPE, text=True)
+    done = json.loads(answers.read_text()) if answers.is_file() else {}
+    lost = {"status": f"the process ended with {process.returncode}", "stdout": "", "stderr": process.stderr[-4000:]}
+    return {name: done.get(name, lost) for name, _, _ in commands}
 
 
 def places(scratch: Path) -> dict[str, str]:

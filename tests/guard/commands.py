@@ -34,5 +34,8 @@ def outcome(module: str, arguments: list[str]) -> dict:
 
 if __name__ == "__main__":
     asked, answers = map(Path, sys.argv[1:])
-    done = {name: outcome(module, arguments) for name, module, arguments in json.loads(asked.read_text())}
-    answers.write_text(json.dumps(done))
+    done: dict[str, dict] = {}
+    for name, module, arguments in json.loads(asked.read_text()):
+        done[name] = outcome(module, arguments)
+        # After each, so that what ends this process takes no more than one command with it.
+        answers.write_text(json.dumps(done))

@@ -37,7 +37,7 @@ def main() -> None:
                     write(f"{kind}_{name}", read(name))
                 except AssertionError as error:
                     print(f"no record: {error}")
-                print(f"{made.ended[f'{kind} {name}']['seconds']:6.1f} s  {kind} {name}")
+                print(f"{made.ended[f'{kind} {name}'].get('seconds', 0):6.1f} s  {kind} {name}")
     write("machine", records.machine())
 
 
