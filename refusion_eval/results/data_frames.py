@@ -13,52 +13,24 @@ from refusion_eval.results.measured import run_figures
 from refusion_eval.store.records import PASSED, Sample, ScoreRow, dump
 from refusion_eval.store.run_reader import Run, RunReader
 
-_FIGURE_TYPES = {
-    **dict.fromkeys(("n", "forwards", "tokens", "samples", "errors"), "int64"),
-    **dict.fromkeys(("value", "ci_low", "ci_high", "seconds"), "float64"),
-    **dict.fromkeys(("mini", "finished", "scored", "isolated", "fused", "complete"), "bool"),
-}
-
 RunDirs = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
-# Columns of `load` with their types, in order. Text is of type object, since it may hold what UTF-8 cannot encode.
-SAMPLE_COLUMNS = {
-    "run_id": "object",
-    "system": "object",
-    "backbone": "object",
-    "decoder": "object",
-    "task": "object",
-    "task_version": "object",
-    "benchmark": "object",
-    "mini": "bool",
-    "item_id": "object",
-    "sample": "int64",
-    "text": "object",
-    "extracted": "object",
-    "verdict": "object",
-    "reason": "object",
-    "passed": "boolean",
-    "error": "object",
-    "stop": "object",
-    "prompt_tokens": "int64",
-    "tokens": "int64",
-    "forwards": "int64",
-    "tpf": "float64",
-    "seconds": "float64",
-    "prefill_seconds": "float64",
-    "batch_size": "int64",
-    "warm": "bool",
-    "hardware": "object",
-    "settings": "object",
-    "settings_hash": "object",
-    "doc_hash": "object",
-    "prompt_hash": "object",
-    "scores": "object",
-}
-_OF_KEY = ("task", "task_version", "sample", "settings_hash", "doc_hash", "prompt_hash")
-_OF_SAMPLE = ("benchmark", "item_id", "text", "error", "stop", "seconds", "prefill_seconds", "batch_size", "warm")
-# Facts that `figures` has beside the columns of the CSV.
+# Columns of `load` in order.
+SAMPLE_COLUMNS = (
+    *("run_id", "system", "backbone", "decoder", "task", "task_version", "benchmark", "mini", "item_id", "sample"),
+    *("text", "extracted", "verdict", "reason", "passed", "error", "stop"),
+    *("prompt_tokens", "tokens", "forwards", "tpf", "seconds", "prefill_seconds", "batch_size", "warm", "hardware"),
+    *("settings", "settings_hash", "doc_hash", "prompt_hash", "scores"),
+)
+# Facts that `figures` has after the columns of the CSV.
 FIGURE_FACTS = ("system_key", "decoder", "finished", "scored", "isolated", "fused", "complete")
+# Types of columns. Text is of type object, because it may hold lone surrogates, which pandas' own type refuses.
+_TYPES = {
+    **dict.fromkeys(("sample", "prompt_tokens", "tokens", "forwards", "batch_size", "n", "samples", "errors"), "int64"),
+    **dict.fromkeys(("tpf", "seconds", "prefill_seconds", "value", "ci_low", "ci_high"), "float64"),
+    **dict.fromkeys(("mini", "warm", "finished", "scored", "isolated", "fused", "complete"), "bool"),
+    "passed": "boolean",
+}
 
 
 def load(run_dirs: RunDirs) -> pd.DataFrame:
@@ -82,15 +54,14 @@ def load(run_dirs: RunDirs) -> pd.DataFrame:
         - batch_size, warm: requests decoded at the same time; whether the warm-up was over. Only rows with batch_size 1
           and warm are timings.
         - hardware: machine.
-        - settings: decoder settings in force, as JSON; settings_hash is equal for equal settings.
+        - settings, settings_hash: decoder settings in force, as JSON and as a hash.
         - doc_hash, prompt_hash: equal across runs for the same item, and for the same rendered prompt.
         - scores: metrics that scorers named themselves, as a dict.
 
     Raises:
         StoreError: a directory holds no readable run.
     """
-    rows = [row for run_dir in _as_list(run_dirs) for row in _sample_rows(run_dir)]
-    return pd.DataFrame(rows, columns=list(SAMPLE_COLUMNS), dtype=object).astype(SAMPLE_COLUMNS)
+    return _frame([row for run_dir in _as_list(run_dirs) for row in _sample_rows(run_dir)], SAMPLE_COLUMNS)
 
 
 def figures(run_dirs: RunDirs, *, baseline: str | None = None) -> pd.DataFrame:
@@ -103,7 +74,7 @@ def figures(run_dirs: RunDirs, *, baseline: str | None = None) -> pd.DataFrame:
     Returns:
         The columns of the CSV of `refusion-eval table`, which README documents: run_id, system, backbone, task, n,
         metric, value, ci_low, ci_high (95% bootstrap interval by item), unit, ..., one column `setting_NAME` for each
-        decoder setting; and `FIGURE_FACTS`: the system's key in systems.toml, its decoder, whether all samples that
+        decoder setting; and `FIGURE_FACTS`: the system's key in systems.yaml, its decoder, whether all samples that
         were asked for are there (finished), have a verdict (scored), ran programs in isolation only (isolated),
         whether fused forwards are in the figure (fused), and whether no sample is missing from it (complete).
 
@@ -116,14 +87,15 @@ def figures(run_dirs: RunDirs, *, baseline: str | None = None) -> pd.DataFrame:
 def figure_frame(measured: Sequence[Figure]) -> pd.DataFrame:
     """Figures as a data frame with the columns that `figures` describes."""
     rows = [
-        {
-            **csv_values(figure),
-            **{name: getattr(figure, name) for name in FIGURE_FACTS[1:]},
-            "system_key": figure.system,
-        }
+        {**csv_values(figure), "system_key": figure.system} | {name: getattr(figure, name) for name in FIGURE_FACTS[1:]}
         for figure in measured
     ]
-    return pd.DataFrame(rows, columns=[*csv_columns(measured), *FIGURE_FACTS], dtype=object).astype(_FIGURE_TYPES)
+    return _frame(rows, [*csv_columns(measured), *FIGURE_FACTS])
+
+
+def _frame(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
+    frame = pd.DataFrame(rows, columns=list(columns), dtype=object)
+    return frame.astype({name: _TYPES[name] for name in columns if name in _TYPES})
 
 
 def _as_list(run_dirs: RunDirs) -> list[str | os.PathLike[str]]:
@@ -139,15 +111,12 @@ def _sample_rows(run_dir: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 
 def _sample_row(run: Run, sample: Sample, scores: dict[str, ScoreRow]) -> dict[str, Any]:
     verdict = scores.get(PASSED)
-    return {
-        **{name: getattr(run.manifest, name) for name in ("system", "backbone", "decoder")},
-        **{name: getattr(sample.key, name) for name in _OF_KEY},
-        **{name: getattr(sample, name) for name in _OF_SAMPLE},
+    row: dict[str, Any] = dict.fromkeys(SAMPLE_COLUMNS)
+    for source in (run.manifest, sample.key, sample, verdict):  # of a field that two of them have, the later counts
+        row |= {name: getattr(source, name) for name in SAMPLE_COLUMNS if hasattr(source, name)}
+    return row | {
         "run_id": run.run_id,
         "mini": is_mini(sample.key.task),
-        "extracted": None if verdict is None else verdict.extracted,
-        "verdict": None if verdict is None else verdict.verdict,
-        "reason": None if verdict is None else verdict.reason,
         "passed": None if verdict is None else verdict.value > 0,
         "prompt_tokens": sample.prompt_num_tokens,
         "tokens": sample.num_tokens,
