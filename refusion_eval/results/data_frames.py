@@ -72,11 +72,17 @@ def figures(run_dirs: RunDirs, *, baseline: str | None = None) -> pd.DataFrame:
         baseline: run id that speed-ups are relative to; by default the one autoregressive run of the same backbone.
 
     Returns:
-        The columns of the CSV of `refusion-eval table`, which README documents: run_id, system, backbone, task, n,
-        metric, value, ci_low, ci_high (95% bootstrap interval by item), unit, ..., one column `setting_NAME` for each
-        decoder setting; and `FIGURE_FACTS`: the system's key in systems.yaml, its decoder, whether all samples that
-        were asked for are there (finished), have a verdict (scored), ran programs in isolation only (isolated),
-        whether fused forwards are in the figure (fused), and whether no sample is missing from it (complete).
+        The columns of the CSV of `refusion-eval table`, then `FIGURE_FACTS`:
+
+        - run_id, system, backbone, task, n (items): what was measured.
+        - metric, value, ci_low, ci_high, unit: the figure and its 95% bootstrap interval by item, NaN for none.
+        - batch_size, dtype, device, setting_NAME (one column for each decoder setting, as text): how.
+        - forwards, tokens, seconds, samples, errors: totals over the samples; failed ones are in no figure.
+        - benchmark, mini, attention, hardware, note, task_version: the rest, as `Figure` documents it.
+        - system_key, decoder: key in systems.yaml, and name of the decoder.
+        - finished, scored, isolated, complete: whether all samples that were asked for are there, all have a verdict,
+          all programs ran in isolation, and no sample is missing from the figure.
+        - fused: whether forwards that verify and plan at once are in the figure.
 
     Raises:
         StoreError: a directory holds no readable run, two have the same name, or the baseline is not among them.
