@@ -280,7 +280,8 @@ _READERS: dict[Any, Callable[[Any], Any]] = {bool: _bool, int: _int, float: _flo
 
 def _config_error(error: ValidationError, cls: Any, where: str, key: str = "") -> ConfigError:
     """The first refusal of pydantic as one sentence: place, key, value, rule."""
-    first = error.errors(include_url=False)[0]
+    # A wrong name of a required key is both unknown and missing; the unknown one tells more.
+    first = min(error.errors(include_url=False), key=lambda entry: entry["type"] != "unexpected_keyword_argument")
     # Besides names of fields a location holds indices of lists and pydantic's own words for unions and functions.
     location = [part for part in first["loc"] if isinstance(part, str) and part.isidentifier()]
     name = ".".join(filter(None, (key, *location)))

@@ -5,8 +5,8 @@ import os
 from typing import Any
 
 from refusion_eval.errors import ConfigError
+from refusion_eval.training.config import Parallelism
 from refusion_eval.training.data.step_batches import Place
-from refusion_eval.training.run_config import Parallelism
 
 # As in the release: optimizer states and gradients are shared out, weights are not. transformers fills in "auto".
 ZERO2: dict[str, Any] = {

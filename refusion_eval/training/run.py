@@ -25,6 +25,7 @@ from refusion_eval.store.atomic_write import write_atomically
 from refusion_eval.store.environment import PACKAGES, git_commit, package_versions
 from refusion_eval.store.lock import DirectoryLock
 from refusion_eval.training.checkpoints.backbone import check_backbone, load_backbone, load_tokenizer, save_backbone
+from refusion_eval.training.config import RunConfig
 from refusion_eval.training.config_files import config_names, read_run_config
 from refusion_eval.training.data.rows import check_rows
 from refusion_eval.training.data.step_batches import Place, StepBatches, example_lengths
@@ -32,7 +33,6 @@ from refusion_eval.training.data.steps import StepPlan
 from refusion_eval.training.data.token_cache import TokenCache, build_cache, sample_subset
 from refusion_eval.training.objectives.table import SpecialIds
 from refusion_eval.training.parallelism import check_parallelism, place_of_process
-from refusion_eval.training.run_config import RunConfig
 from refusion_eval.training.run_log import RunLog, summary_writer
 from refusion_eval.training.trainer import (
     CHECKPOINTS,

@@ -11,12 +11,12 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from refusion_eval.training.config import RunConfig
 from refusion_eval.training.data.collate import PackedBatch
 from refusion_eval.training.data.step_batches import ForwardInputs, StepBatches
 from refusion_eval.training.flops import TrainingCost, peak_flops
 from refusion_eval.training.objectives.loss import hybrid_loss
 from refusion_eval.training.parallelism import trainer_settings
-from refusion_eval.training.run_config import RunConfig
 
 CHECKPOINTS, PREFIX, PART = "checkpoints", "checkpoint-", ".part"
 WEIGHTS_FILE = "trained_weights.pt"

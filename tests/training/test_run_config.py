@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from refusion_eval.errors import ConfigError
+from refusion_eval.training.config import RunConfig
 from refusion_eval.training.config_files import config_names, read_run_config
 from refusion_eval.training.parallelism import FSDP, ZERO2, check_parallelism, place_of_process, trainer_settings
-from refusion_eval.training.run_config import RunConfig
 
 DATA = "data.files=rows.jsonl"
 ZERO2_WEIGHTS = ("backbone.dtype=bfloat16", "optimisation.compute_dtype=bfloat16", "parallelism=zero2")
@@ -80,21 +80,21 @@ def test_what_a_run_must_keep_is_all_but_output_and_helpers() -> None:
         (["optimizer.lr=1"], "unknown key 'optimizer'; did you mean optimisation"),
         (["backbone.lora.rnk=1"], "unknown key 'rnk'; did you mean rank"),
         (["backbone.lora={}"], "backbone.lora.rank is missing"),
-        (["optimisation=3"], "optimisation is 3; write its settings below it"),
+        (["optimisation=3"], "optimisation=3; write its settings below it"),
         (["optimisation.lr.x=3"], "lr is one value, not a section"),
         (["lr"], "write section.key=value"),
         (["data.files=[a"], "is not YAML"),
         (["optimisation.lr=fast"], "optimisation.lr='fast' is not a number"),
         (["data.files=[]"], "data.files is empty"),
         (["data.on_bad=ignore"], "data.on_bad='ignore'; choose one of fail, skip"),
-        (["data.max_length=1"], "data.max_length is 1"),
+        (["data.max_length=1"], "data.max_length=1; it must be at least 2"),
         (["data.max_samples=5", "data.share=0.5"], "give one of them"),
-        (["data.max_samples=0"], "data.max_samples is 0"),
-        (["data.share=1.5"], "data.share is 1.5"),
+        (["data.max_samples=0"], "data.max_samples=0; it must be at least 1"),
+        (["data.share=1.5"], "data.share=1.5; it must be at most 1"),
         (["objective.objective=refusoin"], "objective='refusoin'; choose one of pretrain, sft, refusion"),
         (["objective.eos_multiple=4"], r"b=4 and slot_sizes go up to k=8; the paper needs b >= k"),
         (["objective.block_size=8"], "only objective=bd3lm has blocks"),
-        (["objective.mdm_weight=-1"], "mdm_weight is -1"),
+        (["objective.mdm_weight=-1"], "mdm_weight=-1; it must be at least 0"),
         (["objective.objective=sft", "objective.mdm_weight=2"], "sft has one term only"),
         (["attention=flash"], "set optimisation.compute_dtype=bfloat16"),
         (["attention=flash", "objective.objective=llada"], "attention=flash cannot mask as objective=llada"),
@@ -106,16 +106,16 @@ def test_what_a_run_must_keep_is_all_but_output_and_helpers() -> None:
         (["parallelism=zero3"], "parallelism='zero3'; choose one of ddp, zero2, fsdp"),
         (["optimisation.epochs=1"], "epochs is 1.0 and max_steps 12; give one"),
         (["optimisation.max_steps=null"], "give one of them"),
-        (["optimisation.max_steps=0"], "max_steps is 0"),
-        (["optimisation.max_steps=null", "optimisation.epochs=0"], "epochs is 0.0"),
+        (["optimisation.max_steps=0"], "max_steps=0; it must be at least 1"),
+        (["optimisation.max_steps=null", "optimisation.epochs=0"], "epochs=0; it must be above 0"),
         (["optimisation.global_batch_size=18"], "global_batch_size is 18 and micro_batch_size 4"),
         (["optimisation.num_forwards=5"], "num_forwards is 5; a step of 16 samples has 4 micro-batches"),
         (["optimisation.micro_batch_size=0"], "micro_batch_size 0"),
-        (["optimisation.lr=0"], "optimisation.lr is 0"),
-        (["optimisation.beta2=1"], "beta2 1"),
-        (["optimisation.warmup_steps=-1"], "optimisation.warmup_steps is -1"),
+        (["optimisation.lr=0"], "optimisation.lr=0; it must be above 0"),
+        (["optimisation.beta2=1"], "optimisation.beta2=1; it must be below 1"),
+        (["optimisation.warmup_steps=-1"], "optimisation.warmup_steps=-1; it must be at least 0"),
         (["output.save_every=5"], "save_every is 5 and log_every 2"),
-        (["output.keep=0"], "output.keep is 0"),
+        (["output.keep=0"], "output.keep=0; it must be at least 1"),
         (["backbone.dtype=bfloat16"], "set backbone.dtype=float32 as well"),
         (["backbone.dtype=bfloat16", "optimisation.compute_dtype=bfloat16"], "would round most of AdamW's steps"),
     ],

@@ -15,10 +15,10 @@ from refusion_eval.models.checkpoint import fetch_weights, locate
 from refusion_eval.models.config import read_json
 from refusion_eval.models.files import CheckpointFiles
 from refusion_eval.training.checkpoints.backbone_check import CLASSES, check_backbone, check_class, random_config
-from refusion_eval.training.checkpoints.backbone_config import BackboneConfig, LoraSettings
 from refusion_eval.training.checkpoints.lora import add_adapters
 from refusion_eval.training.checkpoints.save import save_backbone
 from refusion_eval.training.checkpoints.special_tokens import load_tokenizer, num_ids, own_tokenizer, special_ids
+from refusion_eval.training.config import BackboneConfig, LoraSettings
 
 __all__ = ["BackboneConfig", "LoraSettings", "check_backbone", "load_backbone", "load_tokenizer", "save_backbone"]
 

@@ -21,9 +21,8 @@ from refusion_eval.models.checkpoint import locate
 from refusion_eval.models.config import model_config, parse_model_config, read_json
 from refusion_eval.models.families import FAMILIES
 from refusion_eval.models.files import CheckpointFiles
-from refusion_eval.training.checkpoints.backbone_config import BackboneConfig, LoraSettings
 from refusion_eval.training.checkpoints.special_tokens import load_tokenizer, num_ids, special_ids
-from refusion_eval.training.config import Objective
+from refusion_eval.training.config import BackboneConfig, LoraSettings, Objective
 
 # By model_type of config.json.
 CONFIGS: Mapping[str, type[PretrainedConfig]] = {"qwen3": Qwen3Config, "qwen2": Qwen2Config, "llama": LlamaConfig}

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.adapter import WEIGHTS_FILE
-from refusion_eval.training.checkpoints.backbone_config import LoraSettings
+from refusion_eval.training.config import LoraSettings
 
 _ADAPTER = "default"
 _PREFIX = "base_model.model."

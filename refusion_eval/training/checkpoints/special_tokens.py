@@ -8,7 +8,7 @@ from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.models.checkpoint import Location, locate
 from refusion_eval.models.config import read_json
 from refusion_eval.models.tokenizer import Tokenizer
-from refusion_eval.training.checkpoints.backbone_config import BackboneConfig
+from refusion_eval.training.config import BackboneConfig
 from refusion_eval.training.data.samples import check_tokenizer
 from refusion_eval.training.tokenizer import MASK, START
 
