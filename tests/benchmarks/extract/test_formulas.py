@@ -1,13 +1,15 @@
 """Boxed answers, their normal form, and their comparison."""
 
+import threading
 from collections import Counter
 from typing import Any
 
 import pytest
 
 from refusion_eval.benchmarks.extract.formulas import first_box, last_box, last_box_or_statement, normalise
+from refusion_eval.errors import DataError
 from refusion_eval.scoring import math_judge
-from refusion_eval.scoring.math_judge import compare_all
+from refusion_eval.scoring.math_judge import Comparer, compare_all
 
 
 @pytest.mark.parametrize(
@@ -128,3 +130,11 @@ def test_an_endless_comparison_is_killed_and_the_next_one_still_decided() -> Non
     slow, quick = compare_all([("10^{10^{10}}", "3"), ("\\frac12", "0.5")], workers=1, timeout_s=3)
     assert not slow.equal
     assert quick.equal
+
+
+def test_a_comparison_that_is_given_up_says_nothing_about_the_answer() -> None:
+    comparer = Comparer(timeout_s=300)
+    assert comparer.compare("\\frac12", "0.5").equal  # the process runs
+    threading.Timer(0.5, comparer.close).start()
+    with pytest.raises(DataError, match="given up"):
+        comparer.compare("10^{10^{10}}", "3")
