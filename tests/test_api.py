@@ -41,6 +41,12 @@ def test_importing_the_package_loads_no_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_the_package_lists_its_interface_and_has_it():
+    assert set(refusion_eval.__all__) <= set(dir(refusion_eval))
+    assert refusion_eval.decoder_settings is api.decoder_settings
+    assert refusion_eval.generate_stream is api.generate_stream
+
+
 def test_unknown_names_of_the_package_are_attribute_errors():
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = refusion_eval.no_such_name

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refusion_eval.api import generate_many
-from refusion_eval.decoders.dream import RANKING_ALGS, DreamSettings, decode, quota, shares
+from refusion_eval.decoders.dream import RANKING_ALGS, Alg, DreamSettings, decode, quota, shares
 from refusion_eval.errors import ConfigError
 from refusion_eval.trace import Select
 from refusion_eval.types import Forward, Read, Readout, draw_key
@@ -78,7 +79,7 @@ def equally_sure(forward: Forward, read: Read) -> Readout:
     return Readout(np.arange(len(read.rows)), ones, None, 0 * ones, ones)
 
 
-@given(LENGTHS, STEPS, st.sampled_from(DreamSettings.algs), st.sampled_from([0.0, 0.5]), st.sampled_from([0.0, 1.0]))
+@given(LENGTHS, STEPS, st.sampled_from(get_args(Alg)), st.sampled_from([0.0, 0.5]), st.sampled_from([0.0, 1.0]))
 @settings(max_examples=100, deadline=None)
 def test_every_step_is_a_forward_of_the_whole_canvas(gen_length, steps, alg, alg_temp, temperature):
     alg_temp = 0.0 if alg == "origin" else alg_temp
@@ -183,7 +184,7 @@ def test_quotas_of_the_usual_lengths():
     assert quotas(512, 256) == [1, *[2] * 254, 3]
 
 
-@given(LENGTHS, STEPS, st.sampled_from(DreamSettings.algs))
+@given(LENGTHS, STEPS, st.sampled_from(get_args(Alg)))
 @settings(max_examples=60, deadline=None)
 def test_stopping_early_gives_the_same_text(gen_length, steps, alg):
     late = DreamSettings(mask_id=MASK, eos_ids=(EOS, *range(15)), gen_length=gen_length, steps=steps, alg=alg)
