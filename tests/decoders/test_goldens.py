@@ -1,6 +1,6 @@
 """Golden decodings of the public release: tokens and forwards, with its defects and without.
 
-The cases are reference data beside a checkout; without them these tests are skipped.
+The cases and their checkpoint are in `tests/data/parity`.
 """
 
 import json
