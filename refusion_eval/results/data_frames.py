@@ -79,7 +79,7 @@ def figures(run_dirs: RunDirs, *, baseline: str | None = None) -> pd.DataFrame:
         - batch_size, dtype, device, setting_NAME (one column for each decoder setting, as text): how.
         - forwards, tokens, seconds, samples, errors: totals over the samples; failed ones are in no figure.
         - benchmark, mini, attention, hardware, note, task_version: the rest, as `Figure` documents it.
-        - system_key, decoder: key in systems.yaml, and name of the decoder.
+        - system_key, decoder: key in systems.toml, and name of the decoder.
         - finished, scored, isolated, complete: whether all samples that were asked for are there, all have a verdict,
           all programs ran in isolation, and no sample is missing from the figure.
         - fused: whether forwards that verify and plan at once are in the figure.

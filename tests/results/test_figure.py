@@ -1,4 +1,4 @@
-"""Cells: what measured figures are taken for, and what may not stand side by side."""
+"""Figures: which systems measured ones belong to, and which must not stand side by side."""
 
 import csv
 import math
@@ -15,7 +15,7 @@ from refusion_eval.store.environment import Hardware
 from tests.results.conftest import cell, sample
 
 
-def test_a_published_cell_has_its_machine_and_no_interval():
+def test_a_published_figure_has_its_machine_and_no_interval():
     found = by_key(published_figures(["table1"]))["refusion", "gsm8k", "tps"]
     assert (found.value, found.unit, found.hardware, found.batch_size) == (81.24, "tokens/s", "A100", "1")
     assert found.origin == "published"
@@ -53,7 +53,7 @@ def test_a_system_of_another_backbone_is_one_of_its_own_on_a_benchmark():
     assert beside_published(cell("My own", backbone="mine")).system == "My own"
 
 
-def test_directories_and_their_csv_give_the_same_cells(write_run, tmp_path):
+def test_directories_and_their_csv_give_the_same_figures(write_run, tmp_path):
     run = write_run("run", [sample(i) for i in range(4)], right={"0", "1", "2"})
     write_csv(run_figures([run]), tmp_path / "results.csv")
     from_directory, from_csv = measured_figures([run]), measured_figures([tmp_path / "results.csv"])
@@ -98,7 +98,7 @@ def test_the_mean_over_tasks_is_half_written_if_one_of_them_is(write_run):
     assert states == {"gsm8k": True, "math": False, AVERAGE: False}
 
 
-def test_one_place_holds_one_cell():
+def test_one_key_has_one_figure():
     with pytest.raises(StoreError, match="refusion gsm8k tps is there twice \\(a and b\\)"):
         by_key([cell(run_id="b"), cell(run_id="a")])
 
@@ -144,8 +144,32 @@ def test_a_run_on_two_machines_has_no_speed(write_run, tmp_path):
     assert not found & {"tps", "forwards_per_second", "decode_tps"}
 
 
-def test_what_was_not_measured_is_no_cell(write_run):
+def test_what_was_not_measured_is_no_figure(write_run):
     fine, broken = sample(0), sample(0, task="mini_math", error="out of memory", num_tokens=0, trace=None)
     found = measured_figures([write_run("run", [fine, broken], scored=[fine])])
     assert {one.benchmark for one in found} == {"gsm8k"}
     assert not any(math.isnan(one.value) for one in found)
+
+
+def test_facts_come_back_from_a_file(write_run, tmp_path):
+    samples = [sample(0), sample(1), sample(0, task="mini_math"), sample(1, task="mini_math")]
+    run = write_run("run", samples, expected={"mini_math": 3}, scored=samples[:3])
+    write_csv(run_figures([run]), tmp_path / "results.csv")
+    names = ("finished", "scored", "isolated", "num_tasks", "complete", "is_mean", "mini", "notes")
+    facts = [
+        [[getattr(figure, name) for name in names] for figure in measured_figures([source])]
+        for source in (run, tmp_path / "results.csv")
+    ]
+    assert facts[0] == facts[1]
+    by_benchmark = {figure.benchmark: figure for figure in measured_figures([run])}
+    scored = [by_benchmark[name].scored for name in ("gsm8k", "math", AVERAGE)]
+    assert scored == [True, False, False]
+    assert (by_benchmark["gsm8k"].finished, by_benchmark["math"].finished) == (True, False)
+    assert by_benchmark[AVERAGE].num_tasks == 2
+
+
+def test_a_variant_and_another_backbone_are_facts_of_a_figure():
+    other = beside_published(cell("refusion+left_to_right", backbone="Qwen2.5-7B"))
+    assert (other.base_system, other.variants, other.other_backbone) == ("refusion", ("left_to_right",), True)
+    same = beside_published(cell("refusion+recompute_kv", backbone="Qwen3-8B"))
+    assert (same.base_system, same.variants, same.other_backbone) == ("refusion", ("recompute_kv",), False)
