@@ -87,9 +87,9 @@ def minerva_statement(text: str) -> Extraction:
     """What stands between "Final Answer: The final answer is" and "I hope it is correct.", as in `minerva_math`."""
     from lm_eval.tasks.minerva_math import utils
 
-    # Its pattern looks for the end from every beginning, to the end of the line: quadratic on a line of beginnings.
-    # It finds the first line that has both, and in this the first beginning, so it gets no more than that to read.
-    # One character, whichever, stands before the end and one behind it; lm-eval adds an end to every text.
+    # lm-eval's pattern searches the end of the statement from every start to the end of the line, which is quadratic in
+    # the number of starts. It matches the first line that has both, from its first start, so it gets only that part.
+    # The pattern wants one character before the end and one after it; lm-eval appends an end to every text.
     for line in f"{text}{_STATEMENT_END.strip()}.".split("\n"):
         start = line.find(_STATEMENT_START)
         end = line.find(_STATEMENT_END, start + len(_STATEMENT_START) + 1) if start >= 0 else -1
