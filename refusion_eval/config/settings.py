@@ -208,7 +208,8 @@ def _with_reader(wanted: Any) -> Any:
         texts = ("None",) if is_text else ("None", "none", "null")
         return Annotated[_with_reader(inner) | None, BeforeValidator(lambda value: _none(value, texts))]
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
-        return Annotated[tuple[_with_reader(arguments[0]), ...], BeforeValidator(_items)]  # type: ignore[misc]
+        reader = _names if arguments[0] is str else _items
+        return Annotated[tuple[_with_reader(arguments[0]), ...], BeforeValidator(reader)]  # type: ignore[misc]
     if wanted in _READERS:
         return Annotated[wanted, BeforeValidator(_READERS[wanted])]
     return wanted
@@ -232,6 +233,12 @@ def _items(value: Any) -> Any:
             return []
         return re.split(r"[\s,+]+", value.strip("[]() "))
     return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _names(value: Any) -> Any:
+    if isinstance(value, str | list | tuple):
+        return _items(value)
+    raise _refused("a list of names")
 
 
 def _refused(wanted: str, hint: str = "") -> PydanticCustomError:

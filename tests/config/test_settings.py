@@ -76,6 +76,7 @@ def test_value_with_one_reading_is_converted(value, wanted, expected):
         (2, bool | None),
         (True, int | None),
         ("tpu", Literal["cpu", "cuda"]),
+        (5, tuple[str, ...]),
     ],
 )
 def test_value_without_one_reading_is_refused_by_name(value, wanted):
