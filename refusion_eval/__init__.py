@@ -38,4 +38,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """The names of the interface, which `__getattr__` loads."""
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

@@ -161,7 +161,7 @@ class Readout:
 class Commit:
     """Which rows of the PREVIOUS forward stay in the KV cache; all its other rows are dropped.
 
-    The cache is a set: the order of its rows is free, as position ids tell them apart. To compute keys and values anew,
+    The cache is a set: the order of its rows is free, as position ids tell them apart. To recompute keys and values,
     a decoder drops the old rows (`keep`) and commits new ones.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Choices that decoders share: small pure functions of host arrays."""
+"""Choices that several decoders make: small pure functions of host arrays."""
 
 from collections.abc import Container, Sequence
 
@@ -7,14 +7,14 @@ import numpy.typing as npt
 
 
 def above_or_best(scores: npt.NDArray[np.floating], threshold: float) -> list[int]:
-    """Indices whose score exceeds the threshold (strictly), ascending; if there is none, the best one.
+    """Indices whose score exceeds the threshold (strictly), ascending; the best one if there is none.
 
     Args:
         scores: [candidates], at least one.
         threshold: the score to exceed.
 
     Returns:
-        At least one index. Among equally good best ones the lowest index wins.
+        At least one index; the lowest one wins among equal best scores.
     """
     chosen = np.flatnonzero(scores > threshold)
     if not len(chosen):
@@ -23,14 +23,14 @@ def above_or_best(scores: npt.NDArray[np.floating], threshold: float) -> list[in
 
 
 def at_least_or_best(scores: npt.NDArray[np.floating], threshold: float) -> list[int]:
-    """Indices whose score is not below the threshold, ascending, and always the best one (Fast-dLLM).
+    """Indices whose score is at least the threshold, and always the best one, ascending (Fast-dLLM).
 
     Args:
         scores: [candidates], at least one.
-        threshold: the score not to fall below.
+        threshold: the lowest score that is chosen.
 
     Returns:
-        At least one index. Among equally good best ones the lowest index wins.
+        At least one index; the lowest one wins among equal best scores.
     """
     chosen = ~(scores < threshold)
     chosen[np.argmax(scores)] = True
@@ -46,14 +46,14 @@ def most_confident(scores: npt.NDArray[np.floating], count: int) -> list[int]:
 
 
 def num_within_factor(scores: npt.NDArray[np.floating], factor: float) -> int:
-    """How many of the best scores go together: the longest run whose n-th reaches 1 - factor / (n + 1) (Fast-dLLM).
+    """Number of best scores to commit: the longest run whose n-th score reaches 1 - factor / (n + 1) (Fast-dLLM).
 
     Args:
         scores: [candidates], at least one.
-        factor: the larger, the more.
+        factor: a larger factor commits more.
 
     Returns:
-        At least 1: the best always counts.
+        At least 1: the best score always counts.
     """
     ranks = np.arange(1, len(scores) + 1)
     passes = np.sort(scores)[::-1] >= 1 - factor / (ranks + 1)
@@ -61,32 +61,32 @@ def num_within_factor(scores: npt.NDArray[np.floating], factor: float) -> int:
 
 
 def rounded_quotas(num_masked: int, steps: int) -> list[int]:
-    """How many masks each step fills on a linear schedule, each rounded by itself (dllm).
+    """Number of masks that each step fills on a linear schedule, rounded step by step (dllm).
 
-    With i steps to go a step fills the i-th part of what is left, rounded half to even. Its schedule is in float32,
-    which decides where halves fall.
+    With i steps to go, a step fills one i-th of the remaining masks, rounded half to even. The schedule is computed in
+    float32, as in the release, because that decides how halves are rounded.
 
     Returns:
-        Numbers above 0 that add up to `num_masked`; at most `steps` of them, as steps that would fill nothing are left
+        Numbers above 0 that add up to `num_masked`; at most `steps`, because steps that would fill nothing are left
         out.
     """
-    one = np.float32(1)
-    quotas, left = [], num_masked
+    unit = np.float32(1)
+    quotas, num_left = [], num_masked
     for step in range(steps, 0, -1):
-        masked_now, masked_next = (one - (one - np.float32(share / steps)) for share in (step, step - 1))
-        quotas.append(round(left * (1 - float(masked_next / masked_now))))
-        left -= quotas[-1]
+        masked_now, masked_next = (unit - (unit - np.float32(share / steps)) for share in (step, step - 1))
+        quotas.append(round(num_left * (1 - float(masked_next / masked_now))))
+        num_left -= quotas[-1]
     return [quota for quota in quotas if quota]
 
 
 def even_quotas(num_masked: int, steps: int) -> list[int]:
-    """How many masks each step fills: as even as possible, what is left over in the first steps (LLaDA).
+    """Number of masks that each step fills: evenly, and one more in the first steps for the remainder (LLaDA).
 
     Returns:
         One number a step; they add up to `num_masked` and differ by at most 1.
     """
-    least, left_over = divmod(num_masked, steps)
-    return [least + (step < left_over) for step in range(steps)]
+    quota, remainder = divmod(num_masked, steps)
+    return [quota + (step < remainder) for step in range(steps)]
 
 
 def accepted_prefix(accepted: npt.NDArray[np.bool_]) -> int:

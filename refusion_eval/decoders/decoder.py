@@ -1,4 +1,4 @@
-"""What a decoder says of itself, in one place: how it decodes, its settings, and all that lists and checks ask for."""
+"""The entry of a decoder: everything that commands, tables, plots and checks need to know about it."""
 
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -56,7 +56,7 @@ class Style:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A decoder as everything else sees it.
+    """The entry of a decoder.
 
     Attributes:
         decode: the generator function.
@@ -65,7 +65,7 @@ class Decoder:
         reads: how it uses a model.
         fits: kinds of checkpoints that it decodes, unless their config.json names decoders.
         trained_by: objectives of `refusion_eval.training` whose checkpoints are for it and name it in config.json.
-        style: how plots draw it.
+        style: how plots draw it, and its place in lists.
     """
 
     decode: Decode

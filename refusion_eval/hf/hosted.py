@@ -70,7 +70,7 @@ def hosted(module: nn.Module) -> LoadedModel:
 
 
 def release(module: nn.Module) -> None:
-    """Frees the copied weights, keys and values of a module; the next decoding makes them anew."""
+    """Frees the copied weights, keys and values of a module; the next decoding makes them again."""
     _HOSTED.pop(module, None)
 
 
