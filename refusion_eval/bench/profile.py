@@ -25,7 +25,7 @@ HEAD = "output head"
 HOST = "decoder and engine (host)"
 # Timed functions: (owner, attribute, part). The time of a part excludes that of the parts called within it.
 PARTS: Sequence[tuple[Any, str, str]] = (
-    (transformer_module, "product", "matrix products"),
+    (transformer_module, "linear", "matrix products"),
     (transformer_module, "rms_norm", "norms"),
     (transformer_module, "rotate", "rotary embedding"),
     (transformer_module, "swiglu", "activation"),
