@@ -37,7 +37,7 @@ MINI_HEADING = "Measured here, on mini look-alikes of the benchmarks"
 
 _ORIGINS: Mapping[Origin, str] = {"published": "paper", "measured": "here"}
 _CODE = tuple(task for task in TASKS if BENCHMARKS[task].kind == "code")
-# The autoregressive systems of the embedded family; those of the paper are in systems.yaml.
+# The autoregressive systems of the embedded family; the systems of the paper are in systems.toml.
 _EMBEDDED_AUTOREGRESSIVE = ("autoregressive", "autoregressive_sft")
 # Column of Table 6 -> the decoder's name of the setting.
 _HYPERPARAMETERS = {

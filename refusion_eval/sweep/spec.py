@@ -4,7 +4,7 @@
     limit: 100                        # items of each task; all if left out
     systems:
       refusion:                       # any name; run directories begin with it
-        arguments: {pretrained: embedded, decoder: refusion}      # model arguments, or {system: NAME} of systems.yaml
+        arguments: {pretrained: embedded, decoder: refusion}      # model arguments, or {system: NAME} from systems.toml
         settings: {gen_length: 256}   # the same at every point
         grid: {tau_slot: [0.5, 0.9], tau_token: [0.2, 0.4]}       # every combination
         around: {tau_slot: [0.5, 0.9], tau_token: [0.2, 0.4]}     # one at a time, the others as in the settings table
