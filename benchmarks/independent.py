@@ -126,7 +126,7 @@ def _serve() -> None:
     message = json.loads(sys.stdin.readline())
     setup = Setup(**message["setup"])
     device = own_device(setup.args().device, message["number"])
-    worker = Worker(setup.args(device), setup.settled, num_processes=message["num_processes"])
+    worker = Worker(setup.args(device), setup.run_facts, num_processes=message["num_processes"])
     jobs = [job_from_json(fields, worker.system.entry.Settings) for fields in message["jobs"]]
     list(worker.run(iter(jobs)))  # loads the weights and warms up, so that no timed round includes this
     _answer({"ready": True})

@@ -27,11 +27,11 @@ from refusion_eval.runs.manifest import machine
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.runner import JobRunner
 from refusion_eval.runs.system import System
-from refusion_eval.scaleout.driver import Register
 from refusion_eval.scaleout.launch import num_local_processes, process_group
-from refusion_eval.scaleout.ray_runner import RayRunner, on_driver
+from refusion_eval.scaleout.ray_runner import RayRunner, driver_args
 from refusion_eval.scaleout.torchrun import TorchrunRunner, run_worker_or_return
 from refusion_eval.scaleout.worker import decode
+from refusion_eval.scaleout.worker_registry import Register
 from refusion_eval.store.environment import Hardware
 from refusion_eval.store.records import Sample, SampleKey
 
@@ -250,7 +250,7 @@ def _round(system: System, jobs: Sequence[Job], independent: IndependentProcesse
 def _ray_runner(settings: ScaleOutSettings, system: System, register: Register) -> RayRunner:
     """Workers on a Ray cluster; they use the timings that this process measures when it decodes alone."""
     args = replace(system.args, engine="ray", workers=settings.num_processes, worker_cpus=settings.threads)
-    driver_system = System(on_driver(args), get_or_compute=system.get_or_compute)
+    driver_system = System(driver_args(args), get_or_compute=system.get_or_compute)
     return RayRunner(args, driver_system, register, keep_workers=True)
 
 

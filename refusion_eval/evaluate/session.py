@@ -170,9 +170,9 @@ def driver_args(args: ModelArgs) -> ModelArgs:
     """The arguments of the system that this process opens: less than was asked for where only workers decode."""
     if args.engine != "ray":
         return args
-    from refusion_eval.scaleout.ray_runner import on_driver
+    from refusion_eval.scaleout import ray_runner
 
-    return on_driver(args)
+    return ray_runner.driver_args(args)
 
 
 def choose_runner(args: ModelArgs, system: System, register: Callable[[Hardware, int], str]) -> JobRunner:

@@ -1,1 +1,1 @@
-"""Several processes, several machines: one driver holds lm-eval and the run store, workers send it records."""
+"""Runs in several processes or on several machines: one driver keeps the run store, and workers send it records."""

@@ -1,14 +1,14 @@
-"""Messages between the processes of one run, over the key-value store that a launcher of PyTorch processes brings.
+"""Messages between the processes of one run, through the key-value store of the launcher (torchrun, accelerate).
 
-Only counters and values are used, and nothing waits inside the store: its time limits are made for start-up, not for
-hours of decoding.
+Only counters and values are used. No call waits inside the store for long, because the time limits of the store are
+made for the start of a run and not for hours of decoding.
 
-    rounds, round/R            what is asked for: one round for each call of the driver's `run`
-    published/R, job/R/I       its jobs, laid out a little ahead of the claims, so that few lie in the store at a time
-    claimed/R, ended/R         how many were claimed; whether no more will come
-    sent, message/K            what workers say to the driver, in the order in which they said it
-    alive/W                    a counter that worker W bumps every few seconds, as long as its process lives
-    finished, left/W           whether the driver is done; whether worker W has taken note
+    rounds, round/R            number of rounds and the header of each: one round for each call of the driver's `run`
+    published/R, job/R/I       jobs of a round, published a little ahead of the claims so that few are in the store
+    claimed/R, ended/R         number of claims; whether no more jobs will be published
+    sent, message/K            messages of workers to the driver, in the order of sending
+    alive/W                    heartbeat: a counter that the process of worker W increments every few seconds
+    finished, left/W           whether the run is over; whether worker W needs the store no more
 """
 
 import contextlib
@@ -22,145 +22,148 @@ from typing import Any, Protocol
 from refusion_eval.errors import ScaleOutError
 from refusion_eval.store.records import dump
 
-# How long one answer of the store may take: beyond that its machine is gone without a word.
-ANSWER = timedelta(minutes=5)
+# Time limit of one call of the store; a store that takes longer is on a machine that is gone.
+CALL_TIMEOUT = timedelta(minutes=5)
 POLL_SECONDS = 0.02
 IDLE_SECONDS = 0.05  # between two looks of a worker that has nothing to do
 HEARTBEAT_SECONDS = 5.0
 
-# At the end of a run no record is at stake, only a worker's quiet leave: few missed heartbeats are enough.
+# At the end of a run no record can be lost any more, so that few missed heartbeats of a worker are enough.
 LEAVE_SILENCE_SECONDS = 3 * HEARTBEAT_SECONDS
 
 
 class KeyValueStore(Protocol):
-    """What is used of `torch.distributed.Store`."""
+    """The methods of `torch.distributed.Store` that the channel uses."""
 
     def set(self, key: str, value: str) -> None:
         """Writes a value."""
         ...
 
     def get(self, key: str) -> bytes:
-        """Reads a value; waits for one that is not there yet."""
+        """Reads a value; waits until it has been written."""
         ...
 
     def add(self, key: str, value: int) -> int:
-        """Adds to a counter, 0 at first, and returns what it is then."""
+        """Adds to a counter, which starts at 0, and returns its new value."""
         ...
 
     def delete_key(self, key: str) -> bool:
-        """Forgets a value."""
+        """Deletes a value."""
         ...
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Limits how long an answer may take."""
+        """Limits the time of a call."""
         ...
 
 
 class Finished(Exception):
-    """The driver is done: nothing is to be decoded any more."""
+    """The driver has declared the run over."""
 
 
 class Channel:
-    """One process' end of the store.
+    """One process' access to the store.
 
-    All methods raise ScaleOutError if the store no longer answers: then its process, or its machine, is gone.
+    All methods raise ScaleOutError if the store no longer answers, because its process or its machine is gone.
 
     Args:
-        store: shared by the processes of the run.
+        store: key-value store that the processes of the run share.
     """
 
     def __init__(self, store: KeyValueStore) -> None:
         self._store = store
         self._num_read = 0
-        self._heard: dict[int, tuple[int, float]] = {}  # worker -> its counter, and when that was seen to move
-        store.set_timeout(ANSWER)
+        self._heartbeats: dict[int, tuple[int, float]] = {}  # rank -> counter, and time at which it was seen to change
+        store.set_timeout(CALL_TIMEOUT)
 
-    def _count(self, name: str, more: int = 0) -> int:
-        with _Answer():
-            return self._store.add(name, more)
+    def _count(self, name: str, increment: int = 0) -> int:
+        with _StoreCall():
+            return self._store.add(name, increment)
 
     def _write(self, name: str, value: Any) -> None:
         text = dump(value)
-        with _Answer():
+        with _StoreCall():
             self._store.set(name, text)
 
     def _take(self, name: str) -> Any:
-        with _Answer():
+        with _StoreCall():
             text = self._store.get(name)
             self._store.delete_key(name)
         return json.loads(text)
 
-    # What the driver does.
+    # Methods for the driver.
 
     def open_round(self, header: Mapping[str, Any]) -> int:
-        """Asks the workers for a new round and returns its number."""
+        """Opens a round of jobs and returns its number."""
         number = self._count("rounds")
         self._write(f"round/{number}", header)
         self._count("rounds", 1)
         return number
 
     def num_claimed(self, round_number: int) -> int:
-        """How many jobs of a round processes have asked for, whether they were there or not."""
+        """Number of claims in a round, which may be larger than the number of its jobs."""
         return self._count(f"claimed/{round_number}")
 
     def publish(self, round_number: int, number: int, job: Mapping[str, Any]) -> None:
-        """Lays out a job; numbers are given from 0 on, without holes."""
+        """Publishes a job; the numbers of a round's jobs are consecutive from 0."""
         self._write(f"job/{round_number}/{number}", job)
         self._count(f"published/{round_number}", 1)
 
     def end_round(self, round_number: int) -> None:
-        """Says that no further job of a round will come."""
+        """Declares that no more jobs of a round will be published."""
         self._count(f"ended/{round_number}", 1)
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        """What workers have said since the last call."""
+        """Yields the messages that workers have sent since the last call."""
         for number in range(self._num_read, self._count("sent")):
             self._num_read = number + 1
             yield self._take(f"message/{number}")
 
-    def silent(self, num_workers: int, seconds: float) -> set[int]:
-        """The workers that have not been heard for a while, though they were before.
+    def silent_workers(self, num_workers: int, seconds: float) -> set[int]:
+        """Ranks of the workers whose heartbeat has stopped; a worker that never had one is not silent.
 
-        Time counts between calls: a worker is silent when a later call finds its counter where an earlier one did.
+        A worker is silent if a later call finds its counter unchanged, so that this has to be called repeatedly.
 
         Args:
-            num_workers: how many there are; their ranks begin with 1.
-            seconds: how long a worker may be silent.
+            num_workers: number of workers; their ranks begin with 1.
+            seconds: how long the counter of a worker may stay unchanged.
         """
         silent = set()
         for rank in range(1, num_workers + 1):
-            beats = self._count(f"alive/{rank}")
+            counter = self._count(f"alive/{rank}")
             now = time.monotonic()
-            known, since = self._heard.get(rank, (0, now))
-            if beats != known:
-                self._heard[rank] = (beats, now)
-            elif beats and now - since > seconds:
+            last_counter, changed_at = self._heartbeats.get(rank, (0, now))
+            if counter != last_counter:
+                self._heartbeats[rank] = (counter, now)
+            elif counter and now - changed_at > seconds:
                 silent.add(rank)
         return silent
 
-    def finish(self, num_workers: int, most_seconds: float) -> None:
-        """Sends the workers home.
+    def finish(self, num_workers: int, max_seconds: float) -> None:
+        """Declares the run over.
 
         Args:
-            num_workers: how many take note before this returns, except those that have fallen silent.
-            most_seconds: how long that may take.
+            num_workers: number of workers that must have left before this returns, except silent ones.
+            max_seconds: longest wait for them.
         """
         self._count("finished", 1)
-        until = time.monotonic() + most_seconds
+        deadline = time.monotonic() + max_seconds
         present = set(range(1, num_workers + 1))
-        while time.monotonic() < until:
+        while time.monotonic() < deadline:
             present = {rank for rank in present if not self._count(f"left/{rank}")}
-            if not present - self.silent(num_workers, LEAVE_SILENCE_SECONDS):
+            if not present - self.silent_workers(num_workers, LEAVE_SILENCE_SECONDS):
                 return
             time.sleep(POLL_SECONDS)
 
-    # What every process does.
+    # Methods for every process.
 
     def claim(self, round_number: int) -> int | None:
-        """The number of a job that is this process' from now on; None if there are no more.
+        """Waits for the next unclaimed job and claims it for this process.
+
+        Returns:
+            Number of the job; None if the round has no more jobs.
 
         Raises:
-            Finished: the driver is done.
+            Finished: the run is over.
         """
         number = self._count(f"claimed/{round_number}", 1) - 1
         while True:
@@ -173,58 +176,58 @@ class Channel:
             time.sleep(POLL_SECONDS)
 
     def take_job(self, round_number: int, number: int) -> Any:
-        """A claimed job, taken out of the store."""
+        """Reads a claimed job and removes it from the store."""
         return self._take(f"job/{round_number}/{number}")
 
-    # What a worker does.
+    # Methods for a worker.
 
     def check_finished(self) -> None:
-        """Raises Finished if the driver is done."""
+        """Raises Finished if the run is over."""
         if self._count("finished"):
             raise Finished
 
     def wait_for_round(self, num_seen: int) -> tuple[int, Any]:
-        """The latest round, as soon as there are more than a worker has seen; its number and its header.
+        """Waits until there are more rounds than this worker has seen; returns number and header of the latest.
 
         Raises:
-            Finished: the driver is done.
+            Finished: the run is over.
         """
         while (num_rounds := self._count("rounds")) <= num_seen:
             self.check_finished()
             time.sleep(IDLE_SECONDS)
-        with _Answer():
+        with _StoreCall():
             return num_rounds - 1, json.loads(self._store.get(f"round/{num_rounds - 1}"))
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Says something to the driver."""
+        """Sends a message to the driver."""
         self._write(f"message/{self._count('sent', 1) - 1}", message)
 
     @contextlib.contextmanager
-    def beating(self, rank: int) -> Iterator[None]:
-        """A block during which the driver hears every few seconds that this worker is there, however busy it is."""
-        over = threading.Event()
+    def heartbeat(self, rank: int) -> Iterator[None]:
+        """A block during which a thread sends this worker's heartbeat, however busy the worker is."""
+        ended = threading.Event()
 
         def beat() -> None:
-            with contextlib.suppress(ScaleOutError):  # the driver is gone, which the worker's own next call says
-                while not over.wait(HEARTBEAT_SECONDS):
+            with contextlib.suppress(ScaleOutError):  # the driver is gone, which the worker's own next call reports
+                while not ended.wait(HEARTBEAT_SECONDS):
                     self._count(f"alive/{rank}", 1)
 
-        self._count(f"alive/{rank}", 1)  # before the first claim: who owes a record has been heard
+        self._count(f"alive/{rank}", 1)  # before the first claim: only workers with a heartbeat can be found silent
         thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
         thread.start()
         try:
             yield
         finally:
-            over.set()
+            ended.set()
             thread.join()
 
     def leave(self, rank: int) -> None:
-        """Says that this worker needs the store no more."""
+        """Declares that this worker needs the store no more."""
         self._count(f"left/{rank}", 1)
 
 
-class _Answer:
-    """A block of store calls; what they raise (RuntimeError and its subclasses) becomes one clear error."""
+class _StoreCall:
+    """A block of store calls; their errors (RuntimeError and its subclasses) become one ScaleOutError."""
 
     def __enter__(self) -> None:
         return None

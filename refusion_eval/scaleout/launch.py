@@ -14,7 +14,7 @@ from torch.distributed.rendezvous import rendezvous
 from refusion_eval.errors import ScaleOutError
 from refusion_eval.scaleout.channel import Channel
 
-NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+REQUIRED_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 # How long rank 0 waits for the other ranks to leave, where the key-value store that they read lives in rank 0.
 LEAVE_SECONDS = 120.0
@@ -43,7 +43,7 @@ class ProcessInfo:
         Raises:
             ScaleOutError: a variable is not a number.
         """
-        if any(not environment.get(name) for name in NEEDED):
+        if any(not environment.get(name) for name in REQUIRED_VARIABLES):
             return None
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         try:

@@ -1,4 +1,4 @@
-"""The connection to a Ray cluster: made quietly, and told in this project's words when it fails."""
+"""The connection to a Ray cluster, without Ray's own output and with clear errors."""
 
 import contextlib
 import logging
@@ -13,11 +13,11 @@ from refusion_eval.errors import ConfigError, ScaleOutError
 
 log = logging.getLogger(__name__)
 
-# Requests and records are small, and Ray's own default takes a third of the memory.
+# Requests and records are small; Ray's own default takes a third of the memory.
 OBJECT_STORE_BYTES = 200 * 2**20
 
-# Read when ray is imported: nothing is sent to its makers, what it would print of workers stays in its log files, and
-# workers of a cluster that starts here get processor time like any program (ray would let all others go first).
+# Ray reads these when it is imported. It sends no usage statistics, keeps the output of workers in its log files, and
+# gives workers of a cluster that starts here the normal priority instead of the lowest one.
 ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": ".", "RAY_worker_niceness": "0"}
 
 
@@ -26,10 +26,10 @@ class Node:
     """A machine of the cluster.
 
     Attributes:
-        node_id: Ray's name of it.
-        label: what people call it.
-        num_gpus: GPUs that Ray gives out there.
-        num_cpus: processor cores likewise.
+        node_id: Ray's id of the machine.
+        label: host name and address, for messages.
+        num_gpus: number of GPUs that Ray manages there.
+        num_cpus: number of processor cores that Ray manages there.
     """
 
     node_id: str
@@ -39,10 +39,10 @@ class Node:
 
 
 def import_ray() -> Any:
-    """The ray package.
+    """Imports the ray package.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: ray is not installed.
     """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -62,7 +62,7 @@ class Cluster:
 
     Args:
         address: "HOST:PORT", or "auto" for the cluster that this machine belongs to; None starts one on this machine,
-            unless RAY_ADDRESS names another, as in a job that Ray itself started.
+            unless RAY_ADDRESS names a cluster, as in a job that Ray itself started.
 
     Raises:
         ConfigError: ray is missing.
@@ -71,23 +71,23 @@ class Cluster:
 
     def __init__(self, address: str | None) -> None:
         self.ray = import_ray()
-        self._is_ours = not self.ray.is_initialized()
-        if not self._is_ours:
+        self._owns_connection = not self.ray.is_initialized()
+        if not self._owns_connection:
             return
-        where = address or os.environ.get("RAY_ADDRESS") or "local"
-        memory = {"object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False} if where == "local" else {}
+        target = address or os.environ.get("RAY_ADDRESS") or "local"
+        memory = {"object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False} if target == "local" else {}
         try:
-            with _own_signals():
-                self.ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR, **memory)
-        except Exception as error:  # ray has no class for it: a start that takes too long is a plain Exception
+            with _keep_sigterm_handler():
+                self.ray.init(address=target, log_to_driver=False, logging_level=logging.ERROR, **memory)
+        except Exception as error:  # ray raises a plain Exception if a start takes too long
             raise ScaleOutError(
-                f"no Ray cluster at {where} ({error}); start one with `ray start`, give its HOST:PORT as ray_address, "
+                f"no Ray cluster at {target} ({error}); start one with `ray start`, give its HOST:PORT as ray_address, "
                 "and the same token (RAY_AUTH_TOKEN) on every machine where Ray asks for one"
             ) from error
         log.info("connected to the Ray cluster at %s", self.ray.get_runtime_context().gcs_address)
 
     def nodes(self) -> list[Node]:
-        """The machines that are there now."""
+        """The machines that are alive now."""
         return [
             Node(
                 node["NodeID"],
@@ -99,16 +99,11 @@ class Cluster:
             if node["Alive"]
         ]
 
-    @property
-    def own_node_id(self) -> str:
-        """The machine of this process."""
-        return str(self.ray.get_runtime_context().get_node_id())
-
     def close(self) -> None:
-        """Leaves the cluster, or ends it if it was started here; harmless if already done."""
-        if self._is_ours and self.ray.is_initialized():
+        """Disconnects from the cluster, which ends a cluster that was started here; a second call does nothing."""
+        if self._owns_connection and self.ray.is_initialized():
             self.ray.shutdown()
-        self._is_ours = False
+        self._owns_connection = False
 
 
 def _label(node: dict[str, Any]) -> str:
@@ -117,14 +112,14 @@ def _label(node: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def _own_signals() -> Iterator[None]:
-    """Keeps this process' answer to SIGTERM, which ray replaces by one of its own."""
+def _keep_sigterm_handler() -> Iterator[None]:
+    """Keeps this process' handler of SIGTERM, which ray replaces."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.getsignal(signal.SIGTERM)
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
+        if handler is not None:
+            signal.signal(signal.SIGTERM, handler)

@@ -1,8 +1,7 @@
-"""What runs in the processes that Ray starts: a worker that takes requests and answers with records."""
+"""The actor that runs in the processes that Ray starts: it receives requests and returns records."""
 
 import dataclasses
 import os
-import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,52 +13,46 @@ from refusion_eval.scaleout.wire import job_from_json, sample_to_json
 from refusion_eval.scaleout.worker import Setup, Worker
 from refusion_eval.store.records import Sample
 
-# A call in this group runs beside all others, in a thread of its own.
-MAIL = "mail"
-
 
 class RayWorker:
-    """A worker in a process of its own.
+    """A worker in a process of its own. The driver calls one method at a time.
 
     Args:
-        name: what the driver calls it.
+        name: name that the driver gives to the worker.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._settled: dict[str, Any] = {}
+        self._run_facts: dict[str, Any] = {}
         self._inbox: deque[tuple[int, Mapping[str, Any]]] = deque()
         self._numbers: dict[bytes, int] = {}
-        self._session: Iterator[Sample] = iter(())
-        self._turn = -1
-        self._withdrawn: set[int] = set()
-        self._begins = threading.Lock()
+        self._records: Iterator[Sample] = iter(())
 
     def hello(self) -> int:
-        """The process number, as soon as the process is there."""
+        """Returns the process number; the answer tells the driver that the process has started."""
         return os.getpid()
 
     def open(self, setup: Mapping[str, Any], device: str, num_processes: int, *, first: bool) -> dict[str, Any]:
-        """Opens the checkpoint.
+        """Loads the checkpoint.
 
         Args:
-            setup: `Setup` as JSON; of the first worker of a run without a fingerprint, as it is the one to find it.
+            setup: `Setup` as JSON; its fingerprint is ignored on the first worker, which determines the fingerprint.
             device: "cuda" for the GPU that Ray gave to this process, or "cpu".
-            num_processes: workers on this machine.
+            num_processes: number of workers on this machine.
             first: whether to describe the whole run as well.
 
         Returns:
-            `problem`: why no worker of this machine can decode; or `hardware`, `pid`, `batch_size`, `attention` and of
-            the first worker `manifest`, all plain JSON.
+            `problem`: the reason why no worker of this machine can decode. Or `hardware`, `pid`, `batch_size`,
+            `attention` and, from the first worker, `manifest`, all as plain JSON types.
         """
-        given = Setup(**setup)
+        wanted = Setup(**setup)
         try:
-            self._settled.update(given.settled)
-            self._worker = Worker(given.args(device), self._settled, num_processes=num_processes)
+            self._run_facts.update(wanted.run_facts)
+            self._worker = Worker(wanted.args(device), self._run_facts, num_processes=num_processes)
             if not first:
-                self._worker.check(given.fingerprint)
+                self._worker.check(wanted.fingerprint)
             system = self._worker.system
-            _ = system.model.engine  # the weights: what is wrong with them shows before a request is handed out
+            _ = system.model.engine  # loads the weights, so that their errors appear before a request is handed out
             facts = {
                 "hardware": dataclasses.asdict(self._worker.hardware()),
                 "pid": os.getpid(),
@@ -67,54 +60,44 @@ class RayWorker:
                 "attention": system.model.attention,
             }
             return facts | ({"manifest": build_manifest(system, {}).to_json()} if first else {})
-        # Anything else, such as a device that is out of memory for now, ends this worker; another one may fare better.
+        # Any other error, such as a device that is out of memory now, ends this worker; another worker may succeed.
         except RefusionEvalError as error:
             return {"problem": str(error)}
 
     def width_cost(self) -> dict[str, Any]:
-        """Measures how the time of a forward grows with its rows here."""
+        """Measures how the time of a forward grows with its rows on this machine."""
         return dict(self._worker.system.model.width_cost._asdict())
 
-    def turn(self, number: int, jobs: Sequence[tuple[int, Mapping[str, Any]]], settled: Mapping[str, Any]) -> Any:
-        """Takes requests and decodes until a record is there.
-
-        The driver asks for the next turn while this one decodes: it waits here, with its requests, so that nothing
-        waits for the driver when this one ends.
+    def decode(
+        self, requests: Sequence[tuple[int, Mapping[str, Any]]], run_facts: Mapping[str, Any]
+    ) -> tuple[int, dict[str, Any]]:
+        """Decodes until the next request of this worker ends.
 
         Args:
-            number: of this turn; they count up.
-            jobs: number and JSON of each request, to be decoded together with those of former turns as far as the
-                batch goes.
-            settled: facts of the run that they need, see `Setup`.
+            requests: number and JSON of new requests, which join the batch of earlier requests that have not ended.
+                There may be none as long as an earlier request has not ended.
+            run_facts: facts of the run that the requests need, see `Setup`.
 
         Returns:
-            The number of a request, of this or a former turn, and its record as JSON; None if none is left here.
+            Number of a request, from this call or an earlier one, and its record as JSON.
         """
-        with self._begins:
-            self._turn = number
-            if number not in self._withdrawn:
-                self._inbox.extend(jobs)
-        self._settled.update(settled)
-        sample = next(self._session, None)
-        if sample is None and self._inbox:  # it had ended before these came
-            self._session = self._worker.run(self._claims())
-            sample = next(self._session, None)
-        return None if sample is None else (self._numbers.pop(sample.key.digest()), sample_to_json(sample))
+        self._run_facts.update(run_facts)
+        self._inbox.extend(requests)
+        sample = next(self._records, None)
+        if sample is None:  # the iterator had ended before these requests came
+            self._records = self._worker.run(self._jobs())
+            sample = next(self._records)
+        return self._numbers.pop(sample.key.digest()), sample_to_json(sample)
 
-    def withdraw(self, number: int) -> bool:
-        """Takes the requests out of a turn, if it has not begun; whether it has not. Called in the group `MAIL`."""
-        with self._begins:
-            if number <= self._turn:
-                return False
-            self._withdrawn.add(number)
-            return True
+    def _jobs(self) -> Iterator[Job]:
+        """Yields the jobs in the inbox; ends when the decoder asks for a job and the inbox is empty.
 
-    def _claims(self) -> Iterator[Job]:
-        """What is in the inbox; ends with the last one, or before one that is to be measured alone behind a batch."""
-        batching = False
-        while self._inbox and not (batching and self._inbox[0][1]["alone"]):
+        Ends before a job that is decoded alone if the decoder has begun a batch, because it would join the batch.
+        """
+        has_batch = False
+        while self._inbox and not (has_batch and self._inbox[0][1]["alone"]):
             number, fields = self._inbox.popleft()
             job = job_from_json(fields, self._worker.system.entry.Settings)
             self._numbers[job.key.digest()] = number
-            batching = batching or not job.alone
+            has_batch = has_batch or not job.alone
             yield job

@@ -1,7 +1,7 @@
-"""One run in the processes of a launcher: the first drives and decodes, the others decode what is left to claim.
+"""One run in the processes of a launcher: rank 0 drives the run, and all ranks decode.
 
-Nothing is divided in advance. Responses differ tenfold in length, so every process takes its next job when it has room
-for one, and all end at about the same time.
+Jobs are not divided in advance. Responses differ tenfold in length, so every process claims its next job when it has
+room for one, and all processes end at about the same time.
 """
 
 import itertools
@@ -22,17 +22,18 @@ from refusion_eval.runs.likelihood import Part, Scores, score_part, scores_from_
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.system import System
 from refusion_eval.scaleout.channel import POLL_SECONDS
-from refusion_eval.scaleout.driver import Register, Workforce
 from refusion_eval.scaleout.launch import ProcessGroup, process_group
 from refusion_eval.scaleout.torchrun_worker import SAMPLES, SCORES, serve
 from refusion_eval.scaleout.wire import job_to_json
 from refusion_eval.scaleout.worker import WIDTH_COST, Setup, decode
+from refusion_eval.scaleout.worker_registry import Register, WorkerRegistry
 from refusion_eval.store.records import Sample
 
-# After a signal, how long the driver waits for records of others, of whom some may be dead: torchrun kills after 30.
+# After a signal, the driver waits so long for records of other ranks, which may be dead. torchrun kills after 30 s.
 STOP_SECONDS = 15.0
 
-# How long a worker whose records are awaited may miss its heartbeats: torchrun does not notice a machine that is lost.
+# A worker whose heartbeat stops for so long while its records are awaited is lost with its machine, which torchrun does
+# not notice.
 SILENCE_SECONDS = 60.0
 
 
@@ -58,57 +59,60 @@ def run_worker_or_return(args: ModelArgs) -> None:
 
 
 class TorchrunRunner:
-    """Decodes jobs in all processes of a launcher: the driver's side.
+    """Decodes jobs in all processes of a launcher; this is the side of rank 0, the driver.
 
     Args:
-        group: the processes.
-        system: the driver's own.
-        register: records a process that generates samples, and names it.
+        group: processes of the run.
+        system: the driver's system.
+        register: records a process in the run store and returns its id.
     """
 
     def __init__(self, group: ProcessGroup, system: System, register: Register) -> None:
         self._channel = group.channel
         self._num_processes = group.info.num_processes
         self._system = system
-        self._workforce = Workforce(register)
+        self._registry = WorkerRegistry(register)
         self._num_dropped = 0
 
     def refusal(self, job: Job) -> str | None:
-        """Why a job cannot be decoded, known before anything is computed; None if it can."""
+        """The reason why a job cannot be decoded, if that is known before decoding; else None."""
         return self._system.decoder.refusal(job)
 
     def close(self) -> None:
-        """The other processes stay, for the next evaluation of this one; they end when it does."""
+        """Does nothing: the other ranks stay for the next evaluation of this process, and exit when it exits."""
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Sample]:
-        """Yields the record of each job as it ends; records of others when one of this process' own ends, and at last.
+        """Yields the record of each job as it ends.
+
+        Records of other ranks are yielded whenever a job of this process ends, and after its last job.
 
         Args:
-            jobs: those that are to be decoded alone before all others; claimed by whoever has room.
+            jobs: jobs to be decoded alone come before all others; a process claims a job when it has room for it.
 
         Raises:
-            ScaleOutError: another process gave up, or is not heard of any more while its records are awaited.
+            ScaleOutError: another process failed, or its heartbeat stopped while its records are awaited.
         """
         source = iter(jobs)
-        at_once = -(-length_hint(jobs) // self._num_processes) or None
+        max_batch_size = -(-length_hint(jobs) // self._num_processes) or None
         first = next(source, None)
         if first is None:
             return
         setup = Setup.of(self._system, [first])
-        round_number = self._channel.open_round({"setup": setup.to_json(), "at_once": at_once, "kind": SAMPLES})
+        header = {"setup": setup.to_json(), "max_batch_size": max_batch_size, "kind": SAMPLES}
+        round_number = self._channel.open_round(header)
         published: dict[int, Job] = {}
         abandoned = threading.Event()
-        # Laid out that nobody has claimed yet: what all may take at once, so that nobody waits for the next look.
-        ahead = self._num_processes * min(self._system.batch_size, at_once or self._system.batch_size)
-        described = self._described(itertools.chain([first], source), published)
+        # One batch for each process lies ready without a claim, so that no process waits for the publishing thread.
+        num_ahead = self._num_processes * min(self._system.batch_size, max_batch_size or self._system.batch_size)
+        messages = self._job_messages(itertools.chain([first], source), published)
         with ThreadPoolExecutor(1) as pool:
-            publishing = pool.submit(self._publish, round_number, described, ahead, abandoned)
+            publishing = pool.submit(self._publish, round_number, messages, num_ahead, abandoned)
             try:
                 num_done = 0
                 self._num_dropped = 0
-                ours = self._decode(round_number, jobs, published, at_once)
+                own = self._decode(round_number, jobs, published, max_batch_size)
                 others = self._outstanding(round_number, jobs, publishing, lambda: num_done + self._num_dropped)
-                for sample in itertools.chain(ours, others):
+                for sample in itertools.chain(own, others):
                     num_done += 1
                     yield sample
             finally:
@@ -116,83 +120,83 @@ class TorchrunRunner:
         publishing.result()
 
     def _decode(
-        self, round_number: int, jobs: Iterable[Job], published: dict[int, Job], at_once: int | None
+        self, round_number: int, jobs: Iterable[Job], published: dict[int, Job], max_batch_size: int | None
     ) -> Iterator[Sample]:
-        """Records of this process, and those of others that have arrived when one of its own ends."""
-        for sample in decode(self._system, self._own_claims(round_number, jobs, published), at_once):
+        """Yields the records of this process, and after each of them the records of others that have arrived."""
+        for sample in decode(self._system, self._own_jobs(round_number, jobs, published), max_batch_size):
             yield sample
-            yield from self._arrived(round_number)
+            yield from self._received_samples(round_number)
 
     def _outstanding(
         self, round_number: int, jobs: Iterable[Job], publishing: "Future[int]", num_done: Callable[[], int]
     ) -> Iterator[Sample]:
-        """Records that others still owe; after a signal, those that come soon."""
-        give_up = math.inf
+        """Yields the records that other ranks still owe; after a signal, those that arrive within `STOP_SECONDS`."""
+        deadline = math.inf
         while not publishing.done() or num_done() < publishing.result():
-            yield from self._arrived(round_number)
-            if _is_asked(jobs) and give_up == math.inf:
-                give_up = time.monotonic() + STOP_SECONDS
-            if time.monotonic() > give_up:
+            yield from self._received_samples(round_number)
+            if _stop_requested(jobs) and deadline == math.inf:
+                deadline = time.monotonic() + STOP_SECONDS
+            if time.monotonic() > deadline:
                 return
             self._wait_for_others()
 
     def _wait_for_others(self) -> None:
-        """Lets a moment pass.
+        """Sleeps for a moment.
 
         Raises:
-            ScaleOutError: another process is not heard of any more.
+            ScaleOutError: the heartbeat of another process has stopped.
         """
-        for rank in self._channel.silent(self._num_processes - 1, SILENCE_SECONDS):
+        for rank in self._channel.silent_workers(self._num_processes - 1, SILENCE_SECONDS):
             raise ScaleOutError(
                 f"process {rank} has not answered for {SILENCE_SECONDS:g} s; what is recorded stays: run the same "
                 "command again to continue"
             )
         time.sleep(POLL_SECONDS)
 
-    def _publish(self, round_number: int, source: Iterator[Any], ahead: int, abandoned: threading.Event) -> int:
-        """Lays out jobs ahead of the claims; in a thread of its own, as the driver decodes. Returns how many.
+    def _publish(self, round_number: int, source: Iterator[Any], num_ahead: int, abandoned: threading.Event) -> int:
+        """Publishes jobs ahead of the claims and returns their number; runs in a thread, because the driver decodes.
 
-        A source that ends early, as after a signal, thereby ends the work of all processes.
+        If the source ends early, as it does after a signal, the round ends for all processes.
         """
         number = 0
         try:
-            for described in source:
-                self._channel.publish(round_number, number, described)
+            for message in source:
+                self._channel.publish(round_number, number, message)
                 number += 1
-                while number >= self._channel.num_claimed(round_number) + ahead:
+                while number >= self._channel.num_claimed(round_number) + num_ahead:
                     if abandoned.wait(POLL_SECONDS):
                         return number
         finally:
             self._channel.end_round(round_number)
         return number
 
-    def _described(self, source: Iterator[Job], published: dict[int, Job]) -> Iterator[dict[str, Any]]:
-        """What workers are told of each job; `published` is told the job itself before."""
+    def _job_messages(self, source: Iterator[Job], published: dict[int, Job]) -> Iterator[dict[str, Any]]:
+        """Yields each job as JSON with the facts that it needs; stores the job itself in `published` first."""
         for number, job in enumerate(source):
             published[number] = job
-            settled = {}
+            run_facts = {}
             if api.needs_width_cost(job.resolved.settings):
-                settled[WIDTH_COST] = self._system.width_cost._asdict()
-            yield {"job": job_to_json(job), "settled": settled}
+                run_facts[WIDTH_COST] = self._system.width_cost._asdict()
+            yield {"job": job_to_json(job), "run_facts": run_facts}
 
-    def _own_claims(self, round_number: int, jobs: Iterable[Job], published: dict[int, Job]) -> Iterator[Job]:
-        """Jobs for this process; after a signal it takes what is laid out and lets nobody decode it."""
+    def _own_jobs(self, round_number: int, jobs: Iterable[Job], published: dict[int, Job]) -> Iterator[Job]:
+        """Yields the jobs this rank claims. After a signal, drains published jobs without decoding them."""
         while (number := self._channel.claim(round_number)) is not None:
             self._channel.take_job(round_number, number)
-            if _is_asked(jobs):
+            if _stop_requested(jobs):
                 self._num_dropped += 1
             else:
                 yield published[number]
 
-    def _arrived(self, round_number: int) -> Iterator[Sample]:
-        for message in self._heard(round_number):
+    def _received_samples(self, round_number: int) -> Iterator[Sample]:
+        for message in self._received(round_number):
             if "hardware" in message:
-                self._workforce.join(message["rank"], message["hardware"], message["pid"])
+                self._registry.add(message["rank"], message["hardware"], message["pid"])
             else:
-                yield self._workforce.signed(message["rank"], message["sample"])
+                yield self._registry.sample(message["rank"], message["sample"])
 
-    def _heard(self, round_number: int) -> Iterator[dict[str, Any]]:
-        """What others have said of this round, not of one that an error ended, and of themselves."""
+    def _received(self, round_number: int) -> Iterator[dict[str, Any]]:
+        """Yields messages about this round, and hardware descriptions; drops messages about abandoned rounds."""
         for message in self._channel.messages():
             if "error" in message:
                 raise ScaleOutError(f"process {message['rank']} gave up: {message['error']}")
@@ -200,18 +204,18 @@ class TorchrunRunner:
                 yield message
 
     def score(self, parts: Sequence[Part]) -> Iterator[tuple[int, Scores]]:
-        """Yields number and log-likelihoods of each part as it is done, here or elsewhere.
+        """Yields number and log-likelihoods of each part as a process has scored it.
 
         Args:
-            parts: pairs that are scored together; claimed by whoever has room.
+            parts: each part holds pairs that are scored together; a process claims a part when it has room for it.
 
         Raises:
-            ScaleOutError: another process gave up, or is not heard of any more while its scores are awaited.
+            ScaleOutError: another process failed, or its heartbeat stopped while its scores are awaited.
         """
         if not parts:
             return
         setup = Setup.of(self._system, [])
-        round_number = self._channel.open_round({"setup": setup.to_json(), "at_once": None, "kind": SCORES})
+        round_number = self._channel.open_round({"setup": setup.to_json(), "max_batch_size": None, "kind": SCORES})
         abandoned = threading.Event()
         num_left = len(parts)
         with ThreadPoolExecutor(1) as pool:
@@ -221,11 +225,11 @@ class TorchrunRunner:
                     scores = score_part(self._system, self._channel.take_job(round_number, number))
                     num_left -= 1
                     yield number, scores
-                    for done in self._scored(round_number):
+                    for done in self._received_scores(round_number):
                         num_left -= 1
                         yield done
                 while num_left:
-                    for done in self._scored(round_number):
+                    for done in self._received_scores(round_number):
                         num_left -= 1
                         yield done
                     self._wait_for_others()
@@ -233,12 +237,12 @@ class TorchrunRunner:
                 abandoned.set()
         publishing.result()
 
-    def _scored(self, round_number: int) -> Iterator[tuple[int, Scores]]:
-        for message in self._heard(round_number):
+    def _received_scores(self, round_number: int) -> Iterator[tuple[int, Scores]]:
+        for message in self._received(round_number):
             if "scores" in message:
                 yield message["number"], scores_from_json(message["scores"])
 
 
-def _is_asked(jobs: Iterable[Job]) -> bool:
-    """Whether a signal asked for an end of these jobs."""
+def _stop_requested(jobs: Iterable[Job]) -> bool:
+    """Whether a signal has ended these jobs."""
     return isinstance(jobs, StoppableIterator) and jobs.stop_requested

@@ -1,4 +1,4 @@
-"""A process that a launcher started beside the first one of a run: it decodes and scores what is left to claim."""
+"""The worker loop of the ranks above 0: they claim jobs, decode or score them, and send the results to rank 0."""
 
 import contextlib
 import os
@@ -18,26 +18,26 @@ from refusion_eval.scaleout.launch import ProcessGroup
 from refusion_eval.scaleout.wire import job_from_json, sample_to_json
 from refusion_eval.scaleout.worker import Setup, Worker, own_device
 
-# What a round is about.
+# Kinds of rounds: whether its jobs are decoded or scored.
 SAMPLES = "samples"
 SCORES = "scores"
 
 
 def serve(group: ProcessGroup, device: str) -> int:
-    """Decodes until the driver says that the run is over.
+    """Decodes until the driver declares the run over.
 
     Args:
-        group: the processes.
-        device: what the command line asked for.
+        group: processes of the run.
+        device: device from the command line.
 
     Returns:
-        Exit status of this process.
+        Exit status for this process.
     """
     channel, rank = group.channel, group.info.rank
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes: the driver answers
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the driver handles it
     try:
-        with channel.beating(rank):
+        with channel.heartbeat(rank):
             _serve(group, own_device(device, group.info.local_rank))
     except Finished:
         channel.leave(rank)
@@ -47,7 +47,7 @@ def serve(group: ProcessGroup, device: str) -> int:
             channel.send({"rank": rank, "error": str(error)})
             channel.leave(rank)
         except ScaleOutError:
-            pass  # the driver is gone: there is nobody to tell
+            pass  # the driver is gone, so nobody can receive the message
         return 1
     except Interrupted:
         with contextlib.suppress(ScaleOutError):
@@ -60,19 +60,19 @@ def _serve(group: ProcessGroup, device: str) -> None:
     channel, rank = group.channel, group.info.rank
     worker: Worker | None = None
     setup: Setup | None = None
-    settled: dict[str, Any] = {}
+    run_facts: dict[str, Any] = {}
     num_seen = 0
     while True:
         number, header = channel.wait_for_round(num_seen)
         num_seen = number + 1
         wanted = Setup(**header["setup"])
         if worker is None or setup is None or not wanted.same_system(setup):
-            worker = None  # lets go of one model before another is loaded
-            setup, settled = wanted, dict(wanted.settled)
-            worker = Worker(wanted.args(device), settled, num_processes=group.info.num_local)
+            worker = None  # frees one model before another is loaded
+            setup, run_facts = wanted, dict(wanted.run_facts)
+            worker = Worker(wanted.args(device), run_facts, num_processes=group.info.num_local)
             worker.check(wanted.fingerprint)
-            hello = {"rank": rank, "hardware": asdict(worker.hardware()), "pid": os.getpid()}
-        channel.send(hello)  # every round may be recorded in another run directory
+            description = {"rank": rank, "hardware": asdict(worker.hardware()), "pid": os.getpid()}
+        channel.send(description)  # every round may be recorded in another run directory
         with Interruption(lambda: f"process {rank} has sent all of its records", finish_first=True) as stopping:
             claims = stopping.stoppable(_claims(channel, number))
             if header["kind"] == SCORES:
@@ -80,7 +80,7 @@ def _serve(group: ProcessGroup, device: str) -> None:
                     scores = score_part(worker.system, part)
                     channel.send({"rank": rank, "round": number, "number": claimed, "scores": scores})
             else:
-                for sample in worker.run(_jobs(claims, worker, settled), header["at_once"]):
+                for sample in worker.run(_jobs(claims, worker, run_facts), header["max_batch_size"]):
                     channel.send({"rank": rank, "round": number, "sample": sample_to_json(sample)})
 
 
@@ -89,7 +89,7 @@ def _claims(channel: Channel, round_number: int) -> Iterator[tuple[int, Any]]:
         yield number, channel.take_job(round_number, number)
 
 
-def _jobs(claims: Iterator[tuple[int, Any]], worker: Worker, settled: dict[str, Any]) -> Iterator[Job]:
-    for _, described in claims:
-        settled.update(described["settled"])
-        yield job_from_json(described["job"], worker.system.entry.Settings)
+def _jobs(claims: Iterator[tuple[int, Any]], worker: Worker, run_facts: dict[str, Any]) -> Iterator[Job]:
+    for _, message in claims:
+        run_facts.update(message["run_facts"])
+        yield job_from_json(message["job"], worker.system.entry.Settings)

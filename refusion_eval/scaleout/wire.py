@@ -1,4 +1,4 @@
-"""Jobs and records as plain JSON between the processes of one run: no pickle, so nothing that arrives is executed."""
+"""Jobs and records as plain JSON, for messages between processes; unlike pickle, JSON cannot execute code."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -13,7 +13,7 @@ from refusion_eval.store.records import Sample, SampleKey, pack
 
 
 def job_to_json(job: Job) -> dict[str, Any]:
-    """A job as plain JSON types; `job_from_json` gives it back."""
+    """A job as plain JSON types; `job_from_json` is the inverse."""
     resolved = job.resolved
     return {
         "key": asdict(job.key),
@@ -25,7 +25,7 @@ def job_to_json(job: Job) -> dict[str, Any]:
         "settings": dict(resolved.values),
         "sources": dict(resolved.sources),
         "until": list(resolved.until),
-        "of": None if resolved.task is None else resolved.task.name,
+        "task": None if resolved.task is None else resolved.task.name,
         "digest": resolved.digest,
     }
 
@@ -34,11 +34,11 @@ def job_from_json(fields: Mapping[str, Any], settings_type: type) -> Job:
     """Inverse of `job_to_json`.
 
     Args:
-        fields: what it made, after a trip through JSON.
-        settings_type: the decoder's Settings.
+        fields: result of `job_to_json`, after it was written and read as JSON.
+        settings_type: settings class of the decoder.
 
     Raises:
-        ScaleOutError: the settings are not those that were sent, as with another version of this package.
+        ScaleOutError: the settings differ from those of the sender, as with another version of this package.
     """
     where = f"{fields['key']['task']} item {fields['item_id']}"
     try:
@@ -49,12 +49,12 @@ def job_from_json(fields: Mapping[str, Any], settings_type: type) -> Job:
         settings=settings,
         sources=fields["sources"],
         until=tuple(fields["until"]),
-        task=None if fields["of"] is None else find_task(fields["of"]),
+        task=None if fields["task"] is None else find_task(fields["task"]),
     )
     if resolved.digest != fields["digest"]:
         raise ScaleOutError(
-            f"{where}: its settings have the digest {resolved.digest} here and {fields['digest']} where they come "
-            f"from; {SAME_VERSION}"
+            f"{where}: its settings have the digest {resolved.digest} here and {fields['digest']} at the sender; "
+            f"{SAME_VERSION}"
         )
     return Job(
         key=SampleKey(**fields["key"]),
@@ -68,12 +68,12 @@ def job_from_json(fields: Mapping[str, Any], settings_type: type) -> Job:
 
 
 def sample_to_json(sample: Sample) -> dict[str, Any]:
-    """A record as plain JSON types, as the run store writes it; `sample_from_json` gives it back."""
+    """A record as plain JSON types, as the run store writes it; `sample_from_json` is the inverse."""
     return {"body": sample.body(), "trace": sample.trace}
 
 
 def sample_from_json(fields: Mapping[str, Any]) -> Sample:
-    """Inverse of `sample_to_json`, up to tuples, which are lists in every record."""
+    """Inverse of `sample_to_json`, except that tuples become lists."""
     trace = fields["trace"]
     return Sample.from_stored(fields["body"], None if trace is None else pack(trace))
 

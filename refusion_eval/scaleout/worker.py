@@ -1,4 +1,4 @@
-"""The part of a run that decodes, wherever it is: what a driver tells its workers, and what a worker does with it."""
+"""Decoding in a worker process of any launcher: the setup that the driver sends, and the worker that it makes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,46 +23,46 @@ WIDTH_COST = "width_cost"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What a driver tells its workers, all of it plain JSON.
+    """Setup of a worker, sent by the driver; all values are plain JSON types.
 
     Attributes:
-        arguments: the model arguments, as they can be given again.
-        settled: facts that were measured or found once for the whole run; a worker measures none of them anew, so that
-            a record is the same wherever it is made.
-        fingerprint: what decides a text, see `Manifest.fingerprint`; a worker must arrive at the same.
+        arguments: model arguments of the run, as on a command line.
+        run_facts: facts that were measured once for the whole run. A worker never measures them again, so that
+            a record is the same in whatever process it is made.
+        fingerprint: everything on which texts depend, see `Manifest.fingerprint`; a worker must have the same.
     """
 
     arguments: Mapping[str, Any]
-    settled: Mapping[str, Any]
+    run_facts: Mapping[str, Any]
     fingerprint: Mapping[str, Any]
 
     @classmethod
     def of(cls, system: System, jobs: Sequence[Job]) -> Self:
-        """What workers need for some jobs of the driver's system; measures what has to be measured."""
-        settled: dict[str, Any] = {}
+        """Makes the setup for some jobs of the driver's system; measures the facts that they need."""
+        run_facts: dict[str, Any] = {}
         if system.args.loop == "engine":
-            settled[ATTENTION] = system.model.attention
+            run_facts[ATTENTION] = system.model.attention
         if any(api.needs_width_cost(job.resolved.settings) for job in jobs):
-            settled[WIDTH_COST] = system.width_cost._asdict()
+            run_facts[WIDTH_COST] = system.width_cost._asdict()
         arguments = as_json(run_arguments(system.args))
-        return cls(arguments=arguments, settled=as_json(settled), fingerprint=identity(system).fingerprint())
+        return cls(arguments=arguments, run_facts=as_json(run_facts), fingerprint=identity(system).fingerprint())
 
     def to_json(self) -> dict[str, Any]:
         """All fields as plain JSON types; `Setup(**fields)` is the inverse."""
         return asdict(self)
 
     def same_system(self, other: "Setup") -> bool:
-        """Whether a worker that was made for one will do for the other."""
+        """Whether a worker that was made for this setup can be used for the other one."""
         return (self.arguments, self.fingerprint) == (other.arguments, other.fingerprint)
 
     def args(self, device: str | None = None) -> ModelArgs:
-        """The model arguments of a worker.
+        """Builds the model arguments of a worker.
 
         Args:
-            device: the worker's own; None is the one that the driver was given.
+            device: the worker's device; None for the device in `arguments`.
 
         Raises:
-            ScaleOutError: an argument is unknown or impossible here.
+            ScaleOutError: an argument is unknown or impossible on this machine.
         """
         try:
             return parse_model_args({**self.arguments, **({} if device is None else {"device": device})})
@@ -71,34 +71,34 @@ class Setup:
 
 
 class Worker:
-    """Decodes what a driver hands out: a system on a device of its own, without a run directory.
+    """A system on this process' device, without a run directory, that decodes jobs of a driver.
 
     Args:
-        args: what to load and how to run it, this worker's device included.
-        settled: facts of the run, see `Setup`; read when they are needed, so some may be added later.
-        num_processes: processes of this run on this machine.
+        args: model arguments, with this worker's device.
+        run_facts: facts of the run, see `Setup`; the caller may add facts later, before the jobs that need them.
+        num_processes: number of processes of this run on this machine.
     """
 
-    def __init__(self, args: ModelArgs, settled: Mapping[str, Any], *, num_processes: int = 1) -> None:
-        attention = settled.get(ATTENTION, args.attention)
+    def __init__(self, args: ModelArgs, run_facts: Mapping[str, Any], *, num_processes: int = 1) -> None:
+        attention = run_facts.get(ATTENTION, args.attention)
         self.system = System(
             replace(args, run_dir=None, attention=attention),
-            get_or_compute=lambda name, compute: settled[name],
+            get_or_compute=lambda name, compute: run_facts[name],
             num_processes=num_processes,
         )
 
     def hardware(self) -> Hardware:
-        """The machine, for `RunStore.register_process`."""
+        """Hardware of this machine, for `RunStore.register_process`."""
         return machine(self.system)
 
     def check(self, fingerprint: Mapping[str, Any]) -> None:
-        """Refuses to decode for another system than this worker's own, such as other weights of the same name.
+        """Checks that this worker has the driver's system, and not, say, other weights under the same name.
 
         Args:
-            fingerprint: the driver's, see `Setup`.
+            fingerprint: fingerprint of the driver's system, see `Setup`.
 
         Raises:
-            ScaleOutError: they differ; each differing key is named.
+            ScaleOutError: the fingerprints differ; the message names the first differing keys.
         """
         differing = differences(fingerprint, identity(self.system).fingerprint(), ("driver", "here"))
         if differing:
@@ -107,31 +107,31 @@ class Worker:
                 "machines the same version, checkpoint and kind of device"
             )
 
-    def run(self, claims: Iterator[Job], at_once: int | None = None) -> Iterator[Sample]:
+    def run(self, jobs: Iterator[Job], max_batch_size: int | None = None) -> Iterator[Sample]:
         """Decodes jobs and yields the record of each as it ends.
 
         Args:
-            claims: jobs, asked for one by one as places become free.
-            at_once: most jobs decoded together, where that is fewer than the batch size: of few jobs one worker with
-                a large batch would take all.
+            jobs: read one by one as places in the batch become free.
+            max_batch_size: upper limit of the batch size; without a limit, one worker with a large batch would take
+                all of a few jobs.
         """
-        return decode(self.system, claims, at_once)
+        return decode(self.system, jobs, max_batch_size)
 
 
-def decode(system: System, claims: Iterator[Job], at_once: int | None) -> Iterator[Sample]:
-    """Decodes jobs with a system of this process; arguments as `Worker.run`."""
+def decode(system: System, jobs: Iterator[Job], max_batch_size: int | None) -> Iterator[Sample]:
+    """Decodes jobs with a system of this process; `Worker.run` describes the arguments."""
     device = system.model.device
     if device.type == "cuda":
         torch.cuda.set_device(device)  # graphs are recorded on the current device
-    return system.decoder.run(claims, min(system.batch_size, at_once or system.batch_size))
+    return system.decoder.run(jobs, min(system.batch_size, max_batch_size or system.batch_size))
 
 
 def own_device(wanted: str, local_rank: int) -> str:
-    """The device of one of several processes on a machine: each takes a GPU of its own.
+    """Chooses a GPU for one of several processes on a machine.
 
     Args:
-        wanted: what was asked for; a GPU that it names by number is taken as it is.
-        local_rank: number of the process on its machine; where there are fewer GPUs, they are shared.
+        wanted: device from the command line; a GPU that is named by number is used as it is.
+        local_rank: number of the process on its machine. Processes share GPUs if there are fewer GPUs.
     """
     if wanted not in ("auto", "cuda") or not torch.cuda.is_available():
         return wanted

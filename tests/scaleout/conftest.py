@@ -1,7 +1,7 @@
 import pytest
 from torch.distributed import HashStore
 
-from tests.scaleout.crew import Crew
+from tests.scaleout.two_processes import TwoProcesses
 
 
 @pytest.fixture
@@ -10,8 +10,8 @@ def store():
 
 
 @pytest.fixture
-def crew(store):
-    crew = Crew(store)
-    yield crew
-    crew.driver.channel.finish(num_workers=0, most_seconds=0)
-    crew.pool.shutdown()
+def processes(store):
+    processes = TwoProcesses(store)
+    yield processes
+    processes.driver.channel.finish(num_workers=0, max_seconds=0)
+    processes.pool.shutdown()

@@ -16,10 +16,10 @@ from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.system import System
 from refusion_eval.scaleout import torchrun, torchrun_worker
 from refusion_eval.scaleout.channel import Channel, Finished
-from refusion_eval.scaleout.launch import NEEDED, ProcessGroup, ProcessInfo
+from refusion_eval.scaleout.launch import REQUIRED_VARIABLES, ProcessGroup, ProcessInfo
 from refusion_eval.scaleout.torchrun import TorchrunRunner, run_worker_or_return
 from refusion_eval.scaleout.worker import Worker
-from tests.scaleout.crew import GIVEN, jobs_of
+from tests.scaleout.two_processes import ARGUMENTS, jobs_of
 
 
 def test_every_job_is_claimed_by_exactly_one_process(store):
@@ -62,7 +62,7 @@ def test_what_is_said_arrives_once_in_the_order_of_each_process(store):
 def test_a_claim_ends_when_the_driver_is_done(store):
     driver, worker = Channel(store), Channel(store)
     number = driver.open_round({})
-    driver.finish(num_workers=0, most_seconds=0)
+    driver.finish(num_workers=0, max_seconds=0)
     with pytest.raises(Finished):
         worker.claim(number)
     with pytest.raises(Finished):
@@ -87,13 +87,13 @@ def facts(samples):
 
 def slowly(runner, worker_first):
     """Makes the driver wait with its own jobs until the worker has made records."""
-    own_claims = runner._own_claims
+    own_jobs = runner._own_jobs
 
     def claims(*arguments):
         worker_first.wait(60)
-        yield from own_claims(*arguments)
+        yield from own_jobs(*arguments)
 
-    runner._own_claims = claims
+    runner._own_jobs = claims
     return runner
 
 
@@ -112,47 +112,47 @@ def when_sent(monkeypatch, count):
     return happened
 
 
-def test_both_processes_decode_and_several_calls_find_the_same_worker(crew, monkeypatch):
-    runner = slowly(crew.runner(), when_sent(monkeypatch, 2))
-    jobs = jobs_of(crew.system, 6)
-    alone = facts(System(crew.system.args).decoder.run(jobs))
+def test_both_processes_decode_and_several_calls_find_the_same_worker(processes, monkeypatch):
+    runner = slowly(processes.runner(), when_sent(monkeypatch, 2))
+    jobs = jobs_of(processes.system, 6)
+    alone = facts(System(processes.system.args).decoder.run(jobs))
     first = list(runner.run(jobs))
     assert facts(first) == alone
     assert {sample.process_id for sample in first} >= {"worker 1"}
     assert facts(runner.run(iter(jobs))) == alone  # a source that cannot say how long it is
     assert list(runner.run([])) == []
-    (registered,) = crew.registered
+    (registered,) = processes.registered
     assert registered[0].num_processes == 2
-    assert crew.status() == 0
+    assert processes.status() == 0
 
 
-def test_another_system_in_the_same_process_is_decoded_as_it_would_be_alone(crew, monkeypatch):
+def test_another_system_in_the_same_process_is_decoded_as_it_would_be_alone(processes, monkeypatch):
     for gen_length in (16, 8):
-        runner = slowly(crew.runner(gen_length=gen_length, block_size=8, slot_size=4), when_sent(monkeypatch, 1))
-        jobs = jobs_of(crew.system, 3)
-        assert facts(runner.run(jobs)) == facts(System(crew.system.args).decoder.run(jobs))
-    assert len(crew.registered) == 2  # in one run directory each
+        runner = slowly(processes.runner(gen_length=gen_length, block_size=8, slot_size=4), when_sent(monkeypatch, 1))
+        jobs = jobs_of(processes.system, 3)
+        assert facts(runner.run(jobs)) == facts(System(processes.system.args).decoder.run(jobs))
+    assert len(processes.registered) == 2  # in one run directory each
 
 
-def test_few_requests_are_shared_although_one_batch_would_hold_all(crew, monkeypatch):
-    runner = slowly(crew.runner(batch_size=16), when_sent(monkeypatch, 1))
-    samples = list(runner.run(jobs_of(crew.system, 6)))
+def test_few_requests_are_shared_although_one_batch_would_hold_all(processes, monkeypatch):
+    runner = slowly(processes.runner(batch_size=16), when_sent(monkeypatch, 1))
+    samples = list(runner.run(jobs_of(processes.system, 6)))
     assert {sample.batch_size for sample in samples} <= {1, 3}
     assert max(Counter(sample.process_id for sample in samples).values()) < 6
 
 
-def test_records_of_a_round_that_was_given_up_are_not_taken_for_those_of_the_next(crew):
-    runner = crew.runner()
-    jobs = jobs_of(crew.system, 6)
+def test_records_of_a_round_that_was_given_up_are_not_taken_for_those_of_the_next(processes):
+    runner = processes.runner()
+    jobs = jobs_of(processes.system, 6)
     abandoned = runner.run(jobs)
     next(abandoned)
     abandoned.close()
-    assert facts(runner.run(jobs)) == facts(System(crew.system.args).decoder.run(jobs))
+    assert facts(runner.run(jobs)) == facts(System(processes.system.args).decoder.run(jobs))
 
 
-def test_a_source_that_ends_early_ends_the_work_of_all(crew):
-    runner = crew.runner()
-    jobs = jobs_of(crew.system, 30)
+def test_a_source_that_ends_early_ends_the_work_of_all(processes):
+    runner = processes.runner()
+    jobs = jobs_of(processes.system, 30)
     asked = threading.Event()
 
     def until_asked():
@@ -171,16 +171,16 @@ def test_a_source_that_ends_early_ends_the_work_of_all(crew):
 def beside_a_dead_process(store, monkeypatch):
     """A runner of two processes, of which the other one was heard once, claimed the first job and died over it."""
     monkeypatch.setattr(torchrun, "STOP_SECONDS", 0.2)
-    system = System(parse_model_args(GIVEN))
+    system = System(parse_model_args(ARGUMENTS))
     runner = TorchrunRunner(ProcessGroup(ProcessInfo(0, 2), Channel(store)), system, lambda hardware, pid: "")
-    own_claims = runner._own_claims
+    own_jobs = runner._own_jobs
 
     def claims(round_number, *more):
-        with Channel(store).beating(1):
+        with Channel(store).heartbeat(1):
             assert Channel(store).claim(round_number) is not None
-        yield from own_claims(round_number, *more)
+        yield from own_jobs(round_number, *more)
 
-    runner._own_claims = claims
+    runner._own_jobs = claims
     return runner, system
 
 
@@ -201,7 +201,7 @@ def stopped_at_the_first(runner, jobs):
 
 
 def test_after_a_signal_nothing_more_is_begun_of_what_is_laid_out(store):
-    system = System(parse_model_args(GIVEN))
+    system = System(parse_model_args(ARGUMENTS))
     runner = TorchrunRunner(ProcessGroup(ProcessInfo(0, 2), Channel(store)), system, lambda hardware, pid: "")
     assert len(stopped_at_the_first(runner, jobs_of(system, 20))) == 1
 
@@ -222,35 +222,35 @@ def test_a_process_that_is_lost_with_a_job_ends_the_run_with_an_error(store, mon
         next(records)
 
 
-def test_a_worker_with_other_weights_of_the_same_name_ends_the_run(crew, monkeypatch):
+def test_a_worker_with_other_weights_of_the_same_name_ends_the_run(processes, monkeypatch):
     def check(self, fingerprint):
         real_check(self, {**fingerprint, "checkpoint": "another hash"})
 
     real_check = Worker.check
     monkeypatch.setattr(Worker, "check", check)
-    runner = crew.runner()
-    runner._own_claims = lambda *arguments: iter(())  # it only listens
+    runner = processes.runner()
+    runner._own_jobs = lambda *arguments: iter(())  # it only listens
     with pytest.raises(ScaleOutError, match=r"process 1 gave up: .*checkpoint: driver \"another hash\", here"):
-        list(runner.run(jobs_of(crew.system, 3)))
-    assert crew.status() == 1
+        list(runner.run(jobs_of(processes.system, 3)))
+    assert processes.status() == 1
 
 
-def test_facts_that_the_driver_measured_reach_the_worker(crew, monkeypatch):
-    monkeypatch.delitem(GIVEN, "row_cost")
-    monkeypatch.delitem(GIVEN, "free_rows")
-    runner = crew.runner()
-    crew.system.get_or_compute = lambda name, compute: {"free_rows": 3, "row_cost": 0.5}
+def test_facts_that_the_driver_measured_reach_the_worker(processes, monkeypatch):
+    monkeypatch.delitem(ARGUMENTS, "row_cost")
+    monkeypatch.delitem(ARGUMENTS, "free_rows")
+    runner = processes.runner()
+    processes.system.get_or_compute = lambda name, compute: {"free_rows": 3, "row_cost": 0.5}
     costs = []
     real = Worker.run
 
-    def run(self, claims, at_once):
-        yield from real(self, claims, at_once)
+    def run(self, jobs, max_batch_size):
+        yield from real(self, jobs, max_batch_size)
         costs.append(self.system.width_cost)
 
     monkeypatch.setattr(Worker, "run", run)
     slowly(runner, when_sent(monkeypatch, 1))
-    list(runner.run(jobs_of(crew.system, 3)))
-    assert crew.status() == 0
+    list(runner.run(jobs_of(processes.system, 3)))
+    assert processes.status() == 0
     assert [tuple(cost) for cost in costs] == [(3, 0.5)]
 
 
@@ -263,7 +263,7 @@ def test_facts_that_the_driver_measured_reach_the_worker(crew, monkeypatch):
         ({"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, ProcessInfo(3, 4)),
         (
             {
-                **dict(zip(NEEDED, ("3", "4", "a", "1"), strict=True)),
+                **dict(zip(REQUIRED_VARIABLES, ("3", "4", "a", "1"), strict=True)),
                 "LOCAL_RANK": "1",
                 "LOCAL_WORLD_SIZE": "2",
             },
@@ -283,4 +283,4 @@ def test_a_launcher_that_says_nonsense_is_refused():
 def test_ray_under_a_launcher_is_refused(store, monkeypatch):
     monkeypatch.setattr(torchrun, "process_group", lambda: ProcessGroup(ProcessInfo(0, 2), Channel(store)))
     with pytest.raises(ConfigError, match="without torchrun"):
-        run_worker_or_return(parse_model_args({**GIVEN, "engine": "ray"}))
+        run_worker_or_return(parse_model_args({**ARGUMENTS, "engine": "ray"}))

@@ -21,24 +21,24 @@ def test_a_worker_is_silent_when_its_heartbeat_ends_and_not_before(store, monkey
     def silent_within(seconds):
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            if silent := driver.silent(2, 0.3):
+            if silent := driver.silent_workers(2, 0.3):
                 return silent
             time.sleep(0.01)
         return set()
 
     assert silent_within(0.5) == set()  # one that was never heard may still be on its way
-    with worker.beating(1):
+    with worker.heartbeat(1):
         assert silent_within(0.8) == set()
     assert silent_within(10) == {1}
-    with worker.beating(1):
+    with worker.heartbeat(1):
         assert silent_within(0.1) == set()
 
 
 def test_the_driver_leaves_without_workers_that_are_gone(store, monkeypatch):
     monkeypatch.setattr(channel, "LEAVE_SILENCE_SECONDS", 0.05)
-    with Channel(store).beating(1):
+    with Channel(store).heartbeat(1):
         pass
     Channel(store).leave(2)
     began = time.monotonic()
-    Channel(store).finish(num_workers=2, most_seconds=30)
+    Channel(store).finish(num_workers=2, max_seconds=30)
     assert time.monotonic() - began < 10

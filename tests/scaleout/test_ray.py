@@ -19,7 +19,7 @@ from refusion_eval.runs.job import Job
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.system import System
 from refusion_eval.scaleout import ray_cluster, ray_dispatch, ray_pool
-from refusion_eval.scaleout.ray_runner import RayRunner, on_driver
+from refusion_eval.scaleout.ray_runner import RayRunner, driver_args
 from refusion_eval.store.records import SampleKey
 from refusion_eval.store.run_reader import RunReader
 from tests.scaleout.ray_clusters import cluster, started
@@ -66,7 +66,7 @@ class Run:
     """A run of made-up requests, as many as it takes; samples carry the number of their process."""
 
     def __init__(self, args, **more):
-        self.system = System(on_driver(args))
+        self.system = System(driver_args(args))
         self.runner = RayRunner(args, self.system, lambda hardware, pid: str(pid), **more)
         self.resolved = self.system.resolve("mini_gsm8k", {}, announce=False)
         self.asked = []
@@ -105,12 +105,12 @@ def test_requests_of_a_killed_worker_are_decoded_by_others_and_it_is_replaced(cl
 def test_a_worker_that_dies_while_the_width_curve_is_measured_is_replaced(cluster, checkpoint, caplog, monkeypatch):
     import ray
 
-    def die_once(pool, member, measure=ray_pool.Pool.measure):
-        if member.name.startswith("worker 1 "):
-            os.kill(ray.get(member.actor.hello.remote()), signal.SIGKILL)
-        return measure(pool, member)
+    def die_once(pool, worker, measure=ray_pool.WorkerPool.measure):
+        if worker.name.startswith("worker 1 "):
+            os.kill(ray.get(worker.actor.hello.remote()), signal.SIGKILL)
+        return measure(pool, worker)
 
-    monkeypatch.setattr(ray_pool.Pool, "measure", die_once)
+    monkeypatch.setattr(ray_pool.WorkerPool, "measure", die_once)
     for name in ("free_rows", "row_cost"):
         monkeypatch.delitem(SHORT, name)
     run = Run(arguments(checkpoint, engine="ray", workers=1))
@@ -134,7 +134,7 @@ def test_a_worker_that_hangs_does_not_keep_a_run_that_a_signal_ended(cluster, ch
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(stopped[0], signal.SIGKILL)
-    (line,) = [line for line in caplog.messages if line.startswith("not waited for")]
+    (line,) = [line for line in caplog.messages if line.startswith("records are missing")]
     assert re.search(r"worker 1 on .* has \d+ requests", line)
 
 
@@ -156,8 +156,8 @@ def test_a_request_that_kills_every_worker_costs_only_itself(cluster, checkpoint
     from refusion_eval.scaleout import ray_worker
 
     class Fragile(ray_worker.RayWorker):
-        def _claims(self):
-            for job in ray_worker.RayWorker._claims(self):
+        def _jobs(self):
+            for job in ray_worker.RayWorker._jobs(self):
                 if job.item_id == "poison":
                     os.kill(os.getpid(), signal.SIGKILL)
                 yield job
@@ -229,7 +229,7 @@ def test_arguments_of_ray_mean_nothing_to_another_engine(checkpoint, given):
 def test_one_gpu_cannot_be_named_for_many_workers(checkpoint):
     args = arguments(checkpoint, engine="ray", device="cuda:1")
     with pytest.raises(ConfigError, match="say cuda"):
-        RayRunner(args, System(on_driver(args)), lambda hardware, pid: "")
+        RayRunner(args, System(driver_args(args)), lambda hardware, pid: "")
 
 
 def test_log_likelihoods_are_refused(checkpoint):

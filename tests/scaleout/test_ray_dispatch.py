@@ -12,29 +12,32 @@ from hypothesis import strategies as st
 
 from refusion_eval.runs.interrupt import Interrupted, Interruption
 from refusion_eval.scaleout import ray_dispatch, ray_pool, ray_worker
-from refusion_eval.scaleout.ray_dispatch import Dispatch
-from refusion_eval.scaleout.ray_pool import MOST_FAILED_STARTS, MOST_SECONDS
+from refusion_eval.scaleout.ray_dispatch import Dispatcher
+from refusion_eval.scaleout.ray_pool import MAX_FAILED_STARTS, MAX_SECONDS
 from tests.scaleout.simulated_ray import NODE, Answer, SimulatedError, SimulatedPool, SimulatedRay
 
 MOST_WAITS = 2000
 
 
-class Office:
-    def __init__(self, settled):
-        self.settled = settled
-        self.welcomed = []
+class SimulatedRun:
+    def __init__(self, run_facts):
+        self.run_facts = run_facts
+        self.setup_events = []
 
-    def welcome(self, event):
-        self.welcomed.append((event.kind, event.member.name))
+    def on_setup_event(self, event):
+        self.setup_events.append((event.kind, event.worker.name))
 
-    def demand(self):
+    def describe_resources(self):
         return "each needs a free GPU"
 
-    def signed(self, member, sample):
-        return SimpleNamespace(**sample, by=member.name)
+    def sample(self, worker, fields):
+        return SimpleNamespace(**fields, by=worker.name)
 
-    def settle_width_cost(self, measure):
-        self.settled["width_cost"] = measure()
+    def has_width_cost(self):
+        return "width_cost" in self.run_facts
+
+    def set_width_cost(self, measured):
+        self.run_facts["width_cost"] = measured
 
 
 def job(name, seconds=1.0, alone=False):
@@ -51,21 +54,20 @@ def decode_one_by_one(claims):
 class Simulation:
     """A run whose workers decode one request after the other, each in its seconds."""
 
-    def __init__(self, num_workers, settled=True):
+    def __init__(self, num_workers, has_width_cost=True):
         self.ray = SimulatedRay(lambda record: record["seconds"])
         self.pool = SimulatedPool(self.ray, decode_one_by_one)
-        self.office = Office({"width_cost": {}} if settled else {})
+        self.run = SimulatedRun({"width_cost": {}} if has_width_cost else {})
         self.num_waits = 0
         for _ in range(num_workers):
             self.pool.add()
 
     def dispatch(self, jobs):
-        return Dispatch(self.pool, itertools.count(), jobs, self.office)
+        self.dispatcher = Dispatcher(self.pool, itertools.count(), jobs, self.run)
+        return self.dispatcher
 
-    def unbegun(self):
-        """Requests that lie beside a worker that decodes another one, as far as nobody asked for them."""
-        behind = [turn for member in self.pool.members for turn in list(member.turns)[1:]]
-        return [number for turn in behind if not turn.asked_back for number in turn.requests]
+    def num_waiting(self):
+        return self.dispatcher._queue.num_waiting()
 
 
 @pytest.fixture(autouse=True)
@@ -109,12 +111,11 @@ def test_every_request_has_one_record_and_none_lies_waiting_while_a_worker_is_id
     def on_wait():
         simulation.num_waits += 1
         assert simulation.num_waits < MOST_WAITS, "the run does not end"
-        members = simulation.pool.members
-        idle = [member for member in members if member.doing == "idle"]
-        asked = [member for member in members if member.withdrawing is not None]
-        assert len(asked) >= len(idle) or not simulation.unbegun(), "it is taken back at once"
-        if simulation.num_waits in deaths and members:
-            simulation.ray.kill_worker(members[0].actor)
+        workers = simulation.pool.workers
+        idle = [worker for worker in workers if worker.state == "idle"]
+        assert not idle or not simulation.num_waiting(), "a request waits while a worker is idle"
+        if simulation.num_waits in deaths and workers:
+            simulation.ray.kill_worker(workers[0].actor)
             simulation.pool.add()
         if simulation.num_waits in joins:
             simulation.pool.add()
@@ -125,16 +126,13 @@ def test_every_request_has_one_record_and_none_lies_waiting_while_a_worker_is_id
     assert Counter(record.name for record in records) == Counter(job.name for job in jobs)
 
 
-def test_a_worker_finds_its_next_request_beside_it():
+def test_no_second_is_lost_between_two_requests():
     simulation = Simulation(2)
-    seen = []
-    simulation.ray.on_wait = lambda: seen.append([len(member.turns) for member in simulation.pool.members])
     assert len(run(simulation, [job(str(number)) for number in range(12)])) == 12
-    assert seen[0] == [2, 2]
-    assert simulation.ray.now == 6.0, "no second is lost"
+    assert simulation.ray.now == 6.0
 
 
-def test_what_lies_beside_a_long_request_goes_to_who_is_idle():
+def test_no_request_waits_for_a_worker_that_decodes_a_long_one():
     simulation = Simulation(2)
     records = run(simulation, [job("long", 100.0), *(job(str(number)) for number in range(5))])
     by = {record.name: record.by for record in records}
@@ -143,19 +141,11 @@ def test_what_lies_beside_a_long_request_goes_to_who_is_idle():
     assert simulation.ray.now == 100.0
 
 
-def test_the_last_requests_are_not_laid_beside_workers():
-    simulation = Simulation(3)
-    seen = []
-    simulation.ray.on_wait = lambda: seen.append(len(simulation.unbegun()))
-    assert len(run(simulation, [job(str(number), 1.0 + number) for number in range(5)])) == 5
-    assert set(seen) == {0}
-
-
-def test_a_worker_that_joins_late_takes_what_others_have_not_begun():
+def test_a_worker_that_joins_late_takes_the_requests_that_wait():
     simulation = Simulation(1)
 
     def join():
-        if simulation.ray.now >= 1.0 and len(simulation.pool.members) == 1:
+        if simulation.ray.now >= 1.0 and len(simulation.pool.workers) == 1:
             simulation.pool.add()
 
     simulation.ray.on_wait = join
@@ -165,8 +155,8 @@ def test_a_worker_that_joins_late_takes_what_others_have_not_begun():
 
 def test_requests_that_are_measured_alone_are_shared_out_one_by_one():
     simulation = Simulation(2)
-    for member in simulation.pool.members:
-        member.batch_size = 8
+    for worker in simulation.pool.workers:
+        worker.batch_size = 8
     records = run(simulation, [job(str(number), alone=True) for number in range(6)])
     assert Counter(record.by for record in records) == {"worker 1": 3, "worker 2": 3}
 
@@ -220,10 +210,10 @@ def stopped(simulation, jobs, *, when):
         patch.undo()
 
 
-def test_a_signal_lets_what_was_begun_end_and_takes_back_the_rest():
+def test_a_signal_lets_requests_in_flight_end_and_drops_the_rest():
     simulation = Simulation(2)
     jobs = (job(str(number), 10.0) for number in itertools.count())
-    records = stopped(simulation, jobs, when=lambda: len(simulation.unbegun()) == 2)
+    records = stopped(simulation, jobs, when=lambda: True)
     assert [record.name for record in records[:-1]] == ["0", "1"]
     assert records[-1], "nothing is outstanding"
     assert simulation.ray.now == 10.0
@@ -233,13 +223,13 @@ def test_a_signal_lets_what_was_begun_end_and_takes_back_the_rest():
 def test_one_signal_ends_a_run_whose_workers_hang(num_workers, caplog):
     simulation = Simulation(num_workers)
     jobs = (job(str(number), math.inf) for number in itertools.count())
-    start = simulation.pool.add(doing="starting") if not num_workers else None
+    start = simulation.pool.add(state="starting") if not num_workers else None
     if start:
-        start.pending = Answer()
+        start.call = Answer()
     records = stopped(simulation, jobs, when=lambda: True)
     if num_workers:
         assert records == [False]
-        (line,) = [line for line in caplog.messages if line.startswith("not waited for")]
+        (line,) = [line for line in caplog.messages if line.startswith("records are missing")]
         assert "worker 1 has 1 requests, worker 2 has 1 requests" in line
     else:
         assert records == [True], "nothing was begun, so nothing is waited for"
@@ -255,8 +245,8 @@ def test_a_silent_run_says_again_and_again_whom_it_waits_for(num_workers, caplog
             raise InterruptedError
 
     simulation.ray.on_wait = stop_after_two_lines
-    starting = simulation.pool.add(doing="starting")
-    starting.pending = Answer()
+    starting = simulation.pool.add(state="starting")
+    starting.call = Answer()
     with pytest.raises(InterruptedError):
         run(simulation, [job("a", math.inf)])
     awaited = "worker 1 has 1 requests, worker 2 is starting; 0 more wait"
@@ -267,45 +257,45 @@ def test_a_silent_run_says_again_and_again_whom_it_waits_for(num_workers, caplog
 
 def measuring(simulation, answer):
     """A run that has to measure, and waits for the answer."""
-    (member,) = simulation.pool.members
-    member.actor.script["width_cost"] = answer
-    return member
+    (worker,) = simulation.pool.workers
+    worker.actor.script["width_cost"] = answer
+    return worker
 
 
 def test_what_a_job_needs_is_measured_before_it_is_handed_out():
-    simulation = Simulation(1, settled=False)
+    simulation = Simulation(1, has_width_cost=False)
     measuring(simulation, Answer(5.0, {"row_cost": 1}))
     assert [record.name for record in run(simulation, [job("a")])] == ["a"]
-    assert simulation.office.settled == {"width_cost": {"row_cost": 1}}
+    assert simulation.run.run_facts == {"width_cost": {"row_cost": 1}}
     assert simulation.ray.now == 6.0
 
 
 def test_a_signal_does_not_wait_for_a_measurement():
-    simulation = Simulation(1, settled=False)
-    measuring(simulation, Answer(MOST_SECONDS["measuring"]))
-    records = stopped(simulation, iter([job("a")]), when=lambda: simulation.pool.members[0].doing == "measuring")
+    simulation = Simulation(1, has_width_cost=False)
+    measuring(simulation, Answer(MAX_SECONDS["measuring"]))
+    records = stopped(simulation, iter([job("a")]), when=lambda: simulation.pool.workers[0].state == "measuring")
     assert records == [True]
     assert simulation.ray.now <= 1.0
 
 
 @pytest.mark.parametrize("answer", [Answer(5.0, error=SimulatedError("out of memory")), Answer()])
 def test_a_worker_that_dies_or_hangs_over_a_measurement_is_lost_and_another_measures(answer):
-    simulation = Simulation(1, settled=False)
+    simulation = Simulation(1, has_width_cost=False)
     measuring(simulation, answer)
 
     def replace():
-        if not simulation.pool.members:
+        if not simulation.pool.workers:
             simulation.pool.add().actor.script["width_cost"] = Answer(0.0, {"row_cost": 2})
 
     simulation.pool.grow = replace
     assert [record.by for record in run(simulation, [job("a")])] == ["worker 2"]
-    assert simulation.office.welcomed == [("lost", "worker 1")]
+    assert simulation.run.setup_events == [("lost", "worker 1")]
 
 
 def opening(simulation, answer):
-    member = simulation.pool.add(doing="started")
-    member.actor.script["open"] = answer
-    simulation.pool.open(member, {}, first=True)
+    worker = simulation.pool.add(state="started")
+    worker.actor.script["open"] = answer
+    simulation.pool.open(worker, {}, first=True)
 
 
 def test_a_worker_that_hangs_while_it_opens_its_checkpoint_is_given_up():
@@ -318,8 +308,8 @@ def test_a_worker_that_hangs_while_it_opens_its_checkpoint_is_given_up():
     patch.undo()
     assert [event.kind for event in events] == ["lost"]
     assert "it was opening for" in events[0].value
-    assert simulation.pool.members == []
-    assert simulation.ray.now == pytest.approx(MOST_SECONDS["opening"], abs=200.0)
+    assert simulation.pool.workers == []
+    assert simulation.ray.now == pytest.approx(MAX_SECONDS["opening"], abs=200.0)
 
 
 def fail_to_open(simulation):
@@ -331,15 +321,15 @@ def fail_to_open(simulation):
 def test_failures_that_a_success_came_between_do_not_add_up():
     simulation = Simulation(0)
     patch = clocked(simulation)
-    for _ in range(MOST_FAILED_STARTS):
-        for _ in range(MOST_FAILED_STARTS - 1):
+    for _ in range(MAX_FAILED_STARTS):
+        for _ in range(MAX_FAILED_STARTS - 1):
             fail_to_open(simulation)
-        member = simulation.pool.add()
+        worker = simulation.pool.add()
         assert [record.name for record in simulation.dispatch(iter([job("a")])).records()] == ["a"]
-        simulation.pool.dismiss(member)
-    assert simulation.pool.room.on(NODE)
-    for _ in range(MOST_FAILED_STARTS):
-        assert simulation.pool.room.on(NODE)
+        simulation.pool.stop(worker)
+    assert simulation.pool.resources.capacity(NODE)
+    for _ in range(MAX_FAILED_STARTS):
+        assert simulation.pool.resources.capacity(NODE)
         fail_to_open(simulation)
-    assert not simulation.pool.room.on(NODE)
+    assert not simulation.pool.resources.capacity(NODE)
     patch.undo()

@@ -11,8 +11,8 @@ from refusion_eval.errors import ConfigError, ScaleOutError
 from refusion_eval.runs.likelihood import LocalScorer, fit, scores
 from refusion_eval.runs.system import System
 from refusion_eval.scaleout import torchrun, torchrun_worker
-from tests.scaleout.crew import jobs_of
-from tests.scaleout.launched import PYTHON, ended, ranks, succeeded
+from tests.scaleout.launched_processes import PYTHON, ended, ranks, succeeded
+from tests.scaleout.two_processes import jobs_of
 
 PARTS = [[[[5, 6, 7 + number], [8, 9]], [[5], [20 + number]]] for number in range(6)]
 
@@ -49,9 +49,9 @@ def gate(monkeypatch, module):
 
 
 @pytest.mark.parametrize("slow", [torchrun, torchrun_worker])
-def test_both_processes_score_and_what_they_find_is_what_one_finds(crew, monkeypatch, slow):
-    runner = crew.runner()
-    alone = dict(LocalScorer(System(crew.system.args)).score(PARTS))
+def test_both_processes_score_and_what_they_find_is_what_one_finds(processes, monkeypatch, slow):
+    runner = processes.runner()
+    alone = dict(LocalScorer(System(processes.system.args)).score(PARTS))
     gate(monkeypatch, slow)
     found = list(runner.score(PARTS))
     assert sorted(number for number, _ in found) == list(range(len(PARTS)))
@@ -60,26 +60,26 @@ def test_both_processes_score_and_what_they_find_is_what_one_finds(crew, monkeyp
     assert list(runner.score([])) == []
 
 
-def test_decoding_and_scoring_take_turns_with_the_same_worker(crew):
-    runner = crew.runner()
-    jobs = jobs_of(crew.system, 3)
+def test_decoding_and_scoring_take_turns_with_the_same_worker(processes):
+    runner = processes.runner()
+    jobs = jobs_of(processes.system, 3)
     first = dict(runner.score(PARTS))
     assert len(list(runner.run(jobs))) == 3
     assert dict(runner.score(PARTS)) == first
-    assert crew.status() == 0
+    assert processes.status() == 0
 
 
-def test_scores_of_a_round_that_was_given_up_are_not_taken_for_those_of_the_next(crew):
-    runner = crew.runner()
+def test_scores_of_a_round_that_was_given_up_are_not_taken_for_those_of_the_next(processes):
+    runner = processes.runner()
     abandoned = runner.score(PARTS)
     next(abandoned)
     abandoned.close()
     found = list(runner.score(PARTS[:3]))
     assert sorted(number for number, _ in found) == [0, 1, 2]
-    assert dict(found) == dict(LocalScorer(crew.system).score(PARTS[:3]))
+    assert dict(found) == dict(LocalScorer(processes.system).score(PARTS[:3]))
 
 
-def test_a_worker_that_cannot_score_ends_the_run(crew, monkeypatch):
+def test_a_worker_that_cannot_score_ends_the_run(processes, monkeypatch):
     failed = threading.Event()
 
     def fail(system, part):
@@ -93,7 +93,7 @@ def test_a_worker_that_cannot_score_ends_the_run(crew, monkeypatch):
     monkeypatch.setattr(torchrun_worker, "score_part", fail)
     monkeypatch.setattr(torchrun, "score_part", wait)
     with pytest.raises(ScaleOutError, match="process 1 gave up: no room for this"):
-        list(crew.runner().score(PARTS))
+        list(processes.runner().score(PARTS))
 
 
 def test_pairs_keep_their_numbers_whatever_the_parts_and_their_order():

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from refusion_eval.paths import tasks_path
-from tests.scaleout.launched import (
+from tests.scaleout.launched_processes import (
     NUM_ITEMS,
     PYTHON,
     RUN,

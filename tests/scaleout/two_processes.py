@@ -11,7 +11,7 @@ from refusion_eval.scaleout.torchrun import TorchrunRunner
 from refusion_eval.scaleout.torchrun_worker import serve
 from refusion_eval.store.records import SampleKey
 
-GIVEN = {"pretrained": "embedded", "gen_length": 16, "free_rows": 16, "row_cost": 0.02, "warmup": 0}
+ARGUMENTS = {"pretrained": "embedded", "gen_length": 16, "free_rows": 16, "row_cost": 0.02, "warmup": 0}
 
 
 def jobs_of(system, count, prompt=(5, 6, 7, 8)):
@@ -23,7 +23,7 @@ def jobs_of(system, count, prompt=(5, 6, 7, 8)):
     ]
 
 
-class Crew:
+class TwoProcesses:
     """A driver and a worker that share a store; the worker is a thread."""
 
     def __init__(self, store):
@@ -35,7 +35,7 @@ class Crew:
         self.worker = self.pool.submit(serve, worker, "cpu")
 
     def runner(self, **changes):
-        self.system = System(parse_model_args({**GIVEN, **changes}), num_processes=2)
+        self.system = System(parse_model_args({**ARGUMENTS, **changes}), num_processes=2)
         return TorchrunRunner(self.driver, self.system, self._register)
 
     def _register(self, hardware, pid):
@@ -43,5 +43,5 @@ class Crew:
         return f"worker {len(self.registered)}"
 
     def status(self):
-        self.driver.channel.finish(num_workers=1, most_seconds=60)
+        self.driver.channel.finish(num_workers=1, max_seconds=60)
         return self.worker.result(timeout=60)
