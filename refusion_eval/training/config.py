@@ -55,7 +55,7 @@ class BackboneConfig:
         model: directory or hub id of the initial weights; None where `shape` is given.
         revision: branch, tag or commit of a hub id.
         shape: shape of random weights: model_type (qwen3, qwen2, llama) and sizes under their names in config.json
-            (see `backbone_check.random_config`).
+            (see `backbone.random_config`).
         tokenizer: directory or hub id; None is the tokenizer of the model. A shape needs one.
         dtype: data type of the weights.
         gradient_checkpointing: compute activations again in the backward pass instead of keeping them.

@@ -1,6 +1,6 @@
 """Configuration files of training runs: named files in the package, YAML elsewhere, and settings of the command line.
 
-`base: other.yaml` takes the settings of another file, found beside this one, and changes those that this one names.
+`base: other.yaml` takes the settings of another file, relative to this file, and replaces those that this file names.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,10 +1,10 @@
-"""`python -m refusion_eval.training.embedded`: tokenizer, AR backbone and its fine-tunes, from nothing.
+"""`python -m refusion_eval.training.embedded`: trains the tokenizer, the AR backbone and its fine-tunes from scratch.
 
-The fine-tunes (ReFusion, AR SFT, LLaDA, BD3-LM) all start from the backbone's last state and take equally many samples
-in equally many steps, so that they can be compared, and be made in any order.
+All fine-tunes (ReFusion, AR SFT, LLaDA, BD3-LM) start from the last state of the backbone and take the same number of
+samples and steps, so that they are comparable and can be trained in any order.
 
-Reproducible: data, batches, corruption and initial weights come from one seed; floating-point sums depend on the
-number of threads, which is recorded. Interrupted, the same command goes on where it stopped.
+Data, batches, corruption and initial weights depend on one seed. Floating-point sums also depend on the number of
+threads, which is recorded. The same command continues an interrupted training.
 """
 
 import argparse
@@ -22,18 +22,17 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.benchmarks.mini.drills import DRILLS, drill_pairs
-from refusion_eval.benchmarks.mini.generate import DRAWS, held_out_items, items
+from refusion_eval.benchmarks.mini.generate import DRAWS, held_out_items
+from refusion_eval.benchmarks.mini.generate import items as stream_items
 from refusion_eval.benchmarks.mini.item import Item
 from refusion_eval.decoders import trained_decoders
 from refusion_eval.errors import ConfigError
-from refusion_eval.training.check import exact_share
-from refusion_eval.training.checkpoints.save import save_checkpoint
+from refusion_eval.training.checkpoints.save import save_backbone
 from refusion_eval.training.config import MASKED_OBJECTIVES, TrainConfig
 from refusion_eval.training.data.samples import Sample, encode
-from refusion_eval.training.initial import prepare_for_lookup
 from refusion_eval.training.model_card import write_card
 from refusion_eval.training.tokenizer import train_tokenizer
-from refusion_eval.training.train import train
+from refusion_eval.training.train import exact_share, train
 
 SEED = 2512
 VOCABULARY_SIZE = 2048
@@ -42,6 +41,9 @@ NUM_TRAIN_ITEMS = 15_000
 NUM_DRILL_ITEMS = 20_000
 NUM_CHECK_ITEMS = 60
 NUM_POSITIONS = 2048
+
+# Share and gain of the fastest rotary pairs, which encode distance rather than content.
+FAST_SHARE, FAST_GAIN = 0.5, 0.3
 
 BACKBONE = "autoregressive"
 _FINE_TUNE = TrainConfig(
@@ -53,18 +55,18 @@ STAGES: dict[str, TrainConfig] = {
     ),
     "refusion": replace(_FINE_TUNE, objective="refusion", seed=SEED + 2, slot_sizes=(4, 8), eos_multiple=32),
     "autoregressive_sft": _FINE_TUNE,
-    # Its decoder fills a canvas of 64 whatever the answer's length, so that it has to know EOS up to there.
+    # The decoder always fills a canvas of 64 tokens, so the model has to predict EOS up to its end.
     "llada": replace(_FINE_TUNE, objective="llada", seed=SEED + 4, eos_multiple=64),
-    # Its decoder ends with the block that holds EOS: whole blocks would do, and the filling is ReFusion's.
+    # The decoder ends with the block that contains EOS: whole blocks would do; the filling is that of ReFusion.
     "bd3lm": replace(_FINE_TUNE, objective="bd3lm", seed=SEED + 5, eos_multiple=32, block_size=8),
 }
-DATA_PERCENTS = (1, 3, 10, 30)  # of the samples that the ReFusion stage sees; that stage is the 100
+DATA_PERCENTS = (1, 3, 10, 30)  # share of the samples of the ReFusion stage, which is 100
 SLOT_PERCENT = 10
 SLOT_SIZES = (4, 8, 16, 32)
 
 
 def _shortened(percent: int, **changes: Any) -> TrainConfig:
-    """ReFusion's stage on the first part of its samples, each seen once, with its schedules shortened likewise."""
+    """The ReFusion stage on its first samples, each seen once, with proportionally shorter schedules."""
     config = STAGES["refusion"]
     return replace(
         config,
@@ -74,23 +76,52 @@ def _shortened(percent: int, **changes: Any) -> TrainConfig:
     )
 
 
-# Studies of one quantity: the data (Appendix C.3: more samples, each once) or the slots trained on; not shipped.
+# Studies of one quantity, not shipped: the number of samples (Appendix C.3), or the slot size in training.
 VARIANTS: dict[str, TrainConfig] = {f"refusion_data_{percent}": _shortened(percent) for percent in DATA_PERCENTS} | {
     f"refusion_slots_{size}": _shortened(SLOT_PERCENT, slot_sizes=(size,)) for size in SLOT_SIZES
 }
 
 
-def _pairs(benchmark: str, some: Sequence[Item]) -> list[tuple[str, str]]:
-    return [(BENCHMARKS[benchmark].prompt(item.prompt_row), item.response) for item in some]
+def _pairs(benchmark: str, items: Sequence[Item]) -> list[tuple[str, str]]:
+    return [(BENCHMARKS[benchmark].prompt(item.prompt_row), item.response) for item in items]
 
 
 def train_pairs(benchmark: str, count: int) -> list[tuple[str, str]]:
-    """The first `count` (query, response) pairs of a mini task's training stream."""
-    return _pairs(benchmark, list(islice(items(benchmark, test=False, seed=SEED), count)))
+    """The first `count` (query, response) pairs of the training stream of a mini task."""
+    return _pairs(benchmark, list(islice(stream_items(benchmark, test=False, seed=SEED), count)))
+
+
+@torch.no_grad()
+def prepare_for_lookup(model: Qwen3ForCausalLM) -> None:
+    """Changes random weights in place, so that the model attends by content from the first step.
+
+    - In every layer but the first, the first key head is copied into the query heads that read it, which then attend to
+      earlier occurrences of the same token (query-key product near the identity, after Trockman and Kolter, "Mimetic
+      initialization of self-attention layers", arXiv 2305.09828). The query gains damp the fastest rotary pairs;
+      otherwise the token itself would outweigh its earlier occurrences. The first layer stays random, because attention
+      by distance forms there.
+    - The outputs of the layers are zero, and the expected norm of an embedding is 1, so that later layers can read the
+      token.
+    """
+    config = model.config
+    group = config.num_attention_heads // config.num_key_value_heads
+    num_pairs = config.head_dim // 2
+    num_fast = int(FAST_SHARE * num_pairs)
+    model.model.embed_tokens.weight.normal_(std=config.hidden_size**-0.5)
+    for number, layer in enumerate(model.model.layers):
+        attention = layer.self_attn
+        attention.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
+        if number == 0:
+            continue
+        key_head = attention.k_proj.weight[: config.head_dim]
+        attention.q_proj.weight[: group * config.head_dim] = key_head.repeat(group, 1)
+        gains = attention.q_norm.weight.view(2, num_pairs)  # a pair's halves are num_pairs apart
+        gains[:, :num_fast] = FAST_GAIN
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """A tiny Qwen3 with the head size and rotary base of the 8B model, initialised at random from the seed."""
+    """A tiny Qwen3 with the head size and rotary base of the 8B model and random weights from the seed."""
     torch.manual_seed(SEED)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -146,8 +177,8 @@ def build(work_dir: Path, out_dir: Path, *, num_threads: int, stages: Sequence[s
     """Trains stages and writes `<out_dir>/<stage>` for each.
 
     Args:
-        work_dir: tokenizer, resumable states and metrics; safe to delete once done.
-        out_dir: gets the checkpoints and their cards.
+        work_dir: folder for tokenizer, resumable states and metrics; not needed after the training.
+        out_dir: folder for the checkpoints and their cards.
         num_threads: CPU threads of torch.
         stages: names of `STAGES` and `VARIANTS`.
 
@@ -169,10 +200,10 @@ def build(work_dir: Path, out_dir: Path, *, num_threads: int, stages: Sequence[s
 
 
 def check_names(stages: Sequence[str]) -> None:
-    """Refuses an empty list and names that are neither in `STAGES` nor in `VARIANTS`.
+    """Checks that there is a name and that all names are in `STAGES` or `VARIANTS`.
 
     Raises:
-        ConfigError: likewise.
+        ConfigError: there is no name, or one is unknown.
     """
     known = STAGES | VARIANTS
     unknown = [name for name in stages if name not in known]
@@ -192,17 +223,17 @@ def train_stages(
     stages: Sequence[str],
     configs: Mapping[str, TrainConfig] = STAGES | VARIANTS,
 ) -> None:
-    """Trains stages of a family, each fine-tune from the backbone's last state with fresh optimizers.
+    """Trains stages; each fine-tune starts from the last state of the backbone with new optimisers.
 
     Args:
-        model: as it was initialised; its weights change.
-        tokenizer: goes into the checkpoints.
-        samples: what is trained on.
-        check: benchmark -> samples on which causal models are watched.
-        work_dir: states; that of the backbone is loaded from it, or comes to be.
-        out_dir: gets `<out_dir>/<stage>`, of these stages alone.
-        stages: names of `configs`.
-        configs: the family: the backbone and its fine-tunes.
+        model: model with initial weights, which are changed.
+        tokenizer: tokenizer of the checkpoints.
+        samples: training samples.
+        check: samples of each benchmark on which causal models are measured during training.
+        work_dir: folder of the states; the backbone is trained first if its state is missing.
+        out_dir: folder in which `<out_dir>/<stage>` is written for each of `stages`.
+        stages: keys of `configs`.
+        configs: settings of the backbone and of all fine-tunes.
     """
     hardware = (
         f"{os.cpu_count()} CPU cores ({platform.machine()}), {torch.get_num_threads()} threads, "
@@ -220,7 +251,8 @@ def train_stages(
             on_log=functools.partial(_log, stage, model, check, 200, causal),
         )
         if stage in stages:
-            save_checkpoint(model, tokenizer, out_dir / stage, decoders=trained_decoders(config.objective))
+            decoders = trained_decoders(config.objective)
+            save_backbone(model, tokenizer, out_dir / stage, decoders=decoders, dtype=torch.bfloat16)
             chain = {name: configs[name] for name in (BACKBONE, stage)}
             write_card(out_dir / stage, stage, chain, work_dir, num_samples=len(samples), hardware=hardware)
 
@@ -234,15 +266,15 @@ def train_stages(
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description="Train the embedded checkpoints from nothing.")
+    parser = argparse.ArgumentParser(description="Train the embedded checkpoints from scratch.")
     parser.add_argument("--work-dir", type=Path, default=Path("runs/embedded"), help="states and metrics")
     parser.add_argument("--out-dir", type=Path, default=Path(__file__).parents[1] / "embedded", help="checkpoints")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="CPU threads")
     parser.add_argument(
         "--stages",
         default=",".join(STAGES),
-        help=f"those to train, with commas; the {BACKBONE} backbone is trained before others if the work dir lacks it; "
-        f"there are also {', '.join(VARIANTS)} (default: %(default)s)",
+        help=f"stages to train, separated by commas; the {BACKBONE} backbone is trained first if --work-dir lacks it; "
+        f"other names: {', '.join(VARIANTS)} (default: %(default)s)",
     )
     arguments = parser.parse_args()
     stages = [name.strip() for name in arguments.stages.split(",")]

@@ -51,18 +51,18 @@ def write_card(
     num_samples: int,
     hardware: str,
 ) -> None:
-    """Writes README.md and loss.csv beside the checkpoint.
+    """Writes README.md and loss.csv into the directory of a checkpoint.
 
     Args:
         target: directory of the checkpoint.
-        stage: its name in `embedded.STAGES` or `embedded.VARIANTS`.
-        configs: every stage that led here, in order.
-        work_dir: holds `<stage>/metrics.jsonl`.
-        num_samples: conversations of the mini tasks and of the drills.
-        hardware: in words.
+        stage: name in `embedded.STAGES` or `embedded.VARIANTS`.
+        configs: settings of all stages that led to the checkpoint, in order.
+        work_dir: folder that contains `<stage>/metrics.jsonl`.
+        num_samples: number of conversations of the mini tasks and the drills.
+        hardware: description for the card.
     """
     lines = {name: (work_dir / name / "metrics.jsonl").read_text().splitlines() for name in configs}
-    metrics = {name: [json.loads(line) for line in some] for name, some in lines.items()}
+    metrics = {name: [json.loads(line) for line in stage_lines] for name, stage_lines in lines.items()}
     with (target / "loss.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["stage", "step", "seconds", "lr", "ar", "mdm"])
@@ -85,7 +85,7 @@ def write_card(
         f"# {title}\n\n"
         f"{text}\n\n"
         "A tiny Qwen3 (head size 128, rotary base 1e6) with its own byte-level BPE tokenizer, trained from random "
-        "weights (arranged by `refusion_eval.training.initial`) on synthetic items made by "
+        "weights (arranged by `refusion_eval.training.embedded.prepare_for_lookup`) on synthetic items made by "
         "`refusion_eval.benchmarks.mini`; no other data. It does the mini tasks and nothing else, and serves to run "
         "every part of this project with true (small) numbers on any machine.\n\n"
         f"- Data: {num_samples} synthetic conversations, disjoint from `tasks/mini/*/test.jsonl`: items of the seven "

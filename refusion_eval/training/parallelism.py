@@ -1,4 +1,4 @@
-"""How a run's memory is shared out: what the three kinds of parallelism ask of the trainer and of the machine."""
+"""Parallel training: settings of the Trainer for DDP, DeepSpeed ZeRO-2 and FSDP2, and the rank of this process."""
 
 import importlib.util
 import os
@@ -6,9 +6,9 @@ from typing import Any
 
 from refusion_eval.errors import ConfigError
 from refusion_eval.training.config import Parallelism
-from refusion_eval.training.data.step_batches import Place
+from refusion_eval.training.data.step_batches import ProcessRank
 
-# As in the release: optimizer states and gradients are shared out, weights are not. transformers fills in "auto".
+# As in the release: optimiser states and gradients are sharded, weights are not. transformers replaces "auto".
 ZERO2: dict[str, Any] = {
     "zero_optimization": {
         "stage": 2,
@@ -23,7 +23,7 @@ ZERO2: dict[str, Any] = {
     "train_batch_size": "auto",
 }
 
-# FSDP2, one unit for each layer of the model.
+# FSDP2 with one unit for each layer of the model.
 FSDP: dict[str, Any] = {
     "version": 2,
     "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
@@ -32,28 +32,29 @@ FSDP: dict[str, Any] = {
 }
 
 
-def place_of_process(parallelism: Parallelism) -> Place:
-    """This process among those that torchrun started; alone without it.
+def process_from_environment(parallelism: Parallelism) -> ProcessRank:
+    """Rank and world size that torchrun set; rank 0 of 1 without torchrun.
 
     Raises:
-        ConfigError: the environment says what cannot be, or torchrun is missing where it is needed.
+        ConfigError: RANK and WORLD_SIZE are invalid, or the parallelism needs torchrun.
     """
     if parallelism != "ddp" and "RANK" not in os.environ:
         raise ConfigError(f"parallelism={parallelism} needs torchrun, for one process too; start the run with train.sh")
+    rank, world_size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
     try:
-        place = Place(rank=int(os.environ.get("RANK", "0")), world_size=int(os.environ.get("WORLD_SIZE", "1")))
+        process = ProcessRank(rank=int(rank), world_size=int(world_size))
     except ValueError as problem:
         raise ConfigError(f"RANK and WORLD_SIZE are no numbers ({problem}); start the run with torchrun") from problem
-    if not 0 <= place.rank < place.world_size:
-        raise ConfigError(f"RANK is {place.rank} and WORLD_SIZE {place.world_size}; start the run with torchrun")
-    return place
+    if not 0 <= process.rank < process.world_size:
+        raise ConfigError(f"RANK is {rank} and WORLD_SIZE {world_size}; start the run with torchrun")
+    return process
 
 
 def check_parallelism(parallelism: Parallelism) -> None:
-    """Refuses what is not installed here.
+    """Checks that the package of a parallelism is installed.
 
     Raises:
-        ConfigError: likewise.
+        ConfigError: it is not.
     """
     if parallelism == "zero2" and importlib.util.find_spec("deepspeed") is None:
         raise ConfigError(
@@ -63,7 +64,7 @@ def check_parallelism(parallelism: Parallelism) -> None:
 
 
 def trainer_settings(parallelism: Parallelism) -> dict[str, Any]:
-    """What transformers' TrainingArguments get."""
+    """Arguments of transformers' TrainingArguments."""
     if parallelism == "zero2":
         return {"deepspeed": ZERO2}
     if parallelism == "fsdp":

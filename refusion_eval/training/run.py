@@ -1,7 +1,7 @@
-"""`python -m refusion_eval.training.run`: one training run, as one process of it; torchrun starts the others.
+"""`python -m refusion_eval.training.run`: one process of a training run; torchrun starts several of them.
 
-The run's folder holds `run.json` (settings, data, versions), `log.csv`, `checkpoints/`, and at the end `model/`, which
-transformers and this project open. The same command goes on where an interrupted run stopped.
+The folder of the run contains `run.json` (settings, data, versions), `log.csv`, `checkpoints/` and at the end `model/`,
+which transformers and this project can load. The same command continues an interrupted run.
 """
 
 import argparse
@@ -28,11 +28,11 @@ from refusion_eval.training.checkpoints.backbone import check_backbone, load_bac
 from refusion_eval.training.config import RunConfig
 from refusion_eval.training.config_files import config_names, read_run_config
 from refusion_eval.training.data.rows import check_rows
-from refusion_eval.training.data.step_batches import Place, StepBatches, example_lengths
+from refusion_eval.training.data.step_batches import ProcessRank, StepBatches, example_lengths
 from refusion_eval.training.data.steps import StepPlan
 from refusion_eval.training.data.token_cache import TokenCache, build_cache, sample_subset
 from refusion_eval.training.objectives.table import SpecialIds
-from refusion_eval.training.parallelism import check_parallelism, place_of_process
+from refusion_eval.training.parallelism import check_parallelism, process_from_environment
 from refusion_eval.training.run_log import RunLog, summary_writer
 from refusion_eval.training.trainer import (
     CHECKPOINTS,
@@ -47,14 +47,14 @@ RUN_FILE, MODEL_FOLDER = "run.json", "model"
 
 
 def check_run(config: RunConfig, world_size: int) -> None:
-    """Refuses what cannot be run here, from small files alone.
+    """Checks that a run can start on this machine, without reading weights or whole data files.
 
     Args:
-        config: which has checked itself.
+        config: settings of the run.
         world_size: number of processes.
 
     Raises:
-        RefusionEvalError: with what was wrong, where, and what to do.
+        RefusionEvalError: a setting, a package, a file or the model does not fit.
     """
     config.check_world(world_size)
     check_parallelism(config.parallelism)
@@ -65,35 +65,35 @@ def check_run(config: RunConfig, world_size: int) -> None:
     if config.output.tensorboard:
         summary_writer()
     check_rows(config.data.files, on_bad=config.data.on_bad)
-    filling = max(config.objective.eos_multiple - 1, 0)
-    check_backbone(config.backbone, config.objective.objective, max_length=config.data.max_length + filling)
+    max_filling = max(config.objective.eos_multiple - 1, 0)
+    check_backbone(config.backbone, config.objective.objective, max_length=config.data.max_length + max_filling)
 
 
-def run(config: RunConfig, place: Place) -> None:
-    """Trains, or goes on training, and writes the model.
+def run(config: RunConfig, process: ProcessRank) -> None:
+    """Starts or continues a training run and writes the model.
 
     Args:
-        config: of the run.
-        place: of this process; the others run the same.
+        config: settings of the run.
+        process: rank of this process; every process of the run calls this function.
 
     Raises:
-        RefusionEvalError: with what was wrong, where, and what to do; before weights are loaded, if it can be known.
+        RefusionEvalError: see `check_run`, which is called first.
     """
-    check_run(config, place.world_size)
+    check_run(config, process.world_size)
     try:
-        arguments = training_arguments(config, place.world_size)
+        arguments = training_arguments(config, process.world_size)
     except ValueError as problem:  # such as bfloat16 on a device without it
         raise ConfigError(f"transformers refuses the settings: {problem}") from problem
     run_dir = Path(config.output.run_dir)
     with contextlib.ExitStack() as stack:
-        if place.rank == 0:
+        if process.rank == 0:
             run_dir.mkdir(parents=True, exist_ok=True)
             stack.callback(DirectoryLock(run_dir).release)
-        _run(config, place, arguments, run_dir)
+        _run(config, process, arguments, run_dir)
 
 
-def _run(config: RunConfig, place: Place, arguments: transformers.TrainingArguments, run_dir: Path) -> None:
-    is_first = place.rank == 0
+def _run(config: RunConfig, process: ProcessRank, arguments: transformers.TrainingArguments, run_dir: Path) -> None:
+    is_first = process.rank == 0
     tokenizer = load_tokenizer(config.backbone)
     samples = _samples(config, tokenizer, is_first)
     plan = StepPlan(
@@ -106,18 +106,18 @@ def _run(config: RunConfig, place: Place, arguments: transformers.TrainingArgume
     arguments.max_steps = _num_steps(config, plan, len(samples))
     finished = [False]
     if is_first:
-        _open_run(run_dir, config, samples, arguments.max_steps, place)
+        _open_run(run_dir, config, samples, arguments.max_steps, process)
         remove_leftovers(run_dir / CHECKPOINTS)
         finished = [(run_dir / MODEL_FOLDER).exists()]
     broadcast_object_list(finished)
     if not finished[0]:
-        _train(config, place, arguments, tokenizer, samples, plan)
+        _train(config, process, arguments, tokenizer, samples, plan)
     if is_first:
         print(f"{run_dir / MODEL_FOLDER} is the trained model", file=sys.stderr)
 
 
 def _samples(config: RunConfig, tokenizer: PreTrainedTokenizerFast, is_first: bool) -> TokenCache:
-    """The first process tokenises, if nobody has, while the others wait for its word."""
+    """Rank 0 builds or opens the token cache; the other ranks wait and open the same folder."""
     data = config.data
     directory: list[str] = [""]
     if is_first:
@@ -149,8 +149,8 @@ def _num_steps(config: RunConfig, plan: StepPlan, num_samples: int) -> int:
     return num_steps
 
 
-def _open_run(run_dir: Path, config: RunConfig, samples: TokenCache, num_steps: int, place: Place) -> None:
-    """Writes `run.json`, unless the folder belongs to a run with other settings or data."""
+def _open_run(run_dir: Path, config: RunConfig, samples: TokenCache, num_steps: int, process: ProcessRank) -> None:
+    """Writes `run.json`; refuses the folder of a run with other settings or data."""
     identity = json.loads(json.dumps(config.identity() | {"tokens": samples.name}))
     path = run_dir / RUN_FILE
     if path.exists():
@@ -172,7 +172,7 @@ def _open_run(run_dir: Path, config: RunConfig, samples: TokenCache, num_steps: 
             "drawn": samples.statement,
         },
         "steps": num_steps,
-        "processes": place.world_size,
+        "processes": process.world_size,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "versions": package_versions((*PACKAGES, "accelerate", "peft", "deepspeed")),
         "git_commit": git_commit(),
@@ -181,7 +181,7 @@ def _open_run(run_dir: Path, config: RunConfig, samples: TokenCache, num_steps: 
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any], changed: Sequence[str]) -> str:
-    """The first of some sections' differences, in words."""
+    """The first difference in the changed sections, as text."""
     for section in changed:
         old, new = before.get(section), now.get(section)
         if not (isinstance(old, dict) and isinstance(new, dict)):
@@ -194,7 +194,7 @@ def _differences(before: dict[str, Any], now: dict[str, Any], changed: Sequence[
 
 def _train(
     config: RunConfig,
-    place: Place,
+    process: ProcessRank,
     arguments: transformers.TrainingArguments,
     tokenizer: PreTrainedTokenizerFast,
     samples: TokenCache,
@@ -208,15 +208,15 @@ def _train(
         plan,
         num_steps=num_steps,
         seed=config.optimisation.seed,
-        place=place,
+        process=process,
     )
     model = LossModel(load_backbone(config.backbone, tokenizer), mdm_weight=config.objective.mdm_weight)
-    if place.rank == 0:
+    if process.rank == 0:
         sizes = [(weight.numel(), weight.requires_grad) for weight in model.parameters()]
         print(
             f"{sum(size for size, _ in sizes)} weights, {sum(size for size, trained in sizes if trained)} trained; "
             f"{len(samples)} samples, {num_steps} steps of {config.optimisation.global_batch_size}; "
-            f"{place.world_size} processes, {plan.num_forwards // place.world_size} forwards each a step",
+            f"{process.world_size} processes, {plan.num_forwards // process.world_size} forwards each a step",
             file=sys.stderr,
         )
     trainer = RefusionTrainer(
@@ -228,8 +228,8 @@ def _train(
         loader_workers=config.data.loader_workers,
         callbacks=[RunLog(run_dir, num_steps, tensorboard=config.output.tensorboard)],
     )
-    whole = checkpoints(run_dir / CHECKPOINTS)
-    trainer.train(resume_from_checkpoint=str(whole[-1]) if whole else None)
+    previous = checkpoints(run_dir / CHECKPOINTS)
+    trainer.train(resume_from_checkpoint=str(previous[-1]) if previous else None)
     trained = _trained(trainer, config, tokenizer)
     if trained is not None:
         save_backbone(trained, tokenizer, run_dir / MODEL_FOLDER, decoders=trained_decoders(config.objective.objective))
@@ -237,9 +237,9 @@ def _train(
 
 
 def _trained(trainer: RefusionTrainer, config: RunConfig, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel | None:
-    """The whole model on the first process, None on the others."""
+    """The complete model on rank 0, None on other ranks."""
     if trainer.is_fsdp_enabled:
-        weights = trainer.accelerator.get_state_dict(trainer.model)  # gathered by all
+        weights = trainer.accelerator.get_state_dict(trainer.model)  # a collective operation
         if not trainer.args.should_save:
             return None
         model = LossModel(load_backbone(config.backbone, tokenizer), mdm_weight=config.objective.mdm_weight)
@@ -252,13 +252,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m refusion_eval.training.run", description="Train a model.")
     parser.add_argument(
-        "--config", required=True, help=f"a YAML file, or one of the package's: {', '.join(config_names())}"
+        "--config", required=True, help=f"a YAML file, or a named configuration: {', '.join(config_names())}"
     )
     parser.add_argument(
         "--set", action="append", default=[], dest="overrides", metavar="SECTION.KEY=VALUE", help="change a setting"
     )
     parser.add_argument(
-        "--check", type=int, metavar="PROCESSES", help="check settings and files for so many processes, and stop"
+        "--check", type=int, metavar="PROCESSES", help="check settings and files for this number of processes, and exit"
     )
     arguments = parser.parse_args(argv)
     transformers.logging.set_verbosity_error()
@@ -267,7 +267,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.check is not None:
             check_run(config, arguments.check)
         else:
-            run(config, place_of_process(config.parallelism))
+            run(config, process_from_environment(config.parallelism))
     except RefusionEvalError as error:
         if int(os.environ.get("LOCAL_RANK", "0")) == 0:  # once for each machine
             print(f"error: {error}", file=sys.stderr)

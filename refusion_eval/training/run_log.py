@@ -1,4 +1,4 @@
-"""The log of a training run: a CSV file, TensorBoard if it is wanted, and a live line on the screen."""
+"""The log of a training run: a CSV file, optionally TensorBoard, and a status line on the terminal."""
 
 import csv
 import io
@@ -13,8 +13,8 @@ from refusion_eval.errors import ConfigError
 from refusion_eval.store.atomic_write import write_atomically
 
 LOG_FILE, TENSORBOARD_FOLDER = "log.csv", "tensorboard"
-# All but step and epoch are of the steps since the line before: means of the losses, the last learning rate and
-# gradient norm, sums of tokens and seconds, the latter without the writing of checkpoints.
+# Apart from step and epoch, each column covers the steps since the previous line: mean losses, last learning rate and
+# gradient norm, number of tokens, and seconds without the time for checkpoints.
 COLUMNS = (
     "step",
     "epoch",
@@ -31,15 +31,15 @@ COLUMNS = (
 
 
 class RunLog(TrainerCallback):
-    """Writes what the trainer logs; on the first process only.
+    """Writes the values that the trainer logs, on rank 0 only.
 
-    Lines of steps behind the checkpoint that a run goes on from are removed first: they come again.
+    When a run continues from a checkpoint, the lines of later steps are removed first, because these steps run again.
 
     Args:
-        run_dir: gets `log.csv`, and `tensorboard/` if it is wanted.
-        num_steps: of the run.
-        tensorboard: whether it is.
-        stream: of the live line; None is stderr.
+        run_dir: folder for `log.csv` and `tensorboard/`.
+        num_steps: number of steps of the run.
+        tensorboard: whether to write for TensorBoard too.
+        stream: output of the status line; None is stderr.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class RunLog(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Opens the log where the run begins or goes on."""
+        """Opens the log at the first step of this process."""
         self._started, self._first_step = time.perf_counter(), state.global_step
         if not state.is_world_process_zero:
             return
@@ -75,7 +75,7 @@ class RunLog(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Adds a line."""
+        """Appends a line."""
         if not state.is_world_process_zero or logs is None or "ar" not in logs:
             return
         line = {name: logs.get(name) for name in COLUMNS} | {"step": state.global_step}
@@ -90,7 +90,7 @@ class RunLog(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Closes what is open."""
+        """Closes TensorBoard and ends the status line."""
         if self._board is not None:
             self._board.close()
         if state.is_world_process_zero and self._stream.isatty():
@@ -98,34 +98,35 @@ class RunLog(TrainerCallback):
 
     def _show(self, line: dict[str, Any]) -> None:
         step = line["step"]
-        spent = time.perf_counter() - self._started
-        left = spent / max(step - self._first_step, 1) * (self._num_steps - step)
+        elapsed = time.perf_counter() - self._started
+        remaining = elapsed / max(step - self._first_step, 1) * (self._num_steps - step)
         mfu = "" if line["mfu"] is None else f"  MFU {line['mfu']:.1%}"
         text = (
             f"step {step}/{self._num_steps}  epoch {line['epoch']:.2f}  ar {line['ar']:.4f}  mdm {line['mdm']:.4f}  "
-            f"lr {line['lr']:.2e}  {line['tokens_per_second']:.0f} tokens/s{mfu}  {_clock(left)} left"
+            f"lr {line['lr']:.2e}  {line['tokens_per_second']:.0f} tokens/s{mfu}  {_clock(remaining)} left"
         )
-        live = self._stream.isatty()
-        print(f"\r\x1b[2K{text}" if live else text, end="" if live else "\n", file=self._stream, flush=True)
+        terminal = self._stream.isatty()
+        print(f"\r\x1b[2K{text}" if terminal else text, end="" if terminal else "\n", file=self._stream, flush=True)
 
 
 def read_log(path: Path) -> list[dict[str, str]]:
-    """The lines of a `log.csv` as they are written; a last one that a crash cut is left out."""
+    """The lines of a `log.csv`, without a last line that a crash truncated."""
     with path.open(encoding="utf-8", newline="") as file:
         return [row for row in csv.DictReader(file) if None not in row.values()]
 
 
 def summary_writer() -> Any:
-    """TensorBoard's writer class.
+    """The writer class of TensorBoard.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: TensorBoard is not installed.
     """
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as problem:
         raise ConfigError(
-            "output.tensorboard=true needs the package tensorboard; install it, or leave it out: log.csv holds the same"
+            "output.tensorboard=true needs the package tensorboard; install it, or leave the setting out: log.csv has "
+            "the same values"
         ) from problem
     return SummaryWriter
 

@@ -1,7 +1,7 @@
-"""The embedded checkpoints' own small tokenizer: byte-level BPE, single digits, ChatML turns.
+"""The small tokenizer of the embedded checkpoints: byte-level BPE, single digits, ChatML turns.
 
-The special tokens carry the names that Qwen3 and the published ReFusion checkpoint use, so that one code path serves
-the embedded and the published models.
+The special tokens have the names that Qwen3 and the published ReFusion checkpoint use, so that the same code serves
+embedded and published models.
 """
 
 from collections.abc import Iterable
@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerFast
 PAD, TURN_START, END, START, MASK = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|beginoftext|>", "<|mask|>"
 SPECIAL_TOKENS = (PAD, TURN_START, END, START, MASK)
 
-# A letter that begins an option's line and a letter in brackets (each whole, so that an option and its letter are
-# neighbours), a word with its blank, one digit, a run of signs with its blank, a line break with its indentation, other
-# blanks.
+# In this order: a letter that begins the line of an option, a letter in brackets (each one piece, so that an option and
+# its letter are adjacent tokens), a word with its blank, one digit, punctuation with its blank, a line break with its
+# indentation, other white space.
 _PIECES = r"\n[A-J]\.| \([A-J]\)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\n *|\s+"
 
 CHAT_TEMPLATE = (
@@ -26,14 +26,11 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> PreTrainedTokenizerFast:
-    """Learns a byte-level BPE vocabulary; the special tokens take the last ids.
+    """Learns a byte-level BPE vocabulary with a chat template; the special tokens take the last ids.
 
     Args:
-        texts: prompts and responses; the result depends on them and on nothing else.
-        vocabulary_size: number of ids at most, special tokens included.
-
-    Returns:
-        A tokenizer that `save_pretrained` writes in Hugging Face's layout, chat template included.
+        texts: prompts and responses; the result depends on them only.
+        vocabulary_size: maximal number of ids, special tokens included.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

@@ -1,4 +1,4 @@
-"""transformers' Trainer around our loss and our batches: what it does not do itself, and no more."""
+"""The Trainer of transformers with the loss, the batches, the log and the checkpoints of this project."""
 
 import math
 import os
@@ -9,7 +9,15 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    PreTrainedModel,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from refusion_eval.training.config import RunConfig
 from refusion_eval.training.data.collate import PackedBatch
@@ -20,15 +28,15 @@ from refusion_eval.training.parallelism import trainer_settings
 
 CHECKPOINTS, PREFIX, PART = "checkpoints", "checkpoint-", ".part"
 WEIGHTS_FILE = "trained_weights.pt"
-# How long processes wait for each other: the first one may tokenise millions of samples meanwhile.
-PATIENCE_SECONDS = 6 * 3600
+# Timeout of collective operations; rank 0 may tokenise millions of samples while the other ranks wait.
+TIMEOUT_SECONDS = 6 * 3600
 
 
 class LossModel(torch.nn.Module):
-    """A model whose forward is the loss, so that what parallel training hangs on a forward happens.
+    """A model whose forward is the loss, because DDP, FSDP and DeepSpeed act on the forward of a module.
 
     Args:
-        model: of transformers, or of peft around one.
+        model: a model of transformers, or a model of peft around one.
         mdm_weight: lambda of Eq. 3.
     """
 
@@ -40,12 +48,12 @@ class LossModel(torch.nn.Module):
 
     @property
     def language_model(self) -> PreTrainedModel:
-        """That of transformers, adapters within."""
+        """The model of transformers, which contains the adapters."""
         model: Any = self.model
         return model if isinstance(model, PreTrainedModel) else model.get_base_model()
 
     def forward(self, batch: PackedBatch) -> dict[str, torch.Tensor]:
-        """The loss, and its two terms for the log."""
+        """The loss, and its AR and MDM terms for the log."""
         language_model = self.language_model
         on_device = batch.to(language_model.device)
         losses = hybrid_loss(language_model, on_device, mdm_weight=self._mdm_weight)
@@ -53,11 +61,11 @@ class LossModel(torch.nn.Module):
 
 
 def training_arguments(config: RunConfig, world_size: int) -> TrainingArguments:
-    """The Trainer's settings, all but the number of steps, which the data decide; starts the process group."""
+    """Settings of the Trainer except the number of steps, which depends on the data; starts the process group."""
     optimisation, output = config.optimisation, config.output
     arguments = TrainingArguments(
         output_dir=str(Path(output.run_dir)),
-        per_device_train_batch_size=1,  # of our loader's items, which are whole packs
+        per_device_train_batch_size=1,  # the items of the loader are whole packs
         gradient_accumulation_steps=optimisation.forwards_of_step // world_size,
         max_steps=1,
         learning_rate=optimisation.lr,
@@ -73,21 +81,21 @@ def training_arguments(config: RunConfig, world_size: int) -> TrainingArguments:
         use_cpu=not torch.cuda.is_available(),
         logging_strategy="steps",
         logging_steps=output.log_every,
-        logging_nan_inf_filter=False,  # a loss that is not a number shall be seen
+        logging_nan_inf_filter=False,  # a loss of NaN must be visible
         save_strategy="steps",
         save_steps=output.save_every,
         report_to=[],
         disable_tqdm=True,
         remove_unused_columns=False,
-        ddp_timeout=PATIENCE_SECONDS,
+        ddp_timeout=TIMEOUT_SECONDS,
         **trainer_settings(config.parallelism),
     )
-    arguments._n_gpu = min(arguments.n_gpu, 1)  # several GPUs without torchrun: one is used, not torch's DataParallel
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # without torchrun one GPU is used, not DataParallel
     return arguments
 
 
-class _Flow(TrainerCallback):
-    """The last step is logged whatever its number, and a run goes on with the intervals of its present settings."""
+class _LogAndSaveIntervals(TrainerCallback):
+    """Logs the last step too, and applies the current intervals to a run that continues."""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -99,19 +107,19 @@ class _Flow(TrainerCallback):
 
 
 class RefusionTrainer(Trainer):
-    """Trains on `StepBatches`, logs both terms of the loss, speed and MFU, and writes checkpoints whole or not at all.
+    """Trains on `StepBatches`, logs both terms of the loss, speed and MFU, and writes checkpoints atomically.
 
-    A forward's loss is divided by the process' forwards of a step (by Trainer), gradients are averaged over processes
-    (by DDP, FSDP or DeepSpeed): together the mean over all forwards, as `ForwardInputs` wants it.
+    The Trainer divides the loss of a forward by the number of forwards of this process in a step; DDP, FSDP or
+    DeepSpeed average the gradients over processes. The result is the mean over all forwards that `ForwardInputs` needs.
 
     Args:
-        model: what is trained.
-        arguments: of `training_arguments`, with `max_steps`.
-        batches: of this process.
-        epochs_per_step: for the log.
-        keep: newest checkpoints that are kept.
-        loader_workers: see `DataConfig`.
-        callbacks: more of them.
+        model: model to be trained.
+        arguments: `training_arguments` with `max_steps`.
+        batches: batches of this process.
+        epochs_per_step: share of an epoch in a step, for the log.
+        keep: number of newest checkpoints that are kept.
+        loader_workers: number of processes that prepare batches.
+        callbacks: additional callbacks.
     """
 
     control: TrainerControl
@@ -128,8 +136,9 @@ class RefusionTrainer(Trainer):
         callbacks: list[TrainerCallback],
     ) -> None:
         self._cost = TrainingCost.of(model.language_model)
-        super().__init__(model=model, args=arguments, train_dataset=batches, callbacks=[_Flow(), *callbacks])
-        self.pop_callback(next(c for c in self.callback_handler.callbacks if type(c).__name__ == "PrinterCallback"))
+        callbacks = [_LogAndSaveIntervals(), *callbacks]
+        super().__init__(model=model, args=arguments, train_dataset=batches, callbacks=callbacks)
+        self.remove_callback(PrinterCallback)
         self._batches, self._loader_workers, self._keep = batches, loader_workers, keep
         self._epochs_per_step = epochs_per_step
         self._folder = Path(arguments.output_dir) / CHECKPOINTS
@@ -139,16 +148,16 @@ class RefusionTrainer(Trainer):
         self._since = time.perf_counter()
 
     def get_train_dataloader(self) -> DataLoader:
-        """The batches of this process; accelerate is not to deal them out again."""
+        """The batches of this process, without accelerate, which would distribute them again."""
         return self._batches.loader(self._loader_workers)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
-        """See Trainer; starts the clock."""
+        """Trains as Trainer does and starts the time measurement."""
         self._since = time.perf_counter()
         return super().train(resume_from_checkpoint, **kwargs)
 
     def compute_loss(self, model: torch.nn.Module, inputs: ForwardInputs, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """The loss of one forward, which is also counted for the log."""
+        """The loss of one forward; also adds the forward to the sums of the log."""
         batch = inputs["batch"]
         outputs = model(batch=batch)
         self._terms += outputs["terms"].detach()
@@ -162,14 +171,14 @@ class RefusionTrainer(Trainer):
         return outputs["loss"]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Completes a line of the log: means since the last one, over all processes. All of them call this."""
+        """Adds means since the previous line over all processes to a line of the log; all processes call it."""
         if "loss" in logs:
             counts = [*self._terms.tolist(), self._num_forwards, self._num_tokens, self._flops]
             sums = torch.tensor(counts, dtype=torch.float64, device=self.args.device)
             ar, mdm, num_forwards, num_tokens, flops = self.accelerator.reduce(sums, "sum").tolist()
             seconds = time.perf_counter() - self._since
             peak = self._peak and self._peak * self.accelerator.num_processes
-            line: dict[str, Any] = {
+            logs = {
                 "epoch": self.state.global_step * self._epochs_per_step,
                 "ar": ar / num_forwards,
                 "mdm": mdm / num_forwards,
@@ -181,16 +190,15 @@ class RefusionTrainer(Trainer):
                 "tokens_per_second": num_tokens / seconds,
                 "mfu": flops / (seconds * peak) if peak else None,
             }
-            logs = line
             self._terms.zero_()
             self._num_forwards = self._num_tokens = self._flops = 0
             self._since = time.perf_counter()
-        # Not Trainer's: it would put its own epoch in place of ours.
+        # Trainer.log would replace the epoch.
         self.state.log_history.append({**logs, "step": self.state.global_step})
         self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """The weights that are trained; DeepSpeed and FSDP write theirs with the optimizer."""
+        """Writes the trained weights; DeepSpeed and FSDP write them with the optimiser."""
         if self.args.should_save and not (self.is_fsdp_enabled or self.is_deepspeed_enabled):
             assert output_dir is not None
             weights = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
@@ -201,13 +209,13 @@ class RefusionTrainer(Trainer):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
             return
         weights = torch.load(Path(resume_from_checkpoint) / WEIGHTS_FILE, map_location="cpu", weights_only=True)
-        self.model.load_state_dict(weights, strict=False)  # what is not trained is as it was loaded
+        self.model.load_state_dict(weights, strict=False)  # frozen weights are not in the checkpoint
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(self._folder / PART)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        """Trainer's, beside the others, then moved among them by a rename: a crash leaves the last whole one."""
+        """Writes a checkpoint to a temporary folder and renames it, so that a crash leaves the previous checkpoint."""
         name = f"{PREFIX}{self.state.global_step}"
         part = self._folder / PART
         if self.args.should_save:
@@ -221,25 +229,25 @@ class RefusionTrainer(Trainer):
             os.replace(part / name, self._folder / name)
             _flush(self._folder)
             for old in checkpoints(self._folder)[: -self._keep]:
-                old.replace(part / old.name)  # half of it must not look whole
+                old.replace(part / old.name)  # a partly removed checkpoint must not look complete
             remove_leftovers(self._folder)
         self.accelerator.wait_for_everyone()
-        self._since = time.perf_counter()  # speed is that of training
+        self._since = time.perf_counter()  # the time for checkpoints does not count
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The whole checkpoints of a run, oldest first."""
+    """The complete checkpoints of a run, oldest first."""
     steps = {path: path.name.removeprefix(PREFIX) for path in folder.glob(f"{PREFIX}*")}
     return sorted((path for path, step in steps.items() if step.isdigit()), key=lambda path: int(steps[path]))
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes what a crash left of a checkpoint that was being written or removed."""
+    """Removes incomplete checkpoints after a crash."""
     shutil.rmtree(folder / PART, ignore_errors=True)
 
 
 def _flush(folder: Path) -> None:
-    """Waits until a folder and everything in it is on the disk."""
+    """Waits until a folder and all its content are on the disk."""
     for path in [folder, *folder.rglob("*")]:
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -304,7 +304,7 @@ def test_a_saved_model_opens_in_transformers_and_here_with_the_same_logits(
 def test_large_weights_are_written_in_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_backbone_of(tmp_path / "stock")
     model, tokenizer = _loaded(tmp_path / "stock")
-    monkeypatch.setattr("refusion_eval.training.checkpoints.shards.SHARD_BYTES", 40_000)
+    monkeypatch.setattr("refusion_eval.training.checkpoints.save.SHARD_BYTES", 40_000)
     save_backbone(model, tokenizer, tmp_path / "trained", dtype=torch.bfloat16)
     files = sorted((tmp_path / "trained").glob("*.safetensors"))
     assert len(files) > 2

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from refusion_eval.training.checkpoints.save import save_checkpoint
+from refusion_eval.training.checkpoints.save import save_backbone
 from refusion_eval.training.tokenizer import train_tokenizer
 
 
@@ -24,7 +24,7 @@ def _saved(target: Path) -> tuple[Qwen3ForCausalLM, int]:
         mask_token_id=tokenizer.mask_token_id,
     )
     model = Qwen3ForCausalLM(config)
-    save_checkpoint(model, tokenizer, target)
+    save_backbone(model, tokenizer, target, dtype=torch.bfloat16)
     return model, tokenizer.mask_token_id
 
 

@@ -175,7 +175,7 @@ def test_qwen_s_own_number_of_rows_is_known(
 def test_shards_are_read_and_written_one_tensor_and_one_shard_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("refusion_eval.training.checkpoints.shards.SHARD_BYTES", 40_000)
+    monkeypatch.setattr("refusion_eval.training.checkpoints.save.SHARD_BYTES", 40_000)
     trained = _trained(tmp_path)
     num_shards = len(list(trained.glob("*.safetensors")))
     assert num_shards > 2
@@ -194,7 +194,7 @@ def test_shards_are_read_and_written_one_tensor_and_one_shard_at_a_time(
         alive.clear()
 
     monkeypatch.setattr(CheckpointFiles, "read", counted)
-    monkeypatch.setattr("refusion_eval.training.checkpoints.shards.save_file", saved)
+    monkeypatch.setattr("refusion_eval.training.checkpoints.save.save_file", saved)
     convert(str(trained), tmp_path / "release", "release", dtype="bfloat16")
     before, after = _tensors(trained), _tensors(tmp_path / "release")
     assert max(held) < len(before) / 2

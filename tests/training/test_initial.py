@@ -1,10 +1,10 @@
-"""Initial weights (`refusion_eval.training.initial`): content, not distance, decides where the copied heads look."""
+"""Initial weights (`refusion_eval.training.embedded`): content, not distance, decides where the copied heads look."""
 
 import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from refusion_eval.training.initial import prepare_for_lookup
+from refusion_eval.training.embedded import prepare_for_lookup
 
 NUM_TOKENS, EARLIER = 120, 7
 

@@ -1,9 +1,9 @@
-"""The Muon optimizer (`refusion_eval.training.muon`)."""
+"""The Muon optimizer (`refusion_eval.training.train`)."""
 
 import pytest
 import torch
 
-from refusion_eval.training.muon import Muon, orthogonalised
+from refusion_eval.training.train import Muon, orthogonalised
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (8, 32), (5, 7)])

@@ -8,7 +8,13 @@ import pytest
 from refusion_eval.errors import ConfigError
 from refusion_eval.training.config import RunConfig
 from refusion_eval.training.config_files import config_names, read_run_config
-from refusion_eval.training.parallelism import FSDP, ZERO2, check_parallelism, place_of_process, trainer_settings
+from refusion_eval.training.parallelism import (
+    FSDP,
+    ZERO2,
+    check_parallelism,
+    process_from_environment,
+    trainer_settings,
+)
 
 DATA = "data.files=rows.jsonl"
 ZERO2_WEIGHTS = ("backbone.dtype=bfloat16", "optimisation.compute_dtype=bfloat16", "parallelism=zero2")
@@ -183,14 +189,14 @@ def test_what_parallelism_needs_is_said(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_process_knows_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    assert place_of_process("ddp") == (0, 1)
+    assert process_from_environment("ddp") == (0, 1)
     with pytest.raises(ConfigError, match="parallelism=fsdp needs torchrun"):
-        place_of_process("fsdp")
+        process_from_environment("fsdp")
     monkeypatch.setenv("RANK", "2")
     with pytest.raises(ConfigError, match="RANK is 2 and WORLD_SIZE 1"):
-        place_of_process("fsdp")
+        process_from_environment("fsdp")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert place_of_process("fsdp") == (2, 4)
+    assert process_from_environment("fsdp") == (2, 4)
     monkeypatch.setenv("WORLD_SIZE", "four")
     with pytest.raises(ConfigError, match="no numbers"):
-        place_of_process("ddp")
+        process_from_environment("ddp")

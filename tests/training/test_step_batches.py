@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from refusion_eval.training.config import Objective, ObjectiveConfig
 from refusion_eval.training.data.collate import Normalisation, collate, collate_groups
 from refusion_eval.training.data.samples import Sample
-from refusion_eval.training.data.step_batches import Place, StepBatches, example_lengths
+from refusion_eval.training.data.step_batches import ProcessRank, StepBatches, example_lengths
 from refusion_eval.training.data.steps import StepPlan, corruption_rng
-from refusion_eval.training.flops import TrainingCost, visible_pairs
+from refusion_eval.training.flops import TrainingCost
 from refusion_eval.training.objectives.example import Example
 from refusion_eval.training.objectives.loss import hybrid_loss
 from refusion_eval.training.objectives.table import OBJECTIVES, SpecialIds, num_rows
 from tests.training.tiny import EOS, MASK, random_model
 
 IDS = SpecialIds(eos=EOS, mask=MASK)
-ALONE = Place(0, 1)
+ALONE = ProcessRank(0, 1)
 SETTINGS = {
     "refusion": {"slot_sizes": (2, 4), "eos_multiple": 4, "mdm_weight": 0.5},
     "llada": {"eos_multiple": 6},
@@ -55,7 +55,7 @@ class Samples(Sequence[Sample]):
 SAMPLES = Samples([(1 + n % 5, 1 + (7 * n) % 11) for n in range(19)])
 
 
-def batches(config: ObjectiveConfig, num_forwards: int, place: Place = ALONE) -> StepBatches:
+def batches(config: ObjectiveConfig, num_forwards: int, process: ProcessRank = ALONE) -> StepBatches:
     plan = StepPlan(
         example_lengths(SAMPLES, config),  # type: ignore[arg-type]
         global_batch_size=12,
@@ -63,7 +63,7 @@ def batches(config: ObjectiveConfig, num_forwards: int, place: Place = ALONE) ->
         num_forwards=num_forwards,
         seed=5,
     )
-    return StepBatches(SAMPLES, config, IDS, plan, num_steps=2, seed=5, place=place)  # type: ignore[arg-type]
+    return StepBatches(SAMPLES, config, IDS, plan, num_steps=2, seed=5, process=process)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("objective", get_args(Objective))
@@ -74,7 +74,9 @@ def test_rows_and_pairs_are_those_of_the_examples(objective: Objective, sizes: l
     examples = [OBJECTIVES[objective](sample, rng, config, IDS) for sample in samples]
     lengths = num_rows(config, samples.prompt_lengths, samples.lengths - samples.prompt_lengths)
     assert lengths.tolist() == [len(example.tokens) for example in examples]
-    assert [visible_pairs(example) for example in examples] == [int(mask_of(example).sum()) for example in examples]
+    assert [example.num_visible_pairs() for example in examples] == [
+        int(mask_of(example).sum()) for example in examples
+    ]
 
 
 def mask_of(example: Example) -> np.ndarray:
@@ -118,7 +120,7 @@ def test_lambda_weighs_the_second_term() -> None:
 def test_processes_hold_the_forwards_of_one() -> None:
     config = config_of("refusion")
     alone = batches(config, 4)
-    ranks = [batches(config, 4, Place(rank, 2)) for rank in range(2)]
+    ranks = [batches(config, 4, ProcessRank(rank, 2)) for rank in range(2)]
     assert [len(alone), *map(len, ranks)] == [8, 4, 4]
     for index in range(8):
         one, other = alone[index]["batch"], ranks[index % 2][index // 2]["batch"]
@@ -155,7 +157,9 @@ def test_the_cost_of_a_step_by_hand() -> None:
     # Per layer 16 x (4 x 8) for q and its like for o, 16 x (2 x 8) for k and v, and 3 of 16 x 24; two layers.
     of_layers = 2 * (2 * 16 * 32 + 2 * 16 * 16 + 3 * 16 * 24)
     cost = TrainingCost.of(model)
-    assert (cost.of_row, cost.of_label, cost.of_pair) == (6 * of_layers, 6 * 16 * 24, 12 * 2 * 4 * 8)
-    assert cost.flops(num_rows=3, num_labels=2, num_pairs=5) == 3 * cost.of_row + 2 * cost.of_label + 5 * cost.of_pair
+    assert (cost.per_row, cost.per_label, cost.per_pair) == (6 * of_layers, 6 * 16 * 24, 12 * 2 * 4 * 8)
+    assert (
+        cost.flops(num_rows=3, num_labels=2, num_pairs=5) == 3 * cost.per_row + 2 * cost.per_label + 5 * cost.per_pair
+    )
     model.requires_grad_(False)
-    assert TrainingCost.of(model).of_row == 4 * of_layers
+    assert TrainingCost.of(model).per_row == 4 * of_layers

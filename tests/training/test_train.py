@@ -11,12 +11,11 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from refusion_eval.errors import ConfigError, DataError
-from refusion_eval.training.check import exact_share
 from refusion_eval.training.config import Objective, TrainConfig
-from refusion_eval.training.data.samples import Sample, encode, plan_batches
+from refusion_eval.training.data.samples import Sample, encode
 from refusion_eval.training.objectives.table import OBJECTIVES
 from refusion_eval.training.tokenizer import train_tokenizer
-from refusion_eval.training.train import build_batch, learning_rate_share, train
+from refusion_eval.training.train import build_batch, exact_share, learning_rate_share, plan_batches, train
 
 SAMPLES = [Sample((1, 2, 3 + n % 4), (3 + n % 4, 8, 9 + n % 3, 13)) for n in range(24)]
 CONFIG = TrainConfig(

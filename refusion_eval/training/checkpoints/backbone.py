@@ -1,45 +1,188 @@
-"""The model that a training starts from: checked without its weights, then loaded, or made at random.
+"""The model that a training run starts from: checked without its weights, then loaded or initialised at random.
 
-A backbone is a causal language model of transformers (Qwen3, Qwen2 or 2.5, Llama) with a mask token. It has a row of
-embeddings for every id of its tokenizer. Spare rows, which Qwen's checkpoints have, stay: new tokens take them, and
-the matrices keep a size that devices like. ReFusion's release cuts them off; `convert` goes from one to the other.
+A backbone is a causal language model of transformers (Qwen3, Qwen2, Qwen2.5, Llama) with a mask token. Its embedding
+has a row for every id of its tokenizer. The spare rows of Qwen's checkpoints stay: new tokens take them, and the sizes
+of the matrices suit GPUs. The release of ReFusion has no spare rows; `convert` translates between the two layouts.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
-from refusion_eval.errors import CheckpointError
+from refusion_eval.config import check_keys
+from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.models.checkpoint import fetch_weights, locate
-from refusion_eval.models.config import read_json
+from refusion_eval.models.config import model_config, parse_model_config, read_json
+from refusion_eval.models.families import FAMILIES
 from refusion_eval.models.files import CheckpointFiles
-from refusion_eval.training.checkpoints.backbone_check import CLASSES, check_backbone, check_class, random_config
 from refusion_eval.training.checkpoints.lora import add_adapters
 from refusion_eval.training.checkpoints.save import save_backbone
-from refusion_eval.training.checkpoints.special_tokens import load_tokenizer, num_ids, own_tokenizer, special_ids
-from refusion_eval.training.config import BackboneConfig, LoraSettings
+from refusion_eval.training.checkpoints.special_tokens import load_tokenizer, num_ids, original_tokenizer, special_ids
+from refusion_eval.training.config import BackboneConfig, LoraSettings, Objective
 
 __all__ = ["BackboneConfig", "LoraSettings", "check_backbone", "load_backbone", "load_tokenizer", "save_backbone"]
 
+# Keys are values of model_type in config.json.
+CONFIGS: Mapping[str, type[PretrainedConfig]] = {"qwen3": Qwen3Config, "qwen2": Qwen2Config, "llama": LlamaConfig}
+CLASSES: Mapping[str, type[PreTrainedModel]] = {
+    "qwen3": Qwen3ForCausalLM,
+    "qwen2": Qwen2ForCausalLM,
+    "llama": LlamaForCausalLM,
+}
+# Entries of `BackboneConfig.shape`, named as in config.json: required ones, defaults, and ones that follow from others.
+_REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_DEFAULTS: Mapping[str, Any] = {
+    "max_position_embeddings": 4096,
+    "rope_theta": 1e6,
+    "rms_norm_eps": 1e-6,
+    "initializer_range": 0.02,
+    "tie_word_embeddings": False,
+}
+_DERIVED = ("vocab_size", "num_key_value_heads", "head_dim")
 
-def load_backbone(config: BackboneConfig, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
-    """The model on the CPU, in training mode; with adapters (a model of peft) if `config.lora` is set.
 
-    Tokens that the model does not know yet get the mean of the rows of all that it knows, computed in float32, in the
-    embedding and, where it is another matrix, in the output layer. Rows beyond the tokenizer's ids stay as they are.
-    Weights made at random are random for every token.
+# --- checks
+
+
+def check_backbone(config: BackboneConfig, objective: Objective, *, max_length: int | None = None) -> None:
+    """Checks that a backbone can be trained, from config.json, tokenizer files and headers of local weights.
+
+    The weights of a model on the hub are checked only when they are downloaded.
 
     Args:
-        config: what is asked for; see `check_backbone` for what can be.
-        tokenizer: as `load_tokenizer` makes it.
+        config: settings of the backbone.
+        objective: training objective.
+        max_length: tokens of the longest sample; None if it is unknown.
 
     Raises:
-        ConfigError: settings that cannot be met.
-        CheckpointError: weights that are missing, pickled, or do not fit config.json.
+        ConfigError: a setting does not fit the model.
+        CheckpointError: a model or tokenizer is missing or has an unsupported architecture.
+    """
+    if objective not in get_args(Objective):
+        raise ConfigError(f"objective={objective!r} is unknown; known: {', '.join(get_args(Objective))}")
+    tokenizer = load_tokenizer(config) if config.shape is not None else None
+    if config.shape is not None and tokenizer is not None:
+        positions = random_config(config.shape, num_ids(tokenizer), special_ids(tokenizer)).max_position_embeddings
+        family = str(config.shape["model_type"])
+    else:
+        family, positions = _check_model(config)
+        load_tokenizer(config)
+    if max_length is not None and max_length > positions:
+        raise ConfigError(
+            f"samples of {max_length} tokens do not fit into the model's {positions} positions; lower the length"
+        )
+    if config.lora is not None:
+        _check_lora(config.lora, family)
+
+
+def _check_model(config: BackboneConfig) -> tuple[str, int]:
+    """Family and number of positions of a checkpoint that can be trained."""
+    location = locate(str(config.model), config.revision)
+    _check_class(location.directory / "config.json")
+    shapes = model_config(location.directory)
+    if location.revision is None:
+        CheckpointFiles(location.directory)
+    return shapes.family, shapes.max_positions
+
+
+def _check_class(path: Path) -> type[PreTrainedModel]:
+    """The class of transformers that computes the model of a config.json, without code of the checkpoint."""
+    raw = read_json(path)
+    model_type = str(raw.get("model_type"))
+    if model_type not in CLASSES:
+        code = " and brings code of its own, which is never run" if "auto_map" in raw else ""
+        raise CheckpointError(
+            f"{path}: model_type is {model_type!r}{code}; backbones that can be trained are {', '.join(CLASSES)}"
+        )
+    expected = CLASSES[model_type]
+    architectures = raw.get("architectures") or [expected.__name__]
+    if expected.__name__ not in architectures:
+        raise CheckpointError(
+            f"{path}: architectures is {architectures}, not {expected.__name__}; code that comes with a checkpoint is "
+            "never run. If its tensors are those of a plain model, `refusion-eval convert` makes it one"
+        )
+    return expected
+
+
+def _check_lora(lora: LoraSettings, family: str) -> None:
+    names = FAMILIES[family].tensors
+    matrices = (names.q, names.k, names.v, names.out, names.gate, names.up, names.down)
+    known = [name.rpartition(".")[2] for name in matrices]
+    for target in lora.target_modules:
+        if target not in known:
+            raise ConfigError(
+                f"lora: target_modules names {target!r}, which is no matrix of a {family} layer; it has "
+                f"{', '.join(known)} (the embedding of new tokens is trained anyway, the output layer never is)"
+            )
+
+
+def random_config(shape: Mapping[str, Any], num_rows: int, ids: Mapping[str, int]) -> PretrainedConfig:
+    """Config of a model with random weights.
+
+    Args:
+        shape: `model_type` and `_REQUIRED`; optionally `_DEFAULTS`, vocab_size (`num_rows`), num_key_value_heads
+            (num_attention_heads) and head_dim (hidden_size / num_attention_heads).
+        num_rows: number of embeddings that the tokenizer needs.
+        ids: ids of the special tokens.
+
+    Raises:
+        ConfigError: an entry is unknown, missing or impossible.
+    """
+    model_type = shape.get("model_type")
+    if model_type not in CONFIGS:
+        raise ConfigError(f"shape: model_type is {model_type!r}; choose {', '.join(CONFIGS)}")
+    check_keys(shape, ("model_type", *_REQUIRED, *_DERIVED, *_DEFAULTS), "shape", what="entry")
+    missing = [key for key in _REQUIRED if key not in shape]
+    if missing:
+        raise ConfigError(f"shape: {', '.join(missing)} not given; state {', '.join(_REQUIRED)}")
+    entries = {**_DEFAULTS, **{key: value for key, value in shape.items() if key != "model_type"}}
+    try:
+        # This checks that sizes are positive before anything is divided by them.
+        sizes = parse_model_config(
+            {"model_type": model_type, "vocab_size": num_rows, **entries, "hidden_act": "silu"}, Path("shape")
+        )
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from error
+    if sizes.vocab_size < num_rows:
+        raise ConfigError(
+            f"shape: vocab_size is {sizes.vocab_size}, but the tokenizer has {num_rows} ids; leave it out"
+        )
+    entries |= {"vocab_size": sizes.vocab_size, "num_key_value_heads": sizes.num_kv_heads, "head_dim": sizes.head_dim}
+    return CONFIGS[str(model_type)](**entries, **ids)
+
+
+# --- loading
+
+
+def load_backbone(config: BackboneConfig, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+    """Loads the model on the CPU, in training mode; with adapters (a model of peft) if `config.lora` is set.
+
+    The rows of new tokens are the mean of the rows of all known tokens, computed in float32, in the embedding and in
+    an untied output layer. Rows beyond the ids of the tokenizer stay as they are. With random weights no row is a mean.
+
+    Args:
+        config: settings that `check_backbone` accepts.
+        tokenizer: tokenizer from `load_tokenizer`.
+
+    Raises:
+        ConfigError: a setting does not fit the model.
+        CheckpointError: the weights are missing, are pickled, or do not fit config.json.
     """
     if config.shape is not None:
-        model, new_ids = _random(config, tokenizer), []
+        model, new_ids = _random(config, config.shape, tokenizer), []
     else:
         model = _load(config)
         new_ids = _new_ids(config, tokenizer)
@@ -57,13 +200,12 @@ def load_backbone(config: BackboneConfig, tokenizer: PreTrainedTokenizerFast) ->
 
 @torch.no_grad()
 def grow_vocabulary(model: PreTrainedModel, num_rows: int, new_ids: list[int]) -> None:
-    """Makes room for `num_rows` ids, never less than there is, and gives new ones the mean of the known rows.
+    """Grows embedding and output layer to at least `num_rows` rows and sets new rows to the mean of the known rows.
 
     Args:
-        model: its embedding and output layer change.
-        num_rows: rows that are needed.
-        new_ids: ids that the model was not trained with; every other id below `num_rows` is known, so that spare rows
-            do not count.
+        model: is changed.
+        num_rows: number of ids of the tokenizer.
+        new_ids: ids that the model was not trained with. Every other id below `num_rows` is known; spare rows are not.
     """
     embedding = model.get_input_embeddings()
     if num_rows > embedding.num_embeddings:
@@ -79,21 +221,19 @@ def grow_vocabulary(model: PreTrainedModel, num_rows: int, new_ids: list[int]) -
 
 
 def _new_ids(config: BackboneConfig, tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """Ids of the tokenizer for which the checkpoint's own has no token."""
+    """Ids of `tokenizer` that are unknown to the tokenizer of the checkpoint."""
     directory = locate(str(config.model), config.revision).directory
-    has_own = (directory / "tokenizer.json").is_file() or (directory / "vocab.json").is_file()
-    own = own_tokenizer(BackboneConfig(model=config.model, revision=config.revision) if has_own else config)
-    return sorted(set(tokenizer.get_vocab().values()) - set(own.get_vocab().values()))
+    if (directory / "tokenizer.json").is_file() or (directory / "vocab.json").is_file():
+        config = BackboneConfig(model=config.model, revision=config.revision)
+    return sorted(set(tokenizer.get_vocab().values()) - set(original_tokenizer(config).get_vocab().values()))
 
 
 def _load(config: BackboneConfig) -> PreTrainedModel:
     location = locate(str(config.model), config.revision)
-    path = location.directory / "config.json"
-    raw = read_json(path)
-    check_class(raw, path)
+    model_class = _check_class(location.directory / "config.json")
     fetch_weights(location)
     CheckpointFiles(location.directory)
-    model, report = CLASSES[raw["model_type"]].from_pretrained(
+    model, report = model_class.from_pretrained(
         location.directory,
         dtype=getattr(torch, config.dtype),
         use_safetensors=True,
@@ -112,11 +252,10 @@ def _load(config: BackboneConfig) -> PreTrainedModel:
     return model
 
 
-def _random(config: BackboneConfig, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
-    """Random weights that depend on shape and seed alone; torch's own generator stays where it was."""
-    assert config.shape is not None
-    made = random_config(config.shape, num_ids(tokenizer), special_ids(tokenizer))
+def _random(config: BackboneConfig, shape: Mapping[str, Any], tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+    """Random weights that depend on shape and seed alone; the global generator of torch does not advance."""
+    random = random_config(shape, num_ids(tokenizer), special_ids(tokenizer))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        model = CLASSES[made.model_type]._from_config(made, attn_implementation="sdpa", dtype=torch.float32)
+        model = CLASSES[random.model_type]._from_config(random, attn_implementation="sdpa", dtype=torch.float32)
     return model.to(getattr(torch, config.dtype))

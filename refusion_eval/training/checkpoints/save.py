@@ -1,33 +1,27 @@
-"""Writes a model as a Hugging Face checkpoint directory, whole or not at all."""
+"""Writes a model as a Hugging Face checkpoint directory, completely or not at all."""
 
 import contextlib
 import json
-import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from refusion_eval.training.checkpoints.config_layout import with_both_spellings
-from refusion_eval.training.checkpoints.lora import PlainTensors, is_adapted, save_adapter
-from refusion_eval.training.checkpoints.shards import write_shards
+from refusion_eval.models.files import INDEX_FILE
+from refusion_eval.training.checkpoints.layouts import with_both_spellings
+from refusion_eval.training.checkpoints.lora import is_adapted, merged_copy, save_adapter
 
 ADAPTER_FOLDER = "adapter"
-
-# What transformers writes about its own session, of no use to a reader of the checkpoint.
+SHARD_BYTES = 5 * 10**9
+# Keys with which transformers describes its own session; they do not belong to the checkpoint.
 _SESSION_KEYS = ("is_local", "local_files_only")
-
-
-def save_checkpoint(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, target: Path, *, decoders: Sequence[str] = ()
-) -> None:
-    """As `save_backbone`, with weights rounded to bfloat16; `model` itself stays as it is."""
-    save_backbone(model, tokenizer, target, decoders=decoders, dtype=torch.bfloat16)
 
 
 def save_backbone(
@@ -37,45 +31,62 @@ def save_backbone(
     *,
     decoders: Sequence[str] = (),
     dtype: torch.dtype | None = None,
-    state: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Writes weights, config and tokenizer; adapters are merged into the weights, and lie beside them in `adapter/`.
+    """Writes weights, config and tokenizer. Adapters are merged into the weights and also written to `adapter/`.
 
-    The directory is built beside `target` and then takes its place, so that a crash leaves the previous one. Large
-    weights are written in shards, one in memory at a time.
+    `model` does not change. The directory is built beside `target` and renamed at the end, so that a crash leaves the
+    previous checkpoint.
 
     Args:
-        model: what to write; it stays as it is.
-        tokenizer: with its chat template.
-        target: the directory.
-        decoders: those that the model was trained for, the main one first; config.json gets them
-            (`refusion_eval.models.cards`). Empty leaves it to the reader.
-        dtype: of the weights in the file; None is the model's.
-        state: the model's tensors by name where `model` itself does not hold them, as under FSDP; None asks it.
+        model: a model of transformers, or a model of peft around one, which takes the memory of a merged copy.
+        tokenizer: tokenizer with its chat template.
+        target: directory to be written or replaced.
+        decoders: decoders that the model was trained for, the main one first, for config.json
+            (`refusion_eval.models.cards`); without any, readers choose.
+        dtype: data type of the weights in the file; None is the type of the model.
     """
-    tensors = PlainTensors(model, model.state_dict() if state is None else state)
-    plain: Any = model.get_base_model() if is_adapted(model) else model
-    dtype = dtype or plain.dtype
-    tied = plain.config.tie_word_embeddings
-    sizes = {
-        name: math.prod(shape) * dtype.itemsize
-        for name, shape in tensors.shapes().items()
-        if not (tied and name == "lm_head.weight")
-    }
+    plain = merged_copy(model) if is_adapted(model) else model
+    weight_dtype = dtype or plain.dtype
+    state = plain.state_dict()
+    if plain.config.tie_word_embeddings:
+        state.pop("lm_head.weight", None)
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     with replacing(target) as part:
-        write_shards(part, sizes, lambda name: tensors.read(name).to(dtype))
+        write_shards(part, shapes, weight_dtype, lambda name: state[name].to(weight_dtype))
         plain.config.save_pretrained(part)
         if plain.generation_config is not None:
             plain.generation_config.save_pretrained(part)
         tokenizer.save_pretrained(part)
-        _make_portable(part, type(plain).__name__, dtype, decoders)
+        _make_portable(part, type(plain).__name__, weight_dtype, decoders)
         if is_adapted(model):
-            save_adapter(model, tensors.state, part / ADAPTER_FOLDER)
+            save_adapter(model, part / ADAPTER_FOLDER)
+
+
+def write_shards(
+    directory: Path, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, read: Callable[[str], Tensor]
+) -> None:
+    """Writes model.safetensors, or shards of at most `SHARD_BYTES` (or one tensor) and their index.
+
+    Only the tensors of one shard are read at a time; `huggingface_hub.save_torch_state_dict` would need all of them.
+
+    Args:
+        directory: an existing directory.
+        shapes: shape of every tensor, by name, in the order in which the tensors fill the shards.
+        dtype: data type from which the size of a shard is estimated.
+        read: returns the tensor of a name, on any device.
+    """
+    sizes = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in shapes.items()}
+    split = split_torch_state_dict_into_shards(sizes, max_shard_size=SHARD_BYTES)
+    for file_name, names in split.filename_to_tensors.items():
+        tensors = {name: read(name).detach().to("cpu").contiguous() for name in names}
+        save_file(tensors, directory / file_name, metadata={"format": "pt"})
+    if split.is_sharded:
+        write_json(directory / INDEX_FILE, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
 
 
 @contextlib.contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """An empty directory that takes the place of `target` when the block ends well, and vanishes when it does not."""
+    """An empty directory that replaces `target` when the block succeeds and is removed when the block fails."""
     part, old = target.with_name(target.name + ".part"), target.with_name(target.name + ".old")
     for path in (part, old):
         shutil.rmtree(path, ignore_errors=True)
@@ -94,7 +105,6 @@ def replacing(target: Path) -> Iterator[Path]:
 
 
 def _make_portable(directory: Path, architecture: str, dtype: torch.dtype, decoders: Sequence[str]) -> None:
-    """Adds the decoders, and the names that transformers 4 reads beside those of 5."""
     config_path, tokenizer_path = directory / "config.json", directory / "tokenizer_config.json"
     config = json.loads(config_path.read_text(encoding="utf-8"))
     config |= {"architectures": [architecture], "dtype": str(dtype).removeprefix("torch.")}
@@ -107,5 +117,5 @@ def _make_portable(directory: Path, architecture: str, dtype: torch.dtype, decod
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes a JSON file of a checkpoint, keys in order."""
+    """Writes a JSON file with sorted keys."""
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

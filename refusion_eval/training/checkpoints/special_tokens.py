@@ -1,11 +1,11 @@
-"""The tokenizer of a training: the backbone's own, with the special tokens that the objectives need."""
+"""The tokenizer of a training run: the tokenizer of the backbone and the special tokens that the objectives need."""
 
 from typing import Any
 
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 from refusion_eval.errors import CheckpointError, ConfigError
-from refusion_eval.models.checkpoint import Location, locate
+from refusion_eval.models.checkpoint import locate
 from refusion_eval.models.config import read_json
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.training.config import BackboneConfig
@@ -14,20 +14,23 @@ from refusion_eval.training.tokenizer import MASK, START
 
 
 def load_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerFast:
-    """The tokenizer, with a chat template, an end token, and a beginning and a mask token, added where it has none.
+    """Loads the tokenizer and adds a mask token and a beginning token if it has none.
 
-    The mask token is the one that the model's config.json or the tokenizer names, else a token "<|mask|>", else a new
-    "<|mask|>"; a tokenizer without a beginning token gets "<|beginoftext|>" before it. New tokens take the first free
-    ids, which gives ReFusion's (151669 and 151670) for Qwen3, Dream's mask (151666) for Qwen2.5, and 128256 for the
-    mask of Llama 3. Padding is the end token where there is none.
+    The mask token is the one that config.json or the tokenizer names, else an existing token "<|mask|>", else a new
+    "<|mask|>". The new beginning token "<|beginoftext|>" comes before it. New tokens take the first free ids: 151669
+    and 151670 for Qwen3 as in the release of ReFusion, mask 151666 for Qwen2.5 as in Dream, mask 128256 for Llama 3.
+    The end token serves as padding if the tokenizer has none.
 
     Raises:
-        ConfigError: no chat template or end token, or a mask id that the tokenizer has no token for.
+        ConfigError: the tokenizer has no chat template, no end token, or no token for the mask id of config.json.
         CheckpointError: there is no such tokenizer.
     """
-    tokenizer = own_tokenizer(config)
+    tokenizer = original_tokenizer(config)
     check_tokenizer(tokenizer)
-    take_mask(tokenizer, _stated_mask_id(config))
+    mask_id = None
+    if config.model is not None:
+        mask_id = read_json(locate(config.model, config.revision).directory / "config.json").get("mask_token_id")
+    set_mask_token(tokenizer, mask_id)
     missing = [
         token for name, token in (("bos_token", START), ("mask_token", MASK)) if getattr(tokenizer, name) is None
     ]
@@ -38,9 +41,12 @@ def load_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def own_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerFast:
-    """The tokenizer as its files have it, without the tokens that `load_tokenizer` adds."""
-    location = tokenizer_location(config)
+def original_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerFast:
+    """The tokenizer of the files, without the tokens that `load_tokenizer` adds."""
+    if config.tokenizer is not None:
+        location = locate(config.tokenizer, None)
+    else:
+        location = locate(str(config.model), config.revision)
     if not (location.directory / "tokenizer.json").is_file() and not (location.directory / "vocab.json").is_file():
         raise CheckpointError(
             f"{location.name} has no tokenizer (tokenizer.json, or vocab.json and merges.txt); name one (tokenizer)"
@@ -51,47 +57,33 @@ def own_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def tokenizer_location(config: BackboneConfig) -> Location:
-    """Where the tokenizer's files lie, downloaded if need be."""
-    if config.tokenizer is not None:
-        return locate(config.tokenizer, None)
-    return locate(str(config.model), config.revision)
-
-
 def num_ids(tokenizer: PreTrainedTokenizerFast) -> int:
-    """How many rows of embeddings the tokenizer's ids need: the highest and one."""
+    """Rows of embeddings that the ids of a tokenizer need: the highest id plus 1."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
 def special_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
-    """What config.json says of special tokens, as the release does: one end token, the tokenizer's."""
+    """Entries of config.json about special tokens; as in the release there is one end token."""
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id")
     ids: dict[str, Any] = {name: getattr(tokenizer, name) for name in names}
     return {name: number for name, number in ids.items() if number is not None}
 
 
-def _stated_mask_id(config: BackboneConfig) -> int | None:
-    if config.model is None:
-        return None
-    stated = read_json(locate(config.model, config.revision).directory / "config.json").get("mask_token_id")
-    return None if stated is None else int(stated)
-
-
-def take_mask(tokenizer: PreTrainedTokenizerFast, stated_id: int | None) -> None:
-    """Makes a token that is there already the mask token.
+def set_mask_token(tokenizer: PreTrainedTokenizerFast, mask_id: int | None) -> None:
+    """Makes an existing token the mask token.
 
     Args:
-        tokenizer: changes.
-        stated_id: what config.json says; None for nothing, which leaves the tokenizer's own, or else "<|mask|>".
+        tokenizer: is changed.
+        mask_id: id in config.json; None keeps the mask token of the tokenizer, or takes "<|mask|>" if that exists.
 
     Raises:
-        ConfigError: there is no token of that id.
+        ConfigError: there is no token with this id.
     """
-    if stated_id is not None:
-        token = tokenizer.convert_ids_to_tokens(stated_id)
+    if mask_id is not None:
+        token = tokenizer.convert_ids_to_tokens(int(mask_id))
         if token is None:
             raise ConfigError(
-                f"config.json has mask_token_id={stated_id}, for which {tokenizer.name_or_path or 'the tokenizer'} has "
+                f"config.json has mask_token_id={mask_id}, for which {tokenizer.name_or_path or 'the tokenizer'} has "
                 "no token; take model and tokenizer from the same checkpoint"
             )
         tokenizer.mask_token = token

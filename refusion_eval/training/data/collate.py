@@ -1,4 +1,4 @@
-"""Examples of different lengths laid end to end: one batch with weighted labels and no padding.
+"""Packs examples of different lengths into one batch without padding, with weighted labels.
 
 Shapes: T rows of all examples, R labelled rows.
 """
@@ -13,18 +13,18 @@ import torch
 from refusion_eval.training.objectives.example import IGNORED, Example, Visibility
 
 Normalisation = Literal["release", "paper"]
-# Who sees whom within an example. The two frequent answers have names, as attention needs no mask for them.
+# Attention visibility within an example. The two frequent kinds have names, as attention needs no mask for them.
 Sight = Literal["causal", "full"] | Visibility[torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Targets:
-    """Where logits are read, and what they should say.
+    """Labelled rows of a batch.
 
     Attributes:
-        rows_R: rows of the batch.
-        labels_R: token ids.
-        weights_R: factor of each row's cross-entropy in the loss.
+        rows_R: indices of rows in the batch.
+        labels_R: token ids that the logits of these rows should predict.
+        weights_R: factor of the cross-entropy of each row in the loss.
     """
 
     rows_R: torch.Tensor
@@ -32,7 +32,7 @@ class Targets:
     weights_R: torch.Tensor
 
     def to(self, device: torch.device) -> "Targets":
-        """The same on a device."""
+        """Copies the tensors to a device."""
         return Targets(
             rows_R=self.rows_R.to(device), labels_R=self.labels_R.to(device), weights_R=self.weights_R.to(device)
         )
@@ -40,15 +40,15 @@ class Targets:
 
 @dataclass(frozen=True, kw_only=True)
 class PackedBatch:
-    """Several examples, one after the other; no row of one sees a row of another.
+    """Several concatenated examples; no row of one example sees a row of another.
 
     Attributes:
-        tokens_T: as they are fed.
-        positions_T: as each example has them, so that they begin anew, and jump within an example too.
-        lengths: rows of each example; their sum is T.
-        sights: who sees whom in each example.
+        tokens_T: input token ids.
+        positions_T: positions of all rows; they restart with each example and need not ascend within one.
+        lengths: number of rows of each example; their sum is T.
+        sights: attention visibility of each example.
         ar: next-token targets.
-        mdm: targets of masked places.
+        mdm: targets of masked positions.
     """
 
     tokens_T: torch.Tensor
@@ -59,7 +59,7 @@ class PackedBatch:
     mdm: Targets
 
     def to(self, device: torch.device) -> "PackedBatch":
-        """The same on a device."""
+        """Copies the tensors to a device."""
         return replace(
             self,
             tokens_T=self.tokens_T.to(device),
@@ -76,22 +76,18 @@ class PackedBatch:
 
 
 def collate(examples: Sequence[Example], *, normalisation: Normalisation = "release") -> PackedBatch:
-    """Joins a list of examples and weighs their labels.
+    """Packs examples and weighs their labels.
 
-    With CE the cross-entropy of a row, C_s and M_s the rows of sample s with a label of AR and of MDM, d_i the divisor
-    of a row (`Example.mdm_divisors`; of ReFusion q_s A_s, the expected number of masked tokens), B samples, and lambda
-    the weight that `hybrid_loss` takes, the loss of a batch (Eq. 3) is
+    Let CE be the cross-entropy of a row, C_s and M_s the rows of sample s with an AR label and with an MDM label, d_i
+    the divisor of a row (`Example.mdm_divisors`; for ReFusion q_s A_s, the expected number of masked tokens), B the
+    number of samples, and lambda the `mdm_weight` of `hybrid_loss`. The loss of a batch (Eq. 3) is
 
         L = L_AR + lambda L_MDM
         release:      L_AR = sum_s sum_(j in C_s) CE_j / sum_s |C_s|      L_MDM = 1/B sum_s sum_(i in M_s) CE_i / d_i
         paper (1-2):  L_AR = 1/B sum_s 1/|C_s| sum_(j in C_s) CE_j        L_MDM = 1/B sum_s 1/|M_s| sum_(i in M_s) CE_i
 
-    A clean slot of k tokens has k - 1 labelled rows and a masked one k, so that |C_s| and |M_s| are the paper's
-    (k - 1) and k times the number of slots, if all are full. A term without labels is 0.
-
-    Args:
-        examples: at least one.
-        normalisation: "release" or "paper".
+    A clean slot of k tokens has k - 1 labelled rows and a masked slot has k. If all slots are full, |C_s| and |M_s| are
+    therefore the (k - 1) and k times the number of slots of the paper. A term without labels is 0.
     """
     return collate_groups([examples], normalisation=normalisation)
 
@@ -99,12 +95,12 @@ def collate(examples: Sequence[Example], *, normalisation: Normalisation = "rele
 def collate_groups(
     groups: Sequence[Sequence[Example]], *, normalisation: Normalisation = "release", num_groups: float = 1
 ) -> PackedBatch:
-    """Joins several groups of examples, each weighed as `collate` weighs it alone.
+    """Packs several groups of examples, each weighed as `collate` weighs a batch.
 
     Args:
-        groups: at least one, none empty. The loss of the batch is the sum of their losses / `num_groups`.
-        normalisation: as for `collate`, where "batch" means a group.
-        num_groups: what the sum is divided by.
+        groups: at least one group, none empty.
+        normalisation: normalisation within each group, see `collate`.
+        num_groups: divisor of the loss of the batch, which is the sum of the losses of the groups.
     """
     examples = [example for group in groups for example in group]
     weights = [_weights(group, normalisation) for group in groups]
@@ -120,7 +116,7 @@ def collate_groups(
 
 
 def _weights(examples: Sequence[Example], normalisation: Normalisation) -> tuple[np.ndarray, np.ndarray]:
-    """Factors of the two cross-entropies in each row of a group."""
+    """Factors of the AR and the MDM cross-entropy of each row of a group."""
     lengths = [len(example.tokens) for example in examples]
     num_ar = [(example.ar_labels != IGNORED).sum() for example in examples]
     num_mdm = [(example.mdm_labels != IGNORED).sum() for example in examples]

@@ -1,4 +1,4 @@
-"""The values of a JSON list or of JSON Lines, plain or gzipped, one after the other: no file is held in memory."""
+"""Streams the values of a JSON list or of JSON Lines, plain or gzipped, without a whole file in memory."""
 
 import codecs
 import gzip
@@ -16,7 +16,7 @@ _BROKEN_GZIP = (EOFError, zlib.error, gzip.BadGzipFile)
 
 @dataclass(frozen=True)
 class Broken:
-    """A place that yields no value: why, and whether nothing after it in the file can be read."""
+    """A position without a readable value, and whether nothing after it can be read either."""
 
     reason: str
     ends_file: bool = False
@@ -29,18 +29,18 @@ def _content(path: Path, file: BinaryIO) -> io.BufferedIOBase:
 
 
 def holds_list(path: Path, file: BinaryIO) -> bool:
-    """Whether a file is a JSON list: it begins with a bracket, and its name does not say that it is JSON Lines.
+    """Whether a file is a JSON list: it begins with a bracket, and its name is not that of JSON Lines.
 
     Args:
-        path: for the name's ending.
-        file: at its beginning, where it is put back.
+        path: path of the file, for its extension.
+        file: the open file at its beginning, where it is again afterwards.
     """
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         return False
     try:
         start = _content(path, file).read(CHUNK_BYTES)
     except _BROKEN_GZIP:
-        start = b""  # reading it as lines says what is wrong
+        start = b""  # reading the file as lines reports what is wrong
     file.seek(0)
     return start.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
 
@@ -49,12 +49,12 @@ def values(path: Path, file: BinaryIO, *, is_list: bool) -> Iterator[tuple[int, 
     """Decodes a file, value by value.
 
     Args:
-        path: `.gz` is decompressed.
-        file: at its beginning.
-        is_list: as `holds_list` says; otherwise each line that is not blank is a value.
+        path: path of the file; `.gz` is decompressed.
+        file: the open file at its beginning.
+        is_list: result of `holds_list`; if it is False, each line that is not blank is a value.
 
     Yields:
-        The number of the line, or of the value in the list, from 1; and the value, or `Broken`.
+        The 1-based number of the line or of the value in the list, and the value or `Broken`.
     """
     content, number = _content(path, file), 0
     try:
@@ -65,7 +65,7 @@ def values(path: Path, file: BinaryIO, *, is_list: bool) -> Iterator[tuple[int, 
 
 
 def _line_values(content: io.BufferedIOBase) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate(content, start=1):  # of bytes: a line feed ends a line, U+2028 and its kin do not
+    for number, line in enumerate(content, start=1):  # in bytes only a line feed ends a line, not U+2028
         if number == 1:
             line = line.removeprefix(codecs.BOM_UTF8)
         if line.strip():
@@ -84,7 +84,7 @@ def _line_value(line: bytes) -> Any:
 
 
 def _list_values(content: io.BufferedIOBase) -> Iterator[tuple[int, Any]]:
-    text, number = _LongText(content), 0
+    text, number = _TextWindow(content), 0
     text.peek()
     text.position += 1  # the bracket that `holds_list` saw
     if text.peek() != "]":
@@ -105,23 +105,23 @@ def _list_values(content: io.BufferedIOBase) -> Iterator[tuple[int, Any]]:
                 break
             text.position += 1
         if sign != "]":
-            found = repr(sign) if sign else "the end of the file"
-            yield number + 1, Broken(f"not JSON (expected a comma or the list's end, found {found})", ends_file=True)
+            actual = repr(sign) if sign else "the end of the file"
+            yield number + 1, Broken(f"not JSON (expected a comma or the list's end, found {actual})", ends_file=True)
             return
     text.position += 1
     if text.peek():
         yield number + 1, Broken("there is more text after the list's end", ends_file=True)
 
 
-class _LongText:
-    """A window that moves over a long UTF-8 text; bytes that are not UTF-8 are there as lone surrogates.
+class _TextWindow:
+    """A window that moves over a long UTF-8 text; bytes that are not UTF-8 become lone surrogates.
 
     Attributes:
-        position: of what comes next, within the window.
+        position: index of the next character within the window.
     """
 
-    # A value that the window's end cuts is reported as wrong no further than this before the end: the longest literal
-    # or escape that may be cut. Strings are the exception: they are reported where they begin.
+    # If the end of the window cuts a value, the JSON decoder reports an error at most this many characters before the
+    # end: the longest literal or escape sequence. Cut strings are reported where they begin.
     _LONGEST_CUT = 16
 
     def __init__(self, content: io.BufferedIOBase) -> None:
@@ -132,13 +132,13 @@ class _LongText:
         self.position = 0
 
     def _grow(self) -> None:
-        # As much again as is kept, so that a long value is parsed a few times, not once a chunk.
+        # The window doubles, so that a long value is parsed a few times, not once for each chunk.
         data = self._content.read(max(CHUNK_BYTES, len(self._text) - self.position))
         self._text = self._text[self.position :] + self._utf8.decode(data, final=not data)
         self.position, self._ended = 0, not data
 
     def peek(self) -> str:
-        """Passes over blanks; the next character, or "" at the end."""
+        """Skips white space and returns the next character without taking it, or "" at the end."""
         while True:
             while self.position < len(self._text):
                 if self._text[self.position] not in " \t\r\n":
@@ -149,10 +149,10 @@ class _LongText:
             self._grow()
 
     def take_value(self) -> tuple[Any, bool]:
-        """Passes over a JSON value; the value, and whether its text is UTF-8.
+        """Takes a JSON value and returns it, and whether its text is UTF-8.
 
         Raises:
-            ValueError: it is not JSON, or beyond what Python reads of it.
+            ValueError: the text is not JSON, or exceeds a limit of Python's decoder.
         """
         while True:
             try:

@@ -1,8 +1,8 @@
-"""Attention in a packed batch: each example attends to itself, and no mask spans two of them.
+"""Attention in a packed batch: each example attends to itself only, without a mask over the whole batch.
 
-transformers' models call an attention function by name and hand it the keyword arguments of their forward. The one
-registered here, "refusion_packed", finds the examples' lengths there and goes from one to the next. Without them it is
-transformers' "sdpa", so that a model that was trained with it generates and scores as before.
+Models of transformers call an attention function by its name and pass it the keyword arguments of their forward. The
+function "refusion_packed" takes the lengths of the examples from there and computes one example at a time. Without them
+it is the "sdpa" of transformers, so that a trained model generates and scores as before.
 
 Shapes: T rows of all examples, H query heads, K key-value heads, W head width, D hidden.
 """
@@ -29,13 +29,13 @@ ATTENTION = "refusion_packed"
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """What attention has to know of a packed batch, made once for all layers.
+    """Description of a packed batch for attention, computed once for all layers.
 
     Attributes:
-        lengths: rows of each example.
-        causal: whether each example's attention is causal.
-        masks: [1, 1, length, length], to be added to the scores of an example; None where it is causal or full.
-        ends: [examples + 1] int32 on the device, sums of lengths from 0 to T.
+        lengths: number of rows of each example.
+        causal: whether the attention of each example is causal.
+        masks: [1, 1, length, length], added to the attention scores of each example; None for causal and full.
+        ends: [examples + 1] int32 on the device, cumulative lengths from 0 to T.
     """
 
     lengths: tuple[int, ...]
@@ -45,7 +45,7 @@ class Packing:
 
     @classmethod
     def of(cls, batch: PackedBatch, dtype: torch.dtype) -> "Packing":
-        """That of a batch; masks are numbers of `dtype`."""
+        """Describes a batch; `dtype` is the data type of the masks."""
         masks: list[torch.Tensor | None] = []
         for sight in batch.sights:
             if isinstance(sight, str):
@@ -77,21 +77,21 @@ def packed_attention(
     """The attention function that transformers calls.
 
     Args:
-        module: the attention layer.
+        module: attention layer.
         query: [1, H, T, W].
         key: [1, K, T, W].
         value: [1, K, T, W].
-        attention_mask: of use without a packing only.
-        dropout: as SDPA.
-        scaling: as SDPA.
-        packing: keyword argument of the model's forward; None makes this "sdpa".
-        kwargs: what else transformers hands over.
+        attention_mask: mask for calls without a packing.
+        dropout: dropout probability.
+        scaling: factor of the attention scores.
+        packing: keyword argument of the forward of the model; None computes "sdpa".
+        kwargs: other keyword arguments of the forward.
 
     Returns:
         [1, T, H, W], and no attention weights.
 
     Raises:
-        ConfigError: an example is longer than the layer's sliding window.
+        ConfigError: an example is longer than the sliding window of the layer.
     """
     if packing is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
@@ -99,14 +99,14 @@ def packed_attention(
     if window is not None and max(packing.lengths) > window:
         raise ConfigError(
             f"an example of {max(packing.lengths)} tokens is longer than the model's sliding window of {window}; "
-            "training lets examples see themselves whole, so drop longer samples or set use_sliding_window=false in "
-            "config.json"
+            "training computes full attention within an example, so drop longer samples or set "
+            "use_sliding_window=false in config.json"
         )
     dtype = computing_dtype(query)
     fits_flash = query.is_cuda and dtype in (torch.bfloat16, torch.float16) and query.shape[-1] <= 256
     if flash_attn_varlen_func is not None and fits_flash and all(packing.causal):
         return _flash(query.to(dtype), key.to(dtype), value.to(dtype), dropout, scaling, packing), None
-    # One split, whose gradient is one concatenation; the gradient of a slice would be as long as the batch.
+    # The gradient of one split is one concatenation; the gradient of a slice would be as large as the batch.
     parts = (tensor.split(packing.lengths, dim=2) for tensor in (query, key, value))
     outputs = [
         sdpa_attention_forward(module, q, k, v, mask, dropout, scaling, is_causal=causal)[0]
@@ -116,7 +116,7 @@ def packed_attention(
 
 
 def computing_dtype(tensor: torch.Tensor) -> torch.dtype:
-    """What matrix products with a tensor are computed in: autocast's choice, or its own."""
+    """Data type of matrix products with a tensor: the type of autocast, or of the tensor."""
     device_type = tensor.device.type
     return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else tensor.dtype
 
@@ -129,7 +129,7 @@ def _flash(
     scaling: float | None,
     packing: Packing,
 ) -> torch.Tensor:
-    """All causal examples in one kernel, whose heads may share keys."""
+    """Computes all causal examples in one kernel."""
     query_THW, key_TKW, value_TKW = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     longest = max(packing.lengths)
     output_THW = flash_attn_varlen_func(
@@ -152,20 +152,20 @@ AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
 def hidden_states(model: PreTrainedModel, batch: PackedBatch) -> torch.Tensor:
-    """[T, D], what the model's last layer says of each row of a batch.
+    """[T, D], output of the last layer for each row of a batch.
 
-    Sets the model's attention to `ATTENTION` and leaves it so: activation checkpointing runs layers again in backward.
+    The attention of the model stays `ATTENTION` afterwards, as gradient checkpointing runs layers again in backward.
 
     Args:
-        model: a causal language model of transformers whose layers call attention by name (Qwen3, Qwen2, Llama, ...).
-        batch: on the model's device.
+        model: causal language model of transformers whose layers call attention by name (Qwen3, Qwen2, Llama, ...).
+        batch: batch on the device of the model.
     """
     if model.config._attn_implementation != ATTENTION:
         model.set_attn_implementation(ATTENTION)
     output = model.get_decoder()(
         input_ids=batch.tokens_T[None],
         position_ids=batch.positions_T[None],
-        # Four axes say "made by the caller": without them transformers makes a mask of T x T.
+        # transformers takes a tensor of four axes as a finished mask; otherwise it would make a mask of T x T.
         attention_mask=batch.tokens_T.new_zeros(1, 1, 1, 1),
         use_cache=False,
         packing=Packing.of(batch, model.dtype),

@@ -1,7 +1,7 @@
-"""Rows of fine-tuning data, streamed: JSON lists and JSON Lines, plain or gzipped, one file or many.
+"""Streams rows of fine-tuning data from JSON lists and JSON Lines, plain or gzipped, in one file or many.
 
-A row is an object with the texts `query` and `response`; other keys are ignored. A query may be empty (the chat
-template is a prompt too); a response may not, where blanks are a text like any other.
+A row is an object with the texts `query` and `response`; other keys are ignored. A query may be empty, as the chat
+template is a prompt too. A response must not be empty; white space is a valid response.
 """
 
 import glob
@@ -17,19 +17,19 @@ from refusion_eval.training.data.json_values import Broken, holds_list, values
 OnBad = Literal["fail", "skip"]
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-ENDINGS = (".json", ".jsonl", ".json.gz", ".jsonl.gz")  # of the files of a folder or pattern that are read
-NUM_LISTED = 20  # bad rows that a report names; the others are counted
+ENDINGS = (".json", ".jsonl", ".json.gz", ".jsonl.gz")  # only such files of a folder or pattern are read
+NUM_LISTED = 20  # bad rows that a report lists; the others are counted
 _KINDS = {dict: "an object", list: "a list", str: "a text", bool: "a truth value", int: "a number", float: "a number"}
 
 
 class Row(NamedTuple):
-    """One good row.
+    """One valid row.
 
     Attributes:
-        path: its file.
-        number: its line in JSON Lines, its place in a JSON list; from 1.
-        query: what the user asks.
-        response: what the model is to answer; never empty.
+        path: file of the row.
+        number: 1-based line in JSON Lines, or index in a JSON list.
+        query: text of the user.
+        response: text that the model is to learn; never empty.
     """
 
     path: Path
@@ -40,13 +40,13 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class BadRow:
-    """Where a row is bad, and why.
+    """Position of a malformed row and the reason why it was refused.
 
     Attributes:
-        path: its file.
+        path: file of the row.
         unit: "line" in JSON Lines, "row" in a JSON list.
-        number: of the line or row, from 1.
-        reason: what is wrong.
+        number: 1-based number of the line or row.
+        reason: the defect.
     """
 
     path: str
@@ -60,14 +60,14 @@ class BadRow:
 
 @dataclass
 class RowReport:
-    """What became of the rows; filled while they are read.
+    """Counts of rows, updated while the rows are read.
 
     Attributes:
-        num_read: rows met, good or bad; blank lines are none.
-        num_bad: malformed rows; a place from which on a file cannot be read counts as one.
-        num_too_long: good rows that were left out because they have too many tokens.
-        bad: the first `NUM_LISTED` bad rows.
-        cut_short: all places from which on a file could not be read, so that nobody knows how many rows are missing.
+        num_read: number of valid and malformed rows; blank lines do not count.
+        num_bad: number of malformed rows; the unreadable rest of a file counts as one.
+        num_too_long: number of valid rows that were left out because they have too many tokens.
+        bad: the first `NUM_LISTED` malformed rows.
+        cut_short: all positions after which the rest of a file is unreadable, with an unknown number of rows.
     """
 
     num_read: int = 0
@@ -78,17 +78,17 @@ class RowReport:
 
     @property
     def num_kept(self) -> int:
-        """Rows that are neither bad nor too long."""
+        """Number of rows that are neither malformed nor too long."""
         return self.num_read - self.num_bad - self.num_too_long
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "RowReport":
-        """The report that `dataclasses.asdict` took apart."""
+        """The inverse of `dataclasses.asdict`."""
         places = {name: [BadRow(**place) for place in values[name]] for name in ("bad", "cut_short")}
         return cls(**{**values, **places})
 
     def summary(self) -> str:
-        """A few lines to print: the counts, then the bad rows that are listed."""
+        """Text of several lines: the counts, then the listed malformed rows."""
         lines = [
             f"{self.num_read} rows read: {self.num_kept} kept, {self.num_bad} bad, {self.num_too_long} too long",
             *(f"bad: {place}" for place in self.bad),
@@ -98,10 +98,10 @@ class RowReport:
         return "\n".join(lines + [f"not read from there on: {place}" for place in self.cut_short])
 
     def refuse_bad(self) -> None:
-        """Raises if there is a bad row.
+        """Checks that no row is malformed.
 
         Raises:
-            DataError: names the first one.
+            DataError: a row is malformed; the message names the first one.
         """
         if self.bad:
             raise DataError(
@@ -111,11 +111,11 @@ class RowReport:
 
 
 class RowReader:
-    """An iterable of `Row`, from the first file's first row each time; what `read_rows` returns.
+    """An iterable of `Row`; each iteration starts with the first row of the first file.
 
     Attributes:
-        files: those that the paths stand for, in the order of reading.
-        report: of the pass that is under way, or of the last one.
+        files: all files of the given paths, in the order of reading.
+        report: report of the current or the last iteration.
     """
 
     def __init__(self, paths: Paths, *, on_bad: OnBad) -> None:
@@ -164,18 +164,19 @@ class RowReader:
 
 
 def read_rows(paths: Paths, *, on_bad: OnBad = "fail") -> RowReader:
-    """Rows of one or many files, streamed; no file is held in memory.
+    """Streams the rows of one or many files.
 
     Args:
-        paths: files, folders (all that end in `ENDINGS`, at any depth) and patterns such as `data/**/*.jsonl`, one or a
-            list. What a folder or pattern stands for is sorted by name; a file that is named twice is read once.
-            `.jsonl` is JSON Lines; other files are a list if they begin with a bracket, and JSON Lines otherwise.
-        on_bad: "fail" stops at the first bad row; "skip" leaves bad rows out and counts them. A row is bad if it is
-            not UTF-8 or JSON, no object, lacks a key, has a value that is no text or that UTF-8 cannot hold, or an
-            empty response. After a syntax error in a list, or in damaged gzip data, the rest of the file is lost.
+        paths: one path or a list: files, folders (all files that end in `ENDINGS`, at any depth) and patterns such as
+            `data/**/*.jsonl`. The files of a folder or pattern are sorted by name; a file that is named twice is read
+            once. `.jsonl` is JSON Lines; other files are a list if they begin with a bracket, else JSON Lines.
+        on_bad: "fail" stops at the first malformed row; "skip" leaves malformed rows out and counts them. A row is
+            malformed if it is not UTF-8 or JSON, is not an object, lacks a key, has a value that is not a text or not
+            valid Unicode, or has an empty response. After a syntax error in a list, and in damaged gzip data, the rest
+            of the file cannot be read.
 
     Returns:
-        An iterable of `Row`; its `report` is complete after the last one.
+        An iterable of `Row`, whose `report` is complete after the last row.
 
     Raises:
         ConfigError: `on_bad` is unknown.
@@ -185,14 +186,14 @@ def read_rows(paths: Paths, *, on_bad: OnBad = "fail") -> RowReader:
 
 
 def check_rows(paths: Paths, *, on_bad: OnBad = "fail") -> None:
-    """Refuses files that begin badly or hold no row, from the first rows of each.
+    """Checks the first rows of each file.
 
     Args:
-        paths: see `read_rows`.
-        on_bad: likewise.
+        paths: files, folders and patterns, see `read_rows`.
+        on_bad: "fail" refuses a malformed first row, "skip" looks for the first valid row.
 
     Raises:
-        DataError: a path has no file, a file has no row, or under "fail" its first one is bad.
+        DataError: a path has no file, a file has no valid row, or its first row is malformed under "fail".
     """
     for path in find_files(paths):
         if next(iter(read_rows(path, on_bad=on_bad)), None) is None:
@@ -200,15 +201,15 @@ def check_rows(paths: Paths, *, on_bad: OnBad = "fail") -> None:
 
 
 def find_files(paths: Paths) -> list[Path]:
-    """The files that paths stand for, see `read_rows`.
+    """All files of some paths, see `read_rows`.
 
     Raises:
         DataError: a path has no file.
     """
-    found: dict[Path, Path] = {}
+    unique: dict[Path, Path] = {}
     for entry in [paths] if isinstance(paths, str | os.PathLike) else paths:
         path = Path(entry).expanduser()
-        if path.is_file():  # before it is tried as a pattern: names may hold brackets
+        if path.is_file():  # tested before patterns, as names may contain brackets
             files = [path]
         else:
             pattern = f"{glob.escape(str(path))}/**/*" if path.is_dir() else str(path)
@@ -219,14 +220,14 @@ def find_files(paths: Paths) -> list[Path]:
                 f"{entry}: no such file, and no {', '.join(ENDINGS)} below such a folder or pattern; correct the path"
             )
         for file in files:
-            found.setdefault(file.resolve(), file)
-    if not found:
+            unique.setdefault(file.resolve(), file)
+    if not unique:
         raise DataError("no path of training data is given; name a file, a folder or a pattern")
-    return list(found.values())
+    return list(unique.values())
 
 
 def _defect(value: Any) -> Broken | None:
-    """What keeps a JSON value from being a row."""
+    """The reason why a JSON value is not a row; None for a row."""
     if not isinstance(value, dict):
         return Broken(f"expected an object, found {_kind(value)}")
     for name in ("query", "response"):

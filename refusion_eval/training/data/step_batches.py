@@ -1,4 +1,4 @@
-"""The batches of a training run, made by data-loader workers: corrupted, packed, and weighed as `steps` plans them."""
+"""The batches of a training run, which data-loader workers corrupt and pack according to the plan of `steps`."""
 
 from typing import NamedTuple, TypedDict
 
@@ -9,30 +9,24 @@ from refusion_eval.training.config import ObjectiveConfig
 from refusion_eval.training.data.collate import PackedBatch, collate_groups
 from refusion_eval.training.data.steps import StepPlan, corruption_rng
 from refusion_eval.training.data.token_cache import TokenCache
-from refusion_eval.training.flops import visible_pairs
 from refusion_eval.training.objectives.table import OBJECTIVES, SpecialIds, num_rows
 
 
-class Place(NamedTuple):
-    """Which of the run's processes this is.
-
-    Attributes:
-        rank: from 0.
-        world_size: number of processes.
-    """
+class ProcessRank(NamedTuple):
+    """0-based rank of a process and number of processes of the run."""
 
     rank: int
     world_size: int
 
 
 class ForwardInputs(TypedDict):
-    """What one forward is made of.
+    """Inputs of one forward.
 
     Attributes:
-        batch: its loss is the mean over the step's micro-batches, times the number of forwards of a step, as far as it
-            holds them: the mean over all forwards of a step is the mean over all its micro-batches.
-        num_tokens: of the samples, as they are in the data.
-        num_pairs: pairs of rows of which one sees the other.
+        batch: whole micro-batches. Its loss is scaled so that the mean over all forwards of a step is the mean over
+            all micro-batches of the step.
+        num_tokens: number of tokens of the samples, without filling and second copies.
+        num_pairs: number of pairs of rows that see each other.
     """
 
     batch: PackedBatch
@@ -41,21 +35,21 @@ class ForwardInputs(TypedDict):
 
 
 def example_lengths(samples: TokenCache, config: ObjectiveConfig) -> np.ndarray:
-    """[N], rows that each sample takes in a pack."""
+    """[N], number of rows of each sample in a pack."""
     return num_rows(config, samples.prompt_lengths, samples.lengths - samples.prompt_lengths)
 
 
 class StepBatches(Dataset[ForwardInputs]):
-    """One process' forwards, step after step.
+    """All forwards of one process, in the order of the steps.
 
     Args:
-        samples: to train on.
-        config: of the objective.
-        ids: token ids that it puts into texts.
-        plan: of the steps, made with `example_lengths`.
-        num_steps: of the run.
-        seed: of the corruption.
-        place: of this process.
+        samples: training samples.
+        config: training objective.
+        ids: token ids that the objective adds to texts.
+        plan: plan of the steps, made with `example_lengths`.
+        num_steps: number of steps of the run.
+        seed: seed of the corruption.
+        process: rank of this process.
     """
 
     def __init__(
@@ -67,11 +61,11 @@ class StepBatches(Dataset[ForwardInputs]):
         *,
         num_steps: int,
         seed: int,
-        place: Place,
+        process: ProcessRank,
     ) -> None:
         self._samples, self._config, self._ids, self._plan = samples, config, ids, plan
-        self._num_steps, self._seed, self._place = num_steps, seed, place
-        self._forwards_per_process = plan.num_forwards // place.world_size
+        self._num_steps, self._seed, self._process = num_steps, seed, process
+        self._forwards_per_process = plan.num_forwards // process.world_size
 
     def __len__(self) -> int:
         return self._num_steps * self._forwards_per_process
@@ -80,7 +74,7 @@ class StepBatches(Dataset[ForwardInputs]):
         step, turn = divmod(index, self._forwards_per_process)
         make = OBJECTIVES[self._config.objective]
         groups, num_tokens = [], 0
-        for draws in self._plan.forward(step, turn, *self._place):
+        for draws in self._plan.forward(step, turn, *self._process):
             group = []
             for draw in draws:
                 sample, rng = self._samples[draw.sample], corruption_rng(self._seed, draw)
@@ -94,14 +88,14 @@ class StepBatches(Dataset[ForwardInputs]):
                 num_groups=self._plan.num_groups / self._plan.num_forwards,
             ),
             num_tokens=num_tokens,
-            num_pairs=sum(visible_pairs(example) for group in groups for example in group),
+            num_pairs=sum(example.num_visible_pairs() for group in groups for example in group),
         )
 
     def loader(self, num_workers: int) -> "DataLoader[ForwardInputs]":
-        """The forwards in their order, prepared by a number of processes; 0 is this one."""
-        return DataLoader(self, batch_size=1, shuffle=False, collate_fn=_only, num_workers=num_workers)
+        """A loader of all forwards in order; with 0 workers this process prepares them."""
+        return DataLoader(self, batch_size=1, shuffle=False, collate_fn=_only_item, num_workers=num_workers)
 
 
-def _only(items: list[ForwardInputs]) -> ForwardInputs:
+def _only_item(items: list[ForwardInputs]) -> ForwardInputs:
     (item,) = items
     return item

@@ -1,7 +1,7 @@
-"""Which samples belong to which optimizer step, and which forward of a step holds them.
+"""Assigns samples to optimiser steps, and the samples of a step to its forwards.
 
-A step is exactly `global_batch_size` samples. Everything follows from the seed, the samples and the settings; the
-number of processes only says who computes which forwards of a step.
+A step has exactly `global_batch_size` samples. The plan depends on the seed, the samples and the settings only; the
+number of processes decides only which process computes which forward of a step.
 """
 
 import heapq
@@ -13,24 +13,20 @@ import numpy as np
 
 from refusion_eval.errors import ConfigError
 
-# What a stream of random numbers is for, so that no two share one: numpy ignores zeros at the end of a seed.
+# Last parts of seeds, one for each purpose, so that no two streams of random numbers are equal. They are not 0, because
+# numpy ignores zeros at the end of a seed.
 _ORDER, _CORRUPTION = 2, 3
 
 
 class Draw(NamedTuple):
-    """A sample as it is seen once.
-
-    Attributes:
-        epoch: which pass over the data.
-        sample: its number.
-    """
+    """One use of a sample: 0-based numbers of the epoch and of the sample."""
 
     epoch: int
     sample: int
 
 
 def corruption_rng(seed: int, draw: Draw) -> np.random.Generator:
-    """The generator of everything that is drawn for a sample in an epoch, whichever process draws it."""
+    """Generator of all random choices for a sample in an epoch; equal in every process."""
     return np.random.default_rng([seed, _CORRUPTION, draw.epoch, draw.sample])
 
 
@@ -40,26 +36,26 @@ def _order(seed: int, epoch: int, num_samples: int) -> np.ndarray:
 
 
 class StepPlan:
-    """The steps of a training.
+    """Plan of all steps of a training run.
 
-    Epochs follow each other without a seam: each is a new order of all samples, and a step takes the next
-    `global_batch_size` of them, across the end of an epoch if need be. So no step is smaller than the others and no
-    sample is left out of an epoch; only behind the last whole step of the training fewer samples than a step's remain.
+    Each epoch is a new order of all samples. A step takes the next `global_batch_size` samples and may cross the end of
+    an epoch, so that all steps are equally large and no epoch leaves a sample out. Only after the last whole step of
+    the run fewer samples than a step remain unused.
 
     The samples of a step, in their order, form groups of `micro_batch_size`, over which the release normalises its
-    loss. The groups are dealt to `num_forwards` forwards, the longest first, each to the forward that has the fewest
-    rows so far (LPT scheduling; the fullest forward has at most 4/3 of the rows that the best deal would give it).
+    loss. The groups are assigned to `num_forwards` forwards, the longest group first, each to the forward with the
+    fewest rows so far (LPT scheduling: the fullest forward has at most 4/3 of the rows of the optimum).
 
     Attributes:
-        num_groups: of a step.
-        num_forwards: of a step, over all processes.
+        num_groups: number of groups of a step.
+        num_forwards: number of forwards of a step, over all processes.
 
     Args:
-        lengths: rows that each sample takes, as the objective lays it out.
-        global_batch_size: samples of a step.
-        micro_batch_size: samples of a group; divides the step.
-        num_forwards: of a step, over all processes; at most its groups.
-        seed: of the order.
+        lengths: number of rows that the objective makes of each sample.
+        global_batch_size: number of samples of a step.
+        micro_batch_size: number of samples of a group; divides `global_batch_size`.
+        num_forwards: number of forwards of a step, over all processes; at most the number of groups.
+        seed: seed of the order of samples.
 
     Raises:
         ConfigError: there are no samples, or the numbers do not fit each other.
@@ -83,15 +79,15 @@ class StepPlan:
         self.num_groups = global_batch_size // micro_batch_size
 
     def num_steps(self, num_epochs: float) -> int:
-        """Whole steps in a number of epochs; the samples behind the last one are not trained on."""
+        """Number of whole steps in a number of epochs; the samples after the last step are not used."""
         return int(num_epochs * len(self._lengths) + 1e-6) // self._global_batch_size
 
     def groups(self, step: int) -> list[tuple[Draw, ...]]:
-        """The groups of a step, counted from 0."""
+        """The groups of a step (0-based)."""
         num_samples, first = len(self._lengths), step * self._global_batch_size
         draws = []
-        for place in range(first, first + self._global_batch_size):
-            epoch, number = divmod(place, num_samples)
+        for index in range(first, first + self._global_batch_size):
+            epoch, number = divmod(index, num_samples)
             draws.append(Draw(epoch, int(_order(self._seed, epoch, num_samples)[number])))
         size = self._micro_batch_size
         return [tuple(draws[start : start + size]) for start in range(0, len(draws), size)]
@@ -123,14 +119,14 @@ class StepPlan:
 
 
 def check_batch(global_batch_size: int, micro_batch_size: int, num_forwards: int) -> None:
-    """Refuses a step that cannot be cut as asked.
+    """Checks that a step consists of whole micro-batches, at least one for each forward.
 
     Raises:
-        ConfigError: likewise.
+        ConfigError: it does not.
     """
     if global_batch_size < 1 or micro_batch_size < 1 or global_batch_size % micro_batch_size:
         raise ConfigError(
-            f"global_batch_size is {global_batch_size} and micro_batch_size {micro_batch_size}; a step is cut into "
+            f"global_batch_size is {global_batch_size} and micro_batch_size {micro_batch_size}; a step consists of "
             "whole micro-batches, so make the first a multiple of the second"
         )
     if not 1 <= num_forwards <= global_batch_size // micro_batch_size:
@@ -142,10 +138,10 @@ def check_batch(global_batch_size: int, micro_batch_size: int, num_forwards: int
 
 
 def check_world(num_forwards: int, world_size: int) -> None:
-    """Refuses a number of processes that a step cannot be shared by.
+    """Checks that the number of processes divides the number of forwards of a step.
 
     Raises:
-        ConfigError: likewise.
+        ConfigError: it does not.
     """
     if world_size < 1 or num_forwards % world_size:
         raise ConfigError(

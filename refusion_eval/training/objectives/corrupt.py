@@ -1,7 +1,7 @@
-"""A clean answer becomes a ReFusion example: mask slots, shuffle the clean ones and put them first (Sec. 4.3).
+"""Turns a clean answer into a ReFusion example: masks slots and puts the shuffled clean slots first (Sec. 4.3).
 
-The random draws and their consequence are apart: `draw` decides, `arrange` is a pure function of what was decided.
-Labels sit where logits are read. Clean tokens predict the next token of their slot, masks the token of their own place.
+`draw` makes the random choices; `arrange` is a pure function of them. A label stands in the row whose logits predict
+it: a clean token predicts the next token of its slot, a mask predicts the token at its own position.
 """
 
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ class Draws:
     """The random choices for one sample.
 
     Attributes:
-        slot_size: k.
-        mask_probability: q, with which each slot was masked.
-        masked_slots: the masked slots, ascending.
-        clean_slots: the other slots in the order in which they are laid out.
+        slot_size: number k of tokens of a slot.
+        mask_probability: probability q with which each slot was masked.
+        masked_slots: masked slots in ascending order.
+        clean_slots: the other slots in shuffled order.
     """
 
     slot_size: int
@@ -35,23 +35,19 @@ class Draws:
 
 
 def draw_slot_size(rng: np.random.Generator, slot_sizes: Sequence[int] = SLOT_SIZES) -> int:
-    """Draws k, one for each sample."""
+    """Draws the slot size k of a sample."""
     return slot_sizes[int(rng.integers(len(slot_sizes)))]
 
 
 def mask_probability(uniform: Number) -> Number:
-    """Keeps the probability of a mask above 0.001, so that the loss, which divides by it, stays finite.
-
-    Args:
-        uniform: t, uniform in [0, 1).
-    """
+    """Maps t, uniform in [0, 1), to a mask probability of at least 0.001, as the loss divides by it."""
     return 0.999 * uniform + 0.001
 
 
 def draw(rng: np.random.Generator, answer_length: int, slot_size: int) -> Draws:
-    """Masks each slot with probability q, the `mask_probability` of one t, and shuffles the others.
+    """Masks each slot independently with one probability q, and shuffles the others.
 
-    One draw a slot, as the release does; the paper masks exactly floor(t K) slots.
+    The release draws slots independently, too; the paper masks exactly floor(t K) slots.
     """
     num_slots = -(-answer_length // slot_size)
     probability = mask_probability(float(rng.random()))
@@ -65,25 +61,25 @@ def draw(rng: np.random.Generator, answer_length: int, slot_size: int) -> Draws:
 
 
 def fill_with_eos(answer: Sequence[int], *, eos: int, multiple: int) -> tuple[int, ...]:
-    """Repeats EOS up to a multiple of `multiple` tokens (0: leaves the answer alone, as the release does).
+    """Repeats EOS up to a multiple of `multiple` tokens; 0 leaves the answer as it is, as in the release.
 
-    At inference a block holds masks beyond the future EOS, which the release's training never shows; with the block
-    length as `multiple` the model learns that they are EOS.
+    At inference a block has masks after the future EOS, which do not occur in the training of the release. With the
+    block length as `multiple` the model learns that these masks are EOS.
     """
     missing = -len(answer) % multiple if multiple else 0
     return (*answer, *[eos] * missing)
 
 
 def arrange(prompt: Sequence[int], answer: Sequence[int], draws: Draws, *, mask: int) -> Example:
-    """Lays out prompt, shuffled clean slots and masked slots, with true positions and labels (Sec. 4.3, Eq. 1-2).
+    """Concatenates prompt, shuffled clean slots and masked slots, with true positions and labels (Sec. 4.3, Eq. 1-2).
 
-    With slots S^c in the order c_1, c_2, ... in which the clean ones are laid out, and r_j the answer's tokens:
+    With clean slots S^c in their shuffled order c_1, c_2, ..., and the tokens r_j of the answer:
 
-        CE of a clean token  (Eq. 1):  -log P(r_(j+1) | prompt, S^c1 .. S^c(n-1), r_j and those before it in slot S^cn)
+        CE of a clean token  (Eq. 1):  -log P(r_(j+1) | prompt, S^c1 .. S^c(n-1), tokens of slot S^cn up to r_j)
         CE of a masked token (Eq. 2):  -log P(r_i | prompt, all clean slots, masks up to i)
 
-    The last token of a slot predicts nothing. `collate` sums and divides; the divisor here is q A, the expected number
-    of masked tokens, as in the release.
+    The last token of a slot has no label. `collate` sums and divides; the divisor is q A, the expected number of masked
+    tokens, as in the release.
     """
     answer_A = np.asarray(answer, dtype=np.int64)
     k = draws.slot_size
@@ -104,23 +100,23 @@ def arrange(prompt: Sequence[int], answer: Sequence[int], draws: Draws, *, mask:
         start += len(slot)
 
     prompt_P = np.asarray(prompt, dtype=np.int64)
-    unread = np.full(len(prompt_P), IGNORED)
+    prompt_labels = np.full(len(prompt_P), IGNORED)
     return Example(
         tokens=np.concatenate([prompt_P, tokens]),
         positions=np.concatenate([np.arange(len(prompt_P)), len(prompt_P) + index]),
-        ar_labels=np.concatenate([unread, ar_labels]),
-        mdm_labels=np.concatenate([unread, mdm_labels]),
+        ar_labels=np.concatenate([prompt_labels, ar_labels]),
+        mdm_labels=np.concatenate([prompt_labels, mdm_labels]),
         mdm_divisors=np.full(len(prompt_P) + len(index), draws.mask_probability * len(answer_A)),
     )
 
 
 def causal_example(prompt: Sequence[int], answer: Sequence[int], *, learn_prompt: bool) -> Example:
-    """The next-token example of AR training: CE_j = -log P(r_j | prompt, r_1 .. r_(j-1)), which `collate` averages.
+    """The example of AR training: CE_j = -log P(r_j | prompt, r_1 .. r_(j-1)), which `collate` averages.
 
     Args:
-        prompt: its token ids.
-        answer: its token ids, EOS among them.
-        learn_prompt: whether the prompt's own tokens are labelled too (pre-training).
+        prompt: token ids of the prompt.
+        answer: token ids of the answer, EOS included.
+        learn_prompt: whether the tokens of the prompt are labelled too (pre-training).
     """
     tokens = np.asarray([*prompt, *answer], dtype=np.int64)
     labels = np.append(tokens[1:], IGNORED)

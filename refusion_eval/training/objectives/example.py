@@ -1,4 +1,4 @@
-"""One training sequence of any objective: what is fed, what is predicted where, how it weighs, and who sees whom."""
+"""One training sequence of any objective: input tokens, labels with their weights, and attention visibility."""
 
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -13,17 +13,17 @@ Array = TypeVar("Array", np.ndarray, torch.Tensor)
 
 @dataclass(frozen=True, kw_only=True)
 class Visibility(Generic[Array]):
-    """Who sees whom where attention is not causal: two small numbers a row in place of a mask.
+    """Attention that is not causal, as two small numbers for each row instead of a mask.
 
-    The text is cut into blocks, and may be there twice, clean and noisy. A row sees its own block of its own copy, and
-    the clean copy of all blocks before it:
+    The text is divided into blocks and may occur twice, clean and noisy. A row sees its own block of its own copy, and
+    the clean copy of all earlier blocks:
 
         i sees j  <=>  (block_i = block_j and noisy_i = noisy_j)  or  (block_j < block_i and not noisy_j)
 
     One clean block is full attention.
 
     Attributes:
-        blocks: [..., T], number of each row's block, from 0.
+        blocks: [..., T], 0-based number of the block of each row.
         noisy: [..., T], whether the row belongs to the noisy copy.
     """
 
@@ -31,10 +31,10 @@ class Visibility(Generic[Array]):
     noisy: Array
 
     def mask(self) -> Array:
-        """[..., T, T], whether the row of the last but one axis sees that of the last; every row sees itself."""
-        own, other = self.blocks[..., :, None], self.blocks[..., None, :]
+        """[..., T, T], whether row i (second last axis) sees row j (last axis); every row sees itself."""
+        row_blocks, seen_blocks = self.blocks[..., :, None], self.blocks[..., None, :]
         same_copy = self.noisy[..., :, None] == self.noisy[..., None, :]
-        return ((own == other) & same_copy) | ((other < own) & ~self.noisy[..., None, :])
+        return ((row_blocks == seen_blocks) & same_copy) | ((seen_blocks < row_blocks) & ~self.noisy[..., None, :])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +42,12 @@ class Example:
     """One training sequence of T rows.
 
     Attributes:
-        tokens: [T], as they are fed.
-        positions: [T], each token's index in the true text.
-        ar_labels: [T], the next token, where it is to be predicted, or `IGNORED`.
-        mdm_labels: [T], the token behind a mask, or `IGNORED`.
-        mdm_divisors: [T], what the cross-entropy at each place of `mdm_labels` is divided by; of the other places
-            nobody asks.
-        visibility: who sees whom; None is causal, in the order of the rows.
+        tokens: [T], input token ids.
+        positions: [T], index of each token in the original text.
+        ar_labels: [T], the next token where it is to be predicted, else `IGNORED`.
+        mdm_labels: [T], the original token of a mask, else `IGNORED`.
+        mdm_divisors: [T], divisor of the cross-entropy of each label in `mdm_labels`; without meaning elsewhere.
+        visibility: attention visibility; None is causal in the order of the rows.
     """
 
     tokens: np.ndarray
@@ -57,3 +56,13 @@ class Example:
     mdm_labels: np.ndarray
     mdm_divisors: np.ndarray
     visibility: Visibility[np.ndarray] | None = None
+
+    def num_visible_pairs(self) -> int:
+        """Number of pairs (i, j) where row i sees row j, including i = j."""
+        if self.visibility is None:
+            return len(self.tokens) * (len(self.tokens) + 1) // 2
+        blocks, noisy = self.visibility.blocks, self.visibility.noisy
+        clean_B = np.bincount(blocks[~noisy], minlength=int(blocks.max()) + 1)
+        noisy_B = np.bincount(blocks[noisy], minlength=len(clean_B))
+        earlier_B = np.cumsum(clean_B) - clean_B
+        return int((clean_B**2 + noisy_B**2 + (clean_B + noisy_B) * earlier_B).sum())

@@ -1,4 +1,4 @@
-"""The losses: weighted cross-entropy at the labelled rows, next-token (AR) plus masked (MDM), Eq. 1-3.
+"""The loss: weighted cross-entropy of the labelled rows, next-token (AR) plus masked (MDM), Eq. 1-3.
 
 Shapes: R labelled rows, N rows of a chunk, D hidden, V vocabulary.
 """
@@ -13,8 +13,8 @@ from refusion_eval.errors import ConfigError
 from refusion_eval.training.data.collate import PackedBatch
 from refusion_eval.training.data.packed import computing_dtype, hidden_states
 
-# Logits that exist at a time: on a GPU 256 MiB in float32, some 440 rows of Qwen3's vocabulary, enough to keep it busy.
-# A CPU is as fast with less.
+# Number of logits in memory at a time. On a GPU they take 256 MiB in float32, or about 440 rows of Qwen3's vocabulary,
+# which is enough to keep the GPU busy. A CPU is as fast with fewer.
 CHUNK_LOGITS, CHUNK_LOGITS_ON_CPU = 1 << 26, 1 << 22
 
 
@@ -22,8 +22,8 @@ class Losses(NamedTuple):
     """The hybrid loss and its two terms; either term is 0 when nothing is labelled for it.
 
     Attributes:
-        total: AR + lambda MDM, to be differentiated.
-        ar, mdm: the terms, without lambda, to be read only.
+        total: AR + lambda MDM, differentiable.
+        ar, mdm: the two terms without lambda; they have no gradient.
     """
 
     total: torch.Tensor
@@ -32,11 +32,11 @@ class Losses(NamedTuple):
 
 
 class CrossEntropies(NamedTuple):
-    """Cross-entropies of some rows.
+    """Cross-entropies of labelled rows.
 
     Attributes:
-        total: sum of weight times cross-entropy, to be differentiated.
-        each_R: cross-entropy of each row, to be read only.
+        total: sum of weight times cross-entropy, differentiable.
+        each_R: cross-entropy of each row; it has no gradient.
     """
 
     total: torch.Tensor
@@ -44,7 +44,7 @@ class CrossEntropies(NamedTuple):
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """Gradients are computed with the losses, chunk by chunk, so that no chunk's logits are kept or made twice."""
+    """Computes gradients with the losses, chunk by chunk, so that logits are neither kept nor computed twice."""
 
     @staticmethod
     def forward(
@@ -61,18 +61,18 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         each_R = torch.empty(len(labels_R), dtype=torch.float32, device=hidden_RD.device)
         hidden_gradient_RD = torch.empty_like(hidden_RD) if for_hidden else None
         head_gradient_VD = torch.zeros_like(head_VD) if for_head else None
-        # Autocast would keep a copy of the head that knows no gradient, and hand it to later users.
+        # Autocast would cache a copy of the head without gradient and return it to later users.
         with torch.autocast(hidden_RD.device.type, enabled=False):
             cast_head_VD = head_VD.to(dtype)
             for start in range(0, len(labels_R), rows_per_chunk):
                 rows = slice(start, start + rows_per_chunk)
                 chunk_ND, weights_N1 = hidden_RD[rows].to(dtype), weights_R[rows, None]
-                # Logits, their exponentials and their gradients in turn, in the same memory.
+                # The same memory holds the logits, then their exponentials, then their gradients.
                 chunk_NV = functional.linear(chunk_ND, cast_head_VD).float()
                 largest_N1, labels_N1 = chunk_NV.amax(dim=1, keepdim=True), labels_R[rows, None]
-                of_labels_N1 = chunk_NV.gather(1, labels_N1)
+                label_logits_N1 = chunk_NV.gather(1, labels_N1)
                 sums_N1 = chunk_NV.sub_(largest_N1).exp_().sum(dim=1, keepdim=True)
-                each_R[rows] = (sums_N1.log() + largest_N1 - of_labels_N1)[:, 0]
+                each_R[rows] = (sums_N1.log() + largest_N1 - label_logits_N1)[:, 0]
                 if not (for_hidden or for_head):
                     continue
                 gradient_NV = chunk_NV.mul_(weights_N1 / sums_N1).scatter_add_(1, labels_N1, -weights_N1).to(dtype)
@@ -88,11 +88,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, of_total: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Scales the gradients in place, so that they serve once."""
+    def backward(ctx: Any, total_gradient: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Scales the gradients in place, so that they can be used only once."""
         gradients, ctx.gradients = ctx.gradients, None
         assert gradients is not None, "the loss was differentiated twice; compute it anew"
-        scaled = (gradient if gradient is None else gradient.mul_(of_total) for gradient in gradients)
+        scaled = (gradient if gradient is None else gradient.mul_(total_gradient) for gradient in gradients)
         return (*scaled, None, None, None, None, None)
 
 
@@ -104,21 +104,21 @@ def weighted_cross_entropy(
     *,
     chunk_logits: int | None = None,
 ) -> CrossEntropies:
-    """Weighted cross-entropies in float32, without ever holding the logits of all rows; exact, gradients included.
+    """Weighted cross-entropies in float32, in chunks of rows; losses and gradients are exact.
 
     Args:
-        head: the layer from hidden states to logits; its matrix may be that of the embeddings.
-        hidden_RD: states of the labelled rows; without rows the total is 0 and has zero gradients.
+        head: layer from hidden states to logits; it may share its matrix with the embedding.
+        hidden_RD: hidden states of the labelled rows; without rows the total is 0 and has zero gradients.
         labels_R: token ids.
         weights_R: float32 factors; they get no gradient.
-        chunk_logits: how many logits there may be at a time, at least those of one row; None is what suits the device.
+        chunk_logits: maximal number of logits in memory, at least one row; None is a number that suits the device.
 
     Raises:
-        ConfigError: the head is no plain matrix, or works in float16, in which gradients before scaling vanish.
+        ConfigError: the head is not a plain matrix, or computes in float16, in which small gradients vanish.
     """
     if not isinstance(head, torch.nn.Linear) or head.bias is not None:
         raise ConfigError(
-            f"the model's output layer is {head}; the loss knows a linear layer without bias, so keep adapters off it"
+            f"the model's output layer is {head}; the loss needs a linear layer without bias, so do not adapt it"
         )
     dtype = computing_dtype(head.weight)
     if dtype == torch.float16:
@@ -134,14 +134,14 @@ def weighted_cross_entropy(
 
 
 def hybrid_loss(model: PreTrainedModel, batch: PackedBatch, *, mdm_weight: float = 1.0) -> Losses:
-    """One forward of the batch; only labelled rows are projected to the vocabulary.
+    """Loss of one forward; only labelled rows are projected to the vocabulary.
 
-    With AR targets alone this is AR pre-training or fine-tuning, with both it is ReFusion's objective, and with MDM
-    targets alone that of a masked diffusion model, as the batch's divisors and sights have it.
+    A batch with AR targets alone is AR training, one with both kinds is ReFusion's objective, and one with MDM targets
+    alone belongs to a masked diffusion model.
 
     Args:
-        model: see `hidden_states`.
-        batch: on the model's device.
+        model: model for `hidden_states`.
+        batch: batch on the device of the model.
         mdm_weight: lambda of Eq. 3.
     """
     ar, mdm = batch.ar, batch.mdm
@@ -149,5 +149,5 @@ def hybrid_loss(model: PreTrainedModel, batch: PackedBatch, *, mdm_weight: float
     weights_R = torch.cat([ar.weights_R, mdm_weight * mdm.weights_R])
     labels_R = torch.cat([ar.labels_R, mdm.labels_R])
     losses = weighted_cross_entropy(model.get_output_embeddings(), hidden_RD, labels_R, weights_R)
-    of_ar, of_mdm = losses.each_R.split([len(ar.rows_R), len(mdm.rows_R)])
-    return Losses(losses.total, (of_ar * ar.weights_R).sum(), (of_mdm * mdm.weights_R).sum())
+    ar_R, mdm_R = losses.each_R.split([len(ar.rows_R), len(mdm.rows_R)])
+    return Losses(losses.total, (ar_R * ar.weights_R).sum(), (mdm_R * mdm.weights_R).sum())

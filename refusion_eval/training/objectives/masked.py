@@ -1,7 +1,7 @@
-"""Clean answers become the examples of two masked diffusion models: LLaDA's, and BD3-LM's, which goes block by block.
+"""Turns clean answers into examples of two masked diffusion models: LLaDA (full attention) and BD3-LM (blocks).
 
-As in `corrupt`, `draw` decides and `llada_example` and `bd3lm_example` are pure functions of what was decided. Both
-predict every masked token in its own row; the prompt is never masked.
+`draw` makes the random choices; `llada_example` and `bd3lm_example` are pure functions of them. Both models predict
+every masked token in its own row. The prompt is never masked.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ class Noise:
     """The random choices for one answer of A tokens.
 
     Attributes:
-        probabilities: [A], with which each token was masked; equal within a block.
-        masked: [A], whether it was.
+        probabilities: [A], probability with which each token was masked; equal within a block.
+        masked: [A], whether each token was masked.
     """
 
     probabilities: np.ndarray
@@ -27,12 +27,12 @@ class Noise:
 
 
 def draw(rng: np.random.Generator, answer_length: int, block_size: int) -> Noise:
-    """Draws a probability of masks for each block of the answer, then masks each token by itself.
+    """Draws a mask probability for each block of the answer, then masks each token independently.
 
     Args:
-        rng: gives t, uniform in [0, 1), for each block, then one number for each token.
-        answer_length: A, at least 1.
-        block_size: tokens of a block; A makes it a single one, as LLaDA has it.
+        rng: generator of one number for each block, then one number for each token.
+        answer_length: number of tokens A, at least 1.
+        block_size: number of tokens of a block; A makes one block, as in LLaDA.
     """
     num_blocks = -(-answer_length // block_size)
     probabilities = np.repeat(mask_probability(rng.random(num_blocks)), block_size)[:answer_length]
@@ -42,7 +42,7 @@ def draw(rng: np.random.Generator, answer_length: int, block_size: int) -> Noise
 def llada_example(prompt: Sequence[int], answer: Sequence[int], noise: Noise, *, mask: int) -> Example:
     """LLaDA's supervised fine-tuning (arXiv 2502.09992, Sec. 2.3): all tokens see each other.
 
-    With an answer r of A tokens, its noisy copy r', and p the probability of a mask:
+    With an answer r of A tokens, its noisy copy r', and the mask probability p:
 
         L = 1/A  sum_i  [r'_i = MASK]  -log P(r_i | prompt, r') / p
 
@@ -60,15 +60,15 @@ def llada_example(prompt: Sequence[int], answer: Sequence[int], noise: Noise, *,
 
 
 def bd3lm_example(prompt: Sequence[int], answer: Sequence[int], noise: Noise, *, block_size: int, mask: int) -> Example:
-    """Block diffusion (BD3-LM, arXiv 2503.09573, Sec. 3), all blocks in one forward.
+    """Block diffusion (BD3-LM, arXiv 2503.09573, Sec. 3), with all blocks in one forward.
 
-    With an answer r of A tokens in blocks r^1, r^2, ..., the noisy copy r'^b of block b, and p_b its probability:
+    With an answer r of A tokens in blocks r^1, r^2, ..., and the noisy copy r'^b of block b with mask probability p_b:
 
         L = 1/A  sum_b sum_(i in b)  [r'_i = MASK]  -log P(r_i | prompt, r^1 .. r^(b-1), r'^b) / p_b
 
-    The rows are the clean text, then the noisy answer at the same positions. The clean text is as the decoder's cache
-    holds it: in blocks of which one begins where the answer does, each full in itself and seeing those before it. It
-    ends before the answer's last block, which nobody would see.
+    The rows are the clean text, then the noisy answer at the same positions. The clean text has the blocks of the
+    decoder's cache: one block begins with the answer, and each block sees itself and the earlier blocks. It ends before
+    the last block of the answer, which no row would see.
     """
     num_clean_answer = (len(answer) - 1) // block_size * block_size
     num_prompt, num_clean = len(prompt), len(prompt) + num_clean_answer
@@ -94,14 +94,14 @@ def _example(
     positions: np.ndarray,
     visibility: Visibility[np.ndarray],
 ) -> Example:
-    """Clean rows without labels, then the noisy answer; a masked token's divisor is its probability times A."""
+    """Clean rows without labels, then the noisy answer; the divisor of a mask is its probability times A."""
     answer_A = np.asarray(answer, dtype=np.int64)
-    unread = np.full(len(clean), IGNORED)
+    clean_labels = np.full(len(clean), IGNORED)
     return Example(
         tokens=np.concatenate([np.asarray(clean, dtype=np.int64), np.where(noise.masked, mask, answer_A)]),
         positions=positions,
         ar_labels=np.full(len(positions), IGNORED),
-        mdm_labels=np.concatenate([unread, np.where(noise.masked, answer_A, IGNORED)]),
+        mdm_labels=np.concatenate([clean_labels, np.where(noise.masked, answer_A, IGNORED)]),
         mdm_divisors=np.concatenate([np.ones(len(clean)), noise.probabilities * len(answer_A)]),
         visibility=visibility,
     )

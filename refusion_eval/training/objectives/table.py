@@ -1,7 +1,7 @@
-"""The training objectives: each makes an `Example` of a sample, and the loss (`loss.hybrid_loss`) is one for all.
+"""The training objectives: each turns a sample into an `Example`; all share the loss `loss.hybrid_loss`.
 
-An objective decides what is fed, what is predicted in which row, how it weighs, and who sees whom. Adding one is a
-function and a line in `OBJECTIVES`, and its name in `config.Objective`.
+An objective decides inputs, labels, weights and attention visibility. To add one, write its function, add the function
+to `OBJECTIVES`, and add its name to `config.Objective`.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from refusion_eval.training.objectives.example import Example
 
 
 class SpecialIds(NamedTuple):
-    """Token ids that objectives put into a text."""
+    """Token ids that objectives add to a text."""
 
     eos: int
     mask: int
@@ -27,31 +27,31 @@ MakeExample = Callable[[Sample, np.random.Generator, ObjectiveConfig, SpecialIds
 
 
 def _pretrain(sample: Sample, rng: np.random.Generator, config: ObjectiveConfig, ids: SpecialIds) -> Example:
-    """Next token, the prompt's too."""
+    """Predicts the next token of prompt and answer."""
     return causal_example(sample.prompt, sample.answer, learn_prompt=True)
 
 
 def _sft(sample: Sample, rng: np.random.Generator, config: ObjectiveConfig, ids: SpecialIds) -> Example:
-    """Next token of the answer."""
+    """Predicts the next token of the answer."""
     return causal_example(sample.prompt, sample.answer, learn_prompt=False)
 
 
 def _refusion(sample: Sample, rng: np.random.Generator, config: ObjectiveConfig, ids: SpecialIds) -> Example:
-    """ReFusion's hybrid: next token in clean slots, masked tokens in the others."""
+    """Predicts the next token in clean slots and the masked tokens in the other slots."""
     answer = _filled(sample, config, ids)
     slot_size = draw_slot_size(rng, config.slot_sizes)
     return arrange(sample.prompt, answer, draw(rng, len(answer), slot_size), mask=ids.mask)
 
 
 def _llada(sample: Sample, rng: np.random.Generator, config: ObjectiveConfig, ids: SpecialIds) -> Example:
-    """Masked tokens of the answer, everything seen both ways."""
+    """Predicts the masked tokens of the answer with full attention."""
     answer = _filled(sample, config, ids)
     noise = masked.draw(rng, len(answer), block_size=len(answer))
     return masked.llada_example(sample.prompt, answer, noise, mask=ids.mask)
 
 
 def _bd3lm(sample: Sample, rng: np.random.Generator, config: ObjectiveConfig, ids: SpecialIds) -> Example:
-    """Masked tokens of each block of the answer, given the clean blocks before it."""
+    """Predicts the masked tokens of each block of the answer, given the earlier clean blocks."""
     answer = _filled(sample, config, ids)
     noise = masked.draw(rng, len(answer), config.block_size)
     return masked.bd3lm_example(sample.prompt, answer, noise, block_size=config.block_size, mask=ids.mask)
@@ -62,12 +62,12 @@ def _filled(sample: Sample, config: ObjectiveConfig, ids: SpecialIds) -> tuple[i
 
 
 def num_rows(config: ObjectiveConfig, num_prompt: np.ndarray, num_answer: np.ndarray) -> np.ndarray:
-    """How many rows the examples of some samples have, known before they are made.
+    """Number of rows of the example of each sample, computed before the examples exist.
 
     Args:
-        config: of the objective.
-        num_prompt: [N], prompt tokens of each sample.
-        num_answer: [N], answer tokens of each sample, EOS included.
+        config: training objective.
+        num_prompt: [N], number of prompt tokens of each sample.
+        num_answer: [N], number of answer tokens of each sample, EOS included.
     """
     if config.objective in ("refusion", *MASKED_OBJECTIVES) and config.eos_multiple:
         num_answer = num_answer + -num_answer % config.eos_multiple
