@@ -176,12 +176,6 @@ def _tokenizer(work_dir: Path) -> PreTrainedTokenizerFast:
 def build(work_dir: Path, out_dir: Path, *, num_threads: int, stages: Sequence[str] = tuple(STAGES)) -> None:
     """Trains stages and writes `<out_dir>/<stage>` for each.
 
-    Args:
-        work_dir: folder for tokenizer, resumable states and metrics; not needed after the training.
-        out_dir: folder for the checkpoints and their cards.
-        num_threads: CPU threads of torch.
-        stages: names of `STAGES` and `VARIANTS`.
-
     Raises:
         ConfigError: a stage is unknown.
     """

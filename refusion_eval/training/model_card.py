@@ -51,16 +51,7 @@ def write_card(
     num_samples: int,
     hardware: str,
 ) -> None:
-    """Writes README.md and loss.csv into the directory of a checkpoint.
-
-    Args:
-        target: directory of the checkpoint.
-        stage: name in `embedded.STAGES` or `embedded.VARIANTS`.
-        configs: settings of all stages that led to the checkpoint, in order.
-        work_dir: folder that contains `<stage>/metrics.jsonl`.
-        num_samples: number of conversations of the mini tasks and the drills.
-        hardware: description for the card.
-    """
+    """Writes README.md and loss.csv into the directory of a checkpoint."""
     lines = {name: (work_dir / name / "metrics.jsonl").read_text().splitlines() for name in configs}
     metrics = {name: [json.loads(line) for line in stage_lines] for name, stage_lines in lines.items()}
     with (target / "loss.csv").open("w", newline="") as file:

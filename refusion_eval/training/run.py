@@ -49,10 +49,6 @@ RUN_FILE, MODEL_FOLDER = "run.json", "model"
 def check_run(config: RunConfig, world_size: int) -> None:
     """Checks that a run can start on this machine, without reading weights or whole data files.
 
-    Args:
-        config: settings of the run.
-        world_size: number of processes.
-
     Raises:
         RefusionEvalError: a setting, a package, a file or the model does not fit.
     """

@@ -34,12 +34,6 @@ class RunLog(TrainerCallback):
     """Writes the values that the trainer logs, on rank 0 only.
 
     When a run continues from a checkpoint, the lines of later steps are removed first, because these steps run again.
-
-    Args:
-        run_dir: folder for `log.csv` and `tensorboard/`.
-        num_steps: number of steps of the run.
-        tensorboard: whether to write for TensorBoard too.
-        stream: output of the status line; None is stderr.
     """
 
     def __init__(

@@ -33,12 +33,7 @@ TIMEOUT_SECONDS = 6 * 3600
 
 
 class LossModel(torch.nn.Module):
-    """A model whose forward is the loss, because DDP, FSDP and DeepSpeed act on the forward of a module.
-
-    Args:
-        model: a model of transformers, or a model of peft around one.
-        mdm_weight: lambda of Eq. 3.
-    """
+    """A model whose forward is the loss, because DDP, FSDP and DeepSpeed act on the forward of a module."""
 
     def __init__(self, model: torch.nn.Module, *, mdm_weight: float) -> None:
         super().__init__()
@@ -111,15 +106,6 @@ class RefusionTrainer(Trainer):
 
     The Trainer divides the loss of a forward by the number of forwards of this process in a step; DDP, FSDP or
     DeepSpeed average the gradients over processes. The result is the mean over all forwards that `ForwardInputs` needs.
-
-    Args:
-        model: model to be trained.
-        arguments: `training_arguments` with `max_steps`.
-        batches: batches of this process.
-        epochs_per_step: share of an epoch in a step, for the log.
-        keep: number of newest checkpoints that are kept.
-        loader_workers: number of processes that prepare batches.
-        callbacks: additional callbacks.
     """
 
     control: TrainerControl
@@ -178,7 +164,7 @@ class RefusionTrainer(Trainer):
             ar, mdm, num_forwards, num_tokens, flops = self.accelerator.reduce(sums, "sum").tolist()
             seconds = time.perf_counter() - self._since
             peak = self._peak and self._peak * self.accelerator.num_processes
-            logs = {
+            line: dict[str, Any] = {
                 "epoch": self.state.global_step * self._epochs_per_step,
                 "ar": ar / num_forwards,
                 "mdm": mdm / num_forwards,
@@ -190,6 +176,7 @@ class RefusionTrainer(Trainer):
                 "tokens_per_second": num_tokens / seconds,
                 "mfu": flops / (seconds * peak) if peak else None,
             }
+            logs = line
             self._terms.zero_()
             self._num_forwards = self._num_tokens = self._flops = 0
             self._since = time.perf_counter()

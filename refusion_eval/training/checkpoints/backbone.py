@@ -173,10 +173,6 @@ def load_backbone(config: BackboneConfig, tokenizer: PreTrainedTokenizerFast) ->
     The rows of new tokens are the mean of the rows of all known tokens, computed in float32, in the embedding and in
     an untied output layer. Rows beyond the ids of the tokenizer stay as they are. With random weights no row is a mean.
 
-    Args:
-        config: settings that `check_backbone` accepts.
-        tokenizer: tokenizer from `load_tokenizer`.
-
     Raises:
         ConfigError: a setting does not fit the model.
         CheckpointError: the weights are missing, are pickled, or do not fit config.json.

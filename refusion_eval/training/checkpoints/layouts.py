@@ -31,12 +31,7 @@ def as_released(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tokenizer_as_released(config: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> dict[str, Any]:
-    """A tokenizer_config.json as transformers 4 reads it.
-
-    Args:
-        config: content of tokenizer_config.json.
-        tokenizer: content of tokenizer.json, which lists the added tokens.
-    """
+    """A tokenizer_config.json as transformers 4 reads it."""
     released = {key: value for key, value in config.items() if key not in ("backend", "extra_special_tokens")}
     extra = config.get("extra_special_tokens")
     if extra:

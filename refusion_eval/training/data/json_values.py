@@ -29,12 +29,7 @@ def _content(path: Path, file: BinaryIO) -> io.BufferedIOBase:
 
 
 def holds_list(path: Path, file: BinaryIO) -> bool:
-    """Whether a file is a JSON list: it begins with a bracket, and its name is not that of JSON Lines.
-
-    Args:
-        path: path of the file, for its extension.
-        file: the open file at its beginning, where it is again afterwards.
-    """
+    """Whether a file is a JSON list: it begins with a bracket, and its name is not that of JSON Lines."""
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         return False
     try:

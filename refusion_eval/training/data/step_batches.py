@@ -40,17 +40,7 @@ def example_lengths(samples: TokenCache, config: ObjectiveConfig) -> np.ndarray:
 
 
 class StepBatches(Dataset[ForwardInputs]):
-    """All forwards of one process, in the order of the steps.
-
-    Args:
-        samples: training samples.
-        config: training objective.
-        ids: token ids that the objective adds to texts.
-        plan: plan of the steps, made with `example_lengths`.
-        num_steps: number of steps of the run.
-        seed: seed of the corruption.
-        process: rank of this process.
-    """
+    """All forwards of one process, in the order of the steps."""
 
     def __init__(
         self,

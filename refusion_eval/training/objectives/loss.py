@@ -118,7 +118,7 @@ def weighted_cross_entropy(
     """
     if not isinstance(head, torch.nn.Linear) or head.bias is not None:
         raise ConfigError(
-            f"the model's output layer is {head}; the loss needs a linear layer without bias, so do not adapt it"
+            f"the model's output layer is {head}; the loss needs a linear layer without bias; keep adapters off it"
         )
     dtype = computing_dtype(head.weight)
     if dtype == torch.float16:
@@ -138,11 +138,6 @@ def hybrid_loss(model: PreTrainedModel, batch: PackedBatch, *, mdm_weight: float
 
     A batch with AR targets alone is AR training, one with both kinds is ReFusion's objective, and one with MDM targets
     alone belongs to a masked diffusion model.
-
-    Args:
-        model: model for `hidden_states`.
-        batch: batch on the device of the model.
-        mdm_weight: lambda of Eq. 3.
     """
     ar, mdm = batch.ar, batch.mdm
     hidden_RD = hidden_states(model, batch).index_select(0, torch.cat([ar.rows_R, mdm.rows_R]))

@@ -62,13 +62,7 @@ def _filled(sample: Sample, config: ObjectiveConfig, ids: SpecialIds) -> tuple[i
 
 
 def num_rows(config: ObjectiveConfig, num_prompt: np.ndarray, num_answer: np.ndarray) -> np.ndarray:
-    """Number of rows of the example of each sample, computed before the examples exist.
-
-    Args:
-        config: training objective.
-        num_prompt: [N], number of prompt tokens of each sample.
-        num_answer: [N], number of answer tokens of each sample, EOS included.
-    """
+    """[N], number of rows of the example of each of N samples, computed before the examples exist."""
     if config.objective in ("refusion", *MASKED_OBJECTIVES) and config.eos_multiple:
         num_answer = num_answer + -num_answer % config.eos_multiple
     if config.objective == "bd3lm":
