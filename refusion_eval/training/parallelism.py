@@ -44,7 +44,7 @@ def process_from_environment(parallelism: Parallelism) -> ProcessRank:
     try:
         process = ProcessRank(rank=int(rank), world_size=int(world_size))
     except ValueError as problem:
-        raise ConfigError(f"RANK and WORLD_SIZE are no numbers ({problem}); start the run with torchrun") from problem
+        raise ConfigError(f"RANK and WORLD_SIZE are not numbers ({problem}); start the run with torchrun") from problem
     if not 0 <= process.rank < process.world_size:
         raise ConfigError(f"RANK is {rank} and WORLD_SIZE {world_size}; start the run with torchrun")
     return process

@@ -202,8 +202,8 @@ def train(
         for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         first_step, seconds_before = state["step"], state["seconds"]
-        kept = [line for line in metrics_path.read_text().splitlines() if json.loads(line)["step"] <= first_step]
-        metrics_path.write_text("".join(line + "\n" for line in kept))
+        lines = [line for line in metrics_path.read_text().splitlines() if json.loads(line)["step"] <= first_step]
+        metrics_path.write_text("".join(line + "\n" for line in lines))
 
     ids = {"eos": model.config.eos_token_id, "mask": model.config.mask_token_id}
     schedule = _Schedule(config, samples)
@@ -224,25 +224,25 @@ def train(
         sums += (losses.ar.item(), losses.mdm.item())
         num_tokens += len(batch.tokens_T)
 
-        done, seconds = step + 1, seconds_before + time.perf_counter() - started
-        if done % config.log_every == 0 or done == config.num_steps:
-            since = (done - 1) % config.log_every + 1
+        num_done, seconds = step + 1, seconds_before + time.perf_counter() - started
+        if num_done % config.log_every == 0 or num_done == config.num_steps:
+            num_steps = (num_done - 1) % config.log_every + 1
             rate = num_tokens / (seconds - seconds_before)
-            line = {"step": done, "seconds": round(seconds, 1), "lr": config.peak_lr * share}
-            line |= {"ar": sums[0] / since, "mdm": sums[1] / since, "tokens_per_second": round(rate)}
+            line = {"step": num_done, "seconds": round(seconds, 1), "lr": config.peak_lr * share}
+            line |= {"ar": sums[0] / num_steps, "mdm": sums[1] / num_steps, "tokens_per_second": round(rate)}
             with metrics_path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             sums = np.zeros(2)
             if on_log is not None:
                 on_log(line)
-        if done % config.save_every == 0 or done == config.num_steps:
+        if num_done % config.save_every == 0 or num_done == config.num_steps:
             _save_state(
                 state_path,
                 {
                     "config": config.to_json(),
                     "model": model.state_dict(),
                     "optimizers": [optimizer.state_dict() for optimizer in optimizers],
-                    "step": done,
+                    "step": num_done,
                     "seconds": seconds,
                 },
             )
@@ -263,6 +263,6 @@ def exact_share(model: Qwen3ForCausalLM, samples: Sequence[Sample], *, batch_siz
         batch = collate(examples)
         predicted_R = model.lm_head(hidden_states(model, batch)[batch.ar.rows_R]).argmax(-1)
         sample_R = torch.arange(len(group)).repeat_interleave(torch.tensor(batch.lengths))[batch.ar.rows_R]
-        wrong = set(sample_R[predicted_R != batch.ar.labels_R].tolist())
-        num_exact += len(group) - len(wrong)
+        inexact = set(sample_R[predicted_R != batch.ar.labels_R].tolist())
+        num_exact += len(group) - len(inexact)
     return num_exact / len(samples)

@@ -375,7 +375,7 @@ def test_adapters_that_adapt_nothing(settings: dict[str, Any], message: str) -> 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "mistral"}, "model_type is 'mistral'; backbones that can be trained are qwen3, qwen2, llama"),
+        ({"model_type": "mistral"}, "model_type is 'mistral'; supported are qwen3, qwen2, llama"),
         ({"model_type": "Own", "auto_map": {"AutoModel": "own.Own"}}, "brings code of its own, which is never run"),
         ({"model_type": "llada"}, "model_type is 'llada'"),
         ({"architectures": ["OwnForCausalLM"]}, "not Qwen3ForCausalLM; code that comes with a checkpoint is never run"),
@@ -455,7 +455,9 @@ def test_a_shape_has_to_state_its_sizes(tmp_path: Path) -> None:
 def test_adapters_on_what_is_no_matrix_of_a_layer(tmp_path: Path, target: str) -> None:
     save_backbone_of(tmp_path)
     lora = LoraSettings(rank=2, alpha=4, target_modules=("q_proj", target))
-    with pytest.raises(ConfigError, match=f"names '{target}', which is no matrix of a qwen3 layer; it has q_proj"):
+    with pytest.raises(
+        ConfigError, match=f"names '{target}', which is not a matrix of a qwen3 layer; choose from q_proj"
+    ):
         check_backbone(_config(tmp_path, lora=lora), "refusion")
 
 

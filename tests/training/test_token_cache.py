@@ -210,7 +210,7 @@ def test_what_a_killed_call_left_is_not_taken_for_a_cache(
     assert killed.returncode == -signal.SIGKILL
     (part,) = (tmp_path / "caches").iterdir()
     assert (part.name[0], part.suffix) == (".", ".part")
-    with pytest.raises(DataError, match="is no cache of tokens"):
+    with pytest.raises(DataError, match="is not a token cache"):
         TokenCache(part)
     cache = build_cache(data, loaded, tmp_path / "caches", max_length=64)
     assert sum(encodings) == len(PAIRS)
@@ -262,7 +262,7 @@ def test_a_damaged_cache_is_refused(tmp_path: Path, data: Path, tokenizer: PreTr
     (file,) = directory.glob("*.arrow")
     content = file.read_bytes()
     file.write_bytes(content[: len(content) // 2])
-    with pytest.raises(DataError, match=f"{directory} is (no cache of tokens|damaged)"):
+    with pytest.raises(DataError, match=f"{directory} is (not a token cache|damaged)"):
         build_cache(data, tokenizer, tmp_path, max_length=64)
     file.write_bytes(content)
     facts = json.loads((directory / "cache.json").read_text())

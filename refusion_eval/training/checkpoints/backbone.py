@@ -104,9 +104,7 @@ def _check_class(path: Path) -> type[PreTrainedModel]:
     model_type = str(raw.get("model_type"))
     if model_type not in CLASSES:
         code = " and brings code of its own, which is never run" if "auto_map" in raw else ""
-        raise CheckpointError(
-            f"{path}: model_type is {model_type!r}{code}; backbones that can be trained are {', '.join(CLASSES)}"
-        )
+        raise CheckpointError(f"{path}: model_type is {model_type!r}{code}; supported are {', '.join(CLASSES)}")
     expected = CLASSES[model_type]
     architectures = raw.get("architectures") or [expected.__name__]
     if expected.__name__ not in architectures:
@@ -119,13 +117,13 @@ def _check_class(path: Path) -> type[PreTrainedModel]:
 
 def _check_lora(lora: LoraSettings, family: str) -> None:
     names = FAMILIES[family].tensors
-    matrices = (names.q, names.k, names.v, names.out, names.gate, names.up, names.down)
-    known = [name.rpartition(".")[2] for name in matrices]
+    paths = (names.q, names.k, names.v, names.out, names.gate, names.up, names.down)
+    matrices = [path.rpartition(".")[2] for path in paths]
     for target in lora.target_modules:
-        if target not in known:
+        if target not in matrices:
             raise ConfigError(
-                f"lora: target_modules names {target!r}, which is no matrix of a {family} layer; it has "
-                f"{', '.join(known)} (the embedding of new tokens is trained anyway, the output layer never is)"
+                f"lora: target_modules names {target!r}, which is not a matrix of a {family} layer; choose from "
+                f"{', '.join(matrices)} (the embedding of new tokens is always trained, the output layer never)"
             )
 
 
@@ -237,9 +235,11 @@ def _load(config: BackboneConfig) -> PreTrainedModel:
         attn_implementation="sdpa",
         output_loading_info=True,
     )
-    wrong = {kind: sorted(map(str, report[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
-    wrong["unexpected_keys"] = [name for name in wrong["unexpected_keys"] if not name.endswith("rotary_emb.inv_freq")]
-    for kind, names in wrong.items():
+    problems = {kind: sorted(map(str, report[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
+    problems["unexpected_keys"] = [
+        name for name in problems["unexpected_keys"] if not name.endswith("rotary_emb.inv_freq")
+    ]
+    for kind, names in problems.items():
         if names:
             raise CheckpointError(
                 f"{location.directory} has {len(names)} {kind.replace('_', ' ')} ({', '.join(names[:3])}); the weights "

@@ -75,9 +75,9 @@ def convert(
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r} is unknown; choose {', '.join(DTYPES)}")
     if rows is not None and to == "release":
-        raise ConfigError(f"rows={rows} is for the layout stock; the release's has as many as the tokenizer has ids")
+        raise ConfigError(f"rows={rows} is for the layout stock; the release has one row for each id of the tokenizer")
     if target.exists() or target.is_symlink():
-        raise ConfigError(f"{target} is there already; name a directory that is not")
+        raise ConfigError(f"{target} exists already; name a new directory")
     location = locate(source, revision)
     checkpoint = _Source(location)
     fetch_weights(location)
@@ -97,7 +97,7 @@ class _Source:
         self._shapes: ModelConfig = model_config(location.directory)
         if self._shapes.family not in CLASSES:
             raise CheckpointError(
-                f"{path}: model_type is {self._shapes.family!r}; those that are converted are {', '.join(CLASSES)}"
+                f"{path}: model_type is {self._shapes.family!r}; convert supports {', '.join(CLASSES)}"
             )
         if not (location.directory / "tokenizer.json").is_file():
             raise CheckpointError(
@@ -147,8 +147,8 @@ class _Source:
         unknown = [name for name in files.unread if name not in shapes.keys() | ignored]
         if unknown:
             raise CheckpointError(
-                f"{self._directory} has {len(unknown)} tensors that a {CLASSES[family].__name__} has not "
-                f"({', '.join(unknown[:3])}); it computes something else and is not converted"
+                f"{self._directory} has {len(unknown)} tensors that {CLASSES[family].__name__} does not have "
+                f"({', '.join(unknown[:3])}); it is another kind of model and cannot be converted"
             )
 
         def read(name: str) -> Tensor:

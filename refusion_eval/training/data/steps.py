@@ -105,15 +105,9 @@ class StepPlan:
         return [forwards[number] for _, number in sorted(loads, key=lambda load: (-load[0], load[1]))]
 
     def forward(self, step: int, turn: int, rank: int, world_size: int) -> list[tuple[Draw, ...]]:
-        """What one process computes in its n-th forward of a step.
+        """The groups of forward number `turn` (0-based) of one process in a step.
 
-        Processes take the forwards in turns, fullest first, so that those which wait for each other are alike.
-
-        Args:
-            step: from 0.
-            turn: from 0 up to `num_forwards / world_size`.
-            rank: of the process.
-            world_size: number of processes, which `check_world` accepts.
+        Ranks take the forwards in turns, fullest first, so that forwards that run at the same time have similar sizes.
         """
         return self.forwards(step)[turn * world_size + rank]
 

@@ -51,7 +51,7 @@ class TokenCache(Sequence[Sample]):
         statement: see above.
 
     Raises:
-        DataError: the folder is no whole cache.
+        DataError: the folder is not a complete cache.
     """
 
     def __init__(self, directory: Path, numbers: np.ndarray | None = None, statement: str = "all") -> None:
@@ -62,13 +62,13 @@ class TokenCache(Sequence[Sample]):
             self._dataset = datasets.load_from_disk(str(self.directory))
             lengths = {name: self._lengths(name) for name in _COLUMNS}
             num_tokens = sum(int(column.sum()) for column in lengths.values())
-            is_whole = (len(self._dataset), num_tokens) == (self.facts["num_samples"], self.facts["num_tokens"])
+            is_complete = (len(self._dataset), num_tokens) == (self.facts["num_samples"], self.facts["num_tokens"])
         except (OSError, ValueError, KeyError, TypeError, pyarrow.ArrowException) as problem:
             raise DataError(
-                f"{self.directory} is no cache of tokens ({problem}); remove it and build it anew"
+                f"{self.directory} is not a token cache ({problem}); remove it and build it again"
             ) from problem
-        if not is_whole:
-            raise DataError(f"{self.directory} is damaged; remove it and build it anew")
+        if not is_complete:
+            raise DataError(f"{self.directory} is damaged; remove it and build it again")
         self.numbers = np.arange(len(self._dataset)) if numbers is None else numbers
         self.statement = statement
         self.prompt_lengths: np.ndarray = lengths["prompt"][self.numbers]
@@ -111,11 +111,11 @@ def build_cache(
     on_bad: OnBad = "fail",
     workers: int = 0,
 ) -> TokenCache:
-    """Tokenises files of rows, or opens what an earlier call made of the same files with the same tokenizer.
+    """Tokenises files of rows, or opens what an earlier call made from the same files with the same tokenizer.
 
-    The order of the samples is that of the rows, whatever the number of workers. A cache appears under its name when
-    it is whole; an interrupted call leaves a folder `.*.part`, which is never read. Every call reads the files once to
-    hash them. Where several processes need a cache, one should build it first; otherwise each does the work.
+    The samples have the order of the rows for any number of workers. A cache gets its name when it is complete; an
+    interrupted call leaves a folder `.*.part`, which is never read. Every call reads the files once to hash them. If
+    several processes need a cache, one should build it first; otherwise each of them builds it.
 
     Args:
         paths: see `read_rows`.
@@ -193,8 +193,8 @@ def _write(
 
     def encode_batch(batch: dict[str, list[str]]) -> dict[str, list]:
         samples = encode(tokenizer, zip(batch["query"], batch["response"], strict=True))
-        kept = [sample for sample in samples if sample.length <= max_length]
-        return {"prompt": [sample.prompt for sample in kept], "answer": [sample.answer for sample in kept]}
+        samples = [sample for sample in samples if sample.length <= max_length]
+        return {"prompt": [sample.prompt for sample in samples], "answer": [sample.answer for sample in samples]}
 
     bars_were_on = datasets.utils.is_progress_bar_enabled()
     if not sys.stderr.isatty():  # a log would hold a line for every change of a bar
@@ -224,7 +224,9 @@ def _write(
     except RuntimeError as problem:
         if "died" not in str(problem):
             raise
-        raise ConfigError("a tokenising process died, of too little memory; use fewer workers, or 0") from problem
+        raise ConfigError(
+            "a tokenising process died, probably for lack of memory; use fewer workers, or 0"
+        ) from problem
     finally:
         if bars_were_on:
             datasets.enable_progress_bars()
@@ -273,6 +275,6 @@ def sample_subset(
         if not 0 < share <= 1:
             raise ConfigError(f"share is {share}; it must be above 0 and at most 1")
         count = max(round(share * len(cache)), 1)
-    drawn = np.random.default_rng(seed).permutation(len(cache))[:count]
+    numbers = np.random.default_rng(seed).permutation(len(cache))[:count]
     statement = f"{count} of {len(cache)} samples of cache {cache.name}, drawn with seed {seed}"
-    return TokenCache(cache.directory, cache.numbers[np.sort(drawn)], statement)
+    return TokenCache(cache.directory, cache.numbers[np.sort(numbers)], statement)

@@ -91,7 +91,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, total_gradient: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Scales the gradients in place, so that they can be used only once."""
         gradients, ctx.gradients = ctx.gradients, None
-        assert gradients is not None, "the loss was differentiated twice; compute it anew"
+        assert gradients is not None, "the loss was differentiated twice; compute it again"
         scaled = (gradient if gradient is None else gradient.mul_(total_gradient) for gradient in gradients)
         return (*scaled, None, None, None, None, None)
 
