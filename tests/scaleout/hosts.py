@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-# What Ray keeps on a machine, and what processes of one machine share.
+# Folders of Ray's session and of shared memory, which hosts must not share.
 OWN_FOLDERS = ("/tmp/ray", "/dev/shm")
 
 
@@ -19,8 +19,8 @@ class Host:
     """A namespace with a network card.
 
     Attributes:
-        name: of its network namespace.
-        address: its IP address.
+        name: name of the network namespace.
+        address: IP address.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Host:
     _processes: list[subprocess.Popen] = field(default_factory=list)
 
     def start(self, *command, environment, **options):
-        """Starts a program there; programs of one host that must share files are one script."""
+        """Starts a program on the host; programs that share files must be started by one script."""
         mounts = "".join(f"mount -t tmpfs none {folder} && " for folder in OWN_FOLDERS)
         inside = ["sh", "-c", mounts + 'exec "$@"', "sh", *map(str, command)]
         namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -39,12 +39,12 @@ class Host:
         return process
 
     def unplug(self):
-        """Cuts the cable, so that nobody is told of what follows, and then the power."""
+        """Cuts the network before the processes end, so that the other host learns nothing of their end."""
         ip("-n", self.name, "link", "set", "wire", "down")
         self.power_off()
 
     def power_off(self):
-        """Ends every process at once: they go with the first one of their namespace."""
+        """Kills the first process of each process namespace, and all others with it."""
         for process in self._processes:
             process.send_signal(signal.SIGKILL)
             process.wait()

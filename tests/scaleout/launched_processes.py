@@ -1,4 +1,4 @@
-"""Runs of the command line in several processes, and what they leave."""
+"""Runs of the command line in several processes, and their run directories."""
 
 import os
 import socket
@@ -13,7 +13,7 @@ from refusion_eval.store.run_reader import RunReader
 NUM_ITEMS = 12
 SECONDS = 300
 
-# The width curve is given, because every process measures its own: with another one forwards are fused differently.
+# The width curve is given, because every process measures its own, and forwards are fused by it.
 SETTINGS = {"gen_length": "64", "free_rows": "16", "row_cost": "0.02"}
 RUN = [
     *("-m", "refusion_eval", "run", "--model", "embedded", "--tasks", "mini_gsm8k", "--limit", str(NUM_ITEMS)),
@@ -25,7 +25,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def start(command, **environment):
-    """A process of its own session, so that a test can end all that it starts."""
+    """Starts a process in its own session, so that a test can end all of its children."""
     return subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -37,32 +37,32 @@ def start(command, **environment):
 
 
 @dataclass
-class Ended:
-    """What a process said, and how it ended."""
+class ProcessResult:
+    """Exit status and output of a process."""
 
     status: int
     out: str
     err: str
 
 
-def ended(process):
+def finish(process):
     try:
         out, err = process.communicate(timeout=SECONDS)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, 9)
         process.wait()
         raise
-    return Ended(process.returncode, out, err)
+    return ProcessResult(process.returncode, out, err)
 
 
-def succeeded(command, **environment):
-    result = ended(start(command, **environment))
+def run_checked(command, **environment):
+    result = finish(start(command, **environment))
     assert result.status == 0, result.err[-3000:]
     return result
 
 
 def ranks(arguments, num_processes=2):
-    """Processes as torchrun would start them, but nobody watches them and the first one holds the store."""
+    """Processes as torchrun would start them, but without a launcher: rank 0 holds the store."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -71,8 +71,8 @@ def ranks(arguments, num_processes=2):
 
 
 @dataclass
-class Left:
-    """What a run directory holds."""
+class RecordedRun:
+    """Contents of a run directory."""
 
     samples: list
     scores: list
@@ -90,18 +90,18 @@ class Left:
         return len({sample.process_id for sample in self.samples})
 
 
-def left(run_dir):
+def read_run(run_dir):
     try:
         with RunReader.open(run_dir) as run:
-            return Left(list(run.samples()), list(run.scores()), dict(run.run.processes))
+            return RecordedRun(list(run.samples()), list(run.scores()), dict(run.run.processes))
     except StoreError:
-        return Left([], [], {})
+        return RecordedRun([], [], {})
 
 
 def wait_for(process, condition):
-    """Waits until something holds, while a process is at work."""
+    """Waits until a condition holds; fails if the process ends before."""
     until = time.monotonic() + SECONDS
     while not condition():
-        assert process.poll() is None, f"it ended too early: {process.communicate()[1][-3000:]}"
-        assert time.monotonic() < until, "it took too long"
+        assert process.poll() is None, f"the process ended too early: {process.communicate()[1][-3000:]}"
+        assert time.monotonic() < until, "the condition did not hold in time"
         time.sleep(0.05)

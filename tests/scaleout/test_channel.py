@@ -37,26 +37,26 @@ def test_every_job_is_claimed_by_exactly_one_process(store):
         for job in range(50):
             driver.publish(number, job, {"name": job})
         driver.end_round(number)
-        for one in claiming:
-            one.result()
+        for future in claiming:
+            future.result()
     assert sorted(claimed) == list(range(50))
 
 
-def test_what_is_said_arrives_once_in_the_order_of_each_process(store):
-    def say(rank):
+def test_messages_arrive_once_in_the_order_of_each_process(store):
+    def send_all(rank):
         channel = Channel(store)
         for number in range(20):
             channel.send({"rank": rank, "number": number, "text": "\ud800"})
 
-    driver, heard = Channel(store), []
+    driver, received = Channel(store), []
     with ThreadPoolExecutor(3) as pool:
-        saying = [pool.submit(say, rank) for rank in range(3)]
-        while not all(one.done() for one in saying):
-            heard += driver.messages()
-    heard += driver.messages()
-    assert len(heard) == 60
+        sending = [pool.submit(send_all, rank) for rank in range(3)]
+        while not all(future.done() for future in sending):
+            received += driver.messages()
+    received += driver.messages()
+    assert len(received) == 60
     for rank in range(3):
-        assert [said["number"] for said in heard if said["rank"] == rank] == list(range(20))
+        assert [message["number"] for message in received if message["rank"] == rank] == list(range(20))
 
 
 def test_a_claim_ends_when_the_driver_is_done(store):
@@ -85,26 +85,31 @@ def facts(samples):
     return sorted((sample.key.doc_hash, sample.text, sample.tokens, sample.num_forwards) for sample in samples)
 
 
-def slowly(runner, worker_first):
-    """Makes the driver wait with its own jobs until the worker has made records."""
+def slowly(runner, worker_first, driver_claims=None):
+    """Makes the driver wait with its own jobs until the worker has made records; then sets `driver_claims`."""
     own_jobs = runner._own_jobs
 
     def claims(*arguments):
         worker_first.wait(60)
-        yield from own_jobs(*arguments)
+        for job in own_jobs(*arguments):
+            if driver_claims is not None:
+                driver_claims.set()
+            yield job
 
     runner._own_jobs = claims
     return runner
 
 
-def when_sent(monkeypatch, count):
-    """An event that is set when the worker has sent some records."""
+def when_sent(monkeypatch, count, until=None):
+    """An event that is set when the worker has sent some records; the worker then waits for the event `until`."""
     happened, sent = threading.Event(), []
 
     def recorded(sample):
         sent.append(sample)
         if len(sent) >= count:
             happened.set()
+            if until is not None:
+                until.wait(60)
         return json.loads(json.dumps(to_json(sample)))
 
     to_json = torchrun_worker.sample_to_json
@@ -135,7 +140,8 @@ def test_another_system_in_the_same_process_is_decoded_as_it_would_be_alone(proc
 
 
 def test_few_requests_are_shared_although_one_batch_would_hold_all(processes, monkeypatch):
-    runner = slowly(processes.runner(batch_size=16), when_sent(monkeypatch, 1))
+    driver_claims = threading.Event()  # without it the worker may take all jobs before the driver's thread runs
+    runner = slowly(processes.runner(batch_size=16), when_sent(monkeypatch, 1, driver_claims), driver_claims)
     samples = list(runner.run(jobs_of(processes.system, 6)))
     assert {sample.batch_size for sample in samples} <= {1, 3}
     assert max(Counter(sample.process_id for sample in samples).values()) < 6
@@ -169,7 +175,7 @@ def test_a_source_that_ends_early_ends_the_work_of_all(processes):
 
 
 def beside_a_dead_process(store, monkeypatch):
-    """A runner of two processes, of which the other one was heard once, claimed the first job and died over it."""
+    """A runner of two processes, of which the other one sent a heartbeat, claimed the first job and died."""
     monkeypatch.setattr(torchrun, "STOP_SECONDS", 0.2)
     system = System(parse_model_args(ARGUMENTS))
     runner = TorchrunRunner(ProcessGroup(ProcessInfo(0, 2), Channel(store)), system, lambda hardware, pid: "")
@@ -200,7 +206,7 @@ def stopped_at_the_first(runner, jobs):
     return done
 
 
-def test_after_a_signal_nothing_more_is_begun_of_what_is_laid_out(store):
+def test_after_a_signal_no_published_job_is_begun(store):
     system = System(parse_model_args(ARGUMENTS))
     runner = TorchrunRunner(ProcessGroup(ProcessInfo(0, 2), Channel(store)), system, lambda hardware, pid: "")
     assert len(stopped_at_the_first(runner, jobs_of(system, 20))) == 1
@@ -229,7 +235,7 @@ def test_a_worker_with_other_weights_of_the_same_name_ends_the_run(processes, mo
     real_check = Worker.check
     monkeypatch.setattr(Worker, "check", check)
     runner = processes.runner()
-    runner._own_jobs = lambda *arguments: iter(())  # it only listens
+    runner._own_jobs = lambda *arguments: iter(())  # the driver decodes nothing
     with pytest.raises(ScaleOutError, match=r"process 1 gave up: .*checkpoint: driver \"another hash\", here"):
         list(runner.run(jobs_of(processes.system, 3)))
     assert processes.status() == 1
@@ -255,7 +261,7 @@ def test_facts_that_the_driver_measured_reach_the_worker(processes, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("environment", "place"),
+    ("environment", "info"),
     [
         ({}, None),
         ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, None),
@@ -271,11 +277,11 @@ def test_facts_that_the_driver_measured_reach_the_worker(processes, monkeypatch)
         ),
     ],
 )
-def test_a_launcher_is_known_by_its_variables(environment, place):
-    assert ProcessInfo.from_environment(environment) == place
+def test_a_launcher_is_known_by_its_variables(environment, info):
+    assert ProcessInfo.from_environment(environment) == info
 
 
-def test_a_launcher_that_says_nonsense_is_refused():
+def test_a_launcher_that_sets_bad_variables_is_refused():
     with pytest.raises(ScaleOutError, match="start the processes with torchrun"):
         ProcessInfo.from_environment({"RANK": "first", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"})
 

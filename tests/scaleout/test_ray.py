@@ -26,7 +26,7 @@ from tests.scaleout.ray_clusters import cluster, started
 
 __all__ = ["cluster"]
 
-# Without the last two, how forwards are fused would hang on what a process measures.
+# The last two are given because every process measures its own, and forwards are fused by them.
 SHORT = {"gen_length": 16, "slot_size": 4, "block_size": 8, "warmup": 0, "free_rows": 2, "row_cost": 0.1}
 MOST_JOBS = 20_000
 
@@ -36,13 +36,15 @@ def arguments(checkpoint, **more):
 
 
 def recorded(run_dir):
-    """What must not depend on where a sample was decoded, and the processes that decoded."""
+    """Facts and scores that must not depend on the process that decoded a sample, and the ids of these processes."""
     with RunReader.open(run_dir) as run:
         samples = list(run.samples())
-        scores = sorted((one.key.digest(), one.metric, one.value, one.verdict, one.reason) for one in run.scores())
+        scores = sorted(
+            (score.key.digest(), score.metric, score.value, score.verdict, score.reason) for score in run.scores()
+        )
     names = ("text", "tokens", "num_tokens", "num_forwards", "stop", "settings", "settings_source", "trace", "warm")
-    facts = {one.key: [getattr(one, name) for name in names] + [one.prompt_num_tokens] for one in samples}
-    return facts, scores, {one.process_id for one in samples}
+    facts = {sample.key: [getattr(sample, name) for name in (*names, "prompt_num_tokens")] for sample in samples}
+    return facts, scores, {sample.process_id for sample in samples}
 
 
 def test_records_and_verdicts_are_those_of_one_process(cluster, checkpoint, tmp_path):
@@ -63,7 +65,7 @@ def test_records_and_verdicts_are_those_of_one_process(cluster, checkpoint, tmp_
 
 
 class Run:
-    """A run of made-up requests, as many as it takes; samples carry the number of their process."""
+    """A run of invented requests without a fixed number; the process id of a sample is the process number."""
 
     def __init__(self, args, **more):
         self.system = System(driver_args(args))
@@ -81,7 +83,7 @@ class Run:
     def endless(self):
         number = 0
         while not self.enough:
-            assert number < MOST_JOBS, "what the test waits for does not happen"
+            assert number < MOST_JOBS, "the condition of the test does not come true"
             yield self.job(number)
             number += 1
 
@@ -190,10 +192,10 @@ def test_a_worker_that_is_out_of_memory_once_is_replaced(cluster, checkpoint, mo
     from refusion_eval.scaleout import ray_worker
 
     class Unlucky(ray_worker.RayWorker):
-        def open(self, *told, **more):
+        def open(self, *arguments, **named):
             if self._name.startswith("worker 1 "):
                 raise RuntimeError("out of memory")
-            return ray_worker.RayWorker.open(self, *told, **more)
+            return ray_worker.RayWorker.open(self, *arguments, **named)
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     monkeypatch.setattr(ray_worker, "RayWorker", Unlucky)
@@ -207,7 +209,7 @@ def test_a_worker_that_is_out_of_memory_once_is_replaced(cluster, checkpoint, mo
 
 def test_workers_that_stay_serve_the_next_run(cluster, checkpoint):
     run = Run(arguments(checkpoint, engine="ray", workers=1), keep_workers=True)
-    first, second = ({one.process_id for one in run.runner.run(iter([run.job(number)]))} for number in range(2))
+    first, second = ({sample.process_id for sample in run.runner.run(iter([run.job(number)]))} for number in range(2))
     run.runner.close()
     assert len(first) == 1
     assert first == second
@@ -217,13 +219,13 @@ def test_without_ray_one_sentence_names_the_extra(checkpoint, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     lm = RefusionLM(arguments(checkpoint, engine="ray"))
     with pytest.raises(ConfigError, match=r"pip install 'refusion-eval\[ray\]'"):
-        _ = lm.runner
+        _ = lm.session.runner
 
 
-@pytest.mark.parametrize("given", [{"workers": 2}, {"worker_cpus": 2}, {"ray_address": "auto"}])
-def test_arguments_of_ray_mean_nothing_to_another_engine(checkpoint, given):
-    with pytest.raises(ConfigError, match=f"{next(iter(given))}=.* engine=ray"):
-        arguments(checkpoint, **given)
+@pytest.mark.parametrize("changes", [{"workers": 2}, {"worker_cpus": 2}, {"ray_address": "auto"}])
+def test_arguments_of_ray_mean_nothing_to_another_engine(checkpoint, changes):
+    with pytest.raises(ConfigError, match=f"{next(iter(changes))}=.* engine=ray"):
+        arguments(checkpoint, **changes)
 
 
 def test_one_gpu_cannot_be_named_for_many_workers(checkpoint):
@@ -246,7 +248,7 @@ def test_log_likelihoods_are_refused(checkpoint):
         (ValueError(""), "ValueError: no reason given"),
     ],
 )
-def test_what_ended_a_worker_is_told_in_one_line(error, words):
+def test_the_end_of_a_worker_is_described_in_one_line(error, words):
     assert ray_pool.in_short(error) == words
 
 

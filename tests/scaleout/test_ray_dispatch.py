@@ -1,4 +1,4 @@
-"""A pass over jobs, with workers that are simulated: who decodes what, and when."""
+"""A pass over jobs, with simulated workers and a simulated clock."""
 
 import itertools
 import math
@@ -52,7 +52,7 @@ def decode_one_by_one(claims):
 
 
 class Simulation:
-    """A run whose workers decode one request after the other, each in its seconds."""
+    """A run whose workers decode one request after the other, each in its own simulated seconds."""
 
     def __init__(self, num_workers, has_width_cost=True):
         self.ray = SimulatedRay(lambda record: record["seconds"])
@@ -83,7 +83,7 @@ def plain_jobs():
 
 
 def clocked(simulation):
-    """The simulated clock for all who look at one."""
+    """Replaces the clock of the modules by the simulated clock."""
     patch = pytest.MonkeyPatch()
     for module in (ray_dispatch, ray_pool):
         patch.setattr(module, "time", simulation.ray)
@@ -105,7 +105,7 @@ def run(simulation, jobs):
     deaths=st.lists(st.integers(1, 40), max_size=4),
     joins=st.lists(st.integers(1, 40), max_size=2),
 )
-def test_every_request_has_one_record_and_none_lies_waiting_while_a_worker_is_idle(seconds, num_workers, deaths, joins):
+def test_every_request_has_one_record_and_none_waits_while_a_worker_is_idle(seconds, num_workers, deaths, joins):
     simulation = Simulation(num_workers)
 
     def on_wait():
@@ -153,7 +153,7 @@ def test_a_worker_that_joins_late_takes_the_requests_that_wait():
     assert {record.name: record.by for record in records}["2"] == "worker 2"
 
 
-def test_requests_that_are_measured_alone_are_shared_out_one_by_one():
+def test_timed_requests_are_handed_out_one_by_one():
     simulation = Simulation(2)
     for worker in simulation.pool.workers:
         worker.batch_size = 8
@@ -165,19 +165,19 @@ def test_requests_that_are_measured_alone_are_shared_out_one_by_one():
 def test_a_batch_is_full_as_long_as_there_are_requests(num_jobs, ends, alone):
     simulation = Simulation(0)
     at_once = itertools.cycle(ends)
-    left, alive = num_jobs, []
+    num_left, alive = num_jobs, []
 
     def decode(claims):
-        """Batches of four, of which as many end together as the script says; what is measured alone comes alone."""
-        nonlocal left
+        """Batches of four, of which as many end together as `ends` says; timed requests come alone."""
+        nonlocal num_left
         for first in claims:
             live = [first]
             while live:
                 while len(live) < 4 and not first.alone and (following := next(claims, None)) is not None:
                     live.append(following)
-                alive.append((len(live), 1 if first.alone else min(4, left)))
+                alive.append((len(live), 1 if first.alone else min(4, num_left)))
                 for _ in range(min(next(at_once), len(live))):
-                    left -= 1
+                    num_left -= 1
                     yield live.pop(0)
 
     simulation.pool = SimulatedPool(simulation.ray, decode)
@@ -237,7 +237,7 @@ def test_one_signal_ends_a_run_whose_workers_hang(num_workers, caplog):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_silent_run_says_again_and_again_whom_it_waits_for(num_workers, caplog):
+def test_a_silent_run_reports_repeatedly_for_whom_it_waits(num_workers, caplog):
     simulation = Simulation(num_workers)
 
     def stop_after_two_lines():
@@ -262,7 +262,7 @@ def measuring(simulation, answer):
     return worker
 
 
-def test_what_a_job_needs_is_measured_before_it_is_handed_out():
+def test_the_width_cost_is_measured_before_a_job_needs_it():
     simulation = Simulation(1, has_width_cost=False)
     measuring(simulation, Answer(5.0, {"row_cost": 1}))
     assert [record.name for record in run(simulation, [job("a")])] == ["a"]

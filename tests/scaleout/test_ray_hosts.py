@@ -1,4 +1,4 @@
-"""A run on two hosts, one of which falls silent in mid-run: the other decodes what it had."""
+"""A run on two hosts, one of which falls silent during the run: the other decodes its requests."""
 
 import importlib.util
 import subprocess
@@ -16,9 +16,9 @@ from tests.scaleout.ray_clusters import ENVIRONMENT, MEMORY
 PORT = 6379
 LIMIT = 100
 COMPARED = 6
-# Without these two, how forwards are fused would hang on what a process measures.
+# Every process would measure its own values, and forwards are fused by them.
 SETTINGS = {"free_rows": 2, "row_cost": 0.1}
-# A silent host is given up after seconds instead of Ray's half a minute.
+# Ray gives up a silent host after seconds instead of half a minute.
 HEALTH = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
@@ -80,9 +80,9 @@ def test_a_host_that_falls_silent_in_mid_run_costs_no_request(tmp_path):
             time.sleep(0.2)
         second.unplug()
         status = running.wait(timeout=PATIENCE_SECONDS)
-        said = (tmp_path / "log").read_text()
-    assert status == 0, said
-    assert f"({second.address}) is lost" in said or f"on {second.address} is lost" in said
+        output = (tmp_path / "log").read_text()
+    assert status == 0, output
+    assert f"({second.address}) is lost" in output or f"on {second.address} is lost" in output
     with RunReader.open(run_dir) as run:
         samples = {sample.key: sample for sample in run.samples()}
     assert len(samples) == LIMIT

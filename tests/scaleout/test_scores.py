@@ -11,7 +11,7 @@ from refusion_eval.errors import ConfigError, ScaleOutError
 from refusion_eval.runs.likelihood import LocalScorer, fit, scores
 from refusion_eval.runs.system import System
 from refusion_eval.scaleout import torchrun, torchrun_worker
-from tests.scaleout.launched_processes import PYTHON, ended, ranks, succeeded
+from tests.scaleout.launched_processes import PYTHON, finish, ranks, run_checked
 from tests.scaleout.two_processes import jobs_of
 
 PARTS = [[[[5, 6, 7 + number], [8, 9]], [[5], [20 + number]]] for number in range(6)]
@@ -41,22 +41,22 @@ def gate(monkeypatch, module):
         def scored(system, part, score=score, waits=side is module):
             if waits:
                 assert passed.wait(60)
-            found = score(system, part)
+            result = score(system, part)
             passed.set()
-            return found
+            return result
 
         monkeypatch.setattr(side, "score_part", scored)
 
 
 @pytest.mark.parametrize("slow", [torchrun, torchrun_worker])
-def test_both_processes_score_and_what_they_find_is_what_one_finds(processes, monkeypatch, slow):
+def test_both_processes_score_and_their_scores_are_those_of_one(processes, monkeypatch, slow):
     runner = processes.runner()
     alone = dict(LocalScorer(System(processes.system.args)).score(PARTS))
     gate(monkeypatch, slow)
-    found = list(runner.score(PARTS))
-    assert sorted(number for number, _ in found) == list(range(len(PARTS)))
-    assert dict(found) == alone
-    assert all(isinstance(score, TokenScore) and math.isfinite(score.log_prob) for _, part in found for score in part)
+    result = list(runner.score(PARTS))
+    assert sorted(number for number, _ in result) == list(range(len(PARTS)))
+    assert dict(result) == alone
+    assert all(isinstance(score, TokenScore) and math.isfinite(score.log_prob) for _, part in result for score in part)
     assert list(runner.score([])) == []
 
 
@@ -74,9 +74,9 @@ def test_scores_of_a_round_that_was_given_up_are_not_taken_for_those_of_the_next
     abandoned = runner.score(PARTS)
     next(abandoned)
     abandoned.close()
-    found = list(runner.score(PARTS[:3]))
-    assert sorted(number for number, _ in found) == [0, 1, 2]
-    assert dict(found) == dict(LocalScorer(processes.system).score(PARTS[:3]))
+    result = list(runner.score(PARTS[:3]))
+    assert sorted(number for number, _ in result) == [0, 1, 2]
+    assert dict(result) == dict(LocalScorer(processes.system).score(PARTS[:3]))
 
 
 def test_a_worker_that_cannot_score_ends_the_run(processes, monkeypatch):
@@ -104,8 +104,8 @@ def test_pairs_keep_their_numbers_whatever_the_parts_and_their_order():
 
     pairs = [([1], [number] if number % 4 else []) for number in range(11)]
     for size in (1, 2, 3, 100):
-        found = dict(scores(Backwards(), pairs, size))
-        assert found == {
+        result = dict(scores(Backwards(), pairs, size))
+        assert result == {
             number: TokenScore(-float(number), False) if number % 4 else TokenScore(0.0, True) for number in range(11)
         }
 
@@ -119,8 +119,8 @@ def test_a_text_that_is_too_long_loses_its_beginning():
 
 def test_processes_of_a_launcher_score_for_lm_eval(tmp_path):
     (tmp_path / "scored.py").write_text(SCRIPT)
-    alone = succeeded([*PYTHON, tmp_path / "scored.py"])
-    driver, worker = map(ended, ranks([str(tmp_path / "scored.py")]))
+    alone = run_checked([*PYTHON, tmp_path / "scored.py"])
+    driver, worker = map(finish, ranks([str(tmp_path / "scored.py")]))
     assert (driver.status, worker.status) == (0, 0), driver.err + worker.err
     assert json.loads(driver.out) == json.loads(alone.out)
     assert worker.out == ""

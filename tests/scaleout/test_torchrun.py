@@ -16,46 +16,46 @@ from tests.scaleout.launched_processes import (
     RUN,
     SETTINGS,
     TORCHRUN,
-    ended,
-    left,
+    finish,
     ranks,
+    read_run,
+    run_checked,
     start,
-    succeeded,
     wait_for,
 )
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    run_dir = tmp_path_factory.mktemp("alone")
-    succeeded([*PYTHON, *RUN, "--run-dir", run_dir])
-    whole = left(run_dir)
-    assert len(whole.samples) == NUM_ITEMS
-    assert any(score.value for score in whole.scores)
-    return whole
+def single(tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("single")
+    run_checked([*PYTHON, *RUN, "--run-dir", run_dir])
+    single = read_run(run_dir)
+    assert len(single.samples) == NUM_ITEMS
+    assert any(score.value for score in single.scores)
+    return single
 
 
-def assert_same(run, alone):
+def assert_same(run, single):
     """Records equal, no request twice, judgements equal, every decoding process registered."""
-    assert run.facts == alone.facts
+    assert run.facts == single.facts
     assert len({sample.key for sample in run.samples}) == len(run.samples)
-    assert sorted(score.body() for score in run.scores) == sorted(score.body() for score in alone.scores)
+    assert sorted(score.body() for score in run.scores) == sorted(score.body() for score in single.scores)
     assert {sample.process_id for sample in run.samples} <= run.processes.keys()
 
 
-def test_two_processes_leave_the_records_of_one(alone, tmp_path):
-    said = succeeded([*TORCHRUN, "--standalone", "--nproc-per-node", "2", *RUN, "--run-dir", tmp_path])
-    run = left(tmp_path)
-    assert_same(run, alone)
+def test_two_processes_leave_the_records_of_one(single, tmp_path):
+    result = run_checked([*TORCHRUN, "--standalone", "--nproc-per-node", "2", *RUN, "--run-dir", tmp_path])
+    run = read_run(tmp_path)
+    assert_same(run, single)
     assert (run.num_decoding, len(run.processes)) == (2, 2)
     assert {process["hardware"]["num_processes"] for process in run.processes.values()} == {2}
     assert len({process["pid"] for process in run.processes.values()}) == 2
-    assert said.out.count("mini_gsm8k") == 1  # one table
+    assert result.out.count("mini_gsm8k") == 1  # one table
 
 
-def test_stock_lm_eval_in_three_processes_prints_its_results_once(alone, tmp_path):
+def test_stock_lm_eval_in_three_processes_prints_its_results_once(single, tmp_path):
     arguments = ",".join(f"{key}={value}" for key, value in {**SETTINGS, "run_dir": tmp_path}.items())
-    said = succeeded(
+    result = run_checked(
         [
             *(*TORCHRUN, "--standalone", "--nproc-per-node", "3", "-m", "lm_eval", "--model", "refusion"),
             *(
@@ -69,70 +69,70 @@ def test_stock_lm_eval_in_three_processes_prints_its_results_once(alone, tmp_pat
             *("--limit", str(NUM_ITEMS), "--apply_chat_template"),
         ]
     )
-    run = left(tmp_path)
+    run = read_run(tmp_path)
     # lm-eval does not tell a model the version of a task.
-    untold = [replace(sample, key=replace(sample.key, task_version="")) for sample in alone.facts]
-    assert run.facts == untold
+    without_version = [replace(sample, key=replace(sample.key, task_version="")) for sample in single.facts]
+    assert run.facts == without_version
     assert run.num_decoding == len(run.processes) == 3
-    assert len(re.findall(r"^\|mini_gsm8k", said.out, re.MULTILINE)) == 1
+    assert len(re.findall(r"^\|mini_gsm8k", result.out, re.MULTILINE)) == 1
 
 
-def test_a_killed_worker_ends_the_run_and_the_same_command_completes_it(alone, tmp_path):
+def test_a_killed_worker_ends_the_run_and_the_same_command_completes_it(single, tmp_path):
     command = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", *RUN, "--run-dir", tmp_path]
     launched = start(command)
-    wait_for(launched, lambda: left(tmp_path).num_decoding == 2)
-    interrupted = left(tmp_path)
+    wait_for(launched, lambda: read_run(tmp_path).num_decoding == 2)
+    interrupted = read_run(tmp_path)
     _, worker = interrupted.processes.values()  # the driver is the first
     os.kill(worker["pid"], signal.SIGKILL)
-    assert ended(launched).status != 0
-    assert 2 <= len(left(tmp_path).samples) < NUM_ITEMS
-    succeeded(command)
-    run = left(tmp_path)
-    assert_same(run, alone)
+    assert finish(launched).status != 0
+    assert 2 <= len(read_run(tmp_path).samples) < NUM_ITEMS
+    run_checked(command)
+    run = read_run(tmp_path)
+    assert_same(run, single)
     kept = {sample.key: sample for sample in run.samples}
     assert all(kept[sample.key] == sample for sample in interrupted.samples)
 
 
-def test_an_error_of_the_driver_sends_the_workers_home(tmp_path):
+def test_an_error_of_the_driver_ends_the_workers(tmp_path):
     (tmp_path / "file").touch()
-    driver, worker = ranks([*RUN, "--run-dir", tmp_path / "file" / "run"])  # seen when the first record has a place
-    failed = ended(driver)
+    driver, worker = ranks([*RUN, "--run-dir", tmp_path / "file" / "run"])  # fails at the first record
+    failed = finish(driver)
     assert failed.status == 1
     assert "error: " in failed.err
-    sent_home = ended(worker)
-    assert (sent_home.status, sent_home.out) == (0, "")
-    assert "error" not in sent_home.err
+    stopped = finish(worker)
+    assert (stopped.status, stopped.out) == (0, "")
+    assert "error" not in stopped.err
 
 
 def test_a_driver_that_vanishes_costs_each_worker_one_clear_line(tmp_path):
     driver, worker = ranks([*RUN, "--run-dir", tmp_path])
-    wait_for(driver, lambda: left(tmp_path).num_decoding == 2)
+    wait_for(driver, lambda: read_run(tmp_path).num_decoding == 2)
     driver.kill()
-    ended(driver)
-    lost = ended(worker)
-    assert lost.status == 1
-    lines = [line for line in lost.err.splitlines() if line.startswith("error: ")]
+    finish(driver)
+    result = finish(worker)
+    assert result.status == 1
+    lines = [line for line in result.err.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1
     assert "process 1: the process that drives this run cannot be reached any more" in lines[0]
-    assert "Traceback" not in lost.err
+    assert "Traceback" not in result.err
 
 
-def test_a_signal_to_all_processes_loses_nothing_that_was_in_flight(alone, tmp_path):
+def test_a_signal_to_all_processes_loses_nothing_that_was_in_flight(single, tmp_path):
     processes = ranks([*RUN, "--run-dir", tmp_path])
-    wait_for(processes[0], lambda: left(tmp_path).num_decoding == 2)
+    wait_for(processes[0], lambda: read_run(tmp_path).num_decoding == 2)
     for process in processes:
         process.terminate()
-    driver, worker = map(ended, processes)
+    driver, worker = map(finish, processes)
     assert (driver.status, worker.status) == (128 + signal.SIGTERM, 128 + signal.SIGTERM), driver.err + worker.err
-    run = left(tmp_path)
+    run = read_run(tmp_path)
     assert f"stopped by SIGTERM: {len(run.samples)} of {NUM_ITEMS} samples are recorded" in driver.err
     assert 2 <= len(run.samples) < NUM_ITEMS
-    assert all(sample in alone.facts for sample in run.facts)
+    assert all(sample in single.facts for sample in run.facts)
 
 
 @pytest.fixture
 def hosts():
-    """Two network namespaces, each a host as far as the network is concerned, joined by a wire."""
+    """Two network namespaces, each with its own network, joined by a virtual cable."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and the program ip")
     names = [f"refusion{os.getpid()}{letter}" for letter in "ab"]
@@ -160,16 +160,16 @@ def hosts():
             subprocess.run(["ip", "netns", "del", name], check=False)
 
 
-def test_two_hosts_joined_by_a_network_leave_the_records_of_one_process(alone, hosts, tmp_path):
+def test_two_hosts_joined_by_a_network_leave_the_records_of_one_process(single, hosts, tmp_path):
     rendezvous = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "10.231.7.1", "--master-port", "29500"]
     nodes = [
         start([*host, *TORCHRUN, *rendezvous, "--node-rank", str(number), *RUN, "--run-dir", tmp_path])
         for number, host in enumerate(hosts)
     ]
-    said = [ended(node) for node in nodes]
-    assert [one.status for one in said] == [0, 0], said[0].err[-2000:] + said[1].err[-2000:]
-    run = left(tmp_path)
-    assert_same(run, alone)
+    result = [finish(node) for node in nodes]
+    assert [process.status for process in result] == [0, 0], result[0].err[-2000:] + result[1].err[-2000:]
+    run = read_run(tmp_path)
+    assert_same(run, single)
     assert run.num_decoding == 2
     assert {process["hardware"]["num_processes"] for process in run.processes.values()} == {1}
-    assert said[1].out == ""
+    assert result[1].out == ""
