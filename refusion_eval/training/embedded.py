@@ -8,7 +8,6 @@ threads, which is recorded. The same command continues an interrupted training.
 """
 
 import argparse
-import functools
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -40,6 +39,7 @@ NUM_TOKENIZER_ITEMS = 3000
 NUM_TRAIN_ITEMS = 15_000
 NUM_DRILL_ITEMS = 20_000
 NUM_CHECK_ITEMS = 60
+STEPS_PER_CHECK = 200
 NUM_POSITIONS = 2048
 
 # Share and gain of the fastest rotary pairs, which encode distance rather than content.
@@ -145,23 +145,6 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     return model
 
 
-def _log(
-    stage: str,
-    model: Qwen3ForCausalLM,
-    check: Mapping[str, Sequence[Sample]],
-    every: int,
-    reads_left_to_right: bool,
-    line: dict[str, Any],
-) -> None:
-    text = f"{stage} step {line['step']} {line['seconds']:.0f} s ar {line['ar']:.4f} mdm {line['mdm']:.4f}"
-    if line["step"] % every == 0 and reads_left_to_right:
-        model.eval()
-        shares = {benchmark: exact_share(model, samples) for benchmark, samples in check.items()}
-        model.train()
-        text += " exact " + " ".join(f"{benchmark} {share:.2f}" for benchmark, share in shares.items())
-    print(f"{text} ({line['tokens_per_second']} tokens/s)", flush=True)
-
-
 def _tokenizer(work_dir: Path) -> PreTrainedTokenizerFast:
     target = work_dir / "tokenizer"
     if not target.exists():
@@ -236,14 +219,17 @@ def train_stages(
 
     def run(stage: str) -> None:
         config = configs[stage]
-        causal = config.objective not in MASKED_OBJECTIVES
-        train(
-            model,
-            samples,
-            config,
-            work_dir / stage,
-            on_log=functools.partial(_log, stage, model, check, 200, causal),
-        )
+
+        def log(line: dict[str, Any]) -> None:
+            text = f"{stage} step {line['step']} {line['seconds']:.0f} s ar {line['ar']:.4f} mdm {line['mdm']:.4f}"
+            if line["step"] % STEPS_PER_CHECK == 0 and config.objective not in MASKED_OBJECTIVES:
+                model.eval()
+                shares = {benchmark: exact_share(model, held_out) for benchmark, held_out in check.items()}
+                model.train()
+                text += " exact " + " ".join(f"{benchmark} {share:.2f}" for benchmark, share in shares.items())
+            print(f"{text} ({line['tokens_per_second']} tokens/s)", flush=True)
+
+        train(model, samples, config, work_dir / stage, on_log=log)
         if stage in stages:
             decoders = trained_decoders(config.objective)
             save_backbone(model, tokenizer, out_dir / stage, decoders=decoders, dtype=torch.bfloat16)

@@ -179,14 +179,14 @@ def test_parallelism_is_data() -> None:
     assert trainer_settings("ddp") == {"ddp_find_unused_parameters": False}
 
 
-def test_what_parallelism_needs_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_of_a_parallelism_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     check_parallelism("fsdp")
     with pytest.raises(ConfigError, match="deepspeed, which is not installed"):
         check_parallelism("zero2")
 
 
-def test_a_process_knows_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_and_world_size_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     assert process_from_environment("ddp") == (0, 1)
@@ -198,5 +198,5 @@ def test_a_process_knows_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert process_from_environment("fsdp") == (2, 4)
     monkeypatch.setenv("WORLD_SIZE", "four")
-    with pytest.raises(ConfigError, match="no numbers"):
+    with pytest.raises(ConfigError, match="are not numbers"):
         process_from_environment("ddp")
