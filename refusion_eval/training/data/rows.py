@@ -124,23 +124,12 @@ class RowReader:
         self._on_bad = on_bad
         self.files = find_files(paths)
         self.report = RowReport()
-        self._finished_bytes = 0
-        self._open_file: BinaryIO | None = None
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes of the files that were read so far, as they lie on the disk."""
-        return self._finished_bytes + (self._open_file.tell() if self._open_file else 0)
 
     def __iter__(self) -> Iterator[Row]:
-        self.report, self._finished_bytes = RowReport(), 0
+        self.report = RowReport()
         for path in self.files:
             with _open(path) as file:
-                self._open_file = file
-                try:
-                    yield from self._rows_of(path, file)
-                finally:
-                    self._finished_bytes, self._open_file = self.bytes_read, None
+                yield from self._rows_of(path, file)
 
     def _rows_of(self, path: Path, file: BinaryIO) -> Iterator[Row]:
         is_list = holds_list(path, file)
@@ -217,7 +206,7 @@ def find_files(paths: Paths) -> list[Path]:
             files = [Path(name) for name in names if name.endswith(ENDINGS) and os.path.isfile(name)]
         if not files:
             raise DataError(
-                f"{entry}: no such file, and no {', '.join(ENDINGS)} below such a folder or pattern; correct the path"
+                f"{entry}: no such file, and no {', '.join(ENDINGS)} in such a folder or pattern; correct the path"
             )
         for file in files:
             unique.setdefault(file.resolve(), file)
