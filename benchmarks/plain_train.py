@@ -12,14 +12,14 @@ import torch
 from torch.nn import functional
 from transformers import Qwen3ForCausalLM
 
-from refusion_eval.training.data.samples import Sample
+from refusion_eval.training.data.samples import TrainingSample
 from refusion_eval.training.objectives.corrupt import draw, draw_slot_size
 
 IGNORED = -100
 
 
 def plain_loss(
-    model: Qwen3ForCausalLM, samples: Sequence[Sample], rng: np.random.Generator, *, mask: int, pad: int
+    model: Qwen3ForCausalLM, samples: Sequence[TrainingSample], rng: np.random.Generator, *, mask: int, pad: int
 ) -> torch.Tensor:
     """Sum of the AR and MDM losses of a batch (Eq. 1-3).
 

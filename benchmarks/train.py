@@ -31,7 +31,7 @@ from train_contestant import (
 
 from refusion_eval.errors import ConfigError
 from refusion_eval.studies.locality.measure import parse_numbers
-from refusion_eval.training.data.samples import Sample
+from refusion_eval.training.data.samples import TrainingSample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +166,7 @@ def _conditions(settings: TrainBenchSettings) -> dict[str, Any]:
     }
 
 
-def _rows(settings: TrainBenchSettings, batches: list[list[Sample]]) -> dict[str, float]:
+def _rows(settings: TrainBenchSettings, batches: list[list[TrainingSample]]) -> dict[str, float]:
     shape, rng = TRAIN_SHAPES[settings.shape], np.random.default_rng(settings.seed)
     ours = [packed_batch(shape, samples, rng) for samples in batches]
     num_tokens = sum(sample.length for samples in batches for sample in samples)

@@ -18,7 +18,7 @@ from refusion_eval.engine.device import synchronize
 from refusion_eval.errors import ConfigError
 from refusion_eval.training.config import TrainConfig
 from refusion_eval.training.data.collate import PackedBatch, collate
-from refusion_eval.training.data.samples import Sample
+from refusion_eval.training.data.samples import TrainingSample
 from refusion_eval.training.objectives.loss import hybrid_loss
 from refusion_eval.training.objectives.table import OBJECTIVES, SpecialIds
 
@@ -106,7 +106,7 @@ class TrainBenchSettings:
         return torch.bfloat16 if half else torch.float32
 
 
-def synthetic_samples(settings: TrainBenchSettings) -> list[Sample]:
+def synthetic_samples(settings: TrainBenchSettings) -> list[TrainingSample]:
     """Samples of random tokens whose lengths resemble instruction data: many short samples and a long tail."""
     rng = np.random.default_rng(settings.seed)
     centre = np.log(settings.mean_length) - SPREAD**2 / 2  # gives the lognormal the requested mean
@@ -116,7 +116,7 @@ def synthetic_samples(settings: TrainBenchSettings) -> list[Sample]:
     for length in np.clip(drawn, MIN_LENGTH, settings.max_length).astype(int).tolist():
         tokens = rng.integers(num_words, size=length).tolist()
         num_prompt = max(int(PROMPT_SHARE * length), 1)
-        samples.append(Sample(tuple(tokens[:num_prompt]), tuple(tokens[num_prompt:])))
+        samples.append(TrainingSample(tuple(tokens[:num_prompt]), tuple(tokens[num_prompt:])))
     return samples
 
 
@@ -142,24 +142,28 @@ def random_model(settings: TrainBenchSettings) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config).to(settings.torch_device, settings.torch_dtype).train()
 
 
-def packed_batch(shape: Shape, samples: list[Sample], rng: np.random.Generator) -> PackedBatch:
+def packed_batch(shape: Shape, samples: list[TrainingSample], rng: np.random.Generator) -> PackedBatch:
     """A packed batch of our implementation; a generator in the same state gives the plain loop the same draws."""
     ids = special_ids(shape)
     make, specials = OBJECTIVES["refusion"], SpecialIds(ids["eos"], ids["mask"])
     return collate([make(sample, rng, TRAINING, specials) for sample in samples])
 
 
-def batches_of(settings: TrainBenchSettings) -> list[list[Sample]]:
+def batches_of(settings: TrainBenchSettings) -> list[list[TrainingSample]]:
     """The samples of a round, one list for each step."""
     samples = synthetic_samples(settings)
     return [samples[start : start + settings.batch_size] for start in range(0, len(samples), settings.batch_size)]
 
 
-def _our_loss(model: Qwen3ForCausalLM, shape: Shape, samples: list[Sample], rng: np.random.Generator) -> torch.Tensor:
+def _our_loss(
+    model: Qwen3ForCausalLM, shape: Shape, samples: list[TrainingSample], rng: np.random.Generator
+) -> torch.Tensor:
     return hybrid_loss(model, packed_batch(shape, samples, rng).to(model.device)).total
 
 
-def _plain_loss(model: Qwen3ForCausalLM, shape: Shape, samples: list[Sample], rng: np.random.Generator) -> torch.Tensor:
+def _plain_loss(
+    model: Qwen3ForCausalLM, shape: Shape, samples: list[TrainingSample], rng: np.random.Generator
+) -> torch.Tensor:
     ids = special_ids(shape)
     return plain_loss(model, samples, rng, mask=ids["mask"], pad=ids["pad"])
 
@@ -180,7 +184,7 @@ def serve(connection: Connection, name: str, settings: TrainBenchSettings) -> No
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
     rng = np.random.default_rng(settings.seed)
 
-    def step(samples: list[Sample]) -> torch.Tensor:
+    def step(samples: list[TrainingSample]) -> torch.Tensor:
         loss = loss_of(model, shape, samples, rng)
         loss.backward()
         optimizer.step()

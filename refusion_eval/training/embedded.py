@@ -28,7 +28,7 @@ from refusion_eval.decoders import trained_decoders
 from refusion_eval.errors import ConfigError
 from refusion_eval.training.checkpoints.save import save_backbone
 from refusion_eval.training.config import MASKED_OBJECTIVES, TrainConfig
-from refusion_eval.training.data.samples import Sample, encode
+from refusion_eval.training.data.samples import TrainingSample, encode
 from refusion_eval.training.model_card import write_card
 from refusion_eval.training.tokenizer import train_tokenizer
 from refusion_eval.training.train import exact_share, train
@@ -192,8 +192,8 @@ def check_names(stages: Sequence[str]) -> None:
 def train_stages(
     model: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
-    samples: Sequence[Sample],
-    check: Mapping[str, Sequence[Sample]],
+    samples: Sequence[TrainingSample],
+    check: Mapping[str, Sequence[TrainingSample]],
     work_dir: Path,
     out_dir: Path,
     *,

@@ -22,7 +22,7 @@ from refusion_eval.errors import ConfigError
 from refusion_eval.training.config import TrainConfig
 from refusion_eval.training.data.collate import PackedBatch, collate
 from refusion_eval.training.data.packed import hidden_states
-from refusion_eval.training.data.samples import Sample
+from refusion_eval.training.data.samples import TrainingSample
 from refusion_eval.training.objectives.corrupt import causal_example
 from refusion_eval.training.objectives.loss import hybrid_loss
 from refusion_eval.training.objectives.table import OBJECTIVES, SpecialIds
@@ -91,7 +91,9 @@ def learning_rate_share(config: TrainConfig, step: int) -> float:
     return config.final_lr_share + (1 - config.final_lr_share) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def build_batch(config: TrainConfig, samples: Sequence[Sample], step: int, *, eos: int, mask: int) -> PackedBatch:
+def build_batch(
+    config: TrainConfig, samples: Sequence[TrainingSample], step: int, *, eos: int, mask: int
+) -> PackedBatch:
     """Corrupts and packs the samples of one step; the random choices depend on seed and step only."""
     rng = np.random.default_rng([config.seed, 1, step])
     make, ids = OBJECTIVES[config.objective], SpecialIds(eos=eos, mask=mask)
@@ -131,7 +133,7 @@ def plan_batches(
 class _Schedule:
     """Numbers of the samples of each step."""
 
-    def __init__(self, config: TrainConfig, samples: Sequence[Sample]) -> None:
+    def __init__(self, config: TrainConfig, samples: Sequence[TrainingSample]) -> None:
         self._config, self._lengths = config, [sample.length for sample in samples]
         self._epoch, self._first_step = -1, 0
         self._batches: list[list[int]] = []
@@ -171,7 +173,7 @@ def _save_state(path: Path, state: dict[str, Any]) -> None:
 
 def train(
     model: Qwen3ForCausalLM,
-    samples: Sequence[Sample],
+    samples: Sequence[TrainingSample],
     config: TrainConfig,
     run_dir: Path,
     *,
@@ -249,7 +251,7 @@ def train(
 
 
 @torch.no_grad()
-def exact_share(model: Qwen3ForCausalLM, samples: Sequence[Sample], *, batch_size: int = 32) -> float:
+def exact_share(model: Qwen3ForCausalLM, samples: Sequence[TrainingSample], *, batch_size: int = 32) -> float:
     """Share of samples for which greedy AR decoding would produce exactly the gold response, EOS included.
 
     One forward for each sample suffices: greedy decoding produces the gold tokens if each is the argmax after the

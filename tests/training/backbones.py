@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from refusion_eval.training.config import Objective, TrainConfig
 from refusion_eval.training.data.collate import PackedBatch, collate
-from refusion_eval.training.data.samples import Sample
+from refusion_eval.training.data.samples import TrainingSample
 from refusion_eval.training.objectives.table import OBJECTIVES, SpecialIds
 from refusion_eval.training.tokenizer import CHAT_TEMPLATE
 from tests.models import tiny
@@ -55,9 +55,9 @@ def batch_for(objective: Objective, mask: int) -> PackedBatch:
     settings: dict[str, Any] = {"slot_sizes": (2, 4), "eos_multiple": 4, "block_size": 4 * (objective == "bd3lm")}
     config = TrainConfig(objective=objective, num_steps=1, **settings)
     samples = [
-        Sample((2, 3, 4), (5, 6, 7, 8, 9, 10, END_ID)),
-        Sample((6,), (END_ID,)),
-        Sample((9, 8, 7), (*range(11, 24), END_ID)),
+        TrainingSample((2, 3, 4), (5, 6, 7, 8, 9, 10, END_ID)),
+        TrainingSample((6,), (END_ID,)),
+        TrainingSample((9, 8, 7), (*range(11, 24), END_ID)),
     ]
     rng = np.random.default_rng(3)
     return collate([OBJECTIVES[objective](sample, rng, config, SpecialIds(END_ID, mask)) for sample in samples])

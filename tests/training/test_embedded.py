@@ -16,7 +16,7 @@ from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError
 from refusion_eval.training import embedded
 from refusion_eval.training.config import TrainConfig
-from refusion_eval.training.data.samples import Sample, encode
+from refusion_eval.training.data.samples import TrainingSample, encode
 from refusion_eval.training.embedded import BACKBONE, STAGES, VARIANTS, build, main, train_stages
 from refusion_eval.training.tokenizer import train_tokenizer
 
@@ -34,7 +34,7 @@ FINE_TUNES = [name for name in STAGES if name != BACKBONE]
 
 
 @pytest.fixture(scope="module")
-def data() -> tuple[PreTrainedTokenizerFast, list[Sample]]:
+def data() -> tuple[PreTrainedTokenizerFast, list[TrainingSample]]:
     pairs = [(f"{n} pens and {n} more?", f"{2 * n} pens") for n in range(8)]
     tokenizer = train_tokenizer([text for pair in pairs for text in pair], 300)
     return tokenizer, encode(tokenizer, pairs)

@@ -12,7 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from refusion_eval.training.config import TrainConfig
 from refusion_eval.training.data.collate import Targets, collate
-from refusion_eval.training.data.samples import Sample
+from refusion_eval.training.data.samples import TrainingSample
 from refusion_eval.training.objectives.example import IGNORED, Example, Visibility
 from refusion_eval.training.objectives.loss import hybrid_loss
 from refusion_eval.training.objectives.masked import Noise, bd3lm_example, draw, llada_example
@@ -91,7 +91,7 @@ def test_bd3lm_rows_by_hand() -> None:
 
 
 def test_a_batch_of_each_objective_fills_answers_with_eos_and_masks_no_prompt() -> None:
-    samples = [Sample((1, 2, 3), (4, 5, EOS)), Sample((6,), (7, 8, 9, 10, 11, 12, 13, 14, EOS))]
+    samples = [TrainingSample((1, 2, 3), (4, 5, EOS)), TrainingSample((6,), (7, 8, 9, 10, 11, 12, 13, 14, EOS))]
     configs = [
         TrainConfig(objective="llada", num_steps=1, eos_multiple=8),
         TrainConfig(objective="bd3lm", num_steps=1, eos_multiple=8, block_size=4),

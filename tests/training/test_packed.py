@@ -18,7 +18,7 @@ from refusion_eval.training.config import Objective, TrainConfig
 from refusion_eval.training.data import packed
 from refusion_eval.training.data.collate import PackedBatch, collate
 from refusion_eval.training.data.packed import ATTENTION, hidden_states
-from refusion_eval.training.data.samples import Sample
+from refusion_eval.training.data.samples import TrainingSample
 from refusion_eval.training.objectives.example import IGNORED, Example
 from refusion_eval.training.objectives.loss import hybrid_loss
 from refusion_eval.training.objectives.table import OBJECTIVES, SpecialIds
@@ -27,10 +27,10 @@ MASK, EOS, PAD = 23, 21, 22
 FAMILIES = {"qwen3": (Qwen3Config, Qwen3), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
 FAMILIES |= {"llama": (LlamaConfig, LlamaForCausalLM)}
 SAMPLES = [
-    Sample((1, 2, 3), (4, 5, 6, 7, 8, 9, EOS)),
-    Sample((5,), (EOS,)),
-    Sample((9, 8, 7, 6, 5, 4, 3), (*range(1, 19), EOS)),
-    Sample((2, 2), (3, 4, 5, 6)),
+    TrainingSample((1, 2, 3), (4, 5, 6, 7, 8, 9, EOS)),
+    TrainingSample((5,), (EOS,)),
+    TrainingSample((9, 8, 7, 6, 5, 4, 3), (*range(1, 19), EOS)),
+    TrainingSample((2, 2), (3, 4, 5, 6)),
 ]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from refusion_eval.training.config import Objective, ObjectiveConfig
 from refusion_eval.training.data.collate import Normalisation, collate, collate_groups
-from refusion_eval.training.data.samples import Sample
+from refusion_eval.training.data.samples import TrainingSample
 from refusion_eval.training.data.step_batches import ProcessRank, StepBatches, example_lengths
 from refusion_eval.training.data.steps import StepPlan, corruption_rng
 from refusion_eval.training.flops import TrainingCost
@@ -33,13 +33,13 @@ def config_of(objective: Objective, **more: object) -> ObjectiveConfig:
     return ObjectiveConfig(objective=objective, **{**SETTINGS.get(objective, {}), **more})  # type: ignore[arg-type]
 
 
-class Samples(Sequence[Sample]):
+class Samples(Sequence[TrainingSample]):
     """In memory, with what is read of a token cache."""
 
     def __init__(self, sizes: Sequence[tuple[int, int]]) -> None:
         rng = np.random.default_rng(0)
         self._samples = [
-            Sample(tuple(rng.integers(20, size=a).tolist()), (*rng.integers(20, size=b - 1).tolist(), EOS))
+            TrainingSample(tuple(rng.integers(20, size=a).tolist()), (*rng.integers(20, size=b - 1).tolist(), EOS))
             for a, b in sizes
         ]
         self.prompt_lengths = np.array([a for a, _ in sizes])

@@ -12,12 +12,12 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from refusion_eval.errors import ConfigError, DataError
 from refusion_eval.training.config import Objective, TrainConfig
-from refusion_eval.training.data.samples import Sample, encode
+from refusion_eval.training.data.samples import TrainingSample, encode
 from refusion_eval.training.objectives.table import OBJECTIVES
 from refusion_eval.training.tokenizer import train_tokenizer
 from refusion_eval.training.train import build_batch, exact_share, learning_rate_share, plan_batches, train
 
-SAMPLES = [Sample((1, 2, 3 + n % 4), (3 + n % 4, 8, 9 + n % 3, 13)) for n in range(24)]
+SAMPLES = [TrainingSample((1, 2, 3 + n % 4), (3 + n % 4, 8, 9 + n % 3, 13)) for n in range(24)]
 CONFIG = TrainConfig(
     objective="refusion",
     num_steps=8,
@@ -88,7 +88,7 @@ def test_a_state_from_before_a_setting_existed_had_its_default() -> None:
 
 def test_next_token_training_learns_a_constant_answer(tmp_path: Path) -> None:
     model = _model()
-    samples = [Sample((1, 2), (5, 6, 13))] * 8
+    samples = [TrainingSample((1, 2), (5, 6, 13))] * 8
     config = TrainConfig(objective="sft", num_steps=60, tokens_per_batch=64, peak_lr=1e-2, num_warmup_steps=5)
     assert exact_share(model, samples) < 1
     train(model, samples, config, tmp_path)
@@ -97,7 +97,7 @@ def test_next_token_training_learns_a_constant_answer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("objective", "block_size"), [("llada", 0), ("bd3lm", 4)])
 def test_masked_training_learns_a_constant_answer(tmp_path: Path, objective: Objective, block_size: int) -> None:
-    samples = [Sample((1, 2), (5, 6, 13))] * 8
+    samples = [TrainingSample((1, 2), (5, 6, 13))] * 8
     config = TrainConfig(
         objective=objective,
         num_steps=150,

@@ -9,7 +9,7 @@ from refusion_eval.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TrainingSample:
     """Token ids of one conversation.
 
     Attributes:
@@ -39,7 +39,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerFast) -> None:
             )
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, pairs: Iterable[tuple[str, str]]) -> list[Sample]:
+def encode(tokenizer: PreTrainedTokenizerFast, pairs: Iterable[tuple[str, str]]) -> list[TrainingSample]:
     """Tokenises (query, response) pairs as at inference: prompt and response separately.
 
     Raises:
@@ -58,4 +58,6 @@ def encode(tokenizer: PreTrainedTokenizerFast, pairs: Iterable[tuple[str, str]])
     prompt_ids = tokenizer(queries, add_special_tokens=False, verbose=False)["input_ids"]
     answer_ids = tokenizer(responses, add_special_tokens=False, verbose=False)["input_ids"]
     eos = tokenizer.eos_token_id
-    return [Sample(tuple(prompt), (*answer, eos)) for prompt, answer in zip(prompt_ids, answer_ids, strict=True)]
+    return [
+        TrainingSample(tuple(prompt), (*answer, eos)) for prompt, answer in zip(prompt_ids, answer_ids, strict=True)
+    ]

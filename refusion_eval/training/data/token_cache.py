@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerFast
 
 from refusion_eval.errors import ConfigError, DataError
 from refusion_eval.training.data.rows import OnBad, Paths, RowReader, RowReport, read_rows
-from refusion_eval.training.data.samples import Sample, check_tokenizer, encode
+from refusion_eval.training.data.samples import TrainingSample, check_tokenizer, encode
 
 FACTS_FILE = "cache.json"
 _ROWS_PER_BATCH = 256
@@ -33,7 +33,7 @@ _IDS = datasets.List(datasets.Value("int32"))
 _COLUMNS = datasets.Features(prompt=_IDS, answer=_IDS)
 
 
-class TokenCache(Sequence[Sample]):
+class TokenCache(Sequence[TrainingSample]):
     """Samples of a cache folder, all or some. They stay on the disk; a copy for another process is small.
 
     Attributes:
@@ -87,15 +87,15 @@ class TokenCache(Sequence[Sample]):
         return len(self.numbers)
 
     @overload
-    def __getitem__(self, index: int) -> Sample: ...
+    def __getitem__(self, index: int) -> TrainingSample: ...
     @overload
     def __getitem__(self, index: slice) -> "TokenCache": ...
-    def __getitem__(self, index: int | slice) -> "Sample | TokenCache":
+    def __getitem__(self, index: int | slice) -> "TrainingSample | TokenCache":
         if isinstance(index, slice):
             numbers = self.numbers[index]
             return TokenCache(self.directory, numbers, f"{len(numbers)} of {len(self)} samples, by their numbers")
         row = self._dataset[int(self.numbers[index])]
-        return Sample(tuple(row["prompt"]), tuple(row["answer"]))
+        return TrainingSample(tuple(row["prompt"]), tuple(row["answer"]))
 
     def __reduce__(self) -> tuple[type["TokenCache"], tuple[Path, np.ndarray | None, str]]:
         is_all = len(self.numbers) == len(self._dataset)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from refusion_eval.training.config import MASKED_OBJECTIVES, Objective, ObjectiveConfig
-from refusion_eval.training.data.samples import Sample
+from refusion_eval.training.data.samples import TrainingSample
 from refusion_eval.training.objectives import masked
 from refusion_eval.training.objectives.corrupt import arrange, causal_example, draw, draw_slot_size, fill_with_eos
 from refusion_eval.training.objectives.example import Example
@@ -23,41 +23,41 @@ class SpecialIds(NamedTuple):
     mask: int
 
 
-MakeExample = Callable[[Sample, np.random.Generator, ObjectiveConfig, SpecialIds], Example]
+MakeExample = Callable[[TrainingSample, np.random.Generator, ObjectiveConfig, SpecialIds], Example]
 
 
-def _pretrain(sample: Sample, rng: np.random.Generator, config: ObjectiveConfig, ids: SpecialIds) -> Example:
+def _pretrain(sample: TrainingSample, rng: np.random.Generator, config: ObjectiveConfig, ids: SpecialIds) -> Example:
     """Predicts the next token of prompt and answer."""
     return causal_example(sample.prompt, sample.answer, learn_prompt=True)
 
 
-def _sft(sample: Sample, rng: np.random.Generator, config: ObjectiveConfig, ids: SpecialIds) -> Example:
+def _sft(sample: TrainingSample, rng: np.random.Generator, config: ObjectiveConfig, ids: SpecialIds) -> Example:
     """Predicts the next token of the answer."""
     return causal_example(sample.prompt, sample.answer, learn_prompt=False)
 
 
-def _refusion(sample: Sample, rng: np.random.Generator, config: ObjectiveConfig, ids: SpecialIds) -> Example:
+def _refusion(sample: TrainingSample, rng: np.random.Generator, config: ObjectiveConfig, ids: SpecialIds) -> Example:
     """Predicts the next token in clean slots and the masked tokens in the other slots."""
     answer = _filled(sample, config, ids)
     slot_size = draw_slot_size(rng, config.slot_sizes)
     return arrange(sample.prompt, answer, draw(rng, len(answer), slot_size), mask=ids.mask)
 
 
-def _llada(sample: Sample, rng: np.random.Generator, config: ObjectiveConfig, ids: SpecialIds) -> Example:
+def _llada(sample: TrainingSample, rng: np.random.Generator, config: ObjectiveConfig, ids: SpecialIds) -> Example:
     """Predicts the masked tokens of the answer with full attention."""
     answer = _filled(sample, config, ids)
     noise = masked.draw(rng, len(answer), block_size=len(answer))
     return masked.llada_example(sample.prompt, answer, noise, mask=ids.mask)
 
 
-def _bd3lm(sample: Sample, rng: np.random.Generator, config: ObjectiveConfig, ids: SpecialIds) -> Example:
+def _bd3lm(sample: TrainingSample, rng: np.random.Generator, config: ObjectiveConfig, ids: SpecialIds) -> Example:
     """Predicts the masked tokens of each block of the answer, given the earlier clean blocks."""
     answer = _filled(sample, config, ids)
     noise = masked.draw(rng, len(answer), config.block_size)
     return masked.bd3lm_example(sample.prompt, answer, noise, block_size=config.block_size, mask=ids.mask)
 
 
-def _filled(sample: Sample, config: ObjectiveConfig, ids: SpecialIds) -> tuple[int, ...]:
+def _filled(sample: TrainingSample, config: ObjectiveConfig, ids: SpecialIds) -> tuple[int, ...]:
     return fill_with_eos(sample.answer, eos=ids.eos, multiple=config.eos_multiple)
 
 
