@@ -1,11 +1,13 @@
 """What a watcher sees: in place on a terminal, line by line elsewhere, and always the text at the end."""
 
 import io
+import os
 import re
 from itertools import chain
 
 import pytest
 import torch
+from rich.console import Console
 
 from refusion_eval.hf.streamer import FinishedPrefix, SlotListener, SlotStreamer
 from tests.hf.test_generate import Parts
@@ -28,6 +30,8 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def size(monkeypatch):
+    # rich keeps the mapping that was there when it was imported, which another test may have replaced meanwhile.
+    monkeypatch.setattr(Console, "_environ", os.environ)
     for name, value in {"COLUMNS": "40", "LINES": "10", "TERM": "xterm"}.items():
         monkeypatch.setenv(name, value)
 
