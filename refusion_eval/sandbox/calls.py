@@ -151,8 +151,8 @@ class Refused(NamedTuple):
     """A call that is refused for some values of one argument.
 
     Attributes:
-        numbers: of the call.
-        argument: which argument, from 0; its low 32 bits are looked at.
+        numbers: number of the system call on x86_64 and on aarch64.
+        argument: 0-based index of the argument, of which the low 32 bits are compared.
         test: `ANY_BIT`, `ALL_BITS`, `EQUAL` or `UNEQUAL`.
         value: what to compare with.
     """

@@ -1,5 +1,6 @@
 """Caches of tokens: made once, whole or not at all, and subsets."""
 
+import errno
 import gzip
 import json
 import os
@@ -7,7 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from refusion_eval.errors import ConfigError, DataError
 from refusion_eval.training.data import token_cache
+from refusion_eval.training.data.rows import Row, RowReader
 from refusion_eval.training.data.samples import encode
 from refusion_eval.training.data.token_cache import TokenCache, build_cache, sample_subset
 from refusion_eval.training.tokenizer import train_tokenizer
@@ -184,6 +186,26 @@ def test_bad_rows_are_refused_even_if_a_cache_without_them_is_there(
         assert list(cache) == encode(tokenizer, PAIRS)
         assert (cache.report.num_read, cache.report.num_bad) == (701, 1)
         assert str(cache.report.bad[0]).startswith(f"{data}, line 701")
+
+
+def test_files_without_a_good_row_leave_no_sample(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"query": "a"}\n')
+    with pytest.raises(DataError, match="no sample is left of the training data: 1 rows read: 0 kept, 1 bad"):
+        build_cache(data, tokenizer, tmp_path / "caches", max_length=64, on_bad="skip")
+    assert list((tmp_path / "caches").iterdir()) == []
+
+
+def test_a_fault_of_the_disk_is_told_as_it_is(
+    tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(reader: RowReader) -> Iterator[Row]:
+        yield Row(data, 1, "a query", "a response")
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(RowReader, "__iter__", fail)
+    with pytest.raises(OSError, match="no space left"):
+        build_cache(data, tokenizer, tmp_path / "caches", max_length=64)
 
 
 def test_a_call_that_is_interrupted_leaves_nothing(

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any, overload
 
@@ -186,9 +187,13 @@ def _write(
     part: Path, rows: RowReader, tokenizer: PreTrainedTokenizerFast, max_length: int, workers: int
 ) -> dict[str, Any]:
     """Writes the Arrow files to `part / "cache"` and returns what `cache.json` says of them."""
+    good_rows = iter(rows)
+    first = next(good_rows, None)
+    if first is None:  # `datasets` makes no data set without rows
+        raise DataError(f"no sample is left of the training data: {rows.report.summary()}")
 
     def pairs() -> Iterator[dict[str, str]]:
-        for row in rows:
+        for row in chain([first], good_rows):
             yield {"query": row.query, "response": row.response}
 
     def encode_batch(batch: dict[str, list[str]]) -> dict[str, list]:
@@ -217,10 +222,7 @@ def _write(
             raise DataError(f"no sample is left of the training data: {rows.report.summary()}")
         tokens.save_to_disk(str(part / "cache"))
     except DatasetGenerationError as problem:
-        if isinstance(problem.__cause__, DataError):
-            raise problem.__cause__ from None
-        # `datasets` refuses to make a data set without rows.
-        raise DataError(f"no sample is left of the training data: {rows.report.summary()}") from problem
+        raise problem.__cause__ or problem from None  # what went wrong while the rows were read or written
     except RuntimeError as problem:
         if "died" not in str(problem):
             raise
