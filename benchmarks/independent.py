@@ -9,14 +9,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from refusion_eval import api
 from refusion_eval.errors import ScaleOutError
 from refusion_eval.runs.job import Job
 from refusion_eval.runs.system import System
-from refusion_eval.scaleout.wire import job_from_json, job_to_json
-from refusion_eval.scaleout.worker import Setup, Worker, own_device
+from refusion_eval.scaleout.worker import WIDTH_COST, Setup, decode, job_from_json, job_to_json, own_device
 
 # Tokens of each response, by the id of the request.
 Tokens = dict[str, list[int] | None]
@@ -68,12 +69,14 @@ class IndependentProcesses:
 
     def __init__(self, system: System, jobs: Sequence[Job], num_processes: int) -> None:
         self.num_processes = num_processes
-        setup = Setup.of(system, jobs)
+        setup = Setup.of(system)
+        if any(api.needs_width_cost(job.resolved.settings) for job in jobs):
+            setup.run_facts[WIDTH_COST] = system.width_cost._asdict()
         self._processes = [
             subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             for _ in range(num_processes)
         ]
-        shared = {"setup": setup.to_json(), "jobs": [job_to_json(job) for job in jobs]}
+        shared = {"setup": asdict(setup), "jobs": [job_to_json(job) for job in jobs]}
         for number, process in enumerate(self._processes):
             self._send(process, {**shared, "num_processes": num_processes, "number": number})
         for process in self._processes:
@@ -125,14 +128,14 @@ def _serve() -> None:
     """Decodes the shares that arrive on stdin, one line of JSON each, and answers on stdout."""
     message = json.loads(sys.stdin.readline())
     setup = Setup(**message["setup"])
-    device = own_device(setup.args().device, message["number"])
-    worker = Worker(setup.args(device), setup.run_facts, num_processes=message["num_processes"])
-    jobs = [job_from_json(fields, worker.system.entry.Settings) for fields in message["jobs"]]
-    list(worker.run(iter(jobs)))  # loads the weights and warms up, so that no timed round includes this
+    device = own_device(setup.arguments["device"], message["number"])
+    system = setup.open_system(device, message["num_processes"])
+    jobs = [job_from_json(fields, system.entry.Settings) for fields in message["jobs"]]
+    list(decode(system, iter(jobs)))  # loads the weights and warms up, so that no timed round includes this
     _answer({"ready": True})
     for line in sys.stdin:
         before = time.process_time()
-        samples = list(worker.run(iter([jobs[number] for number in json.loads(line)])))
+        samples = list(decode(system, iter([jobs[number] for number in json.loads(line)])))
         ended, processor_seconds = time.perf_counter(), time.process_time() - before
         tokens = {sample.key.doc_hash: sample.tokens for sample in samples}
         _answer({"ended": ended, "processor_seconds": processor_seconds, "tokens": tokens})

@@ -21,8 +21,8 @@ from command import Out, prepare, run_script, show_progress, write_json
 
 from refusion_eval.benchmarks import BENCHMARKS, Row, Task, get_task
 from refusion_eval.errors import ConfigError, SandboxError
+from refusion_eval.runs.manifest import collect_hardware
 from refusion_eval.sandbox import Program, check_programs, pool, probe
-from refusion_eval.store.environment import collect_hardware
 
 _SANDBOX, _BARE, _STARTED = "sandbox", "without isolation", "an interpreter each"
 
@@ -139,7 +139,7 @@ def measure_sandbox(
         workers=count,
         rates=rates,
         conditions={
-            **asdict(collect_hardware(threads=1, gpu_index=None, num_processes=count)),
+            **asdict(collect_hardware(threads=1, num_processes=count)),
             "load_before": load_before,
             "load_after": os.getloadavg()[0],
         },

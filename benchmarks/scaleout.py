@@ -22,18 +22,15 @@ from independent import IndependentProcesses, Round, Tokens, balanced_shares
 
 from refusion_eval.bench.command import PROMPTED, mini_prompts
 from refusion_eval.errors import ConfigError, ScaleOutError
-from refusion_eval.runs.job import Job
+from refusion_eval.runs.job import Job, JobRunner
 from refusion_eval.runs.manifest import machine
 from refusion_eval.runs.model_args import parse_model_args
-from refusion_eval.runs.runner import JobRunner
 from refusion_eval.runs.system import System
-from refusion_eval.scaleout.launch import num_local_processes, process_group
+from refusion_eval.scaleout.channel import num_local_processes, open_channel
 from refusion_eval.scaleout.ray_runner import RayRunner, driver_args
 from refusion_eval.scaleout.torchrun import TorchrunRunner, run_worker_or_return
-from refusion_eval.scaleout.worker import decode
-from refusion_eval.scaleout.worker_registry import Register
-from refusion_eval.store.environment import Hardware
-from refusion_eval.store.records import Sample, SampleKey
+from refusion_eval.scaleout.worker import Register, decode
+from refusion_eval.store.records import Hardware, Sample, SampleKey
 
 SECONDS_TO_START = 600
 AS_PROCESS = "--as-process"  # marks a process of the run; `measure_scaleout` passes it, users do not
@@ -196,11 +193,11 @@ def _run(settings: ScaleOutSettings) -> ScaleOutReport:
         runner: RayRunner | TorchrunRunner = _ray_runner(settings, system, register)
     else:
         run_worker_or_return(args)
-        launched = process_group()
-        if launched is None:
+        channel = open_channel()
+        if channel is None:
             raise ScaleOutError("this process has no launcher; start `python benchmarks/scaleout.py`")
         names.append("")  # the first process decodes too and stores an empty process id
-        runner = TorchrunRunner(launched, system, register)
+        runner = TorchrunRunner(channel, system, register)
     jobs = _jobs(system, settings.num_prompts)
     _wait_for_all(runner, jobs, settings.num_processes)
     load_before = os.getloadavg()[0]
@@ -234,7 +231,7 @@ class _Round(NamedTuple):
 def _round(system: System, jobs: Sequence[Job], independent: IndependentProcesses, runner: JobRunner) -> _Round:
     """Times all three ways once; raises ScaleOutError if their tokens differ."""
     started = time.perf_counter()
-    alone = list(decode(system, iter(jobs), None))
+    alone = list(decode(system, iter(jobs)))
     alone_seconds = time.perf_counter() - started
     seconds = {sample.key.doc_hash: sample.seconds for sample in alone}
     shares = balanced_shares([seconds[job.key.doc_hash] for job in jobs], independent.num_processes)

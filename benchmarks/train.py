@@ -29,8 +29,8 @@ from train_contestant import (
     serve,
 )
 
+from refusion_eval.cli import numbers_of
 from refusion_eval.errors import ConfigError
-from refusion_eval.studies.locality.measure import parse_numbers
 from refusion_eval.training.data.samples import TrainingSample
 
 
@@ -248,7 +248,7 @@ def main(
             threads=threads,
             seed=seed,
         )
-        for batch_size in parse_numbers(batch_sizes, "--batch-size", int)
+        for batch_size in numbers_of(batch_sizes, "--batch-size", int)
     ]
     prepare(out)
     reports = [measure_training(each, show_progress) for each in settings]

@@ -13,10 +13,10 @@ import torch
 from plain_train import plain_loss
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from refusion_eval.bench.shapes import SHAPES, Shape
-from refusion_eval.engine.device import synchronize
+from refusion_eval.bench.checkpoints import SHAPES, Shape
+from refusion_eval.engine.width import synchronize
 from refusion_eval.errors import ConfigError
-from refusion_eval.training.config import TrainConfig
+from refusion_eval.training.config import ObjectiveConfig
 from refusion_eval.training.data.collate import PackedBatch, collate
 from refusion_eval.training.data.samples import TrainingSample
 from refusion_eval.training.objectives.loss import hybrid_loss
@@ -38,7 +38,7 @@ OURS, PLAIN = "ours", "plain loop"
 SPREAD = 0.9  # standard deviation of the logarithm of a length
 PROMPT_SHARE = 0.3  # fraction of a sample's tokens that belongs to the prompt
 MIN_LENGTH = 8
-TRAINING = TrainConfig(objective="refusion", num_steps=1)
+TRAINING = ObjectiveConfig(objective="refusion")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from refusion_eval.results.csv_file import read_csv
 from refusion_eval.results.figure import MEAN_TASK, Figure
+from refusion_eval.results.render import read_csv
 
 PANELS = (
     (("accuracy", "pass@1"), "Accuracy (%)"),

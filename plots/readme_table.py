@@ -14,9 +14,9 @@ from pathlib import Path
 
 from refusion_eval.figures.tables import paper_table
 from refusion_eval.results.cost import published_table
-from refusion_eval.results.csv_file import read_csv
 from refusion_eval.results.measured import measured_figures
-from refusion_eval.results.summary import summary, summary_table
+from refusion_eval.results.render import read_csv
+from refusion_eval.results.tables import summary, summary_table
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"

@@ -7,14 +7,13 @@ Example:
 """
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from refusion_eval.config import check_keys
 from refusion_eval.decoders import DECODERS, fitting_decoders
 from refusion_eval.engine.engine import Request
-from refusion_eval.engine.masked_scoring import MaskedReading, estimate_many
-from refusion_eval.engine.scoring import TokenScore, score_many
+from refusion_eval.engine.scoring import MaskedReading, TokenScore, estimate_many, score_many
 from refusion_eval.engine.width import WidthCost
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.loading import LoadedModel, load_model
@@ -39,12 +38,9 @@ __all__ = [
 
 
 def decoder_settings(model: LoadedModel, decoder: str, **settings: Any) -> Any:
-    """Builds a decoder's settings; mask and EOS ids that are not given come from the checkpoint's card.
+    """Builds a decoder's settings from fields of its settings class.
 
-    Args:
-        model: from `load_model`.
-        decoder: name in `DECODERS`.
-        **settings: fields of the decoder's settings class.
+    Mask and EOS ids that are not given come from the checkpoint's card.
 
     Raises:
         ConfigError: unknown decoder or setting, a value out of range, or a mask token is needed and there is none.
@@ -52,9 +48,7 @@ def decoder_settings(model: LoadedModel, decoder: str, **settings: Any) -> Any:
     check_decoder(decoder)
     settings_class = DECODERS[decoder].Settings
     names = [field.name for field in dataclasses.fields(settings_class)]
-    for name in settings:
-        if name not in names:
-            raise ConfigError(f"{decoder} has no setting {name!r}{_suggestion(name, names)}; known: {', '.join(names)}")
+    check_keys(settings, names, decoder, what="setting")
     check_fit(model, decoder, "mask_id" in settings)
     if "eos_ids" in names:
         settings.setdefault("eos_ids", model.card.eos_ids)
@@ -70,10 +64,7 @@ def decoder_settings(model: LoadedModel, decoder: str, **settings: Any) -> Any:
 
 def check_decoder(decoder: str) -> None:
     """Raises ConfigError for an unknown decoder and suggests the most similar name."""
-    if decoder not in DECODERS:
-        raise ConfigError(
-            f"decoder={decoder!r} is unknown{_suggestion(decoder, DECODERS)}; known: {', '.join(DECODERS)}"
-        )
+    check_keys([decoder], DECODERS, "", what="decoder")
 
 
 def check_fit(model: LoadedModel, decoder: str, mask_id_given: bool) -> None:
@@ -107,9 +98,7 @@ def check_fit(model: LoadedModel, decoder: str, mask_id_given: bool) -> None:
 def with_width_cost(settings: Any, width_cost: Callable[[], WidthCost]) -> Any:
     """Fills in the measured costs of forwards, by which a decoder fuses them, where the settings leave them open.
 
-    Args:
-        settings: settings of any decoder; those of a decoder that fuses nothing are returned unchanged.
-        width_cost: returns the width curve of the device; called only if needed.
+    The function that measures them is called only if settings need them; other settings are returned unchanged.
     """
     if not needs_width_cost(settings):
         return settings
@@ -127,9 +116,9 @@ def check_prompt(model: LoadedModel, prompt_ids: Sequence[int], num_positions: i
     """Refuses a prompt that cannot be decoded, before anything is computed.
 
     Args:
-        model: from `load_model`.
+        model: the checkpoint.
         prompt_ids: token ids.
-        num_positions: positions after the prompt that decoding may touch.
+        num_positions: number of positions after the prompt that decoding may use.
 
     Raises:
         ConfigError: the prompt is empty, holds ids outside the vocabulary, or leaves no room for the response.
@@ -175,7 +164,7 @@ def generate_stream(
     Args:
         model: from `load_model`.
         requests: tuples (decoder, prompt ids, settings from `decoder_settings`), consumed as requests are admitted.
-        batch_size: most requests at once, >= 1.
+        batch_size: largest number of requests at once, >= 1.
 
     Yields:
         (index of the request, its result or the error that ended it).
@@ -202,23 +191,23 @@ def generate_many(
     batch_size: int = 16,
     **settings: Any,
 ) -> list[Decoded]:
-    """Decodes many prompts with continuous batching; arguments and errors as `generate`.
+    """Decodes many prompts with continuous batching; returns one result for each prompt, in their order.
+
+    The other arguments and the errors are those of `generate`.
 
     Args:
         model: from `load_model`.
         prompts: token ids of each prompt.
         decoder: name in `DECODERS`.
-        batch_size: most requests at once, >= 1; in float32 it does not change the tokens.
+        batch_size: largest number of requests at once, >= 1; in float32 it does not change the tokens.
         **settings: fields of the decoder's settings class.
-
-    Returns:
-        One result for each prompt, in their order.
     """
     resolved = decoder_settings(model, decoder, **settings)
     for prompt_ids in prompts:
         check_prompt(model, prompt_ids, resolved.num_positions)
+    requests = ((decoder, prompt_ids, resolved) for prompt_ids in prompts)
     results: dict[int, Decoded] = {}
-    for index, result in generate_stream(model, ((decoder, prompt, resolved) for prompt in prompts), batch_size):
+    for index, result in generate_stream(model, requests, batch_size):
         if isinstance(result, DecodeError):
             raise result
         results[index] = result
@@ -246,7 +235,7 @@ def score_tokens_many(
     """Log-likelihoods of continuations, computed in the way that the checkpoint was trained for.
 
     For checkpoints that read from left to right, including ReFusion, they are exact: each token given all tokens before
-    it. For LLaDA and Dream they are estimates of a lower bound, see `refusion_eval.engine.masked_scoring`.
+    it. For LLaDA and Dream they are estimates of a lower bound, see `refusion_eval.engine.scoring`.
 
     Args:
         model: from `load_model`.
@@ -298,8 +287,9 @@ def _logit_shift(model: LoadedModel) -> int | None:
         return fits[0].mask_shift
     if any(reads.left_to_right for reads in fits):
         return None
-    reads_of = {name: decoder.reads for name, decoder in DECODERS.items()}
-    possible = (name for name, reads in reads_of.items() if reads.left_to_right or reads.mask_shift is not None)
+    possible = [
+        name for name, each in DECODERS.items() if each.reads.left_to_right or each.reads.mask_shift is not None
+    ]
     raise ConfigError(
         f"{model.name} was trained for {model.decoders[0]}, for which no log-likelihood is computed; there is one for "
         f"{', '.join(possible)}"
@@ -307,12 +297,7 @@ def _logit_shift(model: LoadedModel) -> int | None:
 
 
 def _check_vocabulary(model: LoadedModel, token_ids: Sequence[int]) -> None:
-    vocab_size = model.config.vocab_size
-    if not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
-        outside = next(token for token in token_ids if not 0 <= token < vocab_size)
-        raise ConfigError(f"token {outside} lies outside the vocabulary, 0..{vocab_size - 1}")
-
-
-def _suggestion(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    last = model.config.vocab_size - 1
+    for token in token_ids:
+        if not 0 <= token <= last:
+            raise ConfigError(f"token {token} lies outside the vocabulary, 0..{last}")

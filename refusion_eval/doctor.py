@@ -14,7 +14,7 @@ from refusion_eval.errors import ConfigError
 from refusion_eval.models.attention import possible_backends
 from refusion_eval.paths import code_metric_path, embedded_decoders, embedded_path, tasks_path
 from refusion_eval.sandbox import probe
-from refusion_eval.store.environment import package_versions
+from refusion_eval.store.records import package_versions
 
 HOOK = "_refusion_eval_autoload"
 

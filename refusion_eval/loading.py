@@ -8,13 +8,14 @@ import torch
 
 from refusion_eval.decoders import fitting_decoders
 from refusion_eval.engine.engine import Engine
+from refusion_eval.engine.recorded import recorder
 from refusion_eval.engine.width import WidthCost, fastest_backend, measure
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.adapter import LoraAdapter, lora_config
 from refusion_eval.models.attention import Backend, possible_backends
-from refusion_eval.models.cards import Card, checkpoint_card
-from refusion_eval.models.checkpoint import Location, fetch_weights, locate
+from refusion_eval.models.checkpoint import Card, Location, checkpoint_card, fetch_weights, locate
 from refusion_eval.models.config import ModelConfig, model_config
+from refusion_eval.models.device import choose_device, device_label
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.models.weights import load_weights
@@ -31,7 +32,7 @@ class LoadedModel:
         config: shapes of the model.
         card: mask id, EOS ids, backbone and kind of the checkpoint.
         dtype, device: dtype and device of the weights.
-        cuda_graphs: whether forwards of one request are recorded graphs.
+        cuda_graphs: whether forwards of one request are recorded as CUDA graphs.
         adapter: path or hub id of the LoRA adapter that is merged into the weights; None for none.
         adapter_revision: commit of the adapter on the hub; None for a local directory.
     """
@@ -71,20 +72,21 @@ class LoadedModel:
         attention: str = "auto",
         revision: str | None = None,
         kv_budget_gib: float | None = None,
-        cuda_graphs: bool = False,
+        cuda_graphs: bool | None = None,
         adapter: str | None = None,
     ) -> "LoadedModel":
         """Reads a checkpoint's config and card without its weights; arguments and errors as `load_model`."""
         location = locate(str(name), revision)
         config = model_config(location.directory)
-        torch_device = _device(device)
+        torch_device = choose_device(device)
         torch_dtype = _dtype(dtype, config, torch_device)
         backends = possible_backends(attention, torch_dtype, torch_device)
         kv_budget = None if kv_budget_gib is None else int(kv_budget_gib * 2**30)
         if cuda_graphs and torch_device.type != "cuda":
             raise ConfigError(f"cuda_graphs needs a CUDA device, not {torch_device.type}; leave it out")
+        graphs = torch_device.type == "cuda" if cuda_graphs is None else cuda_graphs
         adapter_location = None if adapter is None else locate(str(adapter), None)
-        opened = cls(location, config, torch_dtype, torch_device, backends, kv_budget, cuda_graphs, adapter_location)
+        opened = cls(location, config, torch_dtype, torch_device, backends, kv_budget, graphs, adapter_location)
         _ = opened._lora  # refuses a wrong adapter before gigabytes of weights are loaded
         return opened
 
@@ -109,6 +111,11 @@ class LoadedModel:
         return LoraAdapter(config, self.config)
 
     @property
+    def place(self) -> str:
+        """The device and the dtype of the weights, as people read them."""
+        return f"{device_label(self.device)}, {str(self.dtype).removeprefix('torch.')}"
+
+    @property
     def decoders(self) -> tuple[str, ...]:
         """Names of the decoders that fit the checkpoint, its main one first."""
         return fitting_decoders(self.card.kind, self.card.decoders)
@@ -122,7 +129,8 @@ class LoadedModel:
     @cached_property
     def transformer(self) -> Transformer:
         """The checkpoint's weights, ready for forwards."""
-        weights = load_weights(self.directory, self.config, self.dtype, self.device, self._lora)
+        merge = None if self._lora is None else self._lora.merge
+        weights = load_weights(self.directory, self.config, self.dtype, self.device, merge)
         return Transformer(self.config, weights)
 
     @cached_property
@@ -133,12 +141,13 @@ class LoadedModel:
     @cached_property
     def engine(self) -> Engine:
         """The engine over the checkpoint's weights."""
-        return Engine(self.transformer, self.attention, self._kv_budget, self.cuda_graphs)
+        record = recorder(self.device) if self.cuda_graphs else None
+        return Engine(self.transformer, self.attention, self._kv_budget, record)
 
     @cached_property
     def width_cost(self) -> WidthCost:
         """How the time of a forward grows with its rows on this device; measured at the first use."""
-        return measure(self.engine.model, self.attention)
+        return measure(self.engine.model, self.attention, self.engine.recorded)
 
 
 def load_model(
@@ -149,7 +158,7 @@ def load_model(
     attention: str = "auto",
     revision: str | None = None,
     kv_budget_gib: float | None = None,
-    cuda_graphs: bool = False,
+    cuda_graphs: bool | None = None,
     adapter: str | None = None,
 ) -> LoadedModel:
     """Loads a checkpoint.
@@ -161,7 +170,8 @@ def load_model(
         attention: "sdpa" or "flash"; "auto" measures which of those that can run here is faster.
         revision: branch, tag or commit of a hub id.
         kv_budget_gib: GiB for the keys and values of a batch; None is the free memory when a batch begins.
-        cuda_graphs: record the forwards of single requests, one CUDA graph for each of a few widths.
+        cuda_graphs: record the forwards of single requests, one CUDA graph for each of a few widths; None is yes on
+            CUDA.
         adapter: directory or hub id of a LoRA adapter in peft's layout, merged into the weights.
 
     Raises:
@@ -180,20 +190,6 @@ def load_model(
     )
     _ = model.engine
     return model
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"device={name!r} is unknown; choose auto, cpu, cuda or cuda:N") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device={name!r} is not supported; choose auto, cpu, cuda or cuda:N")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device={name!r}, but torch sees {torch.cuda.device_count()} CUDA devices here")
-    return device
 
 
 def _dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:

@@ -1,5 +1,6 @@
 """Groups of tests, and fixtures that all tests share."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,19 +8,31 @@ from hypothesis import settings
 
 from refusion_eval.paths import embedded_path
 
-# Hypothesis must not fail a test because the machine is busy.
-settings.register_profile("without a clock", deadline=None)
-settings.load_profile("without a clock")
+# Triton reads this when it is first imported: where there is no GPU, its kernels are interpreted.
+if not any(Path("/dev").glob("nvidia[0-9]*")):
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Hypothesis must not fail a test because the machine is busy, so no example has a deadline. A run of the unit tests
+# alone tries a quarter of the examples of each property; `bash test.sh` and CI try all of them.
+settings.register_profile("full", deadline=None, max_examples=100)
+settings.register_profile("quick", deadline=None, max_examples=25)
+settings.load_profile("full")
 
 TESTS = Path(__file__).resolve().parent
 # Group of tests -> the folders and files in it, and the fixtures whose users belong to it. All other tests are `unit`.
 GROUPS = {
     "process": (
+        "bench",
         "benchmarks/test_an_eighth_benchmark.py",
         "benchmarks_dev",
         "decoders/test_one_file.py",
         "evaluate/test_resume.py",
         "faults",
+        "figures/test_commands.py",
+        "lm_eval_plugin/test_adapter.py",
+        "lm_eval_plugin/test_lm_eval_options.py",
+        "lm_eval_plugin/test_prompt_options.py",
+        "miniature/test_train.py",
         "packaging/test_installation.py",
         "scaleout",
         "test_eval_sh.py",
@@ -28,7 +41,6 @@ GROUPS = {
     ),
     "sandbox": ("sandbox",),
     "browser": ("report/test_browser.py",),
-    "golden": ("guard",),
 }
 GOLDEN_FIXTURES = {"shared", "reference_data"}
 
@@ -38,6 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
     is_marked = bool(config.option.markexpr) or any(arg.startswith("-m") for arg in config.invocation_params.args)
     if not is_marked and config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.option.markexpr = "unit"
+    if config.option.markexpr == "unit":
+        settings.load_profile("quick")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marker

@@ -91,9 +91,9 @@ def test_numpy_and_tensor_prompts_are_taken(model):
 @pytest.mark.parametrize(
     ("prompt", "decoder", "settings", "message"),
     [
-        ([1], "refuson", {}, "did you mean 'refusion'"),
-        ([1], "refusion", {"gen_lenght": 8}, "did you mean 'gen_length'"),
-        ([1], "autoregressive", {"tau_slot": 0.5}, "no setting 'tau_slot'"),
+        ([1], "refuson", {}, "did you mean refusion"),
+        ([1], "refusion", {"gen_lenght": 8}, "did you mean gen_length"),
+        ([1], "autoregressive", {"tau_slot": 0.5}, "unknown setting 'tau_slot'"),
         ([1], "refusion", {"gen_length": 0}, "gen_length"),
         ([1], "refusion", {"mask_id": 61}, "vocabulary"),
         ([1], "autoregressive", {"eos_ids": (99,)}, "vocabulary"),

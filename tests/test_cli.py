@@ -7,8 +7,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from refusion_eval.cli import COMMANDS, app, main
-from refusion_eval.cli.options import descriptions
+from refusion_eval.cli import COMMANDS, app, descriptions, main
 from refusion_eval.runs.model_args import ModelArgs
 
 RUNNER = CliRunner()
@@ -130,6 +129,7 @@ def test_check_says_whether_a_decoder_can_run_a_checkpoint_without_weights(share
     result = RUNNER.invoke(app, ["check", "--model", str(tmp_path), "--decoder", "autoregressive"])
     assert result.exit_code == 0, result.output
     assert "autoregressive can run it" in result.output
+    assert ": cpu, float32" in result.output
     status, text = refusal("check", "--model", "/no/such/checkpoint")
     assert status == 1
     assert text.startswith("error: no directory '/no/such/checkpoint'")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from refusion_eval.paths import embedded_decoders
-from refusion_eval.runs.published import published_systems
+from refusion_eval.runs.model_args import published_systems
 from refusion_eval.scripts.artefacts import write_spec
 from refusion_eval.sweep.spec import read_spec
 
@@ -250,7 +250,7 @@ def test_a_preset_is_for_the_systems_that_have_it():
 
 
 def parts_of(*arguments):
-    """The commands behind --artefacts' first table, without the interpreter."""
+    """The commands after the first table of --artefacts, without the interpreter."""
     return [
         line.split(" refusion_eval ", 1)[1] for line in commands("--artefacts", *arguments) if " refusion_eval " in line
     ]
@@ -326,6 +326,13 @@ def test_a_dry_run_needs_no_installed_package(module, options):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "+ " in done.stdout
+
+
+def test_the_check_of_a_gpu_runs_instead_of_an_evaluation():
+    steps = [line for line in commands("--gpu-check", "--results", "out") if " -m refusion_eval " in line]
+    assert len(steps) == 1
+    assert " gpu-check --out " in steps[0]
+    assert steps[0].endswith("/out/gpu")
 
 
 def test_the_command_suite_prints_what_the_script_does(tmp_path):

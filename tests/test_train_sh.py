@@ -111,3 +111,14 @@ def test_a_small_training_runs_through(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "step 2/2" in done.stderr
     assert (tmp_path / "runs" / "tiny" / "model" / "model.safetensors").exists()
+
+
+def test_one_process_for_each_gpu_that_torch_may_use(tmp_path):
+    python = tmp_path / "environment" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\necho 2\n")
+    python.chmod(0o755)
+    (tmp_path / "environment" / "setup.log").touch()  # as if train.sh had made it
+    *_, check, training = commands("--config", "tiny", REFUSION_EVAL_VENV=str(python.parents[1]))
+    assert check.endswith("--check 2")
+    assert "--nproc-per-node 2" in training

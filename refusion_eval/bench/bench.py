@@ -1,13 +1,11 @@
-"""Decoding speed of one checkpoint: against a plain baseline, in batches, by width, and against the memory's limit.
-
-Imports neither lm-eval nor anything that needs a network.
-"""
+"""Decoding speed of one checkpoint: against a plain baseline, in batches, by width, and against the memory's limit."""
 
 import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,19 +13,14 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from refusion_eval import api
-from refusion_eval.bench.comparison import Speed, System, compare
 from refusion_eval.bench.plain import PlainEngine
-from refusion_eval.bench.profile import Profile, profile
-from refusion_eval.bench.profile import table as profile_table
+from refusion_eval.bench.profile import Profile, profile, profile_table
 from refusion_eval.decoders import DECODERS
-from refusion_eval.engine.bandwidth import cache_bytes_per_row, copy_bandwidth, weight_bytes
-from refusion_eval.engine.device import synchronize
 from refusion_eval.engine.engine import Engine, Request
-from refusion_eval.engine.width import time_forwards
+from refusion_eval.engine.width import cache_bytes_per_row, copy_bandwidth, synchronize, time_forwards, weight_bytes
 from refusion_eval.errors import DecodeError
 from refusion_eval.hf.stock import StockLoop
-from refusion_eval.trace import ForwardDone
-from refusion_eval.types import Decoded
+from refusion_eval.types import Decoded, ForwardDone
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CONTEXTS = (0, 512, 4096)
@@ -38,11 +31,77 @@ RATIOS = {
     "refusion unfused / plain baseline": ("refusion", "refusion baseline"),
     "refusion fused / refusion unfused": ("refusion fused", "refusion"),
     "refusion fused / our autoregressive": ("refusion fused", "autoregressive"),
-    "refusion fused: graphs / without": ("refusion fused, graphs", "refusion fused"),
-    "our autoregressive: graphs / without": ("autoregressive, graphs", "autoregressive"),
+    "refusion fused: graphs / without": ("refusion fused", "refusion fused, without graphs"),
+    "our autoregressive: graphs / without": ("autoregressive", "autoregressive, without graphs"),
     "our autoregressive / model.generate": ("autoregressive", "model.generate"),
     "our autoregressive / plain baseline": ("autoregressive", "autoregressive baseline"),
 }
+
+
+class System(NamedTuple):
+    """A way of decoding that takes part in a comparison.
+
+    Attributes:
+        run: decodes one prompt, given as token ids.
+        same_tokens_as: name of the system whose tokens it must reproduce; None if there is none.
+    """
+
+    run: Callable[[Sequence[int]], Decoded]
+    same_tokens_as: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Speed of one system.
+
+    Attributes:
+        tokens_per_second: all tokens divided by all seconds of a round, one value per round.
+        num_tokens, num_forwards: tokens and model calls of one round.
+        same_tokens: whether the tokens equal those of `System.same_tokens_as`; None without such a system.
+    """
+
+    tokens_per_second: tuple[float, ...]
+    num_tokens: int
+    num_forwards: int
+    same_tokens: bool | None
+
+    @property
+    def median(self) -> float:
+        """Median over rounds of the tokens per second."""
+        return statistics.median(self.tokens_per_second)
+
+
+def compare(
+    systems: Mapping[str, System],
+    prompts: Sequence[Sequence[int]],
+    num_rounds: int,
+    progress: Callable[[str], None] = lambda text: None,
+) -> dict[str, Speed]:
+    """Measures the speed of each system on the token ids of prompts, after a warm-up on the first prompt.
+
+    The systems take turns in every round, so that other load on the machine affects all of them.
+    """
+    for name, system in systems.items():
+        progress(f"warm-up: {name}")
+        system.run(prompts[0])
+    speeds: dict[str, list[float]] = {name: [] for name in systems}
+    results: dict[str, list[Decoded]] = {}
+    for number in range(num_rounds):
+        for name, system in systems.items():
+            progress(f"round {number + 1} of {num_rounds}: {name}")
+            results[name] = [system.run(prompt) for prompt in prompts]
+            seconds = sum(result.seconds for result in results[name])
+            speeds[name].append(sum(len(result.tokens) for result in results[name]) / seconds)
+    tokens = {name: [result.tokens for result in decoded] for name, decoded in results.items()}
+    return {
+        name: Speed(
+            tokens_per_second=tuple(speeds[name]),
+            num_tokens=sum(map(len, tokens[name])),
+            num_forwards=sum(result.num_forwards for result in results[name]),
+            same_tokens=None if system.same_tokens_as is None else tokens[name] == tokens[system.same_tokens_as],
+        )
+        for name, system in systems.items()
+    }
 
 
 class BatchSpeed(NamedTuple):
@@ -68,7 +127,8 @@ class Report:
         forwards: forwards of ReFusion over all prompts: "unfused", "free rows" (fused, with further rows at no cost),
             and "least": the minimum, where all plans and predictions but the first plan are fused into verifications.
         batch: speed by decoder and batch size.
-        curves: seconds of each timed forward by committed rows and width.
+        curves: seconds of each timed forward by committed rows and width, recorded where `run` records.
+        eager_curves: the same without recordings; empty where `run` records none.
         weight_bytes: size of the weights that one forward reads.
         cache_bytes_per_row: size of the keys and values of one row.
         copy_bytes_per_second: copy bandwidth of the device.
@@ -84,6 +144,7 @@ class Report:
     cache_bytes_per_row: int
     copy_bytes_per_second: float
     profile: Profile | None = None
+    eager_curves: Mapping[int, Mapping[int, list[float]]] = field(default_factory=dict)
 
     @property
     def ratios(self) -> dict[str, float]:
@@ -136,8 +197,8 @@ def measure(
         directory: checkpoint in Hugging Face layout.
         prompts: token ids of each prompt.
         settings: settings of ReFusion except `fuse`; `gen_length` and `eos_ids` apply to all systems.
-        dtype: dtype of the weights, as in `load_model`.
-        device: torch device, as in `load_model`.
+        dtype: as in `load_model`, like `device`.
+        device: torch device.
         num_rounds: rounds of the comparison at batch size 1.
         batch_sizes: ascending batch sizes of continuous batching; the others are compared with the first.
         with_baseline: whether to measure the systems that run on transformers' own model too.
@@ -154,13 +215,15 @@ def measure(
         progress(f"{decoder} in batches of {', '.join(map(str, batch_sizes))}")
         resolved = api.decoder_settings(model, decoder, **_settings_of(decoder, settings))
         batch[decoder] = _batch_speeds(model, decoder, resolved, list(prompts) * 2, batch_sizes)
-    curves = {}
+    curves, eager_curves = {}, {}
     for context in CONTEXTS:
         if context + max(WIDTHS) <= model.config.max_positions:
             progress(f"forwards after {context} rows")
-            curves[context] = time_forwards(
-                model.engine.model, model.attention, widths=WIDTHS, context=context, num_rounds=20
-            )
+            recorded = model.engine.recorded
+            timed = partial(time_forwards, model.engine.model, model.attention, WIDTHS, context, 20)
+            curves[context] = timed(recorded=recorded)
+            if recorded is not None:
+                eager_curves[context] = timed()
     measured_profile = None
     if with_profile:
         progress("profile")
@@ -188,6 +251,7 @@ def measure(
         cache_bytes_per_row=cache_bytes_per_row(model.config, model.dtype),
         copy_bytes_per_second=copy_bandwidth(model.device),
         profile=measured_profile,
+        eager_curves=eager_curves,
     )
 
 
@@ -207,10 +271,10 @@ def _systems(model: api.LoadedModel, baseline: Path | None, settings: Mapping[st
         "refusion": on(model.engine, "refusion", unfused),
         "autoregressive": on(model.engine, "autoregressive", greedy),
     }
-    if model.device.type == "cuda":
-        graphed = Engine(model.engine.model, model.attention, static=True)
-        systems["refusion fused, graphs"] = on(graphed, "refusion", fused, "refusion")
-        systems["autoregressive, graphs"] = on(graphed, "autoregressive", greedy, "autoregressive")
+    if model.cuda_graphs:
+        eager = Engine(model.engine.model, model.attention)
+        systems["refusion fused, without graphs"] = on(eager, "refusion", fused, "refusion")
+        systems["autoregressive, without graphs"] = on(eager, "autoregressive", greedy, "autoregressive")
     if baseline is not None:
         stock = Qwen3ForCausalLM.from_pretrained(baseline, dtype=model.dtype).to(model.device).eval()
         plain, loop = PlainEngine(stock), StockLoop(stock)
@@ -242,27 +306,39 @@ def _count_forwards(
     }
 
 
+def decode_batch(
+    model: api.LoadedModel, decoder: str, settings: Any, prompts: Sequence[Sequence[int]], size: int
+) -> list[tuple[int, ...]]:
+    """The tokens of each prompt, decoded in batches of at most `size` requests; returns when the device has finished.
+
+    Raises:
+        DecodeError: a request failed.
+    """
+    requests = (Request(DECODERS[decoder].decode, prompt, settings) for prompt in prompts)
+    tokens: dict[int, tuple[int, ...]] = {}
+    for index, result in model.engine.run_many(requests, size):
+        if isinstance(result, DecodeError):
+            raise result
+        tokens[index] = result.tokens
+    synchronize(model.device)
+    return [tokens[index] for index in range(len(prompts))]
+
+
 def _batch_speeds(
     model: api.LoadedModel, decoder: str, settings: Any, prompts: Sequence[Sequence[int]], batch_sizes: Sequence[int]
 ) -> dict[int, BatchSpeed]:
     """Measures continuous batching at each batch size, and compares the tokens with the first size."""
     resolved = api.with_width_cost(settings, lambda: model.width_cost)
-    requests = [Request(DECODERS[decoder].decode, prompt, resolved) for prompt in prompts]
     speeds: dict[int, BatchSpeed] = {}
-    expected: dict[int, tuple[int, ...]] = {}
+    expected: list[tuple[int, ...]] = []
     for size in batch_sizes:
         synchronize(model.device)
         started = time.perf_counter()
-        tokens: dict[int, tuple[int, ...]] = {}
-        for index, result in model.engine.run_many(requests, size):
-            if isinstance(result, DecodeError):
-                raise result
-            tokens[index] = result.tokens
-        synchronize(model.device)
+        tokens = decode_batch(model, decoder, resolved, prompts, size)
         seconds = time.perf_counter() - started
         expected = expected or tokens
-        same = sum(tokens[index] == expected[index] for index in tokens) / len(tokens)
-        speeds[size] = BatchSpeed(sum(map(len, tokens.values())) / seconds, same)
+        same = sum(ours == first for ours, first in zip(tokens, expected, strict=True)) / len(tokens)
+        speeds[size] = BatchSpeed(sum(map(len, tokens)) / seconds, same)
     return speeds
 
 

@@ -3,6 +3,7 @@
 import random
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,7 @@ import torch
 
 from refusion_eval import api
 from refusion_eval.bench.bench import Report, measure, table
-from refusion_eval.bench.inflate import inflate
-from refusion_eval.bench.shapes import SHAPES, random_checkpoint
+from refusion_eval.bench.checkpoints import SHAPES, inflate, random_checkpoint
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.benchmarks.rows import read_rows
 from refusion_eval.paths import embedded_path, tasks_path
@@ -36,55 +36,41 @@ def run_bench(
 ) -> tuple[Report, str]:
     """Measures one checkpoint or shape and returns the report and its text.
 
-    Args:
-        name: checkpoint folder, hub id, "embedded", a key of `SHAPES` for random weights, or such a key followed by
-            "-inflated" for the embedded checkpoint at the cost of that shape.
-        num_prompts: prompts of a round, from the mini tasks in turn; random token ids if the weights are random.
-        num_rounds: rounds of the comparison at batch size 1.
-        settings: settings of the ReFusion decoder.
-        threads: CPU threads; None keeps torch's own choice.
-        dtype: dtype of the weights, as in `load_model`.
-        device: torch device, as in `load_model`.
-        with_baseline: whether to measure the systems that run on transformers' own model too.
-        with_profile: whether to measure the time of each part of fused ReFusion too.
-        progress: called with a line of text before each step.
+    The name is a checkpoint folder, a hub id, "embedded", a key of `SHAPES` for random weights, or such a key followed
+    by "-inflated" for the embedded checkpoint at the cost of that shape. The prompts come from the mini tasks in turn;
+    random weights get random token ids. Without a number of threads torch chooses. All else is as in `measure`.
     """
     if threads is not None:
         torch.set_num_threads(threads)
-    options: dict[str, Any] = {
-        "dtype": dtype,
-        "device": device,
-        "num_rounds": num_rounds,
-        "with_baseline": with_baseline,
-        "with_profile": with_profile,
-        "progress": progress,
-    }
-    shape = SHAPES.get(name.removesuffix(INFLATED))
-    if shape is not None:
-        half = dtype == "bfloat16" or (dtype == "auto" and torch.cuda.is_available() and device != "cpu")
-        with tempfile.TemporaryDirectory() as folder:
-            checkpoint = Path(folder) / name
-            weight_dtype = torch.bfloat16 if half else torch.float32
-            if name.endswith(INFLATED):
-                progress(f"the embedded checkpoint in shape {name.removesuffix(INFLATED)}")
-                inflate(embedded_path("refusion"), checkpoint, shape, weight_dtype)
-                return _bench_trained(checkpoint, name, num_prompts, settings, options)
+    measure_with = partial(
+        measure,
+        dtype=dtype,
+        device=device,
+        num_rounds=num_rounds,
+        with_baseline=with_baseline,
+        with_profile=with_profile,
+        progress=progress,
+    )
+    size = name.removesuffix(INFLATED)
+    half = dtype == "bfloat16" or (dtype == "auto" and torch.cuda.is_available() and device != "cpu")
+    weight_dtype = torch.bfloat16 if half else torch.float32
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = Path(folder) / name
+        if name in SHAPES:
             progress(f"random weights of shape {name}")
-            random_checkpoint(shape, checkpoint, weight_dtype)
+            random_checkpoint(SHAPES[name], checkpoint, weight_dtype)
             # A threshold of 0 accepts the drafts of random weights, so that slots are decoded in parallel.
             accepting = {**settings, "tau_token": 0.0, "eos_ids": ()}
-            report = measure(checkpoint, _random_prompts(num_prompts), accepting, **options)
-        return report, f"{name}: random weights, random prompts, tau_token 0\n{table(report)}"
-    checkpoint = embedded_path("refusion") if name == "embedded" else Path(name)
-    return _bench_trained(checkpoint, name, num_prompts, settings, options)
-
-
-def _bench_trained(
-    checkpoint: Path, name: str, num_prompts: int, settings: Mapping[str, Any], options: Mapping[str, Any]
-) -> tuple[Report, str]:
-    model = api.LoadedModel.open(str(checkpoint), dtype=options["dtype"], device=options["device"])
-    report = measure(checkpoint, mini_prompts(model, num_prompts), settings, **options)
-    return report, f"{name}: prompts of the mini tasks (synthetic)\n{table(report)}"
+            report = measure_with(checkpoint, _random_prompts(num_prompts), accepting)
+            return report, f"{name}: random weights, random prompts, tau_token 0\n{table(report)}"
+        if size in SHAPES:
+            progress(f"the embedded checkpoint in shape {size}")
+            inflate(embedded_path("refusion"), checkpoint, SHAPES[size], weight_dtype)
+        else:
+            checkpoint = embedded_path("refusion") if name == "embedded" else Path(name)
+        model = api.LoadedModel.open(str(checkpoint), dtype=dtype, device=device)
+        report = measure_with(checkpoint, mini_prompts(model, num_prompts), settings)
+        return report, f"{name}: prompts of the mini tasks (synthetic)\n{table(report)}"
 
 
 def _random_prompts(count: int) -> list[list[int]]:

@@ -13,12 +13,10 @@ from refusion_eval import api
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine import engine as engine_module
 from refusion_eval.engine import masks
-from refusion_eval.engine.device import synchronize
+from refusion_eval.engine.width import synchronize
 from refusion_eval.models import transformer as transformer_module
-from refusion_eval.models.attention import Backend
 from refusion_eval.models.cache import KVCache
 from refusion_eval.models.transformer import Attend, Transformer
-from refusion_eval.types import Attention
 
 ATTENTION = "attention"
 HEAD = "output head"
@@ -93,13 +91,7 @@ class _Stopwatches:
 
 
 def profile(model: api.LoadedModel, prompts: Sequence[Sequence[int]], settings: Mapping[str, Any]) -> Profile:
-    """Decodes prompts with ReFusion at batch size 1, once without stopwatches and once with one on every part.
-
-    Args:
-        model: the checkpoint.
-        prompts: token ids of each prompt.
-        settings: settings of the decoder.
-    """
+    """Decodes token ids with ReFusion at batch size 1, once without stopwatches and once with one on every part."""
     resolved = api.with_width_cost(api.decoder_settings(model, "refusion", **settings), lambda: model.width_cost)
     decode, engine = DECODERS["refusion"].decode, model.engine
     engine.run(decode, prompts[0], resolved)
@@ -112,15 +104,14 @@ def profile(model: api.LoadedModel, prompts: Sequence[Sequence[int]], settings: 
 
 @contextlib.contextmanager
 def _watching(watches: _Stopwatches) -> Iterator[None]:
+    """Replaces every function of `PARTS` by a timed one. The function that `attend_over` returns is timed, too."""
     originals = [(owner, name, getattr(owner, name)) for owner, name, _ in PARTS]
     for owner, name, part in PARTS:
         setattr(owner, name, watches.timed(getattr(owner, name), part))
     attend_over = masks.attend_over
 
-    def timed_attend_over(
-        cache: KVCache, attentions: Sequence[Attention], backend: Backend, sequences: Sequence[int] | None = None
-    ) -> Attend:
-        return watches.timed(attend_over(cache, attentions, backend, sequences), ATTENTION)
+    def timed_attend_over(*arguments: Any, **named: Any) -> Attend:
+        return watches.timed(attend_over(*arguments, **named), ATTENTION)
 
     masks.attend_over = timed_attend_over
     try:
@@ -130,7 +121,7 @@ def _watching(watches: _Stopwatches) -> Iterator[None]:
             setattr(owner, name, original)
 
 
-def table(measured: Profile) -> str:
+def profile_table(measured: Profile) -> str:
     """The profile as text, largest part first."""
     watched = sum(measured.seconds.values())
     lines = [f"{'Part of a batch-1 decode':<40} {'share':>7} {'ms a forward':>13}"]

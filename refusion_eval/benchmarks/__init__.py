@@ -1,23 +1,31 @@
-"""The benchmarks: what is asked of a model, and which answer is right.
+"""What a benchmark is, and all benchmarks by name: what is asked of a model, and which answer is right.
 
-Each benchmark is one file of this folder with a `BENCHMARK`. No other module knows how task names are built:
-`find_task` reads a name, and a `Task` knows its own.
+Every benchmark is one file of this folder that ends with `BENCHMARK = Benchmark(...)`. Zero-shot, chat style; the
+wording of the prompts is this project's own, and the embedded checkpoints were trained on the same words. No other
+module knows how task names are built: `find_task` reads a name, and a `Task` knows its own.
 """
 
 import fnmatch
 import functools
 import importlib
+import os
 import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
-from refusion_eval.benchmarks.base import Benchmark, CodeTest, Extraction, Item, Task
-from refusion_eval.benchmarks.rows import Row, Source
+from refusion_eval.benchmarks.rows import DATA_VARIABLE, Row, Sealing, Source, check_rows, find_rows, read_rows
 from refusion_eval.errors import DataError
+from refusion_eval.paths import tasks_path
 
 __all__ = [
     "BENCHMARKS",
+    "LETTERS",
     "Benchmark",
     "CodeTest",
     "Extraction",
+    "Extractor",
     "Item",
     "Row",
     "Source",
@@ -27,6 +35,232 @@ __all__ = [
     "is_mini",
     "is_sealed",
 ]
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # labels of choices, by position
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """The answer in its normal form, None if there is none; and the rule that found it, or why nothing was found."""
+
+    answer: str | None
+    how: str
+
+
+Extractor = Callable[[str, Row], Extraction]
+
+
+def without_thoughts(text: str) -> str:
+    """The text outside `<think>` blocks; the first may be opened by the prompt, and the last be cut off."""
+    before, end, _ = text.partition("</think>")
+    is_open = bool(end) and "<think>" not in before
+    blocks = (f"<think>{text}" if is_open else text).split("<think>")
+    return blocks[0] + "".join(block.partition("</think>")[2] for block in blocks[1:])
+
+
+@dataclass(frozen=True)
+class CodeTest:
+    """Trusted source that raises if a program is wrong, trusted source that it needs, and seconds for the program."""
+
+    test: str
+    helpers: str = ""
+    timeout_s: float = 10
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Benchmark:
+    """One benchmark. A benchmark equals only itself, and pickles as its name.
+
+    Attributes:
+        name: the name in task names, settings files and data folders.
+        title: the name in printed tables and figures.
+        order: position among the benchmarks in tables; the paper's seven are 1 to 7.
+        kind: how an extracted answer is compared with the right one.
+        source: where the rows are published, and their columns.
+        prompt: a row -> the text of the single user turn.
+        gold: a row -> the right answer in normal form (for code: the reference program).
+        gold_text: a row -> the right answer as a model would write it when it follows the prompt.
+        filters: extraction rules by name; scores are reported with the first. The others are for text of another kind
+            (base models whose text runs on) and for comparison with published extraction rules.
+        id_column: column that identifies an item; None where rows have no id and their number serves.
+        test: for code, a row -> its test.
+        stock_tasks: patterns of the names of lm-eval's own tasks on this benchmark.
+        version: recorded with every sample; to be raised when a prompt or a judgement changes.
+        normalise: turns a published row into the one that the other fields read; None if they read it as it is.
+        sealed_columns: columns that must not be written anywhere, each with its name in markers.
+    """
+
+    name: str
+    title: str
+    order: int = 100
+    kind: Literal["number", "choice", "mathematics", "code"]
+    source: Source
+    prompt: Callable[[Row], str]
+    gold: Callable[[Row], str]
+    gold_text: Callable[[Row], str]
+    filters: Mapping[str, Extractor]
+    id_column: str | None = None
+    test: Callable[[Row], CodeTest] | None = None
+    stock_tasks: Sequence[str] = ()
+    version: str = "1.0"
+    normalise: Callable[[Row], dict[str, Any]] | None = None
+    sealed_columns: Mapping[str, str] = field(default_factory=dict)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _benchmark_named, (self.name,)
+
+    @property
+    def in_paper(self) -> bool:
+        """Whether it is one of the paper's seven, which its tables, averages and claims are about."""
+        return self.order <= 7
+
+    @property
+    def has_mini(self) -> bool:
+        """Whether the project has synthetic items in its place, for the tiny embedded models."""
+        return (tasks_path() / "mini" / self.name).is_dir()
+
+    @property
+    def metric(self) -> Literal["acc", "pass@1"]:
+        """The name of the share of right items."""
+        return "pass@1" if self.kind == "code" else "acc"
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the authors ask that the questions are published nowhere."""
+        return bool(self.sealed_columns)
+
+    @property
+    def has_strict_score(self) -> bool:
+        """Whether answers in exactly the form that the prompt asks for are counted beside all right ones."""
+        return self.kind in ("number", "choice")
+
+    @property
+    def default_filter(self) -> str:
+        """The extraction rule that scores are reported with."""
+        return next(iter(self.filters))
+
+    def id_of(self, row: Row, row_number: int) -> str:
+        """The item's id as text: its own id column, else its 0-based row number."""
+        return str(row_number if self.id_column is None else row[self.id_column])
+
+    def extract(self, text: str, row: Row, filter_name: str | None = None) -> Extraction:
+        """Finds the answer in one text, outside its thinking blocks. Raises DataError if there is no such filter."""
+        name = filter_name or self.default_filter
+        if name not in self.filters:
+            raise DataError(f"{self.name} has no filter {name!r}; it has {', '.join(self.filters)}")
+        return self.filters[name](without_thoughts(text), row)
+
+    def check_gold(self, rows: Sequence[Row]) -> None:
+        """Reads every right answer once, so that a malformed one is a DataError before any text is generated."""
+        for number, row in enumerate(rows):
+            try:
+                self.gold(row)
+            except DataError as problem:
+                raise DataError(f"row {number} (from 0) of {problem}; correct the row") from problem
+
+
+def _benchmark_named(name: str) -> Benchmark:
+    return BENCHMARKS[name]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """One question of a task.
+
+    Attributes:
+        id: the benchmark's name for the item.
+        number: 0-based number of its row.
+        row: the row as it is hashed and judged; of a sealed benchmark it holds markers, and so does the prompt.
+        prompt: the user turn.
+        sealing: turns markers into the texts that they stand for.
+    """
+
+    id: str
+    number: int
+    row: Row
+    prompt: str
+    sealing: Sealing
+
+
+@dataclass(frozen=True)
+class Task:
+    """A benchmark, or (`mini`) the synthetic look-alike of it that ships with the project."""
+
+    benchmark: Benchmark
+    mini: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of the task in lm-eval, in records and on the command line."""
+        return f"{'mini_' if self.mini else 'refusion_'}{self.benchmark.name}"
+
+    @property
+    def title(self) -> str:
+        """The name in printed tables and figures."""
+        return f"{'mini ' if self.mini else ''}{self.benchmark.title}"
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the questions must not be written anywhere; those of the look-alikes may be."""
+        return self.benchmark.sealed and not self.mini
+
+    def rows(self, data_dir: str | Path | None = None, split: str | None = None) -> list[dict[str, Any]]:
+        """Loads and checks the rows.
+
+        Args:
+            data_dir: holds `<benchmark>/<split>.jsonl` (or `.jsonl.gz`), or is itself the benchmark's folder; without
+                it the environment variable REFUSION_EVAL_DATA is read. The look-alikes ship with the project.
+            split: another split than the one that is evaluated.
+
+        Returns:
+            Rows in file order, in hub columns unless the benchmark normalises them.
+
+        Raises:
+            DataError: the rows are nowhere to be found (the message names every place tried), or malformed.
+        """
+        name, source = self.benchmark.name, self.benchmark.source
+        if self.mini:
+            path = tasks_path() / "mini" / name / f"{split or 'test'}.jsonl"
+            if not path.is_file():
+                raise DataError(f"{path} is missing; it is part of the project, reinstall it")
+            rows, origin = read_rows(path), str(path)
+        else:
+            rows, origin = find_rows(name, source, data_dir or os.environ.get(DATA_VARIABLE), split or source.split)
+        check_rows(rows, source, origin)
+        return rows if self.benchmark.normalise is None else [self.benchmark.normalise(row) for row in rows]
+
+    def items(self, data_dir: str | Path | None = None) -> list[Item]:
+        """Loads the questions, with every right answer checked; argument and errors as in `rows`."""
+        rows = self.rows(data_dir)
+        self.benchmark.check_gold(rows)
+        sealing = Sealing()
+        if self.sealed:
+            rows = [self._sealed(row, sealing) for row in rows]
+        id_of, prompt = self.benchmark.id_of, self.benchmark.prompt
+        return [
+            Item(id=id_of(row, number), number=number, row=row, prompt=prompt(row), sealing=sealing)
+            for number, row in enumerate(_as_table(rows))
+        ]
+
+    def _sealed(self, row: Row, sealing: Sealing) -> dict[str, Any]:
+        name = f"{self.benchmark.name}/{row[self.benchmark.id_column or 'id']}"
+        marks = self.benchmark.sealed_columns.items()
+        return {**row, **{column: sealing.seal_value(f"{name}/{mark}", row[column]) for column, mark in marks}}
+
+
+def _as_table(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The rows as lm-eval hands them over, which is what records hash: with the columns and types of one table."""
+    import pyarrow  # takes a fifth of a second
+
+    table: dict[str, list[Any]] = {}
+    for column in rows[0]:
+        try:
+            table[column] = pyarrow.array([row.get(column) for row in rows]).to_pylist()
+        except pyarrow.ArrowException as problem:
+            raise DataError(
+                f"column {column!r} holds values of several types ({problem}); correct the rows"
+            ) from problem
+    return [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
 
 
 def _benchmarks_of_this_folder() -> dict[str, Benchmark]:
@@ -41,14 +275,10 @@ BENCHMARKS: dict[str, Benchmark] = _benchmarks_of_this_folder()
 
 @functools.cache
 def find_task(name: str) -> Task | None:
-    """Recognises a task by the name that lm-eval and the records have for it.
+    """Recognises a task by the name that lm-eval and the records have for it; None if it is on none of the benchmarks.
 
-    Args:
-        name: `refusion_<benchmark>` or `mini_<benchmark>`, also with `_<anything>` after it, as variants of a user are
-            named; or one of lm-eval's own tasks on a benchmark.
-
-    Returns:
-        The benchmark and whether its look-alike is meant; None if it is none of the benchmarks.
+    Names are `refusion_<benchmark>` and `mini_<benchmark>`, also with `_<anything>` after them, as variants of a user
+    are named, and those of lm-eval's own tasks on a benchmark.
     """
     own = {task.name: task for benchmark in BENCHMARKS.values() for task in (Task(benchmark), Task(benchmark, True))}
     variants = [own_name for own_name in own if name == own_name or name.startswith(f"{own_name}_")]
@@ -61,14 +291,15 @@ def find_task(name: str) -> Task | None:
 
 
 def get_task(name: str) -> Task:
-    """The task that a user means: a benchmark's plain name, or a task that `find_task` recognises.
-
-    Raises:
-        DataError: the name belongs to none of the benchmarks.
-    """
-    task = Task(BENCHMARKS[name]) if name in BENCHMARKS else find_task(name)
+    """The task that a user means: a benchmark's plain name, or one that `find_task` recognises; else a ConfigError."""
+    if name in BENCHMARKS:
+        return Task(BENCHMARKS[name])
+    task = find_task(name)
     if task is None:
-        raise DataError(f"unknown task {name!r}; known: {', '.join(BENCHMARKS)}, each also with mini_ before it")
+        from refusion_eval.config import unknown_key  # it needs libraries, which eval.sh lacks before its set-up
+
+        known = [*BENCHMARKS, *(Task(benchmark, mini=True).name for benchmark in BENCHMARKS.values())]
+        raise unknown_key(name, known, what="task")
     return task
 
 
@@ -79,14 +310,10 @@ def is_mini(task: str) -> bool:
 
 
 def is_sealed(task: str, benchmark: str = "") -> bool:
-    """Whether a task asks questions that must not be written anywhere.
+    """Whether a task asks questions that must not be written anywhere; `benchmark` is what its records name.
 
     A task whose name holds that of a sealed benchmark counts too, because a user's own variant may be none of the
     known tasks.
-
-    Args:
-        task: its name.
-        benchmark: the benchmark that its records name.
     """
     names = f"{task} {benchmark}".lower()
     return not is_mini(task) and any(known.sealed and known.name in names for known in BENCHMARKS.values())

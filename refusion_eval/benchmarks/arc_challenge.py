@@ -1,9 +1,8 @@
 """ARC-Challenge: questions of school science with three to five choices."""
 
-from refusion_eval.benchmarks.base import LETTERS, Benchmark
-from refusion_eval.benchmarks.checks import CHOICES, ID, TEXT, must_be_listed
+from refusion_eval.benchmarks import LETTERS, Benchmark
 from refusion_eval.benchmarks.multiple_choice import choice_filters, choice_prompt, letter_text
-from refusion_eval.benchmarks.rows import Row, Source
+from refusion_eval.benchmarks.rows import CHOICES, ID, TEXT, Row, Source
 
 
 def _gold(row: Row) -> str:
@@ -22,7 +21,7 @@ BENCHMARK = Benchmark(
         split="test",
         num_rows=1172,
         columns={"id": ID, "question": TEXT, "choices": CHOICES, "answerKey": TEXT},
-        check=must_be_listed("answerKey", lambda row: row["choices"]["label"]),
+        labelled=("answerKey", lambda row: row["choices"]["label"]),
     ),
     prompt=lambda row: choice_prompt(row["question"], row["choices"]["text"]),
     gold=_gold,
@@ -30,4 +29,5 @@ BENCHMARK = Benchmark(
     filters=choice_filters(lambda row: row["choices"]["text"]),
     id_column="id",
     stock_tasks=("arc_challenge_chat*",),
+    version="1.1",
 )

@@ -3,10 +3,9 @@
 import hashlib
 from typing import Any
 
-from refusion_eval.benchmarks.base import LETTERS, Benchmark
-from refusion_eval.benchmarks.checks import SHORT_ANSWER, TEXT
+from refusion_eval.benchmarks import LETTERS, Benchmark
 from refusion_eval.benchmarks.multiple_choice import choice_filters, choice_prompt, letter_text
-from refusion_eval.benchmarks.rows import Row, Source
+from refusion_eval.benchmarks.rows import SHORT_ANSWER, TEXT, Row, Source
 
 _RIGHT = "Correct Answer"
 _WRONG = ("Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
@@ -58,4 +57,5 @@ BENCHMARK = Benchmark(
     filters=choice_filters(lambda row: row["choices"]),
     id_column="id",
     stock_tasks=("gpqa_*_generative*", "gpqa_*_cot*"),
+    version="1.1",
 )

@@ -2,10 +2,9 @@
 
 import re
 
-from refusion_eval.benchmarks.base import Benchmark
-from refusion_eval.benchmarks.checks import TEXT
+from refusion_eval.benchmarks import Benchmark
 from refusion_eval.benchmarks.extract import answers
-from refusion_eval.benchmarks.rows import Row, Source
+from refusion_eval.benchmarks.rows import TEXT, Row, Source
 from refusion_eval.errors import DataError
 
 _CALCULATOR = re.compile(r"<<[^<>\n]{0,200}>>")  # the data set's annotations, such as <<3*4=12>>
@@ -49,4 +48,5 @@ BENCHMARK = Benchmark(
         "strict": lambda text, _: answers.strict_number(text),
     },
     stock_tasks=("gsm8k", "gsm8k_cot*"),
+    version="1.1",
 )

@@ -1,9 +1,8 @@
 """MATH (Hendrycks et al.): competition problems whose answer is a formula in a box."""
 
-from refusion_eval.benchmarks.base import Benchmark
-from refusion_eval.benchmarks.checks import TEXT
+from refusion_eval.benchmarks import Benchmark
 from refusion_eval.benchmarks.extract import formulas
-from refusion_eval.benchmarks.rows import Row, Source
+from refusion_eval.benchmarks.rows import TEXT, Row, Source
 from refusion_eval.errors import DataError
 
 SUBJECTS = (
@@ -49,4 +48,5 @@ BENCHMARK = Benchmark(
         "strict": lambda text, _: formulas.last_box(text),
     },
     stock_tasks=("minerva_math*", "hendrycks_math*"),
+    version="1.1",
 )

@@ -1,9 +1,8 @@
 """HumanEval: functions to be completed from their signature and docstring."""
 
-from refusion_eval.benchmarks.base import Benchmark, CodeTest
-from refusion_eval.benchmarks.checks import ID, TEXT
+from refusion_eval.benchmarks import Benchmark, CodeTest
 from refusion_eval.benchmarks.extract.programs import fenced, function_code
-from refusion_eval.benchmarks.rows import Row, Source
+from refusion_eval.benchmarks.rows import ID, TEXT, Row, Source
 
 
 def _prompt(row: Row) -> str:
@@ -39,4 +38,5 @@ BENCHMARK = Benchmark(
     id_column="task_id",
     test=_test,
     stock_tasks=("humaneval*",),
+    version="1.1",
 )

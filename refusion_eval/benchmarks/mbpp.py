@@ -1,9 +1,8 @@
 """MBPP: short programs from a sentence and three assertions."""
 
-from refusion_eval.benchmarks.base import Benchmark, CodeTest
-from refusion_eval.benchmarks.checks import ID, TEXT, TEXTS
+from refusion_eval.benchmarks import Benchmark, CodeTest
 from refusion_eval.benchmarks.extract.programs import fenced, module_code
-from refusion_eval.benchmarks.rows import Row, Source
+from refusion_eval.benchmarks.rows import ID, TEXT, TEXTS, Row, Source
 
 
 def _prompt(row: Row) -> str:
@@ -42,4 +41,5 @@ BENCHMARK = Benchmark(
     id_column="task_id",
     test=_test,
     stock_tasks=("mbpp*",),
+    version="1.1",
 )

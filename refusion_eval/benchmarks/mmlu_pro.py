@@ -1,9 +1,8 @@
 """MMLU-Pro: questions of fourteen fields with up to ten choices."""
 
-from refusion_eval.benchmarks.base import LETTERS, Benchmark
-from refusion_eval.benchmarks.checks import ID, TEXT, TEXTS, must_be_listed
+from refusion_eval.benchmarks import LETTERS, Benchmark
 from refusion_eval.benchmarks.multiple_choice import choice_filters, choice_prompt, letter_text
-from refusion_eval.benchmarks.rows import Row, Source
+from refusion_eval.benchmarks.rows import ID, TEXT, TEXTS, Row, Source
 
 
 def _gold(row: Row) -> str:
@@ -21,7 +20,7 @@ BENCHMARK = Benchmark(
         split="test",
         num_rows=12032,
         columns={"question_id": ID, "question": TEXT, "options": TEXTS, "answer": TEXT, "category": TEXT},
-        check=must_be_listed("answer", lambda row: LETTERS[: len(row["options"])]),
+        labelled=("answer", lambda row: LETTERS[: len(row["options"])]),
     ),
     prompt=lambda row: choice_prompt(row["question"], row["options"]),
     gold=_gold,
@@ -29,4 +28,5 @@ BENCHMARK = Benchmark(
     filters=choice_filters(lambda row: row["options"]),
     id_column="question_id",
     stock_tasks=("mmlu_pro*",),
+    version="1.1",
 )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from refusion_eval.benchmarks.base import LETTERS, Extraction, Extractor
+from refusion_eval.benchmarks import LETTERS, Extraction, Extractor
 from refusion_eval.benchmarks.extract import answers
 from refusion_eval.benchmarks.rows import Row
 

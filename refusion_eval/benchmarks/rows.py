@@ -1,18 +1,20 @@
-"""Benchmark rows: from a directory the user names, an installed package, or the Hugging Face hub, in that order."""
+"""Benchmark rows: where they come from, whether they are well formed, and how texts of theirs are kept secret."""
 
 import gzip
+import hashlib
 import importlib.util
 import json
 import logging
+import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from refusion_eval.errors import DataError
 
-LOG = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 Row = Mapping[str, Any]
 
@@ -22,12 +24,40 @@ DATA_VARIABLE = "REFUSION_EVAL_DATA"
 LONGEST_LINE = 16 * 2**20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
+# Columns that identify a row, whichever benchmark it belongs to; the first that a row has counts.
+_ID_COLUMNS = ("id", "question_id", "task_id", "Record ID")
+_LONGEST_QUOTED_VALUE = 60  # characters of a wrong value that a message quotes
+
+WITHHELD = "[withheld]"
+LONGEST_QUOTE = 7  # words of a sealed text that a response may repeat
+_MARKER = re.compile(r"\[sealed ([^\s\[\]]{1,80}) ([0-9a-f]{24})\]")
+_OPTION_LABEL = re.compile(r"^\s*\(?[A-Z][).:]\s*")
+_WORD = re.compile(r"\w+")
+
 
 class ColumnType(NamedTuple):
     """What a column must hold: a test of one value, and its description in messages."""
 
     accepts: Callable[[object], bool]
     description: str
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, Sequence) and bool(value) and all(isinstance(text, str) for text in value)
+
+
+def _is_choices(value: object) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    text, label = value.get("text"), value.get("label")
+    return _is_texts(text) and _is_texts(label) and len(text or ()) == len(label or ())
+
+
+TEXT = ColumnType(lambda value: isinstance(value, str), "text")
+TEXTS = ColumnType(_is_texts, "a list of texts")
+ID = ColumnType(lambda value: isinstance(value, str | int) and not isinstance(value, bool), "text or a whole number")
+SHORT_ANSWER = ColumnType(lambda value: isinstance(value, str | int | float), "text or a number")
+CHOICES = ColumnType(_is_choices, "an object with the lists text and label, equally long")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +70,7 @@ class Source:
         split: the split that is evaluated.
         num_rows: rows of that split.
         columns: columns that every row must have, with their types.
-        check: says what else is wrong with a row whose columns are right; None if nothing is.
+        labelled: the column whose value must be the label of a choice, and a function from a row to these labels.
         package: (module, file inside it) of an installed package that carries the rows.
         gated: the hub asks for an accepted licence and a token.
     """
@@ -50,7 +80,7 @@ class Source:
     split: str
     num_rows: int
     columns: Mapping[str, ColumnType]
-    check: Callable[[Row], str | None] | None = None
+    labelled: tuple[str, Callable[[Row], Sequence[str]]] | None = None
     package: tuple[str, str] | None = None
     gated: bool = False
 
@@ -123,13 +153,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def find_rows(
     benchmark: str, source: Source, data_dir: str | Path | None, split: str
 ) -> tuple[list[dict[str, Any]], str]:
-    """Tries the directory, the package and the hub.
-
-    Args:
-        benchmark: its name, which names its folder in the directory.
-        source: where it is published.
-        data_dir: the directory, None if the user named none.
-        split: the split to be read.
+    """Tries a directory of the user (None for none), an installed package and the Hugging Face hub, in that order.
 
     Returns:
         The rows, and the file or dataset that they came from.
@@ -139,17 +163,22 @@ def find_rows(
     """
     tried: list[str] = []
     if data_dir is not None:
-        path, looked = _in_directory(Path(data_dir).expanduser(), benchmark, split)
-        if path is not None:
-            return read_rows(path), str(path)
-        tried.append(f"{looked} (no such file)")
-        LOG.warning("%s: no such file; looking for the rows of %s elsewhere", looked, benchmark)
+        directory = Path(data_dir).expanduser()
+        if not directory.is_dir():
+            raise DataError(f"data directory {directory} does not exist; name one with {benchmark}/{split}.jsonl in it")
+        for folder in (directory / benchmark, directory):
+            for path in (folder / f"{split}.jsonl", folder / f"{split}.jsonl.gz"):
+                if path.is_file():
+                    return read_rows(path), str(path)
+        wanted = directory / benchmark / f"{split}.jsonl[.gz]"
+        tried.append(f"{wanted} (no such file)")
+        log.warning("%s: no such file; looking for the rows of %s elsewhere", wanted, benchmark)
     else:
         tried.append(f"a directory (none named: --data, the model argument data_dir, or {DATA_VARIABLE})")
     if source.package is not None:
         module, inside = source.package
         spec = importlib.util.find_spec(module)
-        if spec is not None and spec.origin is not None and split == source.split:
+        if spec and spec.origin and split == source.split:
             path = Path(spec.origin).parent / inside
             if path.is_file():
                 return read_rows(path), str(path)
@@ -164,17 +193,6 @@ def find_rows(
         else f"put the rows, in hub columns, into DIR/{benchmark}/{split}.jsonl and name DIR, or allow the download"
     )
     raise DataError(f"no {split} rows of {benchmark}; tried {'; '.join(tried)}. To go on: {advice}")
-
-
-def _in_directory(directory: Path, benchmark: str, split: str) -> tuple[Path | None, str]:
-    """Returns the file with the rows, or None, and the description of what was looked for."""
-    if not directory.is_dir():
-        raise DataError(f"data directory {directory} does not exist; name one with {benchmark}/{split}.jsonl in it")
-    for folder in (directory / benchmark, directory):
-        for name in (f"{split}.jsonl", f"{split}.jsonl.gz"):
-            if (folder / name).is_file():
-                return folder / name, str(folder / name)
-    return None, str(directory / benchmark / f"{split}.jsonl[.gz]")
 
 
 def _advice_on_licence(benchmark: str, source: Source) -> str:
@@ -192,3 +210,141 @@ def _from_hub(source: Source, split: str) -> list[dict[str, Any]]:
 
     tables = [datasets.load_dataset(source.hub, config, split=split) for config in source.configs]
     return [dict(row) for table in tables for row in table]
+
+
+def check_rows(rows: Sequence[Row], source: Source, origin: str) -> None:
+    """Refuses malformed rows, in hub columns, before any text is generated; messages name their `origin`.
+
+    Raises:
+        DataError: a column is missing or holds a value of another type; an answer is none of the row's choices; a text
+            is no Unicode; an id occurs twice.
+    """
+    numbers: dict[str, int] = {}
+    for number, row in enumerate(rows):
+        where = f"{origin}, row {number} (from 0)"
+        _check_columns(row, source, where)
+        item_id = next((str(row[column]) for column in _ID_COLUMNS if row.get(column) is not None), None)
+        if item_id is not None and numbers.setdefault(item_id, number) != number:
+            raise DataError(
+                f"{where}: the id {item_id!r} is that of row {numbers[item_id]} already; ids must differ, remove or "
+                "rename one of the rows"
+            )
+
+
+def _check_columns(row: Row, source: Source, where: str) -> None:
+    for column, type_ in source.columns.items():
+        if column not in row:
+            raise DataError(
+                f"{where}: column {column!r} is missing (found: {', '.join(sorted(row))}); "
+                "the columns must be those of the hub dataset"
+            )
+        if not type_.accepts(row[column]):
+            raise DataError(f"{where}: column {column!r} is {_quoted(row[column])}; it must be {type_.description}")
+        for text in _strings([row[column]]):
+            try:
+                text.encode("utf-8")
+            except UnicodeEncodeError as problem:  # half of a surrogate pair, which no tokenizer can read
+                raise DataError(
+                    f"{where}: column {column!r} holds a lone surrogate (character {problem.start}), which is no text; "
+                    "write the whole character"
+                ) from problem
+    if source.labelled is not None:
+        column, labels_of = source.labelled
+        labels = list(labels_of(row))
+        if row[column] not in labels:
+            raise DataError(
+                f"{where}: column {column!r} is {_quoted(row[column])}, which is none of the row's choices "
+                f"({', '.join(labels)}); correct the row"
+            )
+
+
+def _quoted(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST_QUOTED_VALUE else f"{text[:_LONGEST_QUOTED_VALUE]}…"
+
+
+def _strings(values: Iterable[Any]) -> Iterator[str]:
+    for value in values:
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, Mapping):
+            yield from _strings(value.values())
+        elif isinstance(value, list | tuple):
+            yield from _strings(value)
+
+
+class Sealing:
+    """Replaces texts by markers, and markers by their texts. Nothing else leads from a marker to its text."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+
+    def seal(self, key: str, text: str) -> str:
+        """Replaces a text by a marker, which is the same for the same key and text in every process.
+
+        The key tells a reader what the text is, such as "gpqa/rec123/question".
+        """
+        name = re.sub(r"[\s\[\]]", "_", key)[:80] or "_"
+        digest = hashlib.sha256(f"{name}\0{text}".encode("utf-8", "surrogatepass")).hexdigest()[:24]
+        self._texts[digest] = text
+        return f"[sealed {name} {digest}]"
+
+    def seal_value(self, key: str, value: str | Sequence[str]) -> str | list[str]:
+        """Replaces a text, or every text of a list, by a marker."""
+        return self.seal(key, value) if isinstance(value, str) else [self.seal(key, text) for text in value]
+
+    def unseal(self, prompt: str) -> tuple[str, tuple[str, ...]]:
+        """Puts the real texts in place of their markers; returns the real prompt, and the sealed texts in it.
+
+        Raises:
+            DataError: a marker whose text was never sealed here.
+        """
+        texts: list[str] = []
+
+        def reveal(marker: re.Match[str]) -> str:
+            name, digest = marker.groups()
+            if digest not in self._texts:
+                raise DataError(f"the text sealed as {name} is not known in this process; load its task here first")
+            texts.append(self._texts[digest])
+            return texts[-1]
+
+        return _MARKER.sub(reveal, prompt), tuple(texts)
+
+    def update(self, other: "Sealing") -> None:
+        """Takes over everything that another object has sealed."""
+        self._texts.update(other._texts)
+
+
+def texts_of(doc: Mapping[str, Any], prompt: str) -> tuple[str, ...]:
+    """The texts that must not be written, for an item whose task does not seal its rows (lm-eval's own tasks do not).
+
+    The prompt is taken line by line, because its few-shot examples are questions too. The label before a choice is
+    left out: a response may repeat it before the text of the choice, and it is the answer.
+    """
+    lines = (_OPTION_LABEL.sub("", line) for line in prompt.splitlines())
+    return tuple(dict.fromkeys(text for text in (*_strings(doc.values()), *lines) if text.strip()))
+
+
+def redact(text: str, sealed_texts: tuple[str, ...]) -> str:
+    """Withholds from a response every verbatim run of more than `LONGEST_QUOTE` words of a sealed text.
+
+    Words are compared without case, punctuation or spacing between them.
+    """
+    words = [(found.start(), found.end(), found.group().casefold()) for found in _WORD.finditer(text)]
+    size = LONGEST_QUOTE + 1
+    sealed_runs = {run for sealed in sealed_texts for run in _runs([w.casefold() for w in _WORD.findall(sealed)], size)}
+    spans: list[tuple[int, int]] = []
+    for start, run in enumerate(_runs([word for _, _, word in words], size)):
+        if run in sealed_runs:
+            begin, end = words[start][0], words[start + size - 1][1]
+            if spans and begin <= spans[-1][1]:
+                spans[-1] = (spans[-1][0], end)
+            else:
+                spans.append((begin, end))
+    for begin, end in reversed(spans):
+        text = text[:begin] + WITHHELD + text[end:]
+    return text
+
+
+def _runs(words: list[str], size: int) -> list[tuple[str, ...]]:
+    return [tuple(words[start : start + size]) for start in range(len(words) - size + 1)]

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refusion_eval.errors import DataError
-from refusion_eval.metrics.bootstrap import RESAMPLES, Bootstrap, Interval
+from refusion_eval.metrics import RESAMPLES, Bootstrap, Interval
 from refusion_eval.results.figure import SCORES, TASKS, Figure, FigureKey
 
 _Z = 1.959964  # 97.5th percentile of the standard normal distribution
@@ -58,31 +58,27 @@ class Reader:
 
     def score(self, systems: str, tasks: str = "") -> Values:
         """Accuracy in percent, or pass@1 of a code task."""
-        return self._pick("score", SCORES, systems, tasks)
+        return self._pick("score", systems, tasks)
 
     def tps(self, systems: str, tasks: str = "") -> Values:
         """Tokens per second."""
-        return self._pick("tps", ("tps",), systems, tasks)
+        return self._pick("tps", systems, tasks)
 
     def tokens_mean(self, systems: str, tasks: str = "") -> Values:
         """Mean number of tokens of a response."""
-        return self._pick("tokens_mean", ("tokens_mean",), systems, tasks)
+        return self._pick("tokens_mean", systems, tasks)
 
     def latency_mean(self, systems: str, tasks: str = "") -> Values:
         """Mean seconds of a request."""
-        return self._pick("latency_mean", ("latency_mean",), systems, tasks)
+        return self._pick("latency_mean", systems, tasks)
 
-    def _pick(self, name: str, metrics: tuple[str, ...], systems: str, tasks: str) -> Values:
+    def _pick(self, name: str, systems: str, tasks: str) -> Values:
         """[systems, tasks, 1 + RESAMPLES]; both are names separated by spaces, and no tasks means all benchmarks."""
-        return np.stack(
-            [
-                np.stack([self._values(name, metrics, system, task) for task in tasks.split() or TASKS])
-                for system in systems.split()
-            ]
-        )
+        names = tasks.split() or TASKS
+        return np.array([[self._values(name, system, task) for task in names] for system in systems.split()])
 
-    def _values(self, name: str, metrics: tuple[str, ...], system: str, task: str) -> Values:
-        keys = tuple((system, task, metric) for metric in metrics)
+    def _values(self, name: str, system: str, task: str) -> Values:
+        keys = tuple((system, task, metric) for metric in (SCORES if name == "score" else (name,)))
         key = next((key for key in keys if key in self._figures), None)
         if key is None:
             raise MissingFigure(f"there is no {name} of {system} on {task}", keys)
@@ -144,11 +140,7 @@ NOTHING = Computed()  # without a formula, or where it has no direction
 
 
 def compute(formula: Formula, figures: Mapping[FigureKey, Figure]) -> Computed:
-    """Computes a formula.
-
-    Args:
-        formula: function of a `Reader` that results in one number.
-        figures: figures by system, benchmark and metric.
+    """Computes a formula, which has to result in one number.
 
     Raises:
         MissingFigure: a figure is not there.
@@ -217,22 +209,21 @@ FORMULAS: Mapping[str, Formula] = {
 
 
 def speedup_averages(fast: str, slow: str, tasks: str) -> Mapping[str, Formula]:
-    """The ways to average a speed-up over tasks, and over several slow systems.
-
-    Args:
-        fast: system that is claimed to be faster.
-        slow: systems that it is compared with, separated by spaces.
-        tasks: tasks, separated by spaces.
+    """The ways to average a speed-up over tasks and over slow systems, both separated by spaces.
 
     Returns:
         Name -> formula. Total time is the time of one request of each task, averaged over the slow systems.
     """
     num_slow = len(slow.split())
+
+    def ratios(read: Reader) -> Values:
+        return read.tps(fast, tasks) / read.tps(slow, tasks)
+
     return {
-        "mean of ratios": lambda read: mean(read.tps(fast, tasks) / read.tps(slow, tasks)),
+        "mean of ratios": lambda read: mean(ratios(read)),
         "ratio of means": lambda read: mean(read.tps(fast, tasks)) / mean(read.tps(slow, tasks)),
-        "geometric mean": lambda read: gmean(read.tps(fast, tasks) / read.tps(slow, tasks)),
-        "median of ratios": lambda read: median(read.tps(fast, tasks) / read.tps(slow, tasks)),
+        "geometric mean": lambda read: gmean(ratios(read)),
+        "median of ratios": lambda read: median(ratios(read)),
         "total time": lambda read: (
             total(read.latency_mean(slow, tasks)) / num_slow / total(read.latency_mean(fast, tasks))
         ),

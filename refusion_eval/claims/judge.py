@@ -6,17 +6,25 @@ fused forwards, which the paper's algorithm does not have. Mini look-alikes are 
 apart, and they only show whether they point in the same direction.
 """
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.claims.formulas import FORMULAS, NOTHING, Computed, Formula, MissingFigure, compute, speedup_averages
 from refusion_eval.claims.statements import Claim, read_claims
 from refusion_eval.errors import DataError
-from refusion_eval.metrics.bootstrap import Interval
-from refusion_eval.results.figure import SPEED_METRICS, TASKS, Figure, FigureKey, by_key, problems
-from refusion_eval.results.published import GENERATE, published_backbone, published_figures
+from refusion_eval.metrics import Interval
+from refusion_eval.results.figure import (
+    GENERATE,
+    SPEED_METRICS,
+    TASKS,
+    Figure,
+    FigureKey,
+    by_key,
+    problems,
+    published_backbone,
+    published_figures,
+)
 
 REPRODUCED = "reproduced"
 CONSISTENT = "consistent, too imprecise"
@@ -45,7 +53,6 @@ class JudgedClaim:
     """A claim with its verdict.
 
     Attributes:
-        claim: statement that was judged.
         on_published: result of the formula on the paper's own figures; None without a formula.
         follows: whether that result is what the paper prints.
         measured: result on measured figures.
@@ -70,7 +77,6 @@ class Average:
     """A claimed speed-up, averaged by one rule.
 
     Attributes:
-        claim: claim that states the speed-up.
         baseline: systems that the speed-up is over, separated by spaces.
         tasks: name of the set of tasks.
         rule: name of the rule of averaging.
@@ -112,21 +118,13 @@ class Evidence:
                 real.append(figure)
         self._real, self._mini = by_key(real), by_key(mini)
 
-    def on_benchmarks(self, formula: Formula) -> Computed:
-        """Result of a formula on the real benchmarks."""
-        return self._computed(formula, self._real, self._excluded)
-
-    def on_mini(self, formula: Formula) -> Computed:
-        """Result of a formula on the mini look-alikes."""
-        return self._computed(formula, self._mini, {})
-
-    def _computed(
-        self, formula: Formula, figures: Mapping[FigureKey, Figure], excluded: Mapping[FigureKey, str]
-    ) -> Computed:
+    def compute(self, formula: Formula, *, mini: bool = False) -> Computed:
+        """Result of a formula on the real benchmarks, or on the mini look-alikes."""
         try:
-            result = compute(formula, figures)
+            result = compute(formula, self._mini if mini else self._real)
         except MissingFigure as error:
-            return Computed(reason="; ".join([str(error), *(excluded[key] for key in error.keys if key in excluded)]))
+            excluded = [self._excluded[key] for key in error.keys if key in self._excluded and not mini]
+            return Computed(reason="; ".join([str(error), *excluded]))
         except DataError as error:
             return Computed(reason=str(error))
         reasons = problems(result.figures)
@@ -134,10 +132,7 @@ class Evidence:
 
 
 def judge_all(measured: Sequence[Figure]) -> tuple[list[JudgedClaim], list[Average]]:
-    """Judges every claim and computes every average of a claimed speed-up.
-
-    Args:
-        measured: figures of any runs; none judges the paper by its own tables alone.
+    """Judges every claim and computes every average of a claimed speed-up; without figures by the paper's tables alone.
 
     Raises:
         StoreError: two runs measured the same figure.
@@ -158,9 +153,9 @@ def judge(claim: Claim, evidence: Evidence) -> JudgedClaim:
     formula = FORMULAS[claim.id]
     printed = compute(formula, by_key(published_figures(claim.artefacts.split()))).interval.value
     follows = claim.follows(printed)
-    measured = evidence.on_benchmarks(formula)
+    measured = evidence.compute(formula)
     # A figure without a neutral value, for example an accuracy itself, has no direction to agree with.
-    mini = evidence.on_mini(formula) if claim.neutral else NOTHING
+    mini = evidence.compute(formula, mini=True) if claim.neutral else NOTHING
     if not follows:
         verdict, reason = DOES_NOT_FOLLOW, f"it gives {printed:.6g}: {claim.note}"
     elif not measured.is_defined:
@@ -180,10 +175,9 @@ def judge(claim: Claim, evidence: Evidence) -> JudgedClaim:
 
 
 def averages(claim: Claim, evidence: Evidence) -> list[Average]:
-    """Every average of a claimed speed-up, over each baseline and over all of them together.
+    """Every average of a claimed speed-up: one for each set of tasks and rule, over each baseline and over all of them.
 
-    Returns:
-        One average for each baseline, set of tasks and rule; none if the claim states no speed-up.
+    A claim that states no speed-up has none.
     """
     if not claim.speedup:
         return []
@@ -204,8 +198,8 @@ def averages(claim: Claim, evidence: Evidence) -> list[Average]:
                     rule=rule,
                     on_published=printed,
                     gives_claim=printed is not None and claim.follows(printed),
-                    measured=evidence.on_benchmarks(formula),
-                    mini=evidence.on_mini(formula),
+                    measured=evidence.compute(formula),
+                    mini=evidence.compute(formula, mini=True),
                 )
                 results.append(average)
     return results
@@ -251,8 +245,7 @@ def _direction(claim: Claim, mini: Interval) -> str:
     """Whether the mini tasks lie on the claimed side of the neutral value."""
     neutral = float(claim.neutral)
     claims_more = claim.reading == "above" or float(claim.value) > neutral
-    low = mini.value if math.isnan(mini.low) else mini.low
-    high = mini.value if math.isnan(mini.high) else mini.high
+    low, high = mini.bounds
     if low <= neutral <= high:
         return OPEN
     return AGREES if (low > neutral) == claims_more else DISAGREES

@@ -102,24 +102,24 @@ def write_claims(judged: Sequence[JudgedClaim], averages: Sequence[Average], fol
         StoreError: a file cannot be written.
     """
     intervals = [f"{prefix}_{name}" for prefix in ("measured", "mini") for name in ("value", "ci_low", "ci_high")]
-    head = (*_COLUMNS, "on_published", "follows", "verdict", "reason", *intervals)
-    head = (*head, "items", "mini_items", "mini_fused", "mini_verdict", "note", "look")
-    lines: list[tuple[object, ...]] = [
-        (
+    head = [*_COLUMNS, "on_published", "follows", "verdict", "reason", *intervals]
+    head += ["items", "mini_items", "mini_fused", "mini_verdict", "note", "look"]
+    lines: list[list[object]] = [
+        [
             *(getattr(each.claim, name) for name in _COLUMNS),
-            *(each.on_published, each.follows, each.verdict, each.reason),
-            *(*_bounds(each.measured), *_bounds(each.mini), each.measured.fewest_items, each.mini.fewest_items),
-            *(each.mini.fused, each.mini_verdict, each.claim.note, each.claim.look),
-        )
+            *(each.on_published, each.follows, each.verdict, each.reason, *_bounds(each)),
+            *(each.measured.fewest_items, each.mini.fewest_items, each.mini.fused, each.mini_verdict),
+            *(each.claim.note, each.claim.look),
+        ]
         for each in judged
     ]
     write_output(folder / "claims.csv", csv_text(head, lines))
-    head = ("id", "claimed", "baseline", "tasks", "rule", "on_published", "gives_claim", *intervals, "mini_fused")
+    head = ["id", "claimed", "baseline", "tasks", "rule", "on_published", "gives_claim", *intervals, "mini_fused"]
     lines = [
-        (
+        [
             *(each.claim.id, each.claim.value, each.baseline, each.tasks, each.rule, each.on_published),
-            *(each.gives_claim, *_bounds(each.measured), *_bounds(each.mini), each.mini.fused),
-        )
+            *(each.gives_claim, *_bounds(each), each.mini.fused),
+        ]
         for each in averages
     ]
     write_output(folder / "averages.csv", csv_text(head, lines))
@@ -128,8 +128,12 @@ def write_claims(judged: Sequence[JudgedClaim], averages: Sequence[Average], fol
     write_output(folder / "claims.md", "\n".join(table.markdown() for table in tables))
 
 
-def _bounds(result: Computed) -> tuple[float, ...]:
-    return result.interval.value, result.interval.low, result.interval.high
+def _bounds(each: JudgedClaim | Average) -> list[float]:
+    return [
+        number
+        for result in (each.measured.interval, each.mini.interval)
+        for number in (result.value, result.low, result.high)
+    ]
 
 
 def _mini_text(result: Computed) -> str:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.metrics.bootstrap import Interval
-from refusion_eval.results.published import read_published
+from refusion_eval.metrics import Interval
+from refusion_eval.results.figure import read_published
 
 Reading = Literal["equal", "over", "above", ""]
 
@@ -54,11 +54,6 @@ class Claim:
             raise ConfigError(f"claims.csv: {self.id} has a formula and reading={self.reading!r}, value={self.value!r}")
 
     @property
-    def size(self) -> float:
-        """Distance of the stated number from the neutral one, or from 0 without a neutral one."""
-        return abs(float(self.value) - float(self.neutral or 0))
-
-    @property
     def resolution(self) -> float:
         """One unit of the last printed digit."""
         return float(10.0 ** -len(self.value.partition(".")[2]))
@@ -76,8 +71,7 @@ class Claim:
         `equal`: the interval contains a number that rounds to the printed one. `over` and `above`: the whole interval
         lies on the claimed side.
         """
-        low = measured.value if math.isnan(measured.low) else measured.low
-        high = measured.value if math.isnan(measured.high) else measured.high
+        low, high = measured.bounds
         stated = float(self.value)
         if self.reading == "equal":
             half = self.resolution / 2 + _EPSILON
@@ -87,13 +81,14 @@ class Claim:
     def leaves_open(self, measured: Interval) -> bool:
         """Whether a measurement is consistent with the claim but too imprecise to support it.
 
-        `equal`: the interval supports the claim but is wider than `size`. `over` and `above`: the interval contains the
-        stated number.
+        `equal`: the interval supports the claim but is wider than the distance of the stated number from the neutral
+        one, or from 0 without a neutral one. `over` and `above`: the interval contains the stated number.
         """
         if math.isnan(measured.low) or math.isnan(measured.high):
             return False
         if self.reading == "equal":
-            return self.holds(measured) and measured.high - measured.low > self.size
+            distance = abs(float(self.value) - float(self.neutral or 0))
+            return self.holds(measured) and measured.high - measured.low > distance
         return not self.holds(measured) and measured.high >= float(self.value)
 
 

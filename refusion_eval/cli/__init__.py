@@ -1,18 +1,26 @@
-"""The command line: one file a command, named like it, which is imported when the command is called.
+"""The command line: its commands, and what they share: options and how they print.
 
-`refusion-eval run --help` loads `run.py` alone; `refusion-eval --help` loads all of them, and none of them loads torch.
+A command is one file, named like it, which is imported when the command is called: `refusion-eval run --help` loads
+`run.py` alone; `refusion-eval --help` loads all of them, and none of them loads torch.
 """
 
 import importlib
+import inspect
+import logging
+import os
+import re
 import sys
-from typing import Any
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from refusion_eval.cli import moved
-from refusion_eval.errors import RefusionEvalError
+from refusion_eval.errors import ConfigError, RefusionEvalError
 
 # In the order of `refusion-eval --help`. The command `tasks-path` is the function `tasks_path` in `tasks_path.py`.
 COMMANDS = (
@@ -40,13 +48,22 @@ COMMANDS = (
     "lm-eval",
     "doctor",
     "bench",
+    "gpu-check",
     "version",
 )
 
-HELP_NAMES = {"help_option_names": ["-h", "--help"]}
-# For a command that hands all its arguments on, --help included.
+# Former commands that are now scripts beside the package.
+MOVED = {
+    "bench-sandbox": "benchmarks/sandbox.py",
+    "bench-scaleout": "benchmarks/scaleout.py",
+    "bench-train": "benchmarks/train.py",
+    "soak": "benchmarks/soak.py",
+}
+
+# Commands that hand all their arguments on, --help included.
+TAKE_ALL_ARGUMENTS = ("lm-eval", "suite", "train", *MOVED)
 HANDED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-TAKE_ALL_ARGUMENTS = ("lm-eval", "suite", "train")
+HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
 
 class _Commands(TyperGroup):
@@ -56,15 +73,26 @@ class _Commands(TyperGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in (*COMMANDS, *moved.SCRIPTS):
+        if cmd_name in MOVED:
+            function = _moved
+        elif cmd_name in COMMANDS:
+            name = cmd_name.replace("-", "_")
+            function = getattr(importlib.import_module(f"refusion_eval.cli.{name}"), name)
+        else:
             return None
-        name = "moved" if cmd_name in moved.SCRIPTS else cmd_name.replace("-", "_")
-        function = getattr(importlib.import_module(f"refusion_eval.cli.{name}"), name)
-        handed_on = cmd_name in TAKE_ALL_ARGUMENTS or name == "moved"
+        takes_all = cmd_name in TAKE_ALL_ARGUMENTS
+        context = HANDED_ON if takes_all else HELP_NAMES
         single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        context = HANDED_ON if handed_on else HELP_NAMES
-        single.command(cmd_name, context_settings=context, add_help_option=not handed_on)(function)
+        single.command(cmd_name, context_settings=context, add_help_option=not takes_all)(function)
         return get_command(single)
+
+
+def _moved(context: typer.Context) -> None:
+    """Print the script that replaces the command, and exit with status 2."""
+    name = str(context.info_name)
+    message = f"error: `refusion-eval {name}` is now a script with the same options"
+    typer.echo(f"{message}: run `python {MOVED[name]}` in a checkout of the project", err=True)
+    raise typer.Exit(2)
 
 
 app = typer.Typer(
@@ -89,3 +117,182 @@ def main() -> None:
     except RefusionEvalError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
+
+
+Number = TypeVar("Number", int, float)
+
+WIDTH_WITHOUT_TERMINAL = 140
+
+
+def _folder(path: Path | None) -> Path | None:
+    """Refuses a folder that does not exist, even if the tasks at hand would not have read it."""
+    if path is not None and not path.is_dir():
+        raise ConfigError(f"--data: there is no directory {path}; name the folder of the rows, or leave the option out")
+    return path
+
+
+Sandbox = Annotated[
+    Literal["auto", "none"],
+    typer.Option(
+        help="Isolation of model-written programs: auto takes the best that works here, none runs them without any."
+    ),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(help="Folder with benchmark rows: <benchmark>/<split>.jsonl[.gz].", callback=_folder),
+]
+Baseline = Annotated[
+    str | None,
+    typer.Option(help="Folder name of the run that speed-ups are relative to. By default it is found by its backbone."),
+]
+Csv = Annotated[Path | None, typer.Option(help="Also write every figure as CSV.")]
+Markdown = Annotated[Path | None, typer.Option(help="Also write the table as Markdown.")]
+Out = Annotated[Path, typer.Option(help="Folder for the files.")]
+Results = Annotated[
+    list[Path] | None,
+    typer.Argument(help="Run directories and results CSV files. Without any, only the paper's figures are shown."),
+]
+Workers = Annotated[int | None, typer.Option(min=1, help="Processes that judge programs and formulas.")]
+System = Annotated[
+    str | None,
+    typer.Option(help="A published system by name: its decoder, checkpoint and adapter. `systems` lists them."),
+]
+
+
+def names_of(text: str) -> list[str]:
+    """Splits a list of names at its commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def numbers_of(text: str, option: str, kind: type[Number]) -> tuple[Number, ...]:
+    """Reads the numbers of an option, which commas separate.
+
+    Raises:
+        ConfigError: a part is no number of this kind.
+    """
+    try:
+        return tuple(kind(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigError(f"{option} {text!r}: write numbers separated by commas, such as 1,2,4") from error
+
+
+def options_from(
+    cls: type, *names: str, without_default: Sequence[str] = (), helps: dict[str, str] | None = None
+) -> Callable[[Callable], Callable]:
+    """Gives a command one option for each of some fields of a settings class.
+
+    The option takes its name, type, default and help from the field: the help is the field's entry in the docstring of
+    the class. Values stay text: the settings class converts and checks them. The decorated function has a parameter
+    `given`, which receives the mapping from field to value; its place among the parameters is the place of the options
+    in --help.
+
+    Args:
+        cls: the settings class.
+        names: the fields; "field:option" where the option has another name than the field.
+        without_default: fields that are not in `given` unless the user names the option.
+        helps: field -> help, where it differs from the docstring.
+    """
+    options = {name.partition(":")[0]: name.rpartition(":")[2] for name in names}
+    entries = {entry.name: entry for entry in fields(cls)}
+    described = descriptions(cls) | (helps or {})
+    parameters = [
+        _parameter(cls, entries[name], option, described[name], has_default=name not in without_default)
+        for name, option in options.items()
+    ]
+
+    def decorate(command: Callable) -> Callable:
+        own = list(inspect.signature(command).parameters.values())
+        place = [parameter.name for parameter in own].index("given")
+        signature = [*own[:place], *parameters, *own[place + 1 :]]
+
+        def with_options(**values: Any) -> Any:
+            given = {name: values.pop(option) for name, option in options.items()}
+            return command(given={name: value for name, value in given.items() if value is not None}, **values)
+
+        with_options.__doc__ = command.__doc__
+        with_options.__name__ = command.__name__
+        with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in signature}
+        # typer reads the signature. Only among keyword-only parameters may one without a default follow one with it.
+        keyword_only = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in signature]
+        with_options.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
+        return with_options
+
+    return decorate
+
+
+def descriptions(cls: type) -> dict[str, str]:
+    """Returns field -> description, from the section "Attributes" of a class's docstring (Google form)."""
+    section = re.search(r"^Attributes:\n((?:    .*\n?|\n)+)", inspect.getdoc(cls) or "", re.MULTILINE)
+    entries = re.findall(r"^    (\w+): ((?:.*\n?)(?:^     .*\n?)*)", section[1] if section else "", re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in entries}
+
+
+def _parameter(cls: type, entry: Field, option: str, text: str, *, has_default: bool) -> inspect.Parameter:
+    wanted = typing.get_type_hints(cls)[entry.name]
+    default = entry.default if has_default and entry.default is not MISSING else None
+    annotation: Any
+    if bool in (wanted, *typing.get_args(wanted)):
+        name = option.replace("_", "-")
+        # A flag that is on by default, or on some machines, needs a way to switch it off.
+        flag = f"--{name}" if entry.default is False else f"--{name}/--no-{name}"
+        annotation = Annotated[bool | None, typer.Option(flag, help=text, show_default=False)]
+    else:
+        default = None if default is None else str(default)
+        annotation = Annotated[str | None, typer.Option(help=text, metavar=_type_name(wanted))]
+    return inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _type_name(wanted: Any) -> str:
+    """Returns what --help shows of a type: <int>, <str>, or the choices."""
+    if typing.get_origin(wanted) is Literal:
+        return f"<{'|'.join(map(str, typing.get_args(wanted)))}>"
+    inner = [argument for argument in typing.get_args(wanted) if argument is not type(None)]
+    return _type_name(inner[0]) if inner else f"<{wanted.__name__}>"
+
+
+def console() -> Any:
+    """Returns the console that tables are printed on."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL)
+
+
+def say(text: str) -> None:
+    """Prints a line of progress on stderr."""
+    print(text, file=sys.stderr)
+
+
+def prepare(*paths: Path | None) -> None:
+    """Refuses files that cannot be written, before any work is done for them; see `prepare_output`."""
+    from refusion_eval.store.atomic_write import prepare_output
+
+    for path in paths:
+        if path is not None:
+            prepare_output(path)
+
+
+def show(table: Any, markdown: Path | None = None) -> None:
+    """Prints a table, and writes it as Markdown if there is a file for it."""
+    from refusion_eval.store.atomic_write import write_output
+
+    console().print(table.rich())
+    if markdown is not None:
+        write_output(markdown, table.markdown())
+
+
+class _StderrHandler(logging.Handler):
+    """Looks up `sys.stderr` for each line, because the live progress display replaces it while it runs."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(self.format(record))
+
+
+def log_to_stderr() -> None:
+    """Shows the log of this project on stderr; of lm-eval only errors, and none of its many progress bars."""
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    handler = _StderrHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger = logging.getLogger("refusion_eval")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)

@@ -1,12 +1,10 @@
-"""The command `bench`."""
-
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from refusion_eval.cli.options import JsonOut, options_from
-from refusion_eval.cli.terminal import say
+from refusion_eval.cli import options_from, prepare, say
 from refusion_eval.runs.model_args import ModelArgs
 
 
@@ -24,14 +22,13 @@ def bench(
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads. The default is torch's choice.")] = None,
     baseline: Annotated[bool, typer.Option(help="Also run the plain baseline on stock transformers.")] = True,
     profile: Annotated[bool, typer.Option("--profile", help="Also print how the time of a decoding is spent.")] = False,
-    out: JsonOut = None,
+    out: Annotated[Path | None, typer.Option(help="Also write all figures to this JSON file.")] = None,
 ) -> None:
-    """Measure decoding speed against a plain baseline, by width and batch, and against the memory's limit."""
+    """Measure decoding speed: against a plain baseline, by width and batch, and against the memory limit."""
     from refusion_eval.bench.command import run_bench
-    from refusion_eval.store.atomic_write import prepare_output, write_output
+    from refusion_eval.store.atomic_write import write_output
 
-    if out is not None:
-        prepare_output(out)
+    prepare(out)
     report, text = run_bench(
         model,
         num_prompts=prompts,

@@ -1,8 +1,6 @@
-"""The command `check`."""
-
 from typing import Any
 
-from refusion_eval.cli.options import System, options_from
+from refusion_eval.cli import System, options_from
 from refusion_eval.cli.run import HELPS, SYSTEM_FIELDS, with_system
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args
 
@@ -19,3 +17,4 @@ def check(given: dict[str, Any], system: System = None) -> None:
     brought = "".join(f", {key}={value}" for key, value in opened.checkpoint_settings.items())
     name, decoder = opened.args.pretrained, opened.args.decoder
     print(f"{name}: {config.family}, {config.num_layers} layers{brought}; {decoder} can run it")
+    print(f"{name}: {opened.model.place}")

@@ -1,12 +1,9 @@
-"""The command `claims`."""
-
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from refusion_eval.cli.options import Results
-from refusion_eval.cli.terminal import console
+from refusion_eval.cli import Results, prepare, show
 
 
 def claims(
@@ -17,12 +14,10 @@ def claims(
     from refusion_eval.claims.judge import judge_all
     from refusion_eval.claims.report import averages_table, claims_table, write_claims
     from refusion_eval.results.measured import measured_figures
-    from refusion_eval.store.atomic_write import prepare_output
 
-    if out is not None:
-        prepare_output(out / "claims.csv")
+    prepare(out and out / "claims.csv")
     judged, averages = judge_all(measured_figures(results or []))
-    for table in (claims_table(judged), averages_table(averages)):
-        console().print(table.rich())
+    show(claims_table(judged))
+    show(averages_table(averages))
     if out is not None:
         write_claims(judged, averages, out)

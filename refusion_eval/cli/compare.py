@@ -1,12 +1,9 @@
-"""The command `compare`."""
-
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from refusion_eval.cli.options import Markdown
-from refusion_eval.cli.terminal import console
+from refusion_eval.cli import Markdown, prepare, show
 
 
 def compare(
@@ -15,27 +12,25 @@ def compare(
     common_items: Annotated[
         bool, typer.Option("--common-items", help="If the runs hold different items, compare those that both hold.")
     ] = False,
-    csv: Annotated[Path | None, typer.Option(help="Also write a CSV with one row a task.")] = None,
-    items: Annotated[Path | None, typer.Option(help="Also write a CSV with one row an item.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Also write a CSV with one row for each task.")] = None,
+    items: Annotated[Path | None, typer.Option(help="Also write a CSV with one row for each item.")] = None,
     markdown: Markdown = None,
 ) -> None:
     """Compare two runs item by item: paired difference, smallest detectable difference, flips, settings, speed."""
-    from refusion_eval.results.compare import compare_runs
-    from refusion_eval.results.compare_report import (
+    from refusion_eval.results.compare import (
+        compare_runs,
         comparison_csv,
         comparison_markdown,
         comparison_table,
         details,
         items_csv,
     )
-    from refusion_eval.store.atomic_write import prepare_output, write_output
+    from refusion_eval.store.atomic_write import write_output
 
     writers = ((csv, comparison_csv), (items, items_csv), (markdown, comparison_markdown))
-    for path, _ in writers:
-        if path is not None:
-            prepare_output(path)
+    prepare(csv, items, markdown)
     comparison = compare_runs(before, after, common_items=common_items)
-    console().print(comparison_table(comparison).rich())
+    show(comparison_table(comparison))
     print("\n".join(details(comparison)))
     for path, write in writers:
         if path is not None:

@@ -1,5 +1,3 @@
-"""The command `convert`."""
-
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -8,13 +6,13 @@ import typer
 
 def convert(
     source: Annotated[str, typer.Argument(help="Checkpoint folder or hub id, in either layout.")],
-    target: Annotated[Path, typer.Argument(help="Folder to be made.")],
+    target: Annotated[Path, typer.Argument(help="Folder to write; it must not exist yet.")],
     to: Annotated[
         Literal["release", "stock"],
         typer.Option(help="Layout of the published ReFusion, or the backbone's, which any transformers opens."),
     ],
     dtype: Annotated[
-        str | None, typer.Option(help="Type of the weights: float32, bfloat16 or float16. The default is as it was.")
+        str | None, typer.Option(help="Type of the weights: float32, bfloat16 or float16. The default is SOURCE's.")
     ] = None,
     rows: Annotated[
         int | None, typer.Option(help="Rows of the vocabulary, with --to stock. The default is the backbone's number.")

@@ -1,12 +1,9 @@
-"""The command `cost`."""
-
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from refusion_eval.cli.options import Csv, Markdown
-from refusion_eval.cli.terminal import console
+from refusion_eval.cli import Csv, Markdown, numbers_of, prepare, show
 from refusion_eval.errors import ConfigError
 
 
@@ -21,20 +18,15 @@ def cost(
 ) -> None:
     """Project the cost of the whole benchmarks on many machines, with a shared queue and with static shards."""
     from refusion_eval.results.cost import cost_csv, cost_table, projected, published_table
-    from refusion_eval.store.atomic_write import prepare_output, write_output
-    from refusion_eval.studies.locality.measure import parse_numbers
+    from refusion_eval.store.atomic_write import write_output
 
-    counts = parse_numbers(workers, "--workers", int)
+    counts = numbers_of(workers, "--workers", int)
     if min(counts) < 1:
         raise ConfigError(f"--workers {workers}: a number of workers is at least 1")
     if csv is not None and not run_dirs:
         raise ConfigError("--csv holds measured figures: name pilot runs, or leave it out")
-    for path in filter(None, (csv, markdown)):
-        prepare_output(path)
+    prepare(csv, markdown)
     costs = projected(run_dirs or [], counts)
-    table = cost_table(costs) if costs else published_table(counts)
-    console().print(table.rich())
+    show(cost_table(costs) if costs else published_table(counts), markdown)
     if csv is not None:
         write_output(csv, cost_csv(costs))
-    if markdown is not None:
-        write_output(markdown, table.markdown())

@@ -1,6 +1,4 @@
-"""The command `doctor`."""
-
-from refusion_eval.cli.options import Data
+from refusion_eval.cli import Data
 
 
 def doctor(data: Data = None) -> None:

@@ -1,5 +1,3 @@
-"""The command `lm-eval`."""
-
 import typer
 
 

@@ -1,12 +1,9 @@
-"""The command `locality`."""
-
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from refusion_eval.cli.options import Data, options_from
-from refusion_eval.cli.terminal import console
+from refusion_eval.cli import Data, console, numbers_of, options_from
 from refusion_eval.runs.model_args import ModelArgs
 
 
@@ -36,12 +33,11 @@ def locality(
     batch_size: Annotated[int, typer.Option(help="Texts in one forward.")] = 16,
 ) -> None:
     """Measure how far one revealed token changes the predictions at masks, by distance (the paper's Figure 3)."""
-    from refusion_eval.benchmarks.mini.generate import held_out_pairs
-    from refusion_eval.studies.locality.measure import LocalitySettings, parse_numbers
+    from refusion_eval.studies.locality.measure import LocalitySettings
     from refusion_eval.studies.locality.report import locality_command
 
     settings = LocalitySettings(
-        ratios=parse_numbers(ratios, "--ratios", float),
+        ratios=numbers_of(ratios, "--ratios", float),
         reveals=reveals,
         num_responses=responses,
         max_length=max_length,
@@ -52,10 +48,9 @@ def locality(
         model,
         settings,
         out=out,
-        mini_pairs=lambda: held_out_pairs("gsm8k"),
         reading=reading,
         data=data,
-        distances=[int(distance) for distance in parse_numbers(distances, "--distances", int)],
+        distances=list(numbers_of(distances, "--distances", int)),
         console=console(),
         **given,
     )

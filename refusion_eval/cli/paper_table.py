@@ -1,11 +1,9 @@
-"""The command `paper-table`."""
-
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from refusion_eval.cli.options import Baseline, Out, Results, names_of
+from refusion_eval.cli import Baseline, Out, Results, names_of, prepare
 from refusion_eval.errors import ConfigError
 
 
@@ -18,13 +16,12 @@ def paper_table(
     """Write tables of the paper with published and measured figures side by side: CSV, Markdown and LaTeX."""
     from refusion_eval.figures.tables import NUMBERS, paper_table
     from refusion_eval.results.measured import measured_figures
-    from refusion_eval.store.atomic_write import prepare_output
 
     names = [str(number) for number in NUMBERS] if table == "all" else names_of(table)
     numbers = [int(name) for name in (name.removeprefix("table") for name in names) if name.isdecimal()]
     if len(numbers) < len(names) or not numbers:
         raise ConfigError(f"{table!r}: name tables by number, 1 to {NUMBERS[-1]}, or all")
-    prepare_output(out / f"table{numbers[0]}.csv")
+    prepare(out / f"table{numbers[0]}.csv")
     measured = measured_figures(results or [], baseline=baseline)
     for made in [paper_table(number, measured) for number in numbers]:
         for path in made.write(out):

@@ -1,12 +1,10 @@
-"""The command `plot`."""
-
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from refusion_eval.cli.options import Out
-from refusion_eval.cli.terminal import log_to_stderr
+from refusion_eval.cli import Out, log_to_stderr, prepare
+from refusion_eval.config import unknown_key
 from refusion_eval.errors import ConfigError
 
 
@@ -28,7 +26,6 @@ def plot(
 ) -> None:
     """Draw a figure of the paper from measured figures beside the published ones: CSV, PNG and PDF."""
     from refusion_eval.figures.figures import FIGURES, rows_of, write_figure
-    from refusion_eval.store.atomic_write import prepare_output
 
     if figure == "list":
         for name, entry in FIGURES.items():
@@ -36,9 +33,9 @@ def plot(
         return
     name = figure if figure.startswith("figure") else f"figure{figure}"
     if name not in FIGURES:
-        raise ConfigError(f"there is no {figure!r}; the figures are {', '.join(FIGURES)}")
+        raise unknown_key(figure, FIGURES, what="figure")
     log_to_stderr()
-    prepare_output(out / f"{name}.csv")
+    prepare(out / f"{name}.csv")
     rows = rows_of(name, sources or [], task)
     if rows is None:
         rows = _moments(name, sources or [], task, item)
@@ -50,7 +47,7 @@ def _moments(name: str, sources: list[Path], task: str | None, item: str | None)
     """Returns the rows of figure 5 or 9: the text of one sample at one or several steps of its decoding."""
     from refusion_eval.cli.sources import FoundSources
     from refusion_eval.figures.moments import generation_order, longest_sample, step_by_step
-    from refusion_eval.report.find import find_sample, speller_of
+    from refusion_eval.report.sample import find_sample, speller_of
 
     if len(sources) != 1:
         raise ConfigError(f"{name} shows one sample; name one run directory")

@@ -1,16 +1,13 @@
-"""The command `replay`."""
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from refusion_eval.cli.terminal import console, log_to_stderr
+from refusion_eval.cli import console, log_to_stderr, prepare
 from refusion_eval.errors import ConfigError
 
 if TYPE_CHECKING:
-    from refusion_eval.report.pieces import Speller
-    from refusion_eval.report.replay import Replay
+    from refusion_eval.report.replay import Replay, Speller
 
 # For a prompt of the user on the embedded model: as short as the model's texts, in slots as it was trained on.
 PROMPT_SETTINGS = {"gen_length": 64, "slot_size": 8, "block_size": 8}
@@ -34,7 +31,6 @@ def replay(
     """Show how one sample was decoded, step by step, on the terminal or as an animated picture."""
     from refusion_eval.report.frames import frames, play
     from refusion_eval.report.picture import check_format, write_animation
-    from refusion_eval.store.atomic_write import prepare_output
 
     if (run_dir is None) == (prompt is None):
         raise ConfigError(
@@ -44,7 +40,7 @@ def replay(
         raise ConfigError("--task, --sample and --number choose from a run; leave them out with --prompt")
     if out is not None:
         check_format(out)
-        prepare_output(out)
+        prepare(out)
     log_to_stderr()
     title, steps, speller = _from_prompt(prompt) if run_dir is None else _from_run(run_dir, task, sample, number)
     if out is None:
@@ -57,7 +53,7 @@ def replay(
 
 def _from_run(run_dir: Path, task: str | None, item: str | None, number: int | None) -> "tuple[str, Replay, Speller]":
     from refusion_eval.cli.sources import FoundSources
-    from refusion_eval.report.find import find_sample, sample_replay, speller_of
+    from refusion_eval.report.sample import find_sample, sample_replay, speller_of
 
     run, sample = find_sample(run_dir, task, item, number)
     title = f"{run.manifest.system} · {sample.key.task} · {sample.item_id}"
@@ -66,8 +62,7 @@ def _from_run(run_dir: Path, task: str | None, item: str | None, number: int | N
 
 def _from_prompt(prompt: str | None) -> "tuple[str, Replay, Speller]":
     from refusion_eval import api
-    from refusion_eval.report.pieces import Speller
-    from refusion_eval.report.replay import replay_of
+    from refusion_eval.report.replay import Speller, replay_of
     from refusion_eval.runs.model_args import EMBEDDED, parse_model_args
     from refusion_eval.runs.system import System
 

@@ -1,12 +1,9 @@
-"""The command `report`."""
-
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from refusion_eval.cli.options import Baseline, Data
-from refusion_eval.cli.terminal import log_to_stderr, say
+from refusion_eval.cli import Baseline, Data, log_to_stderr, prepare, say
 
 
 def report(
@@ -21,10 +18,10 @@ def report(
     from refusion_eval.cli.sources import FoundSources
     from refusion_eval.report.assemble import page
     from refusion_eval.report.collect import collect
-    from refusion_eval.store.atomic_write import prepare_output, write_output
+    from refusion_eval.store.atomic_write import write_output
 
     log_to_stderr()
-    prepare_output(out)
+    prepare(out)
     collected = collect(run_dirs, FoundSources(data), baseline=baseline)
     for warning in collected.index["warnings"]:
         say(f"note: {warning}")

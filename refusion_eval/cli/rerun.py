@@ -1,12 +1,10 @@
-"""The command `rerun`."""
-
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from refusion_eval.cli.options import Data, Sandbox
-from refusion_eval.cli.terminal import EXIT_INCOMPLETE, log_to_stderr
+from refusion_eval.cli import Data, Sandbox, log_to_stderr
+from refusion_eval.scripts.steps import EXIT_INCOMPLETE
 
 
 def rerun(
@@ -17,13 +15,12 @@ def rerun(
 ) -> None:
     """Repeat a recorded run from its record and compare every sample: tokens, text, verdict."""
     log_to_stderr()
-    from refusion_eval.evaluate.rerun import in_words
     from refusion_eval.evaluate.rerun import rerun as repeat
-    from refusion_eval.runs.interrupt import Interruption, resume_hint
+    from refusion_eval.runs.terminal import Interruption, resume_hint
 
     second = out or run_dir.with_name(f"{run_dir.name}-again")
     with Interruption(lambda: resume_hint(second), finish_first=False):
         result = repeat(run_dir, second, data=data, sandbox=sandbox)
-    print(in_words(result))
+    print(result.in_words())
     if not result.is_same:
         raise typer.Exit(EXIT_INCOMPLETE)

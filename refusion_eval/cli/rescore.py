@@ -1,12 +1,9 @@
-"""The command `rescore`."""
-
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from refusion_eval.cli.options import Data, Sandbox, Workers, names_of
-from refusion_eval.cli.terminal import console, say
+from refusion_eval.cli import Data, Sandbox, Workers, console, names_of, say
 from refusion_eval.errors import ConfigError
 
 
@@ -15,11 +12,11 @@ def rescore(
     filter_name: Annotated[
         str, typer.Option("--filter", help="A public answer filter, your own as module:function, or list.")
     ] = "ours",
-    list_filters: Annotated[bool, typer.Option("--list-filters", help="Print the filters, as --filter list.")] = False,
+    list_filters: Annotated[bool, typer.Option("--list-filters", help="Print the filters and stop.")] = False,
     tasks: Annotated[str, typer.Option(help="Tasks or benchmarks, separated by commas. The default is all.")] = "",
     data: Data = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the results, with one folder a run. The default is RUN/rescored.")
+        Path | None, typer.Option(help="Folder for the results, one folder for each run. The default is RUN/rescored.")
     ] = None,
     workers: Workers = None,
     sandbox: Sandbox = "auto",

@@ -5,10 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
-from refusion_eval.cli.options import Data, Sandbox, System, names_of, options_from
-from refusion_eval.cli.terminal import EXIT_INCOMPLETE, log_to_stderr, say
+from refusion_eval.cli import Data, Sandbox, System, log_to_stderr, names_of, options_from, say, show
 from refusion_eval.errors import ConfigError
 from refusion_eval.runs.model_args import ModelArgs
+from refusion_eval.scripts.steps import EXIT_INCOMPLETE
 
 SYSTEM_FIELDS = ("decoder", "pretrained")
 HELPS = {
@@ -64,11 +64,12 @@ def run(
 ) -> None:
     """Run tasks with one system, record every sample, score the samples, and print and write the table."""
     log_to_stderr()
-    from refusion_eval.cli.table import table
-    from refusion_eval.evaluate.loop import evaluate, task_names
-    from refusion_eval.evaluate.session import run_worker_or_return
-    from refusion_eval.runs.interrupt import Interruption, resume_hint
+    from refusion_eval.evaluate.loop import evaluate, run_worker_or_return, task_names
+    from refusion_eval.results.measured import run_figures
+    from refusion_eval.results.render import write_csv
+    from refusion_eval.results.tables import summary, summary_table
     from refusion_eval.runs.model_args import parse_model_args
+    from refusion_eval.runs.terminal import Interruption, resume_hint
 
     arguments = with_system(system, given)
     loop = arguments["loop"] if arguments["loop"] != "engine" else None
@@ -83,7 +84,9 @@ def run(
     with Interruption(lambda: resume_hint(run_dir), finish_first=False):
         run_worker_or_return(args)
         outcome = evaluate(args, names, limit=limit, sandbox=sandbox)
-        table([run_dir], csv=run_dir / "results.csv", markdown=run_dir / "table.md")
+        figures = run_figures([run_dir])
+        show(summary_table(summary(figures)), run_dir / "table.md")
+        write_csv(figures, run_dir / "results.csv")
     if not outcome.is_complete:
         say(
             f"error: {len(outcome.failed)} samples could not be decoded and {outcome.unscored} could not be judged; "
@@ -98,7 +101,7 @@ def with_system(system: str | None, given: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: the system is unknown, or a decoder is given beside it.
     """
-    from refusion_eval.runs.published import system_arguments
+    from refusion_eval.runs.model_args import system_arguments
 
     if system is None:
         return {"pretrained": "embedded", "decoder": "refusion", **given}

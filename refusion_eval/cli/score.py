@@ -1,21 +1,19 @@
-"""The command `score`."""
-
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from refusion_eval.cli.options import Data, Sandbox, Workers
+from refusion_eval.cli import Data, Sandbox, Workers
 
 
 def score(
     task: Annotated[str, typer.Option(help="Task whose rules judge the texts: gsm8k, mini_gsm8k, ...")],
     outputs: Annotated[str, typer.Option(help='JSON lines {"id": ..., "text": ...}, or gold for the gold answers.')],
     data: Data = None,
-    split: Annotated[str | None, typer.Option(help="Another split of the rows than the evaluated one.")] = None,
+    split: Annotated[str | None, typer.Option(help="Split of the rows, if it is not the evaluated one.")] = None,
     csv: Annotated[
         Path | None,
-        typer.Option(help="CSV with one line a text. The default is OUTPUTS.scores.csv, of gold TASK.gold.csv here."),
+        typer.Option(help="CSV with one line for each text. The default is OUTPUTS.scores.csv, or TASK.gold.csv."),
     ] = None,
     filter_name: Annotated[str | None, typer.Option("--filter", help="Another rule that extracts the answer.")] = None,
     allow_partial: Annotated[bool, typer.Option(help="Leave rows without a text out of the score.")] = False,
@@ -23,16 +21,19 @@ def score(
     sandbox: Sandbox = "auto",
 ) -> None:
     """Judge texts that were generated anywhere by the rules of a task."""
-    from refusion_eval.scoring.texts import score_command
+    from refusion_eval.benchmarks import get_task
+    from refusion_eval.scoring import texts
+    from refusion_eval.store.atomic_write import prepare_output, write_output
 
-    score_command(
-        task,
-        outputs,
-        data=data,
-        split=split,
-        csv_path=csv,
-        filter_name=filter_name,
-        allow_partial=allow_partial,
-        workers=workers,
-        sandbox=sandbox,
-    )
+    known = get_task(task)
+    benchmark, rows = known.benchmark, known.rows(data, split)
+    benchmark.check_gold(rows)
+    ids = texts.index_rows(benchmark, rows)
+    is_gold = outputs == texts.GOLD
+    given = texts.gold_texts(benchmark, rows) if is_gold else texts.read_outputs(Path(outputs), ids)
+    target = prepare_output(csv or texts.default_csv_path(task, outputs))
+    scores = texts.score_texts(benchmark, rows, given, filter_name=filter_name, workers=workers, sandbox=sandbox)
+    write_output(target, texts.scores_csv(scores, allow_partial=allow_partial))
+    name = f"{'mini ' if known.mini else ''}{benchmark.name} (filter {filter_name or benchmark.default_filter})"
+    print("\n".join(texts.summary_lines(name, benchmark, scores, allow_partial=allow_partial)))
+    print(f"  one line a text: {target}")

@@ -7,8 +7,8 @@ from typing import Any
 
 from refusion_eval.benchmarks import BENCHMARKS, Row, is_mini, is_sealed
 from refusion_eval.errors import RefusionEvalError
-from refusion_eval.report.pieces import Spell
-from refusion_eval.report.sources import Asked
+from refusion_eval.report.collect import Asked
+from refusion_eval.report.replay import Spell
 from refusion_eval.runs.job import prompt_hash
 from refusion_eval.runs.system import System
 from refusion_eval.scoring.rescore import recorded_system, rows_by_hash

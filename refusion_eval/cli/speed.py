@@ -1,12 +1,9 @@
-"""The command `speed`."""
-
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from refusion_eval.cli.options import Baseline, Csv, Markdown
-from refusion_eval.cli.terminal import console
+from refusion_eval.cli import Baseline, Csv, Markdown, prepare, show
 
 
 def speed(
@@ -15,17 +12,13 @@ def speed(
     markdown: Markdown = None,
     baseline: Baseline = None,
 ) -> None:
-    """Print the parts of speed: forwards a second, tokens a forward, the memory's limit, prefill, both AR loops."""
+    """Print what makes up speed: forwards per second, tokens per forward, memory limit, prefill, both AR loops."""
     from refusion_eval.results.measured import measured_figures
-    from refusion_eval.results.speed import speed_csv, speed_rows, speed_table
-    from refusion_eval.store.atomic_write import prepare_output, write_output
+    from refusion_eval.results.tables import speed_csv, speed_rows, speed_table
+    from refusion_eval.store.atomic_write import write_output
 
-    for path in filter(None, (csv, markdown)):
-        prepare_output(path)
+    prepare(csv, markdown)
     rows = speed_rows(measured_figures(results, baseline=baseline))
-    table = speed_table(rows)
-    console().print(table.rich())
+    show(speed_table(rows), markdown)
     if csv is not None:
         write_output(csv, speed_csv(rows))
-    if markdown is not None:
-        write_output(markdown, table.markdown())

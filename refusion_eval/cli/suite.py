@@ -1,5 +1,3 @@
-"""The command `suite`."""
-
 import typer
 
 

@@ -1,13 +1,11 @@
-"""The command `sweep`."""
-
 import dataclasses
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from refusion_eval.cli.options import Data, Sandbox, names_of
-from refusion_eval.cli.terminal import EXIT_INCOMPLETE, log_to_stderr, say
+from refusion_eval.cli import Data, Sandbox, log_to_stderr, names_of, say
+from refusion_eval.scripts.steps import EXIT_INCOMPLETE
 
 
 def sweep(
@@ -36,7 +34,7 @@ def sweep(
     if limit is not None:
         read = dataclasses.replace(read, limit=limit)
     log_to_stderr()
-    from refusion_eval.runs.interrupt import Interruption
+    from refusion_eval.runs.terminal import Interruption
     from refusion_eval.sweep.run import planned_points, run_sweep
 
     if dry_run:

@@ -1,9 +1,6 @@
-"""The command `systems`."""
-
-
 def systems() -> None:
     """List the published systems that --system names."""
-    from refusion_eval.runs.published import published_systems
+    from refusion_eval.runs.model_args import published_systems
 
     for system in published_systems().values():
         checkpoint = system.pretrained or "no published checkpoint; give --model"

@@ -1,12 +1,9 @@
-"""The command `table`."""
-
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from refusion_eval.cli.options import Baseline, Csv, Markdown
-from refusion_eval.cli.terminal import console
+from refusion_eval.cli import Baseline, Csv, Markdown, prepare, show
 
 
 def table(
@@ -16,17 +13,12 @@ def table(
     baseline: Baseline = None,
 ) -> None:
     """Print the table of one or more runs: accuracy, TPS, TPF and speed-up, each with its interval."""
-    from refusion_eval.results.csv_file import write_csv
     from refusion_eval.results.measured import run_figures
-    from refusion_eval.results.summary import summary, summary_table
-    from refusion_eval.store.atomic_write import prepare_output, write_output
+    from refusion_eval.results.render import write_csv
+    from refusion_eval.results.tables import summary, summary_table
 
-    for path in filter(None, (csv, markdown)):
-        prepare_output(path)
+    prepare(csv, markdown)
     figures = run_figures(run_dirs, baseline=baseline)
-    summarised = summary_table(summary(figures))
-    console().print(summarised.rich())
+    show(summary_table(summary(figures)), markdown)
     if csv is not None:
         write_csv(figures, csv)
-    if markdown is not None:
-        write_output(markdown, summarised.markdown())

@@ -1,6 +1,3 @@
-"""The command `tasks-path`."""
-
-
 def tasks_path() -> None:
     """Print the folder of the task files, for lm_eval's --include_path."""
     from refusion_eval.paths import tasks_path

@@ -1,5 +1,3 @@
-"""The command `train`."""
-
 import typer
 
 

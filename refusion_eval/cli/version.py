@@ -1,5 +1,3 @@
-"""The command `version`."""
-
 import refusion_eval
 
 

@@ -1,17 +1,164 @@
-"""The decoders by name, found from the files of this folder.
+"""The entry of a decoder, what decoders share, and all decoders by name, found from the files of this folder.
 
 A decoder is one file that ends with `DECODER = Decoder(...)`; its name is the file's. A file that holds several ends
 with `DECODERS = {name: Decoder(...), ...}`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, fields
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import Any, Literal
 
-from refusion_eval.decoders.decoder import Decoder
-from refusion_eval.types import CheckpointKind
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["DECODERS", "Decoder", "fitting_decoders", "trained_decoders"]
+from refusion_eval.errors import ConfigError
+from refusion_eval.types import CheckpointKind, Decode
+
+LineStyle = str | tuple[int, tuple[float, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """How a decoder uses a model.
+
+    Attributes:
+        attention: what a row sees: the rows before it, its own block and the blocks before it, or the whole text.
+        masked: where the logits of a masked position are: in its "own" row, or in the row before it, which predicts the
+            "next" position. None if the decoder feeds no masks and needs no mask token.
+        clean: "next" if the row of a clean token predicts the token after it. Log-likelihoods are then exact where
+            attention is causal.
+    """
+
+    attention: Literal["causal", "block_causal", "bidirectional"]
+    masked: Literal["own", "next"] | None = None
+    clean: Literal["next"] | None = None
+
+    @property
+    def left_to_right(self) -> bool:
+        """Whether each token is predicted from the tokens before it alone, so that log-likelihoods are exact."""
+        return self.attention == "causal" and self.clean == "next"
+
+    @property
+    def mask_shift(self) -> int | None:
+        """Rows between a masked position and the row that predicts it, where masks see the whole text; else None."""
+        if self.attention != "bidirectional" or self.masked is None:
+            return None
+        return 1 if self.masked == "next" else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How plots draw the decoder, and its place in lists.
+
+    Attributes:
+        colour: "#rrggbb".
+        marker: matplotlib's name of the marker.
+        line: matplotlib's line style: a name, or (offset, lengths of dashes and gaps in points).
+        order: place among the decoders that fit a checkpoint; the lowest is the checkpoint's main decoder.
+    """
+
+    colour: str = "#6b6b6b"
+    marker: str = "*"
+    line: LineStyle = "-"
+    order: int = 100
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """The entry of a decoder.
+
+    Attributes:
+        decode: the generator function.
+        Settings: its settings class.
+        label: name of the system in tables and plots.
+        reads: how it uses a model.
+        fits: kinds of checkpoints that it decodes, unless their config.json names decoders.
+        trained_by: objectives of `refusion_eval.training` whose checkpoints are for it and name it in config.json.
+        style: how plots draw it, and its place in lists.
+    """
+
+    decode: Decode
+    Settings: type[Any]
+    label: str
+    reads: Reads
+    fits: tuple[CheckpointKind, ...] = ("masked",)
+    trained_by: tuple[str, ...] = ()
+    style: Style = Style()
+
+    def __post_init__(self) -> None:
+        has_mask = "mask_id" in {field.name for field in fields(self.Settings)}
+        assert has_mask == (self.reads.masked is not None), f"{self.label}: a decoder that reads masks has a mask_id"
+
+
+def above_or_best(scores: npt.NDArray[np.floating], threshold: float) -> list[int]:
+    """Indices whose score exceeds the threshold (strictly), ascending; the best one if there is none.
+
+    Args:
+        scores: [candidates], at least one.
+        threshold: the score to exceed.
+
+    Returns:
+        At least one index; the lowest one wins among equal best scores.
+    """
+    return np.flatnonzero(scores > threshold).tolist() or [int(np.argmax(scores))]
+
+
+def at_least_or_best(scores: npt.NDArray[np.floating], threshold: float) -> list[int]:
+    """Indices whose score is at least the threshold, and always the best one, ascending (Fast-dLLM).
+
+    Args:
+        scores: [candidates], at least one.
+        threshold: the lowest score that is chosen.
+
+    Returns:
+        At least one index; the lowest one wins among equal best scores.
+    """
+    chosen = ~(scores < threshold)
+    chosen[np.argmax(scores)] = True
+    chosen_indices: list[int] = np.flatnonzero(chosen).tolist()
+    return chosen_indices
+
+
+def most_confident(scores: npt.NDArray[np.floating], count: int) -> list[int]:
+    """Indices of the `count` best scores, ascending; among equal ones the lowest indices win.
+
+    Ties are common: where probabilities round to 1, or where a truncated distribution has one token left.
+    """
+    return sorted(np.argsort(-scores, kind="stable")[:count].tolist())
+
+
+def num_within_factor(scores: npt.NDArray[np.floating], factor: float) -> int:
+    """Number of best scores to commit: the longest run whose n-th score reaches 1 - factor / (n + 1) (Fast-dLLM).
+
+    Args:
+        scores: [candidates], at least one.
+        factor: a larger factor commits more.
+
+    Returns:
+        At least 1: the best score always counts.
+    """
+    ranks = np.arange(1, len(scores) + 1)
+    passes = np.sort(scores)[::-1] >= 1 - factor / (ranks + 1)
+    return 1 + accepted_prefix(passes[1:])
+
+
+def accepted_prefix(accepted: npt.NDArray[np.bool_]) -> int:
+    """Length of the run of accepted entries from the start, 0 to len(accepted)."""
+    rejected = np.flatnonzero(~accepted)
+    return int(rejected[0]) if len(rejected) else len(accepted)
+
+
+def first_eos(tokens: Sequence[int] | npt.NDArray[np.int64], eos_ids: Container[int]) -> int | None:
+    """Index of the first end-of-sequence token, or None."""
+    return next((index for index, token in enumerate(tokens) if int(token) in eos_ids), None)
+
+
+def check_mask_id(decoder: str, mask_id: int, eos_ids: Sequence[int]) -> None:
+    """Raises ConfigError if the mask token is also one that ends the response."""
+    if mask_id in eos_ids:
+        raise ConfigError(f"{decoder}: mask_id {mask_id} is also an end-of-sequence id; correct one of them")
 
 
 def _find_decoders() -> dict[str, Decoder]:

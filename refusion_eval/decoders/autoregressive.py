@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import field
 
 from refusion_eval.config import NonNegativeFloat, NonNegativeInt, PositiveInt, settings_class
-from refusion_eval.decoders.decoder import Decoder, Reads, Style
-from refusion_eval.trace import Trace
+from refusion_eval.decoders import Decoder, Reads, Style
 from refusion_eval.types import (
     NOTHING,
     Commit,
@@ -15,6 +14,7 @@ from refusion_eval.types import (
     Response,
     StopReason,
     StopRule,
+    Trace,
     causal,
     draw_key,
 )

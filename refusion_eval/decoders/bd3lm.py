@@ -5,26 +5,24 @@ that one of them ends where the response begins. Finished blocks never change, s
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from typing import ClassVar
 
 from refusion_eval.config import NonNegativeFloat, PositiveInt, settings_class
-from refusion_eval.decoders.canvas import Canvas, MaskedSettings, Remasking
-from refusion_eval.decoders.choose import at_least_or_best, first_eos, most_confident, rounded_quotas
-from refusion_eval.decoders.decoder import Decoder, Reads, Style
+from refusion_eval.decoders import Decoder, Reads, Style, at_least_or_best, first_eos, most_confident
+from refusion_eval.decoders.canvas import Canvas, MaskedSettings, Remasking, rounded_quotas
 from refusion_eval.errors import ConfigError
-from refusion_eval.trace import Trace
 from refusion_eval.types import (
     DROP_ALL,
     NOTHING,
-    Attention,
     Commit,
     Decoding,
     Forward,
-    ProbArray,
+    Read,
     Segment,
+    Trace,
     block_causal,
 )
 
@@ -103,12 +101,16 @@ def decode(prompt: Sequence[int], settings: Bd3lmSettings, trace: Trace) -> Deco
         quotas = iter(settings.quotas(len(block)))
         while masked := canvas.masked(block):
             step = next(steps)
-            (readout,) = yield _denoise(canvas, settings, num_cached, masked, commit, step)
+            read = settings.read([canvas.start + position - num_cached for position in masked], step, masked)
+            (readout,) = yield _forward(canvas, settings, num_cached, commit, "denoise", (read,))
             commit, num_cached = Commit(range(start - num_cached)), start
             scores = readout.probs
             if settings.remasking == "random":
                 scores = settings.random_scores(step, masked)
-            chosen = _choose(scores, settings.threshold, quotas)
+            if settings.threshold is None:
+                chosen = most_confident(scores, next(quotas))
+            else:
+                chosen = at_least_or_best(scores, settings.threshold)
             canvas.fix_chosen(masked, readout, scores, chosen)
             if reason := canvas.settled():
                 return canvas.finish(reason)
@@ -117,38 +119,34 @@ def decode(prompt: Sequence[int], settings: Bd3lmSettings, trace: Trace) -> Deco
     return canvas.finish()
 
 
-def _denoise(
-    canvas: Canvas, settings: Bd3lmSettings, num_cached: int, masked: Sequence[int], commit: Commit, step: int
+def _forward(
+    canvas: Canvas, settings: Bd3lmSettings, num_cached: int, commit: Commit, kind: str, reads: tuple[Read, ...] = ()
 ) -> Forward:
-    """The forward of the finished blocks that are not cached yet and of the block that is being filled."""
+    """The forward of all tokens that are not cached yet.
+
+    Attention is full within blocks, each of which sees the blocks before it; the response begins with a block.
+    """
     fed = range(num_cached, len(canvas.tokens))
-    read = settings.read([canvas.start + position - num_cached for position in masked], step, masked)
-    tokens = canvas.tokens[num_cached:]
-    return Forward(tokens, fed, _attention(fed, canvas.start, settings.block_length), (read,), commit, "denoise")
+    sizes = Counter((position - canvas.start) // settings.block_length for position in fed)
+    return Forward(canvas.tokens[num_cached:], fed, block_causal(list(sizes.values())), reads, commit, kind)
 
 
 def _store(canvas: Canvas, settings: Bd3lmSettings, num_cached: int, commit: Commit) -> Forward:
     """The forward of the finished blocks that are not cached yet, for their keys and values only."""
-    fed = range(num_cached, len(canvas.tokens))
-    attention = _attention(fed, canvas.start, settings.block_length)
-    tokens, positions = canvas.tokens[num_cached:], list(fed)
+    forward = _forward(canvas, settings, num_cached, commit, "store")
     padding = -canvas.start % settings.block_length if settings.release_compatible else 0
-    if padding:
-        tokens, positions = [settings.mask_id] * padding + tokens, [0] * padding + positions
-        seen = (replace(part, sees=tuple((a + padding, b + padding) for a, b in part.sees)) for part in attention)
-        attention = (Segment(padding, causal=False), *seen)
-    return Forward(tokens, positions, attention, (), commit, "store")
-
-
-def _attention(fed: range, num_prompt: int, block_length: int) -> Attention:
-    """Full attention within blocks, each of which sees the blocks before it; the response begins with a block."""
-    sizes = Counter((position - num_prompt) // block_length for position in fed)
-    return block_causal(list(sizes.values()))
-
-
-def _choose(scores: ProbArray, threshold: float | None, quotas: Iterator[int]) -> list[int]:
-    """Indices of the candidates that become final."""
-    return most_confident(scores, next(quotas)) if threshold is None else at_least_or_best(scores, threshold)
+    if not padding:
+        return forward
+    shifted = (
+        replace(segment, sees=tuple((first + padding, last + padding) for first, last in segment.sees))
+        for segment in forward.attention
+    )
+    return replace(
+        forward,
+        tokens=[settings.mask_id] * padding + canvas.tokens[num_cached:],
+        positions=[0] * padding + list(forward.positions),
+        attention=(Segment(padding, causal=False), *shifted),
+    )
 
 
 DECODER = Decoder(

@@ -1,4 +1,4 @@
-"""What the decoders of masked models share: a response of masks that is filled in, and the settings of doing so."""
+"""What decoders of masked models share: settings, and a response of masks that is filled in."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import field
@@ -8,9 +8,8 @@ import numpy as np
 from annotated_types import Gt, Le
 
 from refusion_eval.config import NonNegativeFloat, NonNegativeInt, PositiveInt, settings_class
-from refusion_eval.decoders.choose import first_eos
+from refusion_eval.decoders import check_mask_id, first_eos
 from refusion_eval.errors import ConfigError
-from refusion_eval.trace import Trace
 from refusion_eval.types import (
     Confidence,
     ConfidenceDtype,
@@ -20,11 +19,41 @@ from refusion_eval.types import (
     Response,
     StopReason,
     StopRule,
+    Trace,
     draw_key,
 )
 
 Remasking = Literal["low_confidence", "random"]
 PositiveFraction = Annotated[float, Gt(0), Le(1)]
+
+
+def rounded_quotas(num_masked: int, steps: int) -> list[int]:
+    """Number of masks that each step fills on a linear schedule, rounded step by step (dllm).
+
+    With i steps to go, a step fills one i-th of the remaining masks, rounded half to even. The schedule is computed in
+    float32, as in the release, because that decides how halves are rounded.
+
+    Returns:
+        Numbers above 0 that add up to `num_masked`; at most `steps`, because steps that would fill nothing are left
+        out.
+    """
+    unit = np.float32(1)
+    quotas, num_left = [], num_masked
+    for step in range(steps, 0, -1):
+        masked_now, masked_next = (unit - (unit - np.float32(share / steps)) for share in (step, step - 1))
+        quotas.append(round(num_left * (1 - float(masked_next / masked_now))))
+        num_left -= quotas[-1]
+    return [quota for quota in quotas if quota]
+
+
+def even_quotas(num_masked: int, steps: int) -> list[int]:
+    """Number of masks that each step fills: evenly, and one more in the first steps for the remainder (LLaDA).
+
+    Returns:
+        One number a step; they add up to `num_masked` and differ by at most 1.
+    """
+    quota, remainder = divmod(num_masked, steps)
+    return [quota + (step < remainder) for step in range(steps)]
 
 
 @settings_class("masked")
@@ -128,12 +157,6 @@ class BlockSettings(MaskedSettings):
     def block(self, number: int) -> range:
         """Response indices of a block."""
         return range(number * self.block_length, (number + 1) * self.block_length)
-
-
-def check_mask_id(decoder: str, mask_id: int, eos_ids: Sequence[int]) -> None:
-    """Raises ConfigError if the mask token is also one that ends the response."""
-    if mask_id in eos_ids:
-        raise ConfigError(f"{decoder}: mask_id {mask_id} is also an end-of-sequence id; correct one of them")
 
 
 def check_blocks(decoder: str, gen_length: int, block_length: int, steps: int | None) -> None:

@@ -10,21 +10,17 @@ D2F was released for LLaDA and Dream. The algorithm is one; the models differ in
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
 from refusion_eval.config import Fraction, NonNegativeInt, PositiveInt, settings_class
+from refusion_eval.decoders import Decoder, Reads, Style, most_confident
 from refusion_eval.decoders.canvas import Canvas, MaskedSettings
-from refusion_eval.decoders.choose import most_confident
-from refusion_eval.decoders.decoder import Decoder, Reads, Style
 from refusion_eval.errors import ConfigError
-from refusion_eval.trace import Trace
-from refusion_eval.types import Commit, Confidence, Decoding, Forward, Read, Readout, block_causal
+from refusion_eval.types import Commit, Confidence, Decoding, Forward, Read, Readout, Trace, block_causal
 
 SamplingStrategy = Literal["default", "margin_confidence", "neg_entropy"]
-BlockState = Literal["active", "to_cache", "in_cache"]
 
 
 @settings_class("d2f")
@@ -125,16 +121,11 @@ class Block:
         start: first response index; negative for the prompt.
         size: number of positions.
         masked: response indices that are still masked, ascending.
-        state: "active" while this block or one before it has masks; "to_cache" until the next forward, which computes
-            its final keys and values; then "in_cache".
-        full: whether each forward fixes at least one of its tokens.
     """
 
     start: int
     size: int
     masked: list[int]
-    state: BlockState = "active"
-    full: bool = False
 
     @property
     def decoded_ratio(self) -> float:
@@ -156,6 +147,7 @@ class Pipeline:
     Attributes:
         canvas: the tokens.
         blocks: the prompt, then the blocks of the response.
+        num_cached: number of blocks whose keys and values are cached.
 
     Args:
         prompt: token ids.
@@ -165,7 +157,8 @@ class Pipeline:
 
     def __init__(self, prompt: Sequence[int], settings: D2fSettings, trace: Trace) -> None:
         self.canvas = Canvas(prompt, settings, trace, gen_length=0)
-        self.blocks = [Block(-len(prompt), len(prompt), [], "to_cache", full=True)]
+        self.blocks = [Block(-len(prompt), len(prompt), [])]
+        self.num_cached = 0
         self._settings = settings
         self._trace = trace
         self._halted = False
@@ -174,14 +167,13 @@ class Pipeline:
         self._guesses: dict[int, _Guess] = {}
 
     @property
-    def uncached(self) -> list[Block]:
-        """The blocks that a forward computes."""
-        return [block for block in self.blocks if block.state != "in_cache"]
+    def num_finished(self) -> int:
+        """Number of blocks, cached ones included, before the first one with masks."""
+        return next((number for number, block in enumerate(self.blocks) if block.masked), len(self.blocks))
 
-    @property
-    def finished(self) -> bool:
-        """Whether no block has masks."""
-        return all(block.state != "active" for block in self.blocks)
+    def is_full(self, number: int) -> bool:
+        """Whether each forward fixes at least one token of a block of the response."""
+        return self.blocks[number - 1].decoded_ratio >= self._settings.decoded_token_threshold
 
     def grow(self) -> None:
         """Appends a block of masks if enough of the last block is decoded."""
@@ -192,19 +184,13 @@ class Pipeline:
             self.canvas.extend(size)
             self.blocks.append(Block(start, size, list(range(start, start + size))))
 
-    def activate(self) -> None:
-        """Makes the blocks full whose predecessor is decoded far enough."""
-        for block, following in pairwise(self.blocks):
-            if block.decoded_ratio >= self._settings.decoded_token_threshold:
-                following.full = True
-
     def forward(self, step: int) -> Forward:
         """The forward of the uncached blocks; it commits the rows that were already final in the forward before.
 
         With a shift, the row that predicts the first uncached position is in the cache and cannot be read again. That
         position keeps the guess (and the sample) of the forward that computed the row, which is exact.
         """
-        settings, canvas, blocks = self._settings, self.canvas, self.uncached
+        settings, canvas, blocks = self._settings, self.canvas, self.blocks[self.num_cached :]
         start = blocks[0].start
         masked = (position for block in blocks for position in block.masked)
         self._positions_read = [position for position in masked if position - settings.shift >= start]
@@ -219,40 +205,32 @@ class Pipeline:
         )
 
     def take(self, readouts: Sequence[Readout]) -> None:
-        """Fixes tokens of the active blocks, and counts the finished blocks of the last forward as cached."""
+        """Fixes tokens, and counts the blocks that were finished before the last forward as cached."""
         for readout in readouts:
             self._guesses.update(zip(self._positions_read, _guesses(readout), strict=True))
-        positions = [position for block in self.uncached for position in self._chosen(block)]
+        num_finished, unfinished = self.num_finished, range(self.num_finished, len(self.blocks))
+        positions = [position for number in unfinished for position in self._chosen(number)]
         tokens = [self._guesses[position].token for position in positions]
         self.canvas.fix(positions, tokens)
         self._halted = self._halted or any(token in self._settings.halting for token in tokens)
-
-        self._num_final_rows = 0
-        for block in self.uncached:
+        for block in self.blocks[num_finished:]:
             block.masked = self.canvas.masked(block.masked)
-            if block.state == "to_cache":
-                block.state = "in_cache"
-                self._num_final_rows += block.size
+        self._num_final_rows = sum(block.size for block in self.blocks[self.num_cached : num_finished])
+        self.num_cached = num_finished
 
-    def retire(self) -> None:
-        """Marks the finished blocks before the first unfinished one for the cache."""
-        for block in self.uncached:
-            if block.masked:
-                return
-            block.state = "to_cache"
-
-    def _chosen(self, block: Block) -> list[int]:
+    def _chosen(self, number: int) -> list[int]:
         """Masked positions that become final: those above skip_threshold, else the best one if the block is full."""
-        if not block.masked:
+        masked = self.blocks[number].masked
+        if not masked:
             return []
-        guesses = [self._guesses[position] for position in block.masked]
+        guesses = [self._guesses[position] for position in masked]
         scores = np.array([guess.prob for guess in guesses])
         chosen = np.flatnonzero(scores > self._settings.skip_threshold).tolist()
-        if not chosen and block.full:
+        if not chosen and self.is_full(number):
             scores = np.array([guess.score for guess in guesses])
             chosen = most_confident(scores, 1)
-        positions = [block.masked[index] for index in chosen]
-        self._trace.select("token", block.masked, scores.tolist(), positions)
+        positions = [masked[index] for index in chosen]
+        self._trace.select("token", masked, scores.tolist(), positions)
         return positions
 
 
@@ -274,11 +252,9 @@ def decode_blocks(pipeline: Pipeline, settings: D2fSettings) -> Decoding:
     """As `decode`, with blocks that the caller can inspect between forwards."""
     for step in range(settings.max_iterations):
         pipeline.grow()
-        pipeline.activate()
-        if pipeline.finished:
+        if pipeline.num_finished == len(pipeline.blocks):
             break
         pipeline.take((yield pipeline.forward(step)))
-        pipeline.retire()
         if reason := pipeline.canvas.settled():
             return pipeline.canvas.finish(reason)
     return pipeline.canvas.finish()

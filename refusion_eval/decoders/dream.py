@@ -12,21 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from refusion_eval.config import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, settings_class
-from refusion_eval.decoders import dllm_cache
+from refusion_eval.decoders import Decoder, Reads, Style, caches, most_confident
 from refusion_eval.decoders.canvas import Canvas, MaskedSettings, PositiveFraction
-from refusion_eval.decoders.choose import most_confident
-from refusion_eval.decoders.decoder import Decoder, Reads, Style
 from refusion_eval.errors import ConfigError
-from refusion_eval.trace import Trace
 from refusion_eval.types import (
-    NOTHING,
-    Commit,
     Confidence,
     Decoding,
     Forward,
     ProbArray,
     Read,
     Readout,
+    Trace,
     bidirectional,
 )
 
@@ -55,7 +51,7 @@ class DreamSettings(MaskedSettings):
         confidence_temperature, confidence_top_p: temperature and top_p of the confidences at temperature 0; None is 1
             and `top_p`, as released. Above temperature 0 confidences are those of the sampled distribution.
         prompt_interval_steps, gen_interval_steps: steps between refreshes of the features of prompt and response
-            (dLLM-Cache, see `refusion_eval.decoders.dllm_cache`); 1 and 1 compute all rows at every step.
+            (dLLM-Cache, see `refusion_eval.decoders.caches`); 1 and 1 compute all rows at every step.
         transfer_ratio: share of the response rows that is computed at the other steps; 0.25 in the settings of
             dLLM-Cache. It has no effect with gen_interval_steps=1. The row that predicts the first response position is
             the last one of the prompt.
@@ -180,19 +176,12 @@ def decode(prompt: Sequence[int], settings: DreamSettings, trace: Trace) -> Deco
     return canvas.finish()
 
 
-def canvas_forward(
-    canvas: Canvas,
-    settings: DreamSettings,
-    candidates: Sequence[int],
-    step: int,
-    commit: Commit = NOTHING,
-    kind: str = "denoise",
-) -> Forward:
+def canvas_forward(canvas: Canvas, settings: DreamSettings, candidates: Sequence[int], step: int) -> Forward:
     """The forward of the whole text, which reads the predictions of some response indices."""
     length = len(canvas.tokens)
     reads = shifted_reads(settings, canvas.start, candidates, step)
-    reuse = dllm_cache.reuse_at(settings, step, canvas.start)
-    return Forward(canvas.tokens[:], range(length), bidirectional(length), reads, commit, kind, reuse=reuse)
+    reuse = caches.reuse_at(settings, step, canvas.start)
+    return Forward(canvas.tokens[:], range(length), bidirectional(length), reads, kind="denoise", reuse=reuse)
 
 
 def shifted_reads(settings: DreamSettings, offset: int, candidates: Sequence[int], step: int) -> tuple[Read, ...]:

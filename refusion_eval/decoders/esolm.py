@@ -36,11 +36,10 @@ from itertools import groupby
 from typing import ClassVar
 
 from refusion_eval.config import Fraction, PositiveInt, settings_class
+from refusion_eval.decoders import Decoder, Reads, Style
 from refusion_eval.decoders.canvas import Canvas, MaskedSettings, PositiveFraction
-from refusion_eval.decoders.decoder import Decoder, Reads, Style
 from refusion_eval.errors import ConfigError
-from refusion_eval.trace import Trace
-from refusion_eval.types import NOTHING, Commit, Decoding, Forward, Read, causal
+from refusion_eval.types import NOTHING, Commit, Decoding, Forward, Read, Trace, causal
 
 # The noise schedule is alpha_0 (1 - (1 - NOISE_FLOOR) t): at t = 1 a small share is not masked.
 NOISE_FLOOR = 1e-3

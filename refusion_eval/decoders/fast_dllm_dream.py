@@ -1,7 +1,7 @@
 """Fast-dLLM on Dream (arXiv 2505.22618): commits all confident tokens, keeps keys and values while it fills a block.
 
 With a cache the response is filled block after block: each block begins with a forward of the whole text, and the
-forwards after it feed a part of the text against the keys and values of that forward (see `block_cache`). Without a
+forwards after it feed a part of the text against the keys and values of that forward (see `caches`). Without a
 cache there are no blocks.
 """
 
@@ -11,15 +11,12 @@ from itertools import count
 from typing import ClassVar, Literal
 
 from refusion_eval.config import Fraction, NonNegativeFloat, PositiveInt, settings_class
-from refusion_eval.decoders import block_cache, dllm_cache, dream
-from refusion_eval.decoders.block_cache import Cache
+from refusion_eval.decoders import Decoder, Reads, Style, at_least_or_best, caches, dream, most_confident
+from refusion_eval.decoders.caches import Cache
 from refusion_eval.decoders.canvas import Canvas, check_blocks
-from refusion_eval.decoders.choose import at_least_or_best, most_confident
-from refusion_eval.decoders.decoder import Decoder, Reads, Style
 from refusion_eval.decoders.dream import RANKING_ALGS, DreamSettings
 from refusion_eval.errors import ConfigError
-from refusion_eval.trace import Trace
-from refusion_eval.types import DROP_ALL, Decoding, Forward, bidirectional
+from refusion_eval.types import Decoding, Forward, Trace
 
 FastAlg = Literal["confidence_threshold", "origin", "maskgit_plus", "topk_margin", "entropy"]
 
@@ -40,7 +37,7 @@ class FastDllmDreamSettings(DreamSettings):
         threshold: commit each candidate whose confidence is at least this, and always the best one. The release first
             rounds it to the dtype of the weights: 0.9 is 0.8984375 in bfloat16.
         block_length: positions that are filled before the next ones begin; without a cache it has no effect.
-        cache: which keys and values are kept while a block is filled (see `refusion_eval.decoders.block_cache`). The
+        cache: which keys and values are kept while a block is filled (see `refusion_eval.decoders.caches`). The
             release of Sparse-dLLM commits quotas, by entropy in its scripts. Its layers are published code; its loop
             was read in public code derived from it, because the file itself was not available: the same schedule for
             each block as here.
@@ -63,8 +60,8 @@ class FastDllmDreamSettings(DreamSettings):
     def __post_init__(self) -> None:
         DreamSettings.__post_init__(self)
         name = self.decoder
-        block_cache.check_kernel_size(name, self.kernel_size)
-        if dllm_cache.reuse_at(self, 0, 0) is not None:
+        caches.check_kernel_size(name, self.kernel_size)
+        if caches.reuse_at(self, 0, 0) is not None:
             raise ConfigError(
                 f"{name}: prompt_interval_steps is {self.prompt_interval_steps} and gen_interval_steps "
                 f"{self.gen_interval_steps}; only decoder dream reuses features, so leave both at 1"
@@ -146,11 +143,10 @@ def _decode_cached(prompt: Sequence[int], settings: FastDllmDreamSettings, trace
     even if that fills the block; it would change nothing and is left out.
     """
     canvas, steps = Canvas(prompt, settings, trace), count()
-    kind = "denoise" if settings.cache == "sparse" else "refresh"
     shares = [] if settings.by_threshold else list(dream.shares(settings.steps_per_block, settings.eps))
     for first in range(0, settings.gen_length, settings.block_length):
         block = range(first, first + settings.block_length)
-        (readout,) = yield dream.canvas_forward(canvas, settings, [first], next(steps), DROP_ALL, kind)
+        (readout,) = yield _forward(canvas, settings, block, [first], next(steps), 0)
         canvas.fix([first], readout.tokens)
         if reason := canvas.settled():
             return canvas.finish(reason)
@@ -158,7 +154,7 @@ def _decode_cached(prompt: Sequence[int], settings: FastDllmDreamSettings, trace
         while masked := canvas.masked(block):
             quota = None if settings.by_threshold else dream.quota(len(masked), shares[num_before])
             candidates, step = [] if quota == 0 else masked, next(steps)
-            readouts = yield _later_forward(canvas, settings, block, candidates, step, num_before)
+            readouts = yield _forward(canvas, settings, block, candidates, step, num_before)
             if candidates:
                 scores = settings.scores(readouts[0], step, candidates)
                 if quota is None:
@@ -172,7 +168,7 @@ def _decode_cached(prompt: Sequence[int], settings: FastDllmDreamSettings, trace
     return canvas.finish()
 
 
-def _later_forward(
+def _forward(
     canvas: Canvas,
     settings: FastDllmDreamSettings,
     block: range,
@@ -180,20 +176,12 @@ def _later_forward(
     step: int,
     num_before: int,
 ) -> Forward:
-    """A forward of a block after its first one; with the sparse cache the second one is of the whole text as well."""
-    length, start = len(canvas.tokens), canvas.start + block.start
-    own = range(start, start + len(block))
-    if num_before == block_cache.refresh_number(settings.cache):
-        whole = dream.canvas_forward(canvas, settings, candidates, step, DROP_ALL, "refresh")
-        return replace(whole, scores=block_cache.sparse_scores(own, length, settings.kernel_size))
-    fed, commit = block_cache.rows_after_refresh(settings.cache, own, length, num_before, settings.keep_ratio)
-    return Forward(
-        canvas.tokens[fed.start : fed.stop],
-        fed,
-        bidirectional(len(fed)),
-        dream.shifted_reads(settings, -block.start, candidates, step),
-        commit,
+    """A forward of a block with a cache, which reads the predictions of some response indices."""
+    forward = caches.block_forward(
+        canvas, block, num_before, settings.cache, settings.keep_ratio, settings.kernel_size, later_kind="decode"
     )
+    reads = dream.shifted_reads(settings, canvas.start - forward.positions[0], candidates, step)
+    return replace(forward, reads=reads)
 
 
 DECODER = Decoder(

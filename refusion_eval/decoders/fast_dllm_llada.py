@@ -1,29 +1,20 @@
 """Fast-dLLM on LLaDA (arXiv 2505.22618): commits all confident tokens, keeps keys and values while it fills a block.
 
 The response is filled block after block. A block begins with a forward of the whole text; the forwards after it feed a
-part of the text against the keys and values of that forward (see `block_cache`).
+part of the text against the keys and values of that forward (see `caches`).
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 from typing import ClassVar
 
 from refusion_eval.config import Fraction, NonNegativeFloat, PositiveInt, settings_class
-from refusion_eval.decoders import block_cache
-from refusion_eval.decoders.block_cache import Cache
-from refusion_eval.decoders.canvas import BlockSettings, Canvas
-from refusion_eval.decoders.choose import at_least_or_best, even_quotas, most_confident, num_within_factor
-from refusion_eval.decoders.decoder import Decoder, Reads, Style
+from refusion_eval.decoders import Decoder, Reads, Style, at_least_or_best, caches, most_confident, num_within_factor
+from refusion_eval.decoders.caches import Cache
+from refusion_eval.decoders.canvas import BlockSettings, Canvas, even_quotas
 from refusion_eval.errors import ConfigError
-from refusion_eval.trace import Trace
-from refusion_eval.types import (
-    DROP_ALL,
-    ConfidenceDtype,
-    Decoding,
-    Forward,
-    ProbArray,
-    bidirectional,
-)
+from refusion_eval.types import ConfidenceDtype, Decoding, ProbArray, Trace
 
 
 @settings_class("fast_dllm_llada")
@@ -39,7 +30,7 @@ class FastDllmLladaSettings(BlockSettings):
             release.
         factor: commit the longest run of best candidates of which the n-th has a confidence of at least
             1 - factor / (n + 1), and always the best one.
-        cache: which keys and values are kept while a block is filled (see `refusion_eval.decoders.block_cache`). The
+        cache: which keys and values are kept while a block is filled (see `refusion_eval.decoders.caches`). The
             release of Sparse-dLLM commits quotas and computes confidences in the dtype of the weights
             (confidence_dtype="model").
         keep_ratio: with cache="sparse", the share of the rows outside the block that is kept.
@@ -70,7 +61,7 @@ class FastDllmLladaSettings(BlockSettings):
                 f"{name}: threshold is {self.threshold} and factor {self.factor}; they are two rules for "
                 "one choice, so set one of them to None"
             )
-        block_cache.check_kernel_size(name, self.kernel_size)
+        caches.check_kernel_size(name, self.kernel_size)
 
 
 def decode(prompt: Sequence[int], settings: FastDllmLladaSettings, trace: Trace) -> Decoding:
@@ -81,39 +72,17 @@ def decode(prompt: Sequence[int], settings: FastDllmLladaSettings, trace: Trace)
         block = settings.block(number)
         num_before = 0
         while masked := canvas.masked(block):
-            (readout,) = yield _forward(canvas, settings, block, masked, num_before, next(steps))
+            forward = caches.block_forward(
+                canvas, block, num_before, settings.cache, settings.keep_ratio, settings.kernel_size, "denoise"
+            )
+            rows = [canvas.start + position - forward.positions[0] for position in masked]
+            (readout,) = yield replace(forward, reads=(settings.read(rows, next(steps), masked),))
             chosen = _choose(readout.probs, settings, num_before)
             canvas.fix_chosen(masked, readout, readout.probs, chosen)
             if reason := canvas.settled():
                 return canvas.finish(reason)
             num_before += 1
     return canvas.finish()
-
-
-def _forward(
-    canvas: Canvas, settings: FastDllmLladaSettings, block: range, masked: Sequence[int], num_before: int, step: int
-) -> Forward:
-    """The forward of one step; `num_before` is the number of forwards of the same block before it."""
-    length, start = len(canvas.tokens), canvas.start + block.start
-    own = range(start, start + len(block))
-    refresh = block_cache.refresh_number(settings.cache)
-    is_refresh = settings.cache != "none" and num_before == refresh
-    fed, commit = range(length), DROP_ALL
-    if settings.cache != "none" and num_before > refresh:
-        fed, commit = block_cache.rows_after_refresh(settings.cache, own, length, num_before, settings.keep_ratio)
-    scores = None
-    if settings.cache == "sparse" and is_refresh:
-        scores = block_cache.sparse_scores(own, length, settings.kernel_size)
-    rows = [canvas.start + position - fed.start for position in masked]
-    return Forward(
-        canvas.tokens[fed.start : fed.stop],
-        fed,
-        bidirectional(len(fed)),
-        (settings.read(rows, step, masked),),
-        commit,
-        "refresh" if is_refresh else "denoise",
-        scores,
-    )
 
 
 def _choose(scores: ProbArray, settings: FastDllmLladaSettings, num_before: int) -> list[int]:

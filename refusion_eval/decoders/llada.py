@@ -9,21 +9,18 @@ from dataclasses import replace
 from typing import ClassVar
 
 from refusion_eval.config import Fraction, NonNegativeFloat, PositiveInt, settings_class
-from refusion_eval.decoders import dllm_cache
-from refusion_eval.decoders.canvas import BlockSettings, Canvas, Remasking
-from refusion_eval.decoders.choose import even_quotas, most_confident
-from refusion_eval.decoders.decoder import Decoder, Reads, Style
+from refusion_eval.decoders import Decoder, Reads, Style, caches, most_confident
+from refusion_eval.decoders.canvas import BlockSettings, Canvas, Remasking, even_quotas
 from refusion_eval.errors import ConfigError
-from refusion_eval.trace import Trace
 from refusion_eval.types import (
     Attention,
     Confidence,
     Decoding,
     Forward,
     Guidance,
-    ProbArray,
     Read,
     Segment,
+    Trace,
     bidirectional,
 )
 
@@ -38,7 +35,7 @@ class LladaSettings(BlockSettings):
         logits_eos_inf: never choose the first of `eos_ids`.
         confidence_eos_eot_inf: give stop tokens confidence 0, so that they are committed last.
         prompt_interval_steps, gen_interval_steps: steps between refreshes of the features of prompt and response
-            (dLLM-Cache, see `refusion_eval.decoders.dllm_cache`); 1 and 1 compute all rows at every step.
+            (dLLM-Cache, see `refusion_eval.decoders.caches`); 1 and 1 compute all rows at every step.
         transfer_ratio: share of the response rows that is computed at the other steps; 0.25 in the settings of
             dLLM-Cache. It has no effect with gen_interval_steps=1.
         release_compatible: above temperature 0, `confidence_eos_eot_inf` leaves out the first of `eos_ids`, as the
@@ -63,7 +60,7 @@ class LladaSettings(BlockSettings):
         BlockSettings.__post_init__(self)
         if (self.logits_eos_inf or self.confidence_eos_eot_inf) and not self.eos_ids:
             raise ConfigError("llada: logits_eos_inf and confidence_eos_eot_inf need eos_ids, and there are none")
-        if self.cfg_scale > 0 and dllm_cache.reuse_at(self, 0, 0) is not None:
+        if self.cfg_scale > 0 and caches.reuse_at(self, 0, 0) is not None:
             raise ConfigError(
                 f"llada: cfg_scale is {self.cfg_scale} with prompt_interval_steps {self.prompt_interval_steps} and "
                 f"gen_interval_steps {self.gen_interval_steps}; features are reused without guidance, so set cfg_scale "
@@ -78,6 +75,11 @@ class LladaSettings(BlockSettings):
             exclude = exclude[1:]
         return Confidence(dtype=self.confidence_dtype, exclude=exclude)
 
+    def read(self, rows: Sequence[int], step: int, positions: Sequence[int]) -> Read:
+        """As `MaskedSettings.read`, without the token that is never chosen."""
+        read = BlockSettings.read(self, rows, step, positions)
+        return replace(read, exclude=self.eos_ids[:1]) if self.logits_eos_inf else read
+
 
 def decode(prompt: Sequence[int], settings: LladaSettings, trace: Trace) -> Decoding:
     """Decodes one prompt; takes `steps` forwards, fewer only with `early_stop`."""
@@ -89,7 +91,9 @@ def decode(prompt: Sequence[int], settings: LladaSettings, trace: Trace) -> Deco
             masked = canvas.masked(region)
             readouts = yield _forward(canvas, settings, masked, step)
             if masked:
-                scores = _scores(readouts[0].probs, settings, masked, step)
+                scores = readouts[0].probs
+                if settings.remasking == "random":
+                    scores = settings.random_scores(step, masked)
                 canvas.fix_chosen(masked, readouts[0], scores, most_confident(scores, quota))
             step += 1
             if reason := canvas.settled():
@@ -103,23 +107,13 @@ def _forward(canvas: Canvas, settings: LladaSettings, masked: Sequence[int], ste
     tokens, positions = canvas.tokens[:], list(range(length))
     attention: Attention = bidirectional(length)
     rows = [canvas.start + position for position in masked]
-    read = _read(settings, rows, step, masked)
-    reuse = dllm_cache.reuse_at(settings, step, canvas.start)
+    read = settings.read(rows, step, masked)
+    reuse = caches.reuse_at(settings, step, canvas.start)
     if settings.cfg_scale > 0:
         tokens = [*tokens, *[settings.mask_id] * canvas.start, *tokens[canvas.start :]]
         positions, attention = positions * 2, (Segment(length, causal=False),) * 2
         read = replace(read, guidance=Guidance([length + row for row in rows], settings.cfg_scale))
     return Forward(tokens, positions, attention, (read,) if masked else (), kind="denoise", reuse=reuse)
-
-
-def _read(settings: LladaSettings, rows: Sequence[int], step: int, masked: Sequence[int]) -> Read:
-    read = settings.read(rows, step, masked)
-    return replace(read, exclude=settings.eos_ids[:1]) if settings.logits_eos_inf else read
-
-
-def _scores(probs: ProbArray, settings: LladaSettings, masked: Sequence[int], step: int) -> ProbArray:
-    """The scores by which candidates are ranked."""
-    return probs if settings.remasking == "low_confidence" else settings.random_scores(step, masked)
 
 
 DECODER = Decoder(

@@ -4,8 +4,8 @@ arXiv 2512.13586, section 4.2, Eq. 4-8. Attention is causal in the order in whic
 where a token stands in the text. Where paper and public release differ, the release's rule is followed (the published
 weights were tuned with it) except for its defects, which `release_compatible` brings back.
 
-`refusion_fused` makes the same tokens in fewer forwards and is tested against this module. It runs unless `fuse` is
-off.
+`refusion_fused` makes the same tokens in fewer forwards and is tested against this module. The decoder "refusion" uses
+this module with `fuse=false`, and `refusion_fused` otherwise.
 
 A slot is named by the response index of its first position. Arrays are [S slots, K tokens a slot].
 """
@@ -14,22 +14,21 @@ from collections.abc import Generator, Sequence
 from itertools import count
 
 import numpy as np
-import numpy.typing as npt
 
-from refusion_eval.decoders.choose import above_or_best, accepted_prefix
-from refusion_eval.decoders.refusion_settings import RefusionSettings
+from refusion_eval.decoders import above_or_best, accepted_prefix
 from refusion_eval.decoders.refusion_slots import (
     NO_ROWS,
+    BoolArray,
     Completion,
     Drafts,
+    RefusionSettings,
     Rows,
     Text,
     accepted_drafts,
     block_slots,
     needs_refresh,
 )
-from refusion_eval.trace import Trace
-from refusion_eval.types import NOTHING, Commit, Decoding, Forward, Read, Readout, causal, draw_key
+from refusion_eval.types import NOTHING, Commit, Decoding, Forward, Read, Readout, Trace, causal, draw_key
 
 
 def decode(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> Decoding:
@@ -41,7 +40,7 @@ def decode(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> D
         trace: receives the events.
     """
     num_prompt, iterations = len(prompt), count()
-    text = Text(num_prompt, settings, trace)
+    text = Text(settings, trace)
     # The first plan also carries the prompt, which is all of that forward that stays in the cache.
     context, refresh, commit = Rows(list(prompt), range(num_prompt)), NO_ROWS, NOTHING
     for slots in block_slots(settings):
@@ -54,18 +53,17 @@ def decode(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> D
             drafts = select_slots(text.masked, readout, settings, trace)
             readouts = yield verification(drafts, num_prompt, settings, Commit(range(len(context.tokens))))
             passed_SK = passed_drafts(drafts, readouts, settings)
-            accepted = accepted_drafts(drafts, accepted_prefix(passed_SK.ravel()), settings)
-            context = NO_ROWS
-            if accepted is not None:
-                text.accept(drafts, accepted)
-                commit = Commit(range(accepted.num_tokens))
+            final = accepted_drafts(drafts, accepted_prefix(passed_SK.ravel()), settings)
+            if final is not None:
+                trace.fix(final.positions, final.tokens)
             else:
                 completion = Completion(drafts, passed_SK, num_prompt, settings, trace)
                 yield from _complete(completion, settings)
-                rows = text.take_over(drafts, completion.completed())
-                commit = Commit(range(len(rows.tokens)))
-                if needs_refresh(completion.completed(), settings):
-                    refresh, commit = rows, NOTHING
+                final = completion.final()
+            text.add(final)
+            context, commit = NO_ROWS, Commit(range(len(final.tokens)))
+            if needs_refresh(final, settings):
+                refresh, commit = final.rows(num_prompt), NOTHING
             if text.stops():
                 return text.finish("stop_string")
         if text.met_eos:
@@ -119,7 +117,7 @@ def verification(drafts: Drafts, num_prompt: int, settings: RefusionSettings, co
     return Forward(tokens, positions, causal(len(tokens)), reads, commit, "verify")
 
 
-def passed_drafts(drafts: Drafts, readouts: Sequence[Readout], settings: RefusionSettings) -> npt.NDArray[np.bool_]:
+def passed_drafts(drafts: Drafts, readouts: Sequence[Readout], settings: RefusionSettings) -> BoolArray:
     """Which drafts exceed tau_token given all drafts before them (Eq. 6), [S, K]; the first of a slot always passes."""
     passed_SK = np.ones(drafts.tokens_SK.shape, dtype=bool)
     if settings.slot_size > 1:
@@ -146,11 +144,10 @@ def _complete(completion: Completion, settings: RefusionSettings) -> Generator[F
 
 def prediction(completion: Completion, rows: Sequence[int], settings: RefusionSettings) -> Forward:
     """The forward that drafts the tokens after the valid prefix of some slots, always the likeliest ones (Eq. 8)."""
-    tokens_SK = completion.tokens_SK[rows]
-    masked_SK = np.arange(settings.slot_size) >= np.array(completion.valid_S)[rows, None]
-    tokens_SK[masked_SK] = settings.mask_id
+    masked_SK = completion.after_prefix()[rows]
+    tokens_SK = np.where(masked_SK, settings.mask_id, completion.tokens_SK[rows])
     read = Read(rows=np.flatnonzero(masked_SK).tolist(), suppress=settings.suppress)
-    return completion.forward("predict", rows, tokens_SK.ravel().tolist(), (read,))
+    return completion.forward("predict", rows, tokens_SK, (read,))
 
 
 def group_verification(completion: Completion) -> Forward:
@@ -158,11 +155,10 @@ def group_verification(completion: Completion) -> Forward:
 
     Finished slots take part: the keys and values of all slots are kept from the last verification.
     """
-    rows, tokens = range(len(completion.slots)), completion.tokens_SK.ravel().tolist()
-    k = completion.tokens_SK.shape[1]
-    checked = [row * k + column for row, column in completion.cells_after_prefix(rows, 1)]
-    read = Read(rows=[index - 1 for index in checked], given=[tokens[index] for index in checked])
-    return completion.forward("verify", rows, tokens, (read,) if checked else ())
+    checked = np.flatnonzero(completion.after_prefix(1))
+    given = completion.tokens_SK.ravel()[checked]
+    reads = (Read(rows=(checked - 1).tolist(), given=given.tolist()),) if len(checked) else ()
+    return completion.forward("verify", range(len(completion.slots)), completion.tokens_SK, reads)
 
 
 def lengthen_prefixes(completion: Completion, readouts: Sequence[Readout], tau_token: float) -> None:
@@ -170,10 +166,10 @@ def lengthen_prefixes(completion: Completion, readouts: Sequence[Readout], tau_t
 
     Valid tokens are not checked again, and the token after them is accepted whatever its probability.
     """
-    passed_SK = np.ones(completion.tokens_SK.shape, dtype=bool)
-    checked = completion.cells_after_prefix(range(len(completion.slots)), 1)
-    if checked:
+    checked_SK = completion.after_prefix(1)
+    passed_SK = ~checked_SK
+    if checked_SK.any():
         probs = readouts[0].given
         assert probs is not None
-        passed_SK[tuple(np.transpose(checked))] = probs > tau_token
+        passed_SK[checked_SK] = probs > tau_token
     completion.valid_S = [accepted_prefix(passed_K) for passed_K in passed_SK]

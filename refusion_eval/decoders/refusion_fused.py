@@ -1,50 +1,46 @@
 """ReFusion with fused forwards: the tokens of `refusion`, in fewer forwards.
 
-A verification carries speculative branches (see `speculation`): the plan that follows it under each likely outcome, and
-the predictions that follow if slots have to be completed. When the outcome of a branch comes true, the branch's readout
-takes the place of a forward. Slots that have to be refreshed (`recompute_kv`) enter the cache with the next plan.
+A verification carries speculative branches: the plan that follows it under each likely outcome, and the predictions
+that follow if slots have to be completed. Attention is causal, so masks after the drafts cannot change what is read of
+the drafts, and each branch sees only the rows that are accepted under its outcome. If that outcome comes true, the
+readout of the branch is exactly that of the forward that it saves. Only cost decides how many branches are attached:
+the chances of outcomes are estimated from the probabilities of the drafts, costs from how the device's time for a
+forward grows with its rows. Slots that have to be refreshed (`recompute_kv`) enter the cache with the next plan.
 
 The decoder `refusion` is this module's `decode`, which leaves the work to the plain algorithm if `fuse` is off.
+
+A slot under completion has k rows; a length is how many of its tokens are valid.
 """
 
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Container, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from refusion_eval.decoders import refusion
-from refusion_eval.decoders.choose import accepted_prefix
-from refusion_eval.decoders.decoder import Decoder, Reads, Style
-from refusion_eval.decoders.refusion_settings import RefusionSettings
+from refusion_eval.decoders import Decoder, Reads, Style, accepted_prefix, first_eos, refusion
 from refusion_eval.decoders.refusion_slots import (
     NO_ROWS,
-    Accepted,
-    Completed,
     Completion,
     Drafts,
+    Final,
+    RefusionSettings,
     Rows,
     Text,
     accepted_drafts,
     block_slots,
-    masked_after_acceptance,
-    masked_after_completion,
+    masked_after,
     needs_refresh,
 )
-from refusion_eval.decoders.speculation import (
-    Branch,
-    Outcome,
-    SlotForecast,
-    acceptance,
-    attach_branches,
-    branch_readouts,
-    length_chances,
-    profitable_branches,
-    profitable_lengths,
-)
-from refusion_eval.trace import Trace
-from refusion_eval.types import NOTHING, Commit, Decoding, Forward, Read, Readout, Segment
+from refusion_eval.types import NOTHING, Commit, Decoding, Forward, ProbArray, Read, Readout, Segment, TokenArray, Trace
+
+MAX_LENGTHS = 8  # outcomes that are considered for one slot: bounds the work on the host, whatever rows cost
+
+Outcome = tuple[object, ...]
+Verified = Generator[Forward, tuple[Readout, ...], Mapping[Outcome, Readout]]
 
 
 def decode(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> Decoding:
@@ -58,56 +54,37 @@ def decode(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> D
     return (_decode_fused if settings.fused else refusion.decode)(prompt, settings, trace)
 
 
-class _PlanContext(NamedTuple):
-    """What decides which plan follows a verification, besides the outcome of the verification.
-
-    Attributes:
-        masked: masked slots of the block.
-        next_slots: the slots of the next block; empty after the last one.
-        met_eos: whether the response ends in what is decoded so far.
-        iteration: number of the next plan.
-        num_prompt: tokens of the prompt.
-    """
-
-    masked: Sequence[int]
-    next_slots: Sequence[int]
-    met_eos: bool
-    iteration: int
-    num_prompt: int
-
-
 def _decode_fused(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> Decoding:
     num_prompt, iterations = len(prompt), count()
-    text, blocks = Text(num_prompt, settings, trace), block_slots(settings)
+    text, blocks = Text(settings, trace), block_slots(settings)
     context, commit = Rows(list(prompt), range(num_prompt)), NOTHING
     ready: Mapping[Outcome, Readout] = {}
-    for slots, next_slots in zip(blocks, [*blocks[1:], range(0)], strict=True):
+    for slots, next_slots in zip(blocks, [*blocks, range(0)][1:], strict=True):
         text.masked = list(slots)
         while text.masked:
-            iteration = next(iterations)
-            readout = None if context.tokens else ready.get(_plan_outcome(len(commit.rows), text.masked))
+            number = next(iterations)
+            readout = None if context.tokens else ready.get(("plan", len(commit.rows), *text.masked))
             if readout is None:
-                (readout,) = yield refusion.plan(context, text.masked, num_prompt, settings, iteration, commit)
+                (readout,) = yield refusion.plan(context, text.masked, num_prompt, settings, number, commit)
                 commit = Commit(range(len(context.tokens)))
             context = NO_ROWS
             drafts = refusion.select_slots(text.masked, readout, settings, trace)
-            next_plan = _PlanContext(text.masked, next_slots, text.met_eos, iteration + 1, num_prompt)
-            forward = refusion.verification(drafts, num_prompt, settings, commit)
-            forward, branches = _with_branches(forward, drafts, next_plan, settings)
+            step = _Iteration(number, drafts, text.masked, next_slots, text.met_eos, num_prompt, settings)
+            forward, branches = step.verification(commit)
             readouts = yield forward
             ready = branch_readouts(branches, readouts)
             passed_SK = refusion.passed_drafts(drafts, readouts, settings)
-            accepted = accepted_drafts(drafts, accepted_prefix(passed_SK.ravel()), settings)
-            if accepted is not None:
-                text.accept(drafts, accepted)
-                commit = Commit(range(accepted.num_tokens))
+            final = accepted_drafts(drafts, accepted_prefix(passed_SK.ravel()), settings)
+            if final is not None:
+                trace.fix(final.positions, final.tokens)
             else:
                 completion = Completion(drafts, passed_SK, num_prompt, settings, trace)
-                ready = yield from _complete(completion, drafts, next_plan, ready, settings)
-                rows = text.take_over(drafts, completion.completed())
-                commit = Commit(range(len(rows.tokens)))
-                if needs_refresh(completion.completed(), settings):
-                    context, commit = rows, NOTHING
+                ready = yield from _complete(completion, step, ready)
+                final = completion.final()
+            text.add(final)
+            commit = Commit(range(len(final.tokens)))
+            if needs_refresh(final, settings):
+                context, commit = final.rows(num_prompt), NOTHING
             if text.stops():
                 return text.finish("stop_string")
         if text.met_eos:
@@ -115,176 +92,318 @@ def _decode_fused(prompt: Sequence[int], settings: RefusionSettings, trace: Trac
     return text.finish("length")
 
 
-def _complete(
-    completion: Completion,
-    drafts: Drafts,
-    next_plan: _PlanContext,
-    ready: Mapping[Outcome, Readout],
-    settings: RefusionSettings,
-) -> Generator[Forward, tuple[Readout, ...], Mapping[Outcome, Readout]]:
+def _complete(completion: Completion, step: "_Iteration", ready: Mapping[Outcome, Readout]) -> Verified:
     """As the plain completion, with branches on its verifications; returns the readouts of the last branches."""
+    settings = step.settings
     if settings.verify_independently:
-        ready = yield from _verify_groups(completion, drafts, next_plan, settings)
+        ready = yield from _verify_groups(completion, step)
     while not completion.end_round():
         missing = []
         for row in completion.unfinished:
-            known = ready.get(_prediction_outcome(completion.slots[row], completion.valid_S[row]))
-            if known is None:
+            readout = ready.get(("prediction", completion.slots[row], completion.valid_S[row]))
+            if readout is None:
                 missing.append(row)
             else:
-                completion.draft(row, known.tokens, known.probs)
+                completion.predict([row], readout)
         if missing:
             (readout,) = yield refusion.prediction(completion, missing, settings)
             completion.predict(missing, readout)
         completion.record_drafts()
-        ready = yield from _verify_groups(completion, drafts, next_plan, settings)
+        ready = yield from _verify_groups(completion, step)
     return ready
 
 
-def _verify_groups(
-    completion: Completion, drafts: Drafts, next_plan: _PlanContext, settings: RefusionSettings
-) -> Generator[Forward, tuple[Readout, ...], Mapping[Outcome, Readout]]:
-    branches = _branches_of_round(completion, drafts, next_plan, settings)
-    readouts = yield attach_branches(refusion.group_verification(completion), branches, settings.mask_id)
-    refusion.lengthen_prefixes(completion, readouts, settings.tau_token)
+def _verify_groups(completion: Completion, step: "_Iteration") -> Verified:
+    branches = step.branches_of_groups(completion)
+    readouts = yield attach_branches(refusion.group_verification(completion), branches, step.settings.mask_id)
+    refusion.lengthen_prefixes(completion, readouts, step.settings.tau_token)
     return branch_readouts(branches, readouts)
 
 
-def _plan_outcome(num_kept: int, masked: Sequence[int]) -> Outcome:
-    return ("plan", num_kept, *masked)
+@dataclass(frozen=True, slots=True)
+class ForwardCost:
+    """Time of a forward by its number of rows, in units of the time of a forward of one row.
+
+    Attributes:
+        free_rows: up to this many rows a forward takes no longer than one of a single row.
+        row_cost: what every further row adds.
+    """
+
+    free_rows: int
+    row_cost: float
+
+    def of(self, num_rows: int) -> float:
+        """Cost of a forward of `num_rows` rows."""
+        return 1.0 + self.row_cost * max(0, num_rows - self.free_rows)
+
+    def gain(self, chance: float, saved_rows: int, num_rows: int, extra_rows: int) -> float:
+        """Expected saving of extra rows.
+
+        Args:
+            chance: probability that the extra rows save a forward.
+            saved_rows: rows of that forward.
+            num_rows: rows of the forward that carries the extra rows, without them.
+            extra_rows: their number.
+        """
+        return chance * self.of(saved_rows) - (self.of(num_rows + extra_rows) - self.of(num_rows))
 
 
-def _prediction_outcome(slot: int, length: int) -> Outcome:
-    return ("prediction", slot, length)
+class Branch(NamedTuple):
+    """Masks after a verification, read as if the verification had one certain outcome.
+
+    Attributes:
+        outcome: names the outcome.
+        sees: rows of the verification that are accepted under it: first, last + 1.
+        positions: position ids of the masks.
+        read: what is read of them; `attach_branches` sets its rows.
+    """
+
+    outcome: Outcome
+    sees: tuple[int, int]
+    positions: Sequence[int]
+    read: Read
 
 
-def _plan_branch(
-    num_kept: int, masked: Sequence[int], met_eos: bool, next_plan: _PlanContext, settings: RefusionSettings
-) -> Branch | None:
-    """The next plan if the first `num_kept` rows of a verification stay; None if decoding then ends."""
-    if not masked and not met_eos:
-        masked = next_plan.next_slots
-    if not masked:
-        return None
-    positions = [next_plan.num_prompt + position for position in settings.response_positions(masked)]
-    read = refusion.plan_read((), positions, settings, next_plan.iteration)
-    return Branch(_plan_outcome(num_kept, masked), (0, num_kept), positions, read)
+def attach_branches(forward: Forward, branches: Sequence[Branch], mask_id: int) -> Forward:
+    """Appends branches to the rows of a forward; their readouts follow its own."""
+    if not branches:
+        return forward
+    tokens, positions = list(forward.tokens), list(forward.positions)
+    attention, reads = list(forward.attention), list(forward.reads)
+    for branch in branches:
+        first, size = len(tokens), len(branch.positions)
+        tokens += [mask_id] * size
+        positions += branch.positions
+        attention.append(Segment(size, sees=(branch.sees,)))
+        reads.append(replace(branch.read, rows=range(first, first + size)))
+    return replace(forward, tokens=tokens, positions=positions, attention=tuple(attention), reads=tuple(reads))
 
 
-def _prediction_branch(slot: int, length: int, first_row: int, num_prompt: int, settings: RefusionSettings) -> Branch:
-    """The masks after the first `length` tokens of a slot whose rows begin at `first_row` of the verification."""
-    positions = range(num_prompt + slot + length, num_prompt + slot + settings.slot_size)
-    read = Read(rows=(), suppress=settings.suppress)
-    return Branch(_prediction_outcome(slot, length), (first_row, first_row + length), positions, read)
+def branch_readouts(branches: Sequence[Branch], readouts: Sequence[Readout]) -> dict[Outcome, Readout]:
+    """Maps outcomes to the readouts of their branches, which are the last ones of a forward."""
+    outcomes = (branch.outcome for branch in branches)
+    return dict(zip(outcomes, readouts[len(readouts) - len(branches) :], strict=True))
 
 
-def _with_branches(
-    forward: Forward, drafts: Drafts, next_plan: _PlanContext, settings: RefusionSettings
-) -> tuple[Forward, list[Branch]]:
-    """A global verification with the branches that pay, and these branches."""
-    plans = profitable_branches(_next_plans(drafts, next_plan, settings), settings.forward_cost, len(forward.tokens))
-    num_rows = len(forward.tokens) + sum(len(branch.positions) for branch in plans)
-    forward, predictions = _first_predictions(forward, drafts, next_plan.num_prompt, num_rows, settings)
-    branches = [*plans, *predictions]
-    return attach_branches(forward, branches, settings.mask_id), branches
-
-
-def _next_plans(drafts: Drafts, next_plan: _PlanContext, settings: RefusionSettings) -> list[tuple[float, Branch]]:
-    """The plans that may follow a global verification, each with its chance."""
-    accept_SK = acceptance(drafts.probs_SK, settings.tau_token)
-    accept_SK[:, 0] = 1
-    chances: dict[Accepted, float] = {}
-    for num_passed, chance in enumerate(length_chances(accept_SK.ravel()).tolist()):
-        accepted = accepted_drafts(drafts, num_passed, settings)
-        if accepted is not None:
-            chances[accepted] = chances.get(accepted, 0.0) + chance
-    plans = []
-    for accepted, chance in chances.items():
-        masked = masked_after_acceptance(next_plan.masked, drafts.slots, accepted, settings.slot_size)
-        met_eos = next_plan.met_eos or accepted.has_eos
-        branch = _plan_branch(accepted.num_tokens, masked, met_eos, next_plan, settings)
-        if branch is not None:
-            plans.append((chance, branch))
-    return plans
-
-
-def _first_predictions(
-    forward: Forward, drafts: Drafts, num_prompt: int, num_rows: int, settings: RefusionSettings
-) -> tuple[Forward, list[Branch]]:
-    """Adds to a global verification the predictions that pay in case not even its first slot is accepted.
-
-    The first slot sees no other draft, so its rows in the verification serve. The other slots need rows of their own,
-    which see no other draft either.
+def profitable_branches(candidates: Sequence[tuple[float, Branch]], cost: ForwardCost, num_rows: int) -> list[Branch]:
+    """The branches that are worth their rows, the likeliest first.
 
     Args:
-        forward: the global verification of the drafts.
-        drafts: the selected slots.
-        num_prompt: tokens of the prompt.
-        num_rows: rows of the forward, with the branches attached so far.
-        settings: settings of the decoder.
-
-    Returns:
-        The forward with the copied slots, and the branches to attach to it.
+        candidates: branches, each with the chance of its outcome.
+        cost: cost of forwards.
+        num_rows: rows of the verification.
     """
-    if settings.verify_independently:  # the completion then begins with a verification of its own
-        return forward, []
-    k = settings.slot_size
-    slots = zip(drafts.tokens_SK.tolist(), acceptance(drafts.probs_SK, settings.tau_token), strict=True)
-    forecasts = [SlotForecast.estimate(tokens_K, accept_K, 0, settings.eos_ids) for tokens_K, accept_K in slots]
-    # If the first slot is finished, no completion follows.
-    forecasts = [replace(forecasts[0], finished=0.0), *(replace(slot, copied_rows=k) for slot in forecasts[1:])]
     branches: list[Branch] = []
-    for row, lengths in enumerate(profitable_lengths(forecasts, k, settings.forward_cost, num_rows)):
-        slot, first_row = drafts.slots[row], 0
-        if row > 0 and lengths:
-            first_row = len(forward.tokens)
-            forward = replace(
-                forward,
-                tokens=[*forward.tokens, *drafts.tokens_SK[row].tolist()],
-                positions=[*forward.positions, *range(num_prompt + slot, num_prompt + slot + k)],
-                attention=(*forward.attention, Segment(k)),
-            )
-        branches += [_prediction_branch(slot, length, first_row, num_prompt, settings) for length in lengths]
-    return forward, branches
-
-
-def _branches_of_round(
-    completion: Completion, drafts: Drafts, next_plan: _PlanContext, settings: RefusionSettings
-) -> list[Branch]:
-    """The branches that pay on a verification of groups: the plan if all slots finish now, else next predictions."""
-    k, cost, unfinished = settings.slot_size, settings.forward_cost, completion.unfinished
-    accept_SK = acceptance(completion.probs_SK, settings.tau_token)
-    forecasts = [
-        SlotForecast.estimate(
-            completion.tokens_SK[row].tolist(), accept_SK[row], completion.valid_S[row], settings.eos_ids
-        )
-        for row in unfinished
-    ]
-    branches: list[Branch] = []
-    num_rows = len(completion.slots) * k
-    plan = _plan_after_completion(completion.completed(), drafts, next_plan, settings)
-    if plan is not None:
-        chance = float(np.prod([slot.finished for slot in forecasts]))
-        branches = profitable_branches([(chance, plan)], cost, num_rows)
-        num_rows += sum(len(branch.positions) for branch in branches)
-    if forecasts:
-        for row, lengths in zip(unfinished, profitable_lengths(forecasts, k, cost, num_rows), strict=True):
-            slot = completion.slots[row]
-            branches += [
-                _prediction_branch(slot, length, row * k, next_plan.num_prompt, settings) for length in lengths
-            ]
+    for chance, branch in sorted(candidates, key=lambda candidate: candidate[0], reverse=True):
+        size = len(branch.positions)
+        if cost.gain(chance, size, num_rows, size) > 0:
+            branches.append(branch)
+            num_rows += size
     return branches
 
 
-def _plan_after_completion(
-    completed: Completed, drafts: Drafts, next_plan: _PlanContext, settings: RefusionSettings
-) -> Branch | None:
-    """The plan that follows if a completion ends like this; slots that need a refresh cannot carry it."""
-    if needs_refresh(completed, settings):
-        return None
-    masked = masked_after_completion(next_plan.masked, drafts.slots, completed, settings)
-    met_eos = next_plan.met_eos or completed.eos_row is not None
-    return _plan_branch(len(completed.tokens), masked, met_eos, next_plan, settings)
+def acceptance(probs_SK: ProbArray, tau_token: float) -> ProbArray:
+    """Estimates the chance that drafts are accepted: their own probabilities, or 1 without a threshold."""
+    return np.ones_like(probs_SK) if tau_token <= 0 else probs_SK.copy()
+
+
+def length_chances(accept_N: ProbArray) -> npt.NDArray[np.float64]:
+    """Chance that exactly the first l of N tokens are accepted, for l = 0 .. N.
+
+    Args:
+        accept_N: chance that each token is accepted if those before it are.
+    """
+    reach = np.concatenate(([1.0], np.cumprod(accept_N, dtype=np.float64)))
+    reach[:-1] *= 1 - np.asarray(accept_N, dtype=np.float64)
+    return reach
+
+
+class SlotForecast(NamedTuple):
+    """How a verification may leave one slot.
+
+    Attributes:
+        finished: chance that the slot needs no further prediction.
+        lengths: (chance, length) of the other outcomes, the likeliest first.
+        copied_rows: rows that branches of this slot need besides their masks.
+    """
+
+    finished: float
+    lengths: Sequence[tuple[float, int]]
+    copied_rows: int = 0
+
+    @classmethod
+    def estimate(
+        cls, tokens_K: Sequence[int], accept_K: ProbArray, valid: int, eos_ids: Container[int]
+    ) -> "SlotForecast":
+        """Estimates the chances.
+
+        Args:
+            tokens_K: tokens of the slot.
+            accept_K: chance that each of them is accepted.
+            valid: how many are valid already; the token after them is accepted in any case.
+            eos_ids: tokens that finish a slot once they are valid.
+        """
+        size = len(tokens_K)
+        chances = length_chances(accept_K[valid + 1 :])  # of valid + 1, ..., size valid tokens
+        eos = first_eos(tokens_K[valid:], eos_ids)
+        num_open = size - valid - 1 if eos is None else min(eos, size - valid - 1)
+        lengths = sorted(((float(chances[i]), valid + 1 + i) for i in range(num_open)), reverse=True)
+        return cls(float(chances[num_open:].sum()), lengths[:MAX_LENGTHS])
+
+
+def profitable_lengths(
+    forecasts: Sequence[SlotForecast], slot_size: int, cost: ForwardCost, num_rows: int
+) -> list[list[int]]:
+    """For each slot the lengths for which its next prediction is attached.
+
+    A forward is saved only if every unfinished slot is covered, so all slots get equally many, as many as pay.
+
+    Args:
+        forecasts: one for each unfinished slot.
+        slot_size: k.
+        cost: cost of forwards.
+        num_rows: rows of the verification.
+    """
+    most = max(len(slot.lengths) for slot in forecasts)
+    nothing_to_save = float(np.prod([slot.finished for slot in forecasts]))
+    best: list[list[int]] = [[] for _ in forecasts]
+    best_gain = 0.0
+    for num_lengths in range(1, most + 1):
+        covered, rows = 1.0, 0
+        for slot in forecasts:
+            taken = slot.lengths[:num_lengths]
+            covered *= slot.finished + sum(chance for chance, _ in taken)
+            rows += sum(slot_size - length for _, length in taken) + (slot.copied_rows if taken else 0)
+        gain = cost.gain(covered - nothing_to_save, len(forecasts) * slot_size, num_rows, rows)
+        if gain > best_gain:
+            best, best_gain = [[length for _, length in slot.lengths[:num_lengths]] for slot in forecasts], gain
+    return best
+
+
+@dataclass(frozen=True, slots=True)
+class _Iteration:
+    """One iteration of plan and infilling, whose verifications carry what is likely to follow.
+
+    Attributes:
+        number: number of its plan, from 0.
+        drafts: the selected slots.
+        masked: masked slots of the block, the selected ones included.
+        next_slots: the slots of the next block; empty after the last one.
+        met_eos: whether the response ends in what was decoded before.
+        num_prompt: tokens of the prompt.
+        settings: settings of the decoder.
+    """
+
+    number: int
+    drafts: Drafts
+    masked: Sequence[int]
+    next_slots: Sequence[int]
+    met_eos: bool
+    num_prompt: int
+    settings: RefusionSettings
+
+    @property
+    def cost(self) -> ForwardCost:
+        """How the time of a forward grows with its rows."""
+        row_cost = self.settings.row_cost
+        return ForwardCost(self.settings.free_rows or 0, 0.02 if row_cost is None else row_cost)
+
+    def verification(self, commit: Commit) -> tuple[Forward, list[Branch]]:
+        """The global verification with the branches that pay, and these branches."""
+        forward = refusion.verification(self.drafts, self.num_prompt, self.settings, commit)
+        plans = profitable_branches(self._next_plans(), self.cost, len(forward.tokens))
+        num_rows = len(forward.tokens) + sum(len(branch.positions) for branch in plans)
+        predictions: list[Branch] = []
+        if not self.settings.verify_independently:  # else a completion begins with a verification of its own
+            forward, predictions = self._first_predictions(forward, num_rows)
+        branches = plans + predictions
+        return attach_branches(forward, branches, self.settings.mask_id), branches
+
+    def branches_of_groups(self, completion: Completion) -> list[Branch]:
+        """The branches that pay on a verification of groups: the plan if all slots finish now, else predictions."""
+        k, unfinished = self.settings.slot_size, completion.unfinished
+        valid_S = [completion.valid_S[row] for row in unfinished]
+        forecasts = self._forecasts(completion.tokens_SK[unfinished], completion.probs_SK[unfinished], valid_S)
+        branches: list[Branch] = []
+        num_rows = len(completion.slots) * k
+        plan = self._plan_after(completion.final())
+        if plan is not None:
+            chance = float(np.prod([slot.finished for slot in forecasts]))
+            branches = profitable_branches([(chance, plan)], self.cost, num_rows)
+            num_rows += sum(len(branch.positions) for branch in branches)
+        if forecasts:
+            for row, lengths in zip(unfinished, profitable_lengths(forecasts, k, self.cost, num_rows), strict=True):
+                branches += [self._prediction(completion.slots[row], length, row * k) for length in lengths]
+        return branches
+
+    def _forecasts(self, tokens_SK: TokenArray, probs_SK: ProbArray, valid_S: Sequence[int]) -> list[SlotForecast]:
+        slots = zip(tokens_SK.tolist(), acceptance(probs_SK, self.settings.tau_token), valid_S, strict=True)
+        return [SlotForecast.estimate(*slot, self.settings.eos_ids) for slot in slots]
+
+    def _next_plans(self) -> list[tuple[float, Branch]]:
+        """The plans that may follow the global verification, each with its chance."""
+        accept_SK = acceptance(self.drafts.probs_SK, self.settings.tau_token)
+        accept_SK[:, 0] = 1
+        finals: dict[int, Final] = {}
+        chances: dict[int, float] = defaultdict(float)
+        for num_passed, chance in enumerate(length_chances(accept_SK.ravel()).tolist()):
+            final = accepted_drafts(self.drafts, num_passed, self.settings)
+            if final is not None:
+                finals[len(final.tokens)] = final
+                chances[len(final.tokens)] += chance
+        plans = ((chances[num_tokens], self._plan_after(final)) for num_tokens, final in finals.items())
+        return [(chance, plan) for chance, plan in plans if plan is not None]
+
+    def _plan_after(self, final: Final) -> Branch | None:
+        """The plan that follows if these tokens become final; None if none follows, or only after a refresh."""
+        masked = masked_after(self.masked, final, self.settings)
+        if not masked and not (self.met_eos or final.has_eos):
+            masked = list(self.next_slots)
+        if not masked or needs_refresh(final, self.settings):
+            return None
+        positions = [self.num_prompt + position for position in self.settings.response_positions(masked)]
+        read = refusion.plan_read((), positions, self.settings, self.number + 1)
+        num_kept = len(final.tokens)
+        return Branch(("plan", num_kept, *masked), (0, num_kept), positions, read)
+
+    def _prediction(self, slot: int, length: int, first_row: int) -> Branch:
+        """The masks after the first `length` tokens of a slot whose rows begin at `first_row` of the verification."""
+        start = self.num_prompt + slot
+        positions = range(start + length, start + self.settings.slot_size)
+        read = Read(rows=(), suppress=self.settings.suppress)
+        return Branch(("prediction", slot, length), (first_row, first_row + length), positions, read)
+
+    def _first_predictions(self, forward: Forward, num_rows: int) -> tuple[Forward, list[Branch]]:
+        """Adds to a global verification the predictions that pay in case not even its first slot is accepted.
+
+        The first slot sees no other draft, so its rows in the verification serve. The other slots need rows of their
+        own, which see no other draft either.
+
+        Args:
+            forward: the global verification of the drafts.
+            num_rows: rows of the forward, with the branches attached so far.
+
+        Returns:
+            The forward with the copied slots, and the branches to attach to it.
+        """
+        k, drafts = self.settings.slot_size, self.drafts
+        forecasts = self._forecasts(drafts.tokens_SK, drafts.probs_SK, [0] * len(drafts.slots))
+        # If the first slot is finished, no completion follows.
+        forecasts = [forecasts[0]._replace(finished=0.0), *(slot._replace(copied_rows=k) for slot in forecasts[1:])]
+        branches: list[Branch] = []
+        for row, lengths in enumerate(profitable_lengths(forecasts, k, self.cost, num_rows)):
+            slot, first_row = drafts.slots[row], 0
+            if row > 0 and lengths:
+                first_row = len(forward.tokens)
+                start = self.num_prompt + slot
+                forward = replace(
+                    forward,
+                    tokens=[*forward.tokens, *drafts.tokens_SK[row].tolist()],
+                    positions=[*forward.positions, *range(start, start + k)],
+                    attention=(*forward.attention, Segment(k)),
+                )
+            branches += [self._prediction(slot, length, first_row) for length in lengths]
+        return forward, branches
 
 
 DECODERS = {

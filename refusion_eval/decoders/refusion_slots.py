@@ -1,19 +1,112 @@
-"""The state of a ReFusion decoding: which slots are masked, which tokens are final, where the response ends.
+"""Settings and state of a ReFusion decoding: which slots are masked, which tokens are final, where the response ends.
 
 A slot is named by the response index of its first position. Arrays are [S slots, K tokens a slot].
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import field
 from itertools import count
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from refusion_eval.decoders.choose import accepted_prefix, first_eos
-from refusion_eval.decoders.refusion_settings import RefusionSettings
-from refusion_eval.trace import Trace
-from refusion_eval.types import Forward, ProbArray, Read, Readout, Response, StopReason, TokenArray, groups
+from refusion_eval.config import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, settings_class
+from refusion_eval.decoders import accepted_prefix, check_mask_id, first_eos
+from refusion_eval.errors import ConfigError
+from refusion_eval.types import (
+    Forward,
+    ProbArray,
+    Read,
+    Readout,
+    Response,
+    StopReason,
+    StopRule,
+    TokenArray,
+    Trace,
+    groups,
+)
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+@settings_class("refusion")
+class RefusionSettings:
+    """Settings of the ReFusion decoder, named as in Table 6 of the paper.
+
+    Attributes:
+        gen_length: most tokens of the response, >= 1. Positions are decoded in whole slots; the surplus is cut.
+        slot_size: k, consecutive positions that are drafted and verified together, >= 1.
+        block_size: b, consecutive positions decoded before the next block begins; a multiple of k (App. C.4: b >= k).
+        tau_slot: a masked slot is selected when its certainty exceeds this; the best one always is.
+        tau_token: a drafted token is accepted when its probability given the tokens before it exceeds this.
+        temperature: temperature of the drafts (Eq. 4); thresholds always see untempered probabilities.
+        seed: seed of the random draws.
+        mask_id: the mask token.
+        eos_ids: tokens that end the response; if there are none, it always has `gen_length` tokens.
+        left_to_right: select slots one after another in position order (Figure 1) instead of by certainty.
+        recompute_kv: after slots were completed independently, one more forward lets them see each other and keeps
+            those keys and values instead (section 5.5, Table 4).
+        verify_independently: begin a completion by verifying every slot on its own, as Eq. 7 is written, instead of
+            keeping the prefixes that the global verification found.
+        release_compatible: reproduce the defects of the public release (README, "Paper and release").
+        fuse: let verifications carry likely next plans and predictions, which gives the same tokens in fewer forwards.
+            False is the paper's algorithm; None is True, except with `release_compatible`, which reproduces the forward
+            counts of the release.
+        free_rows, row_cost: how the time of a forward grows with its rows (see `ForwardCost`), which decides how many
+            speculative branches a forward carries; None takes what was measured on the device (0 and 0.02 if
+            nothing was).
+        stop_rule: gets the tokens decoded without a gap from the start; decoding ends when it returns True.
+
+    Raises:
+        ConfigError: a value is out of its range, or sizes do not fit each other.
+    """
+
+    gen_length: PositiveInt = 512
+    slot_size: PositiveInt = 32
+    block_size: PositiveInt = 128
+    tau_slot: Fraction = 0.9
+    tau_token: Fraction = 0.4
+    temperature: NonNegativeFloat = 0.0
+    seed: NonNegativeInt = 0
+    mask_id: NonNegativeInt
+    eos_ids: tuple[NonNegativeInt, ...] = ()
+    left_to_right: bool = False
+    recompute_kv: bool = False
+    verify_independently: bool = False
+    release_compatible: bool = False
+    fuse: bool | None = None
+    free_rows: NonNegativeInt | None = None
+    row_cost: NonNegativeFloat | None = None
+    stop_rule: StopRule | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.block_size < self.slot_size or self.block_size % self.slot_size:
+            multiple = max(1, round(self.block_size / self.slot_size)) * self.slot_size
+            raise ConfigError(
+                f"refusion: block_size is {self.block_size} and slot_size {self.slot_size}; a block holds whole slots "
+                f"(App. C.4), so set block_size to a multiple of slot_size, for example {multiple}"
+            )
+        check_mask_id("refusion", self.mask_id, self.eos_ids)
+
+    @property
+    def num_positions(self) -> int:
+        """Positions after the prompt that decoding may touch: `gen_length` in whole slots."""
+        return -(-self.gen_length // self.slot_size) * self.slot_size
+
+    @property
+    def fused(self) -> bool:
+        """Whether forwards are fused."""
+        return not self.release_compatible if self.fuse is None else self.fuse
+
+    @property
+    def suppress(self) -> tuple[int, ...]:
+        """Ids that may not be drafted: the mask token, except where the release lets it through."""
+        return () if self.release_compatible else (self.mask_id,)
+
+    def response_positions(self, slots: Sequence[int]) -> list[int]:
+        """Response indices of all tokens of some slots, slot after slot."""
+        return [slot + column for slot in slots for column in range(self.slot_size)]
 
 
 class Rows(NamedTuple):
@@ -34,30 +127,26 @@ class Drafts(NamedTuple):
     probs_SK: ProbArray
 
 
-class Accepted(NamedTuple):
-    """What a global verification accepts.
+class Final(NamedTuple):
+    """Tokens that become final in one iteration; they are the first rows of its last verification.
 
     Attributes:
-        num_tokens: drafts that become final: whole slots, or all up to an EOS.
-        has_eos: whether the last of them is an EOS.
-    """
-
-    num_tokens: int
-    has_eos: bool
-
-
-class Completed(NamedTuple):
-    """The result of a completion. Row i of its last forward belongs to `tokens[i]`.
-
-    Attributes:
-        slots: the finished slots; the slots after the one that met EOS are dropped.
-        tokens: their tokens, slot after slot, up to and including the first EOS.
-        eos_row: index in `slots` of the slot that met EOS, which is the last one; None if none did.
+        slots: their slots, ascending; the slots after the one that meets EOS are dropped.
+        tokens: the tokens, slot after slot, up to and including the first EOS.
+        positions: response index of each token.
+        has_eos: whether the last token is an EOS.
+        completed: whether the slots were completed independently of each other instead of verified together.
     """
 
     slots: list[int]
     tokens: list[int]
-    eos_row: int | None
+    positions: list[int]
+    has_eos: bool
+    completed: bool
+
+    def rows(self, num_prompt: int) -> Rows:
+        """The tokens with their position ids."""
+        return Rows(self.tokens, [num_prompt + position for position in self.positions])
 
 
 def block_slots(settings: RefusionSettings) -> list[range]:
@@ -68,37 +157,41 @@ def block_slots(settings: RefusionSettings) -> list[range]:
     return [range(start, min(start + b, length), k) for start in range(0, length, b)]
 
 
-def accepted_drafts(drafts: Drafts, num_passed: int, settings: RefusionSettings) -> Accepted | None:
-    """What becomes final if the first `num_passed` drafts pass the verification; None if a completion has to follow."""
-    eos = first_eos(drafts.tokens_SK.ravel()[:num_passed], settings.eos_ids)
+def final_tokens(slots: list[int], tokens: list[int], settings: RefusionSettings, completed: bool = False) -> Final:
+    """What becomes final if these tokens, the first ones of some slots, are valid."""
+    eos = first_eos(tokens, settings.eos_ids)
     if eos is not None:
-        return Accepted(eos + 1, has_eos=True)
-    k = settings.slot_size
-    return Accepted(num_passed // k * k, has_eos=False) if num_passed >= k else None
+        tokens = tokens[: eos + 1]
+    slots = slots[: -(-len(tokens) // settings.slot_size)]
+    positions = settings.response_positions(slots)[: len(tokens)]
+    return Final(slots, tokens, positions, eos is not None, completed)
 
 
-def masked_after_acceptance(masked: Sequence[int], slots: Sequence[int], accepted: Accepted, k: int) -> list[int]:
-    """The slots that stay masked when a verification of `slots` accepts drafts; those after an EOS are dropped."""
-    done = slots[: -(-accepted.num_tokens // k)]
-    return [slot for slot in masked if slot not in done and not (accepted.has_eos and slot > done[-1])]
+def accepted_drafts(drafts: Drafts, num_passed: int, settings: RefusionSettings) -> Final | None:
+    """What becomes final if the first `num_passed` drafts pass the verification; None if a completion has to follow.
+
+    These are whole slots, or all drafts up to an EOS.
+    """
+    tokens = drafts.tokens_SK.ravel()[:num_passed].tolist()
+    if first_eos(tokens, settings.eos_ids) is None:
+        tokens = tokens[: num_passed // settings.slot_size * settings.slot_size]
+    return final_tokens(drafts.slots, tokens, settings) if tokens else None
 
 
-def masked_after_completion(
-    masked: Sequence[int], slots: Sequence[int], completed: Completed, settings: RefusionSettings
-) -> list[int]:
-    """The slots that stay masked after a completion of `slots`; those after an EOS are dropped."""
-    rest = [slot for slot in masked if slot not in slots]
-    if completed.eos_row is None:
+def masked_after(masked: Sequence[int], final: Final, settings: RefusionSettings) -> list[int]:
+    """The slots that stay masked once tokens are final; those after an EOS are dropped."""
+    rest = [slot for slot in masked if slot not in final.slots]
+    if not final.has_eos:
         return rest
-    if settings.release_compatible:
+    if final.completed and settings.release_compatible:
         # The release takes the row among the selected slots for an index among the masked ones, and loses text.
-        return [slot for slot in rest if slot in masked[: completed.eos_row]]
-    return [slot for slot in rest if slot < completed.slots[-1]]
+        return [slot for slot in rest if slot in masked[: len(final.slots) - 1]]
+    return [slot for slot in rest if slot < final.slots[-1]]
 
 
-def needs_refresh(completed: Completed, settings: RefusionSettings) -> bool:
+def needs_refresh(final: Final, settings: RefusionSettings) -> bool:
     """Whether completed slots are computed once more so that they see each other (section 5.5, Table 4)."""
-    return settings.recompute_kv and len(completed.slots) > 1
+    return settings.recompute_kv and final.completed and len(final.slots) > 1
 
 
 class Text:
@@ -110,32 +203,22 @@ class Text:
         met_eos: whether the response ends within what is decoded so far.
 
     Args:
-        num_prompt: tokens of the prompt.
         settings: settings of the decoder.
-        trace: receives the events.
+        trace: receives the stop.
     """
 
-    def __init__(self, num_prompt: int, settings: RefusionSettings, trace: Trace) -> None:
+    def __init__(self, settings: RefusionSettings, trace: Trace) -> None:
         self.tokens: dict[int, int] = {}
         self.masked: list[int] = []
         self.met_eos = False
-        self._num_prompt = num_prompt
         self._settings = settings
         self._trace = trace
 
-    def accept(self, drafts: Drafts, accepted: Accepted) -> None:
-        """Makes verified drafts final."""
-        self.masked = masked_after_acceptance(self.masked, drafts.slots, accepted, self._settings.slot_size)
-        tokens = drafts.tokens_SK.ravel().tolist()[: accepted.num_tokens]
-        self._trace.fix(self._keep(drafts.slots, tokens), tokens)
-        self.met_eos |= accepted.has_eos
-
-    def take_over(self, drafts: Drafts, completed: Completed) -> Rows:
-        """Adds completed slots, whose tokens are already reported as final, and returns their rows."""
-        self.masked = masked_after_completion(self.masked, drafts.slots, completed, self._settings)
-        self.met_eos |= completed.eos_row is not None
-        positions = self._keep(completed.slots, completed.tokens)
-        return Rows(completed.tokens, [self._num_prompt + position for position in positions])
+    def add(self, final: Final) -> None:
+        """Adds final tokens."""
+        self.tokens.update(zip(final.positions, final.tokens, strict=True))
+        self.masked = masked_after(self.masked, final, self._settings)
+        self.met_eos |= final.has_eos
 
     def stops(self) -> bool:
         """Whether the stop rule ends decoding."""
@@ -155,12 +238,6 @@ class Text:
                 reason = "length"  # the EOS stood in the surplus of the last slot
         self._trace.stop(reason, len(tokens))
         return Response(tuple(tokens), reason)
-
-    def _keep(self, slots: Sequence[int], tokens: Sequence[int]) -> list[int]:
-        """Adds tokens, which fill these slots in order, the last one perhaps in part."""
-        positions = self._settings.response_positions(slots)[: len(tokens)]
-        self.tokens.update(zip(positions, tokens, strict=True))
-        return positions
 
     def _gapless(self) -> list[int]:
         """The response from its start to the first position that is not final."""
@@ -186,18 +263,12 @@ class Completion:
     """
 
     def __init__(
-        self,
-        drafts: Drafts,
-        passed_SK: npt.NDArray[np.bool_],
-        num_prompt: int,
-        settings: RefusionSettings,
-        trace: Trace,
+        self, drafts: Drafts, passed_SK: BoolArray, num_prompt: int, settings: RefusionSettings, trace: Trace
     ) -> None:
-        self.slots = list(drafts.slots)
-        self.tokens_SK = drafts.tokens_SK.copy()
-        self.probs_SK = drafts.probs_SK.copy()
+        self.slots = drafts.slots
+        self.tokens_SK, self.probs_SK = drafts.tokens_SK.copy(), drafts.probs_SK.copy()
         self.valid_S = [0 if settings.verify_independently else accepted_prefix(row) for row in passed_SK]
-        self._fixed_S = [0] * len(drafts.slots)
+        self._num_reported_S = [0] * len(drafts.slots)
         self._num_prompt = num_prompt
         self._settings = settings
         self._trace = trace
@@ -207,70 +278,48 @@ class Completion:
         """Rows of the slots that are not valid to their end."""
         return [row for row, valid in enumerate(self.valid_S) if valid < self._settings.slot_size]
 
-    def cells_after_prefix(self, rows: Sequence[int], skipped: int = 0) -> list[tuple[int, int]]:
-        """(row, column) of the tokens of some slots after the valid prefix, without the first `skipped` of them."""
-        k = self._settings.slot_size
-        return [(row, column) for row in rows for column in range(self.valid_S[row] + skipped, k)]
-
-    def draft(self, row: int, tokens_N: TokenArray, probs_N: ProbArray) -> None:
-        """Puts predicted tokens after the valid prefix of a slot."""
-        self.tokens_SK[row, self.valid_S[row] :] = tokens_N
-        self.probs_SK[row, self.valid_S[row] :] = probs_N
+    def after_prefix(self, skipped: int = 0) -> BoolArray:
+        """Which tokens stand after the valid prefix of their slot and the `skipped` tokens that follow it, [S, K]."""
+        return np.arange(self._settings.slot_size) >= np.array(self.valid_S)[:, None] + skipped
 
     def predict(self, rows: Sequence[int], readout: Readout) -> None:
-        """Puts the tokens of one prediction of several slots in their places."""
-        ends = np.cumsum([self._settings.slot_size - self.valid_S[row] for row in rows])[:-1]
-        parts = zip(rows, np.split(readout.tokens, ends), np.split(readout.probs, ends), strict=True)
-        for row, tokens_N, probs_N in parts:
-            self.draft(row, tokens_N, probs_N)
+        """Puts predicted tokens after the valid prefixes of some slots, ascending."""
+        cells_SK = self.after_prefix() & np.isin(np.arange(len(self.slots)), rows)[:, None]
+        self.tokens_SK[cells_SK], self.probs_SK[cells_SK] = readout.tokens, readout.probs
 
-    def forward(self, kind: str, rows: Sequence[int], tokens: Sequence[int], reads: tuple[Read, ...]) -> Forward:
+    def forward(self, kind: str, rows: Sequence[int], tokens_SK: TokenArray, reads: tuple[Read, ...]) -> Forward:
         """A forward of some slots side by side, none of which sees another."""
         slots = [self.slots[row] for row in rows]
         positions = [self._num_prompt + position for position in self._settings.response_positions(slots)]
-        return Forward(tokens, positions, groups([self._settings.slot_size] * len(slots)), reads, kind=kind)
+        attention = groups([self._settings.slot_size] * len(slots))
+        return Forward(tokens_SK.ravel().tolist(), positions, attention, reads, kind=kind)
 
     def record_drafts(self) -> None:
-        """Reports the tokens of all unfinished slots that are not valid."""
-        cells = self.cells_after_prefix(self.unfinished)
-        drafted = self.tokens_SK[tuple(np.transpose(cells))]
-        self._trace.draft([self.slots[row] + column for row, column in cells], drafted.tolist())
+        """Reports all tokens that are not valid."""
+        cells_SK = self.after_prefix()
+        positions_SK = np.add.outer(self.slots, range(self._settings.slot_size))
+        self._trace.draft(positions_SK[cells_SK].tolist(), self.tokens_SK[cells_SK].tolist())
 
     def end_round(self) -> bool:
         """Drops the slots after the first valid EOS and reports what became final; True if all slots are finished.
 
         A slot that meets EOS counts as valid to its end. An earlier slot may still meet EOS in a later round.
         """
-        row = self.eos_row(self.valid_S)
-        if row is not None:
-            self.slots = self.slots[: row + 1]
-            self.tokens_SK, self.probs_SK = self.tokens_SK[: row + 1], self.probs_SK[: row + 1]
-            self.valid_S = [*self.valid_S[:row], self._settings.slot_size]
-        final = list(self._newly_final())
-        if final:
-            self._trace.fix(*zip(*final, strict=True))
+        positions, tokens = [], []
+        for row, (slot, valid) in enumerate(zip(self.slots, self.valid_S, strict=True)):
+            final = final_tokens([slot], self.tokens_SK[row, :valid].tolist(), self._settings)
+            positions += final.positions[self._num_reported_S[row] :]
+            tokens += final.tokens[self._num_reported_S[row] :]
+            self._num_reported_S[row] = len(final.tokens)
+            if final.has_eos:
+                self.slots = self.slots[: row + 1]
+                self.tokens_SK, self.probs_SK = self.tokens_SK[: row + 1], self.probs_SK[: row + 1]
+                self.valid_S = [*self.valid_S[:row], self._settings.slot_size]
+                break
+        if tokens:
+            self._trace.fix(positions, tokens)
         return not self.unfinished
 
-    def eos_row(self, valid_S: Sequence[int]) -> int | None:
-        """Row of the first slot with an EOS among its first `valid_S[row]` tokens; None if there is none."""
-        for row, valid in enumerate(valid_S):
-            if first_eos(self.tokens_SK[row, :valid], self._settings.eos_ids) is not None:
-                return row
-        return None
-
-    def completed(self) -> Completed:
-        """The result if every token is valid as it stands."""
-        eos_row = self.eos_row([self._settings.slot_size] * len(self.slots))
-        num_slots = len(self.slots) if eos_row is None else eos_row + 1
-        tokens = self.tokens_SK[:num_slots].ravel().tolist()
-        eos = first_eos(tokens, self._settings.eos_ids)
-        return Completed(self.slots[:num_slots], tokens if eos is None else tokens[: eos + 1], eos_row)
-
-    def _newly_final(self) -> Iterator[tuple[int, int]]:
-        """(response index, token) of the newly valid tokens, in each slot no further than its EOS."""
-        for row, slot in enumerate(self.slots):
-            tokens_K = self.tokens_SK[row, : self.valid_S[row]].tolist()
-            eos = first_eos(tokens_K, self._settings.eos_ids)
-            start, end = self._fixed_S[row], len(tokens_K) if eos is None else eos + 1
-            yield from zip(range(slot + start, slot + end), tokens_K[start:end], strict=True)
-            self._fixed_S[row] = max(start, end)
+    def final(self) -> Final:
+        """What becomes final if every token is valid as it stands."""
+        return final_tokens(self.slots, self.tokens_SK.ravel().tolist(), self._settings, completed=True)

@@ -13,21 +13,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from refusion_eval.engine.bandwidth import cache_bytes_per_row
-from refusion_eval.engine.device import synchronize
+from refusion_eval.engine import masks
 from refusion_eval.engine.features import check_reuse
-from refusion_eval.engine.hidden import hidden_of
-from refusion_eval.engine.memory import default_budget, rows_within
 from refusion_eval.engine.prefix import SharedPrefix, without_first_rows
-from refusion_eval.engine.readout import PackedRead, read_out
-from refusion_eval.engine.static import StaticForwards
-from refusion_eval.engine.validate import check_forward
+from refusion_eval.engine.readout import PackedRead, ReadPlan, hidden_of, read_out
+from refusion_eval.engine.recorded import Record, RecordedForwards
+from refusion_eval.engine.width import cache_bytes_per_row, default_budget, rows_within, synchronize
 from refusion_eval.errors import DecodeError
 from refusion_eval.models.attention import Backend
 from refusion_eval.models.cache import KVCache
 from refusion_eval.models.transformer import Transformer
-from refusion_eval.trace import Trace
-from refusion_eval.types import Decode, Decoded, Decoding, Forward, Readout, Response
+from refusion_eval.types import Decode, Decoded, Decoding, Forward, Readout, Response, Trace
 
 FIRST_CAPACITY = 512
 
@@ -87,17 +83,20 @@ class Engine:
         model: the transformer.
         attention: the attention backend.
         kv_budget: bytes for the keys and values of a batch; None is what `default_budget` finds free.
-        static: whether `run` computes all forwards but prefills with fixed shapes, on CUDA as recorded graphs.
+        record: records the forwards of `run` that can be repeated (`refusion_eval.engine.recorded`); None for none.
+
+    Attributes:
+        recorded: the recorded forwards of `run`; None without `record`.
     """
 
     def __init__(
-        self, model: Transformer, attention: Backend, kv_budget: int | None = None, static: bool = False
+        self, model: Transformer, attention: Backend, kv_budget: int | None = None, record: Record | None = None
     ) -> None:
         self.model = model
         self.attention = attention
         self.kv_budget = kv_budget
         self._cache = self._new_cache(1)
-        self._static = StaticForwards(model, self._cache) if static else None
+        self.recorded = None if record is None else RecordedForwards(model, self._cache, record)
 
     @property
     def cache_bytes(self) -> int:
@@ -119,6 +118,9 @@ class Engine:
         Raises:
             DecodeError: the decoder failed or asked for something impossible.
         """
+        if self.recorded is not None:
+            # Before the time is taken; settings without a length, as in tests, may outgrow the buffer.
+            self.recorded.prepare(len(prompt) + getattr(settings, "num_positions", 0))
         self._cache.clear(0)
         batch = [self._start(self._cache, 0, 0, Request(decode, prompt, settings), trace)]
         while batch[0].pending is not None:
@@ -145,8 +147,9 @@ class Engine:
         Yields:
             (index of the request, what `run` returns or the error that it raises), in the order in which they end.
         """
-        budget = default_budget(self.model.device) if self.kv_budget is None else self.kv_budget
-        max_rows = rows_within(budget, self.model.config, self.model.dtype)
+        config, dtype = self.model.config, self.model.dtype
+        budget = default_budget(self.model.device, config, dtype) if self.kv_budget is None else self.kv_budget
+        max_rows = rows_within(budget, config, dtype)
         batch_size = max(1, min(batch_size, max_rows // FIRST_CAPACITY))
         cache, shared = self._new_cache(batch_size), SharedPrefix()
         waiting, preempted = enumerate(requests), deque[tuple[int, Request]]()
@@ -243,7 +246,8 @@ class Engine:
             check_forward(request.pending, self.model.config.vocab_size)
             commit = request.pending.commit
             cache.commit(sequence, commit.rows, commit.replace, commit.keep, commit.best)
-            check_reuse(request.pending, cache, sequence)
+            if request.pending.reuse is not None:
+                check_reuse(request.pending, request.pending.reuse, cache, sequence)
         except DecodeError as error:
             request.fail(error)
         else:
@@ -283,16 +287,17 @@ class Engine:
     def _compute(self, cache: KVCache, forwards: Sequence[Forward]) -> list[Readout]:
         """Makes one model call, and one more for each forward that reuses features; answers all reads in order."""
         model = self.model
-        widths = [len(forward.tokens) for forward in forwards]
-        if self._static is not None and cache is self._cache and self._static.serves(forwards[0]):
-            hidden_TC = self._static.hidden(forwards[0])
-        else:
-            hidden_TC = hidden_of(model, cache, forwards, self.attention)
         packed_reads, first_row = [], 0
-        for forward, width in zip(forwards, widths, strict=True):
+        for forward in forwards:
             packed_reads += [PackedRead(read, first_row) for read in forward.reads]
-            first_row += width
-        return read_out(packed_reads, hidden_TC, model.logits, model.config.vocab_size, model.dtype)
+            first_row += len(forward.tokens)
+        plan = ReadPlan(packed_reads)
+        length = cache.lengths[0]
+        if self.recorded is not None and cache is self._cache and self.recorded.serves(forwards[0], plan, length):
+            return self.recorded.read(forwards[0], plan, length)
+        cache.move_rows()
+        hidden_TC = hidden_of(model, cache, forwards, self.attention)
+        return read_out(plan, hidden_TC, model.logits, model.config.vocab_size, model.dtype)
 
     def _finish(self, request: _ActiveRequest) -> Decoded:
         synchronize(self.model.device)
@@ -301,3 +306,49 @@ class Engine:
         response, trace = request.response, request.trace
         prefill_seconds = None if request.prefilled is None else request.prefilled - request.started
         return Decoded(tuple(response.tokens), response.stop, trace.num_forwards, seconds, trace, prefill_seconds)
+
+
+def check_forward(forward: Forward, vocab_size: int) -> None:
+    """Raises DecodeError unless rows, tokens, attention, reads and scores of a forward fit each other.
+
+    Args:
+        forward: forward of a decoder.
+        vocab_size: vocabulary size of the model.
+    """
+    num_rows = len(forward.tokens)
+    num_seen = sum(segment.size for segment in forward.attention)
+    if not num_rows == len(forward.positions) == num_seen or num_rows == 0:
+        raise DecodeError(
+            f"{forward.kind}: {num_rows} tokens, {len(forward.positions)} positions, attention over {num_seen} rows; "
+            "they must be equally many, at least one"
+        )
+    if not 0 <= min(forward.tokens) <= max(forward.tokens) < vocab_size or min(forward.positions) < 0:
+        raise DecodeError(
+            f"{forward.kind}: tokens {min(forward.tokens)} to {max(forward.tokens)}, positions from "
+            f"{min(forward.positions)}; tokens must lie in 0..{vocab_size - 1}, positions must not be negative"
+        )
+    masks.check_attention(forward.attention)
+    _check_reads(forward)
+    scores = forward.scores
+    if scores is not None and (
+        any(not 0 <= row < num_rows for row in (*scores.queries, *scores.keys))
+        or not scores.queries
+        or scores.pooling < 1
+        or scores.pooling % 2 == 0
+    ):
+        raise DecodeError(
+            f"{forward.kind}: scores rows {list(scores.keys)} by the queries of {list(scores.queries)}, pooled over "
+            f"{scores.pooling}, of {num_rows} rows; it takes at least one query, and an odd number to pool"
+        )
+
+
+def _check_reads(forward: Forward) -> None:
+    num_rows = len(forward.tokens)
+    for read in forward.reads:
+        guides = read.guidance.rows if read.guidance else read.rows
+        if any(not 0 <= row < num_rows for row in (*read.rows, *guides)) or len(guides) != len(read.rows):
+            raise DecodeError(
+                f"{forward.kind}: reads rows {list(read.rows)}, guided by {list(guides)}, of {num_rows} rows"
+            )
+        if read.temperature > 0 and len(read.draws) != len(read.rows):
+            raise DecodeError(f"{forward.kind}: sampling {len(read.rows)} rows takes one draw key each")

@@ -1,35 +1,38 @@
-"""Forwards that compute only some rows and reuse the features of the others (dLLM-Cache, arXiv 2506.06295).
+"""What single decoders ask of a forward besides its logits.
 
-Such forwards are computed one by one, each in a model call of its own. In the trace a forward counts with all its rows,
-computed or not.
+dLLM-Cache (arXiv 2506.06295) computes only some rows of a forward and reuses the features of the others. Such forwards
+are computed one by one, each in a model call of its own. In the trace a forward counts with all its rows, computed or
+not. Sparse-dLLM has key rows scored by query rows in each layer (`refusion_eval.types.RowScores`).
 
-Shapes: T rows of the text, P computed ones, R rows of the response, C residual width, G key-value heads, D head width.
+Shapes: T rows of the forward, P computed ones, R rows of the response, Q query rows that are averaged, K key rows that
+are scored, C residual width, H query heads, G key-value heads, D head width.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity
+from torch.nn.functional import cosine_similarity, max_pool1d
 
 from refusion_eval.engine import masks
 from refusion_eval.errors import DecodeError
 from refusion_eval.models.attention import grouped_attention
-from refusion_eval.models.cache import Features, KVCache
-from refusion_eval.models.transformer import Transformer
-from refusion_eval.types import FeatureReuse, Forward
+from refusion_eval.models.cache import Features, KVCache, ScoredRows
+from refusion_eval.models.transformer import Attend, Transformer
+from refusion_eval.types import FeatureReuse, Forward, RowScores
 
 
-def check_reuse(forward: Forward, cache: KVCache, sequence: int) -> None:
+def check_reuse(forward: Forward, reuse: FeatureReuse, cache: KVCache, sequence: int) -> None:
     """Raises DecodeError unless a forward may reuse features, and the features that it reuses exist.
 
     Args:
         forward: forward of a decoder, after its commit.
+        reuse: which of its rows are computed.
         cache: holds the features of earlier forwards.
         sequence: index of the sequence in the cache.
     """
-    reuse, stored = forward.reuse, cache.features[sequence]
-    if reuse is None:
-        return
+    stored = cache.features[sequence]
     if cache.lengths[sequence] or forward.scores is not None or not masks.sees_everything(forward.attention):
         raise DecodeError(
             f"{forward.kind}: {cache.lengths[sequence]} cached rows, attention {forward.attention}, scores "
@@ -96,3 +99,61 @@ def least_alike(new_RGD: Tensor, old_RGD: Tensor, count: int) -> Tensor:
     """The rows whose vectors changed most, [count]: lowest cosine over all heads, the first rows among equals."""
     alike_R = cosine_similarity(new_RGD.flatten(1), old_RGD.flatten(1), dim=-1)
     return alike_R.sort(stable=True).indices[:count]
+
+
+def row_scores(q_QHD: Tensor, k_KGD: Tensor, pooling: int) -> Tensor:
+    """Scores of key rows in one layer, [K], in the dtype of the queries as Sparse-dLLM computes them.
+
+    Args:
+        q_QHD: rotated queries.
+        k_KGD: rotated keys; consecutive ones are neighbours.
+        pooling: size of the neighbourhood whose largest score counts, odd.
+    """
+    query_GRD = q_QHD.mean(dim=0).unflatten(0, (k_KGD.shape[1], -1))
+    scores_K = (query_GRD @ k_KGD.permute(1, 2, 0)).flatten(0, 1).mean(dim=0)
+    if pooling == 1 or not len(scores_K):
+        return scores_K
+    return max_pool1d(scores_K[None], pooling, stride=1, padding=pooling // 2)[0]
+
+
+class _Request:
+    """The rows of one sequence that are scored, and their scores in the layers so far."""
+
+    def __init__(self, sequence: int, scores: RowScores, first_row: int, device: torch.device) -> None:
+        self.sequence, self.scores = sequence, scores
+        self.queries_Q, self.keys_K = (
+            torch.tensor([first_row + row for row in rows], dtype=torch.int64, device=device)
+            for rows in (scores.queries, scores.keys)
+        )
+        self.layers: list[Tensor] = []
+
+
+class ScoringAttend:
+    """Attention that scores rows before it attends.
+
+    Args:
+        attend: the attention itself.
+        forwards: indices of the sequences and their forwards, in the order of their packed rows.
+        device: device of the rows.
+    """
+
+    def __init__(self, attend: Attend, forwards: Sequence[tuple[int, Forward]], device: torch.device) -> None:
+        self._attend = attend
+        self._requested: list[_Request] = []
+        first_row = 0
+        for sequence, forward in forwards:
+            if forward.scores is not None:
+                self._requested.append(_Request(sequence, forward.scores, first_row, device))
+            first_row += len(forward.tokens)
+
+    def __call__(self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> Tensor:
+        """Scores the rows of one layer, stores keys and values and attends; returns [T, H, D]."""
+        for request in self._requested:
+            scores = row_scores(q_THD[request.queries_Q], k_TGD[request.keys_K], request.scores.pooling)
+            request.layers.append(scores)
+        return self._attend(layer, q_THD, k_TGD, v_TGD)
+
+    def store(self, cache: KVCache) -> None:
+        """Stores the scores of all layers in the cache, for the next commit of each sequence."""
+        for request in self._requested:
+            cache.scores[request.sequence] = ScoredRows(request.scores.keys, torch.stack(request.layers))

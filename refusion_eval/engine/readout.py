@@ -1,10 +1,11 @@
-"""Logits to readouts: reduced on the device, one device-to-host copy for all reads of a forward.
+"""Computes the forwards of a batch and answers their reads: reduced on the device, copied to the host at once.
 
-Shapes: N rows that are read, V vocabulary.
+Shapes: T packed rows, C residual width, N rows that are read, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from refusion_eval.types import PLAIN, Confidence, Read, Readout
+from refusion_eval.engine import masks
+from refusion_eval.engine.features import ScoringAttend, hidden_with_reuse
+from refusion_eval.models.attention import Backend
+from refusion_eval.models.cache import KVCache
+from refusion_eval.models.transformer import Transformer
+from refusion_eval.types import PLAIN, Confidence, Forward, Read, Readout
 
 # Logits of at most this many entries are held at once (256 MiB in float32); further rows are read chunk by chunk.
 MAX_LOGITS = 1 << 26
@@ -20,6 +26,46 @@ MAX_LOGITS = 1 << 26
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # splitmix64's constants as signed 64-bit integers: torch has no unsigned ones
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_2 = 0x94D049BB133111EB - (1 << 64)
+
+
+def hidden_of(model: Transformer, cache: KVCache, forwards: Sequence[Forward], backend: Backend) -> Tensor:
+    """The residual stream of all rows of some forwards before the final norm, in their order, [T, C].
+
+    Args:
+        model: the transformer.
+        cache: holds the sequences 0 .. len(forwards) - 1, with room for their rows.
+        forwards: forward of each sequence.
+        backend: attention backend.
+    """
+    packed = [sequence for sequence, forward in enumerate(forwards) if forward.reuse is None]
+    if len(packed) == len(forwards):
+        return _packed(model, cache, forwards, packed, backend)
+    parts: dict[int, Tensor] = {}
+    if packed:
+        together_TC = _packed(model, cache, forwards, packed, backend)
+        widths = [len(forwards[sequence].tokens) for sequence in packed]
+        parts.update(zip(packed, together_TC.split(widths), strict=True))
+    for sequence, forward in enumerate(forwards):
+        if forward.reuse is not None:
+            parts[sequence] = hidden_with_reuse(model, cache, sequence, forward, forward.reuse)
+    return torch.cat([parts[sequence] for sequence in range(len(forwards))])
+
+
+def _packed(
+    model: Transformer, cache: KVCache, forwards: Sequence[Forward], sequences: Sequence[int], backend: Backend
+) -> Tensor:
+    """One model call for the forwards of some sequences of a batch."""
+    chosen = [forwards[sequence] for sequence in sequences]
+    tokens = [token for forward in chosen for token in forward.tokens]
+    positions = [position for forward in chosen for position in forward.positions]
+    tokens_T, positions_T = torch.from_numpy(np.array([tokens, positions], dtype=np.int64)).to(model.device)
+    attend = masks.attend_over(cache, [forward.attention for forward in chosen], backend, sequences)
+    if all(forward.scores is None for forward in chosen):
+        return model.hidden(tokens_T, positions_T, max(positions), attend)
+    scoring = ScoringAttend(attend, list(zip(sequences, chosen, strict=True)), model.device)
+    hidden_TC = model.hidden(tokens_T, positions_T, max(positions), scoring)
+    scoring.store(cache)
+    return hidden_TC
 
 
 class _ReadOptions(NamedTuple):
@@ -56,6 +102,14 @@ class _ReadOptions(NamedTuple):
         """Whether only some tokens stay in the distributions."""
         return self.top_p < 1 or self.top_k > 0
 
+    @property
+    def simple(self) -> bool:
+        """Whether one pass over the logits answers the read: the likeliest token and plain probabilities."""
+        return len(self.suppress) <= 1 and self == _SIMPLE._replace(suppress=self.suppress, given=self.given)
+
+
+_SIMPLE = _ReadOptions.of(Read(rows=()))
+
 
 @dataclass(frozen=True, slots=True)
 class PackedRead:
@@ -65,8 +119,69 @@ class PackedRead:
     first_row: int
 
 
+class ReadPlan:
+    """The reads of one forward as numbers, those with equal options together.
+
+    Attributes:
+        groups: options, and which rows of `numbers` they are for.
+        numbers: packed row, given token and draw key of every row that is read, [3, N]; 0 where there is none.
+        guides: for each of the rows the row that guides it; empty if no read is guided.
+        suppressed: the id that each row may not choose, [N]; -1 for none. Right for simple reads only.
+
+    Args:
+        packed_reads: reads, in the order of the answers.
+    """
+
+    def __init__(self, packed_reads: Sequence[PackedRead]) -> None:
+        self._reads = packed_reads
+        by_options: dict[_ReadOptions, list[int]] = {}
+        for index, packed in enumerate(packed_reads):
+            by_options.setdefault(_ReadOptions.of(packed.read), []).append(index)
+        self._order = [index for indices in by_options.values() for index in indices]
+        rows: list[int] = []
+        given: list[int] = []
+        draws: list[int] = []
+        suppressed: list[int] = []
+        self.guides: list[int] = []
+        self.groups: list[tuple[_ReadOptions, slice]] = []
+        for options, indices in by_options.items():
+            start = len(rows)
+            for packed in (packed_reads[index] for index in indices):
+                read, num_rows = packed.read, len(packed.read.rows)
+                rows += [packed.first_row + row for row in read.rows]
+                given += [0] * num_rows if read.given is None else read.given
+                draws += [_signed(draw) for draw in read.draws] or [0] * num_rows
+                suppressed += [options.suppress[0] if options.suppress else -1] * num_rows
+                if read.guidance is not None:
+                    self.guides += [0] * (len(rows) - num_rows - len(self.guides))
+                    self.guides += [packed.first_row + row for row in read.guidance.rows]
+            self.groups.append((options, slice(start, len(rows))))
+        self.numbers = np.array([rows, given, draws], dtype=np.int64)
+        self.suppressed = np.array(suppressed, dtype=np.int64)
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether all reads are."""
+        return all(options.simple for options, _ in self.groups)
+
+    def readouts(self, table: npt.NDArray[np.floating[Any]]) -> list[Readout]:
+        """The answers from the statistics of all rows, [5, N], in the order of `_readout`."""
+        readouts: dict[int, Readout] = {}
+        start = 0
+        for index in self._order:
+            read = self._reads[index].read
+            readouts[index] = _readout(read, table[:, start : start + len(read.rows)])
+            start += len(read.rows)
+        return [readouts[index] for index in range(len(self._reads))]
+
+
+def _signed(draw: int) -> int:
+    """A 64-bit key as a signed number: torch has no unsigned ones."""
+    return draw - (1 << 64) if draw >> 63 else draw
+
+
 def read_out(
-    packed_reads: Sequence[PackedRead],
+    plan: ReadPlan,
     hidden_TC: Tensor,
     head: Callable[[Tensor], Tensor],
     vocab_size: int,
@@ -75,56 +190,57 @@ def read_out(
     """Answers all reads of one forward, those with equal options together.
 
     Args:
-        packed_reads: reads, in the order of the answers.
+        plan: the reads.
         hidden_TC: residual stream of the packed rows.
         head: turns rows of the residual stream into float32 logits.
         vocab_size: V.
         model_dtype: dtype of the weights, for confidences with dtype "model".
     """
-    groups: dict[_ReadOptions, list[int]] = {}
-    for index, packed in enumerate(packed_reads):
-        groups.setdefault(_ReadOptions.of(packed.read), []).append(index)
-
-    columns, order = [], []
-    for options, indices in groups.items():
-        order += indices
-        rows = [packed_reads[index].first_row + row for index in indices for row in packed_reads[index].read.rows]
-        given = [token for index in indices for token in packed_reads[index].read.given or ()]
-        draws = [draw for index in indices for draw in packed_reads[index].read.draws]
-        guides = [row for index in indices for row in _guides(packed_reads[index])]
-        for start in range(0, len(rows), chunk := max(1, MAX_LOGITS // vocab_size)):
-            part = slice(start, start + chunk)
-            logits_NV = head(_rows(hidden_TC, rows[part]))
+    numbers_3N = torch.from_numpy(plan.numbers).to(hidden_TC.device)
+    columns = []
+    for options, group in plan.groups:
+        for start in range(group.start, group.stop, chunk := max(1, MAX_LOGITS // vocab_size)):
+            part = slice(start, min(start + chunk, group.stop))
+            rows_N, given_N, draws_N = numbers_3N[:, part]
+            logits_NV = head(_rows(hidden_TC, plan.numbers[0, part], rows_N))
             if options.guidance_scale is not None:
-                free_NV = head(_rows(hidden_TC, guides[part]))
+                guides_N = torch.tensor(plan.guides[part], device=hidden_TC.device)
+                free_NV = head(_rows(hidden_TC, np.array(plan.guides[part]), guides_N))
                 logits_NV = free_NV + (options.guidance_scale + 1) * (logits_NV - free_NV)
-            columns.append(_statistics(logits_NV, options, given[part], draws[part], model_dtype))
-    table = torch.cat(columns, dim=1).cpu().numpy() if columns else np.empty((5, 0), dtype=np.float32)
-
-    readouts: list[Readout | None] = [None] * len(packed_reads)
-    start = 0
-    for index in order:
-        read = packed_reads[index].read
-        readouts[index] = _readout(read, table[:, start : start + len(read.rows)])
-        start += len(read.rows)
-    return [readout for readout in readouts if readout is not None]
+            columns.append(_statistics(logits_NV, options, given_N, draws_N, model_dtype))
+    return plan.readouts(fetch(torch.cat(columns, dim=1)) if columns else np.empty((5, 0), dtype=np.float32))
 
 
-def _rows(hidden_TC: Tensor, rows: Sequence[int]) -> Tensor:
-    """Selects rows; a run of neighbours, the usual case, is a view."""
+def fetch(table: Tensor) -> npt.NDArray[np.floating[Any]]:
+    """Copies statistics to the host, when all work before it is done: the only wait of a forward."""
+    return table.cpu().numpy()
+
+
+def _rows(hidden_TC: Tensor, rows: npt.NDArray[np.int64], rows_N: Tensor) -> Tensor:
+    """Selects rows, which the host and the device know; a run of neighbours, the usual case, is a view."""
     first, last = rows[0], rows[-1]
-    if last - first + 1 == len(rows) and all(row == first + offset for offset, row in enumerate(rows)):
+    if np.array_equal(rows, np.arange(first, last + 1)):
         return hidden_TC[first : last + 1]
-    return hidden_TC[torch.tensor(rows, device=hidden_TC.device)]
+    return hidden_TC[rows_N]
 
 
-def _guides(packed: PackedRead) -> list[int]:
-    guidance = packed.read.guidance
-    return [] if guidance is None else [packed.first_row + row for row in guidance.rows]
+def statistics_of(plan: ReadPlan, logits_WV: Tensor, numbers_3N: Tensor) -> Tensor:
+    """The statistics of all rows that are read, [5, N], from logits that were computed already.
+
+    Args:
+        plan: unguided reads.
+        logits_WV: logits of all rows of the forward, in any dtype.
+        numbers_3N: `plan.numbers` on the device.
+    """
+    columns = []
+    for options, part in plan.groups:
+        rows_N, given_N, draws_N = numbers_3N[:, part]
+        columns.append(_statistics(logits_WV[rows_N].float(), options, given_N, draws_N, logits_WV.dtype))
+    return torch.cat(columns, dim=1)
 
 
 def _statistics(
-    logits_NV: Tensor, options: _ReadOptions, given: Sequence[int], draws: Sequence[int], model_dtype: torch.dtype
+    logits_NV: Tensor, options: _ReadOptions, given_ids_N: Tensor, draws_N: Tensor, model_dtype: torch.dtype
 ) -> Tensor:
     """Chosen token, its probability, and the requested statistics: [5, N], in the order of `_readout`.
 
@@ -133,14 +249,14 @@ def _statistics(
     if options.exclude:
         logits_NV = _without(logits_NV, options.exclude)
     if options.confidence != PLAIN or options.truncated:
-        return _shaped_statistics(logits_NV, options, given, draws, model_dtype)
+        return _shaped_statistics(logits_NV, options, given_ids_N, draws_N, model_dtype)
     log_normaliser_N = logits_NV.logsumexp(dim=-1)
-    tokens_N, chosen_logit_N = _choose(logits_NV, options, draws)
+    tokens_N, chosen_logit_N = _choose(logits_NV, options, draws_N)
 
     probs_N = _probability(chosen_logit_N, log_normaliser_N)
     given_N = entropy_N = margin_N = probs_N
     if options.given:
-        given_N = _probability(_at(logits_NV, given), log_normaliser_N)
+        given_N = _probability(_at(logits_NV, given_ids_N), log_normaliser_N)
     if options.entropy:
         entropy_N = _entropy((logits_NV - log_normaliser_N[:, None]).exp())
     if options.margin:
@@ -150,7 +266,7 @@ def _statistics(
 
 
 def _shaped_statistics(
-    logits_NV: Tensor, options: _ReadOptions, given: Sequence[int], draws: Sequence[int], model_dtype: torch.dtype
+    logits_NV: Tensor, options: _ReadOptions, given_ids_N: Tensor, draws_N: Tensor, model_dtype: torch.dtype
 ) -> Tensor:
     """As `_statistics`, for confidences from another distribution than the plain softmax."""
     confidence = options.confidence
@@ -163,12 +279,12 @@ def _shaped_statistics(
         tokens_N = (_without(probs_NV, options.suppress) if options.suppress else probs_NV).argmax(dim=-1)
     elif options.temperature > 0 and options.truncated:
         tempered_NV = _truncate(logits_NV / options.temperature, options)
-        tokens_N, _ = _choose(tempered_NV, options._replace(temperature=1.0), draws)
+        tokens_N, _ = _choose(tempered_NV, options._replace(temperature=1.0), draws_N)
     else:
-        tokens_N, _ = _choose(logits_NV, options, draws)
+        tokens_N, _ = _choose(logits_NV, options, draws_N)
 
     probs_N = probs_NV.gather(1, tokens_N[:, None])[:, 0]
-    given_N = _at(probs_NV, given) if options.given else probs_N
+    given_N = _at(probs_NV, given_ids_N) if options.given else probs_N
     entropy_N = _entropy(probs_NV) if options.entropy else probs_N
     top_N2 = probs_NV.topk(2, dim=-1).values
     margin_N = top_N2[:, 0] - top_N2[:, 1]
@@ -176,23 +292,29 @@ def _shaped_statistics(
     return torch.stack([column.to(wide) for column in (tokens_N, probs_N, given_N, entropy_N, margin_N)])
 
 
-def _choose(logits_NV: Tensor, options: _ReadOptions, draws: Sequence[int]) -> tuple[Tensor, Tensor]:
+def _choose(logits_NV: Tensor, options: _ReadOptions, draws_N: Tensor) -> tuple[Tensor, Tensor]:
     """The largest logit's token or a sample, and its logit; each [N]."""
     choosable_NV = _without(logits_NV, options.suppress) if options.suppress else logits_NV
     if options.temperature == 0:
         chosen_logit_N, tokens_N = choosable_NV.max(dim=-1)
         return tokens_N, chosen_logit_N
-    noise_NV = gumbel_noise(draws, logits_NV.shape[1], logits_NV.device)
+    noise_NV = gumbel_noise(draws_N, logits_NV.shape[1])
     tokens_N = (choosable_NV.double() / options.temperature + noise_NV).argmax(dim=-1)
     return tokens_N, logits_NV.gather(1, tokens_N[:, None])[:, 0]
 
 
 def _without(values_NV: Tensor, ids: tuple[int, ...]) -> Tensor:
-    return values_NV.index_fill(1, torch.tensor(ids, device=values_NV.device), float("-inf"))
+    return values_NV.index_fill(1, _kept_ids(ids, values_NV.device), float("-inf"))
 
 
-def _at(values_NV: Tensor, ids: Sequence[int]) -> Tensor:
-    return values_NV.gather(1, torch.tensor(ids, device=values_NV.device)[:, None])[:, 0]
+@lru_cache(maxsize=64)
+def _kept_ids(ids: tuple[int, ...], device: torch.device) -> Tensor:
+    """Ids on the device; they are the same in every forward of a decoding."""
+    return torch.tensor(ids, device=device)
+
+
+def _at(values_NV: Tensor, ids_N: Tensor) -> Tensor:
+    return values_NV.gather(1, ids_N[:, None])[:, 0]
 
 
 def _truncate(logits_NV: Tensor, options: _ReadOptions) -> Tensor:
@@ -231,21 +353,18 @@ def _readout(read: Read, table: npt.NDArray[np.floating[Any]]) -> Readout:
     )
 
 
-def gumbel_noise(draws: Sequence[int], vocab_size: int, device: torch.device) -> Tensor:
+def gumbel_noise(draws_N: Tensor, vocab_size: int) -> Tensor:
     """Gumbel noise for every (draw key, token id), float64, [N, V]; the largest sum of logit and noise is a sample.
 
     A counter-based generator (splitmix64 seeded with the draw key, token id as counter) in integer arithmetic: the same
     bits on every device and in every batch.
 
     Args:
-        draws: 64-bit keys, one a row.
+        draws_N: 64-bit keys, one a row, as signed numbers.
         vocab_size: V.
-        device: where the noise is made.
     """
-    signed = [draw - (1 << 64) if draw >> 63 else draw for draw in draws]
-    keys_N1 = torch.tensor(signed, dtype=torch.int64, device=device)[:, None]
-    counters_V = torch.arange(1, vocab_size + 1, device=device)
-    bits_NV = keys_N1 + counters_V * _GOLDEN
+    counters_V = torch.arange(1, vocab_size + 1, device=draws_N.device)
+    bits_NV = draws_N[:, None] + counters_V * _GOLDEN
     bits_NV = (bits_NV ^ _shift_right(bits_NV, 30)) * _MIX_1
     bits_NV = (bits_NV ^ _shift_right(bits_NV, 27)) * _MIX_2
     bits_NV = bits_NV ^ _shift_right(bits_NV, 31)

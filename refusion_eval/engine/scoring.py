@@ -1,17 +1,38 @@
-"""Log-probabilities of given texts under the causal reading of a model: in log space, float32, without a cache."""
+"""Log-likelihoods of given texts, in nats, without a cache: exact for causal models, estimated for masked ones.
+
+A model with full attention that fills masks has no exact log-likelihood, but a lower bound (LLaDA, arXiv 2502.09992,
+Eq. 6 and Algorithm 3). For a continuation of L tokens, draw a number l from 1 .. L, mask a random subset of that size,
+add the log-probabilities of the masked tokens given all other tokens, and multiply by L / l. The mean over draws is a
+lower bound of log p(continuation | prefix), in nats. For L = 1 it is the log-probability itself.
+
+| | release | here |
+|---|---|---|
+| l | spread evenly over 1 .. L from a random offset, halves rounded to even | fractions rounded down |
+| equal copies | computed each | computed once, weighted by their number |
+| all subsets fit in the number of copies (up to 7 tokens for 128 copies) | sampled | all computed, no noise |
+
+The expectation is that of the paper; rounding to even makes even l more likely. Dream's harness estimates the same
+bound with more noise (it masks every token independently, at a rate spread over 0 .. 1) and appends an unmasked end
+token to the continuation. Here Dream uses LLaDA's estimator, without that token.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from refusion_eval.engine.readout import MAX_LOGITS
+from refusion_eval.engine.readout import MAX_LOGITS, PackedRead, ReadPlan, read_out
 from refusion_eval.models.attention import SideBySide
 from refusion_eval.models.transformer import Transformer
-from refusion_eval.types import TokenArray
+from refusion_eval.types import Read, TokenArray, draw_key
+
+# Rows of one forward (one text may have more): enough to keep a GPU busy, and little memory next to an 8B model.
+MAX_ROWS = 4096
 
 TokenPair = tuple[Sequence[int], Sequence[int]]
 
@@ -105,3 +126,180 @@ def score_targets(
         parts.append(torch.stack((target_logit_N - logits_NV.logsumexp(dim=-1), is_greedy_N.float())))
     log_probs, is_greedy = torch.cat(parts, dim=1).cpu().tolist()
     return log_probs, [flag == 1 for flag in is_greedy]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaskedReading:
+    """How a masked model is read.
+
+    Attributes:
+        mask_id: the mask token.
+        shift: row i - shift predicts position i: 0 (LLaDA) or 1 (Dream).
+        num_samples: noised copies of each continuation, >= 1.
+        seed: seed of the noise, >= 0. The noise of a pair depends on its tokens and the seed only.
+    """
+
+    mask_id: int
+    shift: int
+    num_samples: int
+    seed: int
+
+
+class NoisedCopies(NamedTuple):
+    """Which tokens of a continuation are masked in each of S different copies, and the weight of each copy.
+
+    Attributes:
+        masked_SL: whether a token is masked, at least one in every row.
+        weights_S: factor of each copy's sum of log-probabilities in the estimate.
+    """
+
+    masked_SL: npt.NDArray[np.bool_]
+    weights_S: npt.NDArray[np.float64]
+
+
+class _Text(NamedTuple):
+    """A prefix and a continuation: token ids of both, and where the continuation starts."""
+
+    tokens: TokenArray
+    start: int
+
+
+class _Canvas(NamedTuple):
+    """A text with some of its continuation masked: number of the text, and the masked positions, ascending."""
+
+    text: int
+    masked: TokenArray
+
+    def rows(self, reading: MaskedReading) -> TokenArray:
+        """The rows that predict the masked positions."""
+        return self.masked - reading.shift
+
+
+def estimate_many(
+    model: Transformer, pairs: Sequence[TokenPair], batch_size: int, reading: MaskedReading
+) -> list[TokenScore]:
+    """Estimates the bound for continuations; copies of the same batch share forwards of up to `MAX_ROWS` rows.
+
+    A continuation is greedy if LLaDA's decoding of exactly its length (one block, one token a step, the most confident
+    one, temperature 0) gives it. LLaDA's harness checks the same, but may choose the mask token. Dream's harness never
+    calls a continuation greedy; here Dream is checked like LLaDA, with the rows that it predicts from.
+
+    Args:
+        model: the transformer.
+        pairs: (prefix, continuation) token ids, none of them empty.
+        batch_size: pairs computed together, >= 1; it changes no estimate.
+        reading: how the model is read, and the number of copies.
+
+    Returns:
+        One score for each pair, in their order.
+    """
+    scores: list[TokenScore] = []
+    for start in range(0, len(pairs), batch_size):
+        texts = [
+            _Text(np.array([*prefix, *continuation], dtype=np.int64), len(prefix))
+            for prefix, continuation in pairs[start : start + batch_size]
+        ]
+        scores += map(TokenScore, _bounds(model, texts, reading), _are_greedy(model, texts, reading))
+    return scores
+
+
+def noised_copies(length: int, num_samples: int, key: int) -> NoisedCopies:
+    """Draws noised copies, or returns all possible ones if there are no more than `num_samples`.
+
+    Args:
+        length: L, tokens of the continuation, >= 1.
+        num_samples: copies to draw, >= 1.
+        key: 64 bits that decide the draw.
+    """
+    if 2**length - 1 <= num_samples:
+        masked_SL = (np.arange(1, 2**length)[:, None] >> np.arange(length)) % 2 == 1
+        num_alike = np.array([math.comb(length, size) for size in masked_SL.sum(axis=1).tolist()])
+        probabilities = 1 / (length * num_alike)
+    else:
+        rng = np.random.default_rng(key)
+        spread = rng.integers(length) + np.arange(num_samples) * length // num_samples
+        permuted = rng.random((num_samples, length)).argsort(axis=1)
+        masked_SL, counts = np.unique(permuted <= spread[:, None] % length, axis=0, return_counts=True)
+        probabilities = counts / num_samples
+    return NoisedCopies(masked_SL, probabilities * length / masked_SL.sum(axis=1))
+
+
+def _bounds(model: Transformer, texts: Sequence[_Text], reading: MaskedReading) -> list[float]:
+    noise = [
+        noised_copies(
+            len(text.tokens) - text.start,
+            reading.num_samples,
+            draw_key(reading.seed, text.start, *text.tokens.tolist()),
+        )
+        for text in texts
+    ]
+    canvases = (
+        _Canvas(index, text.start + np.flatnonzero(masked_L))
+        for index, (text, copies) in enumerate(zip(texts, noise, strict=True))
+        for masked_L in copies.masked_SL
+    )
+    sums: list[list[float]] = [[] for _ in texts]
+    for pack in _packs(texts, canvases):
+        hidden_TC, starts = _run(model, texts, pack, reading)
+        rows = [row for start, canvas in zip(starts, pack, strict=True) for row in start + canvas.rows(reading)]
+        targets = [token for canvas in pack for token in texts[canvas.text].tokens[canvas.masked]]
+        log_probs, _ = score_targets(model, hidden_TC, rows, targets)
+        first = 0
+        for canvas in pack:
+            part = slice(first, first := first + len(canvas.masked))
+            sums[canvas.text].append(math.fsum(log_probs[part]))
+    return [math.fsum(copies.weights_S * log_probs) for copies, log_probs in zip(noise, sums, strict=True)]
+
+
+def _are_greedy(model: Transformer, texts: Sequence[_Text], reading: MaskedReading) -> list[bool]:
+    """Whether greedy decoding gives each continuation; decoding stops at the first token that differs.
+
+    Until then every decoded token equals that of the continuation, so the masked positions determine a canvas.
+    """
+    are_greedy = [True] * len(texts)
+    canvases = [_Canvas(index, np.arange(text.start, len(text.tokens))) for index, text in enumerate(texts)]
+    while canvases:
+        unfinished = []
+        for pack in _packs(texts, canvases):
+            hidden_TC, starts = _run(model, texts, pack, reading)
+            reads = [
+                PackedRead(Read(canvas.rows(reading).tolist(), suppress=(reading.mask_id,)), start)
+                for start, canvas in zip(starts, pack, strict=True)
+            ]
+            readouts = read_out(ReadPlan(reads), hidden_TC, model.logits, model.config.vocab_size)
+            for canvas, readout in zip(pack, readouts, strict=True):
+                chosen = int(readout.probs.argmax())
+                position = canvas.masked[chosen]
+                if readout.tokens[chosen] != texts[canvas.text].tokens[position]:
+                    are_greedy[canvas.text] = False
+                elif len(canvas.masked) > 1:
+                    unfinished.append(_Canvas(canvas.text, np.delete(canvas.masked, chosen)))
+        canvases = unfinished
+    return are_greedy
+
+
+def _packs(texts: Sequence[_Text], canvases: Iterable[_Canvas]) -> Iterator[list[_Canvas]]:
+    """Splits canvases, in their order, into those of one forward each."""
+    pack: list[_Canvas] = []
+    num_rows = 0
+    for canvas in canvases:
+        width = len(texts[canvas.text].tokens)
+        if pack and num_rows + width > MAX_ROWS:
+            yield pack
+            pack, num_rows = [], 0
+        pack.append(canvas)
+        num_rows += width
+    if pack:
+        yield pack
+
+
+def _run(
+    model: Transformer, texts: Sequence[_Text], pack: Sequence[_Canvas], reading: MaskedReading
+) -> tuple[Tensor, list[int]]:
+    """One forward: its residual stream, and the row at which each canvas begins."""
+    filled = []
+    for canvas in pack:
+        tokens = texts[canvas.text].tokens.copy()
+        tokens[canvas.masked] = reading.mask_id
+        filled.append(tokens)
+    return run_side_by_side(model, filled, is_causal=False)

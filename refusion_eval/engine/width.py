@@ -1,4 +1,4 @@
-"""The width curve: how the time of a forward grows with its rows on this device, and the two numbers decoders need."""
+"""What forwards cost on this device: their time by width, the bytes that they read, and the memory for their cache."""
 
 import math
 import statistics
@@ -10,22 +10,38 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from refusion_eval.engine.device import synchronize
-from refusion_eval.engine.masks import attend_over
+from refusion_eval.engine.readout import PackedRead, ReadPlan, hidden_of
+from refusion_eval.engine.recorded import RecordedForwards
 from refusion_eval.models.attention import Backend
 from refusion_eval.models.cache import KVCache
+from refusion_eval.models.config import ModelConfig
 from refusion_eval.models.transformer import Transformer
-from refusion_eval.types import causal
+from refusion_eval.types import Forward, Read, causal
 
 FloatArray = npt.NDArray[np.float64]
 
 WIDTHS = (1, 8, 16, 32, 64, 128, 256)
+RECORDED_WIDTHS = (*WIDTHS, 384, 512)  # where rows cost less, decoders ask for more of them
 CONTEXT = 128
 NUM_ROUNDS = 5
 MAX_SECONDS = 10.0  # a wider forward is not timed once this is spent
 ATTENTION_WIDTHS = (1, 32, 256)
 ATTENTION_CONTEXT = 1024
 WORTH_KEEPING = 1.1  # a forward that takes at most this multiple of one of a single row counts as free
+
+NUM_COPIES = 5
+COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}
+
+# While a buffer grows, half of the old one is held next to the new one, which is at least as large.
+USABLE_SHARE = 0.8
+CPU_SHARE = 0.25  # of the memory that is free when a batch begins
+CUDA_RESERVE = 2 * 2**30  # for the intermediate tensors of a forward
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits until the device has finished all submitted work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 class WidthCost(NamedTuple):
@@ -43,6 +59,7 @@ def time_forwards(
     context: int = CONTEXT,
     num_rounds: int = NUM_ROUNDS,
     max_seconds: float = MAX_SECONDS,
+    recorded: RecordedForwards | None = None,
 ) -> dict[int, list[float]]:
     """Times causal forwards after some committed rows, output head included, with the widths interleaved in rounds.
 
@@ -50,38 +67,53 @@ def time_forwards(
         model: the transformer.
         attention: the backend.
         widths: rows of the forwards, ascending.
-        context: committed rows.
+        context: committed rows in the first round, one more in each further one: in a decoding no length comes twice.
         num_rounds: timed forwards of each width, after one that is not timed.
         max_seconds: once spent, rounds stop and wider forwards are left out; the first two widths are always timed.
+        recorded: recorded forwards, which are timed with their readout where they serve a width.
 
     Returns:
         Width -> seconds of each timed forward.
     """
+    if recorded is not None:
+        recorded.prepare(context + num_rounds + max(widths))
     started = time.perf_counter()
-    cache = KVCache(model.config, 1, context + max(widths), model.dtype, model.device)
-    cache.lengths[0] = context
+    cache = KVCache(model.config, 1, context + num_rounds + max(widths), model.dtype, model.device)
     seconds: dict[int, list[float]] = {}
     for width in widths:
         if len(seconds) >= 2 and time.perf_counter() - started > max_seconds:
             break
-        _time_forward(model, cache, attention, width, context)  # untimed: it includes one-off costs
+        _time_forward(model, cache, attention, width, context, recorded)  # untimed: it includes one-off costs
         seconds[width] = []
-    for _ in range(num_rounds):
+    for number in range(1, num_rounds + 1):
         for width, times in seconds.items():
-            times.append(_time_forward(model, cache, attention, width, context))
+            times.append(_time_forward(model, cache, attention, width, context + number, recorded))
         if time.perf_counter() - started > max_seconds:
             break
     return seconds
 
 
-def _time_forward(model: Transformer, cache: KVCache, attention: Backend, width: int, context: int) -> float:
-    tokens_T = torch.arange(width, device=model.device) % model.config.vocab_size
-    positions_T = torch.arange(context, context + width, device=model.device)
+def _time_forward(
+    model: Transformer,
+    cache: KVCache,
+    attention: Backend,
+    width: int,
+    context: int,
+    recorded: RecordedForwards | None,
+) -> float:
+    positions = range(context, context + width)
+    tokens = [row % model.config.vocab_size for row in range(width)]
+    forward = Forward(tokens, positions, causal(width), (Read(range(width)),))
+    plan = ReadPlan([PackedRead(read, 0) for read in forward.reads])
+    if recorded is not None and recorded.serves(forward, plan, context):
+        started = time.perf_counter()
+        recorded.read(forward, plan, context)
+        return time.perf_counter() - started
+    cache.lengths[0] = context
     cache.stage(0, width)
     synchronize(model.device)
     started = time.perf_counter()
-    hidden_TC = model.hidden(tokens_T, positions_T, context + width - 1, attend_over(cache, [causal(width)], attention))
-    model.logits(hidden_TC)
+    model.logits(hidden_of(model, cache, [forward], attention))
     synchronize(model.device)
     return time.perf_counter() - started
 
@@ -107,9 +139,16 @@ def _last_free(widths: FloatArray, seconds: FloatArray) -> float:
     return float(free[-1]) if len(free) > 1 else 0.0
 
 
-def measure(model: Transformer, attention: Backend) -> WidthCost:
-    """Times a few forwards and fits them; takes a second on a small model, some seconds on a large one."""
-    times = time_forwards(model, attention)
+def measure(model: Transformer, attention: Backend, recorded: RecordedForwards | None = None) -> WidthCost:
+    """Times a few forwards and fits them; takes a second on a small model, some seconds on a large one.
+
+    Args:
+        model: the transformer.
+        attention: the backend.
+        recorded: recorded forwards, as in `time_forwards`.
+    """
+    widths = WIDTHS if recorded is None else RECORDED_WIDTHS
+    times = time_forwards(model, attention, widths, recorded=recorded)
     return fit({width: statistics.median(seconds) for width, seconds in times.items()})
 
 
@@ -125,3 +164,70 @@ def fastest_backend(model: Transformer, backends: Sequence[Backend]) -> Backend:
         times = time_forwards(model, backend, ATTENTION_WIDTHS, min(ATTENTION_CONTEXT, model.config.max_positions // 2))
         costs.append(math.fsum(math.log(statistics.median(seconds)) for seconds in times.values()))
     return backends[costs.index(min(costs))]
+
+
+def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of the weights that every forward reads: all layers and the output head; the embedding is only looked up.
+
+    Args:
+        config: shapes of the checkpoint.
+        dtype: dtype of the weights.
+    """
+    hidden = config.hidden_size
+    attention = 2 * hidden * (config.num_heads + config.num_kv_heads) * config.head_dim
+    if config.qkv_bias:
+        attention += (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    if config.qk_norm:
+        attention += 2 * config.head_dim
+    per_layer = attention + 3 * hidden * config.intermediate_size + 2 * hidden
+    return (config.num_layers * per_layer + hidden + config.vocab_size * hidden) * dtype.itemsize
+
+
+def cache_bytes_per_row(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of the keys and values of one position over all layers."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Measured bytes per second of a large copy on this device, bytes read plus bytes written; the best of a few.
+
+    The buffers are far larger than any cache, and are freed afterwards. Takes a fraction of a second.
+    """
+    num_bytes = COPY_BYTES[device.type]
+    source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    seconds = []
+    for _ in range(NUM_COPIES + 1):  # the first copy allocates the pages of the target
+        synchronize(device)
+        started = time.perf_counter()
+        target.copy_(source)
+        synchronize(device)
+        seconds.append(time.perf_counter() - started)
+    return 2 * num_bytes / min(seconds[1:])
+
+
+def default_budget(device: torch.device, config: ModelConfig, dtype: torch.dtype) -> int:
+    """Default budget in bytes: the free memory, less a reserve for everything else.
+
+    On CUDA one sequence of the longest text may take of the reserve, as far as the memory goes.
+    """
+    if device.type != "cuda":
+        return int(CPU_SHARE * _available_bytes())
+    free, _ = torch.cuda.mem_get_info(device)
+    # What torch's allocator keeps of freed tensors is in use for the driver, but free for the next tensors.
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    one_sequence = math.ceil((config.max_positions + 1) * cache_bytes_per_row(config, dtype) / USABLE_SHARE)
+    return max(free - CUDA_RESERVE, min(one_sequence, free))
+
+
+def _available_bytes() -> int:
+    try:
+        with open("/proc/meminfo") as lines:
+            return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):  # not Linux
+        return 4 * 2**30
+
+
+def rows_within(budget: int, config: ModelConfig, dtype: torch.dtype) -> int:
+    """Cache rows, over all sequences of a batch, that fit a budget of bytes."""
+    return int(USABLE_SHARE * budget) // cache_bytes_per_row(config, dtype)

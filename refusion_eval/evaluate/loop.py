@@ -7,35 +7,39 @@ instant therefore loses at most the requests in flight and the verdicts that wer
 again decodes what has no record, and judges what has no verdict.
 """
 
-from collections.abc import Mapping, Sequence
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 
 from refusion_eval.benchmarks import BENCHMARKS, Item, Task
 from refusion_eval.config import check_keys
-from refusion_eval.errors import ConfigError
-from refusion_eval.evaluate.scores import ScoreWriter
-from refusion_eval.evaluate.session import Session
+from refusion_eval.errors import ConfigError, ScaleOutError
 from refusion_eval.paths import tasks_path
-from refusion_eval.runs.job import Job, doc_hash, prompt_hash
+from refusion_eval.runs.job import Job, JobRunner, sample_key
+from refusion_eval.runs.manifest import build_manifest
 from refusion_eval.runs.model_args import ModelArgs, embedded_name
 from refusion_eval.runs.settings import choose_preset
 from refusion_eval.runs.system import ModelCache, System
-from refusion_eval.store.records import Sample, SampleKey
+from refusion_eval.runs.terminal import Interruption, ProgressDisplay, resume_hint
+from refusion_eval.scoring.judge import ScoreWriter
+from refusion_eval.store.records import Hardware, Manifest, Sample, SampleKey
+from refusion_eval.store.run_store import RunStore
+
+log = logging.getLogger(__name__)
 
 # No stop strings: a chat model ends its turn. The length belongs to the system under test, not to the task.
 GENERATION_KWARGS: Mapping[str, list[str]] = {"until": []}
 
+# scaleout is imported inside functions: torch.distributed and Ray load slowly, and most runs have one process.
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The result of a run.
-
-    Attributes:
-        run_dir: the run directory with the records.
-        failed: records of the samples that could not be decoded.
-        unscored: number of samples that could not be judged.
-    """
+    """The run directory, the samples that could not be decoded, and the number of those that could not be judged."""
 
     run_dir: Path
     failed: Sequence[Sample]
@@ -70,7 +74,7 @@ def find_tasks(names: Sequence[str]) -> list[Task]:
     """
     suites = {
         "refusion_suite": [Task(benchmark) for benchmark in BENCHMARKS.values()],
-        "mini_suite": [Task(benchmark, mini=True) for benchmark in BENCHMARKS.values()],
+        "mini_suite": [Task(benchmark, mini=True) for benchmark in BENCHMARKS.values() if benchmark.has_mini],
     }
     known = suites | {task.name: [task] for suite in suites.values() for task in suite}
     # `task_names` reads the names of benchmarks, and they are what a user most likely meant to write.
@@ -79,16 +83,7 @@ def find_tasks(names: Sequence[str]) -> list[Task]:
 
 
 def load_items(names: Sequence[str], data_dir: str | None) -> dict[Task, list[Item]]:
-    """Loads the items of tasks, before any checkpoint is touched.
-
-    Args:
-        names: as in `find_tasks`.
-        data_dir: folder with benchmark rows; see `Task.rows`.
-
-    Raises:
-        ConfigError: a name belongs to no task.
-        DataError: a task's rows cannot be found, or are malformed.
-    """
+    """Loads the items of tasks, before any checkpoint is touched. See `find_tasks` and `Task.items` for errors."""
     return {task: task.items(data_dir) for task in find_tasks(names)}
 
 
@@ -104,7 +99,7 @@ def evaluate(
 
     Args:
         args: the system; its `run_dir` must be set.
-        tasks: names of this project's tasks or suites.
+        tasks: as in `find_tasks`.
         limit: evaluates only the first items of every task.
         sandbox: "auto", or "none" to run model-written code without isolation.
         model_cache: shares the opened model with other evaluations of this process.
@@ -124,7 +119,7 @@ def evaluate(
         requests = [(_job(session.system, task, item), task, item) for task in items for item in items[task]]
         questions = {job.key: (task, item.row) for job, task, item in requests}
         assert session.store is not None
-        with ScoreWriter(session.store, sandbox=sandbox, waits=_is_timed_on_cpu(session)) as scores:
+        with ScoreWriter(session.store, sandbox=sandbox, waits=session.decodes_on_cpu) as scores:
             session.run([job for job, _, _ in requests], lambda job, sample: scores.judge(*questions[job.key], sample))
     return Outcome(run_dir=Path(args.run_dir), failed=session.failed, unscored=scores.num_unscored)
 
@@ -134,16 +129,8 @@ def _job(system: System, task: Task, item: Item) -> Job:
     resolved = system.resolve(task.name, GENERATION_KWARGS)
     prompt = system.user_prompt(item.prompt)
     real_prompt, sealed = item.sealing.unseal(prompt)  # hashes and records are of the markers of sealed texts
-    key = SampleKey(
-        task=task.name,
-        task_version=task.benchmark.version,
-        doc_hash=doc_hash(item.row),
-        prompt_hash=prompt_hash(prompt),
-        sample=0,
-        settings_hash=resolved.digest,
-    )
     return Job(
-        key=key,
+        key=sample_key(task.name, task.benchmark.version, item.row, prompt, resolved),
         benchmark=task.benchmark.name,
         item_id=item.id,
         prompt_ids=system.encode(real_prompt),
@@ -153,5 +140,185 @@ def _job(system: System, task: Task, item: Item) -> Job:
     )
 
 
-def _is_timed_on_cpu(session: Session) -> bool:
-    return session.args.engine == "local" and session.system.model.device.type == "cpu"
+class Session:
+    """A system, its runner and its run store; a context manager. Nothing is opened before it is needed.
+
+    Attributes:
+        system: the checkpoint and its decoder, as far as this process opens them.
+        failed: records of the requests that could not be decoded.
+
+    Args:
+        args: what to load and how to run it.
+        task_versions: task name -> version, recorded in the manifest.
+        model_cache: shares the opened model with other sessions of this process.
+    """
+
+    def __init__(
+        self,
+        args: ModelArgs,
+        *,
+        task_versions: Mapping[str, str] | None = None,
+        model_cache: ModelCache | None = None,
+    ) -> None:
+        self.args = args
+        self.failed: list[Sample] = []
+        self._task_versions = dict(task_versions or {})
+        self._store: RunStore | None = None
+        self._runner: JobRunner | None = None
+        if args.engine == "ray":  # this process opens less than was asked for, because only workers decode
+            from refusion_eval.scaleout import ray_runner
+
+            args = ray_runner.driver_args(args)
+        self.system = System(
+            args, model_cache, get_or_compute=self._get_or_compute, num_processes=_num_local_processes()
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Releases the runner's processes and the run directory; a later request opens them again."""
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+        self.close_store()
+
+    def close_store(self) -> None:
+        """Releases the run directory; harmless if it is not open."""
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    @property
+    def store(self) -> RunStore | None:
+        """The run store, opened when it is first asked for; None without a run directory."""
+        if self._store is None and self.args.run_dir is not None:
+            self._store = RunStore.open(self.args.run_dir, self.manifest())
+        return self._store
+
+    @property
+    def runner(self) -> JobRunner:
+        """Decodes the jobs: this process, the processes of its launcher, or workers on a Ray cluster."""
+        if self._runner is None:
+            self._runner = self._choose_runner()
+        return self._runner
+
+    @property
+    def decodes_on_cpu(self) -> bool:
+        """Whether requests are decoded on the processors of this machine."""
+        return self.args.engine == "local" and self.system.model.device.type == "cpu"
+
+    def manifest(self) -> Manifest:
+        """Describes the run: as the first worker sees it where this process decodes nothing."""
+        if self.args.engine != "ray":
+            return build_manifest(self.system, self._task_versions)
+        from refusion_eval.scaleout.ray_runner import RayRunner
+
+        assert isinstance(self.runner, RayRunner)
+        return self.runner.manifest(self._task_versions)
+
+    def _choose_runner(self) -> JobRunner:
+        """Raises ScaleOutError in a worker of a launcher's processes, which decodes for rank 0 and drives no run."""
+        if self.args.engine == "ray":
+            from refusion_eval.scaleout.ray_runner import RayRunner
+
+            return RayRunner(self.args, self.system, self._register_process)
+        if not _has_launcher():
+            return self.system.decoder
+        from refusion_eval.scaleout.channel import open_channel
+        from refusion_eval.scaleout.torchrun import TorchrunRunner
+
+        channel = open_channel()
+        if channel is None:
+            return self.system.decoder
+        if channel.info.rank > 0:
+            raise ScaleOutError(
+                f"process {channel.info.rank} of a launcher decodes for process 0 and drives no run of its own; call "
+                "refusion_eval.evaluate.loop.run_worker_or_return(args) before the run"
+            )
+        return TorchrunRunner(channel, self.system, self._register_process)
+
+    def _get_or_compute(self, name: str, compute: Callable[[], Any]) -> Any:
+        return compute() if self._store is None else self._store.get_or_compute(name, compute)
+
+    def _register_process(self, hardware: Hardware, pid: int) -> str:
+        return self.store.register_process(hardware, pid=pid) if self.store else ""
+
+    def run(self, jobs: Sequence[Job], on_sample: Callable[[Job, Sample], None], *, check_all: bool = False) -> None:
+        """Sees to it that every job has a good record: decodes the jobs whose record is missing or failed.
+
+        A first SIGINT or SIGTERM lets the requests in flight end; a second one does not.
+
+        Args:
+            jobs: the requests.
+            on_sample: called with each job and its record: with recorded ones first, then as decoding ends. A record
+                is in the run store before that.
+            check_all: refuse the whole run if one prompt cannot be decoded, instead of recording a failure.
+
+        Raises:
+            ConfigError: a prompt cannot be decoded, with `check_all`; nothing was decoded.
+            Interrupted: a signal asked for an end; finished requests are recorded.
+        """
+        totals = Counter(job.key.task for job in jobs)
+        store = self.store
+        if store:
+            store.expect(totals)
+        interruption = Interruption(lambda: resume_hint(self.args.run_dir), finish_first=True)
+        with interruption, ProgressDisplay(self.args.system_name, dict(totals)) as progress:
+            missing: dict[SampleKey, Job] = {}
+            for job in jobs:
+                sample = store.get(job.key) if store else None
+                if sample is not None and sample.error is None:
+                    on_sample(job, sample)
+                    progress.stored(job.key.task)
+                else:
+                    missing.setdefault(job.key, job)
+            ordered = sorted(missing.values(), key=lambda job: not job.alone)
+            if check_all:
+                self._check_prompts(ordered)
+            for sample in self.runner.run(interruption.stoppable(ordered)):
+                if store:
+                    store.append(sample)
+                if sample.error is not None:
+                    self.failed.append(sample)
+                    log.error("%s %s failed: %s", sample.key.task, sample.item_id, _last_line(sample.error))
+                on_sample(missing[sample.key], sample)
+                progress.decoded(sample)
+
+    def _check_prompts(self, jobs: Sequence[Job]) -> None:
+        refusals = [(job, reason) for job in jobs if (reason := self.runner.refusal(job))]
+        if refusals:
+            job, reason = refusals[0]
+            more = f" ({len(refusals)} of {len(jobs)} prompts are refused; this is the first)" if refusals[1:] else ""
+            raise ConfigError(f"{job.key.task} item {job.item_id}: {reason}{more}; nothing was decoded")
+
+
+def _last_line(text: str) -> str:
+    return text.strip().splitlines()[-1]
+
+
+def run_worker_or_return(args: ModelArgs) -> None:
+    """Returns immediately on rank 0 and without a launcher. On any other rank, runs the worker loop and exits.
+
+    A command calls this before it runs anything. See `refusion_eval.scaleout.torchrun.run_worker_or_return`.
+    """
+    if _has_launcher():
+        from refusion_eval.scaleout import torchrun
+
+        torchrun.run_worker_or_return(args)
+
+
+def _num_local_processes() -> int:
+    """Processes of this run on this machine."""
+    if not _has_launcher():
+        return 1
+    from refusion_eval.scaleout.channel import num_local_processes
+
+    return num_local_processes()
+
+
+def _has_launcher() -> bool:
+    return "RANK" in os.environ

@@ -1,54 +1,59 @@
 """Repeats a recorded run from its own record, and compares the two sample by sample."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from refusion_eval.errors import ConfigError, StoreError
-from refusion_eval.evaluate.loop import evaluate
-from refusion_eval.evaluate.session import run_worker_or_return
+from refusion_eval.evaluate.loop import evaluate, run_worker_or_return
 from refusion_eval.runs.manifest import build_manifest
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args
 from refusion_eval.runs.system import ModelCache, System
-from refusion_eval.store.manifest import differences
-from refusion_eval.store.records import PASSED, SampleKey
+from refusion_eval.store.records import PASSED, SampleKey, differences
 from refusion_eval.store.run_reader import Run, RunReader
 
+_SHOWN = 10  # items of each kind of difference that are named
 
-@dataclass(frozen=True, kw_only=True)
-class Repetition:
+
+class Repetition(NamedTuple):
     """The comparison of a run with its repetition.
 
     Attributes:
         run_dir: directory of the second run.
         num_samples: number of samples of the first run.
-        other_requests: samples of the first run whose request the second did not make: prompt, item or settings differ.
-        other_tokens: samples whose tokens differ.
-        other_verdicts: samples with equal tokens and different verdicts.
+        differing: kind of difference -> samples of the first run. One whose request the second run did not make (its
+            prompt, item or settings differ) has no tokens to be compared, and one with other tokens no verdict.
         other_conditions: differences of versions and machine, one line each.
         num_failed: number of samples of the second run that could not be decoded or judged.
     """
 
     run_dir: Path
     num_samples: int
-    other_requests: Sequence[str]
-    other_tokens: Sequence[str]
-    other_verdicts: Sequence[str]
+    differing: Mapping[str, Sequence[str]]
     other_conditions: Sequence[str]
     num_failed: int
 
     @property
     def is_same(self) -> bool:
         """Whether every sample is as it was recorded."""
-        return not (self.other_requests or self.other_tokens or self.other_verdicts or self.num_failed)
+        return not (any(self.differing.values()) or self.num_failed)
+
+    def in_words(self) -> str:
+        """The comparison for a terminal: what is equal, then what is not, up to ten items of each kind."""
+        verdict = "all as recorded" if self.is_same else "not all as recorded"
+        lines = [f"{self.num_samples} samples made again in {self.run_dir}: {verdict}"]
+        for kind, items in self.differing.items():
+            if items:
+                more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
+                lines.append(f"  {len(items)} {kind}: {', '.join(items[:_SHOWN])}{more}")
+        if self.num_failed:
+            lines.append(f"  {self.num_failed} could not be decoded or judged; run the same command again")
+        lines += [f"  {condition}" for condition in self.other_conditions]
+        return "\n".join(lines)
 
 
 def arguments_of(run: Run, **changes: str | None) -> ModelArgs:
-    """The model arguments of a recorded run.
-
-    Args:
-        run: the recorded run.
-        changes: arguments that replace recorded ones; None keeps the recorded value.
+    """The model arguments of a recorded run, with changes that are not None in their place.
 
     Raises:
         ConfigError: the run was recorded by a version that did not keep its arguments.
@@ -100,38 +105,28 @@ def rerun(run_dir: Path, again_dir: Path, *, data: Path | None = None, sandbox: 
         num_failed += len(outcome.failed) + outcome.unscored
     names = ("package_version", "versions", "git_commit", "hardware")
     before, after = ({name: manifest.to_json()[name] for name in names} for manifest in (run.manifest, now))
-    conditions = differences(before, after)
-    return _compared(recorded, again_dir, conditions, num_failed)
+    return Repetition(
+        again_dir, len(recorded), _differing(recorded, _samples(again_dir)), differences(before, after), num_failed
+    )
 
 
-@dataclass(frozen=True)
-class _Result:
+class _Result(NamedTuple):
     """What is compared of one sample."""
 
     item: str
-    tokens: list[int] | None
-    text: str
+    content: tuple[list[int] | None, str]  # tokens and text
     verdict: float | None
 
 
-def _compared(
-    before: Mapping[SampleKey, _Result], again_dir: Path, conditions: Sequence[str], num_failed: int
-) -> Repetition:
-    after = _samples(again_dir)
-    common = {key: (result, after[key]) for key, result in before.items() if key in after}
-    other_tokens = [a.item for a, b in common.values() if (a.tokens, a.text) != (b.tokens, b.text)]
-    other_verdicts = [
-        a.item for a, b in common.values() if (a.tokens, a.text) == (b.tokens, b.text) and a.verdict != b.verdict
-    ]
-    return Repetition(
-        run_dir=again_dir,
-        num_samples=len(before),
-        other_requests=[result.item for key, result in before.items() if key not in after],
-        other_tokens=other_tokens,
-        other_verdicts=other_verdicts,
-        other_conditions=conditions,
-        num_failed=num_failed,
-    )
+def _differing(before: Mapping[SampleKey, _Result], after: Mapping[SampleKey, _Result]) -> dict[str, list[str]]:
+    pairs = [(result, after[key]) for key, result in before.items() if key in after]
+    return {
+        "other requests (prompt, item or settings)": [r.item for key, r in before.items() if key not in after],
+        "other tokens": [old.item for old, new in pairs if old.content != new.content],
+        "equal tokens, other verdict": [
+            old.item for old, new in pairs if old.content == new.content and old.verdict != new.verdict
+        ],
+    }
 
 
 def _samples(run_dir: Path) -> dict[SampleKey, _Result]:
@@ -140,30 +135,8 @@ def _samples(run_dir: Path) -> dict[SampleKey, _Result]:
         verdicts = {score.key: score.value for score in reader.scores() if score.metric == PASSED}
         return {
             sample.key: _Result(
-                f"{sample.key.task} {sample.item_id}", sample.tokens, sample.text, verdicts.get(sample.key)
+                f"{sample.key.task} {sample.item_id}", (sample.tokens, sample.text), verdicts.get(sample.key)
             )
             for sample in reader.samples(traces=False)
             if sample.error is None
         }
-
-
-def in_words(result: Repetition) -> str:
-    """The comparison for a terminal: what is equal, then what is not, up to ten items of each kind."""
-    verdict = "all as recorded" if result.is_same else "not all as recorded"
-    lines = [f"{result.num_samples} samples made again in {result.run_dir}: {verdict}"]
-    kinds = (
-        ("other requests (prompt, item or settings)", result.other_requests),
-        ("other tokens", result.other_tokens),
-        ("equal tokens, other verdict", result.other_verdicts),
-    )
-    for kind, items in kinds:
-        if items:
-            more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
-            lines.append(f"  {len(items)} {kind}: {', '.join(items[:_SHOWN])}{more}")
-    if result.num_failed:
-        lines.append(f"  {result.num_failed} could not be decoded or judged; run the same command again")
-    lines += [f"  {condition}" for condition in result.other_conditions]
-    return "\n".join(lines)
-
-
-_SHOWN = 10

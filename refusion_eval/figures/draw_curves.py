@@ -1,18 +1,40 @@
-"""Figures 3, 6 and 7: locality, the frontier of score and parallelism, scaling with data."""
+"""Figures 3, 4, 6, 7 and 8: curves of measured points with their intervals."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
-from refusion_eval.figures import drawn, style
-from refusion_eval.figures.curves import DISTANCES
-from refusion_eval.figures.names import task_title
+from refusion_eval.decoders import Style
+from refusion_eval.figures import style
+from refusion_eval.figures.names import NO_PUBLISHED, benchmark_title, caption, mini_sentence, task_title
+from refusion_eval.figures.points import DELTA_SCORE, DELTA_TPS, DISTANCES
 from refusion_eval.figures.rows import OPERATING_POINT, Point
+from refusion_eval.results.figure import read_published
 
 MOST_COLUMNS = 4  # most columns of Figure 7
+
+_SCORES = {"accuracy": "Accuracy (%)", "pass@1": "pass@1 (%)", "tps": "Tokens/s"}
+_RING: Mapping = {
+    "marker": "o",
+    "markersize": 8.5,
+    "markerfacecolor": "none",
+    "markeredgecolor": style.BLACK,
+    "markeredgewidth": 0.9,
+    "linestyle": "none",
+}
+# Setting -> its name in print, and the claim in claims.csv that states the sweet spot.
+_SETTINGS = {
+    "tau_slot": (r"$\tau_{\mathrm{slot}}$", "P15"),
+    "tau_token": (r"$\tau_{\mathrm{token}}$", "P16"),
+    "slot_size": ("slot size $k$", "P17"),
+    "block_size": ("block size $b$", "P18"),
+}
+_LEAST_RANGE = 6.0  # points of score in Figures 4 and 8, so that differences of single items look small
+_SIZES = ("slot_size", "block_size")  # drawn on a logarithmic axis
 
 
 def draw_locality(points: Sequence[Point]) -> Figure:
@@ -21,19 +43,15 @@ def draw_locality(points: Sequence[Point]) -> Figure:
     series = sorted({point.series for point in points}, key=lambda name: float(name.partition("=")[2]))
     with style.paper_style():
         figure = style.new_figure(style.COLUMN_WIDTH if len(panels) == 1 else style.TEXT_WIDTH, 2.2)
-        for number, (axes, panel) in enumerate(zip(drawn.row_of_axes(figure, len(panels)), panels, strict=True)):
+        grid = figure.subplots(1, len(panels), squeeze=False)[0]
+        for number, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
             for place, name in enumerate(series):
                 curve = [point for point in points if (point.panel, point.series) == (panel, name)]
                 look = style.ORDERED[place % len(style.ORDERED)]
                 for side in (-1, 1):  # there is no distance 0, so the line has a gap
                     half = [point for point in curve if point.x * side > 0]
-                    drawn.line(
-                        axes,
-                        half,
-                        [_place(point.x) for point in half],
-                        look,
-                        half[0].label if side < 0 and half else "",
-                    )
+                    label = half[0].label if side < 0 and half else ""
+                    _curve(axes, half, look, label, xs=[_place(point.x) for point in half])
             axes.axvline(0, color=style.BLACK, linewidth=0.6, linestyle=(0, (1, 1)))
             axes.set_xticks(
                 [_place(d) for d in DISTANCES], [f"{d}".replace("-", "\u2212") for d in DISTANCES], rotation=90
@@ -43,8 +61,8 @@ def draw_locality(points: Sequence[Point]) -> Figure:
             axes.set_xlabel("Distance from the revealed token")
             axes.set_ylabel("Jensen-Shannon divergence (nats)" if number == 0 else "")
             axes.legend(title="masked share", title_fontsize=7, loc="upper right")
-            style.panel_title(axes, number, panel) if len(panels) > 1 else axes.set_title(panel, loc="left")
-        style.add_caption(figure, [drawn.mini_note(points), *drawn.caption(points, "responses"), drawn.NO_PUBLISHED])
+            style.panel_title(axes, number if len(panels) > 1 else None, panel)
+        style.add_caption(figure, [mini_sentence(points), *caption(points, "responses"), NO_PUBLISHED])
     return figure
 
 
@@ -61,23 +79,15 @@ def draw_frontier(points: Sequence[Point]) -> Figure:
         axes = figure.subplots()
         for name in series:
             curve = sorted((point for point in points if point.series == name), key=lambda point: point.x)
-            drawn.line(
-                axes, curve, [point.x for point in curve], style.style_of(name, series), curve[0].label, x_bars=True
-            )
-            drawn.ring(axes, curve)
+            _curve(axes, curve, style.style_of(name, series), curve[0].label, x_bars=True)
         axes.set_xlabel("Tokens per forward (TPF)")
-        axes.set_ylabel(drawn.SCORES.get(points[0].metric, points[0].metric))
+        axes.set_ylabel(_SCORES.get(points[0].metric, points[0].metric))
         handles, labels = axes.get_legend_handles_labels()
         if any(point.mark == OPERATING_POINT for point in points):
-            handles.append(Line2D([], [], **drawn.RING))
+            handles.append(Line2D([], [], **_RING))
             labels.append("operating point")
         figure.legend(handles, labels, loc="outside upper center", ncols=2, columnspacing=1.4)
-        sentences = [
-            drawn.mini_note(points),
-            f"{drawn.benchmark_title(points)}.",
-            *drawn.caption(points),
-            drawn.NO_PUBLISHED,
-        ]
+        sentences = [mini_sentence(points), f"{benchmark_title(points)}.", *caption(points), NO_PUBLISHED]
         style.add_caption(figure, sentences)
     return figure
 
@@ -102,7 +112,7 @@ def draw_scaling(points: Sequence[Point]) -> Figure:
             axes.remove()
         if len(series) > 1:
             grid[0, 0].legend()
-        style.add_caption(figure, [drawn.mini_note(points), *drawn.caption(points), drawn.NO_PUBLISHED])
+        style.add_caption(figure, [mini_sentence(points), *caption(points), NO_PUBLISHED])
     return figure
 
 
@@ -112,17 +122,14 @@ def _scaling_panel(cells: Sequence[Axes], points: Sequence[Point], series: Seque
     for row, axes in enumerate(cells):
         shown = [point for point in points if (point.metric == "tps") == (row == 1)]
         for name in series:
-            line = [point for point in shown if point.series == name]
-            look = style.style_of(name, series)
-            drawn.line(axes, line, [point.x for point in line], look, line[0].label if line else "")
+            curve = [point for point in shown if point.series == name]
+            _curve(axes, curve, style.style_of(name, series), curve[0].label if curve else "")
         if shown:
-            axes.set_ylabel(drawn.SCORES.get(shown[0].metric, shown[0].metric))
+            axes.set_ylabel(_SCORES.get(shown[0].metric, shown[0].metric))
         axes.set_xscale("log")
         axes.set_xlim(values[0] / 1.5, values[-1] * 1.5)
-        last = row == len(cells) - 1
-        axes.set_xticks(values, [_amount(value) if last else "" for value in values], rotation=45)
-        if last:
-            axes.set_xlabel("Training samples")
+        axes.set_xticks(values, [_amount(value) if axes is cells[-1] else "" for value in values], rotation=45)
+    cells[-1].set_xlabel("Training samples")
 
 
 def _amount(value: float) -> str:
@@ -130,3 +137,158 @@ def _amount(value: float) -> str:
         if value >= size:
             return f"{value / size:.3g}{letter}"
     return f"{value:g}"
+
+
+def draw_swept(points: Sequence[Point]) -> Figure:
+    """Figures 4 and 8: score and throughput minus the baseline's, with the sweet spot of each setting shaded."""
+    panels = sorted(dict.fromkeys(point.panel for point in points), key=lambda name: [*_SETTINGS, name].index(name))
+    series = list(dict.fromkeys(point.series for point in points))
+    rows = ((DELTA_SCORE, "$\\Delta$ score (points)"), (DELTA_TPS, "$\\Delta$ TPS (tokens/s)"))
+    with style.paper_style():
+        figure = style.new_figure(style.COLUMN_WIDTH if len(panels) == 1 else style.TEXT_WIDTH, 2.7)
+        grid = figure.subplots(2, len(panels), sharex="col", sharey="row", squeeze=False)
+        for column, panel in enumerate(panels):
+            for (metric, name), axes in zip(rows, grid[:, column], strict=True):
+                _draw_sweet_spot(axes, panel, points)
+                axes.axhline(0, color=style.BLACK, linewidth=0.6, linestyle=(0, (4, 2)), zorder=1)
+                for system in series:
+                    key = (panel, metric, system)
+                    curve = [point for point in points if (point.panel, point.metric, point.series) == key]
+                    _curve(axes, curve, style.style_of(system, series))
+                axes.set_ylabel(name if column == 0 else "")
+            _setting_axis(grid[1, column], panel, points)
+            if len(panels) > 1:
+                style.panel_title(grid[0, column], column, _SETTINGS.get(panel, (panel,))[0])
+        low, high = grid[0, 0].get_ylim()
+        if high - low < _LEAST_RANGE:
+            middle = (low + high) / 2
+            grid[0, 0].set_ylim(middle - _LEAST_RANGE / 2, middle + _LEAST_RANGE / 2)
+        num_columns = 4 if len(panels) > 1 else 2
+        figure.legend(handles=_swept_legend(points), loc="outside upper center", ncols=num_columns, columnspacing=1.4)
+        figure.align_ylabels(grid[:, 0])
+        sentences = [
+            f"{benchmark_title(points)}. $\\Delta$: minus the autoregressive baseline (AR).",
+            mini_sentence(points),
+            *caption(points),
+            "Shaded: values around the operating point with a score no worse than AR's (the upper bound of the "
+            "difference is at least 0) and a higher throughput (its lower bound is above 0).",
+            "" if points[0].mini else "Dotted: bounds of the sweet spot that the paper prints.",
+        ]
+        style.add_caption(figure, sentences)
+    return figure
+
+
+def _setting_axis(axes: Axes, panel: str, points: Sequence[Point]) -> None:
+    values = sorted({point.x for point in points if point.panel == panel})
+    if panel in _SIZES:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(values, [f"{value:g}" for value in values])
+        axes.set_xlim(values[0] / 2**0.4, values[-1] * 2**0.4)
+    else:
+        axes.set_xlim(min(values) - 0.04, max(values) + 0.04)
+    axes.set_xlabel(_SETTINGS.get(panel, (panel,))[0])
+
+
+def sweet_spot(points: Sequence[Point], panel: str, series: str) -> tuple[float, float] | None:
+    """The range of a setting around the operating point with a score and a throughput like the baseline's or better.
+
+    The range consists of neighbouring values, the operating point among them. At each of them the score is not worse
+    than the baseline's (the upper bound of the difference, or the difference itself without an interval, is at least 0)
+    and the throughput is higher (the lower bound of the difference is above 0).
+
+    Returns:
+        The least and the greatest value; None if the operating point does not qualify or is not known.
+    """
+    curve = [point for point in points if (point.panel, point.series) == (panel, series)]
+    score = {p.x: p.y if math.isnan(p.y_high) else p.y_high for p in curve if p.metric == DELTA_SCORE}
+    speed = {p.x: p.y if math.isnan(p.y_low) else p.y_low for p in curve if p.metric == DELTA_TPS}
+    values = sorted(score.keys() & speed.keys())
+    good = [score[value] >= 0 and speed[value] > 0 for value in values]
+    operating = [value for value in values if any(p.x == value and p.mark == OPERATING_POINT for p in curve)]
+    if not operating or not good[values.index(operating[0])]:
+        return None
+    low = high = values.index(operating[0])
+    while low > 0 and good[low - 1]:
+        low -= 1
+    while high + 1 < len(values) and good[high + 1]:
+        high += 1
+    return values[low], values[high]
+
+
+def _draw_sweet_spot(axes: Axes, panel: str, points: Sequence[Point]) -> None:
+    """Shades the measured sweet spot, and marks the bounds of the published one beside real benchmarks."""
+    if spot := sweet_spot(points, panel, _main_series(points)):
+        low, high = spot  # widened, so that a range of a single value has an area
+        low, high = (low / 2**0.25, high * 2**0.25) if panel in _SIZES else (low - 0.02, high + 0.02)
+        axes.axvspan(low, high, facecolor=style.SWEET_SPOT, edgecolor=style.SWEET_EDGE, linewidth=0.5, zorder=0)
+    claim = _SETTINGS.get(panel, ("", ""))[1]
+    text = next((row["published"] for row in read_published("claims.csv") if row["id"] == claim), "")
+    bounds = text.strip("{}").replace("..", ",").split(",")
+    if len(bounds) == 2 and not points[0].mini:
+        for bound in bounds:
+            axes.axvline(float(bound), color=style.GREY, linewidth=0.8, linestyle=(0, (1, 1.5)), zorder=1)
+
+
+def _main_series(points: Sequence[Point]) -> str:
+    """ReFusion, also if it was made from another backbone than the paper's; else the first series."""
+    names = [point.series for point in points]
+    return next((name for name in names if name == "refusion" or name.startswith("refusion on ")), names[0])
+
+
+def _swept_legend(points: Sequence[Point]) -> list[Line2D | Patch]:
+    names = dict.fromkeys((point.series, point.label) for point in points)
+    handles: list[Line2D | Patch] = []
+    for system, label in names:
+        look = style.style_of(system, [name for name, _ in names])
+        handles.append(Line2D([], [], color=look.colour, marker=look.marker, linestyle=look.line, label=label))
+    if any(point.mark == OPERATING_POINT for point in points):
+        handles.append(Line2D([], [], **_RING, label="operating point"))
+    handles.append(Line2D([], [], color=style.BLACK, linewidth=0.6, linestyle=(0, (4, 2)), label="AR baseline"))
+    if any(sweet_spot(points, panel, _main_series(points)) for panel in {point.panel for point in points}):
+        handles.append(Patch(facecolor=style.SWEET_SPOT, edgecolor=style.SWEET_EDGE, linewidth=0.5, label="sweet spot"))
+    return handles
+
+
+def _curve(
+    axes: Axes,
+    points: Sequence[Point],
+    look: Style,
+    label: str = "",
+    *,
+    xs: Sequence[float] | None = None,
+    x_bars: bool = False,
+) -> None:
+    """Draws a curve with its intervals; a ring marks operating points, and a dagger stands above points with a note.
+
+    Args:
+        axes: axes to draw in.
+        points: points in order; nothing is drawn if there are none.
+        look: style of the system.
+        label: entry of the legend; empty for none.
+        xs: where the points stand on the axis; None for their own x.
+        x_bars: whether the intervals of x are drawn, too.
+    """
+    if not points:
+        return
+    xs = [point.x for point in points] if xs is None else xs
+    drawn = axes.errorbar(
+        xs,
+        [point.y for point in points],
+        xerr=style.bars(points, "x") if x_bars else None,
+        yerr=style.bars(points, "y"),
+        marker=look.marker,
+        linestyle=look.line,
+        color=look.colour,
+        markeredgecolor=style.BLACK,
+        markeredgewidth=0.4,
+        elinewidth=0.7,
+        capsize=1.6,
+        zorder=3,
+    )
+    if label:
+        drawn.lines[0].set_label(label)  # of the curve alone, so that the legend shows no bars
+    for x, point in zip(xs, points, strict=True):
+        if point.note:
+            axes.annotate("\u2020", (x, point.y), (0, 4), textcoords="offset points", ha="center", size=8)
+        if point.mark == OPERATING_POINT:
+            axes.plot([x], [point.y], zorder=4, **_RING)

@@ -1,7 +1,9 @@
 """Figures 5 and 9: a decoded text with each token in a box, coloured by its order or drawn at several moments."""
 
 import itertools
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from matplotlib import colormaps
@@ -13,7 +15,6 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from refusion_eval.figures import style
-from refusion_eval.figures.moments import Placed, lay_out
 from refusion_eval.figures.rows import TokenCell
 
 _MONO = "DejaVu Sans Mono"  # comes with matplotlib
@@ -42,7 +43,7 @@ _NAMES = {
 
 def draw_order(cells: Sequence[TokenCell]) -> Figure:
     """Figure 5: the text. Later tokens are darker, and the number of the step stands above the start of each slot."""
-    size = 6.5
+    size, line = 6.5, _LINE + 0.35
     page = style.COLUMN_WIDTH if _longest_line(cells) <= _characters(style.COLUMN_WIDTH, size) else style.TEXT_WIDTH
     width = _characters(page, size)
     placed = lay_out(cells, width)
@@ -52,17 +53,16 @@ def draw_order(cells: Sequence[TokenCell]) -> Figure:
     colours = LinearSegmentedColormap.from_list("order", colormaps["YlGnBu"](np.linspace(0.08, 0.95, 64)))
     with style.paper_style():
         num_lines = max(*(token.line + 1 for token in placed), _LEAST_LINES)
-        figure = style.new_figure(page, num_lines * size * (_LINE + 0.35) / _POINTS + 0.15)
+        figure = style.new_figure(page, num_lines * size * line / _POINTS + 0.15)
         axes = figure.subplots()
-        _page(axes, placed, width, _LINE + 0.35, num_lines)
-        before: tuple[int, int] | None = None
+        _page(axes, width, line, num_lines)
+        before = (0, -1)  # step and slot of the token before
         for token in placed:
-            share = norm(token.cell.order)
-            face = to_hex(colours(share))
-            _box(axes, token, face, "none", "#ffffff" if _is_dark(face) else style.BLACK, "", size, _LINE + 0.35)
+            face = to_hex(colours(norm(token.cell.order)))
+            _box(axes, token, (face, "none", "#ffffff" if _is_dark(face) else style.BLACK, ""), size, line)
             if (token.cell.order, token.cell.slot) != before:
-                at = (token.column * _CHARACTER, token.line * (_LINE + 0.35))
-                axes.text(at[0], at[1] + 0.3, str(token.cell.order), size=4.2, va="center", color=style.GREY)
+                x, y = token.column * _CHARACTER, token.line * line + 0.3
+                axes.text(x, y, str(token.cell.order), size=4.2, va="center", color=style.GREY)
             before = (token.cell.order, token.cell.slot)
         scale = figure.colorbar(
             ScalarMappable(norm, colours),
@@ -103,28 +103,75 @@ def draw_steps(cells: Sequence[TokenCell]) -> Figure:
         previous: dict[int, str] = {}
         for number, panel in enumerate(panels):
             axes = grid[number // columns, number % columns]
-            _page(axes, layouts[panel], width, _LINE, num_lines)
+            _page(axes, width, _LINE, num_lines)
             for token in layouts[panel]:
                 state = token.cell.state
                 if state == "fixed" and previous.get(token.cell.position) != "fixed":
                     state = "new"
-                face, edge, ink, hatch = _STATES[state]
-                _box(axes, token, face, edge, ink, hatch, size, _LINE, struck=state == "rejected")
+                _box(axes, token, _STATES[state], size, _LINE)
             previous = {token.cell.position: token.cell.state for token in layouts[panel]}
             style.panel_title(axes, number, layouts[panel][0].cell.title)
         for axes in grid.flat[len(panels) :]:
             axes.set_axis_off()
         shown = {cell.state for cell in cells} | {"new"}
-        handles = [
-            Patch(
-                facecolor=_STATES[state][0], edgecolor=_STATES[state][1], hatch=_STATES[state][3], label=_NAMES[state]
-            )
-            for state in _NAMES
-            if state in shown
-        ]
+        handles = []
+        for state, name in _NAMES.items():
+            if state in shown:
+                face, edge, _, hatch = _STATES[state]
+                handles.append(Patch(facecolor=face, edgecolor=edge, hatch=hatch, label=name))
         figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), handlelength=1.4)
         style.add_caption(figure, [*_about(cells[0]), "Accepted now: since the panel before."])
     return figure
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A token, or the part of a token that is in one line.
+
+    Attributes:
+        cell: the token.
+        line: 0-based line.
+        column: 0-based column of its first character.
+        length: number of characters of the final text.
+        text: text at this moment, at most `length` characters.
+    """
+
+    cell: TokenCell
+    line: int
+    column: int
+    length: int
+    text: str
+
+
+def lay_out(cells: Sequence[TokenCell], width: int) -> list[Placed]:
+    """Places every token in lines of the final text, which break at its line breaks and where a line is full.
+
+    A token is at its final place at every moment, so that moments can be compared. Text that does not fit is cut.
+
+    Args:
+        cells: tokens of one moment, by position.
+        width: characters in a line.
+    """
+    placed = []
+    line = column = 0
+    for cell in cells:
+        # A line break is shown as an arrow at the end of its line. An empty token takes one character.
+        final = cell.final.replace("\r", "").replace("\t", "    ") or "\u00b7"
+        draft = cell.text.replace("\n", "\u21b5").replace("\t", "    ")
+        used = 0
+        for part in filter(None, re.split("(\n)", final)):
+            shown = "\u21b5" if part == "\n" else part
+            is_final = cell.state == "fixed" or (part == "\n" and cell.text == cell.final)
+            for chunk in (shown[at : at + width] for at in range(0, len(shown), width)):
+                if column + len(chunk) > width:
+                    line, column = line + 1, 0
+                text = chunk if is_final else draft[used : used + len(chunk)]
+                placed.append(Placed(cell, line, column, len(chunk), text))
+                used += len(chunk)
+                column += len(chunk)
+            if part == "\n":
+                line, column = line + 1, 0
+    return placed
 
 
 def _characters(inches: float, size: float) -> int:
@@ -137,27 +184,16 @@ def _longest_line(cells: Sequence[TokenCell]) -> int:
     return max(len(line) + 1 for line in final.replace("\t", "    ").split("\n"))
 
 
-def _page(axes: Axes, placed: Sequence[Placed], width: int, line: float, num_lines: int | None = None) -> None:
+def _page(axes: Axes, width: int, line: float, num_lines: int) -> None:
     """Axes in units of the font size, the first line at the top."""
-    lines = num_lines or max(token.line for token in placed) + 1
     axes.set_xlim(0, width * _CHARACTER)
-    axes.set_ylim(lines * line, -0.2)
+    axes.set_ylim(num_lines * line, -0.2)
     axes.set_axis_off()
 
 
-def _box(
-    axes: Axes,
-    token: Placed,
-    face: str,
-    edge: str,
-    ink: str,
-    hatch: str,
-    size: float,
-    line: float,
-    *,
-    struck: bool = False,
-) -> None:
-    """Draws one token, or the part of it in one line."""
+def _box(axes: Axes, token: Placed, look: tuple[str, str, str, str], size: float, line: float) -> None:
+    """Draws one token, or the part of it in one line; the look is that of `_STATES`."""
+    face, edge, ink, hatch = look
     extent = max(token.length, 1) * _CHARACTER
     left, top = token.column * _CHARACTER, token.line * line + (line - 1.45)
     axes.add_patch(
@@ -170,7 +206,7 @@ def _box(
             x = left + (place + 0.5) * _CHARACTER
             text = axes.text(x, middle, character, size=size, family=_MONO, color=ink, parse_math=False)
             text.set(ha="center", va="center_baseline")
-    if struck:
+    if look is _STATES["rejected"]:
         axes.plot([left, left + extent], [middle, middle], color=ink, linewidth=0.6)
 
 

@@ -1,35 +1,34 @@
 """Every figure of the paper by name: what it is drawn from, and what draws it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.figures import curves, draw_baseline, draw_curves, draw_swept, draw_text, versus
+from refusion_eval.figures import draw_curves, draw_text, points
+from refusion_eval.figures.draw_baseline import draw_against_baseline
 from refusion_eval.figures.rows import Point, TokenCell, is_rows_file, read_rows, write_rows
 from refusion_eval.figures.style import save_figure
 
 
-@dataclass(frozen=True, kw_only=True)
-class PaperFigure:
+class PaperFigure(NamedTuple):
     """A figure of the paper.
 
     Attributes:
         shows: what the figure shows, for readers.
         sources: what its rows are read from, for readers.
-        kind: class of its rows.
         read: reads the rows from sources for a benchmark; None if a run's samples and tokenizer are needed.
         draw: draws the rows.
+        kind: class of its rows.
     """
 
     shows: str
     sources: str
-    kind: type[Point] | type[TokenCell] = Point
     read: Callable[[Sequence[Path], str], Sequence[Any]] | None
     draw: Callable[[Sequence[Any]], Figure]
+    kind: type[Point] | type[TokenCell] = Point
 
 
 _SWEEPS = "folders of sweeps (refusion-eval sweep)"
@@ -37,55 +36,30 @@ _RUN = "a run directory"
 
 FIGURES: Mapping[str, PaperFigure] = {
     "figure1": PaperFigure(
-        shows="score and throughput against the autoregressive baseline",
-        sources="run directories and results CSV files; none draws the published points alone",
-        read=versus.against_baseline,
-        draw=draw_baseline.draw_against_baseline,
+        "score and throughput against the autoregressive baseline",
+        "run directories and results CSV files; none draws the published points alone",
+        points.against_baseline,
+        draw_against_baseline,
     ),
     "figure3": PaperFigure(
-        shows="what a revealed token changes, by distance",
-        sources="CSV files of refusion-eval locality",
-        read=lambda paths, task: curves.locality_points(paths),
-        draw=draw_curves.draw_locality,
+        "what a revealed token changes, by distance",
+        "CSV files of refusion-eval locality",
+        lambda paths, task: points.locality_points(paths),
+        draw_curves.draw_locality,
     ),
     "figure4": PaperFigure(
-        shows="sweeps of tau_slot, tau_token and the slot size",
-        sources=_SWEEPS,
-        read=versus.swept,
-        draw=draw_swept.draw_swept,
+        "sweeps of tau_slot, tau_token and the slot size", _SWEEPS, points.swept, draw_curves.draw_swept
     ),
-    "figure6": PaperFigure(
-        shows="score against tokens per forward",
-        sources=_SWEEPS,
-        read=versus.frontier,
-        draw=draw_curves.draw_frontier,
-    ),
+    "figure6": PaperFigure("score against tokens per forward", _SWEEPS, points.frontier, draw_curves.draw_frontier),
     "figure7": PaperFigure(
-        shows="scaling with training data",
-        sources=f"CSV with {','.join(curves.SCALING_COLUMNS)}",
-        read=lambda paths, task: curves.scaling_points(paths),
-        draw=draw_curves.draw_scaling,
+        "scaling with training data",
+        f"CSV with {','.join(points.SCALING_COLUMNS)}",
+        lambda paths, task: points.scaling_points(paths),
+        draw_curves.draw_scaling,
     ),
-    "figure8": PaperFigure(
-        shows="sweep of the block size",
-        sources=_SWEEPS,
-        read=versus.swept,
-        draw=draw_swept.draw_swept,
-    ),
-    "figure5": PaperFigure(
-        shows="order of generation on the text",
-        sources=_RUN,
-        kind=TokenCell,
-        read=None,
-        draw=draw_text.draw_order,
-    ),
-    "figure9": PaperFigure(
-        shows="decoding step by step",
-        sources=_RUN,
-        kind=TokenCell,
-        read=None,
-        draw=draw_text.draw_steps,
-    ),
+    "figure8": PaperFigure("sweep of the block size", _SWEEPS, points.swept, draw_curves.draw_swept),
+    "figure5": PaperFigure("order of generation on the text", _RUN, None, draw_text.draw_order, TokenCell),
+    "figure9": PaperFigure("decoding step by step", _RUN, None, draw_text.draw_steps, TokenCell),
 }
 
 
@@ -112,7 +86,7 @@ def rows_of(name: str, sources: Sequence[Path], task: str | None = None) -> Sequ
         return read_rows(own[0], figure.kind)
     if not sources and name != "figure1":
         raise ConfigError(f"{name} is drawn from {figure.sources}; name them, or the CSV that it was drawn from")
-    return None if figure.read is None else figure.read(sources, task or versus.TASK)
+    return None if figure.read is None else figure.read(sources, task or points.TASK)
 
 
 def write_figure(name: str, rows: Sequence[Any], out: Path) -> list[Path]:

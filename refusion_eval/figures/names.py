@@ -1,11 +1,11 @@
 """Names and sentences that tables and plots have in common."""
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
 from refusion_eval.benchmarks import BENCHMARKS, find_task
 from refusion_eval.figures.rows import Point
-from refusion_eval.results.figure import TASKS, Figure
-from refusion_eval.results.published import read_published
+from refusion_eval.results.figure import TASKS, Figure, read_published
 
 TASK_NAMES: Mapping[str, str] = {task: BENCHMARKS[task].title for task in TASKS}
 MINI_SENTENCE = "Mini tasks are synthetic look-alikes, not the real benchmarks, and compare with no published figure."
@@ -13,6 +13,7 @@ FUSED_SENTENCE = (
     "ReFusion here with fused forwards: this engine's gain, fewer forwards for the same tokens than the "
     "paper's algorithm makes."
 )
+NO_PUBLISHED = "The paper's values are not public."
 
 
 def task_title(task: str, mini: bool) -> str:
@@ -20,16 +21,6 @@ def task_title(task: str, mini: bool) -> str:
     known = find_task(task)
     name = known.benchmark.name if known is not None and known.name == task else task
     return f"{'mini ' if mini else ''}{BENCHMARKS[name].title if name in BENCHMARKS else name}"
-
-
-def mini_sentence(any_mini: bool) -> str:
-    """The sentence that every table or plot with mini tasks comes with."""
-    return MINI_SENTENCE if any_mini else ""
-
-
-def fused_sentence(figures: Iterable[Figure | Point]) -> str:
-    """The sentence that every table or plot with fused forwards comes with."""
-    return FUSED_SENTENCE if any(figure.fused for figure in figures) else ""
 
 
 def system_label(figure: Figure) -> str:
@@ -42,3 +33,35 @@ def system_label(figure: Figure) -> str:
         return figure.label
     labels = {row["system"]: row["label"] for row in read_published("published.csv")}
     return labels.get(figure.system, figure.label)
+
+
+def mini_sentence(figures: Iterable[Figure | Point]) -> str:
+    """The sentence that every table or plot with mini tasks comes with; empty without any."""
+    return MINI_SENTENCE if any(figure.mini for figure in figures) else ""
+
+
+def fused_sentence(figures: Iterable[Figure | Point]) -> str:
+    """The sentence that every table or plot with fused forwards comes with; empty without any."""
+    return FUSED_SENTENCE if any(figure.fused for figure in figures) else ""
+
+
+def benchmark_title(points: Sequence[Point]) -> str:
+    """Title of the benchmark that the points belong to."""
+    return task_title(points[0].task, points[0].mini)
+
+
+def caption(points: Sequence[Point], unit: str = "items") -> list[str]:
+    """Sentences about intervals, items, hardware, and what is incomplete."""
+    if not points:
+        return []
+    counts = sorted({point.n for point in points if point.n})
+    with_bars = any(not math.isnan(point.y_low) for point in points)
+    shown = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}" if counts else "not stated"
+    machines = sorted({point.hardware for point in points if point.hardware})
+    notes = sorted({point.note for point in points if point.note})
+    return [
+        f"Filled: measured, n = {shown} {unit} a point{', bars: 95% bootstrap intervals' if with_bars else ''}.",
+        f"Hardware: {', '.join(machines)}." if machines else "",
+        fused_sentence(points),
+        f"\u2020 {'; '.join(notes)}." if notes else "",
+    ]

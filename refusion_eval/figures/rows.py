@@ -2,13 +2,12 @@
 
 import csv
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from refusion_eval.errors import DataError
-from refusion_eval.metrics.bootstrap import Interval
 from refusion_eval.results.figure import Origin
 from refusion_eval.results.render import csv_text
 from refusion_eval.store.atomic_write import write_output
@@ -60,11 +59,6 @@ class Point:
     fused: bool = False
     note: str = ""
 
-    def interval(self, axis: str) -> Interval:
-        """Value and bounds of `x` or `y`."""
-        value, low, high = (getattr(self, f"{axis}{bound}") for bound in ("", "_low", "_high"))
-        return Interval(value, low, high, self.n)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCell:
@@ -108,7 +102,7 @@ Row = TypeVar("Row", Point, TokenCell)
 
 def write_rows(path: Path, kind: type[Row], rows: Iterable[Row]) -> None:
     """Writes rows. Equal rows give equal bytes. Raises StoreError if the file cannot be written."""
-    write_output(path, csv_text(_columns(kind), map(astuple, rows)))
+    write_output(path, csv_text(list(_types(kind)), map(astuple, rows)))
 
 
 def is_rows_file(path: Path, kind: type) -> bool:
@@ -116,71 +110,60 @@ def is_rows_file(path: Path, kind: type) -> bool:
     if not path.is_file():
         return False
     with path.open(encoding="utf-8", errors="replace", newline="") as stream:
-        return stream.readline().strip() == ",".join(_columns(kind))
+        return stream.readline().strip() == ",".join(_types(kind))
 
 
 def read_rows(path: Path, kind: type[Row]) -> list[Row]:
-    """Rows that `write_rows` wrote.
-
-    Raises:
-        DataError: the file cannot be read, lacks a column, or holds a value of the wrong type.
-    """
-    types = {field.name: field.type for field in fields(kind)}
-    return [
-        kind(**{name: _value(record[name], types[name], f"{path}, line {line}, {name}") for name in types})
-        for line, record in read_records(path, tuple(types))
-    ]
+    """Rows that `write_rows` wrote. Raises DataError as `read_records`."""
+    types = _types(kind)
+    return [kind(**{name: record[name] for name in types}) for _, record in read_records(path, types)]
 
 
-def read_records(path: Path, columns: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
-    """The records of a CSV file with their line numbers.
+def read_records(path: Path, types: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The records of a CSV file, each with its file and line for messages.
 
     Args:
         path: the file.
-        columns: columns that the file must have; it may have more.
+        types: type by column: float and int (NaN for empty cells), bool, or anything else for text. The file must have
+            these columns; further ones are read as text.
 
     Raises:
-        DataError: the file cannot be read, is empty, or lacks a column or a cell.
+        DataError: the file cannot be read, is empty, lacks a column or a cell, or a cell holds no number.
     """
     try:
         with path.open(encoding="utf-8", newline="") as stream:
             reader = csv.DictReader(stream)
-            records = [(reader.line_num, record) for record in reader]
-            missing = [name for name in columns if name not in (reader.fieldnames or ())]
+            records = [(f"{path}, line {reader.line_num}", record) for record in reader]
+            missing = [name for name in types if name not in (reader.fieldnames or ())]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read ({error})") from error
     if missing:
         raise DataError(f"{path} lacks the columns {', '.join(missing)}")
     if not records:
         raise DataError(f"{path} has no rows, so there is nothing to draw")
-    for line, record in records:
-        if any(record[name] is None for name in columns):
-            raise DataError(f"{path}, line {line} has too few cells; was it written to the end?")
-    return records
+    for where, record in records:
+        if any(record[name] is None for name in types):
+            raise DataError(f"{where} has too few cells; was it written to the end?")
+    return [
+        (where, record | {name: _value(record[name], kind, f"{where}, {name}") for name, kind in types.items()})
+        for where, record in records
+    ]
 
 
-def numbers(record: dict[str, str], columns: Sequence[str], where: str) -> dict[str, float]:
-    """The numbers in some columns of a record, NaN for empty cells.
-
-    Args:
-        record: column -> text.
-        columns: columns that hold numbers.
-        where: file and line, for messages.
-
-    Raises:
-        DataError: a cell holds no number.
-    """
-    return {name: _value(record[name], float, f"{where}, {name}") for name in columns}
+def number(text: str, where: str) -> float:
+    """The number that a text holds, NaN for an empty one. Raises DataError if it holds none."""
+    try:
+        return float(text or "nan")
+    except ValueError as error:
+        raise DataError(f"{where}: {text!r} is no number") from error
 
 
-def _columns(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
+def _types(kind: type) -> dict[str, Any]:
+    return {field.name: field.type for field in fields(kind)}
 
 
 def _value(text: str, kind: Any, where: str) -> Any:
-    if kind is bool or kind not in (int, float):
-        return text == "yes" if kind is bool else text
-    try:
-        return kind(float(text)) if text else math.nan
-    except ValueError as error:
-        raise DataError(f"{where}: {text!r} is no number") from error
+    if kind in (int, float):
+        value = number(text, where)
+        return value if math.isnan(value) else kind(value)
+    return text == "yes" if kind is bool else text

@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from refusion_eval.decoders import DECODERS
-from refusion_eval.decoders.decoder import Style
+from refusion_eval.decoders import DECODERS, Style
+from refusion_eval.figures.rows import Point
 from refusion_eval.store.atomic_write import prepare_output
 
 COLUMN_WIDTH, TEXT_WIDTH = 3.4, 6.9  # inches, of a two-column paper
@@ -137,9 +138,15 @@ def add_caption(figure: Figure, sentences: Sequence[str]) -> None:
     figure.text(0.04 / width, share - 0.03 / (height + room), text, ha="left", va="top", size=_CAPTION_SIZE, color=GREY)
 
 
-def panel_title(axes: Axes, number: int, text: str) -> None:
-    """Writes the letter of a panel and what the panel shows."""
-    axes.set_title(f"({'abcdefghijkl'[number]}) {text}", loc="left")
+def panel_title(axes: Axes, number: int | None, text: str) -> None:
+    """Writes the letter of a panel, if it has a number, and what the panel shows."""
+    axes.set_title(text if number is None else f"({'abcdefghijkl'[number]}) {text}", loc="left")
+
+
+def bars(points: Sequence[Point], axis: str) -> np.ndarray:
+    """Lengths of error bars, [2, points]; NaN, which draws nothing, where there is no interval."""
+    value, low, high = (np.array([getattr(point, axis + bound) for point in points]) for bound in ("", "_low", "_high"))
+    return np.maximum([value - low, high - value], 0)
 
 
 def save_figure(figure: Figure, stem: Path) -> list[Path]:

@@ -4,10 +4,11 @@ Tables 1 to 4 compare systems by benchmark, score above throughput. Table 5 list
 closed and other models.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.claims.formulas import MissingFigure, compute, mean
@@ -20,15 +21,18 @@ from refusion_eval.results.figure import (
     PASS_AT_1,
     SCORES,
     TASKS,
+    VARIANTS,
     Figure,
     FigureKey,
     Origin,
+    beside_published,
     by_key,
+    published_figures,
+    read_published,
     require_comparable,
 )
-from refusion_eval.results.published import VARIANTS, beside_published, published_figures, read_published
 from refusion_eval.results.render import EMPTY, Emphasis, Section, Table, TableCell, TableRow, text_cells
-from refusion_eval.runs.published import published_systems
+from refusion_eval.runs.model_args import published_systems
 from refusion_eval.runs.settings import load_table
 
 NUMBERS = tuple(range(1, 8))
@@ -49,8 +53,7 @@ _HYPERPARAMETERS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(NamedTuple):
     """What one of Tables 1 to 4 compares.
 
     Attributes:
@@ -128,26 +131,21 @@ def _comparison(number: int, measured: Sequence[Figure]) -> Table:
     """Tables 1 to 4."""
     spec = _COMPARISONS[number]
     published = published_figures((spec.artefact,))
+    labels = {figure.system: figure.label for figure in reversed(published)}
     order = list(dict.fromkeys(figure.system for figure in published))
     shown = _shown(spec, order, _is_mini(measured), measured)
     mini = _is_mini(shown)
     require_comparable(shown)
-    paper, ours = _by_system(published), _by_system(shown)
-    paper_cells = {system: _cells(figures, _printed(spec.artefact)) for system, figures in paper.items()}
-    our_cells = {system: _cells(figures, {}) for system, figures in ours.items()}
-    _mark_best(list(paper_cells.values()))
-    _mark_best(list(our_cells.values()))
-    paper_rows = {system: _rows(_first(paper[system]), cells) for system, cells in paper_cells.items()}
-    our_rows = {system: _rows(_first(ours[system]), cells) for system, cells in our_cells.items()}
+    paper, ours = _rows_by_system(published, _printed(spec.artefact)), _rows_by_system(shown, {})
     rows: list[TableRow | Section] = []
     if mini:
-        rows += [Section(text=PUBLISHED_HEADING), *(row for system_rows in paper_rows.values() for row in system_rows)]
-        rows += [Section(text=MINI_HEADING), *(row for system_rows in our_rows.values() for row in system_rows)]
+        rows += [Section(text=PUBLISHED_HEADING), *itertools.chain(*paper.values())]
+        rows += [Section(text=MINI_HEADING), *itertools.chain(*ours.values())]
     else:
-        for system in dict.fromkeys([*paper_rows, *our_rows]):
-            both = [*paper_rows.get(system, ()), *our_rows.get(system, ())]
+        for system in dict.fromkeys([*paper, *ours]):
+            both = [*paper.get(system, ()), *ours.get(system, ())]
             rows += [replace(row, begins_group=at == 0) for at, row in enumerate(both)]
-    missing = [] if mini or not ours else [_first(paper[system]).label for system in order if system not in ours]
+    missing = [] if mini or not ours else [labels[system] for system in order if system not in ours]
     return _table(
         name=f"table{number}{'_mini' if mini else ''}",
         title=f"{spec.title}{', mini' if mini else ''} (Table {number} of the paper)",
@@ -191,63 +189,46 @@ def _shown(spec: Comparison, order: Sequence[str], mini: bool, measured: Sequenc
     return [figure for system in systems for figure in fitting if figure.system == system]
 
 
-def _by_system(figures: Sequence[Figure]) -> dict[str, dict[FigureKey, Figure]]:
-    systems = dict.fromkeys(figure.system for figure in figures)
-    return {system: by_key(figure for figure in figures if figure.system == system) for system in systems}
+def _rows_by_system(figures: Sequence[Figure], printed: Mapping[FigureKey, str]) -> dict[str, list[TableRow]]:
+    """The rows of each system: scores, and throughput if any is known, by benchmark and in the mean."""
+    keyed = by_key(figures)
+    first = {figure.system: figure for figure in reversed(figures)}
+    lines: dict[tuple[str, str], list[TableCell]] = {}
+    for system in dict.fromkeys(figure.system for figure in figures):
+        for name, metrics in (("score", SCORES), ("TPS", ("tps",))):
+            keys = [[(system, task, metric) for metric in metrics] for task in (*TASKS, AVERAGE)]
+            cells = [_cell(next((keyed[key] for key in each if key in keyed), None), printed) for each in keys]
+            if name == "score" or any(cell.text for cell in cells):
+                lines[system, name] = cells
+    for name in ("score", "TPS"):
+        _mark_best([cells for (_, kind), cells in lines.items() if kind == name])
+    rows: dict[str, list[TableRow]] = {system: [] for system, _ in lines}
+    for (system, name), cells in lines.items():
+        origin = first[system].origin
+        head = text_cells(_label(first[system]), _ORIGINS[origin], name)
+        repeats = bool(rows[system])
+        row = TableRow(cells=(*head, *cells), origin=origin, begins_group=not repeats, num_repeated=2 * repeats)
+        rows[system].append(row)
+    return rows
 
 
-def _first(figures: Mapping[FigureKey, Figure]) -> Figure:
-    return next(iter(figures.values()))
+def _mark_best(lines: Sequence[list[TableCell]]) -> None:
+    """Marks the best and second best of every column, equal ones alike; nothing where there is only one system."""
+    for column in range(len(TASKS) + 1 if len(lines) > 1 else 0):
+        ranked = [line for line in lines if line[column].text and not line[column].dagger]
+        values = sorted({float(line[column].text) for line in ranked}, reverse=True)
+        marks: Mapping[float, Emphasis] = dict(zip(values, ("best", "second"), strict=False))
+        for line in ranked:
+            line[column] = replace(line[column], emphasis=marks.get(float(line[column].text), ""))
 
 
-def _cells(figures: Mapping[FigureKey, Figure], printed: Mapping[FigureKey, str]) -> dict[str, list[TableCell]]:
-    """Score and throughput of one system, a cell for each benchmark and the mean; no throughput if none is known."""
-    system = next(iter(figures))[0]
-    lines = {}
-    for name, metrics in (("score", SCORES), ("TPS", ("tps",))):
-        keys = [
-            next((key for key in ((system, task, metric) for metric in metrics) if key in figures), None)
-            for task in (*TASKS, AVERAGE)
-        ]
-        cells = [EMPTY if key is None else _cell(figures[key], printed.get(key, "")) for key in keys]
-        if name == "score" or any(cell.text for cell in cells):
-            lines[name] = cells
-    return lines
-
-
-def _cell(figure: Figure | None, printed: str = "") -> TableCell:
+def _cell(figure: Figure | None, printed: Mapping[FigureKey, str]) -> TableCell:
     """A figure with its interval, in the digits in which it was printed; nothing where there is none."""
     if figure is None or math.isnan(figure.value):
         return EMPTY
     low, high = (f"{bound:.1f}" if figure.has_interval else "" for bound in (figure.ci_low, figure.ci_high))
-    return TableCell(text=printed or f"{figure.value:.1f}", low=low, high=high, n=figure.n, dagger=not figure.complete)
-
-
-def _mark_best(systems: Sequence[dict[str, list[TableCell]]]) -> None:
-    """Marks the best and second best of every column, equal ones alike; nothing where there is only one system."""
-    for name in ("score", "TPS"):
-        lines = [lines[name] for lines in systems if name in lines]
-        if len(lines) < 2:
-            continue
-        for column in range(len(TASKS) + 1):
-            ranked = [line for line in lines if line[column].text and not line[column].dagger]
-            values = sorted({float(line[column].text) for line in ranked}, reverse=True)
-            marks: Mapping[float, Emphasis] = dict(zip(values, ("best", "second"), strict=False))
-            for line in ranked:
-                line[column] = replace(line[column], emphasis=marks.get(float(line[column].text), ""))
-
-
-def _rows(figure: Figure, lines: Mapping[str, Sequence[TableCell]]) -> list[TableRow]:
-    """The rows of the system that a figure belongs to."""
-    return [
-        TableRow(
-            cells=(*text_cells(_label(figure), _ORIGINS[figure.origin], name), *cells),
-            origin=figure.origin,
-            begins_group=at == 0,
-            num_repeated=2 if at else 0,
-        )
-        for at, (name, cells) in enumerate(lines.items())
-    ]
+    text = printed.get(figure.key) or f"{figure.value:.1f}"
+    return TableCell(text=text, low=low, high=high, n=figure.n, dagger=not figure.complete)
 
 
 def _notes(measured: Sequence[Figure], published: Sequence[Figure]) -> list[str]:
@@ -271,7 +252,7 @@ def _notes(measured: Sequence[Figure], published: Sequence[Figure]) -> list[str]
         f"Here: n = {items}, in brackets 95% bootstrap intervals.",
         f"Speed at batch 1 on {'; '.join(machines)}." if machines else "",
         fused_sentence(measured),
-        mini_sentence(measured[0].mini),
+        mini_sentence(measured),
         f"\u2020 Samples are missing in {incomplete}: run it again; such figures are never best." if incomplete else "",
     ]
     return list(filter(None, sentences))
@@ -355,22 +336,22 @@ def _other_models(measured: Sequence[Figure]) -> Table:
     ours = [figure for figure in ours if figure.benchmark in _CODE and figure.metric in (PASS_AT_1, "tps")]
     require_comparable(ours)
     printed = _printed("table7")
+    published = published_figures(("table7",))
     rows: list[TableRow | Section] = [Section(text=PUBLISHED_HEADING)] if mini else []
     category = ""
-    for system, figures in _by_system(published_figures(("table7",))).items():
-        first = _first(figures)
+    for system in dict.fromkeys(figure.system for figure in published):
+        figures = [figure for figure in published if figure.system == system]
+        first = figures[0]
         if first.settings["category"] != category:
             category = first.settings["category"]
             rows.append(Section(text=category.capitalize()))
         sizes = [first.settings.get(name, "") for name in ("total_params", "activated_params", "system_optimization")]
-        shots = {figure.benchmark: figure.settings.get("shots", "") for figure in figures.values()}
+        shots = {figure.benchmark: figure.settings.get("shots", "") for figure in figures}
         scores = [f"{printed[system, task, PASS_AT_1]} ({shots[task]}-shot)" for task in _CODE]
-        tps = TableCell(
-            text=printed[system, "overall", "tps"], dagger=any(each.defect == "D11" for each in figures.values())
-        )
+        tps = TableCell(text=printed[system, "overall", "tps"], dagger=any(each.defect == "D11" for each in figures))
         cells = (*text_cells(first.label, _ORIGINS["published"], *sizes), tps, *text_cells(*scores))
         rows.append(TableRow(cells=cells, origin="published"))
-    has_defect = any(cell.dagger for row in rows if isinstance(row, TableRow) for cell in row.cells)
+    has_defect = any(figure.defect == "D11" for figure in published)
     if ours:
         rows += [Section(text=MINI_HEADING)] if mini else []
         rows.append(_measured_refusion(ours))
@@ -392,7 +373,7 @@ def _other_models(measured: Sequence[Figure]) -> Table:
 def _measured_refusion(figures: Sequence[Figure]) -> TableRow:
     """The row of ReFusion in Table 7. Its throughput is the mean of the code benchmarks; empty if one is missing."""
     keyed = by_key(figures)
-    scores = [_cell(keyed.get(("refusion", task, PASS_AT_1))) for task in _CODE]
+    scores = [_cell(keyed.get(("refusion", task, PASS_AT_1)), {}) for task in _CODE]
     try:
         interval = compute(lambda read: mean(read.tps("refusion", " ".join(_CODE))), keyed).interval
     except MissingFigure:

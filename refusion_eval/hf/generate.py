@@ -36,8 +36,7 @@ from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.hf.hosted import hosted
 from refusion_eval.hf.streamer import FinishedPrefix, SlotListener, WatchedTrace
-from refusion_eval.trace import Trace
-from refusion_eval.types import Decoded
+from refusion_eval.types import Decoded, Trace
 
 # Settings with another name in transformers; their values come from the generation config.
 TRANSFORMERS_NAMES = {"gen_length": "max_new_tokens", "eos_ids": "eos_token_id", "mask_id": "mask_token_id"}

@@ -4,7 +4,7 @@ import math
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,20 +16,13 @@ from refusion_eval.loading import DTYPES, LoadedModel
 from refusion_eval.models.attention import possible_backends
 from refusion_eval.models.checkpoint import Location
 from refusion_eval.models.config import ModelConfig, model_config
-from refusion_eval.models.layers import dense_along_first
-from refusion_eval.models.transformer import Transformer, Weights
+from refusion_eval.models.device import leave_out_cudnn_attention
+from refusion_eval.models.transformer import Transformer, Weights, dense_along_first
 from refusion_eval.models.weights import arrange_weights, head_name
 
-
-class _Hosted(NamedTuple):
-    """A model made from a module, and the state of the module at that time."""
-
-    state: tuple[Any, ...]
-    model: LoadedModel
-
-
-# The models hold no reference to their modules, so an entry disappears with its module.
-_HOSTED: WeakKeyDictionary[nn.Module, _Hosted] = WeakKeyDictionary()
+# Module -> its state (see `_state`) when its model was made, and the model, which holds no reference to the module, so
+# that an entry disappears with its module.
+_HOSTED: WeakKeyDictionary[nn.Module, tuple[tuple[Any, ...], LoadedModel]] = WeakKeyDictionary()
 
 
 def hosted(module: nn.Module) -> LoadedModel:
@@ -52,31 +45,26 @@ def hosted(module: nn.Module) -> LoadedModel:
     if not isinstance(module, Qwen3ForCausalLM):
         raise ConfigError(f"{type(module).__name__} is not computed here; give a Qwen3ForCausalLM")
     state = _state(module)
-    known = _HOSTED.get(module)
-    if known is not None and known.state == state:
-        return known.model
+    known_state, known = _HOSTED.get(module, (None, None))
+    if known is not None and known_state == state:
+        return known
     if known is not None:
         del _HOSTED[module]
         for part in ("engine", "transformer"):  # frees the old copies before the new ones are made
-            vars(known.model).pop(part, None)
+            vars(known).pop(part, None)
     # Tensors made in the caller's inference mode could not be written to outside of it.
     with torch.inference_mode(False):
         model = _host(module)
-    if known is not None and _shape(known.model) == _shape(model):
-        measured = {"attention", "width_cost"} & vars(known.model).keys()
-        vars(model).update({name: vars(known.model)[name] for name in measured})
-    _HOSTED[module] = _Hosted(state, model)
+    # What was measured of a forward does not depend on the values of the weights.
+    if known is not None and (known.config, known.dtype, known.device) == (model.config, model.dtype, model.device):
+        vars(model).update({name: vars(known)[name] for name in ("attention", "width_cost") if name in vars(known)})
+    _HOSTED[module] = state, model
     return model
 
 
 def release(module: nn.Module) -> None:
     """Frees the copied weights, keys and values of a module; the next decoding makes them again."""
     _HOSTED.pop(module, None)
-
-
-def _shape(model: LoadedModel) -> tuple[ModelConfig, torch.dtype, torch.device]:
-    """What the time of a forward depends on; the values of the weights are no part of it."""
-    return model.config, model.dtype, model.device
 
 
 def _state(module: Qwen3ForCausalLM) -> tuple[Any, ...]:
@@ -93,9 +81,10 @@ def _host(module: Qwen3ForCausalLM) -> LoadedModel:
     tensors: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
     dtypes, devices = ({getattr(tensor, what) for tensor in tensors.values()} for what in ("dtype", "device"))
     if len(dtypes) > 1 or len(devices) > 1:
+        found = " on ".join(" and ".join(sorted(map(str, values))) for values in (dtypes, devices))
         raise ConfigError(
-            f"the weights of {name} are {_listed(dtypes)} on {_listed(devices)}; decoding takes one dtype on "
-            "one device, so load the model with one dtype and without spreading it (device_map)"
+            f"the weights of {name} are {found}; decoding takes one dtype on one device, so load the model with one "
+            "dtype and without spreading it (device_map)"
         )
     (dtype,), (device,) = dtypes, devices
     if dtype not in DTYPES.values() or device.type not in ("cpu", "cuda"):
@@ -110,14 +99,12 @@ def _host(module: Qwen3ForCausalLM) -> LoadedModel:
             config = model_config(Path(directory))
         except CheckpointError as error:
             raise CheckpointError(str(error).replace(str(path), f"the config of {name}")) from None
+        if device.type == "cuda":
+            leave_out_cudnn_attention()
         backends = possible_backends("auto", dtype, device)
         model = LoadedModel(Location(name, Path(directory), None), config, dtype, device, backends)
     model.transformer = Transformer(config, _weights(name, tensors, config))
     return model
-
-
-def _listed(values: set[Any]) -> str:
-    return " and ".join(sorted(str(value) for value in values))
 
 
 def _weights(name: str, tensors: dict[str, Tensor], config: ModelConfig) -> Weights:

@@ -14,10 +14,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from refusion_eval.decoders.autoregressive import AutoregressiveSettings
-from refusion_eval.engine.device import synchronize
+from refusion_eval.engine.width import synchronize
 from refusion_eval.errors import CheckpointError, DecodeError
-from refusion_eval.trace import Trace
-from refusion_eval.types import Decoded, StopReason, StopRule
+from refusion_eval.types import Decoded, StopReason, StopRule, Trace
 
 # `generate` pads responses in a batch only, so a single request never uses this id.
 _PAD_ID = 0

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from refusion_eval.trace import Trace
+from refusion_eval.types import Trace
 
 MASK = "·"
 STYLES = {"mask": "bright_black", "draft": "dim italic", "fixed": "", "newest": "bold green"}
@@ -140,7 +140,7 @@ class SlotStreamer:
     @property
     def text(self) -> str:
         """The final text so far, without gaps; the whole response after its end."""
-        return self._shown([self._fixed[position] for position in sorted(self._fixed)])
+        return self._decode([self._fixed[position] for position in sorted(self._fixed)])
 
     def put(self, value: torch.Tensor) -> None:
         """Receives the prompt, and with other decoding methods the tokens after it."""
@@ -171,7 +171,7 @@ class SlotStreamer:
             if not self._redraws:
                 for run in self._runs(sorted(new)):
                     # With special tokens, so that a step that only ended the text is visible.
-                    text = self._decode([new[position] for position in run.positions], skip_special_tokens=False)
+                    text = self._decode([new[position] for position in run.positions], with_special_tokens=True)
                     print(f"{run.positions[0]}-{run.positions[-1]}: {text!r}", file=self._file, flush=True)
         self._draw()
 
@@ -188,12 +188,10 @@ class SlotStreamer:
         print(self.text, file=self._file, flush=True)
         self._prompt_put = False
 
-    def _shown(self, tokens: Sequence[int]) -> str:
-        return self._decode(tokens, self._skip_special_tokens)
-
-    def _decode(self, tokens: Sequence[int], skip_special_tokens: bool) -> str:
+    def _decode(self, tokens: Sequence[int], *, with_special_tokens: bool = False) -> str:
+        skipped = self._skip_special_tokens and not with_special_tokens
         text: str = self._tokenizer.decode(
-            list(tokens), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+            list(tokens), skip_special_tokens=skipped, clean_up_tokenization_spaces=False
         )
         return text
 
@@ -230,7 +228,7 @@ class SlotStreamer:
                 shown.append(MASK * len(run.positions), STYLES["mask"])
                 continue
             known = self._fixed if run.state in ("fixed", "newest") else self._drafts
-            shown.append(self._shown([known[position] for position in run.positions]), STYLES[run.state])
+            shown.append(self._decode([known[position] for position in run.positions]), STYLES[run.state])
             if run.state == "newest":
                 newest_end = len(shown)
         width, height = self._console.width, max(1, self._console.height - 1)

@@ -1,8 +1,6 @@
 """The model `refusion` of lm-eval: Instances become jobs of a session, and records become the texts that lm-eval reads.
 
-Every generated sample goes to the run store, if there is one, the moment it is finished; a sample that the store has
-already is not generated again. Weights are loaded at the first request, because lm-eval builds the model before it
-looks at the data.
+Weights are loaded at the first request, because lm-eval builds the model before it looks at the data.
 """
 
 import logging
@@ -19,17 +17,15 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simpl
 
 from refusion_eval import api
 from refusion_eval.benchmarks import Task, is_sealed
-from refusion_eval.benchmarks.sealing import texts_of
+from refusion_eval.benchmarks.rows import texts_of
 from refusion_eval.engine.scoring import TokenScore
 from refusion_eval.errors import ConfigError, DecodeError
-from refusion_eval.evaluate.session import Session, run_worker_or_return
+from refusion_eval.evaluate.loop import Session, run_worker_or_return
 from refusion_eval.lm_eval_plugin.hooks import SEALING
-from refusion_eval.runs.interrupt import Interruption
-from refusion_eval.runs.job import Job, doc_hash, prompt_hash
+from refusion_eval.runs.job import Job, sample_key
 from refusion_eval.runs.likelihood import LocalScorer, Scorer, fit, scores
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args
-from refusion_eval.runs.progress import ProgressDisplay
-from refusion_eval.runs.system import System
+from refusion_eval.runs.terminal import Interruption, ProgressDisplay
 from refusion_eval.store.records import Sample, SampleKey
 
 log = logging.getLogger(__name__)
@@ -39,17 +35,17 @@ log = logging.getLogger(__name__)
 class RefusionLM(TemplateLM):
     """A checkpoint under one of this project's decoders.
 
-    Args:
-        args: what to load and how to run it.
-
     Attributes:
-        session: the system, and the run store of its records.
+        args: what to load and how to run it.
+        session: decodes requests; it keeps their records where there is a run directory.
+        system: the checkpoint and its decoder.
     """
 
     def __init__(self, args: ModelArgs) -> None:
         super().__init__()
         self.args = args
         self.session = Session(args)
+        self.system = self.session.system
         self._chat_applied = False
         # lm-eval closes no model: a second evaluation in the same process may want the same run directory.
         weakref.finalize(self, self.session.close_store)
@@ -67,11 +63,6 @@ class RefusionLM(TemplateLM):
         """What lm-eval's Python API calls when the model arguments are a string; see `create_from_arg_obj`."""
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
-    @property
-    def system(self) -> System:
-        """The checkpoint and its decoder."""
-        return self.session.system
-
     def close(self) -> None:
         """Releases the run directory, and other processes."""
         self.session.close()
@@ -87,28 +78,18 @@ class RefusionLM(TemplateLM):
         return self.args.pretrained.replace("/", "__")
 
     @property
-    def device(self) -> Any:
-        """The device of the weights."""
-        return self.system.model.device
-
-    @property
     def eot_token_id(self) -> int | None:
         """The first token that ends a response."""
         return next(iter(self.system.model.card.eos_ids), None)
 
     @property
     def prefix_token_id(self) -> int:
-        """The token that stands before a text without context in log-likelihoods: the tokenizer's BOS, else its EOS."""
+        """The token before a text that has no context, for log-likelihoods: the tokenizer's BOS, else its EOS."""
         inner = self.tokenizer
         prefix = inner.bos_token_id if inner.bos_token_id is not None else inner.eos_token_id
         if prefix is None:
             raise ConfigError(f"{self.args.pretrained}: the tokenizer names neither a BOS nor an EOS token")
         return int(prefix)
-
-    @property
-    def max_length(self) -> int:
-        """Longest text that the checkpoint was made for, in tokens."""
-        return self.system.model.config.max_positions
 
     def get_model_info(self) -> dict[str, Any]:
         """What lm-eval writes into its results beside the model arguments."""
@@ -168,7 +149,7 @@ class RefusionLM(TemplateLM):
         return [texts[job.key] for job in jobs]
 
     def _jobs(self, requests: Sequence[Instance]) -> list[Job]:
-        # lm-eval asks for K samples of a document by handing over its request K times.
+        # lm-eval asks for K samples of a document by passing its request K times.
         num_seen: Counter[tuple[str, int]] = Counter()
         num_documents: Counter[str] = Counter()
         jobs = []
@@ -187,16 +168,8 @@ class RefusionLM(TemplateLM):
         real_prompt, sealed = SEALING.unseal(prompt)
         if not sealed and is_sealed(task):
             sealed = texts_of(request.doc, real_prompt)
-        key = SampleKey(
-            task=task,
-            task_version="",  # lm-eval does not tell it to a model
-            doc_hash=doc_hash(request.doc),
-            prompt_hash=prompt_hash(prompt),
-            sample=sample,
-            settings_hash=resolved.digest,
-        )
         return Job(
-            key=key,
+            key=sample_key(task, "", request.doc, prompt, resolved, sample),  # lm-eval tells a model no version
             benchmark=resolved.task.benchmark.name if resolved.task else task,
             item_id=_item_id(request.doc, doc_number, resolved.task),
             prompt_ids=self.tok_encode(real_prompt),
@@ -226,18 +199,18 @@ class RefusionLM(TemplateLM):
         text_of_window: list[int] = []
         for number, request in enumerate(requests):
             tokens = self.tok_encode(request.args[0])
-            windows += map(
-                make_disjoint_window, get_rolling_token_windows(tokens, self.prefix_token_id, longest - 1, 1)
-            )
+            of_text = get_rolling_token_windows(tokens, self.prefix_token_id, longest - 1, 1)
+            windows += map(make_disjoint_window, of_text)
             text_of_window += [number] * (len(windows) - len(text_of_window))
-        num_windows = Counter(text_of_window)
-        values: dict[int, list[float]] = {number: [] for number in range(len(requests))}
+        num_missing = Counter(text_of_window)
+        values: list[list[float]] = [[] for _ in requests]
         for window, score in self._scores(windows):
             number = text_of_window[window]
             values[number].append(score.log_prob)
-            if len(values[number]) == num_windows[number]:
+            num_missing[number] -= 1
+            if not num_missing[number]:
                 self.cache_hook.add_partial("loglikelihood_rolling", requests[number].args, math.fsum(values[number]))
-        return [math.fsum(of_text) for of_text in values.values()]
+        return [math.fsum(of_text) for of_text in values]
 
     def _scores(self, pairs: Sequence[tuple[list[int], list[int]]]) -> Iterator[tuple[int, TokenScore]]:
         """Yields number and score of each pair of context and continuation as it is computed.
@@ -267,9 +240,9 @@ class RefusionLM(TemplateLM):
 
 def _item_id(doc: Mapping[str, Any], doc_number: int, task: Task | None) -> str:
     """The benchmark's id of an item; its number where the documents of a stock task lack the benchmark's id column."""
-    known = task.benchmark if task else None
-    has_id = known is not None and (known.id_column is None or known.id_column in doc)
-    return known.id_of(doc, doc_number) if known is not None and has_id else str(doc_number)
+    if task is None or task.benchmark.id_column not in (None, *doc):
+        return str(doc_number)
+    return task.benchmark.id_of(doc, doc_number)
 
 
 def _log_like_lm_eval() -> None:

@@ -4,7 +4,7 @@ Patterns, pipelines and comparison options are read from the task files of the i
 the version that a user compares with. Stop strings are not: they belong to the generation.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from refusion_eval.benchmarks import BENCHMARKS, Extraction, Row
 from refusion_eval.benchmarks.extract.answers import NOTHING
 from refusion_eval.config import check_keys
 from refusion_eval.errors import ConfigError
-from refusion_eval.scoring.filters import OTHER_FORMS, OWN_RULES, AnswerFilter, Rule, custom_filter
+from refusion_eval.scoring.filters import OTHER_FORMS, OWN_RULES, AnswerFilter, Rule, custom_filter, each
 
 # What lm-eval's filters return where nothing matches.
 INVALID = ("[invalid]", "[invalidanswer]")
@@ -40,15 +40,12 @@ _TaskFileLoader.add_constructor("!function", lambda _loader, node: node.value)
 
 
 def find(task_file: str, filter_name: str, items: Sequence[tuple[Row, str]]) -> list[Extraction]:
-    """Extracts with one filter of a task.
+    """Extracts one answer from each (row, text) with a filter of a task.
 
     Args:
         task_file: in lm-eval's task folder, such as "gsm8k/gsm8k.yaml".
         filter_name: one of its `filter_list`.
-        items: (row, text); `multi_choice_regex` reads the row's `choices`.
-
-    Returns:
-        One extraction an item, in order.
+        items: rows with their texts; of the filters, `multi_choice_regex` reads the row's `choices`.
 
     Raises:
         ConfigError: the installed lm-eval has no such file or filter.
@@ -68,7 +65,7 @@ def find(task_file: str, filter_name: str, items: Sequence[tuple[Row, str]]) -> 
 
 
 def is_right(task_file: str, gold: str, answer: str) -> bool:
-    """Compares as the task does: by lm-eval's exact match, with the task's options. Endless text is no answer.
+    """Compares as the task does: by lm-eval's exact match, with the task's options. An overlong text is no answer.
 
     Raises:
         ConfigError: the installed lm-eval has no such file, or the task no such metric.
@@ -83,7 +80,7 @@ def is_right(task_file: str, gold: str, answer: str) -> bool:
     return bool(get_metric(_METRIC)(predictions=[answer], references=[gold], **given)[_METRIC] == 1)
 
 
-def minerva_statement(text: str) -> Extraction:
+def minerva_statement(text: str, _row: Row) -> Extraction:
     """What stands between "Final Answer: The final answer is" and "I hope it is correct.", as in `minerva_math`."""
     from lm_eval.tasks.minerva_math import utils
 
@@ -99,7 +96,7 @@ def minerva_statement(text: str) -> Extraction:
     return NOTHING
 
 
-def minerva_box(text: str) -> Extraction:
+def minerva_box(text: str, _row: Row) -> Extraction:
     """The last box of a text as `minerva_math` reads it from solutions."""
     from lm_eval.tasks.minerva_math import utils
 
@@ -130,56 +127,53 @@ def _missing(task_file: str, what: str) -> ConfigError:
     )
 
 
-def _task_filter(task_file: str, filter_name: str) -> Rule:
-    return Rule(partial(find, task_file, filter_name), partial(is_right, task_file))
+def _rules(filter_name: str, **task_files: str) -> dict[str, Rule]:
+    """Returns benchmark -> the rule of that filter in a task file of lm-eval."""
+    return {
+        benchmark: Rule(partial(find, task_file, filter_name), partial(is_right, task_file))
+        for benchmark, task_file in task_files.items()
+    }
 
 
-def _each(rule: Callable[[str], Extraction]) -> Rule:
-    return Rule(lambda items: [rule(text) for _, text in items])
-
-
-_GPQA = "gpqa/generative/_gpqa_generative_n_shot_yaml"
+_GSM8K, _GPQA = "gsm8k/gsm8k.yaml", "gpqa/generative/_gpqa_generative_n_shot_yaml"
 
 # The filters of lm-eval's own tasks.
 TASK_FILTERS = (
     AnswerFilter(
         name="strict-match",
-        description='gsm8k: the number behind "####"; gpqa: what follows "The answer is "; compared as strings',
+        description='gsm8k: the number after "####"; gpqa: what follows "The answer is "; compared as strings',
         source="lm-eval gsm8k, gpqa_*_generative_n_shot",
-        rules={"gsm8k": _task_filter("gsm8k/gsm8k.yaml", "strict-match"), "gpqa": _task_filter(_GPQA, "strict-match")},
+        rules=_rules("strict-match", gsm8k=_GSM8K, gpqa=_GPQA),
     ),
     AnswerFilter(
         name="flexible-extract",
         description='gsm8k: the last run of digits; gpqa: the last "(X)"; compared as strings',
         source="lm-eval gsm8k, gpqa_*_generative_n_shot",
-        rules={
-            "gsm8k": _task_filter("gsm8k/gsm8k.yaml", "flexible-extract"),
-            "gpqa": _task_filter(_GPQA, "flexible-extract"),
-        },
+        rules=_rules("flexible-extract", gsm8k=_GSM8K, gpqa=_GPQA),
     ),
     AnswerFilter(
         name="cot-strict-match",
-        description='the number behind "The answer is ", which one more character must follow; compared as strings',
+        description='the number after "The answer is ", which one more character must follow; compared as strings',
         source="lm-eval gsm8k_cot, strict-match",
-        rules={"gsm8k": _task_filter("gsm8k/gsm8k-cot.yaml", "strict-match")},
+        rules=_rules("strict-match", gsm8k="gsm8k/gsm8k-cot.yaml"),
     ),
     AnswerFilter(
         name="custom-extract",
         description='the first "answer is (X)"',
         source="lm-eval mmlu_pro",
-        rules={"mmlu_pro": _task_filter("mmlu_pro/_default_template_yaml", "custom-extract")},
+        rules=_rules("custom-extract", mmlu_pro="mmlu_pro/_default_template_yaml"),
     ),
     AnswerFilter(
         name="minerva-box",
         description="the last box as lm-eval reads it from solutions; compared as the math task compares",
         source="lm-eval minerva_math, last_boxed_only_string",
-        rules={"math": _each(minerva_box)},
+        rules={"math": each(minerva_box)},
     ),
     AnswerFilter(
         name="minerva-statement",
         description='"Final Answer: The final answer is X. I hope it is correct."; compared as the math task compares',
         source="lm-eval minerva_math, get_unnormalized_answer",
-        rules={"math": _each(minerva_statement)},
+        rules={"math": each(minerva_statement)},
     ),
 )
 

@@ -9,11 +9,13 @@ into a value.
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from refusion_eval.benchmarks import BENCHMARKS, Benchmark, Row, Task
-from refusion_eval.benchmarks.sealing import Sealing
+from refusion_eval.benchmarks.rows import Sealing
 from refusion_eval.scoring.judge import ERROR, Verdict, judge_texts
 
 LOG = logging.getLogger(__name__)
@@ -31,64 +33,29 @@ SEALING = Sealing()
 def __getattr__(name: str) -> Callable[..., Any]:
     """Makes a function that a task file names."""
     for benchmark in BENCHMARKS.values():
+        functions: dict[str, Callable[..., Any]] = {
+            "rows": partial(_rows, benchmark.name, False),
+            "mini_rows": partial(_rows, benchmark.name, True),
+            "prompt": benchmark.prompt,
+            "gold": benchmark.gold,
+            "score": partial(score_responses, benchmark.name),
+        }
         role = name.removeprefix(f"{benchmark.name}_")
-        if role != name and role in _ROLES:
-            return _ROLES[role](benchmark)
+        if role != name and role in functions:
+            return functions[role]
     raise AttributeError(f"module {__name__} has no attribute {name!r}")
 
 
-def _rows(benchmark: Benchmark, *, mini: bool = False) -> Callable[..., Any]:
-    task = Task(benchmark, mini)
+def _rows(benchmark: str, mini: bool, data_dir: str | Path | None = None, **_other: Any) -> Any:
+    """Loads the rows as lm-eval wants them; called with the task's metadata and every model argument."""
+    import datasets
 
-    def rows(data_dir: str | Path | None = None, **_other: Any) -> Any:
-        """Loads the rows as lm-eval wants them; called with the task's metadata and every model argument."""
-        import datasets
-
-        items = task.items(data_dir)
-        SEALING.update(items[0].sealing)
-        return datasets.DatasetDict({"test": datasets.Dataset.from_list([dict(item.row) for item in items])})
-
-    return rows
+    items = Task(BENCHMARKS[benchmark], mini).items(data_dir)
+    SEALING.update(items[0].sealing)
+    return datasets.DatasetDict({"test": datasets.Dataset.from_list([dict(item.row) for item in items])})
 
 
-def _mini_rows(benchmark: Benchmark) -> Callable[..., Any]:
-    return _rows(benchmark, mini=True)
-
-
-def _prompt(benchmark: Benchmark) -> Callable[[Row], str]:
-    def prompt(doc: Row) -> str:
-        """The user turn."""
-        return benchmark.prompt(doc)
-
-    return prompt
-
-
-def _gold(benchmark: Benchmark) -> Callable[[Row], str]:
-    def gold(doc: Row) -> str:
-        """The right answer, for the log."""
-        return benchmark.gold(doc)
-
-    return gold
-
-
-def _score(benchmark: Benchmark) -> Callable[[Iterable[Sequence[str]], Iterable[Row]], Scored]:
-    def score(resps: Iterable[Sequence[str]], docs: Iterable[Row]) -> Scored:
-        """Scores all responses of a task."""
-        return score_responses(benchmark.name, list(resps), list(docs))
-
-    return score
-
-
-_ROLES: dict[str, Callable[[Benchmark], Callable[..., Any]]] = {
-    "rows": _rows,
-    "mini_rows": _mini_rows,
-    "prompt": _prompt,
-    "gold": _gold,
-    "score": _score,
-}
-
-
-def score_responses(benchmark: str, resps: Sequence[Sequence[str]], docs: Sequence[Row]) -> Scored:
+def score_responses(benchmark: str, resps: Iterable[Sequence[str]], docs: Iterable[Row]) -> Scored:
     """Scores a task's responses and never raises.
 
     Args:
@@ -101,7 +68,7 @@ def score_responses(benchmark: str, resps: Sequence[Sequence[str]], docs: Sequen
         under); and where the benchmark has a strict rule, strict (whether the answer in exactly the asked-for form is
         right).
     """
-    bench = BENCHMARKS[benchmark]
+    bench, resps = BENCHMARKS[benchmark], list(resps)
     items = [(doc, text) for doc, texts in zip(docs, resps, strict=True) for text in texts]
     verdicts = _judge_guarded(bench, items, None)
     entries = [{"extracted": None, "passed": verdict.passed, **verdict._asdict()} for verdict in verdicts]
@@ -136,11 +103,7 @@ def answer_metrics(doc: Row, results: Sequence[Sequence[Mapping[str, Any]]]) -> 
 
 
 def code_metrics(doc: Row, results: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, float]:
-    """lm-eval's numbers for one document of a code task.
-
-    Returns:
-        `pass@1`, `extracted` and `scored`, as in `answer_metrics`.
-    """
+    """As `answer_metrics` for one document of a code task, with `pass@1` in place of `acc` and without `strict`."""
     return _metrics("pass@1", results[0])
 
 
@@ -148,13 +111,8 @@ def _metrics(metric: str, responses: Sequence[Mapping[str, Any]]) -> dict[str, f
     scored = [entry for entry in responses if entry["verdict"] != ERROR]
     numbers = {"scored": len(scored) / len(responses)}
     if scored:
-        numbers[metric] = _share(entry["passed"] for entry in scored)
-        numbers["extracted"] = _share(entry["extracted"] is not None for entry in scored)
+        numbers[metric] = fmean(entry["passed"] for entry in scored)
+        numbers["extracted"] = fmean(entry["extracted"] is not None for entry in scored)
         if "strict" in scored[0]:
-            numbers["strict"] = _share(entry["strict"] for entry in scored)
+            numbers["strict"] = fmean(entry["strict"] for entry in scored)
     return numbers
-
-
-def _share(flags: Iterable[bool]) -> float:
-    values = [float(flag) for flag in flags]
-    return sum(values) / len(values)

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from refusion_eval.errors import CheckpointError
-from refusion_eval.models.config import ModelConfig, read_json
-from refusion_eval.models.families import FAMILIES
-from refusion_eval.models.files import no_weights, open_tensors
+from refusion_eval.models.config import FAMILIES, ModelConfig, read_json
+from refusion_eval.models.weights import no_weights, open_tensors
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _TENSOR_NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(?:\.default)?\.weight")

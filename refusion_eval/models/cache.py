@@ -54,6 +54,9 @@ class KVCache:
         staged: number of rows of each sequence's last forward, stored after its committed rows.
         scores: scores of staged rows, valid until the next commit; None if the forward requested none.
         features: features of each sequence's last forward that reuses them; None if none did.
+        defers_moves: whether rows that a commit moves are moved by the next `move_rows` instead of at once. Then their
+            numbers can be sent to the device together with those of the next forward.
+        moves: (sequence, source rows, target rows) of the last commit, if it is not carried out yet.
 
     Args:
         config: shapes of the model.
@@ -74,6 +77,8 @@ class KVCache:
         self.staged = [0] * num_sequences
         self.scores: list[ScoredRows | None] = [None] * num_sequences
         self.features: list[Features | None] = [None] * num_sequences
+        self.defers_moves = False
+        self.moves: tuple[int, Sequence[int], Sequence[int]] | None = None
 
     @property
     def capacity(self) -> int:
@@ -108,6 +113,8 @@ class KVCache:
         """Drops all rows and features of a sequence."""
         self.lengths[sequence] = self.staged[sequence] = 0
         self.scores[sequence] = self.features[sequence] = None
+        if self.moves is not None and self.moves[0] == sequence:
+            self.moves = None
 
     @torch.inference_mode()
     def wipe(self, sequence: int) -> None:
@@ -197,7 +204,22 @@ class KVCache:
     def _copy(self, sequence: int, sources: Sequence[int], targets: Sequence[int]) -> None:
         if not sources:
             return
-        index = torch.tensor([list(sources), list(targets)], device=self.keys.device)
+        self.moves = sequence, sources, targets
+        if not self.defers_moves:
+            self.move_rows()
+
+    @torch.inference_mode()
+    def move_rows(self, index_2N: Tensor | None = None) -> None:
+        """Carries out the last commit, unless that is done.
+
+        Args:
+            index_2N: its source and target rows on the device; None copies them there.
+        """
+        if self.moves is None:
+            return
+        (sequence, sources, targets), self.moves = self.moves, None
+        if index_2N is None:
+            index_2N = torch.tensor([list(sources), list(targets)], device=self.keys.device)
         for buffer in (self.keys, self.values):
             # The gather is complete before the write begins, so overlapping rows are safe.
-            buffer[:, sequence].index_copy_(2, index[1], buffer[:, sequence].index_select(2, index[0]))
+            buffer[:, sequence].index_copy_(2, index_2N[1], buffer[:, sequence].index_select(2, index_2N[0]))

@@ -5,12 +5,13 @@ page allows no request, and only the scripts and styles put in here, by their ha
 """
 
 import base64
+import gzip
 import hashlib
+import json
 import re
 from collections.abc import Mapping
 from importlib import resources
-
-from refusion_eval.report.chunks import as_json
+from typing import Any
 
 # Each script needs those before it.
 SCRIPTS = (
@@ -30,9 +31,47 @@ SCRIPTS = (
 )
 STYLES = ("base.css", "parts.css", "replay.css")
 LIBRARY = "chart.umd.min.js"
+# About how much JSON a chunk unpacks to: few enough bytes to unpack within one frame on a phone.
+CHUNK_BYTES = 200_000
 
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 _SOURCE_MAP = re.compile(r"//# sourceMappingURL=\S+")
+
+
+class ChunkWriter:
+    """Collects JSON values into chunks, which the page unpacks when they are shown: gzip in base64, without markup.
+
+    Args:
+        prefix: what the names of the chunks begin with.
+
+    Attributes:
+        chunks: content of the finished chunks by name.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self.chunks: dict[str, str] = {}
+        self._prefix = prefix
+        self._entries: list[str] = []
+        self._size = 0
+
+    def add(self, entry: Any) -> tuple[str, int]:
+        """Adds a JSON value. Returns the name of its chunk and its index in that chunk."""
+        text = _as_json(entry)
+        if self._size + len(text) > CHUNK_BYTES:
+            self.flush()
+        self._entries.append(text)
+        self._size += len(text)
+        return self._name(), len(self._entries) - 1
+
+    def flush(self) -> None:
+        """Ends the chunk; further entries go to the next one."""
+        if self._entries:
+            packed = gzip.compress(f"[{','.join(self._entries)}]".encode("ascii"), 6, mtime=0)
+            self.chunks[self._name()] = base64.b64encode(packed).decode("ascii")
+            self._entries, self._size = [], 0
+
+    def _name(self) -> str:
+        return f"{self._prefix}{len(self.chunks)}"
 
 
 def page(index: object, chunks: Mapping[str, str]) -> str:
@@ -42,41 +81,37 @@ def page(index: object, chunks: Mapping[str, str]) -> str:
         index: JSON value that the page reads when it opens.
         chunks: parts that it reads later, base64 by name.
     """
-    scripts = [_SOURCE_MAP.sub("", _read(f"vendor/{LIBRARY}")), _bundle()]
+    # Each of the project's scripts defines one name for the others.
+    program = "\n".join(_read(f"js/{name}") for name in SCRIPTS)
+    scripts = [
+        _SOURCE_MAP.sub("", _read(f"vendor/{LIBRARY}")),
+        f'(() => {{\n"use strict";\n{program}\n}})();',
+    ]
     style = "\n".join(_read(f"css/{name}") for name in STYLES)
+    policy = (
+        f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src {_hash(style)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
     parts = {
-        "policy": _policy(scripts, style),
+        "policy": policy,
         "style": style,
         "library": scripts[0],
         "program": scripts[1],
-        "index": _inert(as_json(index)),
+        # Characters that could end a script element are written as escapes.
+        "index": _as_json(index).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"),
         "chunks": "\n".join(f'<script type="text/plain" id="{name}">{text}</script>' for name, text in chunks.items()),
     }
     return _PLACE.sub(lambda place: parts[place.group(1)], _read("report.html"))
 
 
-def _bundle() -> str:
-    """The project's scripts as one; each defines one name for the others."""
-    parts = "\n".join(_read(f"js/{name}") for name in SCRIPTS)
-    return f'(() => {{\n"use strict";\n{parts}\n}})();'
-
-
-def _policy(scripts: list[str], style: str) -> str:
-    hashes = " ".join(map(_hash, scripts))
-    return (
-        f"default-src 'none'; script-src {hashes}; style-src {_hash(style)}; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
+def _as_json(value: Any) -> str:
+    """ASCII JSON: lone surrogates become escapes, as `JSON.parse` reads them."""
+    return json.dumps(value, ensure_ascii=True, separators=(",", ":"))
 
 
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _inert(json_text: str) -> str:
-    """JSON that cannot end a script element: the characters that could are written as escapes."""
-    return json_text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
 def _read(name: str) -> str:
-    return resources.files("refusion_eval.report").joinpath("page", *name.split("/")).read_text(encoding="utf-8")
+    return resources.files("refusion_eval.report").joinpath("page", name).read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
 """A replay as frames, and on a terminal."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -10,8 +10,7 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
-from refusion_eval.report.pieces import Speller, final_pieces
-from refusion_eval.report.replay import Position, Replay, Step, apply
+from refusion_eval.report.replay import Position, Replay, Speller, Step, apply, final_pieces
 
 MASK = "·"
 NEW = "new"
@@ -148,18 +147,21 @@ def _text(runs: Sequence[TextRun], words: bool) -> Text:
     return text
 
 
+def joined(letters: Iterable[tuple[str, str]]) -> list[TextRun]:
+    """Neighbouring (state, text) of one state as one run."""
+    return [TextRun(state, "".join(text for _, text in group)) for state, group in groupby(letters, lambda one: one[0])]
+
+
 def _runs(canvas: Sequence[Position], newest: int, final: Mapping[int, str], speller: Speller) -> list[TextRun]:
     looks = []
     for index, position in enumerate(canvas):
         is_new = position.state == "fixed" and position.step == newest
-        looks.append((NEW if is_new else position.state, _shown(index, position, final, speller)))
-    return [TextRun(state, "".join(text for _, text in group)) for state, group in groupby(looks, lambda look: look[0])]
-
-
-def _shown(index: int, position: Position, final: Mapping[int, str], speller: Speller) -> str:
-    if position.state in ("fixed", "dropped"):
-        return final[index]
-    return MASK if position.token is None else speller.piece(position.token)
+        if position.state in ("fixed", "dropped"):
+            text = final[index]
+        else:
+            text = MASK if position.token is None else speller.piece(position.token)
+        looks.append((NEW if is_new else position.state, text))
+    return joined(looks)
 
 
 def _count(step: Step, state: str) -> int:

@@ -1,7 +1,7 @@
 """A replay as an animated picture: GIF or animated PNG."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
@@ -11,8 +11,8 @@ import matplotlib
 from PIL import Image, ImageDraw, ImageFont
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.report.frames import MASK, NEW, Frame, TextRun
-from refusion_eval.store.atomic_write import prepare_output, write_bytes
+from refusion_eval.report.frames import MASK, NEW, Frame, TextRun, joined
+from refusion_eval.store.atomic_write import prepare_output, write_output
 
 FORMATS = {".gif": "GIF", ".png": "PNG", ".apng": "PNG"}
 # Characters in a line and lines of text at most: as wide as a column of a page and no taller than a screen.
@@ -70,7 +70,7 @@ def write_animation(shown: Sequence[Frame], path: str | os.PathLike[str], title:
     """
     kind = check_format(path)
     prepare_output(path)
-    rows = max(len(list(_lines(frame.runs))) for frame in shown)
+    rows = max(len(_lines(frame.runs)) for frame in shown)
     images = [_draw(frame, title, min(rows, MOST_ROWS)) for frame in shown]
     # One palette for all frames: that of a single frame would lack colours of the others.
     if kind == "GIF":
@@ -78,7 +78,7 @@ def write_animation(shown: Sequence[Frame], path: str | os.PathLike[str], title:
     durations = [round(1000 * seconds)] * (len(images) - 1) + [round(1000 * max(seconds, LAST_SECONDS))]
     content = BytesIO()
     images[0].save(content, kind, save_all=True, append_images=images[1:], duration=durations, loop=0, optimize=False)
-    write_bytes(path, content.getvalue())
+    write_output(path, content.getvalue())
 
 
 @lru_cache
@@ -101,24 +101,16 @@ def _palette() -> Image.Image:
     return sheet.quantize(colors=255)
 
 
-def _lines(runs: Sequence[TextRun]) -> Iterator[list[TextRun]]:
+def _lines(runs: Sequence[TextRun]) -> list[list[TextRun]]:
     """Runs broken into lines of `COLUMNS` characters."""
-    line: list[TextRun] = []
-    width = 0
+    lines: list[list[TextRun]] = [[]]
     for run in runs:
-        for place, part in enumerate(run.text.expandtabs(4).split("\n")):
-            if place:
-                yield line
-                line, width = [], 0
-            rest = part
-            while rest:
-                if width == COLUMNS:
-                    yield line
-                    line, width = [], 0
-                taken, rest = rest[: COLUMNS - width], rest[COLUMNS - width :]
-                line.append(TextRun(run.state, taken))
-                width += len(taken)
-    yield line
+        for letter in run.text.expandtabs(4):
+            if letter == "\n" or len(lines[-1]) == COLUMNS:
+                lines.append([])
+            if letter != "\n":
+                lines[-1].append(TextRun(run.state, letter))
+    return [joined((letter.state, letter.text) for letter in line) for line in lines]
 
 
 def _draw(frame: Frame, title: str, rows: int) -> Image.Image:
@@ -131,7 +123,7 @@ def _draw(frame: Frame, title: str, rows: int) -> Image.Image:
     draw.text((_PAD, _PAD + 2 * height), _fitted(frame.detail), _MUTED, _font(False))
     top = _PAD + 3 * height + 4
     draw.line([(_PAD, top - 4), (width - _PAD, top - 4)], _LINE)
-    lines = list(_lines(frame.runs))
+    lines = _lines(frame.runs)
     busy = [number for number, line in enumerate(lines) if any(run.state not in ("fixed", "mask") for run in line)]
     first = max(0, min((busy[-1] if busy else 0) - rows // 2, len(lines) - rows))
     for number, line in enumerate(lines[first : first + rows]):

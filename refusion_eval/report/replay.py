@@ -1,18 +1,24 @@
 """A trace as the steps of a replay: which positions were planned, drafted, accepted and rejected, in order.
 
-Every step lists its changes, so that the page, the terminal and the picture only have to apply them.
+Every step lists its changes, so that the page, the terminal and the picture only have to apply them. A `Speller` gives
+the text of each position.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from refusion_eval.trace import Draft, Fix, ForwardDone, Select, Stop, Trace
+from refusion_eval.types import Draft, Event, Fix, ForwardDone, Select, Stop, Trace
 
 State = Literal["mask", "planned", "draft", "fixed", "rejected", "dropped"]
 Action = Literal["plan", "draft", "fix", "forward", "stop"]
+# Gives the text of token ids, special tokens spelled out.
+Spell = Callable[[Sequence[int]], str]
 
 SLOT = "slot"
+# What a tokenizer writes for bytes that are not a whole character.
+_BROKEN = "\N{REPLACEMENT CHARACTER}"
+_LONGEST_CHARACTER = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +59,14 @@ class Replay:
         num_positions: response positions that the decoding touched, counted from 0.
         steps: all steps in order.
         forwards: kind, query rows and cached rows of each forward.
+        tokens: position -> token that became final there, ascending.
         kept: positions that are in the response, ascending.
     """
 
     num_positions: int
     steps: tuple[Step, ...]
     forwards: tuple[tuple[str, int, int], ...]
+    tokens: Mapping[int, int]
     kept: tuple[int, ...]
 
 
@@ -85,7 +93,8 @@ def replay_of(trace: Trace, *, slot_size: int = 1, num_kept: int | None = None) 
     for event in trace.events:
         builder.take(event)
     builder.end_forward()
-    return Replay(builder.num_positions, tuple(builder.steps), tuple(builder.forwards), tuple(builder.kept()))
+    tokens = dict(sorted(trace.fixed_tokens().items()))
+    return Replay(builder.num_positions, tuple(builder.steps), tuple(builder.forwards), tokens, tuple(builder.kept()))
 
 
 def apply(canvas: Sequence[Position], step: Step, number: int) -> None:
@@ -94,8 +103,8 @@ def apply(canvas: Sequence[Position], step: Step, number: int) -> None:
         if position.state == "rejected":
             position.state, position.token = "mask", None
     for change in step.changes:
-        for index, number_of_position in enumerate(change.positions):
-            position = canvas[number_of_position]
+        for index, place in enumerate(change.positions):
+            position = canvas[place]
             position.state, position.step = change.state, number
             if change.tokens:
                 position.token = change.tokens[index]
@@ -116,18 +125,16 @@ class _Builder:
     """Turns events into steps, one after another."""
 
     def __init__(self, slot_size: int, num_kept: int | None, num_positions: int) -> None:
-        self.slot_size = slot_size
-        self.num_kept = num_kept
-        self.num_positions = num_positions
+        self.slot_size, self.num_kept, self.num_positions = slot_size, num_kept, num_positions
         self.steps: list[Step] = []
         self.forwards: list[tuple[str, int, int]] = []
         self._planned: set[int] = set()
         self._drafts: dict[int, int] = {}
-        self._fixed: dict[int, int] = {}
+        self._fixed: set[int] = set()
         self._choice: dict[str, Any] = {}
-        self._seen = True
+        self._seen = True  # whether a step belongs to the last forward
 
-    def take(self, event: ForwardDone | Select | Draft | Fix | Stop) -> None:
+    def take(self, event: Event) -> None:
         match event:
             case ForwardDone():
                 self.end_forward()
@@ -164,24 +171,21 @@ class _Builder:
             num_before = self._choice.get("num_candidates", 0)
             self._choice = {"num_candidates": num_before + len(event.candidates), "scores": before | chosen}
             return
-        starts = event.chosen
-        positions = [first + column for first in starts for column in range(self.slot_size)]
+        positions = [first + column for first in event.chosen for column in range(self.slot_size)]
         self._planned = {position for position in positions if position < self.num_positions}
-        changes = [self._rejection(set()), Change("planned", tuple(sorted(self._planned)))]
+        changes = [self._rejection(), Change("planned", tuple(sorted(self._planned)))]
         self._add("plan", event.forward, changes, num_candidates=len(event.candidates), scores=chosen)
 
     def _draft(self, event: Draft) -> None:
-        new = set(event.positions)
-        changes = [self._rejection(new), Change("draft", event.positions, event.tokens)]
+        changes = [self._rejection(event.positions), Change("draft", event.positions, event.tokens)]
         self._drafts = dict(zip(event.positions, event.tokens, strict=True))
-        self._planned -= new
+        self._planned -= set(event.positions)
         self._add("draft", event.forward, changes)
 
     def _fix(self, event: Fix) -> None:
-        fixed = dict(zip(event.positions, event.tokens, strict=True))
-        rejection = self._rejection(set(fixed))
-        unused = self._planned - set(fixed)
-        self._fixed |= fixed
+        rejection = self._rejection(event.positions)
+        unused = self._planned - set(event.positions)
+        self._fixed |= set(event.positions)
         self._planned = set()
         changes = [rejection, Change("mask", tuple(sorted(unused))), Change("fixed", event.positions, event.tokens)]
         self._add("fix", event.forward, changes, **self._choice)
@@ -189,12 +193,53 @@ class _Builder:
 
     def _stop(self, event: Stop) -> None:
         self.num_kept = event.position if self.num_kept is None else min(event.position, self.num_kept)
-        kept = set(self.kept())
-        changes = [self._rejection(set()), Change("dropped", tuple(sorted(self._fixed.keys() - kept)))]
+        dropped = self._fixed - set(self.kept())
+        changes = [self._rejection(), Change("dropped", tuple(sorted(dropped)))]
         self._add("stop", event.forward, changes, reason=event.reason)
 
-    def _rejection(self, kept: set[int]) -> Change:
+    def _rejection(self, accepted: Iterable[int] = ()) -> Change:
         """Rejects the drafts that were neither accepted nor drawn again."""
+        kept = set(accepted)
         rejected = {position: token for position, token in self._drafts.items() if position not in kept}
         self._drafts = {}
         return Change("rejected", tuple(rejected), tuple(rejected.values()))
+
+
+class Speller:
+    """Spells tokens one by one and remembers them, since a vocabulary is small compared with all tokens of a run.
+
+    Args:
+        spell: gives the text of token ids; None if there is no tokenizer, and tokens are shown by number.
+    """
+
+    def __init__(self, spell: Spell | None) -> None:
+        self._spell = spell
+        self._known: dict[int, str] = {}
+
+    def piece(self, token: int) -> str:
+        """The text of one token."""
+        if token not in self._known:
+            self._known[token] = f"[{token}]" if self._spell is None else self._spell([token])
+        return self._known[token]
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """The text that each of some consecutive tokens adds.
+
+        A character of several tokens belongs to the last of them; the others add nothing.
+        """
+        if self._spell is None:
+            return [self.piece(token) for token in tokens]
+        result: list[str] = []
+        waiting: list[int] = []
+        for number, token in enumerate(tokens, start=1):
+            waiting.append(token)
+            text = self.piece(token) if len(waiting) == 1 else self._spell(waiting)
+            if _BROKEN not in text or len(waiting) == _LONGEST_CHARACTER or number == len(tokens):
+                result += [*[""] * (len(waiting) - 1), text]
+                waiting = []
+        return result
+
+
+def final_pieces(replay: Replay, speller: Speller) -> dict[int, str]:
+    """Text of each final position of a replay, given its neighbours: a character may take several tokens."""
+    return dict(zip(replay.tokens, speller.pieces(list(replay.tokens.values())), strict=True))

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from refusion_eval.errors import DataError, StoreError
-from refusion_eval.metrics.bootstrap import Interval, bootstrap, difference_statistic
-from refusion_eval.metrics.speed import speedup
+from refusion_eval.metrics import Interval, bootstrap_mean, by_item, speedup
 from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, read_facts
-from refusion_eval.results.task_metrics import seed_of
-from refusion_eval.store.manifest import as_json, differences
+from refusion_eval.results.figure import MINI_NOTE
+from refusion_eval.results.measured import seed_of
+from refusion_eval.results.render import Table, csv_text, interval_text
+from refusion_eval.store.records import PASSED, as_json, differences
 
 _Z_SIGNIFICANCE = 1.959964  # two-sided 5%
 _Z_POWER = 0.841621  # 80%
@@ -24,19 +25,17 @@ _NOT_COMPARED = ("command", "tasks", "roofline")
 
 
 class ItemChange(NamedTuple):
-    """One item in both runs.
-
-    Attributes:
-        item_id: the benchmark's own name for the item.
-        before: share of the item's samples that are right in A.
-        after: the same share in B.
-        same_prompt: whether the rendered prompts are equal.
-    """
+    """One item, by the benchmark's own name: the shares of its samples that are right in A and in B."""
 
     item_id: str
     before: float
     after: float
     same_prompt: bool
+
+    @property
+    def change(self) -> str:
+        """Whether the item is right more often in B (`gained`) or less often (`lost`); empty if neither."""
+        return "" if self.after == self.before else "gained" if self.after > self.before else "lost"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +43,6 @@ class TaskComparison:
     """One task in both runs.
 
     Attributes:
-        task: name of the task.
         mini: whether the task is a synthetic look-alike.
         items: all items that were compared, by item id.
         left_out: number of items that only one of the runs has.
@@ -72,27 +70,19 @@ class TaskComparison:
         return 100 * float(np.mean(before)), 100 * float(np.mean(after))
 
     @property
-    def gained(self) -> list[str]:
-        """Ids of the items that are right more often in B."""
-        return [item.item_id for item in self.items if item.after > item.before]
-
-    @property
-    def lost(self) -> list[str]:
-        """Ids of the items that are right less often in B."""
-        return [item.item_id for item in self.items if item.after < item.before]
-
-    @property
-    def other_prompts(self) -> list[str]:
-        """Ids of the items whose prompts differ."""
-        return [item.item_id for item in self.items if not item.same_prompt]
+    def flips(self) -> dict[str, list[str]]:
+        """Ids of the items that are right more often in B, less often in B, and of those whose prompts differ."""
+        return {
+            "gained": [item.item_id for item in self.items if item.change == "gained"],
+            "lost": [item.item_id for item in self.items if item.change == "lost"],
+            "other prompts": [item.item_id for item in self.items if not item.same_prompt],
+        }
 
 
 class Comparison(NamedTuple):
-    """Two runs.
+    """Two runs, A (`before`) and B (`after`), by their ids.
 
     Attributes:
-        before: id of A.
-        after: id of B.
         settings: what differs between the runs as a whole, one line each.
         tasks: the tasks that both runs have.
         only_in_one: names of the tasks that only one of the runs has.
@@ -113,7 +103,7 @@ def compare_runs(
     Args:
         before: run directory A.
         after: run directory B.
-        common_items: compare what both have where their items differ, instead of refusing.
+        common_items: whether to compare what both have where their items differ, instead of refusing.
 
     Raises:
         StoreError: a directory is unreadable, the runs have no task in common, or a task has another version, several
@@ -157,11 +147,12 @@ def detectable_difference(differences_of_items: ArrayLike) -> float:
 
 
 def _tasks(facts: RunFacts) -> dict[str, TaskFacts]:
-    tasks = {task.task: task for task in facts.tasks}
-    if len(tasks) < len(facts.tasks):
-        names = [task.task for task in facts.tasks]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise StoreError(f"{facts.run.run_id} holds {twice} in several versions or settings; compare runs of one")
+    tasks: dict[str, TaskFacts] = {}
+    for task in facts.tasks:
+        if tasks.setdefault(task.task, task) is not task:
+            raise StoreError(
+                f"{facts.run.run_id} holds {task.task} in several versions or settings; compare runs of one"
+            )
     return tasks
 
 
@@ -179,10 +170,10 @@ def _compare_task(before: TaskFacts, after: TaskFacts, common_items: bool) -> Ta
         advice = "compare these with --common-items" if common else "run both on the same items"
         raise StoreError(f"{before.task}: A has {counts}; {advice}")
     items = [_change(items_a[item], items_b[item]) for item in common]
-    shares, seed = [[item.after for item in items], [item.before for item in items]], seed_of(before.task)
+    differences_of_items, seed = [item.after - item.before for item in items], seed_of(before.task)
     speed, no_speed = None, ""
     try:
-        speed = speedup(after.timings, before.timings, seed=seed).ratio.interval()
+        speed = speedup(after.samples, before.samples, seed=seed).ratio.interval()
     except DataError as error:
         no_speed = str(error)
     return TaskComparison(
@@ -190,27 +181,25 @@ def _compare_task(before: TaskFacts, after: TaskFacts, common_items: bool) -> Ta
         mini=before.mini,
         items=sorted(items, key=lambda item: item.item_id),
         left_out=left_out,
-        difference=bootstrap(shares, difference_statistic, seed=seed).scaled(100).interval(),
-        detectable=100 * detectable_difference([item.after - item.before for item in items]),
+        difference=bootstrap_mean(differences_of_items, seed=seed).scaled(100).interval(),
+        detectable=100 * detectable_difference(differences_of_items),
         settings=differences(before.settings, after.settings, ("A", "B")),
         speed=speed,
         no_speed=no_speed,
     )
 
 
-def _scored(facts: TaskFacts) -> dict[Any, list[SampleFacts]]:
+def _scored(task: TaskFacts) -> dict[Any, list[SampleFacts]]:
     """The judged samples of each item, by the item's hash."""
-    judged = [sample for sample in facts.samples if sample.verdict is not None]
-    return {samples[0].timing.item: samples for samples in facts.by_item(judged)}
+    return {item[0].item: item for item in by_item([sample for sample in task.samples if sample.verdict is not None])}
 
 
 def _change(before: Sequence[SampleFacts], after: Sequence[SampleFacts]) -> ItemChange:
+    share_before, share_after = (
+        float(np.mean([sample.scores[PASSED].value for sample in samples])) for samples in (before, after)
+    )
     same_prompt = {sample.prompt_hash for sample in before} == {sample.prompt_hash for sample in after}
-    return ItemChange(before[0].item_id, _share(before), _share(after), same_prompt)
-
-
-def _share(samples: Sequence[SampleFacts]) -> float:
-    return float(np.mean([sample.verdict.value for sample in samples if sample.verdict is not None]))
+    return ItemChange(before[0].item_id, share_before, share_after, same_prompt)
 
 
 def _described(facts: RunFacts) -> Mapping[str, Any]:
@@ -219,3 +208,87 @@ def _described(facts: RunFacts) -> Mapping[str, Any]:
     settings = {name: value for name, value in manifest["settings"].items() if name != "tables"}
     hardware = {name: value for name, value in manifest["hardware"].items() if name != "gpu_detail"}
     return as_json({**manifest, "settings": settings, "hardware": hardware})
+
+
+MOST_SHOWN = 8  # item ids in a line of text; the CSV has all
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """One line for each task."""
+    rows = [
+        (
+            task.task,
+            str(len(task.items)),
+            *(f"{accuracy:.1f}" for accuracy in task.accuracies),
+            interval_text(task.difference),
+            "" if math.isnan(task.detectable) else f"{task.detectable:.2f}",
+            *(str(len(items)) for items in task.flips.values()),
+            interval_text(task.speed),
+        )
+        for task in comparison.tasks
+    ]
+    notes = [
+        "B - A: points, paired by item, 95% bootstrap interval. Detectable: true difference in points that a sample "
+        "like this finds significant (5%) four times out of five.",
+        "Gained, lost: items that only B, only A has right (of several samples: more often).",
+    ]
+    if any(task.mini for task in comparison.tasks):
+        notes.append(f"mini: {MINI_NOTE}.")
+    return Table(
+        title=f"A = {comparison.before}, B = {comparison.after}",
+        columns=("Task", "n", "A %", "B %", "B - A", "Detectable", "Gained", "Lost", "Other prompts", "Speed B / A"),
+        rows=rows,
+        notes=notes,
+    )
+
+
+def details(comparison: Comparison) -> list[str]:
+    """What differs, line by line: settings, prompts, flipped items, and what could not be compared."""
+    lines = [f"differs: {line}" for line in comparison.settings] or ["differs: nothing but the tasks' settings below"]
+    if comparison.only_in_one:
+        lines.append(f"in one run only: {', '.join(comparison.only_in_one)}")
+    return lines + [f"{task.task}: {line}" for task in comparison.tasks for line in _details_of_task(task)]
+
+
+def _details_of_task(task: TaskComparison) -> Iterator[str]:
+    yield from task.settings
+    for name, items in task.flips.items():
+        if items:
+            more = f" and {len(items) - MOST_SHOWN} more" if len(items) > MOST_SHOWN else ""
+            yield f"{name} ({len(items)}): {', '.join(items[:MOST_SHOWN])}{more}"
+    if task.left_out:
+        yield f"{task.left_out} items are in one run only and in no figure"
+    if task.no_speed:
+        yield f"no speed ratio: {task.no_speed}"
+
+
+def comparison_markdown(comparison: Comparison) -> str:
+    """The table and all that differs."""
+    lines = "".join(f"- {line}\n" for line in details(comparison))
+    return f"{comparison_table(comparison).markdown()}\n### What differs\n\n{lines}"
+
+
+def comparison_csv(comparison: Comparison) -> str:
+    """One row for each task."""
+    head = [
+        *("before", "after", "task", "mini", "n", "left_out", "accuracy_before", "accuracy_after"),
+        *("difference", "difference_ci_low", "difference_ci_high", "detectable", "gained", "lost", "other_prompts"),
+        *("speed_ratio", "speed_ratio_ci_low", "speed_ratio_ci_high", "no_speed"),
+    ]
+    rows = []
+    for task in comparison.tasks:
+        speed = (None, None, None) if task.speed is None else (task.speed.value, task.speed.low, task.speed.high)
+        difference = (task.difference.value, task.difference.low, task.difference.high, task.detectable)
+        identity = (comparison.before, comparison.after, task.task, task.mini, len(task.items), task.left_out)
+        rows.append((*identity, *task.accuracies, *difference, *map(len, task.flips.values()), *speed, task.no_speed))
+    return csv_text(head, rows)
+
+
+def items_csv(comparison: Comparison) -> str:
+    """One row for each item: how often it is right in A and in B, and whether the prompts are equal."""
+    rows = [
+        (task.task, item.item_id, item.before, item.after, item.change, item.same_prompt)
+        for task in comparison.tasks
+        for item in task.items
+    ]
+    return csv_text(("task", "item_id", "before", "after", "change", "same_prompt"), rows)

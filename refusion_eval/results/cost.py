@@ -5,6 +5,7 @@ that pull the next request when they are free wait for one response at most.
 """
 
 import heapq
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from os import PathLike
@@ -14,8 +15,8 @@ import numpy as np
 
 from refusion_eval.benchmarks import BENCHMARKS, is_mini
 from refusion_eval.errors import StoreError
-from refusion_eval.metrics.bootstrap import Interval, bootstrap_mean
-from refusion_eval.results.published import published_figures
+from refusion_eval.metrics import Interval, bootstrap_mean
+from refusion_eval.results.figure import published_figures
 from refusion_eval.results.render import Table, csv_text
 from refusion_eval.store.run_reader import RunReader
 
@@ -51,16 +52,12 @@ class Share(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """One system on one whole benchmark.
+    """One system on one whole benchmark, projected from the `n` samples that a pilot run has of a task of it.
 
     Attributes:
-        system: label of the system.
-        run_id: pilot run.
         hardware: machine of the pilot.
-        task: task of the pilot.
-        n: samples of the pilot.
         items: items of the whole benchmark.
-        seconds: mean seconds a sample, with its 95% bootstrap interval.
+        seconds: mean seconds a sample.
         shares: hours by number of workers.
     """
 
@@ -78,10 +75,10 @@ def share_out(seconds: Sequence[float], workers: int) -> Share:
     """How long the last worker takes, under both ways of sharing.
 
     Args:
-        seconds: time of each request, in order.
+        seconds: time of each request, in order; at least one.
         workers: number of workers, at least 1.
     """
-    busy = min(workers, len(seconds)) or 1
+    busy = min(workers, len(seconds))
     free_at = [0.0] * busy
     for duration in seconds:
         heapq.heapreplace(free_at, free_at[0] + duration)
@@ -89,15 +86,10 @@ def share_out(seconds: Sequence[float], workers: int) -> Share:
     return Share(workers, max(free_at) / HOUR, sharded / HOUR)
 
 
-def projected(run_dirs: Sequence[str | PathLike[str]], workers: Sequence[int], seed: int = 0) -> list[Cost]:
+def projected(run_dirs: Sequence[str | PathLike[str]], workers: Sequence[int]) -> list[Cost]:
     """Costs of the benchmarks that runs have a part of; a look-alike stands for as many items as its benchmark has.
 
-    The samples of a whole benchmark are drawn, with replacement, from the pilot's.
-
-    Args:
-        run_dirs: runs with samples decoded alone.
-        workers: numbers of workers.
-        seed: seed of the draws.
+    The samples of a whole benchmark are drawn, with replacement, from those of the run that were decoded alone.
 
     Raises:
         StoreError: a run cannot be read, or has no sample of a benchmark that was decoded alone.
@@ -118,29 +110,28 @@ def projected(run_dirs: Sequence[str | PathLike[str]], workers: Sequence[int], s
             )
         for (task, benchmark, hardware), pilot in sorted(pilots.items()):
             items = BENCHMARKS[benchmark].source.num_rows
-            drawn = np.random.default_rng(seed).choice(pilot, items).tolist()
+            drawn = np.random.default_rng(0).choice(pilot, items).tolist()
             shares = [share_out(drawn, count) for count in workers]
             identity = (run.manifest.system, run.run_id, hardware, task, len(pilot), items)
-            costs.append(Cost(*identity, bootstrap_mean(pilot), shares))
+            costs.append(Cost(*identity, bootstrap_mean(pilot).interval(), shares))
     return costs
 
 
 def cost_table(costs: Sequence[Cost]) -> Table:
     """A row for each run and task, and one for all tasks of each run."""
-    run_ids = {cost.system: {other.run_id for other in costs if other.system == cost.system} for cost in costs}
     runs: dict[tuple[str, str], list[Cost]] = defaultdict(list)
     for cost in costs:
         runs[cost.run_id, cost.hardware].append(cost)
     rows = []
     for (run_id, _), group in runs.items():
-        system = group[0].system if len(run_ids[group[0].system]) == 1 else f"{group[0].system} [{run_id}]"
-        rows += [_row(system, cost.task, cost.n, cost.items, cost.seconds.value, cost.shares) for cost in group]
+        system = group[0].system
+        if any(cost.run_id != run_id for cost in costs if cost.system == system):
+            system = f"{system} [{run_id}]"
         if len(group) > 1:
-            items = sum(cost.items for cost in group)
-            mean = sum(cost.items * cost.seconds.value for cost in group) / items
-            hours = np.sum([[(share.pulled, share.sharded) for share in cost.shares] for cost in group], axis=0)
-            totals = [Share(share.workers, *both) for share, both in zip(group[0].shares, hours, strict=True)]
-            rows.append(_row(system, "all", sum(cost.n for cost in group), items, mean, totals))
+            group.append(_total(group))
+        for cost in group:
+            hours = [f"{share.pulled:.3g} / {share.sharded:.3g}" for share in cost.shares]
+            rows.append([system, cost.task, str(cost.n), f"{cost.items:,}", f"{cost.seconds.value:.3g}", *hours])
     notes = [
         "Hours until the last worker is done: pulled (each takes the next request when free) / static shards.",
         f"Seconds a sample on {'; '.join(sorted({cost.hardware for cost in costs}))}; loading and scoring not counted.",
@@ -154,9 +145,14 @@ def cost_table(costs: Sequence[Cost]) -> Table:
     return Table(title="Cost of whole benchmarks", columns=columns, rows=rows, num_left=2, notes=notes)
 
 
-def _row(system: str, task: str, n: int, items: int, seconds: float, shares: Sequence[Share]) -> list[str]:
-    hours = [f"{share.pulled:.3g} / {share.sharded:.3g}" for share in shares]
-    return [system, task, str(n), f"{items:,}", f"{seconds:.3g}", *hours]
+def _total(costs: Sequence[Cost]) -> Cost:
+    """All tasks of a run, one after the other."""
+    items = sum(cost.items for cost in costs)
+    mean = sum(cost.items * cost.seconds.value for cost in costs) / items
+    hours = np.sum([[(share.pulled, share.sharded) for share in cost.shares] for cost in costs], axis=0)
+    shares = [Share(share.workers, *both) for share, both in zip(costs[0].shares, hours, strict=True)]
+    seconds = Interval(mean, math.nan, math.nan, items)
+    return costs[0]._replace(task="all", n=sum(cost.n for cost in costs), items=items, seconds=seconds, shares=shares)
 
 
 def cost_csv(costs: Sequence[Cost]) -> str:
@@ -174,11 +170,7 @@ def cost_csv(costs: Sequence[Cost]) -> str:
 
 
 def published_table(workers: Sequence[int]) -> Table:
-    """Hours that all seven benchmarks take with each of the paper's systems, by the seconds a response that it prints.
-
-    Args:
-        workers: numbers of GPUs; work is taken to be shared evenly.
-    """
+    """Hours that all seven benchmarks take with each of the paper's systems, on each number of GPUs."""
     items = {name: benchmark.source.num_rows for name, benchmark in BENCHMARKS.items()}
     labels: dict[str, str] = {}
     printed: dict[tuple[str, str, str], float] = {}

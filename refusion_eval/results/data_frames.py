@@ -7,9 +7,8 @@ from typing import Any
 import pandas as pd
 
 from refusion_eval.benchmarks import is_mini
-from refusion_eval.results.csv_file import csv_columns, csv_values
-from refusion_eval.results.figure import Figure
 from refusion_eval.results.measured import run_figures
+from refusion_eval.results.render import csv_columns, csv_values
 from refusion_eval.store.records import PASSED, Sample, ScoreRow, dump
 from refusion_eval.store.run_reader import Run, RunReader
 
@@ -87,11 +86,7 @@ def figures(run_dirs: RunDirs, *, baseline: str | None = None) -> pd.DataFrame:
     Raises:
         StoreError: a directory holds no readable run, two have the same name, or the baseline is not among them.
     """
-    return figure_frame(run_figures(_as_list(run_dirs), baseline=baseline))
-
-
-def figure_frame(measured: Sequence[Figure]) -> pd.DataFrame:
-    """Figures as a data frame with the columns that `figures` describes."""
+    measured = run_figures(_as_list(run_dirs), baseline=baseline)
     rows = [
         {**csv_values(figure), "system_key": figure.system} | {name: getattr(figure, name) for name in FIGURE_FACTS[1:]}
         for figure in measured

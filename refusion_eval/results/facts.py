@@ -1,34 +1,32 @@
 """A run reduced to what figures need: the samples of each task as numbers, joined with their scores."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from refusion_eval.benchmarks import BENCHMARKS, is_mini
-from refusion_eval.metrics.parallelism import tpf_release
-from refusion_eval.metrics.roofline import bytes_read
-from refusion_eval.metrics.speed import Timing
+from refusion_eval.metrics import Timing, bytes_read, tpf_release
 from refusion_eval.store.records import NO_ISOLATION, PASSED, Sample, ScoreRow
 from refusion_eval.store.run_reader import Run, RunReader
-from refusion_eval.trace import Draft, Trace
+from refusion_eval.types import Draft, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleFacts:
-    """One good sample.
+class SampleFacts(Timing):
+    """One good sample; `item` is the hash of the item, equal across runs on the same data.
 
     Attributes:
         item_id: the benchmark's own name for the item.
         prompt_hash: hash of the rendered prompt.
-        sample: number of the sample among those of its item.
-        timing: cost of the sample; `timing.item` is the hash of the item, equal across runs on the same data.
         scores: judgements by metric; empty if the sample was not scored.
         tokens_no_eos: tokens kept without the EOS that ends them.
-        prefill_seconds: seconds up to the end of the first forward, which reads the prompt; None if not recorded.
         tokens_canvas: positions that became final, those after the first EOS included; None without a trace.
-        tokens_first: tokens kept that the first forward fixed; None without a trace.
         tpf_release: TPF as the release defines it, None where that does not exist.
+        prefill_seconds: seconds up to the end of the first forward, which reads the prompt; None if they or the trace
+            are not recorded.
+        later_tokens: tokens kept that the forwards after the first one fixed; None in the same cases.
+        later_seconds: seconds of these forwards; None in the same cases.
         bytes_read: bytes that the forwards had to read, None without a trace or a measured roofline.
         weight_bytes: bytes of the weights that one forward reads, None in the same cases.
         copy_bytes_per_second: measured bandwidth of the device, None in the same cases.
@@ -36,14 +34,13 @@ class SampleFacts:
 
     item_id: str
     prompt_hash: str
-    sample: int
-    timing: Timing
     scores: Mapping[str, ScoreRow]
     tokens_no_eos: int
-    prefill_seconds: float | None
     tokens_canvas: int | None = None
-    tokens_first: int | None = None
     tpf_release: float | None = None
+    prefill_seconds: float | None = None
+    later_tokens: int | None = None
+    later_seconds: float | None = None
     bytes_read: float | None = None
     weight_bytes: float | None = None
     copy_bytes_per_second: float | None = None
@@ -103,21 +100,8 @@ class TaskFacts:
         """Whether no program ran without isolation, so that no verdict can be forged."""
         return not any(sample.verdict is not None and sample.verdict.tier == NO_ISOLATION for sample in self.samples)
 
-    @property
-    def timings(self) -> list[Timing]:
-        """Cost of every good sample."""
-        return [sample.timing for sample in self.samples]
 
-    def by_item(self, samples: Sequence[SampleFacts] | None = None) -> list[list[SampleFacts]]:
-        """Samples (default: all good ones) grouped by item, in a fixed order of items and samples."""
-        groups: dict[Any, list[SampleFacts]] = {}
-        for sample in self.samples if samples is None else samples:
-            groups.setdefault(sample.timing.item, []).append(sample)
-        return [sorted(groups[item], key=lambda sample: sample.sample) for item in sorted(groups)]
-
-
-@dataclass(frozen=True, slots=True)
-class RunFacts:
+class RunFacts(NamedTuple):
     """One run: what it is, and its tasks ordered by name."""
 
     run: Run
@@ -148,21 +132,17 @@ def read_facts(run_dir: str | os.PathLike[str]) -> RunFacts:
 
 def _reduced(sample: Sample, run: Run, scores: Mapping[str, ScoreRow]) -> SampleFacts:
     return SampleFacts(
+        item=sample.key.doc_hash,
+        tokens=sample.num_tokens,
+        forwards=sample.num_forwards,
+        seconds=sample.seconds,
+        batch_size=sample.batch_size,
+        warm=sample.warm,
+        hardware=run.hardware(sample.process_id).fingerprint(),
         item_id=sample.item_id,
         prompt_hash=sample.key.prompt_hash,
-        sample=sample.key.sample,
-        timing=Timing(
-            item=sample.key.doc_hash,
-            tokens=sample.num_tokens,
-            forwards=sample.num_forwards,
-            seconds=sample.seconds,
-            batch_size=sample.batch_size,
-            warm=sample.warm,
-            hardware=run.hardware(sample.process_id).fingerprint(),
-        ),
         scores=scores,
         tokens_no_eos=sample.num_tokens - (sample.stop == "eos"),
-        prefill_seconds=sample.prefill_seconds,
         **_from_trace(sample, run.processes[sample.process_id].get("roofline")),
     )
 
@@ -173,10 +153,12 @@ def _from_trace(sample: Sample, roofline: Mapping[str, float] | None) -> dict[st
         return {}
     trace = Trace.from_json([event for event in sample.trace if event[0] != Draft.tag])
     fixed_at = trace.fixed_at()
-    facts: dict[str, Any] = {
-        "tokens_canvas": len(fixed_at),
-        "tokens_first": sum(forward == 0 and position < sample.num_tokens for position, forward in fixed_at.items()),
-    }
+    facts: dict[str, Any] = {"tokens_canvas": len(fixed_at)}
+    if sample.prefill_seconds is not None:
+        first = sum(forward == 0 and position < sample.num_tokens for position, forward in fixed_at.items())
+        facts["prefill_seconds"] = sample.prefill_seconds
+        facts["later_tokens"] = sample.num_tokens - first
+        facts["later_seconds"] = sample.seconds - sample.prefill_seconds
     if "slot_size" in sample.settings:
         facts["tpf_release"] = tpf_release(trace, int(sample.settings["slot_size"]))
     if roofline:

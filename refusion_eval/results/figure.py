@@ -4,20 +4,24 @@ A figure is never averaged or filled in by whoever shows it. It says what it res
 must not stand side by side.
 """
 
+import csv
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
 from typing import Literal
 
 from refusion_eval.benchmarks import BENCHMARKS
-from refusion_eval.errors import StoreError
-from refusion_eval.metrics.bootstrap import Interval
+from refusion_eval.errors import DataError, StoreError
+from refusion_eval.metrics import Interval
+from refusion_eval.runs.model_args import published_systems, system_of_label
 
 Origin = Literal["published", "measured"]
 FigureKey = tuple[str, str, str]  # system, benchmark, metric
 
 # The seven benchmarks in the order of the paper's tables.
-TASKS = tuple(BENCHMARKS)
+TASKS = tuple(name for name, benchmark in BENCHMARKS.items() if benchmark.in_paper)
 # `Figure.task` and `Figure.benchmark` of a mean over tasks.
 MEAN_TASK, AVERAGE = "mean", "average"
 
@@ -27,18 +31,8 @@ SCORES = (ACCURACY, PASS_AT_1)
 SPEEDUP, SPEEDUP_STOCK = "speedup", "speedup_stock"
 # Metrics that depend on the machine.
 SPEED_METRICS = (
-    "tps",
-    "tps_mean",
-    "decode_tps",
-    "prefill_seconds",
-    "latency_mean",
-    "latency_p50",
-    "latency_p95",
-    SPEEDUP,
-    SPEEDUP_STOCK,
-    "forwards_per_second",
-    "mbu",
-    "one_token_share",
+    *("tps", "tps_mean", "decode_tps", "prefill_seconds", "latency_mean", "latency_p50", "latency_p95"),
+    *(SPEEDUP, SPEEDUP_STOCK, "forwards_per_second", "mbu", "one_token_share"),
 )
 # Metrics that change where forwards are fused; tokens and scores do not.
 FORWARD_METRICS = (*SPEED_METRICS, "tpf", "forwards_mean")
@@ -63,10 +57,10 @@ class Figure:
     Attributes:
         origin: published, or measured by this project.
         system: key of the system in tasks/settings/systems.toml. A variant has its name after a plus sign
-            (`refusion+recompute_kv`); " on BACKBONE" follows if `other_backbone` is set.
+            (`refusion+recompute_kv`); `suffix` follows.
         label: name of the system as the run or the paper prints it.
         backbone: model that the system was made from; empty where it is not published.
-        other_backbone: whether the published system of this name was made from another model.
+        suffix: " on BACKBONE" where the published system of this name was made from another model, otherwise empty.
         decoder: name of the decoder; empty for published figures and figures read from a file.
         benchmark: benchmark, `AVERAGE` for a mean over tasks, or the task if it belongs to no benchmark.
         task: task as the run names it (mini_gsm8k), `MEAN_TASK` for a mean.
@@ -103,7 +97,7 @@ class Figure:
     system: str
     label: str
     backbone: str = ""
-    other_backbone: bool = False
+    suffix: str = ""
     decoder: str = field(default="", compare=False)
     benchmark: str
     task: str = ""
@@ -143,16 +137,12 @@ class Figure:
     @property
     def base_system(self) -> str:
         """Key of the system without its variants."""
-        return self._names()[0]
+        return self.system.removesuffix(self.suffix).split("+")[0]
 
     @property
     def variants(self) -> tuple[str, ...]:
         """Names of the variants in the system's key."""
-        return tuple(self._names()[1:])
-
-    def _names(self) -> list[str]:
-        name = self.system.removesuffix(backbone_suffix(self.backbone)) if self.other_backbone else self.system
-        return name.split("+")
+        return tuple(self.system.removesuffix(self.suffix).split("+")[1:])
 
     @property
     def interval(self) -> Interval:
@@ -188,11 +178,6 @@ class Figure:
     def note(self) -> str:
         """All that a reader must know, as the `note` column of the CSV has it."""
         return "; ".join((*([MINI_NOTE] if self.mini else []), *self.notes))
-
-
-def backbone_suffix(backbone: str) -> str:
-    """What the key and the label of a system end with if it was made from another model than the published one."""
-    return f" on {backbone or 'an unnamed model'}"
 
 
 def by_key(figures: Iterable[Figure]) -> dict[FigureKey, Figure]:
@@ -239,3 +224,129 @@ def require_comparable(figures: Sequence[Figure]) -> None:
 
 def _listed(run_ids: Mapping[str, str]) -> str:
     return ", ".join(f"{value} in {run_id}" for value, run_id in sorted(run_ids.items()))
+
+
+# Decoder settings that make another system of one. Their names are the names of the variants.
+VARIANTS = ("recompute_kv", "left_to_right")
+# The variant of systems that transformers' own loop decodes, and what their labels have in brackets.
+GENERATE = "generate"
+
+
+def published_path() -> Path:
+    """The folder with published.csv, claims.csv and their companions.
+
+    An installed wheel carries it inside the package; a source checkout has it in results/.
+
+    Raises:
+        DataError: neither place has it.
+    """
+    package = Path(__file__).resolve().parent.parent
+    candidates = (package / "published", package.parent / "results" / "published")
+    for candidate in candidates:
+        if candidate.is_dir():
+            return candidate
+    raise DataError(f"no published figures at {candidates[0]} or {candidates[1]}; reinstall refusion_eval")
+
+
+@cache
+def read_published(name: str) -> tuple[dict[str, str], ...]:
+    """The rows of one of the CSV files, every value as it is printed.
+
+    Args:
+        name: file name, such as "published.csv".
+
+    Raises:
+        DataError: there is no such file.
+    """
+    path = published_path() / name
+    try:
+        with path.open(encoding="utf-8", newline="") as stream:
+            return tuple(csv.DictReader(stream))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}); reinstall refusion_eval") from error
+
+
+def published_figures(artefacts: Sequence[str] = ()) -> list[Figure]:
+    """The published figures, in the order of their tables.
+
+    Args:
+        artefacts: tables and figures to take (table1, figure1, ...); all if empty.
+
+    Raises:
+        DataError: the files are missing.
+    """
+    rows = read_published("published.csv")
+    return [_published(row) for row in rows if row["value"] and (not artefacts or row["artefact"] in artefacts)]
+
+
+def _published(row: Mapping[str, str]) -> Figure:
+    pairs = (part.partition("=") for part in row["settings"].split("; ") if part)
+    settings = {name: value for name, _, value in pairs}
+    return Figure(
+        origin="published",
+        system=row["system"],
+        label=row["label"],
+        backbone=row["backbone"],
+        benchmark=row["task"],
+        task=row["task"],
+        metric=row["metric"],
+        value=float(row["value"]),
+        unit=row["unit"],
+        artefact=row["artefact"],
+        defect=row["defect"],
+        hardware=settings.get("gpu", ""),
+        batch_size=settings.get("batch_size", ""),
+        settings=settings,
+        notes=tuple(filter(None, (row["note"],))),
+    )
+
+
+def system_key(label: str, backbone: str, settings: Mapping[str, str]) -> str:
+    """The key of a measured system.
+
+    A label that the paper prints stands for the paper's system. A decoder's own label (AR, LLaDA) stands for the
+    published system of that decoder and backbone, or else for the decoder. Brackets at the end of a label name a
+    settings table, which makes no other system, or `GENERATE`, which does; so do the settings in `VARIANTS`.
+
+    Args:
+        label: name that the run gave its system.
+        backbone: model that the system was made from.
+        settings: decoder settings in force, as text.
+    """
+    plain, _, bracket = label.removesuffix(")").rpartition(" (") if label.endswith(")") else (label, "", "")
+    key = _keys_by_label().get(label) or _keys_by_label().get(plain) or _key_of_decoder(plain, backbone)
+    variants = [name for name in VARIANTS if settings.get(name) == "true" and f"+{name}" not in key]
+    variants += [GENERATE] if bracket == GENERATE else []
+    return "+".join((key, *variants))
+
+
+@cache
+def published_backbone(system: str) -> str:
+    """The model that a published system was made from; empty if the key is not a published one or names no model."""
+    return next((row["backbone"] for row in read_published("published.csv") if row["system"] == system), "")
+
+
+def beside_published(figure: Figure) -> Figure:
+    """The figure as it may stand beside published ones.
+
+    A measured figure on a real benchmark is a published system's only if its checkpoint was made from the same model.
+    Otherwise the system gets a key and a label of its own, which end with " on BACKBONE".
+    """
+    published = published_backbone(figure.system) or published_backbone(figure.base_system)
+    if figure.origin == "published" or figure.mini or published in ("", figure.backbone):
+        return figure
+    suffix = f" on {figure.backbone or 'an unnamed model'}"
+    return replace(figure, system=figure.system + suffix, label=figure.label + suffix, suffix=suffix)
+
+
+@cache
+def _keys_by_label() -> Mapping[str, str]:
+    """Printed label -> key. Of a label that stands for two systems, the one in systems.toml counts."""
+    printed = {row["label"]: row["system"] for row in read_published("published.csv")}
+    return printed | {system.label: name for name, system in published_systems().items()}
+
+
+def _key_of_decoder(label: str, backbone: str) -> str:
+    decoder = system_of_label(label)
+    candidates = [name for name, system in published_systems().items() if system.decoder == decoder]
+    return next((name for name in candidates if published_backbone(name) == backbone), decoder)

@@ -3,14 +3,30 @@
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from refusion_eval.errors import StoreError
-from refusion_eval.metrics.bootstrap import mean_of
-from refusion_eval.results.csv_file import read_csv
-from refusion_eval.results.facts import RunFacts, TaskFacts, read_facts
+import numpy as np
+from numpy.typing import ArrayLike
+
+from refusion_eval.errors import DataError, StoreError
+from refusion_eval.metrics import (
+    RESAMPLES,
+    Bootstrap,
+    bootstrap_mean,
+    by_item,
+    latency,
+    majority_passed,
+    mean,
+    mean_of,
+    measured,
+    pass_at_k,
+    rate,
+    speedup,
+)
+from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, read_facts
 from refusion_eval.results.figure import (
     ACCURACY,
     AVERAGE,
@@ -25,13 +41,45 @@ from refusion_eval.results.figure import (
     UNISOLATED,
     VARIES,
     Figure,
+    system_key,
 )
-from refusion_eval.results.published import system_key
-from refusion_eval.results.task_metrics import Measure, Reference, TaskMeasures, measure_task
-from refusion_eval.store.manifest import STOCK_GENERATE
+from refusion_eval.results.render import read_csv
+from refusion_eval.store.records import PASSED, STOCK_GENERATE, ScoreRow
 from refusion_eval.store.run_reader import Run
 
 AUTOREGRESSIVE = "autoregressive"
+_PASS_KS = (2, 5, 10, 20, 50, 100)
+_PERCENT = "percent"
+
+# Metric -> unit, and the attributes of samples that it is made of: two whose sums are divided, or one that is averaged.
+# A metric is left out where a sample lacks one of them.
+_TIMED = {
+    "tps": ("tokens/s", "tokens", "seconds"),
+    "tps_mean": ("tokens/s", "tps"),
+    "latency_mean": ("s", "seconds"),
+    "forwards_per_second": ("forwards/s", "forwards", "seconds"),
+    "prefill_seconds": ("s", "prefill_seconds"),
+    "decode_tps": ("tokens/s", "later_tokens", "later_seconds"),
+}
+_COUNTED = {
+    "tokens_mean": ("tokens", "tokens"),
+    "tokens_no_eos_mean": ("tokens", "tokens_no_eos"),
+    "tokens_canvas_mean": ("tokens", "tokens_canvas"),
+    "forwards_mean": ("forwards", "forwards"),
+    "tpf": ("tokens/forward", "tokens", "forwards"),
+    "tpf_canvas": ("tokens/forward", "tokens_canvas", "forwards"),
+    "tpf_release": ("tokens/forward", "tpf_release"),
+}
+
+
+class Measure(NamedTuple):
+    """One metric of one task: its value and replicates, the samples they rest on, and what a reader must know."""
+
+    metric: str
+    unit: str
+    bootstrap: Bootstrap
+    samples: Sequence[SampleFacts]
+    note: str = ""
 
 
 def measured_figures(sources: Iterable[str | os.PathLike[str]], *, baseline: str | None = None) -> list[Figure]:
@@ -80,26 +128,39 @@ def run_figures(run_dirs: Iterable[str | os.PathLike[str]], *, baseline: str | N
 
 
 def _figures_of_run(facts: RunFacts, runs: Sequence[RunFacts], baseline: str | None) -> Iterator[Figure]:
-    engine, refusal = _reference_run(facts, runs, AUTOREGRESSIVE, baseline)
-    stock, stock_refusal = _reference_run(facts, runs, STOCK_GENERATE)
-    measured: list[tuple[TaskFacts, TaskMeasures]] = []
+    references = {
+        SPEEDUP: _reference_run(facts, runs, AUTOREGRESSIVE, baseline),
+        SPEEDUP_STOCK: _reference_run(facts, runs, STOCK_GENERATE),
+    }
+    measured_tasks: list[tuple[TaskFacts, list[Measure]]] = []
     for task in facts.tasks:
-        references = [_reference_task(task, engine, SPEEDUP), _reference_task(task, stock, SPEEDUP_STOCK)]
-        result = measure_task(task, [reference for reference in references if reference is not None])
-        result.notes += filter(None, (refusal, stock_refusal))
-        measured.append((task, result))
-        for measure in result.measures:
-            yield _figure(facts.run, [task], [measure], [*result.notes, measure.note])
+        notes = _notes(task)
+        try:
+            alone = _timed(task)
+        except DataError as error:
+            notes += [f"no speed: {error}"] if task.samples else []
+            alone = []
+        measures = [*_scores(task), *_speed(task, alone), *_from_table(_COUNTED, task, task.samples)]
+        for metric, (reference, _) in references.items():
+            if reference is not None and alone:
+                try:
+                    measures += _speedup(metric, task, alone, reference)
+                except DataError as error:
+                    notes.append(f"no {metric} over {reference.run.run_id}: {error}")
+        notes += [refusal for _, refusal in references.values() if refusal]
+        measured_tasks.append((task, measures))
+        for measure in measures:
+            yield _figure(facts.run, [task], [measure], [*notes, measure.note])
     for mini in (False, True):
-        yield from _mean_figures(facts.run, [(task, result) for task, result in measured if task.mini == mini])
+        yield from _mean_figures(facts.run, [each for each in measured_tasks if each[0].mini == mini])
 
 
-def _mean_figures(run: Run, part: Sequence[tuple[TaskFacts, TaskMeasures]]) -> Iterator[Figure]:
+def _mean_figures(run: Run, part: Sequence[tuple[TaskFacts, list[Measure]]]) -> Iterator[Figure]:
     """Means over tasks, of the metrics that every task has; pass@1 of a code task is its accuracy."""
     tasks = [task for task, _ in part]
     if len(tasks) < 2 or len({task.task for task in tasks}) < len(tasks):
         return  # one task needs no mean; a task under two settings has no single figure
-    by_name = [{_mean_name(measure.metric): measure for measure in result.measures} for _, result in part]
+    by_name = [{_mean_name(measure.metric): measure for measure in measures} for _, measures in part]
     notes = [f"{MEAN_OVER} {len(tasks)} tasks ({', '.join(task.task for task in tasks)})"]
     if num_errors := sum(task.num_errors for task in tasks):
         notes.append(f"{num_errors} samples are errors and in no figure")
@@ -143,14 +204,14 @@ def _figure(run: Run, tasks: Sequence[TaskFacts], measures: Sequence[Measure], n
         finished=all(task.finished for task in tasks),
         scored=not any(task.num_unscored for task in tasks),
         isolated=all(task.isolated for task in tasks),
-        batch_size="|".join(map(str, sorted({sample.timing.batch_size for sample in samples}))),
+        batch_size="|".join(map(str, sorted({sample.batch_size for sample in samples}))),
         dtype=manifest.dtype,
         device=manifest.device,
         attention=manifest.attention,
         hardware=" | ".join(sorted({label for task in tasks for label in task.hardware})),
-        forwards=sum(sample.timing.forwards for sample in samples),
-        tokens=sum(sample.timing.tokens for sample in samples),
-        seconds=math.fsum(sample.timing.seconds for sample in samples),
+        forwards=sum(sample.forwards for sample in samples),
+        tokens=sum(sample.tokens for sample in samples),
+        seconds=math.fsum(sample.seconds for sample in samples),
         settings=settings,
         run_id=run.run_id,
         notes=tuple(note for sentence in notes for note in sentence.split("; ") if note),
@@ -188,15 +249,6 @@ def _reference_run(
     return (candidates[0] if candidates else None), ""
 
 
-def _reference_task(task: TaskFacts, reference: RunFacts | None, metric: str) -> Reference | None:
-    """The same task and version in the reference run, if it is there once."""
-    if reference is None:
-        return None
-    identity = (task.task, task.task_version)
-    same = [other for other in reference.tasks if (other.task, other.task_version) == identity]
-    return Reference(reference.run.run_id, same[0], metric) if len(same) == 1 else None
-
-
 def _common_settings(tasks: Sequence[TaskFacts]) -> dict[str, str]:
     """Settings of the tasks as text; `VARIES` where the tasks differ."""
     settings = [{name: setting_text(value) for name, value in task.settings.items()} for task in tasks]
@@ -219,3 +271,121 @@ def _sort_key(figure: Figure) -> tuple:
     rank = METRIC_ORDER.index(figure.metric) if figure.metric in METRIC_ORDER else len(METRIC_ORDER)
     place = (figure.label, figure.run_id, figure.mini, figure.is_mean, figure.task, sorted(figure.settings.items()))
     return *place, rank, figure.metric
+
+
+def _notes(task: TaskFacts) -> list[str]:
+    """What must be said about a task as a whole."""
+    num_samples, notes = len(task.samples), []
+    if not task.finished:
+        notes.append(f"{HALF_WRITTEN}: {num_samples} of {task.num_expected} samples are there, run its command again")
+    if task.num_errors:
+        notes.append(f"{task.num_errors} of {task.num_errors + num_samples} samples are errors and in no figure")
+    if task.num_unscored:
+        notes.append(f"{task.num_unscored} of {num_samples} {NOT_SCORED}")
+    if not task.isolated:
+        notes.append(UNISOLATED)
+    return notes
+
+
+def seed_of(task: str) -> int:
+    """Seed of a task's resampling: different tasks draw independently, a task draws the same in every run."""
+    return zlib.crc32(task.encode("utf-8", "backslashreplace"))
+
+
+def _scores(task: TaskFacts) -> Iterator[Measure]:
+    """Accuracy and what goes with it, then the metrics that scorers name themselves."""
+    if not task.samples:  # a task with nothing but errors has a figure that says so
+        undefined = Bootstrap(math.nan, np.full(RESAMPLES, np.nan), 0)
+        yield Measure(_score_name(task), _PERCENT, undefined, [])
+    for metric in sorted({name for sample in task.samples for name in sample.scores}):
+        judged = [sample for sample in task.samples if metric in sample.scores]
+        scores = [[sample.scores[metric] for sample in samples] for samples in by_item(judged)]
+        means = [float(np.mean([score.value for score in item])) for item in scores]
+        if metric == PASSED:
+            yield from _accuracy(task, judged, scores, means)
+        else:  # what is only ever 0 or 1 is a share
+            is_share = {score.value for item in scores for score in item} <= {0.0, 1.0}
+            combined = bootstrap_mean(means, seed=seed_of(task.task)).scaled(100 if is_share else 1)
+            yield Measure(metric, _PERCENT if is_share else "", combined, judged)
+
+
+def _accuracy(
+    task: TaskFacts, judged: Sequence[SampleFacts], verdicts: Sequence[Sequence[ScoreRow]], means: ArrayLike
+) -> Iterator[Measure]:
+    passed = [[verdict.value > 0 for verdict in item] for item in verdicts]
+    answers = [[verdict.extracted for verdict in item] for item in verdicts]
+    scorers = sorted({verdict.scorer for item in verdicts for verdict in item})
+    note = f"judged by {len(scorers)} scorers ({', '.join(scorers)}); score again" if len(scorers) > 1 else ""
+
+    def percent(metric: str, values: ArrayLike) -> Measure:
+        return Measure(metric, _PERCENT, bootstrap_mean(values, seed=seed_of(task.task)).scaled(100), judged, note)
+
+    yield percent(_score_name(task), means)
+    yield percent("extracted", [np.mean([answer is not None for answer in item]) for item in answers])
+    num_samples = min(map(len, verdicts))
+    if task.is_code:
+        for k in (k for k in _PASS_KS if k <= num_samples):
+            yield percent(f"pass@{k}", pass_at_k([len(item) for item in passed], [sum(item) for item in passed], k))
+    elif num_samples > 1:
+        votes = [majority_passed(a[:num_samples], p[:num_samples]) for a, p in zip(answers, passed, strict=True)]
+        yield percent(f"majority@{num_samples}", votes)
+
+
+def _score_name(task: TaskFacts) -> str:
+    return PASS_AT_1 if task.is_code else ACCURACY
+
+
+def _timed(task: TaskFacts) -> list[SampleFacts]:
+    """The samples that speed is computed from. Raises DataError if there are none, with the reason."""
+    alone = measured(task.samples)
+    if not alone:
+        raise DataError("no sample was decoded alone after the warm-up")
+    if any(sample.seconds == 0 for sample in alone):
+        raise DataError("a sample has no recorded time")
+    return alone
+
+
+def _speed(task: TaskFacts, alone: Sequence[SampleFacts]) -> Iterator[Measure]:
+    """What timed samples tell: throughput, latency, and the use of the bandwidth where that of one device is known."""
+    if not alone:
+        return
+    seed = seed_of(task.task)
+    yield from _from_table(_TIMED, task, alone)
+    yield Measure("latency_p50", "s", latency(alone, 0.5, seed=seed), alone)
+    yield Measure("latency_p95", "s", latency(alone, 0.95, seed=seed), alone)
+    bandwidth, *others = {sample.copy_bytes_per_second for sample in alone}
+    if others or not bandwidth or not all(sample.bytes_read for sample in alone):
+        return
+    yield Measure("mbu", _PERCENT, rate(alone, "bytes_read", "seconds", seed=seed).scaled(100 / bandwidth), alone)
+    weight_bytes, *others = {sample.weight_bytes for sample in alone}
+    if not others and weight_bytes:
+        # TPS over that of one token a forward where a forward takes no longer than reading the weights once: no engine
+        # exceeds 1 with one token a forward. Reading the cache, which would only lower the limit, is left out.
+        tps = rate(alone, "tokens", "seconds", seed=seed)
+        yield Measure("one_token_share", _PERCENT, tps.scaled(100 * weight_bytes / bandwidth), alone)
+
+
+def _from_table(
+    table: Mapping[str, tuple[str, ...]], task: TaskFacts, samples: Sequence[SampleFacts]
+) -> Iterator[Measure]:
+    """The metrics of a table that these samples have."""
+    for metric, (unit, *names) in table.items():
+        columns = [[getattr(sample, name) for sample in samples] for name in names]
+        # Tokens per second of later forwards mean nothing where the first forward fixed all tokens.
+        divided = columns if metric == "decode_tps" else columns[1:]
+        if any(None in column for column in columns) or not all(map(any, divided)) or not samples:
+            continue
+        combined = (rate if len(names) == 2 else mean)(samples, *names, seed=seed_of(task.task))
+        yield Measure(metric, unit, combined, samples)
+
+
+def _speedup(metric: str, task: TaskFacts, alone: Sequence[SampleFacts], reference: RunFacts) -> list[Measure]:
+    """TPS over that of a reference run, if it has the task in this version once. Raises DataError without a ratio."""
+    identity = (task.task, task.task_version)
+    same = [other for other in reference.tasks if (other.task, other.task_version) == identity]
+    if len(same) != 1:
+        return []
+    ratio, num_left_out = speedup(task.samples, same[0].samples, seed=seed_of(task.task))
+    note = f"over {reference.run.run_id}, {ratio.n} common items"
+    note += f", {num_left_out} others left out" if num_left_out else ""
+    return [Measure(metric, "x", ratio, alone, note)]

@@ -1,8 +1,10 @@
-"""`Table`: one table for a terminal, as Markdown, LaTeX and CSV; and `csv_text`, which writes all CSV of results."""
+"""Tables for a terminal, as Markdown, LaTeX and CSV, and the CSV file of figures."""
 
+import csv
 import math
+import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,8 +12,20 @@ from typing import Any, Literal
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from refusion_eval.metrics.bootstrap import Interval
-from refusion_eval.results.figure import Origin
+from refusion_eval.errors import StoreError
+from refusion_eval.metrics import Interval
+from refusion_eval.results.figure import (
+    AVERAGE,
+    HALF_WRITTEN,
+    MEAN_OVER,
+    MEAN_TASK,
+    MINI_NOTE,
+    NOT_SCORED,
+    UNISOLATED,
+    Figure,
+    Origin,
+    system_key,
+)
 from refusion_eval.store.atomic_write import write_output
 
 Emphasis = Literal["", "best", "second"]
@@ -134,12 +148,25 @@ class Table:
 
     def markdown(self) -> str:
         """Markdown with the title as a heading; published figures italic, best ones bold, second best underlined."""
-        shown = markdown_text if self.literal else _with_separators_escaped
         rules = [":--" if number < self.num_left else "--:" for number in range(len(self.columns))]
-        body = [_markdown_row(_as_row(row), len(self.columns), shown) for row in self.rows]
-        lines = "".join(f"| {' | '.join(cells)} |\n" for cells in ([*map(shown, self.columns)], rules, *body))
-        heading = f"## {shown(self.title)}\n\n" if self.title else ""
-        return heading + lines + "".join(f"\n{shown(note)}\n" for note in self.notes if note)
+        lines = [[self._markdown_text(column) for column in self.columns], rules]
+        for row in map(_as_row, self.rows):
+            if isinstance(row, Section):
+                lines.append([f"**{self._markdown_text(row.text)}**", *[""] * (len(self.columns) - 1)])
+            else:
+                lines.append([self._markdown_cell(cell, row.origin == "published") for cell in row.shown])
+        heading = f"## {self._markdown_text(self.title)}\n\n" if self.title else ""
+        notes = "".join(f"\n{self._markdown_text(note)}\n" for note in self.notes if note)
+        return heading + "".join(f"| {' | '.join(line)} |\n" for line in lines) + notes
+
+    def _markdown_text(self, text: str) -> str:
+        return markdown_text(text) if self.literal else text.replace("|", "\\|")
+
+    def _markdown_cell(self, cell: TableCell, italic: bool) -> str:
+        if not cell.text:
+            return ""
+        text = _marked(self._markdown_text(cell.text), cell, italic, _MARKDOWN_MARKS)
+        return text + (DAGGER if cell.dagger else "") + self._markdown_text(cell.bounds)
 
     def latex(self) -> str:
         """A floating table over both columns, for booktabs and graphicx. Intervals stand below their figures."""
@@ -239,28 +266,24 @@ def _as_row(row: TableRow | Section | Sequence[str]) -> TableRow | Section:
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|~])")
 _MARKDOWN_MARKS = {"best": ("**", "**"), "second": ("<u>", "</u>"), "italic": ("*", "*")}
 _LATEX_MARKS = {"best": (r"\textbf{", "}"), "second": (r"\underline{", "}"), "italic": (r"\textit{", "}")}
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "$": r"\$",
-    "&": r"\&",
-    "#": r"\#",
-    "_": r"\_",
-    "%": r"\%",
-    "^": r"\textasciicircum{}",
-    "~": r"\textasciitilde{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': "''",
-    "[": "{[}",
-    "]": "{]}",
-    DAGGER: r"$^\dagger$",
-    "\u2212": r"$-$",
-    "\u00d7": r"$\times$",
-    "\n": " ",
-}
+_LATEX = str.maketrans(
+    {character: f"\\{character}" for character in "{}$&#_%"}
+    | {
+        "\\": r"\textbackslash{}",
+        "^": r"\textasciicircum{}",
+        "~": r"\textasciitilde{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        '"': "''",
+        "[": "{[}",
+        "]": "{]}",
+        DAGGER: r"$^\dagger$",
+        "\u2212": r"$-$",
+        "\u00d7": r"$\times$",
+        "\n": " ",
+    }
+)
 
 
 def markdown_text(text: str) -> str:
@@ -268,26 +291,9 @@ def markdown_text(text: str) -> str:
     return _MARKDOWN.sub(r"\\\1", " ".join(text.split("\n")))
 
 
-def _with_separators_escaped(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
 def latex_text(text: str) -> str:
     """Text that LaTeX sets as it is."""
-    return "".join(_LATEX.get(character, character) for character in text)
-
-
-def _markdown_row(row: TableRow | Section, width: int, shown: Callable[[str], str]) -> list[str]:
-    if isinstance(row, Section):
-        return [f"**{shown(row.text)}**", *[""] * (width - 1)]
-    return [_markdown_cell(cell, row.origin == "published", shown) for cell in row.shown]
-
-
-def _markdown_cell(cell: TableCell, italic: bool, shown: Callable[[str], str]) -> str:
-    if not cell.text:
-        return ""
-    text = _marked(shown(cell.text), cell, italic, _MARKDOWN_MARKS)
-    return text + (DAGGER if cell.dagger else "") + shown(cell.bounds)
+    return text.translate(_LATEX)
 
 
 def _latex_cell(cell: TableCell, italic: bool) -> str:
@@ -303,3 +309,95 @@ def _marked(text: str, cell: TableCell, italic: bool, marks: Mapping[str, tuple[
         before, after = marks[mark]
         text = f"{before}{text}{after}"
     return text
+
+
+SETTING_PREFIX = "setting_"
+# Columns of the CSV file of figures before and after those of the settings. `system` is the figure's label.
+_BEFORE_SETTINGS = (
+    *("run_id", "system", "backbone", "task", "n", "metric", "value", "ci_low", "ci_high", "unit"),
+    *("batch_size", "dtype", "device"),
+)
+_ADDED_LATER = ("task_version",)  # files of earlier versions lack these columns
+_AFTER_SETTINGS = (
+    *("forwards", "tokens", "seconds", "benchmark", "mini", "samples", "errors", "attention", "hardware", "note"),
+    *_ADDED_LATER,
+)
+_COLUMNS = (*_BEFORE_SETTINGS, *_AFTER_SETTINGS)
+
+
+def csv_columns(figures: Sequence[Figure]) -> list[str]:
+    """Column names in order: identity and figure, conditions, settings of all figures, totals and provenance."""
+    settings = sorted({SETTING_PREFIX + name for figure in figures for name in figure.settings})
+    return [*_BEFORE_SETTINGS, *settings, *_AFTER_SETTINGS]
+
+
+def csv_values(figure: Figure) -> dict[str, Any]:
+    """The columns of one figure."""
+    values = {name: getattr(figure, name) for name in _COLUMNS}
+    values |= {"system": figure.label, "benchmark": "" if figure.is_mean else figure.benchmark}
+    return values | {SETTING_PREFIX + name: value for name, value in figure.settings.items()}
+
+
+def write_csv(figures: Sequence[Figure], path: str | os.PathLike[str]) -> None:
+    """Writes one row a figure: six significant digits, and nothing that says when it was written.
+
+    Equal figures give equal bytes.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
+    columns = csv_columns(figures)
+    rows = (csv_values(figure) for figure in figures)
+    write_output(path, csv_text(columns, ([row.get(column) for column in columns] for row in rows)))
+
+
+def read_csv(path: str | os.PathLike[str]) -> list[Figure]:
+    """The figures of a file that `write_csv` wrote.
+
+    Raises:
+        StoreError: the file is missing or holds no row, or a column is missing or has a wrong value.
+    """
+    try:
+        with open(path, encoding="utf-8", newline="") as stream:
+            records = list(csv.DictReader(stream))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise StoreError(f"{path} cannot be read ({error}); write it with the table command") from error
+    if not records:
+        raise StoreError(f"{path} holds no rows of results; write it with the table command")
+    return [_figure(record, path) for record in records]
+
+
+def _figure(record: Mapping[str, str], path: str | os.PathLike[str]) -> Figure:
+    if missing := [name for name in _COLUMNS if record.get(name) is None and name not in _ADDED_LATER]:
+        raise StoreError(f"{path} lacks the columns {', '.join(missing)}; write it with the table command")
+    values: dict[str, Any] = {name: record.get(name) or "" for name in _COLUMNS}
+    try:
+        values |= {name: int(record[name]) for name in ("n", "forwards", "tokens", "samples", "errors")}
+        values |= {name: float(record[name] or "nan") for name in ("value", "ci_low", "ci_high", "seconds")}
+    except ValueError as error:
+        raise StoreError(f"{path}: {error}; write it with the table command") from error
+    settings = {
+        column.removeprefix(SETTING_PREFIX): cell
+        for column, cell in record.items()
+        if column.startswith(SETTING_PREFIX) and cell
+    }
+    label, task = values["system"], values["task"]
+    notes = tuple(note for note in values.pop("note").split("; ") if note and note != MINI_NOTE)
+    # The file has no columns for these facts, so they are read back from the sentences that state them.
+    means = (re.match(rf"{MEAN_OVER} (\d+) tasks", note) for note in notes)
+    return Figure(
+        **values
+        | {
+            "system": system_key(label, values["backbone"], settings),
+            "mini": record["mini"] == "yes",
+            "benchmark": AVERAGE if task == MEAN_TASK else values["benchmark"] or task,
+        },
+        origin="measured",
+        label=label,
+        settings=settings,
+        notes=notes,
+        finished=not any(note.startswith(HALF_WRITTEN) for note in notes),
+        scored=not any(note.endswith(NOT_SCORED) for note in notes),
+        isolated=UNISOLATED not in notes,
+        num_tasks=next((int(match[1]) for match in means if match), 1),
+    )

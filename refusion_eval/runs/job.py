@@ -1,17 +1,101 @@
-"""One request, ready to be decoded: its identity, its prompt and its settings; and the record of its result."""
+"""Jobs, which are requests that are ready to be decoded, and the record of each result.
 
+A stop string may itself be a special token ("<|im_end|>", "</s>"). Stop strings are therefore searched in the text with
+special tokens spelled out, and special tokens are left out of the text that is returned. Nothing else is removed.
+"""
+
+import bisect
 import hashlib
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
-from refusion_eval.benchmarks.sealing import redact
+from refusion_eval.benchmarks.rows import redact
 from refusion_eval.runs.settings import Resolved
-from refusion_eval.runs.text import Detokenizer
 from refusion_eval.store.records import Sample, SampleKey
-from refusion_eval.trace import Draft, Fix, Trace
-from refusion_eval.types import Decoded, draw_key
+from refusion_eval.types import Decoded, Draft, Fix, StopRule, Trace, draw_key
+
+
+@dataclass(frozen=True, slots=True)
+class Detokenizer:
+    """Writes text from token ids.
+
+    Attributes:
+        decode: turns ordinary token ids into text.
+        special: id -> spelling of every special token.
+    """
+
+    decode: Callable[[Sequence[int]], str]
+    special: Mapping[int, str]
+
+    def _pieces(self, tokens: Sequence[int]) -> list[tuple[str, bool]]:
+        """Splits tokens into pieces of text, each with whether it is a special token."""
+        result: list[tuple[str, bool]] = []
+        for are_special, run in itertools.groupby(tokens, key=self.special.__contains__):
+            if are_special:
+                result += [(self.special[token], True) for token in run]
+            else:
+                result.append((self.decode(list(run)), False))
+        return result
+
+    def spelled(self, tokens: Sequence[int]) -> str:
+        """The text with special tokens spelled out."""
+        return "".join(text for text, _ in self._pieces(tokens))
+
+    def text(self, tokens: Sequence[int], until: Sequence[str] = ()) -> str:
+        """The text without special tokens, up to the first occurrence of any stop string."""
+        pieces = self._pieces(tokens)
+        whole = "".join(text for text, _ in pieces)
+        starts = [start for stop in until if (start := whole.find(stop)) >= 0]
+        num_left = min(starts, default=len(whole))
+        kept = []
+        for text, is_special in pieces:
+            if not is_special:
+                kept.append(text[:num_left])
+            num_left -= len(text)
+            if num_left <= 0:
+                break
+        return "".join(kept)
+
+    def kept(self, tokens: Sequence[int], until: Sequence[str]) -> Sequence[int]:
+        """The shortest prefix of the tokens whose text contains a stop string; all tokens if there is none.
+
+        A text that contains a stop string still does when tokens are appended, so bisection finds the end.
+        """
+
+        def has_stopped(length: int) -> bool:
+            text = self.spelled(tokens[:length])
+            return any(stop in text for stop in until)
+
+        if not has_stopped(len(tokens)):
+            return tokens
+        return tokens[: bisect.bisect_left(range(len(tokens)), True, key=has_stopped)]
+
+    def stop_rule(self, until: Sequence[str]) -> StopRule | None:
+        """A rule that ends decoding once a stop string is complete. It has state, so every request needs its own.
+
+        A request that is decoded again from its beginning may keep its rule: the rule starts over when it gets fewer
+        tokens than before.
+
+        Only the end of the text is spelled out each time. A token is at least one byte, so a stop string that has just
+        become complete reaches back at most its own length in bytes.
+        """
+        if not until:
+            return None
+        reach = max(len(stop.encode()) for stop in until) + 4
+        checked = 0
+
+        def rule(tokens: Sequence[int]) -> bool:
+            nonlocal checked
+            if len(tokens) < checked:
+                checked = 0
+            tail = self.spelled(tokens[max(0, checked - reach) :])
+            checked = len(tokens)
+            return any(stop in tail for stop in until)
+
+        return rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,18 +134,21 @@ class Job:
         return replace(settings, **changes)
 
 
+def sample_key(
+    task: str, task_version: str, doc: Mapping[str, Any], prompt: str, resolved: Resolved, sample: int = 0
+) -> SampleKey:
+    """The identity of a request in the run store; the prompt and the document hold markers of sealed texts."""
+    return SampleKey(task, task_version, doc_hash(doc), prompt_hash(prompt), sample, resolved.digest)
+
+
 def doc_hash(doc: Mapping[str, Any]) -> str:
     """Hash of a task document, equal wherever the document is."""
-    return _digest(json.dumps(doc, sort_keys=True, default=str))
+    return prompt_hash(json.dumps(doc, sort_keys=True, default=str))
 
 
 def prompt_hash(prompt: str) -> str:
     """Hash of a rendered prompt."""
-    return _digest(prompt)
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return hashlib.sha256(prompt.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def record(job: Job, decoded: Decoded, detokenizer: Detokenizer, *, batch_size: int, warm: bool) -> Sample:
@@ -112,3 +199,16 @@ def without_tokens(trace: Trace) -> Trace:
         for event in trace.events
     ]
     return Trace(blanked, trace.num_forwards)
+
+
+class JobRunner(Protocol):
+    """Turns jobs into records, in this process or in several."""
+
+    def refusal(self, job: Job) -> str | None:
+        """Why a job cannot be decoded, known before anything is computed; None if it can."""
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Sample]:
+        """Yields the record of each job as it ends. The jobs that are decoded alone come first in `jobs`."""
+
+    def close(self) -> None:
+        """Releases other processes; harmless if there are none."""

@@ -27,19 +27,14 @@ class Scorer(Protocol):
 
 
 class LocalScorer:
-    """Computes log-likelihoods in this process.
-
-    Args:
-        system: the checkpoint.
-    """
+    """Computes log-likelihoods in this process, part by part in their order."""
 
     def __init__(self, system: System) -> None:
         self._system = system
 
     def score(self, parts: Sequence[Part]) -> Iterator[tuple[int, Scores]]:
-        """See `Scorer.score`; the parts are computed in order."""
-        for number, part in enumerate(parts):
-            yield number, score_part(self._system, part)
+        """See `Scorer.score`."""
+        return ((number, score_part(self._system, part)) for number, part in enumerate(parts))
 
 
 def score_part(system: System, part: Part) -> Scores:
@@ -54,12 +49,7 @@ def scores_from_json(fields: Sequence[tuple[float, bool]]) -> Scores:
 
 
 def fit(context: Sequence[int], continuation: Sequence[int], longest: int) -> Pair:
-    """Drops the beginning of a text that is too long to be scored.
-
-    Args:
-        context: token ids.
-        continuation: token ids.
-        longest: largest number of tokens of a text.
+    """Drops the beginning of a text that has more than `longest` tokens, which is too long to be scored.
 
     Raises:
         ConfigError: the continuation alone is too long.

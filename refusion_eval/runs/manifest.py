@@ -1,7 +1,10 @@
 """The manifest of a run: a description of the system, the machine and the invocation, for the run directory."""
 
+import csv
 import hashlib
 import os
+import platform
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -11,25 +14,22 @@ from typing import Any
 import torch
 
 import refusion_eval
-from refusion_eval.engine.bandwidth import cache_bytes_per_row, copy_bandwidth, weight_bytes
+from refusion_eval.engine.width import cache_bytes_per_row, copy_bandwidth, weight_bytes
 from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, ModelArgs
-from refusion_eval.runs.system import NO_TEMPLATE, WITH_GRAPHS, System
-from refusion_eval.store.environment import Hardware, collect_hardware, git_commit, package_versions
-from refusion_eval.store.manifest import STOCK_GENERATE, Manifest
+from refusion_eval.runs.system import CUDA_ORDER, NO_TEMPLATE, WITH_GRAPHS, System
+from refusion_eval.store.records import STOCK_GENERATE, Hardware, Manifest, git_commit, package_versions
 
 # A weight file up to this size is hashed whole; of a larger file, evenly spread pieces are hashed.
 WHOLE_BYTES = 256 * 2**20
 PIECE_BYTES = 2**16
 NUM_PIECES = 256
 
+_NVIDIA_SMI_FIELDS = "name,driver_version,memory.total,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,power.limit"
+_NVIDIA_SMI_SECONDS = 20
+
 
 def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest:
-    """Describes this invocation.
-
-    Args:
-        system: the system that runs.
-        task_versions: task name -> version, as far as known.
-    """
+    """Describes this invocation of a system; `task_versions` are those that are known, by task."""
     model = system.model
     return replace(
         identity(system),
@@ -40,7 +40,7 @@ def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest
         versions=package_versions(),
         git_commit=git_commit(),
         command=sys.argv,
-        arguments=run_arguments(system.args),
+        arguments=run_arguments(system.args) | {"cuda_graphs": model.cuda_graphs},
         roofline={
             "weight_bytes": weight_bytes(model.config, model.dtype),
             "cache_bytes_per_row": cache_bytes_per_row(model.config, model.dtype),
@@ -67,7 +67,7 @@ def identity(system: System) -> Manifest:
         },
         checkpoint=args.pretrained,
         checkpoint_revision=model.revision or "",
-        checkpoint_hash="" if model.revision else checkpoint_hash(Path(args.checkpoint).expanduser()),
+        checkpoint_hash="" if model.revision else _checkpoint_hash(Path(args.checkpoint).expanduser()),
         tasks={},
         seed=int(args.settings.get("seed", 0)),
         dtype=str(model.dtype).removeprefix("torch."),
@@ -79,8 +79,8 @@ def identity(system: System) -> Manifest:
 
 def machine(system: System) -> Hardware:
     """The hardware that a system runs on."""
-    threads, gpu = torch.get_num_threads(), physical_gpu(system.model.device)
-    return collect_hardware(threads=threads, gpu_index=gpu, num_processes=system.num_processes)
+    device = system.model.device
+    return collect_hardware(torch.get_num_threads(), device if device.type == "cuda" else None, system.num_processes)
 
 
 def run_arguments(args: ModelArgs) -> dict[str, Any]:
@@ -98,15 +98,20 @@ def _attention(system: System) -> str:
     """The name of the attention backend; the loop of transformers chooses its own."""
     if system.args.loop != "engine":
         return "transformers"
-    return system.model.attention + (WITH_GRAPHS if system.model.cuda_graphs else "")
+    model = system.model
+    order = CUDA_ORDER if model.device.type == "cuda" and model.attention == "sdpa" else ""
+    return model.attention + order + (WITH_GRAPHS if model.cuda_graphs else "")
 
 
 def _adapter_facts(system: System) -> dict[str, str]:
-    """Identity of the adapter that is merged into the weights; empty without one."""
+    """Identity of the adapter that is merged into the weights: its revision, or the hash of its two files."""
     name, revision = system.model.adapter, system.model.adapter_revision
     if name is None:
         return {}
-    return {"adapter": f"{name}@{revision}" if revision else adapter_hash(Path(name).expanduser())}
+    if revision:
+        return {"adapter": f"{name}@{revision}"}
+    files = [Path(name).expanduser() / file for file in ("adapter_config.json", "adapter_model.safetensors")]
+    return {"adapter": hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:32]}
 
 
 def _prompt_facts(system: System) -> dict[str, str | bool]:
@@ -120,13 +125,7 @@ def _prompt_facts(system: System) -> dict[str, str | bool]:
     return facts
 
 
-def adapter_hash(directory: Path) -> str:
-    """Hash of a local adapter's configuration and weights; its path does not matter."""
-    names = ("adapter_config.json", "adapter_model.safetensors")
-    return hashlib.sha256(b"".join((directory / name).read_bytes() for name in names)).hexdigest()[:32]
-
-
-def checkpoint_hash(directory: Path) -> str:
+def _checkpoint_hash(directory: Path) -> str:
     """Hash of a local checkpoint's configuration and weights; of a large file, evenly spread pieces are hashed."""
     digest = hashlib.sha256()
     for path in [directory / "config.json", *sorted(directory.glob("*.safetensors"))]:
@@ -142,10 +141,58 @@ def checkpoint_hash(directory: Path) -> str:
     return digest.hexdigest()[:32]
 
 
-def physical_gpu(device: torch.device) -> int | None:
-    """Index of a GPU in the order of nvidia-smi; None for a CPU."""
-    if device.type != "cuda":
-        return None
-    index = device.index or 0
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return int(visible[index]) if index < len(visible) and visible[index].isdigit() else index
+def collect_hardware(threads: int, gpu: torch.device | None = None, num_processes: int = 1) -> Hardware:
+    """Reads this machine's hardware.
+
+    Args:
+        threads: threads of the computation.
+        gpu: the GPU in use, None for a run on the CPU.
+        num_processes: processes of the run on this machine.
+    """
+    machine = Hardware(
+        cpu=_cpu_model(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,
+        threads=threads,
+        memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        num_processes=num_processes,
+    )
+    if gpu is None:
+        return machine
+    properties = torch.cuda.get_device_properties(gpu)
+    # The identity of the GPU, because CUDA and nvidia-smi count GPUs differently.
+    detail = read_gpu(f"GPU-{properties.uuid}")
+    libraries = {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
+    return replace(
+        machine,
+        gpu=detail.get("name", properties.name),
+        gpu_driver=detail.get("driver_version", ""),
+        gpu_detail={**detail, **libraries},
+        num_gpus=1,
+    )
+
+
+def read_gpu(uuid: str) -> dict[str, str]:
+    """Name, driver, memory and clocks of one GPU as nvidia-smi prints them; empty if nvidia-smi fails."""
+    command = ["nvidia-smi", f"--query-gpu={_NVIDIA_SMI_FIELDS}", "--format=csv,noheader", f"--id={uuid}"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_NVIDIA_SMI_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    rows = list(csv.reader(answer.stdout.splitlines(), skipinitialspace=True))
+    names = _NVIDIA_SMI_FIELDS.split(",")
+    return dict(zip(names, rows[0], strict=True)) if rows and len(rows[0]) == len(names) else {}
+
+
+def _cpu_model() -> str:
+    """Model name from /proc/cpuinfo with the family numbers, because the names that clouds give are generic."""
+    fields: dict[str, str] = {}
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            fields.setdefault(name.strip(), value.strip())
+    name = fields.get("model name") or platform.processor() or platform.machine()
+    numbers = [
+        f"{short} {fields[key]}" for short, key in (("family", "cpu family"), ("model", "model")) if key in fields
+    ]
+    return f"{name} ({', '.join(numbers)})" if numbers else name

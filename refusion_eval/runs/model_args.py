@@ -1,6 +1,9 @@
-"""The arguments of `lm_eval --model refusion` and of `refusion-eval run`: names, types, defaults, help."""
+"""The arguments of `lm_eval --model refusion` and of `refusion-eval run`: names, types, defaults, help.
 
-import logging
+The systems of the paper, a decoder on a published checkpoint each, stand for some of these arguments by one name.
+"""
+
+import tomllib
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, Literal
@@ -9,22 +12,25 @@ from refusion_eval.config import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
+    build,
     check_keys,
     field_types,
+    mapping,
     read_values,
     settings_class,
 )
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError
-from refusion_eval.paths import embedded_path
-
-log = logging.getLogger(__name__)
+from refusion_eval.paths import embedded_path, tasks_path
 
 # Value of `pretrained` for the tiny checkpoint of the decoder in the package; "embedded:NAME" is another one of these.
 EMBEDDED = "embedded"
 
 # Names in tables of those checkpoints in the package that are not their decoder's main one.
 EMBEDDED_NAMES = {"autoregressive_sft": "AR-SFT"}
+
+# Arguments about the machines of a run. They are no part of a record and may change when the run is continued.
+LAUNCH_ARGUMENTS = ("engine", "workers", "worker_cpus", "ray_address")
 
 
 def embedded_name(pretrained: str, decoder: str) -> str | None:
@@ -35,12 +41,8 @@ def embedded_name(pretrained: str, decoder: str) -> str | None:
 
 def system_of_label(label: str) -> str:
     """Returns the decoder or checkpoint whose runs have this name in tables by default; the name itself if none has."""
-    names = {decoder.label: name for name, decoder in DECODERS.items()}
-    return (names | {name: checkpoint for checkpoint, name in EMBEDDED_NAMES.items()}).get(label, label)
-
-
-# Arguments about the machines of a run. They are no part of a record and may change when the run is continued.
-LAUNCH_ARGUMENTS = ("engine", "workers", "worker_cpus", "ray_address")
+    labels = {name: decoder.label for name, decoder in DECODERS.items()} | EMBEDDED_NAMES
+    return next((name for name, other in labels.items() if other == label), label)
 
 
 @settings_class("model_args")
@@ -61,7 +63,7 @@ class ModelArgs:
         batch_size: Requests decoded together, as far as the KV budget allows, or auto. Speed is measured at 1 only.
         tps_samples: Items of every task that are decoded alone, to measure speed beside a batch.
         kv_budget_gib: GiB that the keys and values of a batch may take. The default is the free memory.
-        cuda_graphs: Record the forwards of a request that is decoded alone as CUDA graphs.
+        cuda_graphs: Record the forwards of a request that is decoded alone as CUDA graphs. The default is yes on a GPU.
         run_dir: Folder where every sample is recorded as it finishes, and found again by the next run.
         data_dir: Folder with benchmark rows.
         enable_thinking: Value that the chat template receives for thinking. The default is yes.
@@ -93,7 +95,7 @@ class ModelArgs:
     batch_size: PositiveInt | None = 1
     tps_samples: NonNegativeInt = 0
     kv_budget_gib: NonNegativeFloat | None = None
-    cuda_graphs: bool = False
+    cuda_graphs: bool | None = None
     run_dir: str | None = None
     data_dir: str | None = None
     enable_thinking: bool = True
@@ -111,25 +113,18 @@ class ModelArgs:
     settings: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        if self.loop != "engine":
-            self._check_stock_loop()
-        if self.engine != "ray":
-            self._check_without_ray()
-
-    def _check_without_ray(self) -> None:
-        for name, default in (("workers", None), ("worker_cpus", 1), ("ray_address", None)):
+        of_stock_loop = {"decoder": "autoregressive", "batch_size": 1, "cuda_graphs": False, "adapter": None}
+        for name, needed in of_stock_loop.items():
             value = getattr(self, name)
-            if value != default:
-                raise ConfigError(f"model_args: {name}={value} is for engine=ray only; add engine=ray, or leave it out")
-
-    def _check_stock_loop(self) -> None:
-        needed = {"decoder": "autoregressive", "batch_size": 1, "cuda_graphs": False, "adapter": None}
-        for name, value in needed.items():
-            if getattr(self, name) != value:
+            if self.loop != "engine" and value not in (needed, None):
                 raise ConfigError(
-                    f"model_args: loop={self.loop} is transformers' own loop, which runs with {name}={value} only, "
-                    f"not {getattr(self, name)}; leave one of them out"
+                    f"model_args: loop={self.loop} is transformers' own loop, which runs with {name}={needed} only, "
+                    f"not {value}; leave one of them out"
                 )
+        for name, default in {"workers": None, "worker_cpus": 1, "ray_address": None}.items():
+            value = getattr(self, name)
+            if self.engine != "ray" and value != default:
+                raise ConfigError(f"model_args: {name}={value} is for engine=ray only; add engine=ray, or leave it out")
 
     @property
     def settings_type(self) -> type:
@@ -162,11 +157,19 @@ def parse_model_args(given: Mapping[str, Any], additional: Mapping[str, Any] | N
         ConfigError: a key is unknown, a value is refused, or arguments do not fit each other.
     """
     where = "model_args"
-    arguments = _from_flags(additional or {}) | dict(given)
+    flags = {key: value for key, value in (additional or {}).items() if value is not None}
+    # lm-eval's command line passes cuda:0 on every machine, with a GPU or without, so that value is not the user's.
+    if str(flags.get("device")) in ("cuda:0", "cuda"):
+        del flags["device"]
+    arguments = flags | dict(given)
     if arguments.pop("trust_remote_code", False):
         raise ConfigError(f"{where}: trust_remote_code: code from a checkpoint is never run here; leave it out")
     arguments.pop("max_batch_size", None)
-    arguments["batch_size"] = _batch_size(arguments.get("batch_size", 1))
+    batch_size = arguments.get("batch_size")
+    if str(batch_size).startswith("auto"):
+        arguments["batch_size"] = None
+    elif isinstance(batch_size, str) and not batch_size.lstrip("+-").isdigit():
+        raise ConfigError(f"{where}: batch_size={batch_size!r} is not a whole number; give one, or auto")
     decoder = arguments.get("decoder", "refusion")
     check_keys([str(decoder)], DECODERS, "", what="decoder")
     settings_type = DECODERS[decoder].Settings
@@ -179,13 +182,77 @@ def parse_model_args(given: Mapping[str, Any], additional: Mapping[str, Any] | N
     return ModelArgs(**rest, settings=settings)
 
 
-def _from_flags(additional: Mapping[str, Any]) -> dict[str, Any]:
-    flags = {key: value for key, value in additional.items() if value is not None}
-    # lm-eval's command line passes cuda:0 on every machine, with a GPU or without, so that value is not the user's.
-    if str(flags.get("device", "")) in ("cuda:0", "cuda"):
-        del flags["device"]
-    return flags
+@settings_class()
+class PublishedSystem:
+    """One row of the paper's comparison.
+
+    Attributes:
+        name: name that `--system` takes.
+        label: name in tables.
+        decoder: name of the decoder.
+        pretrained: hub id of the checkpoint; None if none was published.
+        adapter: hub id of the LoRA adapter on the checkpoint, if any.
+        enable_thinking: argument of the chat template, as its authors set it.
+        chat_template: "none" if its authors gave the model plain prompts.
+        add_bos_token: whether its authors began prompts with the BOS token.
+    """
+
+    name: str
+    label: str
+    decoder: str
+    pretrained: str | None = None
+    adapter: str | None = None
+    enable_thinking: bool = True
+    chat_template: str | None = None
+    add_bos_token: bool = False
 
 
-def _batch_size(value: Any) -> Any:
-    return None if isinstance(value, str) and value.startswith("auto") else value
+def published_systems() -> dict[str, PublishedSystem]:
+    """Reads tasks/settings/systems.toml; a decoder without a row there is a system without a published checkpoint.
+
+    Raises:
+        ConfigError: the file cannot be read, or a row is malformed.
+    """
+    path = tasks_path() / "settings" / "systems.toml"
+    file = f"tasks/settings/{path.name}"
+    try:
+        rows = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: cannot be read as TOML ({error}); correct it") from error
+    systems = {}
+    for name, row in rows.items():
+        where = f"{file}: {name}"
+        systems[name] = build(PublishedSystem, {"name": name, **mapping(row, where)}, where)
+        check_keys([systems[name].decoder], DECODERS, where, what="decoder")
+    with_row = {system.decoder for system in systems.values()}
+    for name in sorted(DECODERS.keys() - with_row - systems.keys()):
+        systems[name] = PublishedSystem(name=name, label=DECODERS[name].label, decoder=name)
+    return systems
+
+
+def system_arguments(name: str, model: str | None) -> dict[str, str | bool | None]:
+    """Returns the model arguments of a published system.
+
+    Args:
+        name: name of the system.
+        model: folder or hub id of a checkpoint to use instead of the published one, without the published adapter. The
+            system keeps its label.
+
+    Raises:
+        ConfigError: the system is unknown (the message suggests the likeliest one), or has no published checkpoint and
+            none is given.
+    """
+    systems = published_systems()
+    check_keys([name], systems, "", what="system")
+    system = systems[name]
+    if model is None and system.pretrained is None:
+        raise ConfigError(f"system {name}: no checkpoint of it was published; give one with --model")
+    return {
+        "pretrained": model or system.pretrained,
+        "adapter": system.adapter if model is None else None,
+        "decoder": system.decoder,
+        "system": system.label,
+        "enable_thinking": system.enable_thinking,
+        "chat_template": system.chat_template,
+        "add_bos_token": system.add_bos_token,
+    }

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from refusion_eval.benchmarks import BENCHMARKS, Task, find_task
 from refusion_eval.config import build, check_keys, field_types, mapping, read_values, read_yaml
@@ -61,14 +61,8 @@ class Table:
         return f"tasks/settings/{self.path.name}" + (f":{self.preset}" if self.preset else "")
 
 
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """Generation arguments of a request.
-
-    Attributes:
-        values: decoder settings.
-        until: strings at whose first occurrence the text is cut.
-    """
+class Generation(NamedTuple):
+    """Generation arguments of a request: decoder settings, and strings at whose first occurrence the text is cut."""
 
     values: Mapping[str, Any]
     until: tuple[str, ...]
@@ -117,7 +111,7 @@ def choose_preset(path: Path, preset: str | None) -> tuple[str | None, dict[str,
         preset: name of the table; None for the first, or the only one.
 
     Returns:
-        The name of the table, None if the file has one table only, and its content.
+        The name of the table (None if the file has one table only) and its content.
 
     Raises:
         ConfigError: the file cannot be read, or has no table of this name.
@@ -143,7 +137,7 @@ def load_table(
     checkpoint: Mapping[str, Any],
     preset: str | None = None,
 ) -> Table | None:
-    """Reads and checks a settings table.
+    """Reads and checks a settings table; returns None if the decoder has no such file.
 
     A file holds one table, or several under `presets`: the authors' own settings and those of a comparison differ. The
     row of a benchmark outranks `common`, the settings of all benchmarks, and may have a source of its own.
@@ -155,9 +149,6 @@ def load_table(
         settings_type: settings class of the decoder, which must accept every row.
         checkpoint: settings from the checkpoint, such as mask_id.
         preset: name of the table; None for the first.
-
-    Returns:
-        The table, or None if the decoder has no such file.
 
     Raises:
         ConfigError: there is no such preset, the file has an unknown benchmark or key, or the decoder refuses a value.
@@ -217,23 +208,19 @@ def read_generation_kwargs(kwargs: Mapping[str, Any], settings_type: type, where
     where = f"{where}: generation_kwargs"
     values = read_values(settings_type, rest, where)
     if "temperature" in types:
-        _apply_do_sample(values, do_sample, where)
+        temperature = values.get("temperature")
+        if do_sample is False:
+            if temperature:
+                log.warning("%s: temperature=%s has no effect with do_sample=False: greedy", where, temperature)
+            values["temperature"] = 0.0
+        elif do_sample is True and temperature is None:
+            values["temperature"] = 1.0
+        elif do_sample is True and temperature == 0:
+            log.warning("%s: do_sample=True with temperature=0 is greedy", where)
     elif do_sample:
         raise ConfigError(f"{where}: do_sample=True, but this decoder has no temperature; leave it out")
     until = (until,) if isinstance(until, str) else until
     return Generation(values, tuple(str(stop) for stop in until if stop))
-
-
-def _apply_do_sample(values: dict[str, Any], do_sample: bool | None, where: str) -> None:
-    temperature = values.get("temperature")
-    if do_sample is False:
-        if temperature:
-            log.warning("%s: temperature=%s has no effect with do_sample=False: greedy", where, temperature)
-        values["temperature"] = 0.0
-    elif do_sample is True and temperature is None:
-        values["temperature"] = 1.0
-    elif do_sample is True and temperature == 0:
-        log.warning("%s: do_sample=True with temperature=0 is greedy", where)
 
 
 def resolve(

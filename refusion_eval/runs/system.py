@@ -1,25 +1,30 @@
-"""One system under test: a checkpoint, a decoder, and the settings that each task gets."""
+"""One system under test: a checkpoint, a decoder, the settings of each task, and the decoding in this process."""
 
 import functools
+import itertools
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from refusion_eval import api
 from refusion_eval.benchmarks import find_task
 from refusion_eval.decoders import DECODERS
+from refusion_eval.engine.engine import Request
 from refusion_eval.engine.width import WidthCost
-from refusion_eval.errors import ConfigError
+from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.paths import tasks_path
-from refusion_eval.runs.model_args import ModelArgs
-from refusion_eval.runs.published import published_systems
-from refusion_eval.runs.runner import JobDecoder
+from refusion_eval.runs.job import Detokenizer, Job, record, record_error
+from refusion_eval.runs.model_args import ModelArgs, published_systems
 from refusion_eval.runs.settings import Resolved, Table, load_table, read_generation_kwargs, resolve
-from refusion_eval.runs.text import Detokenizer
+from refusion_eval.store.records import Sample
 from refusion_eval.store.run_reader import RunReader
 from refusion_eval.store.run_store import RUN_JSON
+from refusion_eval.types import Decoded
 
 if TYPE_CHECKING:
     from refusion_eval.hf.stock import StockLoop
@@ -32,16 +37,13 @@ AUTO_BATCH_SIZES = {"cpu": 16, "cuda": 64}
 # Settings that name special tokens; the user may have to give them for a checkpoint without a card.
 TOKEN_SETTINGS = ("mask_id", "eos_ids")
 
-
 # Returns a measured fact: the value that is recorded under a name, or else what the function computes.
 GetOrCompute = Callable[[str, Callable[[], Any]], Any]
 
 NO_TEMPLATE = "none"
-WITH_GRAPHS = "+graphs"  # suffix of an attention backend's name in records
-
-
-def _compute(name: str, compute: Callable[[], Any]) -> Any:
-    return compute()
+# Suffixes of an attention backend's name in records: what torch's attention chooses from on CUDA, recorded graphs.
+CUDA_ORDER = ":flash,efficient,math"
+WITH_GRAPHS = "+graphs"
 
 
 class ModelCache:
@@ -74,7 +76,7 @@ class System:
         args: ModelArgs,
         model_cache: ModelCache | None = None,
         *,
-        get_or_compute: GetOrCompute = _compute,
+        get_or_compute: GetOrCompute = lambda name, compute: compute(),
         num_processes: int = 1,
     ) -> None:
         self.get_or_compute = get_or_compute
@@ -93,21 +95,17 @@ class System:
             ConfigError: dtype, device or attention are impossible here.
         """
         args = self.args
-        wanted = {
-            "dtype": args.dtype,
-            "device": args.device,
-            "attention": self.wanted_attention(),
-            "revision": args.revision,
-            "kv_budget_gib": args.kv_budget_gib,
-            "cuda_graphs": args.cuda_graphs,
-            "adapter": args.adapter,
-        }
+        names = ("dtype", "device", "attention", "revision", "kv_budget_gib", "cuda_graphs", "adapter")
+        wanted = {name: getattr(args, name) for name in names} | {"attention": self.wanted_attention()}
+        if args.loop != "engine":
+            wanted["cuda_graphs"] = False
         key = (args.checkpoint, args.chat_template, *wanted.values())
         return self.model_cache.get(key, lambda: self._open(wanted))
 
     def _open(self, wanted: Mapping[str, Any]) -> api.LoadedModel:
         args = self.args
         opened = api.LoadedModel.open(args.checkpoint, **wanted)
+        log.info("%s: %s", args.pretrained, opened.place)
         if args.adapter is None and any(
             system.adapter for system in published_systems().values() if system.decoder == args.decoder
         ):
@@ -145,7 +143,7 @@ class System:
         with RunReader.open(args.run_dir) as reader:
             if next(reader.samples(traces=False), None) is None:
                 return args.attention
-            return reader.run.manifest.attention.removesuffix(WITH_GRAPHS)
+            return reader.run.manifest.attention.removesuffix(WITH_GRAPHS).removesuffix(CUDA_ORDER)
 
     @functools.cached_property
     def batch_size(self) -> int:
@@ -155,10 +153,8 @@ class System:
     def render(self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True) -> str:
         """Renders a conversation with the chat template.
 
-        Args:
-            messages: role and content of each message.
-            add_generation_prompt: end with the opening of the assistant's turn; without it an assistant message at
-                the end is left open, to be continued.
+        It ends with the opening of the assistant's turn; without `add_generation_prompt` an assistant message at the
+        end is left open, to be continued.
         """
         return self.model.tokenizer.render_chat(
             messages,
@@ -173,12 +169,10 @@ class System:
         return self.render([{"role": "user", "content": text}]) if has_template else text
 
     def encode(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
-        """Token ids of a text.
+        """Token ids of a rendered prompt, or of a part of a text.
 
-        Args:
-            text: a rendered prompt, or a part of a text.
-            add_special_tokens: whether the tokenizer adds its special tokens; None adds them unless the text begins
-                with the BOS token, and puts a BOS token in front where the model arguments ask for one.
+        With `add_special_tokens=None` the tokenizer adds its special tokens unless the text begins with the BOS token,
+        and a BOS token is put in front where the model arguments ask for one.
 
         Raises:
             ConfigError: a BOS token is asked for, and the tokenizer names none.
@@ -207,19 +201,13 @@ class System:
         return Detokenizer(self.model.tokenizer.decode, special)
 
     @functools.cached_property
-    def decoder(self) -> JobDecoder:
+    def decoder(self) -> "JobDecoder":
         """Runs jobs."""
-        return JobDecoder(
-            self.model,
-            self.entry.decode,
-            self.detokenizer,
-            batch_size=self.batch_size,
-            warmup=self.args.warmup,
-            width_cost=lambda: self.width_cost,
-            run_alone=None if self.args.loop == "engine" else self._stock_loop().run,
-        )
+        return JobDecoder(self)
 
-    def _stock_loop(self) -> "StockLoop":
+    @functools.cached_property
+    def stock_loop(self) -> "StockLoop":
+        """The loop of transformers on this checkpoint."""
         from refusion_eval.hf.stock import StockLoop  # transformers' models load slowly, and few runs need them
 
         return StockLoop.open(self.model.directory, self.model.dtype, self.model.device)
@@ -259,12 +247,9 @@ class System:
         }
 
     def resolve(self, task: str, generation_kwargs: Mapping[str, Any], *, announce: bool = True) -> Resolved:
-        """The settings of a task's requests, logged when they are first asked for.
+        """The settings of a task's requests, logged when they are first asked for unless `announce` is False.
 
-        Args:
-            task: name of the task.
-            generation_kwargs: the generation arguments of the task or of lm-eval's request.
-            announce: whether to log the settings.
+        `generation_kwargs` are the generation arguments of the task or of lm-eval's request.
 
         Raises:
             ConfigError: an argument is unknown, or values contradict each other or the checkpoint.
@@ -292,3 +277,117 @@ class System:
             task: {"settings": dict(resolved.values), "source": dict(resolved.sources)}
             for (task, _), resolved in self._resolved.items()
         }
+
+
+class JobDecoder:
+    """The `JobRunner` of this process: decodes jobs one at a time or in a batch, and records failures too."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._warm: set[str] = set()  # digests of the settings whose warm-up is over
+
+    def refusal(self, job: Job) -> str | None:
+        """See `JobRunner`."""
+        try:
+            api.check_prompt(self._system.model, job.prompt_ids, job.resolved.settings.num_positions)
+        except ConfigError as error:
+            return str(error)
+        return None
+
+    def close(self) -> None:
+        """No-op: there are no other processes."""
+
+    def _settings(self, job: Job) -> Any:
+        """The settings for one request, with the width curve of this device."""
+        return api.with_width_cost(job.settings(self._system.detokenizer), lambda: self._system.width_cost)
+
+    def run(self, jobs: Iterable[Job], batch_size: int | None = None) -> Iterator[Sample]:
+        """Decodes jobs and yields the record of each as it ends, in whatever order that is.
+
+        Args:
+            jobs: consumed as the batch has room; jobs that are decoded alone come before all others.
+            batch_size: jobs decoded at the same time; None is the system's own batch size.
+        """
+        batch_size = batch_size or self._system.batch_size
+        refused: deque[Sample] = deque()
+        for sample in self._decode(self._accept(jobs, refused, batch_size), batch_size):
+            refused.append(sample)
+            while refused:
+                yield refused.popleft()
+        yield from refused
+
+    def _accept(self, jobs: Iterable[Job], refused: deque[Sample], batch_size: int) -> Iterator[Job]:
+        """The jobs that can be decoded; the records of all others go to `refused`."""
+        for job in jobs:
+            refusal = self.refusal(job)
+            if refusal is None:
+                yield job
+            else:
+                refused.append(record_error(job, refusal, batch_size=batch_size))
+
+    def _decode(self, jobs: Iterator[Job], batch_size: int) -> Iterator[Sample]:
+        for job in jobs:
+            if batch_size > 1 and not job.alone:
+                yield from self._together(itertools.chain([job], jobs), batch_size)
+            else:
+                yield self._alone(job)
+
+    def _alone(self, job: Job) -> Sample:
+        try:
+            warm = self._warm_up(job)
+            decoded = self._run(job)
+        # torch raises RuntimeError when memory runs out or a kernel fails.
+        except (DecodeError, RuntimeError):
+            return record_error(job, traceback.format_exc(), batch_size=1)
+        return record(job, decoded, self._system.detokenizer, batch_size=1, warm=warm)
+
+    def _run(self, job: Job) -> Decoded:
+        system, settings = self._system, self._settings(job)
+        if system.args.loop != "engine":
+            return system.stock_loop.run(job.prompt_ids, settings)
+        return system.model.engine.run(system.entry.decode, job.prompt_ids, settings)
+
+    def _together(self, jobs: Iterator[Job], batch_size: int) -> Iterator[Sample]:
+        returned: deque[Job] = deque()  # jobs of a batch that failed
+        while batch_size > 1:
+            taken: dict[int, Job] = {}
+            try:
+                requests = self._requests(returned, jobs, taken)
+                for number, outcome in self._system.model.engine.run_many(requests, batch_size):
+                    job = taken.pop(number)
+                    if isinstance(outcome, DecodeError):
+                        error = "".join(traceback.format_exception(outcome))
+                        yield record_error(job, error, batch_size=batch_size)
+                    else:
+                        # Times of a batch are no measure of speed, so no warm-up is spent on it.
+                        yield record(job, outcome, self._system.detokenizer, batch_size=batch_size, warm=False)
+                return
+            except RuntimeError as error:  # most likely memory ran out
+                log.warning("a batch of %d failed (%s): half of it is tried", batch_size, error)
+                returned.extendleft(reversed(taken.values()))
+                batch_size //= 2
+        for job in itertools.chain(returned, jobs):
+            yield self._alone(job)
+
+    def _requests(self, returned: deque[Job], jobs: Iterator[Job], taken: dict[int, Job]) -> Iterator[Request]:
+        for number in itertools.count():
+            job = returned.popleft() if returned else next(jobs, None)
+            if job is None:
+                return
+            taken[number] = job
+            yield Request(self._system.entry.decode, job.prompt_ids, self._settings(job))
+
+    def _warm_up(self, job: Job) -> bool:
+        """Warm-up: decodes the first job of each settings digest untimed, so that one-off costs are not measured.
+
+        Returns:
+            Whether the warm-up of these settings is over, so that the time of the next decoding measures speed.
+        """
+        if job.resolved.digest in self._warm:
+            return True
+        started, warmup = time.perf_counter(), self._system.args.warmup
+        for _ in range(warmup):
+            self._run(job)
+        self._warm.add(job.resolved.digest)
+        log.info("%s: %d warm-up decodings, %.1f s", job.key.task, warmup, time.perf_counter() - started)
+        return warmup > 0

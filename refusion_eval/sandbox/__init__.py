@@ -17,30 +17,26 @@ from collections.abc import Callable, Iterable
 
 from refusion_eval.errors import SandboxError
 from refusion_eval.sandbox import pool
-from refusion_eval.sandbox.pool import default_workers
+from refusion_eval.sandbox.pool import DaemonThreads, run_in_threads
 from refusion_eval.sandbox.probe import SandboxReport, probe
-from refusion_eval.sandbox.result import STATUSES, CheckResult, Program
+from refusion_eval.sandbox.result import CheckResult, Program
 
 __all__ = [
-    "STATUSES",
     "CheckResult",
+    "DaemonThreads",
     "Program",
     "SandboxReport",
     "check_program",
     "check_programs",
-    "default_workers",
     "probe",
+    "run_in_threads",
 ]
 
 
 def check_program(
     candidate: str, test: str, timeout_s: float = 10, memory_mb: int = 1024, *, helpers: str = "", sandbox: str = "auto"
 ) -> CheckResult:
-    """Check one program; the arguments are those of `Program`, and `sandbox` that of `check_programs`.
-
-    Raises:
-        SandboxError: nothing on this machine isolates a program; the message says what to do.
-    """
+    """Check one program; arguments as in `Program` and `check_programs`, and the same error."""
     program = Program(candidate=candidate, test=test, timeout_s=timeout_s, memory_mb=memory_mb, helpers=helpers)
     return pool.check_on(*_profile(sandbox), program)
 
@@ -52,16 +48,13 @@ def check_programs(
     sandbox: str = "auto",
     on_done: Callable[[int, CheckResult], None] | None = None,
 ) -> list[CheckResult]:
-    """Check many programs at once.
+    """Check many programs at once; returns verdicts in the order of the programs.
 
     Args:
-        programs: what to check; read as workers become free.
+        programs: what to check.
         workers: number of programs at a time; by default two per processor this process may use.
         sandbox: "auto", or "none" to run without isolation (only for programs you trust; verdicts then say so).
         on_done: called with index and verdict as each check ends, by one thread at a time.
-
-    Returns:
-        Verdicts in the order of the programs.
 
     Raises:
         SandboxError: nothing on this machine isolates a program; the message says what to do.

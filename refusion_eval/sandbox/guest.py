@@ -19,10 +19,9 @@ _MAX_MESSAGE_CHARS = 300
 
 
 class Guest:
-    """Objects of the candidate that the judge knows by number, and the operations on them."""
+    """Objects of the candidate that the judge, at the other end of `sock`, knows by number, and operations on them."""
 
     def __init__(self, sock: socket.socket) -> None:
-        """Take over the connection to the judge."""
         self._sock = sock
         self._objects: list[Any] = []
         self._number_of: dict[int, int] = {}

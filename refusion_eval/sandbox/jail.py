@@ -1,4 +1,6 @@
-"""Locks a process in: namespaces and a small root once per worker, everything else once per program.
+"""The ways to isolate a program, as data (`PROFILES`; `probe` finds one that holds), and the steps that lock it in.
+
+Namespaces and a small root are made once per worker, everything else once per program.
 
 The order of the steps matters: each gives up a right that no later step needs. Most comments are about that.
 """
@@ -7,9 +9,9 @@ import errno
 import os
 import resource
 import signal
+from dataclasses import dataclass
 
-from refusion_eval.sandbox import landlock, layout, linux, seccomp
-from refusion_eval.sandbox.profiles import Profile
+from refusion_eval.sandbox import layout, linux, seccomp
 
 _INSIDE_ID = 1000  # uid and gid that a user namespace shows to the program
 _MIB = 1 << 20
@@ -23,6 +25,49 @@ _FIRST_UID, _NUM_UIDS = 20000, 20000  # two per worker, chosen by its pid; below
 _SEALED = linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
 _KEPT = "/.kept"  # where folders below /tmp stay while /tmp is mounted anew
 _MOUNT_POINTS = ("/mnt", "/media", "/srv", "/opt", "/home", "/tmp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """One way to isolate a program.
+
+    Attributes:
+        tier: "A", "B", "C" or "none", as shown in verdicts.
+        layers: what it consists of, for a reader.
+        namespaces: own mount, pid, network, ipc and uts namespaces with a small read-only root.
+        user_namespace: these through a user namespace of our own.
+        change_uid: run as an unprivileged uid (the caller is root).
+        restrict_files: Landlock.
+        filter_calls: seccomp and no new privileges.
+    """
+
+    tier: str
+    layers: tuple[str, ...]
+    namespaces: bool = False
+    user_namespace: bool = False
+    change_uid: bool = False
+    restrict_files: bool = False
+    filter_calls: bool = True
+
+
+_COMMON = ("seccomp filter", "resource limits", "memory and time watchdog", "empty environment")
+_ROOT = ("mount, pid, network, ipc and uts namespaces", "read-only root with the standard library", "private /tmp")
+PROFILES = {
+    "namespaces": Profile(tier="A", layers=(*_ROOT, "unprivileged uid", *_COMMON), namespaces=True, change_uid=True),
+    "user-namespaces": Profile(
+        tier="A", layers=("user namespace", *_ROOT, *_COMMON), namespaces=True, user_namespace=True
+    ),
+    "root-landlock": Profile(
+        tier="B",
+        layers=("unprivileged uid", "Landlock", "no writable folder", *_COMMON),
+        change_uid=True,
+        restrict_files=True,
+    ),
+    "landlock": Profile(
+        tier="C", layers=("Landlock with signal scope", "no writable folder", *_COMMON), restrict_files=True
+    ),
+    "none": Profile(tier="none", layers=("resource limits", "memory and time watchdog"), filter_calls=False),
+}
 
 
 def unprivileged_ids(pid: int) -> tuple[int, int]:
@@ -124,11 +169,10 @@ def _make_passage(base: str, folder: str) -> None:
 class PrivateTmp:
     """An empty /tmp with limits on bytes and files, mounted anew where the last program left a trace in it.
 
-    Folders below /tmp that programs may read are mounted into it again each time.
+    Those of `folders`, which programs may read, that lie below /tmp are mounted into it again each time.
     """
 
     def __init__(self, folders: list[str]) -> None:
-        """Mount it; `folders` are those that programs may read."""
         self._kept = [(f"{_KEPT}/{number}", folder) for number, folder in enumerate(below_tmp(folders))]
         self._mount()
 
@@ -166,9 +210,9 @@ def make_ruleset(profile: Profile, folders: list[str]) -> int | None:
     """Landlock ruleset that leaves these folders readable, made once per worker; None where the profile has none."""
     if not profile.restrict_files:
         return None
-    if not profile.change_uid and linux.landlock_abi() < landlock.ABI_SIGNALS:
-        raise OSError(f"Landlock {linux.landlock_abi()} cannot stop signals; version {landlock.ABI_SIGNALS} can")
-    return landlock.ruleset([*folders, *layout.DEVICES], layout.HIDDEN_NAMES)
+    if not profile.change_uid and linux.landlock_abi() < linux.LANDLOCK_ABI_SIGNALS:
+        raise OSError(f"Landlock {linux.landlock_abi()} cannot stop signals; version {linux.LANDLOCK_ABI_SIGNALS} can")
+    return linux.landlock_ruleset([*folders, *layout.DEVICES], layout.HIDDEN_NAMES)
 
 
 def lock_down(profile: Profile, uid: int, ruleset_fd: int | None, limits: dict[int, int], filter_bytes: bytes) -> None:
@@ -178,8 +222,8 @@ def lock_down(profile: Profile, uid: int, ruleset_fd: int | None, limits: dict[i
         profile: what to apply.
         uid: unprivileged uid, where the profile changes it.
         ruleset_fd: from `make_ruleset`.
-        limits: resource -> limit, hard and soft.
-        filter_bytes: BPF program.
+        limits: from `guest_limits`.
+        filter_bytes: from `filter_program`.
     """
     for name, value in limits.items():
         _, hard = resource.getrlimit(name)
@@ -213,7 +257,7 @@ def restrict_judge(profile: Profile, uid: int, memory_bytes: int) -> None:
 
 
 def guest_limits(profile: Profile, memory_bytes: int, cpu_s: int, num_other_processes: int) -> dict[int, int]:
-    """Resource limits of a program: address space in bytes, processor seconds, and fixed ones.
+    """Resource limits of a program.
 
     Args:
         profile: in user namespaces and for an own uid processes are counted apart.

@@ -5,6 +5,7 @@ exit code or sends unasked can make it pass.
 """
 
 import ast
+import builtins
 import contextlib
 import decimal
 import gc
@@ -14,18 +15,127 @@ import random
 import resource
 import signal
 import socket
+import sys
 import traceback
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from refusion_eval.sandbox import linux, wire
-from refusion_eval.sandbox.analysis import Analysis, Names, analyse
 from refusion_eval.sandbox.proxy import Broken, Candidate
+from refusion_eval.sandbox.watch import GOES_ON
 
-GOES_ON = b"+"
 _TEST_FILE = "<test>"
 _MAX_DETAIL_CHARS = 300
 _MOST_KEPT_KIB = 256 << 10  # peak resident memory; the allocator does not always return that of a large value
+
+# A judge that is kept from check to check must not carry anything from one test to the next. So it runs by itself only
+# tests that can be seen to work on their own names alone, and forks for all others.
+
+# Modules whose functions keep no state but caches. The numbers of `random` begin anew with every check.
+# fmt: off
+_STATELESS_MODULES = frozenset((
+    "bisect", "cmath", "collections", "copy", "datetime", "fractions", "functools", "hashlib", "heapq", "itertools",
+    "json", "math", "numbers", "operator", "random", "re", "statistics", "string", "typing",
+))
+# Names that reach further, wherever they are read from and whatever they are called afterwards.
+_REACHING_NAMES = frozenset((
+    "breakpoint", "compile", "delattr", "eval", "exec", "exit", "getattr", "globals", "help", "input", "locals", "open",
+    "quit", "setattr", "vars", "attrgetter", "get_type_hints", "gi_frame", "methodcaller", "register",
+    "total_ordering", "update_wrapper", "wraps",
+))
+# fmt: on
+_BUILTINS = frozenset(vars(builtins))
+
+
+def _shared() -> frozenset[str]:
+    """Names under which the stateless modules hold objects that can be changed: other modules, and containers."""
+    return frozenset(
+        name
+        for module in _STATELESS_MODULES
+        for name, value in vars(importlib.import_module(module)).items()
+        if isinstance(value, ModuleType | list | dict | set) and name not in _STATELESS_MODULES | {"abc"}
+    )
+
+
+_REACHING = _REACHING_NAMES | _shared()
+
+
+class Names(NamedTuple):
+    """Names that a test must be given: those that only the candidate can supply, and standard modules."""
+
+    wanted: list[str]
+    modules: list[str]
+
+
+class Analysis(NamedTuple):
+    """Result of the analysis of a test or of its helpers.
+
+    Attributes:
+        foreign: names that the source reads and does not define.
+        owners: names whose attributes the source reads.
+        reaches_out: whether a statement may change more than names of the source, whatever these names are.
+    """
+
+    foreign: frozenset[str]
+    owners: frozenset[str]
+    reaches_out: bool
+
+    @property
+    def may_leave_traces(self) -> bool:
+        """Whether running the source may change more than its own names."""
+        modules = self.foreign & self.owners & sys.stdlib_module_names
+        return self.reaches_out or not modules <= _STATELESS_MODULES
+
+    def names(self, known: set[str]) -> Names:
+        """Find the names that the test must be given besides those that trusted helpers define (`known`).
+
+        A builtin stays the judge's own, or a candidate could redefine abs() and agree with everything. Only a test that
+        names nothing else (MBPP 126 tests a function called `sum`) takes builtins from the candidate.
+        """
+        read = self.foreign - known
+        modules = read & self.owners & sys.stdlib_module_names
+        wanted = read - modules - _BUILTINS or read & _BUILTINS
+        return Names(sorted(wanted), sorted(modules))
+
+
+def analyse(tree: ast.Module) -> Analysis:
+    """Analyse a parsed test, or its helpers."""
+    defined: set[str] = set()
+    used: set[str] = set()
+    owners: set[str] = set()
+    reaches_out = False
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            (used if isinstance(node.ctx, ast.Load) else defined).add(node.id)
+            reaches_out |= node.id.startswith("__") or node.id in _REACHING
+        elif isinstance(node, ast.Attribute):
+            if isinstance(node.value, ast.Name):
+                owners.add(node.value.id)
+            # An attribute that is changed, or a private one.
+            reaches_out |= not isinstance(node.ctx, ast.Load) or node.attr.startswith("_") or node.attr in _REACHING
+        elif isinstance(node, ast.arg):
+            defined.add(node.arg)
+        elif isinstance(node, ast.FunctionDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.ClassDef | ast.AsyncFunctionDef):
+            defined.add(node.name)
+            reaches_out = True  # not followed
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            defined.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+            reaches_out |= not all(map(_is_harmless, _imported(node)))
+    return Analysis(frozenset(used - defined), frozenset(owners), reaches_out)
+
+
+def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """Dotted names that a statement imports, each from its top-level module on."""
+    start = f"{node.module or ''}." if isinstance(node, ast.ImportFrom) else ""
+    return [start + alias.name for alias in node.names]
+
+
+def _is_harmless(dotted: str) -> bool:
+    module, *parts = dotted.split(".")
+    return module in _STATELESS_MODULES and not any(part.startswith("_") or part in _REACHING for part in parts)
 
 
 class JudgeResult(NamedTuple):
@@ -49,11 +159,7 @@ class Case(NamedTuple):
 
 
 def case_of(job: dict[str, str]) -> Case:
-    """Parse a job's trusted texts.
-
-    Raises:
-        Exception: a text is no program, which is a fault of the dataset.
-    """
+    """Parse a job's trusted texts; any exception is a fault of the dataset."""
     test = ast.parse(job["test"], _TEST_FILE)
     helpers = ast.parse(job["helpers"])
     helpers.body = [node for node in helpers.body if not _is_placeholder(node)]
@@ -61,13 +167,7 @@ def case_of(job: dict[str, str]) -> Case:
 
 
 def judge(sock: socket.socket, program: str, case: Case) -> JudgeResult:
-    """Run one test against the candidate at the other end of `sock`.
-
-    Args:
-        sock: connection to the candidate's process.
-        program: the candidate's source text.
-        case: its test.
-    """
+    """Run one test against the process at the other end of `sock`, which is to load the candidate's `program`."""
     namespace: dict[str, Any] = {"__name__": "judge"}
     try:
         code = compile(case.test, _TEST_FILE, "exec", dont_inherit=True)
@@ -154,11 +254,9 @@ def _one_line(error: BaseException) -> str:
 def serve(control: socket.socket, fork_hooks: list[dict[str, Callable[[], object]]]) -> None:
     """Judge one job after another until `control` is closed, or until this process has grown too large to be kept.
 
-    Args:
-        control: each message on it is one byte with two descriptors: where the job is read from and its outcome written
-            to, and the connection to the candidate. A job done is answered with `GOES_ON`, or by the end of this
-            process.
-        fork_hooks: from `layout.preload`, for tests that fork.
+    Each message on `control` is one byte with two descriptors: where the job is read from and its outcome written to,
+    and the connection to the candidate. A job done is answered with `GOES_ON`, or by the end of this process. The
+    `fork_hooks` of `layout.preload` are for tests that fork.
     """
     while True:
         message, fds, _, _ = socket.recv_fds(control, 1, 2)

@@ -24,9 +24,8 @@ _PRELOADED = (
 def preload() -> list[dict[str, Callable[[], object]]]:
     """Import the modules that programs use most; comes before all imports of a worker.
 
-    Returns:
-        What they asked to be run at forks, as arguments of `os.register_at_fork`. A worker has one thread and no use
-        for new random numbers, and it would cost it more than the fork; its guests register it for themselves.
+    Returns what they asked to be run at forks, as arguments of `os.register_at_fork`. A worker has one thread and no
+    use for new random numbers, and it would cost it more than the fork; its guests register it for themselves.
     """
     held_back: list[dict[str, Callable[[], object]]] = []
     register = os.register_at_fork

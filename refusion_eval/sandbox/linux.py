@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import os
+import stat
 import struct
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
@@ -24,6 +25,14 @@ _NUM_CAPABILITIES = 64
 _SYS_MOUNT_SETATTR = 442
 _SYS_LANDLOCK_CREATE_RULESET, _SYS_LANDLOCK_ADD_RULE, _SYS_LANDLOCK_RESTRICT_SELF = 444, 445, 446
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+
+LANDLOCK_ABI_SIGNALS = 6  # first version of Landlock that stops signals to processes outside
+_LANDLOCK_ABI_TCP = 4
+_READ_FILE, _READ_DIR, _WRITE_FILE = 1 << 2, 1 << 3, 1 << 1
+_FIRST_RIGHTS = (1 << 13) - 1
+_LATER_RIGHTS = ((2, 1 << 13), (3, 1 << 14), (5, 1 << 15))  # since version: move between folders, truncate, ioctl
+_BOTH_TCP, _BOTH_SCOPES = 3, 3
+_SIGNALS = 2  # one of the scopes
 
 
 @functools.cache
@@ -134,12 +143,44 @@ def landlock_abi() -> int:
         return 0
 
 
-def landlock_create(attributes: bytes) -> int:
-    """File descriptor of a new ruleset."""
+def landlock_ruleset(readable: list[str], hidden_names: frozenset[str]) -> int:
+    """Make a Landlock ruleset, and return its descriptor; every right it knows is refused except as said here.
+
+    `readable` are folders whose files may be read, and device files that may be read and written. Entries of these
+    folders with one of the hidden names (installed packages) stay unreadable.
+    """
+    abi = landlock_abi()
+    files = _FIRST_RIGHTS
+    for version, right in _LATER_RIGHTS:
+        files |= right if abi >= version else 0
+    attributes = struct.pack("=Q", files)
+    if abi >= _LANDLOCK_ABI_TCP:
+        attributes += struct.pack("=Q", _BOTH_TCP)
+    if abi >= LANDLOCK_ABI_SIGNALS:
+        attributes += struct.pack("=Q", _BOTH_SCOPES)
+    ruleset_fd = _landlock_create(attributes)
+    for path in readable:
+        if not stat.S_ISDIR(os.stat(path).st_mode):
+            _landlock_allow(ruleset_fd, _READ_FILE | _WRITE_FILE, path)
+        elif hidden_names.isdisjoint(os.listdir(path)):
+            _landlock_allow(ruleset_fd, _READ_FILE | _READ_DIR, path)
+        else:  # rules only ever add rights below a path, so a folder with a hidden entry is allowed entry by entry
+            for entry in os.scandir(path):
+                if entry.name not in hidden_names:
+                    _landlock_allow(ruleset_fd, _READ_FILE | (_READ_DIR if entry.is_dir() else 0), entry.path)
+    return ruleset_fd
+
+
+def landlock_own_signals_only() -> int:
+    """Make a ruleset that leaves a process signals to what it starts from then on, and restricts nothing else."""
+    return _landlock_create(struct.pack("=QQQ", 0, 0, _SIGNALS))
+
+
+def _landlock_create(attributes: bytes) -> int:
     return _syscall("landlock_create_ruleset", _SYS_LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0)
 
 
-def landlock_allow(ruleset_fd: int, rights: int, path: str) -> None:
+def _landlock_allow(ruleset_fd: int, rights: int, path: str) -> None:
     """Allow rights below a path (or on one file)."""
     path_fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:

@@ -15,9 +15,11 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, as_completed
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import refusion_eval
 from refusion_eval.errors import SandboxError
@@ -38,6 +40,8 @@ fork_hooks = preload()
 from refusion_eval.sandbox.worker import main
 main({control_fd}, {profile!r}, fork_hooks)
 """
+T = TypeVar("T")
+
 _START_LIMIT_S = 30.0
 _WORKERS_PER_PROCESSOR = 2  # a check is a chain of short steps of four processes that wait for each other
 _ANSWER_SLACK_S = 15.0
@@ -64,44 +68,31 @@ def _interpreter(profile_name: str) -> str:
     return shutil.which("python3", path="/usr/bin:/usr/local/bin") or own
 
 
-def _start(interpreter: str, code: str, control_fd: int) -> "subprocess.Popen[bytes]":
-    """Start a bare interpreter that inherits one descriptor and nothing else."""
-    return subprocess.Popen(
-        [interpreter, "-s", "-S", "-B", "-c", code],
-        env={"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1"},  # the same set order in every run
-        cwd="/",
-        pass_fds=[control_fd],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-
 class WorkerProcess:
-    """One worker process, started at once; checks one program at a time."""
+    """One worker process under one of `jail.PROFILES`, started at once; checks one program at a time.
+
+    Raises:
+        SandboxError: the profile cannot be set up on this machine; the message says why.
+    """
 
     def __init__(self, profile_name: str, tier: str) -> None:
-        """Start the process.
-
-        Args:
-            profile_name: one of `profiles.PROFILES`.
-            tier: the tier that its results name.
-
-        Raises:
-            SandboxError: the profile cannot be set up on this machine; the message says why.
-        """
         self._tier = tier
         self._control, other = socket.socketpair()
         package = Path(refusion_eval.__file__).parent
-        packages = [
-            ("refusion_eval", str(package)),
-            ("refusion_eval.sandbox", str(package / "sandbox")),
-        ]
+        packages = [("refusion_eval", str(package)), ("refusion_eval.sandbox", str(package / "sandbox"))]
         code = _START.format(packages=packages, control_fd=other.fileno(), profile=profile_name)
         with other:
-            try:
-                self._process = _start(_interpreter(profile_name), code, other.fileno())
+            try:  # a bare interpreter that inherits one descriptor and nothing else
+                self._process = subprocess.Popen(
+                    [_interpreter(profile_name), "-s", "-S", "-B", "-c", code],
+                    env={"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1"},  # the same set order in every run
+                    cwd="/",
+                    pass_fds=[other.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
             except OSError as error:
                 self._control.close()
                 raise SandboxError(f"the worker process did not start: {error}") from error
@@ -120,11 +111,7 @@ class WorkerProcess:
         return self._process.poll() is None
 
     def check(self, program: Program) -> CheckResult:
-        """Check one program.
-
-        Raises:
-            SandboxError: the worker broke and cannot be used any more.
-        """
+        """Check one program. Raises SandboxError if the worker broke and cannot be used any more."""
         started_s = time.monotonic()
         try:
             outcome, report = self._exchange(program)
@@ -230,8 +217,7 @@ def default_workers() -> int:
 def check_on(profile_name: str, tier: str, program: Program) -> CheckResult:
     """Check one program under one profile; a broken worker is replaced and the check repeated, twice at most.
 
-    Raises:
-        SandboxError: no worker can be started.
+    Raises SandboxError if no worker can be started.
     """
     detail = ""
     for _ in range(_ATTEMPTS):
@@ -258,36 +244,60 @@ def check_all(
     on_done: Callable[[int, CheckResult], None] | None,
 ) -> list[CheckResult]:
     """Check programs on several workers; see `check_programs`."""
-    waiting: Iterator[tuple[int, Program]] = iter(enumerate(programs))
+    calls = [partial(check_on, profile_name, tier, program) for program in programs]
     verdicts: dict[int, CheckResult] = {}
-    faults: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
-    lock = threading.Lock()
-    stopping = threading.Event()
+    for index, verdict in run_in_threads(calls, workers or default_workers()):
+        verdicts[index] = verdict
+        if on_done is not None:
+            on_done(index, verdict)
+    return [verdicts[index] for index in range(len(calls))]
 
-    def work() -> None:
-        try:
-            while not stopping.is_set():
-                with lock:
-                    index, program = next(waiting)
-                verdict = check_on(profile_name, tier, program)
-                with lock:
-                    verdicts[index] = verdict
-                    if on_done is not None:
-                        on_done(index, verdict)
-        except StopIteration:
-            return
-        except BaseException as error:  # noqa: BLE001 - handed to the caller's thread below
-            faults.put(error)
-            stopping.set()
 
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(workers or default_workers())]
+class DaemonThreads:
+    """At most `number` threads that work off calls, started when they are needed.
+
+    An executor of the standard library joins its threads when the process exits, so a process that a signal ends would
+    wait for a program that takes its whole time limit.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._num_started = 0
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+
+    def submit(self, call: Callable[[], T]) -> "Future[T]":
+        """Begin a call."""
+        future: Future[T] = Future()
+        self._calls.put((future, call))
+        if self._num_started < self._number:
+            self._num_started += 1
+            threading.Thread(target=self._work, daemon=True).start()
+        return future
+
+    def close(self) -> None:
+        """Cancel the calls that no thread has begun; the threads end."""
+        with contextlib.suppress(queue.Empty):
+            while item := self._calls.get_nowait():
+                item[0].cancel()
+        for _ in range(self._num_started):
+            self._calls.put(None)
+
+    def _work(self) -> None:
+        while item := self._calls.get():
+            future, call = item
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as error:  # noqa: BLE001 - the caller gets it from the future
+                    future.set_exception(error)
+
+
+def run_in_threads(calls: Sequence[Callable[[], T]], number: int) -> Iterator[tuple[int, T]]:
+    """Run calls in daemon threads; yields index and result of each as it ends. The first exception cancels the rest."""
+    threads = DaemonThreads(number)
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        indices = {threads.submit(call): index for index, call in enumerate(calls)}
+        for future in as_completed(indices):
+            yield indices[future], future.result()
     finally:
-        stopping.set()
-    with contextlib.suppress(queue.Empty):
-        raise faults.get_nowait()
-    return [verdicts[index] for index in sorted(verdicts)]
+        threads.close()

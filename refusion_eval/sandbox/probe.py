@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from refusion_eval.errors import SandboxError
 from refusion_eval.sandbox import linux, pool
-from refusion_eval.sandbox.profiles import PROFILES
+from refusion_eval.sandbox.jail import PROFILES
 from refusion_eval.sandbox.result import Program
 
 # In order of preference. Root needs no user namespace; without root there is no uid to change to.
@@ -91,17 +91,15 @@ def probe() -> SandboxReport:
     this process, and that must also be able to do honest work.
     """
     missing: dict[str, str] = {}
-    if sys.platform != "linux":
+    if sys.platform == "linux":
+        for name in _FOR_ROOT if os.geteuid() == 0 else _FOR_USERS:
+            fault = self_test(name)
+            if not fault:
+                tier, layers = PROFILES[name].tier, PROFILES[name].layers
+                return SandboxReport(tier=tier, profile=name, layers=layers, missing=missing, advice=_advice(tier))
+            missing[name] = fault
+    else:
         missing["all"] = f"isolation needs Linux; this is {sys.platform}"
-        return SandboxReport(tier="D", profile="", layers=(), missing=missing, advice=_advice("D"))
-    for name in _FOR_ROOT if os.geteuid() == 0 else _FOR_USERS:
-        fault = self_test(name)
-        if not fault:
-            profile = PROFILES[name]
-            return SandboxReport(
-                tier=profile.tier, profile=name, layers=profile.layers, missing=missing, advice=_advice(profile.tier)
-            )
-        missing[name] = fault
     return SandboxReport(tier="D", profile="", layers=(), missing=missing, advice=_advice("D"))
 
 

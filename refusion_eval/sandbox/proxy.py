@@ -8,7 +8,7 @@ import builtins
 import secrets
 import socket
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from refusion_eval.sandbox import wire
@@ -17,10 +17,12 @@ _MAX_TEXT_CHARS = 300
 
 
 class Broken(BaseException):
-    """A fault that ends the check, whatever the test does next. It is no Exception, so that no test can swallow it."""
+    """A fault that ends the check, whatever the test does next. It is no Exception, so that no test can swallow it.
+
+    `reason` is a key of `result.STATUS_OF_REASON`.
+    """
 
     def __init__(self, reason: str, detail: str) -> None:
-        """Keep the reason (a key of `result.STATUS_OF_REASON`) and one line of detail."""
         super().__init__(reason, detail)
         self.reason = reason
         self.detail = detail
@@ -36,7 +38,6 @@ class Candidate:
     """
 
     def __init__(self, sock: socket.socket) -> None:
-        """Take over the connection."""
         self._sock = sock
         self.broken: Broken | None = None
         self.remote_errors: list[tuple[BaseException, str]] = []
@@ -45,8 +46,7 @@ class Candidate:
     def wait_until_ready(self) -> None:
         """Wait for the sandbox to be locked down; nothing of the candidate has run before that.
 
-        Raises:
-            RuntimeError: the sandbox could not be set up.
+        Raises RuntimeError if the sandbox could not be set up.
         """
         try:
             first = wire.receive(self._sock)
@@ -85,10 +85,7 @@ class Candidate:
         return parts[0]
 
     def load(self, source: str, names: list[str]) -> dict[str, Any]:
-        """Have the program run.
-
-        Returns:
-            The objects that it defines under some of these names, and under no other.
+        """Have the program run; returns the objects that it defines under some of these names, and under no other.
 
         Raises:
             SyntaxError: it is no program.
@@ -144,13 +141,27 @@ class Candidate:
         raise self.broken
 
 
+def _operation(name: str, kind: Callable[[Any], Any] | None = None) -> Any:
+    """A method of `Handle` that requests an operation; `kind` makes its answer the type that Python insists on."""
+
+    def request(self: "Handle", *operands: Any) -> Any:
+        answer = self._candidate.request(name, self, *operands)
+        return answer if kind is None else kind(answer)
+
+    return request
+
+
 class Handle:
-    """An object of the candidate: a function, a class, an instance, an iterator."""
+    """An object of the candidate by its number: a function, a class, an instance, an iterator.
+
+    Every operation on it is a request, which is answered by data or by another handle, such as that of a bound method.
+    """
 
     __slots__ = ("_candidate", "_number")
+    _candidate: Candidate
+    _number: int
 
     def __init__(self, candidate: Candidate, number: int) -> None:
-        """Name the object by its number."""
         object.__setattr__(self, "_candidate", candidate)
         object.__setattr__(self, "_number", number)
 
@@ -158,37 +169,31 @@ class Handle:
         """Call it with data and handles; changes to mutable arguments come back."""
         return self._candidate.request("call", self, list(args), kwargs)
 
-    def __getattr__(self, name: str) -> Any:
-        """Read an attribute; a bound method is a handle again."""
-        return self._candidate.request("getattr", self, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute of the candidate's object."""
-        self._candidate.request("setattr", self, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        """Delete an attribute of the candidate's object."""
-        self._candidate.request("delattr", self, name)
+    __getattr__ = _operation("getattr")
+    __setattr__ = _operation("setattr")
+    __delattr__ = _operation("delattr")
+    __getitem__ = _operation("getitem")
+    __setitem__ = _operation("setitem")
+    __next__ = _operation("next")
+    __len__ = _operation("len", int)
+    __hash__ = _operation("hash", int)
+    __bool__ = _operation("bool", bool)
+    __str__ = _operation("str", str)
+    __repr__ = _operation("repr", str)
 
     def __eq__(self, other: object) -> bool:
-        """Compare two objects of the candidate there; unequal to any data (see the module's text)."""
         if not isinstance(other, Handle):
             self._candidate.compared_with_data = True
             return False
         return bool(self._candidate.request("eq", self, other))
 
     def __lt__(self, other: object) -> bool:
-        """Order two objects of the candidate, as sorted() does."""
         if not isinstance(other, Handle):
             return NotImplemented
         return bool(self._candidate.request("lt", self, other))
 
-    def __hash__(self) -> int:
-        """Hash of the candidate's object."""
-        return int(self._candidate.request("hash", self))
-
     def __iter__(self) -> Iterator[Any]:
-        """Iterate, item by item, so that an endless generator can be read in part."""
+        # Item by item, so that an endless generator can be read in part.
         iterator = self._candidate.request("iter", self)
         if not isinstance(iterator, Handle):
             raise TypeError("the iterator is no iterator")
@@ -199,36 +204,7 @@ class Handle:
                 return
             yield item
 
-    def __next__(self) -> Any:
-        """Next item of an iterator."""
-        return self._candidate.request("next", self)
-
-    def __len__(self) -> int:
-        """Its length."""
-        return int(self._candidate.request("len", self))
-
-    def __getitem__(self, key: Any) -> Any:
-        """One item."""
-        return self._candidate.request("getitem", self, key)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        """Set one item."""
-        self._candidate.request("setitem", self, key, value)
-
-    def __bool__(self) -> bool:
-        """Its truth value."""
-        return bool(self._candidate.request("bool", self))
-
-    def __str__(self) -> str:
-        """Its text."""
-        return str(self._candidate.request("str", self))
-
-    def __repr__(self) -> str:
-        """Its text for programmers."""
-        return str(self._candidate.request("repr", self))
-
     def __instancecheck__(self, instance: object) -> bool:
-        """isinstance(x, HandleOfAClass)."""
         return isinstance(instance, Handle) and bool(self._candidate.request("isinstance", instance, self))
 
 

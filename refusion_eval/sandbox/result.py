@@ -2,25 +2,22 @@
 
 from dataclasses import dataclass
 
-PASSED, FAILED, TIMED_OUT, KILLED, ERROR = "passed", "failed", "timed_out", "killed", "error"
-STATUSES = (PASSED, FAILED, TIMED_OUT, KILLED, ERROR)
-
 # Reason -> status. One place decides, so that no caller can count a fault of ours as a fault of the model.
 STATUS_OF_REASON = {
-    "passed": PASSED,
-    "failed_assertion": FAILED,
-    "wrong_type": FAILED,
-    "raised": FAILED,
-    "exited": FAILED,
-    "protocol_error": FAILED,
-    "syntax_error": FAILED,
-    "no_code": FAILED,
-    "timeout_cpu": TIMED_OUT,
-    "timeout_wall": TIMED_OUT,
-    "memory": KILLED,
-    "output_limit": KILLED,
-    "signal": KILLED,
-    "sandbox_error": ERROR,
+    "passed": "passed",
+    "failed_assertion": "failed",
+    "wrong_type": "failed",
+    "raised": "failed",
+    "exited": "failed",
+    "protocol_error": "failed",
+    "syntax_error": "failed",
+    "no_code": "failed",
+    "timeout_cpu": "timed_out",
+    "timeout_wall": "timed_out",
+    "memory": "killed",
+    "output_limit": "killed",
+    "signal": "killed",
+    "sandbox_error": "error",
 }
 
 
@@ -49,8 +46,9 @@ class CheckResult:
     """Result of one check.
 
     Attributes:
-        status: one of `STATUSES`; "error" is a fault of the sandbox or of the test, never of the candidate.
-        reason: one of the keys of `STATUS_OF_REASON`.
+        status: what `STATUS_OF_REASON` gives for the reason; "error" is a fault of the sandbox or of the test, never of
+            the candidate.
+        reason: one of its keys.
         detail: one short line for a reader, such as the exception and its message; may be empty.
         seconds: wall-clock seconds of the check.
         tier: the isolation it ran under: "A", "B", "C", or "none".
@@ -67,14 +65,13 @@ class CheckResult:
     @property
     def passed(self) -> bool:
         """Whether the candidate passed its test."""
-        return self.status == PASSED
+        return self.status == "passed"
 
 
 def result_of(reason: str, detail: str, seconds: float, tier: str) -> CheckResult:
     """Build the result that belongs to a reason (its status follows from `STATUS_OF_REASON`)."""
-    return CheckResult(
-        status=STATUS_OF_REASON[reason], reason=reason, detail=detail, seconds=round(seconds, 4), tier=tier
-    )
+    status = STATUS_OF_REASON[reason]
+    return CheckResult(status=status, reason=reason, detail=detail, seconds=round(seconds, 4), tier=tier)
 
 
 def hard_wall_s(timeout_s: float) -> float:

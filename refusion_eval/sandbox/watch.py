@@ -3,7 +3,7 @@
 The time of a check is the wall clock less the time that its processes were ready to run and had no processor. So a busy
 machine changes no verdict, and a program that sleeps is stopped as soon as one that computes. A program that takes the
 processor from itself by its own children gains nothing: it cannot have them collected unseen
-(`calls.REFUSED_ARGUMENTS`: SIGCHLD), so their processor time counts.
+(`seccomp.REFUSED_ARGUMENTS`: SIGCHLD), so their processor time counts.
 """
 
 import contextlib
@@ -13,11 +13,13 @@ import select
 import signal
 import socket
 import time
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from refusion_eval.sandbox.result import hard_wall_s
 
 JUDGE_KILLED = "judge_killed"
+GOES_ON = b"+"  # a judge's answer to a check that is done
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)  # sent when memory is short, or at a shutdown
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _TICK_MS = 50
 _GRACE_S = 0.5  # for a judge to end by itself once its guest was stopped
@@ -25,26 +27,18 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Usage(NamedTuple):
-    """Sums over a process and all its descendants.
+    """Sums over a process and all its descendants."""
 
-    Attributes:
-        cpu_s: processor seconds, ended and waited-for children included.
-        memory_bytes: resident memory now.
-        starved_s: seconds the first process was ready to run and had no processor.
-        num_tasks: processes and threads.
-    """
-
-    cpu_s: float
-    memory_bytes: int
-    starved_s: float
-    num_tasks: int
+    cpu_s: float  # processor seconds, ended and waited-for children included
+    memory_bytes: int  # resident memory now
+    starved_s: float  # seconds the first process was ready to run and had no processor
+    num_tasks: int  # processes and threads
 
 
 class Proc:
     """The /proc of the machine, kept open so that it can be read from inside another root."""
 
     def __init__(self) -> None:
-        """Open /proc."""
         self._fd = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def _read(self, path: str) -> str:
@@ -72,10 +66,8 @@ class Proc:
         finally:
             os.close(fd)
         for thread in threads:
-            try:
+            with contextlib.suppress(OSError):
                 children += [int(word) for word in self._read(f"{pid}/task/{thread}/children").split()]
-            except OSError:
-                continue
         return children
 
     def tree(self, pid: int) -> list[int]:
@@ -120,48 +112,92 @@ class Proc:
     def num_tasks_of(self, uid: int) -> int:
         """Processes and threads of a uid."""
         total = 0
-        for name in os.listdir("/proc"):
-            if not name.isdecimal():
-                continue
-            try:
+        for name in filter(str.isdecimal, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
                 if os.stat(f"/proc/{name}").st_uid == uid:
                     total += len(os.listdir(f"/proc/{name}/task"))
-            except OSError:
-                continue
         return total
 
 
 class Limits(NamedTuple):
-    """Limits of one check.
+    """Limits of one check, and when it began."""
+
+    timeout_s: float  # own time and processor seconds
+    memory_bytes: int  # resident memory of all processes of the guest together
+    started_s: float  # `time.monotonic()`
+
+
+class JudgeProcess:
+    """A running judge. It is reused between checks, because forking takes longer than most tests.
 
     Attributes:
-        timeout_s: own time and processor seconds.
-        memory_bytes: resident memory of all processes of the guest together.
-        started_s: `time.monotonic()` when it began.
+        number: its process number in the machine's /proc.
+        killed: whether a process other than its worker has killed it.
+        collected: whether it has ended and been waited for; another process may have its number then.
+
+    `pid` is its process number in the worker's pid namespace, and `sock` the connection to it.
     """
 
-    timeout_s: float
-    memory_bytes: int
-    started_s: float
+    def __init__(self, proc: Proc, pid: int, number: int, sock: socket.socket) -> None:
+        self.number = number
+        self.killed = False
+        self.collected = False
+        self._proc = proc
+        self._pid = pid
+        self._sock = sock
+        self._base = self._total()
 
-
-class Judge(Protocol):
-    """The part of `judge_process.JudgeProcess` that the watchdog uses."""
-
-    number: int
-    killed: bool
+    @property
+    def ended(self) -> bool:
+        """Whether the judge has ended, so that the next check needs a new one."""
+        if not self.collected and select.select([self._sock], [], [], 0)[0]:
+            self.note_end()
+        return self.collected
 
     def fileno(self) -> int:
-        """A descriptor that can be read as soon as the judge is done or has ended."""
+        """A descriptor that becomes readable when the judge has done its check or has ended."""
+        return self._sock.fileno()
+
+    def begin(self, result_fd: int, candidate: socket.socket) -> None:
+        """Hand over one check. A judge that is gone is no error here; `note_end` reports it."""
+        self._base = self._total()
+        with contextlib.suppress(OSError):
+            socket.send_fds(self._sock, [b"+"], [result_fd, candidate.fileno()])
 
     def note_end(self) -> None:
-        """Take note of why it can be read."""
+        """Read why the descriptor is readable: the check is done, or the judge has ended."""
+        try:
+            goes_on = self._sock.recv(1) == GOES_ON
+        except OSError:
+            goes_on = False
+        if not goes_on:
+            status = self._collect()
+            self.killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) in _FROM_OUTSIDE
 
     def usage(self) -> Usage:
-        """What this check took of it so far."""
+        """Usage of this check so far, including the process that the judge may have forked for it."""
+        now = self._total()
+        return now._replace(cpu_s=now.cpu_s - self._base.cpu_s, starved_s=now.starved_s - self._base.starved_s)
+
+    def _total(self) -> Usage:
+        parts = [self._proc.usage([number]) for number in self._proc.tree(self.number)]
+        return Usage(*(sum(column) for column in zip(*parts, strict=True)))
 
     def kill(self) -> None:
-        """End it."""
+        """Kill the judge; the processes that it started end with it."""
+        if not self.collected:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+            self._collect()
+
+    def _collect(self) -> int:
+        """Wait for the judge and return its wait status."""
+        status = 0
+        with contextlib.suppress(ChildProcessError):  # collected with the orphans
+            _, status = os.waitpid(self._pid, 0)
+        self._sock.close()
+        self.collected = True
+        return status
 
 
 class Watched:
@@ -171,18 +207,11 @@ class Watched:
         stopped: reason why the guest was stopped; None if it was not.
         guest_status: wait status of a guest that ended by itself; None if it was killed here.
         waited_s: seconds not counted, because others had the processor.
+
+    The guest's process number is `guest_pid` as this process counts, and `guest_number` as /proc counts.
     """
 
-    def __init__(self, proc: Proc, limits: Limits, guest_pid: int, guest_number: int, judge: Judge) -> None:
-        """Begin to watch.
-
-        Args:
-            proc: the machine's /proc.
-            limits: when to stop.
-            guest_pid: the guest's process number as this process counts.
-            guest_number: the same as /proc counts.
-            judge: its judge.
-        """
+    def __init__(self, proc: Proc, limits: Limits, guest_pid: int, guest_number: int, judge: JudgeProcess) -> None:
         self.stopped: str | None = None
         self.guest_status: int | None = None
         self._proc = proc

@@ -98,12 +98,10 @@ _TEXT_TYPES: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] 
 
 
 def pack(value: Any, handle_of: Callable[[Any], int], depth: int = 0) -> Any:
-    """Turn a value into JSON types.
+    """Turn any object into JSON types.
 
-    Args:
-        value: any object.
-        handle_of: gives the number that names an object which is not data; it may raise to refuse.
-        depth: current nesting, for the limit `MAX_DEPTH`; deeper containers become handles.
+    `handle_of` gives the number that names an object which is not data; it may raise to refuse. `depth` is the current
+    nesting, for the limit `MAX_DEPTH`; deeper containers become handles.
     """
     kind = type(value)
     if value is None or kind is bool or kind is str:
@@ -148,15 +146,10 @@ def _pack_container(value: Any, handle_of: Callable[[Any], int], depth: int) -> 
 
 
 def unpack(message: Any, object_of: Callable[[int], Any], depth: int = 0) -> Any:
-    """Turn JSON types back into a value; the inverse of `pack`.
-
-    Args:
-        message: what `pack` returned, or something hostile.
-        object_of: gives the object for the number of a handle.
-        depth: current nesting.
+    """Turn JSON types back into a value: the inverse of `pack`, with the function from a handle's number to its object.
 
     Raises:
-        WireError: the message is not what `pack` makes.
+        WireError: the message is not what `pack` makes. It may be hostile.
     """
     if message is None or isinstance(message, bool | int | float | str):
         return message

@@ -10,6 +10,7 @@ import gc
 import json
 import math
 import os
+import pwd
 import random
 import signal
 import socket
@@ -19,19 +20,23 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from refusion_eval.sandbox import guest, jail, judge, layout, linux, wire
-from refusion_eval.sandbox.judge_process import JudgeProcess
-from refusion_eval.sandbox.profiles import PROFILES, Profile
-from refusion_eval.sandbox.sweep import Sweeper
-from refusion_eval.sandbox.watch import Limits, Proc, Watched
+from refusion_eval.sandbox.jail import PROFILES, Profile
+from refusion_eval.sandbox.watch import JudgeProcess, Limits, Proc, Watched
 
 _CPU_SLACK_S = 2  # the kernel's limit on processor seconds comes after the watchdog's
 _JUDGE_MIB = 2048
 _MIB = 1 << 20
 _ONLY_FD = 3
+_PAUSE_S = 0.002
+_MOST_REAPED = 64  # in one round; some processes fork faster than they can be reaped
 
 
 class Worker:
-    """Sets the isolation up once, then runs one check at a time."""
+    """Sets the isolation up once, then runs one check at a time.
+
+    `control` is the connection to the pool, `proc` the machine's /proc, opened before the root was replaced, and
+    `folders` are what programs may read.
+    """
 
     def __init__(
         self,
@@ -41,15 +46,6 @@ class Worker:
         folders: list[str],
         fork_hooks: list[dict[str, Callable[[], object]]],
     ) -> None:
-        """Prepare what all checks share.
-
-        Args:
-            control: connection to the pool.
-            profile: isolation to apply.
-            proc: the machine's /proc, opened before the root was replaced.
-            folders: what programs may read.
-            fork_hooks: from `layout.preload`.
-        """
         random.seed(0)  # for all guests, which are copies: the same program gives the same verdict
         self._control = control
         self._profile = profile
@@ -70,7 +66,7 @@ class Worker:
         self._judge: JudgeProcess | None = None
 
     def serve(self) -> None:
-        """Check programs until the pool closes the connection."""
+        """Check one program after another until the pool closes the connection."""
         gc.collect()
         gc.freeze()  # forked copies then share these pages
         wire.send(self._control, ["up"])
@@ -157,6 +153,88 @@ class Worker:
         judge.serve(socket.socket(fileno=_ONLY_FD), self._fork_hooks)
 
 
+class Sweeper:
+    """Ends every process that a check left running, however fast it forks. Each worker has one.
+
+    A process that forks and ends at once, again and again, is gone before a list with its number has been read, so it
+    cannot be killed by its number. One signal to all processes that the sender may signal does end it, because the
+    kernel sends that signal in one step. Before a worker starts anything, the processes that it may signal are
+    therefore reduced to those that it starts. `guest_uid` is the uid of its programs, where the profile changes it.
+    """
+
+    def __init__(self, profile: Profile, proc: Proc, guest_uid: int) -> None:
+        self._proc = proc
+        self._own_number = proc.own_pid()
+        # The first process of a pid namespace reaches that namespace and nothing else.
+        self._reaches_own_only = os.getpid() == 1 if profile.namespaces else _confined(profile)
+        by_uid = profile.change_uid and not self._reaches_own_only and _is_nobodys(guest_uid, proc)
+        self._uid = guest_uid if by_uid else None
+
+    def sweep(self, judge: JudgeProcess) -> None:
+        """Return when no process but the judge is left. The judge ends too where the signal reaches it."""
+        while left := self._left(judge):
+            if self._reaches_own_only:
+                _kill(-1, signal.SIGKILL)
+                judge.kill()
+            else:
+                if self._uid is not None:
+                    _kill_all_of(self._uid)
+                below = [pid for child in left for pid in self._proc.tree(child)]
+                for signal_number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first, so that none forks
+                    for pid in below:
+                        _kill(pid, signal_number)
+            time.sleep(_PAUSE_S)
+
+    def _left(self, judge: JudgeProcess) -> list[int]:
+        """Children without the judge. Of processes that fork and end, at least an ended one is there at any time."""
+        with contextlib.suppress(ChildProcessError):
+            for _ in range(_MOST_REAPED):
+                if not os.waitpid(-1, os.WNOHANG)[0]:
+                    break
+        spared = [] if judge.collected else [judge.number]
+        return [child for child in self._proc.children(self._own_number) if child not in spared]
+
+
+def _is_nobodys(uid: int, proc: Proc) -> bool:
+    """Whether a uid belongs to no user and has no processes, so that all its later ones may be killed."""
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return proc.num_tasks_of(uid) == 0
+    return False
+
+
+def _confined(profile: Profile) -> bool:
+    """Give up signals to all processes but those that this one will start; False where the kernel cannot do that."""
+    if not profile.restrict_files or linux.landlock_abi() < linux.LANDLOCK_ABI_SIGNALS:
+        return False
+    linux.no_new_privileges()
+    linux.landlock_restrict(linux.landlock_own_signals_only())
+    try:
+        os.kill(os.getppid(), 0)
+    except PermissionError:
+        return True
+    return False
+
+
+def _kill_all_of(uid: int) -> None:
+    """Kill all processes of a program's uid."""
+    pid = os.fork()
+    if pid:
+        os.waitpid(pid, 0)
+        return
+    try:
+        jail.become(uid)
+        os.kill(-1, signal.SIGKILL)
+    finally:
+        os._exit(0)
+
+
+def _kill(pid: int, signal_number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal_number)
+
+
 def _fork(body: Callable[[], None]) -> int:
     pid = os.fork()
     if pid:
@@ -168,13 +246,7 @@ def _fork(body: Callable[[], None]) -> int:
 
 
 def main(control_fd: int, profile_name: str, fork_hooks: list[dict[str, Callable[[], object]]]) -> NoReturn:
-    """Entry point of the worker process.
-
-    Args:
-        control_fd: connection to the pool.
-        profile_name: one of `PROFILES`.
-        fork_hooks: from `layout.preload`.
-    """
+    """Entry point of the worker process, with `fork_hooks` from `layout.preload`."""
     control = socket.socket(fileno=control_fd)
     profile = PROFILES[profile_name]
     try:

@@ -1,7 +1,7 @@
-"""Messages between the processes of one run, through the key-value store of the launcher (torchrun, accelerate).
+"""The processes that a launcher started (torchrun, `accelerate launch`), and the messages between them.
 
-Only counters and values are used. No call waits inside the store for long, because the time limits of the store are
-made for the start of a run and not for hours of decoding.
+Messages go through the key-value store of the launcher. Only counters and values are used. No call waits inside the
+store for long, because the time limits of the store are made for the start of a run and not for hours of decoding.
 
     rounds, round/R            number of rounds and the header of each: one round for each call of the driver's `run`
     published/R, job/R/I       jobs of a round, published a little ahead of the claims so that few are in the store
@@ -11,16 +11,25 @@ made for the start of a run and not for hours of decoding.
     finished, left/W           whether the run is over; whether worker W needs the store no more
 """
 
+import atexit
 import contextlib
+import functools
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Self
+
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from refusion_eval.errors import ScaleOutError
 from refusion_eval.store.records import dump
+
+REQUIRED_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 # Time limit of one call of the store; a store that takes longer is on a machine that is gone.
 CALL_TIMEOUT = timedelta(minutes=5)
@@ -31,33 +40,96 @@ HEARTBEAT_SECONDS = 5.0
 # At the end of a run no record can be lost any more, so that few missed heartbeats of a worker are enough.
 LEAVE_SILENCE_SECONDS = 3 * HEARTBEAT_SECONDS
 
+# How long rank 0 waits for the other ranks to leave, where the key-value store that they read lives in rank 0.
+LEAVE_SECONDS = 120.0
 
-class KeyValueStore(Protocol):
-    """The methods of `torch.distributed.Store` that the channel uses."""
 
-    def set(self, key: str, value: str) -> None:
-        """Writes a value."""
-        ...
+@dataclass(frozen=True, slots=True)
+class ProcessInfo:
+    """Which of the processes of a run this process is.
 
-    def get(self, key: str) -> bytes:
-        """Reads a value; waits until it has been written."""
-        ...
+    Attributes:
+        rank: number of the process among all; rank 0 drives the run, and all others are workers.
+        num_processes: number of processes.
+        local_rank: number of the process on its machine.
+        num_local: number of processes on the same machine.
+    """
 
-    def add(self, key: str, value: int) -> int:
-        """Adds to a counter, which starts at 0, and returns its new value."""
-        ...
+    rank: int
+    num_processes: int
+    local_rank: int = 0
+    num_local: int = 1
 
-    def delete_key(self, key: str) -> bool:
-        """Deletes a value."""
-        ...
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Self | None:
+        """Reads the variables that a launcher sets; None without a launcher, or for a process that runs alone.
 
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Limits the time of a call."""
-        ...
+        Raises:
+            ScaleOutError: a variable is not a number.
+        """
+        if any(not environment.get(name) for name in REQUIRED_VARIABLES):
+            return None
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        try:
+            info = cls(*(int(environment.get(name) or default) for name, default in zip(names, "0101", strict=True)))
+        except ValueError as error:
+            raise ScaleOutError(f"{', '.join(names)}: {error}; start the processes with torchrun") from error
+        return info if info.num_processes > 1 else None
+
+
+def num_local_processes() -> int:
+    """Number of processes of this run on this machine."""
+    info = ProcessInfo.from_environment(os.environ)
+    return 1 if info is None else info.num_local
+
+
+@functools.cache
+def open_channel() -> "Channel | None":
+    """Joins the processes of this run; None for a process that runs alone.
+
+    A process joins once, whatever it evaluates, because the address of the store can be bound only once. When rank 0
+    exits, for whatever reason, it tells all other ranks to exit.
+
+    Raises:
+        ScaleOutError: rank 0 cannot be reached.
+    """
+    info = ProcessInfo.from_environment(os.environ)
+    if info is None:
+        return None
+    try:
+        store, _, _ = next(rendezvous("env://"))
+    except (RuntimeError, ValueError) as error:
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise ScaleOutError(f"process {info.rank} cannot reach the first one at {address}: {error}") from error
+    # A launcher that restarts the processes may keep its store, with the keys of the processes that ended.
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    channel = Channel(PrefixStore(f"refusion_eval/{restart}", store), info)
+    if info.rank == 0:
+        launcher_holds_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+        atexit.register(_finish, channel, 0.0 if launcher_holds_store else LEAVE_SECONDS)
+    return channel
+
+
+def _finish(channel: "Channel", max_seconds: float) -> None:
+    with contextlib.suppress(ScaleOutError):  # the process that held the store is gone, and the workers with it
+        channel.finish(max_seconds)
 
 
 class Finished(Exception):
     """The driver has declared the run over."""
+
+
+@contextlib.contextmanager
+def _store_errors() -> Iterator[None]:
+    """Turns the errors of the store (RuntimeError and its subclasses) into one ScaleOutError."""
+    try:
+        yield
+    except RuntimeError as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ScaleOutError(
+            f"the process that drives this run cannot be reached any more ({first_line}); run the same command "
+            "again to continue"
+        ) from error
 
 
 class Channel:
@@ -67,27 +139,30 @@ class Channel:
 
     Args:
         store: key-value store that the processes of the run share.
+        info: which of the processes this one is.
     """
 
-    def __init__(self, store: KeyValueStore) -> None:
+    def __init__(self, store: Store, info: ProcessInfo) -> None:
+        self.info = info
         self._store = store
         self._num_read = 0
         self._heartbeats: dict[int, tuple[int, float]] = {}  # rank -> counter, and time at which it was seen to change
         store.set_timeout(CALL_TIMEOUT)
 
     def _count(self, name: str, increment: int = 0) -> int:
-        with _StoreCall():
+        with _store_errors():
             return self._store.add(name, increment)
 
     def _write(self, name: str, value: Any) -> None:
         text = dump(value)
-        with _StoreCall():
+        with _store_errors():
             self._store.set(name, text)
 
-    def _take(self, name: str) -> Any:
-        with _StoreCall():
+    def _read(self, name: str, *, delete: bool) -> Any:
+        with _store_errors():
             text = self._store.get(name)
-            self._store.delete_key(name)
+            if delete:
+                self._store.delete_key(name)
         return json.loads(text)
 
     # Methods for the driver.
@@ -103,7 +178,7 @@ class Channel:
         """Number of claims in a round, which may be larger than the number of its jobs."""
         return self._count(f"claimed/{round_number}")
 
-    def publish(self, round_number: int, number: int, job: Mapping[str, Any]) -> None:
+    def publish(self, round_number: int, number: int, job: Any) -> None:
         """Publishes a job; the numbers of a round's jobs are consecutive from 0."""
         self._write(f"job/{round_number}/{number}", job)
         self._count(f"published/{round_number}", 1)
@@ -116,19 +191,15 @@ class Channel:
         """Yields the messages that workers have sent since the last call."""
         for number in range(self._num_read, self._count("sent")):
             self._num_read = number + 1
-            yield self._take(f"message/{number}")
+            yield self._read(f"message/{number}", delete=True)
 
-    def silent_workers(self, num_workers: int, seconds: float) -> set[int]:
-        """Ranks of the workers whose heartbeat has stopped; a worker that never had one is not silent.
+    def silent_workers(self, seconds: float) -> set[int]:
+        """Ranks of the workers whose heartbeat has stopped for so long; a worker that never had one is not silent.
 
         A worker is silent if a later call finds its counter unchanged, so that this has to be called repeatedly.
-
-        Args:
-            num_workers: number of workers; their ranks begin with 1.
-            seconds: how long the counter of a worker may stay unchanged.
         """
         silent = set()
-        for rank in range(1, num_workers + 1):
+        for rank in range(1, self.info.num_processes):
             counter = self._count(f"alive/{rank}")
             now = time.monotonic()
             last_counter, changed_at = self._heartbeats.get(rank, (0, now))
@@ -138,53 +209,44 @@ class Channel:
                 silent.add(rank)
         return silent
 
-    def finish(self, num_workers: int, max_seconds: float) -> None:
-        """Declares the run over.
-
-        Args:
-            num_workers: number of workers that must have left before this returns, except silent ones.
-            max_seconds: longest wait for them.
-        """
+    def finish(self, max_seconds: float) -> None:
+        """Declares the run over, and waits at most so long until all workers have left that are not silent."""
         self._count("finished", 1)
         deadline = time.monotonic() + max_seconds
-        present = set(range(1, num_workers + 1))
+        present = set(range(1, self.info.num_processes))
         while time.monotonic() < deadline:
             present = {rank for rank in present if not self._count(f"left/{rank}")}
-            if not present - self.silent_workers(num_workers, LEAVE_SILENCE_SECONDS):
+            if not present - self.silent_workers(LEAVE_SILENCE_SECONDS):
                 return
             time.sleep(POLL_SECONDS)
 
     # Methods for every process.
 
-    def claim(self, round_number: int) -> int | None:
-        """Waits for the next unclaimed job and claims it for this process.
+    def claims(self, round_number: int) -> Iterator[tuple[int, Any]]:
+        """Claims jobs of a round for this process, one by one; yields number and content of each.
 
-        Returns:
-            Number of the job; None if the round has no more jobs.
+        Waits for jobs that will still be published, and ends when the round has no more jobs.
 
         Raises:
             Finished: the run is over.
         """
-        number = self._count(f"claimed/{round_number}", 1) - 1
         while True:
-            self.check_finished()
-            has_ended = self._count(f"ended/{round_number}") > 0
-            if number < self._count(f"published/{round_number}"):
-                return number
-            if has_ended:
-                return None
-            time.sleep(POLL_SECONDS)
+            number = self._count(f"claimed/{round_number}", 1) - 1
+            while True:
+                self._check_finished()
+                has_ended = self._count(f"ended/{round_number}") > 0
+                if number < self._count(f"published/{round_number}"):
+                    break
+                if has_ended:
+                    return
+                time.sleep(POLL_SECONDS)
+            yield number, self._read(f"job/{round_number}/{number}", delete=True)
 
-    def take_job(self, round_number: int, number: int) -> Any:
-        """Reads a claimed job and removes it from the store."""
-        return self._take(f"job/{round_number}/{number}")
-
-    # Methods for a worker.
-
-    def check_finished(self) -> None:
-        """Raises Finished if the run is over."""
+    def _check_finished(self) -> None:
         if self._count("finished"):
             raise Finished
+
+    # Methods for a worker.
 
     def wait_for_round(self, num_seen: int) -> tuple[int, Any]:
         """Waits until there are more rounds than this worker has seen; returns number and header of the latest.
@@ -193,26 +255,26 @@ class Channel:
             Finished: the run is over.
         """
         while (num_rounds := self._count("rounds")) <= num_seen:
-            self.check_finished()
+            self._check_finished()
             time.sleep(IDLE_SECONDS)
-        with _StoreCall():
-            return num_rounds - 1, json.loads(self._store.get(f"round/{num_rounds - 1}"))
+        return num_rounds - 1, self._read(f"round/{num_rounds - 1}", delete=False)
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Sends a message to the driver."""
-        self._write(f"message/{self._count('sent', 1) - 1}", message)
+        """Sends a message to the driver, with the rank of this process."""
+        self._write(f"message/{self._count('sent', 1) - 1}", {"rank": self.info.rank, **message})
 
     @contextlib.contextmanager
-    def heartbeat(self, rank: int) -> Iterator[None]:
+    def heartbeat(self) -> Iterator[None]:
         """A block during which a thread sends this worker's heartbeat, however busy the worker is."""
         ended = threading.Event()
+        name = f"alive/{self.info.rank}"
 
         def beat() -> None:
             with contextlib.suppress(ScaleOutError):  # the driver is gone, which the worker's own next call reports
                 while not ended.wait(HEARTBEAT_SECONDS):
-                    self._count(f"alive/{rank}", 1)
+                    self._count(name, 1)
 
-        self._count(f"alive/{rank}", 1)  # before the first claim: only workers with a heartbeat can be found silent
+        self._count(name, 1)  # before the first claim: only workers with a heartbeat can be found silent
         thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
         thread.start()
         try:
@@ -221,21 +283,6 @@ class Channel:
             ended.set()
             thread.join()
 
-    def leave(self, rank: int) -> None:
+    def leave(self) -> None:
         """Declares that this worker needs the store no more."""
-        self._count(f"left/{rank}", 1)
-
-
-class _StoreCall:
-    """A block of store calls; their errors (RuntimeError and its subclasses) become one ScaleOutError."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, RuntimeError):
-            first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise ScaleOutError(
-                f"the process that drives this run cannot be reached any more ({first_line}); run the same command "
-                "again to continue"
-            ) from error
+        self._count(f"left/{self.info.rank}", 1)

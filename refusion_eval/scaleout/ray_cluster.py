@@ -89,12 +89,7 @@ class Cluster:
     def nodes(self) -> list[Node]:
         """The machines that are alive now."""
         return [
-            Node(
-                node["NodeID"],
-                _label(node),
-                int(node["Resources"].get("GPU", 0)),
-                int(node["Resources"].get("CPU", 0)),
-            )
+            Node(node["NodeID"], _label(node), *(int(node["Resources"].get(kind, 0)) for kind in ("GPU", "CPU")))
             for node in self.ray.nodes()
             if node["Alive"]
         ]

@@ -1,6 +1,5 @@
 """The actor that runs in the processes that Ray starts: it receives requests and returns records."""
 
-import dataclasses
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,9 +7,8 @@ from typing import Any
 
 from refusion_eval.errors import RefusionEvalError
 from refusion_eval.runs.job import Job
-from refusion_eval.runs.manifest import build_manifest
-from refusion_eval.scaleout.wire import job_from_json, sample_to_json
-from refusion_eval.scaleout.worker import Setup, Worker
+from refusion_eval.runs.manifest import build_manifest, machine
+from refusion_eval.scaleout.worker import RecordWriter, Setup, decode, job_from_json
 from refusion_eval.store.records import Sample
 
 
@@ -23,10 +21,8 @@ class RayWorker:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._run_facts: dict[str, Any] = {}
-        self._inbox: deque[tuple[int, Mapping[str, Any]]] = deque()
-        self._numbers: dict[bytes, int] = {}
-        self._records: Iterator[Sample] = iter(())
+        self._inbox: deque[Mapping[str, Any]] = deque()
+        self._samples: Iterator[Sample] = iter(())
 
     def hello(self) -> int:
         """Returns the process number; the answer tells the driver that the process has started."""
@@ -42,23 +38,17 @@ class RayWorker:
             first: whether to describe the whole run as well.
 
         Returns:
-            `problem`: the reason why no worker of this machine can decode. Or `hardware`, `pid`, `batch_size`,
-            `attention` and, from the first worker, `manifest`, all as plain JSON types.
+            `problem`: the reason why no worker of this machine can decode. Or `batch_size`, `attention` and, from the
+            first worker, `manifest`, all as plain JSON types.
         """
-        wanted = Setup(**setup)
+        self._setup = Setup(**setup)
         try:
-            self._run_facts.update(wanted.run_facts)
-            self._worker = Worker(wanted.args(device), self._run_facts, num_processes=num_processes)
+            self._system = system = self._setup.open_system(device, num_processes)
             if not first:
-                self._worker.check(wanted.fingerprint)
-            system = self._worker.system
+                self._setup.check(system)
             _ = system.model.engine  # loads the weights, so that their errors appear before a request is handed out
-            facts = {
-                "hardware": dataclasses.asdict(self._worker.hardware()),
-                "pid": os.getpid(),
-                "batch_size": system.batch_size,
-                "attention": system.model.attention,
-            }
+            self._records = RecordWriter(machine(system))
+            facts = {"batch_size": system.batch_size, "attention": system.model.attention}
             return facts | ({"manifest": build_manifest(system, {}).to_json()} if first else {})
         # Any other error, such as a device that is out of memory now, ends this worker; another worker may succeed.
         except RefusionEvalError as error:
@@ -66,28 +56,23 @@ class RayWorker:
 
     def width_cost(self) -> dict[str, Any]:
         """Measures how the time of a forward grows with its rows on this machine."""
-        return dict(self._worker.system.model.width_cost._asdict())
+        return dict(self._system.model.width_cost._asdict())
 
-    def decode(
-        self, requests: Sequence[tuple[int, Mapping[str, Any]]], run_facts: Mapping[str, Any]
-    ) -> tuple[int, dict[str, Any]]:
-        """Decodes until the next request of this worker ends.
+    def decode(self, jobs: Sequence[Mapping[str, Any]], run_facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Decodes until the next request of this worker ends, and returns its record as a message.
 
         Args:
-            requests: number and JSON of new requests, which join the batch of earlier requests that have not ended.
-                There may be none as long as an earlier request has not ended.
+            jobs: new requests as JSON, which join the batch of earlier requests that have not ended. There may be none
+                as long as an earlier request has not ended.
             run_facts: facts of the run that the requests need, see `Setup`.
-
-        Returns:
-            Number of a request, from this call or an earlier one, and its record as JSON.
         """
-        self._run_facts.update(run_facts)
-        self._inbox.extend(requests)
-        sample = next(self._records, None)
+        self._setup.run_facts.update(run_facts)
+        self._inbox.extend(jobs)
+        sample = next(self._samples, None)
         if sample is None:  # the iterator had ended before these requests came
-            self._records = self._worker.run(self._jobs())
-            sample = next(self._records)
-        return self._numbers.pop(sample.key.digest()), sample_to_json(sample)
+            self._samples = decode(self._system, self._jobs())
+            sample = next(self._samples)
+        return self._records.write(sample)
 
     def _jobs(self) -> Iterator[Job]:
         """Yields the jobs in the inbox; ends when the decoder asks for a job and the inbox is empty.
@@ -95,9 +80,7 @@ class RayWorker:
         Ends before a job that is decoded alone if the decoder has begun a batch, because it would join the batch.
         """
         has_batch = False
-        while self._inbox and not (has_batch and self._inbox[0][1]["alone"]):
-            number, fields = self._inbox.popleft()
-            job = job_from_json(fields, self._worker.system.entry.Settings)
-            self._numbers[job.key.digest()] = number
+        while self._inbox and not (has_batch and self._inbox[0]["alone"]):
+            job = job_from_json(self._inbox.popleft(), self._system.entry.Settings)
             has_batch = has_batch or not job.alone
             yield job

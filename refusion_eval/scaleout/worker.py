@@ -1,125 +1,98 @@
-"""Decoding in a worker process of any launcher: the setup that the driver sends, and the worker that it makes."""
+"""What the driver of a run and its workers in other processes exchange, and how a worker decodes.
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+Messages hold plain JSON types only: unlike pickle, JSON cannot execute code.
+"""
+
+import os
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 import torch
 
-from refusion_eval import api
+from refusion_eval.benchmarks import find_task
+from refusion_eval.config import build
 from refusion_eval.errors import ScaleOutError
 from refusion_eval.runs.job import Job
-from refusion_eval.runs.manifest import identity, machine, run_arguments
-from refusion_eval.runs.model_args import ModelArgs, parse_model_args
+from refusion_eval.runs.manifest import identity, run_arguments
+from refusion_eval.runs.model_args import parse_model_args
+from refusion_eval.runs.settings import Resolved
 from refusion_eval.runs.system import System
-from refusion_eval.scaleout.wire import SAME_VERSION
-from refusion_eval.store.environment import Hardware
-from refusion_eval.store.manifest import as_json, differences
-from refusion_eval.store.records import Sample
+from refusion_eval.store.records import Hardware, Sample, SampleKey, as_json, differences
 
 ATTENTION = "attention"
 WIDTH_COST = "width_cost"
+SAME_VERSION = "all processes of a run need one version of refusion_eval"
+
+# Records a process that generates samples, from its hardware and process number, and returns the id that its records
+# carry; the id is empty where nothing is recorded.
+Register = Callable[[Hardware, int], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """Setup of a worker, sent by the driver; all values are plain JSON types.
+    """What the driver tells a worker before its first job; all values are plain JSON types.
+
+    Two setups are equal if one worker can serve both, whatever facts they hold.
 
     Attributes:
         arguments: model arguments of the run, as on a command line.
         run_facts: facts that were measured once for the whole run. A worker never measures them again, so that
-            a record is the same in whatever process it is made.
+            a record is the same in whatever process it is made. Facts may be added before the jobs that need them.
         fingerprint: everything on which texts depend, see `Manifest.fingerprint`; a worker must have the same.
     """
 
     arguments: Mapping[str, Any]
-    run_facts: Mapping[str, Any]
+    run_facts: dict[str, Any] = field(compare=False)
     fingerprint: Mapping[str, Any]
 
     @classmethod
-    def of(cls, system: System, jobs: Sequence[Job]) -> Self:
-        """Makes the setup for some jobs of the driver's system; measures the facts that they need."""
-        run_facts: dict[str, Any] = {}
-        if system.args.loop == "engine":
-            run_facts[ATTENTION] = system.model.attention
-        if any(api.needs_width_cost(job.resolved.settings) for job in jobs):
-            run_facts[WIDTH_COST] = system.width_cost._asdict()
+    def of(cls, system: System) -> Self:
+        """Makes the setup of workers from the driver's own system."""
+        run_facts = {ATTENTION: system.model.attention} if system.args.loop == "engine" else {}
         arguments = as_json(run_arguments(system.args))
-        return cls(arguments=arguments, run_facts=as_json(run_facts), fingerprint=identity(system).fingerprint())
+        return cls(arguments=arguments, run_facts=run_facts, fingerprint=identity(system).fingerprint())
 
-    def to_json(self) -> dict[str, Any]:
-        """All fields as plain JSON types; `Setup(**fields)` is the inverse."""
-        return asdict(self)
-
-    def same_system(self, other: "Setup") -> bool:
-        """Whether a worker that was made for this setup can be used for the other one."""
-        return (self.arguments, self.fingerprint) == (other.arguments, other.fingerprint)
-
-    def args(self, device: str | None = None) -> ModelArgs:
-        """Builds the model arguments of a worker.
+    def open_system(self, device: str, num_processes: int) -> System:
+        """Makes the system of a worker, which has no run directory.
 
         Args:
-            device: the worker's device; None for the device in `arguments`.
+            device: the worker's device.
+            num_processes: number of processes of this run on this machine.
 
         Raises:
             ScaleOutError: an argument is unknown or impossible on this machine.
         """
         try:
-            return parse_model_args({**self.arguments, **({} if device is None else {"device": device})})
+            args = parse_model_args({**self.arguments, "device": device})
         except ValueError as error:
             raise ScaleOutError(f"the driver's model arguments are refused here ({error}); {SAME_VERSION}") from error
+        args = replace(args, attention=self.run_facts.get(ATTENTION, args.attention))
+        return System(args, get_or_compute=lambda name, compute: self.run_facts[name], num_processes=num_processes)
 
-
-class Worker:
-    """A system on this process' device, without a run directory, that decodes jobs of a driver.
-
-    Args:
-        args: model arguments, with this worker's device.
-        run_facts: facts of the run, see `Setup`; the caller may add facts later, before the jobs that need them.
-        num_processes: number of processes of this run on this machine.
-    """
-
-    def __init__(self, args: ModelArgs, run_facts: Mapping[str, Any], *, num_processes: int = 1) -> None:
-        attention = run_facts.get(ATTENTION, args.attention)
-        self.system = System(
-            replace(args, run_dir=None, attention=attention),
-            get_or_compute=lambda name, compute: run_facts[name],
-            num_processes=num_processes,
-        )
-
-    def hardware(self) -> Hardware:
-        """Hardware of this machine, for `RunStore.register_process`."""
-        return machine(self.system)
-
-    def check(self, fingerprint: Mapping[str, Any]) -> None:
-        """Checks that this worker has the driver's system, and not, say, other weights under the same name.
-
-        Args:
-            fingerprint: fingerprint of the driver's system, see `Setup`.
+    def check(self, system: System) -> None:
+        """Checks that a worker has the driver's system, and not, say, other weights under the same name.
 
         Raises:
             ScaleOutError: the fingerprints differ; the message names the first differing keys.
         """
-        differing = differences(fingerprint, identity(self.system).fingerprint(), ("driver", "here"))
+        differing = differences(self.fingerprint, identity(system).fingerprint(), ("driver", "here"))
         if differing:
             raise ScaleOutError(
                 f"this machine would decode something else than the driver; {'; '.join(differing[:4])}. Give all "
                 "machines the same version, checkpoint and kind of device"
             )
 
-    def run(self, jobs: Iterator[Job], max_batch_size: int | None = None) -> Iterator[Sample]:
-        """Decodes jobs and yields the record of each as it ends.
 
-        Args:
-            jobs: read one by one as places in the batch become free.
-            max_batch_size: upper limit of the batch size; without a limit, one worker with a large batch would take
-                all of a few jobs.
-        """
-        return decode(self.system, jobs, max_batch_size)
+def decode(system: System, jobs: Iterator[Job], max_batch_size: int | None = None) -> Iterator[Sample]:
+    """Decodes jobs in this process and yields the record of each as it ends.
 
-
-def decode(system: System, jobs: Iterator[Job], max_batch_size: int | None) -> Iterator[Sample]:
-    """Decodes jobs with a system of this process; `Worker.run` describes the arguments."""
+    Args:
+        system: the system of this process.
+        jobs: read one by one as places in the batch become free.
+        max_batch_size: upper limit of the batch size; without a limit, one worker with a large batch would take all of
+            a few jobs.
+    """
     device = system.model.device
     if device.type == "cuda":
         torch.cuda.set_device(device)  # graphs are recorded on the current device
@@ -136,3 +109,84 @@ def own_device(wanted: str, local_rank: int) -> str:
     if wanted not in ("auto", "cuda") or not torch.cuda.is_available():
         return wanted
     return f"cuda:{local_rank % torch.cuda.device_count()}"
+
+
+def job_to_json(job: Job) -> dict[str, Any]:
+    """A job as plain JSON types; `job_from_json` is the inverse."""
+    resolved = job.resolved
+    return {
+        "key": asdict(job.key),
+        "benchmark": job.benchmark,
+        "item_id": job.item_id,
+        "prompt_ids": [int(token) for token in job.prompt_ids],
+        "sealed": list(job.sealed),
+        "alone": job.alone,
+        "settings": dict(resolved.values),
+        "sources": dict(resolved.sources),
+        "until": list(resolved.until),
+        "task": None if resolved.task is None else resolved.task.name,
+        "digest": resolved.digest,
+    }
+
+
+def job_from_json(fields: Mapping[str, Any], settings_type: type) -> Job:
+    """Inverse of `job_to_json`.
+
+    Raises:
+        ScaleOutError: the settings differ from those of the sender, as with another version of this package.
+    """
+    where = f"{fields['key']['task']} item {fields['item_id']}"
+    try:
+        settings: Any = build(settings_type, fields["settings"], where)
+    except (ValueError, TypeError) as error:
+        raise ScaleOutError(f"{where}: its settings are refused here ({error}); {SAME_VERSION}") from error
+    resolved = Resolved(
+        settings=settings,
+        sources=fields["sources"],
+        until=tuple(fields["until"]),
+        task=None if fields["task"] is None else find_task(fields["task"]),
+    )
+    if resolved.digest != fields["digest"]:
+        raise ScaleOutError(
+            f"{where}: its settings have the digest {resolved.digest} here and {fields['digest']} at the sender; "
+            f"{SAME_VERSION}"
+        )
+    return Job(
+        key=SampleKey(**fields["key"]),
+        benchmark=fields["benchmark"],
+        item_id=fields["item_id"],
+        prompt_ids=fields["prompt_ids"],
+        resolved=resolved,
+        sealed=tuple(fields["sealed"]),
+        alone=fields["alone"],
+    )
+
+
+class RecordWriter:
+    """Writes records of this process as plain JSON types for `RecordReader`."""
+
+    def __init__(self, hardware: Hardware) -> None:
+        self._process = {"hardware": asdict(hardware), "pid": os.getpid()}
+
+    def write(self, sample: Sample) -> dict[str, Any]:
+        """A record as a message."""
+        return {**self._process, "body": sample.body(), "trace": sample.trace}
+
+
+class RecordReader:
+    """Reads the records that workers send, and registers each worker in the run store with its first record.
+
+    Args:
+        register: records a process in the run store and returns its id.
+    """
+
+    def __init__(self, register: Register) -> None:
+        self._register = register
+        self._process_ids: dict[Hashable, str] = {}
+
+    def read(self, worker: Hashable, message: Mapping[str, Any]) -> Sample:
+        """The record in a message of a worker, which has a rank or a name that is unique in this run."""
+        if worker not in self._process_ids:
+            self._process_ids[worker] = self._register(Hardware.from_json(message["hardware"]), message["pid"])
+        sample = Sample.from_stored(message["body"], None)
+        return replace(sample, trace=message["trace"], process_id=self._process_ids[worker])

@@ -8,29 +8,22 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Literal, NamedTuple
 
-from refusion_eval.benchmarks import BENCHMARKS, Benchmark, Extraction, Row
-from refusion_eval.benchmarks.base import Extractor
+from refusion_eval.benchmarks import BENCHMARKS, Benchmark, Extraction, Extractor, Row
 from refusion_eval.benchmarks.extract.programs import NO_CODE, fenced_blocks
 from refusion_eval.errors import ConfigError
-from refusion_eval.scoring.judge import CORRECT, NO_ANSWER, WRONG, OnVerdict, Verdict, judge_extractions
 
-# The filter that must give what a run recorded.
-OURS = "ours"
-
-# As a filter's name: print them all.
-LIST = "list"
-
+OURS = "ours"  # the filter that must give what a run recorded
+LIST = "list"  # as a filter's name: print them all
 _OPENING, _CLOSING = "```python\n", "\n```"
 
 Items = Sequence[tuple[Row, str]]
 UserFunction = Callable[[str, Row], str | None]
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """A filter's rule for the texts of one benchmark.
 
     Attributes:
@@ -42,8 +35,7 @@ class Rule:
     is_right: Callable[[str, str], bool] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class AnswerFilter:
+class AnswerFilter(NamedTuple):
     """One way to find answers in recorded texts.
 
     Attributes:
@@ -62,38 +54,15 @@ class AnswerFilter:
     reads: Literal["text", "canvas"] = "text"
 
 
-def judge_by_rule(
-    benchmark: Benchmark,
-    rule: Rule,
-    items: Items,
-    *,
-    workers: int | None = None,
-    sandbox: str = "auto",
-    on_verdict: OnVerdict | None = None,
-) -> list[Verdict]:
-    """Judges texts by a rule; all other arguments are those of `judge_texts`."""
-    rows, extractions = [row for row, _ in items], rule.find(items)
-    if rule.is_right is None:
-        return judge_extractions(benchmark, rows, extractions, workers=workers, sandbox=sandbox, on_verdict=on_verdict)
-    verdicts = []
-    for row, found in zip(rows, extractions, strict=True):
-        if found.answer is None:
-            verdicts.append(Verdict(None, NO_ANSWER, found.how))
-        else:
-            gold = benchmark.gold(row)
-            verdict = CORRECT if rule.is_right(gold, found.answer) else WRONG
-            verdicts.append(Verdict(found.answer, verdict, f"{found.how}; expected {gold}"))
-    return verdicts
-
-
-def _each(rule: Extractor) -> Rule:
+def each(rule: Extractor) -> Rule:
+    """Makes a rule of an extraction rule for single texts."""
     return Rule(lambda items: [rule(text, row) for row, text in items])
 
 
 def _own(filter_name: str | None) -> dict[str, Rule]:
     """This project's rule of that name (None: the default one), for the benchmarks that have it."""
     return {
-        name: _each(bench.filters[filter_name or bench.default_filter])
+        name: each(partial(bench.extract, filter_name=filter_name))
         for name, bench in BENCHMARKS.items()
         if filter_name is None or filter_name in bench.filters
     }
@@ -110,11 +79,8 @@ def _first_block_after_prompt(text: str, row: Row) -> Extraction:
     return found if found.answer is None else Extraction(f"{row['prompt']}\n{found.answer}", found.how)
 
 
-def _release(benchmark: str) -> Rule:
-    def rule(text: str, row: Row) -> Extraction:
-        return BENCHMARKS[benchmark].extract(release_block(text), row)
-
-    return _each(rule)
+def _release(benchmark: Benchmark) -> Rule:
+    return each(lambda text, row: benchmark.extract(release_block(text), row))
 
 
 def release_block(text: str) -> str:
@@ -153,69 +119,54 @@ def custom_filter(name: str) -> AnswerFilter:
             raise ConfigError(f"filter {name}: it returned {type(answer).__name__}; return text, or None for no answer")
         return Extraction(answer, name)
 
-    return AnswerFilter(
-        name=name,
-        description="a function of the user",
-        source="the user",
-        rules=dict.fromkeys(BENCHMARKS, _each(rule)),
-    )
+    return AnswerFilter(name, "a function of the user", "the user", dict.fromkeys(BENCHMARKS, each(rule)))
 
 
 # This project's extraction rules, and how other projects take programs and texts from a response. The list of all
 # filters is `refusion_eval.lm_eval_plugin.filters.FILTERS`, which has those of lm-eval's own tasks in between.
 OWN_RULES = (
     AnswerFilter(
-        name=OURS,
-        description="the tasks' own extraction: what a run's tables are made with",
-        source="this project, tasks/*/README.md",
-        rules=_own(None),
+        OURS,
+        "the tasks' own extraction: what a run's tables are made with",
+        "this project, tasks/*/README.md",
+        _own(None),
     ),
+    AnswerFilter("last", "the last statement of an answer", "this project", _own("last")),
     AnswerFilter(
-        name="last",
-        description="the last statement of an answer",
-        source="this project",
-        rules=_own("last"),
+        "first",
+        "the first statement of an answer, for base models that run on; of code, what `ours` does",
+        "this project",
+        _own("first"),
     ),
-    AnswerFilter(
-        name="first",
-        description="the first statement of an answer, for base models that run on; of code, what `ours` does",
-        source="this project",
-        rules=_own("first"),
-    ),
-    AnswerFilter(
-        name="strict",
-        description="the very form that the prompt asks for, and no other",
-        source="this project",
-        rules=_own("strict"),
-    ),
+    AnswerFilter("strict", "the very form that the prompt asks for, and no other", "this project", _own("strict")),
 )
 OTHER_FORMS = (
     AnswerFilter(
-        name="first-fenced-block",
-        description="the first fenced block as it is; of humaneval behind the prompt",
-        source="the instruct forms of lm-eval humaneval and mbpp, without their opened fence",
-        rules={"humaneval": _each(_first_block_after_prompt), "mbpp": _each(_first_block)},
+        "first-fenced-block",
+        "the first fenced block as it is, for humaneval after the prompt",
+        "the instruct forms of lm-eval humaneval and mbpp, without their opened fence",
+        {"humaneval": each(_first_block_after_prompt), "mbpp": each(_first_block)},
     ),
     AnswerFilter(
-        name="raw-continuation",
-        description="the whole text as code; of humaneval behind the prompt",
-        source="lm-eval humaneval (create_test), mbpp",
-        rules={
-            "humaneval": _each(lambda text, row: Extraction(str(row["prompt"]) + text, "prompt and whole text")),
-            "mbpp": _each(lambda text, _: Extraction(text, "whole text")),
+        "raw-continuation",
+        "the whole text as code, for humaneval after the prompt",
+        "lm-eval humaneval (create_test), mbpp",
+        {
+            "humaneval": each(lambda text, row: Extraction(str(row["prompt"]) + text, "prompt and whole text")),
+            "mbpp": each(lambda text, _: Extraction(text, "whole text")),
         },
     ),
     AnswerFilter(
-        name="release-block",
-        description="the first closed Python block replaces the answer in every task, then the tasks' own extraction",
-        source="ML-GSAI/ReFusion eval.py",
-        rules={name: _release(name) for name in BENCHMARKS},
+        "release-block",
+        "the first closed Python block replaces the answer in every task, then the tasks' own extraction",
+        "ML-GSAI/ReFusion eval.py",
+        {name: _release(bench) for name, bench in BENCHMARKS.items()},
     ),
     AnswerFilter(
-        name="whole-canvas",
-        description="also the text behind the first end token, without special tokens, then the tasks' own extraction",
-        source="ML-GSAI/LLaDA",
-        rules=_own(None),
+        "whole-canvas",
+        "also the text after the first end token, without special tokens, then the tasks' own extraction",
+        "ML-GSAI/LLaDA",
+        _own(None),
         reads="canvas",
     ),
 )

@@ -1,28 +1,38 @@
 """Judges texts: an extraction rule, then the comparison of the benchmark's kind. A function of rows and texts alone.
 
-`judge_texts` judges a list at once; a `Judge` takes texts one by one while others are generated. Both serve texts that
-a run generates, the records of a run, and texts that were generated elsewhere.
+`judge_texts` judges a list at once: the records of a run, or texts that were generated elsewhere. A `Judge` takes texts
+one by one while others are generated, and a `ScoreWriter` also writes its verdicts to the run store.
 """
 
 import logging
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
+import operator
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from functools import partial
-from queue import Empty, SimpleQueue
-from typing import NamedTuple
+from types import TracebackType
+from typing import NamedTuple, Self
 
-from refusion_eval.benchmarks import Benchmark, Extraction, Row
+import refusion_eval
+from refusion_eval.benchmarks import Benchmark, Extraction, Row, Task
 from refusion_eval.benchmarks.extract import answers
 from refusion_eval.errors import DataError
-from refusion_eval.sandbox import CheckResult, Program, check_programs, default_workers
+from refusion_eval.sandbox import CheckResult, DaemonThreads, Program, check_programs
 from refusion_eval.scoring.math_judge import Comparer, Comparison, compare_all
+from refusion_eval.store.records import PASSED, Sample, ScoreRow
+from refusion_eval.store.run_store import RunStore
 
 log = logging.getLogger(__name__)
 
+STRICT = "strict"  # the filter, and the metric, of answers in exactly the form that the prompt asks for
+
 CORRECT, WRONG, NO_ANSWER, MISSING, ERROR = "correct", "wrong", "no_answer", "missing", "error"
 
+# Comparisons of (right answer, answer) that take microseconds; those of the other kinds take processes.
+_COMPARISONS: Mapping[str, Callable[[str, str], bool]] = {
+    "number": lambda gold, answer: answers.parse_number(answer) == answers.parse_number(gold),
+    "choice": operator.eq,
+}
 _VERDICT_OF_STATUS = {"passed": CORRECT, "failed": WRONG, "timed_out": "timed_out", "killed": "killed", "error": ERROR}
 
 
@@ -48,9 +58,6 @@ class Verdict(NamedTuple):
         return self.verdict == CORRECT
 
 
-OnVerdict = Callable[[int, Verdict], None]
-
-
 def judge_texts(
     benchmark: Benchmark,
     items: Sequence[tuple[Row, str]],
@@ -58,7 +65,6 @@ def judge_texts(
     filter_name: str | None = None,
     workers: int | None = None,
     sandbox: str = "auto",
-    on_verdict: OnVerdict | None = None,
 ) -> list[Verdict]:
     """Extracts and judges texts; code and formulas go through pools of processes.
 
@@ -68,18 +74,13 @@ def judge_texts(
         filter_name: another extraction rule than the benchmark's first.
         workers: processes for code and for formulas; a number that suits the machine if None.
         sandbox: "auto", or "none" for no isolation (code of people you trust only).
-        on_verdict: called with an item's index and verdict as each becomes known, by one thread at a time.
-
-    Returns:
-        One verdict an item, in order.
 
     Raises:
         DataError: there is no such filter, or a right answer is malformed.
         SandboxError: code cannot be run in isolation on this machine.
     """
     extractions = [benchmark.extract(text, row, filter_name) for row, text in items]
-    rows = [row for row, _ in items]
-    return judge_extractions(benchmark, rows, extractions, workers=workers, sandbox=sandbox, on_verdict=on_verdict)
+    return judge_extractions(benchmark, [row for row, _ in items], extractions, workers=workers, sandbox=sandbox)
 
 
 def judge_extractions(
@@ -89,89 +90,47 @@ def judge_extractions(
     *,
     workers: int | None = None,
     sandbox: str = "auto",
-    on_verdict: OnVerdict | None = None,
+    on_verdict: Callable[[int, Verdict], None] = lambda index, verdict: None,
+    is_right: Callable[[str, str], bool] | None = None,
 ) -> list[Verdict]:
-    """Judges what any rule extracted; `extractions` goes with `rows`, the rest is as in `judge_texts`."""
+    """Judges what any rule extracted from the texts of `rows`; the rest is as in `judge_texts`.
+
+    `on_verdict` is called with an item's index and verdict as each becomes known. `is_right` compares (right answer,
+    extracted answer) in place of the benchmark's own comparison.
+    """
     verdicts: dict[int, Verdict] = {}
 
-    def settle(index: int, verdict: Verdict) -> None:
+    def record(index: int, verdict: Verdict) -> None:
         verdicts[index] = verdict
-        if on_verdict is not None:
-            on_verdict(index, verdict)
+        on_verdict(index, verdict)
 
-    answered = []  # indices of the texts that have an answer
+    compare = is_right or _COMPARISONS.get(benchmark.kind)
+    answered = []  # indices of the texts whose answer takes a process to judge
     for index, extraction in enumerate(extractions):
         if extraction.answer is None:
-            settle(index, Verdict(None, NO_ANSWER, extraction.how))
-        elif benchmark.kind in ("number", "choice"):
-            settle(index, _judge_value(benchmark, rows[index], extraction))
+            record(index, Verdict(None, NO_ANSWER, extraction.how))
+        elif compare is not None:
+            gold = benchmark.gold(rows[index])
+            verdict = CORRECT if compare(gold, extraction.answer) else WRONG
+            record(index, _verdict(extraction, verdict, f"expected {gold}"))
         else:
             answered.append(index)
     if benchmark.kind == "code":
-        programs = [_program(benchmark, rows[index], extractions[index]) for index in answered]
         check_programs(
-            programs,
+            [_program(benchmark, rows[index], extractions[index]) for index in answered],
             workers=workers,
             sandbox=sandbox,
-            on_done=lambda number, result: settle(
+            on_done=lambda number, result: record(
                 answered[number], _verdict_of_check(extractions[answered[number]], result)
             ),
         )
     elif benchmark.kind == "mathematics":
         golds = [benchmark.gold(rows[index]) for index in answered]
-        compare_all(
-            [(gold, str(extractions[index].answer)) for gold, index in zip(golds, answered, strict=True)],
-            workers=workers,
-            on_done=lambda number, comparison: settle(
-                answered[number], _verdict_of_comparison(extractions[answered[number]], golds[number], comparison)
-            ),
-        )
+        pairs = [(gold, str(extractions[index].answer)) for gold, index in zip(golds, answered, strict=True)]
+        for number, comparison in compare_all(pairs, workers=workers):
+            found = extractions[answered[number]]
+            record(answered[number], _verdict_of_comparison(found, golds[number], comparison))
     return [verdicts[index] for index in range(len(rows))]
-
-
-class _DaemonThreads:
-    """Threads that work off calls, started when they are needed.
-
-    An executor of the standard library joins its threads when the process exits, so a process that a signal ends would
-    wait for a program that takes its whole time limit.
-
-    Args:
-        number: largest number of threads; None is `default_workers()`.
-    """
-
-    def __init__(self, number: int | None) -> None:
-        self._number = number
-        self._num_started = 0
-        self._calls: SimpleQueue[tuple[Future[Verdict], Callable[[], Verdict]] | None] = SimpleQueue()
-
-    def submit(self, call: Callable[[], Verdict]) -> Future[Verdict]:
-        """Begins a call; the future takes its result or its exception."""
-        self._number = self._number or default_workers()
-        future: Future[Verdict] = Future()
-        self._calls.put((future, call))
-        if self._num_started < self._number:
-            self._num_started += 1
-            threading.Thread(target=self._work, name=f"judge-{self._num_started}", daemon=True).start()
-        return future
-
-    def close(self) -> None:
-        """Cancels the calls that no thread has begun; the threads end."""
-        with suppress(Empty):
-            while True:
-                item = self._calls.get_nowait()
-                if item is not None:
-                    item[0].cancel()
-        for _ in range(self._num_started):
-            self._calls.put(None)
-
-    def _work(self) -> None:
-        while (item := self._calls.get()) is not None:
-            future, call = item
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(call())
-                except BaseException as error:  # noqa: BLE001 - the caller gets it from the future
-                    future.set_exception(error)
 
 
 class Judge:
@@ -182,39 +141,52 @@ class Judge:
         workers: programs or formulas that are judged at a time.
     """
 
-    def __init__(self, *, sandbox: str = "auto", workers: int | None = None) -> None:
+    def __init__(self, *, sandbox: str = "auto", workers: int = 1) -> None:
         self._sandbox = sandbox
-        self._threads = _DaemonThreads(workers)
-        self._comparer = Comparer()
+        self._workers = workers
+        self._threads: DaemonThreads | None = None  # needed for programs and formulas only
+        self._comparer: Comparer | None = None
         self._reported: set[str] = set()
 
-    def submit(self, benchmark: Benchmark, row: Row, text: str, filter_name: str | None = None) -> Future[Verdict]:
-        """Begins to judge a text.
+    def submit(
+        self, benchmark: Benchmark, row: Row, text: str, on_verdict: Callable[[Verdict], None] = lambda verdict: None
+    ) -> Future[Verdict]:
+        """Begins to judge a text. Numbers and letters are judged at once, which costs microseconds.
 
         Args:
-            benchmark: as in `judge_texts`.
+            benchmark: extracts the answer and knows the right one.
             row: the item's row.
             text: the response.
-            filter_name: as in `judge_texts`.
-
-        Returns:
-            The verdict to come. Numbers and letters are judged at once, which costs microseconds.
+            on_verdict: called with the verdict, by the thread that reached it, before the future has it. What it raises
+                is raised here for a number or a letter, else by the future.
         """
-        if benchmark.kind in ("code", "mathematics"):
-            return self._threads.submit(partial(self._judge, benchmark, row, text, filter_name))
-        verdict: Future[Verdict] = Future()
-        verdict.set_result(self._judge(benchmark, row, text, filter_name))
-        return verdict
+
+        def judge() -> Verdict:
+            verdict = self._judge(benchmark, row, text)
+            on_verdict(verdict)
+            return verdict
+
+        if benchmark.kind not in ("code", "mathematics"):
+            verdict: Future[Verdict] = Future()
+            verdict.set_result(judge())
+            return verdict
+        if benchmark.kind == "mathematics" and self._comparer is None:
+            self._comparer = Comparer()
+        if self._threads is None:
+            self._threads = DaemonThreads(self._workers)
+        return self._threads.submit(judge)
 
     def close(self) -> None:
         """Cancels the texts that no thread has begun to judge, and ends the processes."""
-        self._threads.close()
-        self._comparer.close()
+        if self._threads is not None:
+            self._threads.close()
+        if self._comparer is not None:
+            self._comparer.close()
 
-    def _judge(self, benchmark: Benchmark, row: Row, text: str, filter_name: str | None) -> Verdict:
+    def _judge(self, benchmark: Benchmark, row: Row, text: str) -> Verdict:
         try:
-            extraction = benchmark.extract(text, row, filter_name)
-            if benchmark.kind == "mathematics" and extraction.answer is not None:
+            extraction = benchmark.extract(text, row)
+            if self._comparer is not None and benchmark.kind == "mathematics" and extraction.answer is not None:
                 gold = benchmark.gold(row)
                 return _verdict_of_comparison(extraction, gold, self._comparer.compare(gold, extraction.answer))
             return judge_extractions(benchmark, [row], [extraction], workers=1, sandbox=self._sandbox)[0]
@@ -226,14 +198,86 @@ class Judge:
             return Verdict(None, ERROR, reason)
 
 
-def _judge_value(benchmark: Benchmark, row: Row, extraction: Extraction) -> Verdict:
-    """Compares a number or a letter."""
-    gold, answer = benchmark.gold(row), str(extraction.answer)
-    if benchmark.kind == "number":
-        is_right = answers.parse_number(answer) == answers.parse_number(gold)
-    else:
-        is_right = answer == gold
-    return _verdict(extraction, CORRECT if is_right else WRONG, f"expected {gold}")
+class ScoreWriter:
+    """Judges texts, and writes every verdict to the run store as soon as it is reached; a context manager.
+
+    Numbers and choices are judged at once, which takes microseconds. Formulas and programs take other processes and
+    milliseconds to seconds. Where decoding is not timed (in a batch), or does not need the processors (on a GPU, on
+    workers of a cluster), they are judged while decoding goes on. On a CPU a request that is decoded alone is timed,
+    and the next request waits until the text is judged: on two cores a program that was judged at the same time made
+    decoding take 1.13 times as long, two programs 1.42 times, and programs between the requests 0.99 times. A judge of
+    low priority is no way out, because a formula is given up after ten seconds of wall-clock time.
+
+    The end of the block waits for all verdicts; an exception drops those that are not reached.
+
+    Args:
+        store: has the samples, and gets the scores. What it has a verdict on is not judged again.
+        sandbox: "auto", or "none" to run model-written code without isolation.
+        waits: whether `judge` returns only when the text of a request that was decoded alone is judged.
+    """
+
+    def __init__(self, store: RunStore, *, sandbox: str, waits: bool) -> None:
+        self.num_unscored = 0  # texts that could not be judged; the next run judges them
+        self._store = store
+        self._waits = waits
+        # Half of the processors, as far as a program takes one: decoding on a GPU or in a batch needs the others.
+        self._judge = Judge(sandbox=sandbox, workers=max(1, (os.cpu_count() or 1) // 2))
+        self._judged = {(score.key, score.scorer) for score in store.scores() if score.metric == PASSED}
+        self._pending: list[Future[Verdict]] = []  # each is done when its verdict is on the disk
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self._finish(wait_for_all=True)
+        finally:
+            self._judge.close()
+
+    def judge(self, task: Task, row: Row, sample: Sample) -> None:
+        """Begins to judge the text of a sample, unless it failed or has a verdict.
+
+        Raises:
+            StoreError: the verdict on this or an earlier text could not be written.
+        """
+        benchmark = task.benchmark
+        scorer = f"{task.name}/{benchmark.default_filter} {refusion_eval.__version__}"
+        if sample.error is not None or (sample.key, scorer) in self._judged:
+            return
+        self._judged.add((sample.key, scorer))
+        # A verdict is written by the thread that reached it: the main thread may be decoding for minutes.
+        write = partial(self._write, benchmark, row, sample, scorer)
+        self._pending.append(self._judge.submit(benchmark, row, sample.text, write))
+        self._finish(wait_for_all=self._waits and sample.batch_size == 1)
+
+    def _finish(self, *, wait_for_all: bool) -> None:
+        """Forgets the verdicts that are written. Raises StoreError for one that could not be."""
+        done, unfinished = wait(self._pending, timeout=None if wait_for_all else 0)
+        self.num_unscored += sum(verdict.result().verdict == ERROR for verdict in done)
+        self._pending = list(unfinished)
+
+    def _write(self, benchmark: Benchmark, row: Row, sample: Sample, scorer: str, verdict: Verdict) -> None:
+        if verdict.verdict == ERROR:
+            log.error("%s item %s is not scored: %s", sample.key.task, sample.item_id, verdict.reason)
+            return
+        row_of = partial(ScoreRow, key=sample.key, item_id=sample.item_id, scorer=scorer)
+        rows = [
+            row_of(
+                metric=PASSED,
+                value=float(verdict.passed),
+                extracted=verdict.extracted,
+                verdict=verdict.verdict,
+                reason=verdict.reason,
+                tier=verdict.tier,
+            )
+        ]
+        if benchmark.has_strict_score:
+            (strict,) = judge_texts(benchmark, [(row, sample.text)], filter_name=STRICT)
+            rows.append(row_of(metric=STRICT, value=float(strict.passed)))
+        self._store.append_scores(rows)
 
 
 def _program(benchmark: Benchmark, row: Row, extraction: Extraction) -> Program:

@@ -6,20 +6,23 @@ without, in child processes that are killed when a comparison takes too long.
 
 import json
 import os
+import re
 import select
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from refusion_eval.benchmarks.extract.formulas import equal_by_form, normalise
+from refusion_eval.benchmarks.extract.formulas import equal_by_form, in_one_order, normalise
 from refusion_eval.errors import DataError
+from refusion_eval.sandbox import run_in_threads
 
 _WORKER = Path(__file__).with_name("math_worker.py")
 _LONGEST_ANSWER = 1000
+_PERCENT = re.compile(r"%|\bper ?cent\b")
 # The first comparison of a child also waits for its imports.
 _START_SECONDS = 60.0
 
@@ -107,21 +110,24 @@ class Comparer:
         self._is_closed = False
 
     def compare(self, gold: str, answer: str) -> Comparison:
-        """Compares two answers as found in their boxes; comparing is symmetrical.
+        """Compares two answers as found in their boxes.
 
         Raises:
             DataError: the library is not installed, or `close` came first.
         """
         form = (normalise(gold), normalise(answer))
-        equal = equal_by_form(*form)
+        ordered = in_one_order(*form)
+        if ordered is None:
+            return Comparison(False, "a tuple and a set")
+        equal = equal_by_form(*ordered)
         if equal is None:
-            comparison = self._compare_by_library(form)
+            comparison = self._compare_by_library(ordered)
         else:
             comparison = Comparison(
                 equal, "the same after normalisation" if equal else "another number base or half of the day"
             )
         # A percent sign is read as a unit, so answers may be equal although only one of them has it.
-        if comparison.equal and ("%" in gold) != ("%" in answer):
+        if comparison.equal and bool(_PERCENT.search(gold)) != bool(_PERCENT.search(answer)):
             return Comparison(True, f"{comparison.reason}, but for a percent sign")
         return comparison
 
@@ -158,22 +164,14 @@ class Comparer:
 
 
 def compare_all(
-    pairs: Sequence[tuple[str, str]],
-    *,
-    workers: int | None = None,
-    timeout_s: float = 10.0,
-    on_done: Callable[[int, Comparison], None] | None = None,
-) -> list[Comparison]:
-    """Compares gold answers with given answers.
+    pairs: Sequence[tuple[str, str]], *, workers: int | None = None, timeout_s: float = 10.0
+) -> Iterator[tuple[int, Comparison]]:
+    """Compares gold answers with given answers, each different pair once; yields (index of the pair, comparison).
 
     Args:
         pairs: (gold, answer), as found in their boxes.
         workers: child processes at most; the number of processors if None. None is started while forms are equal.
         timeout_s: as in `Comparer`.
-        on_done: called by this thread with index and comparison of every pair.
-
-    Returns:
-        One comparison a pair, in order.
 
     Raises:
         DataError: the library is not installed.
@@ -181,17 +179,12 @@ def compare_all(
     indices: dict[tuple[str, str], list[int]] = {}
     for index, pair in enumerate(pairs):
         indices.setdefault(pair, []).append(index)
-    comparisons: dict[int, Comparison] = {}
     comparer = Comparer(timeout_s)
-    threads = ThreadPoolExecutor(min(workers or os.cpu_count() or 1, len(indices)) or 1)
+    calls = [partial(comparer.compare, *pair) for pair in indices]
+    same = list(indices.values())
     try:
-        compared = {threads.submit(comparer.compare, *pair): indices[pair] for pair in indices}
-        for future in as_completed(compared):
-            for index in compared[future]:
-                comparisons[index] = future.result()
-                if on_done is not None:
-                    on_done(index, comparisons[index])
+        for number, comparison in run_in_threads(calls, workers or os.cpu_count() or 1):
+            for index in same[number]:
+                yield index, comparison
     finally:
-        threads.shutdown(wait=False, cancel_futures=True)
         comparer.close()
-    return [comparisons[index] for index in range(len(pairs))]

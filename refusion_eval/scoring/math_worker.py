@@ -23,9 +23,15 @@ def parsed(answer: str) -> tuple[Any, ...]:
 
 
 def equal(gold: str, answer: str) -> bool:
-    """Whether the library calls the two equal in either direction (its comparison is not symmetrical)."""
+    """Whether the library calls the two equal.
+
+    Its comparison is not symmetrical: it reads `x = 5` as 5 in an answer, and an inequality as an interval in a right
+    answer. Both directions count, but an answer that is no equation never equals a right answer that is one.
+    """
     left, right = list(parsed(gold)), list(parsed(answer))
-    return bool(verify(left, right, timeout_seconds=None) or verify(right, left, timeout_seconds=None))
+    if verify(left, right, timeout_seconds=None):
+        return True
+    return bool(("=" in answer or "=" not in gold) and verify(right, left, timeout_seconds=None))
 
 
 def main() -> None:

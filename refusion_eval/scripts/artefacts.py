@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from refusion_eval.benchmarks import find_task
 from refusion_eval.paths import embedded_names
+from refusion_eval.scripts.steps import base_name
 
 if TYPE_CHECKING:
     from refusion_eval.scripts.suite import Suite
@@ -23,19 +25,18 @@ class Artefacts:
 
     def __init__(self, suite: "Suite") -> None:
         self._suite = suite
-        model = suite.model or EMBEDDED
-        self._model = PUBLISHED_REFUSION if model == "published" else model
+        self._model = PUBLISHED_REFUSION if suite.model == "published" else suite.model
         self._is_embedded = self._model == EMBEDDED
-        self._baseline = EMBEDDED if self._is_embedded else suite.baseline or PUBLISHED_BASELINE
-        self._family = self._model.rstrip("/").rpartition("/")[2]
+        self._baseline = EMBEDDED if self._is_embedded else suite.given.baseline or PUBLISHED_BASELINE
+        self._family = base_name(self._model)
         self._out = f"{suite.results}/{self._family}/artefacts"
 
     def make(self) -> None:
         """Makes all parts."""
         suite, out, task = self._suite, self._out, self._task("mbpp")
         suite.make_folder(out)
-        self._ablation("recompute_kv", suite.given.tasks, "recompute_kv=true")
-        self._ablation("left_to_right", task, "left_to_right=true")
+        self._ablation("recompute_kv", suite.given.tasks)
+        self._ablation("left_to_right", task)
         self._part("paper-table", "all", *suite.run_dirs, "--out", out)
         self._part("plot", "figure1", *suite.run_dirs, "--task", task, "--out", out)
         self._part("claims", *suite.run_dirs, "--out", out)
@@ -53,8 +54,7 @@ class Artefacts:
         self._part("replay", refusion, "--task", task, "--out", f"{out}/replay.gif")
         # The page holds every sample, so it is too large for a folder that is kept in the repository.
         page = f"{suite.results}/reports/{self._family}.html"
-        data = ["--data", suite.given.data] if suite.given.data else []
-        self._part("report", *suite.run_dirs, "--out", page, *data, *suite.reference)
+        self._part("report", *suite.run_dirs, "--out", page, *suite.options("data"), *suite.reference)
         # Results of variants that were trained on more and less data come from elsewhere.
         scaling = f"{suite.results}/{self._family}/scaling.csv"
         if Path(scaling).is_file():
@@ -62,33 +62,31 @@ class Artefacts:
         print(f"Tables and figures: {out}", flush=True)
 
     def _part(self, *arguments: str) -> None:
-        status = self._suite.step(*arguments)
-        if status == 3:  # finished, with failed samples
-            self._suite.status = status
-        else:
-            what = f"'{arguments[0]} {arguments[1].rpartition('/')[2]}' failed, and what needs it is missing"
-            self._suite.go_on_without(status, what)
+        what = f"'{arguments[0]} {base_name(arguments[1])}' failed, and what needs it is missing"
+        self._suite.go_on_without(self._suite.step(*arguments), what)
 
     def _files(self, name: str) -> tuple[str, ...]:
         return "--csv", f"{self._out}/{name}.csv", "--markdown", f"{self._out}/{name}.md"
 
     def _task(self, default: str) -> str:
         """Returns the benchmark of a figure: the default, or the first that was asked for if the default was not."""
-        asked = self._suite.given.tasks.replace("mini_", "")
-        names = asked.split(",")
-        return default if not asked or default in names else names[0]
+        asked = self._suite.given.tasks.split(",")
+        tasks = [(name, find_task(name)) for name in asked if name]
+        names = [name if task is None else task.benchmark.name for name, task in tasks]
+        return default if not names or default in names else names[0]
 
-    def _ablation(self, name: str, tasks: str, setting: str) -> None:
-        """Runs ReFusion with another setting."""
+    def _ablation(self, setting: str, tasks: str) -> None:
+        """Runs ReFusion with a setting that is off by default."""
         suite = self._suite
-        run_dir = f"{suite.refusion_run}-{name}"
-        arguments = ("--model", self._model, "--decoder", "refusion", *suite.refusion_settings, "--set", setting)
-        suite.go_on_without(suite.evaluate(run_dir, *arguments, tasks=tasks), f"{run_dir} failed")
+        run_dir = f"{suite.refusion_run}-{setting}"
+        options = (*suite.refusion_settings, "--set", f"{setting}=true")
+        status = suite.evaluate(run_dir, "--model", self._model, "--decoder", "refusion", *options, tasks=tasks)
+        suite.go_on_without(status, f"{run_dir} failed")
 
     def _stock_loop(self) -> None:
         """Runs the autoregressive system by transformers' generate, so that speed is known for both loops."""
         suite = self._suite
-        run_dir = f"{suite.results}/runs/{self._baseline.rpartition('/')[2]}-autoregressive-generate"
+        run_dir = f"{suite.results}/runs/{base_name(self._baseline)}-autoregressive-generate"
         thinking = () if self._baseline == EMBEDDED else ("--no-thinking",)
         arguments = ("--model", self._baseline, "--decoder", "autoregressive", *thinking, "--loop", "generate")
         status = suite.evaluate(run_dir, *arguments)
@@ -96,9 +94,8 @@ class Artefacts:
 
     def _locality(self) -> None:
         suite, csv = self._suite, f"{self._out}/locality.csv"
-        data = ["--data", suite.given.data] if suite.given.data else []
         limit = ["--responses", suite.given.limit] if suite.given.limit else []
-        self._part("locality", "--model", self._model, "--out", csv, *data, *limit)
+        self._part("locality", "--model", self._model, "--out", csv, *suite.options("data"), *limit)
         if suite.given.dry_run or Path(csv).is_file():
             self._part("plot", "figure3", csv, "--out", self._out)
 
@@ -110,20 +107,15 @@ class Artefacts:
         if not suite.given.dry_run:
             Path(folder).mkdir(parents=True, exist_ok=True)
             write_spec(figure, task, Path(file), model=self._model, baseline=self._baseline)
-        self._part("sweep", file, "--out", folder, *suite.common)
+        self._part("sweep", file, "--out", folder, *suite.options("limit", "data", "sandbox"))
         if suite.given.dry_run or Path(folder, "sweep.csv").is_file():
             self._part("plot", figure, folder, "--task", task, "--out", self._out)
 
 
 def write_spec(figure: str, task: str, path: Path, *, model: str, baseline: str) -> None:
-    """Writes the sweep of a figure for other checkpoints and another task than those of the package's own sweep.
+    """Writes the sweep of a figure for one task and these checkpoints instead of those of the package's own sweep.
 
-    Args:
-        figure: name of the sweep in the package.
-        task: benchmark to sweep.
-        path: file to write.
-        model: ReFusion checkpoint; "embedded" keeps the systems of the mini sweep that have a checkpoint here.
-        baseline: autoregressive checkpoint.
+    For the model `EMBEDDED` these are the systems of the mini sweep that have a checkpoint in the package.
     """
     import yaml  # installed by now: sweeps run in the environment that eval.sh made
 

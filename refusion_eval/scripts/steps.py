@@ -13,23 +13,21 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+# Exit status of a command that finished, but with samples that failed or differ.
+EXIT_INCOMPLETE = 3
+
 # A sender such as `timeout` signals a process both alone and with its group: two equal signals this close are one.
 SAME_SIGNAL_SECONDS = 1.0
 
 
 class Parser(argparse.ArgumentParser):
-    """Options of a script, and what a shell script said before them: --called-by SCRIPT FOLDER PYTHON check|run.
+    """Options of a script. A shell script puts --called-by SCRIPT FOLDER PYTHON check|run before those of the user.
 
     Attributes:
         script: eval.sh or train.sh; empty for `refusion-eval`.
         here: folder that relative paths of the user start from.
         python: interpreter that runs the steps.
         checks_only: whether the options are checked and nothing is printed or run.
-
-    Args:
-        arguments: all arguments; `options` keeps those of the user.
-        command: name of the command of `refusion-eval` that does the same.
-        description: what the script does, for --help.
     """
 
     def __init__(self, arguments: Sequence[str], command: str, description: str) -> None:
@@ -50,7 +48,7 @@ class Parser(argparse.ArgumentParser):
             self.add_argument("--setup", action="store_true", help="make the environment and stop")
 
     def read(self) -> argparse.Namespace:
-        """Reads the user's options. An option that is not given is an empty text."""
+        """Reads the user's options. An option that is not given becomes an empty text."""
         given = self.parse_args(self.options)
         return argparse.Namespace(**{name: "" if value is None else value for name, value in vars(given).items()})
 
@@ -62,10 +60,10 @@ class Parser(argparse.ArgumentParser):
         print(f"{self.script or self.prog}: {message}; {self.prog} --help lists the options", file=sys.stderr)
         sys.exit(2)
 
-    # Types of options. Each error message continues the name of the option.
+    # Types of options. The text of each error follows the name of the option.
 
     def path(self, text: str) -> str:
-        """A path as seen from where the user stands."""
+        """A path, which may be relative to the user's folder."""
         return text if text.startswith("/") else f"{self.here}/{self.text(text)}"
 
     def folder(self, text: str) -> str:
@@ -87,7 +85,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def whole_number(rule: str, low: int) -> Callable[[str], str]:
-    """Type of an option: a whole number of at least `low`, which messages put as `rule`."""
+    """Returns the type of an option that takes a whole number of at least `low`; messages say `rule`."""
 
     def read(text: str) -> str:
         if not (text.isascii() and text.isdigit()) or int(text) < low:
@@ -97,14 +95,16 @@ def whole_number(rule: str, low: int) -> Callable[[str], str]:
     return read
 
 
+def base_name(path: str) -> str:
+    """Returns the last part of a path or a hub id."""
+    return path.rstrip("/").rpartition("/")[2]
+
+
 class Steps:
-    """Runs commands one at a time, each printed first, and hands signals to the command that runs.
+    """Prints and runs commands one at a time, and sends signals on to the running command; a dry run only prints.
 
-    Each command is a process group of its own, so that a key such as Ctrl-C reaches it once, from here. After a signal
-    the running command may finish what it has to; then the script ends with the command's status.
-
-    Args:
-        dry_run: only print the commands.
+    Each command is a process group of its own, so that a key such as Ctrl-C reaches it once, through this process.
+    After a signal the running command may finish its work; then the script ends with the command's status.
     """
 
     def __init__(self, *, dry_run: bool) -> None:
@@ -122,10 +122,7 @@ class Steps:
         signal.signal(signal.SIGTSTP, self._pause)
 
     def run(self, *command: str) -> int:
-        """Prints a command and runs it.
-
-        Returns:
-            Its exit status, 128 + N if signal N ended it; 0 in a dry run.
+        """Prints a command, runs it and returns its exit status: 128 + N if signal N ended it, 0 in a dry run.
 
         Raises:
             SystemExit: a signal asked the script to end.

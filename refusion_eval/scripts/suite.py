@@ -4,38 +4,34 @@ import os
 import re
 import sys
 import tomllib
-from argparse import ArgumentTypeError, Namespace
-from collections.abc import Sequence
+from argparse import ArgumentTypeError
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from refusion_eval.paths import embedded_decoder, embedded_names, tasks_path
-from refusion_eval.scripts.artefacts import PUBLISHED_BASELINE, Artefacts
-from refusion_eval.scripts.steps import Parser, Steps, whole_number
+from refusion_eval.scripts.artefacts import EMBEDDED, PUBLISHED_BASELINE, Artefacts
+from refusion_eval.scripts.steps import EXIT_INCOMPLETE, Parser, Steps, base_name, whole_number
 
 DESCRIPTION = """Without options: the tiny embedded models on the seven mini tasks, on any machine, in minutes.
 With --model: that checkpoint on the real benchmarks. Run again to continue an interrupted run."""
 
-EMBEDDED, PUBLISHED = "embedded", "published"
-
-# Exit status of a run that finished with failed samples, see `refusion_eval.cli.terminal`.
-EXIT_INCOMPLETE = 3
+PUBLISHED = "published"
 
 
 def main(arguments: Sequence[str]) -> int:
     """Checks the options and runs the suite.
 
-    Args:
-        arguments: the options, after what a shell script put before them.
-
     Returns:
-        0; EXIT_INCOMPLETE if samples failed; the status of the last run that failed.
+        0; EXIT_INCOMPLETE if samples or checks failed; the status of the last run that failed.
 
     Raises:
         SystemExit: an option is wrong (status 2), a step failed that the rest needs, or a signal arrived.
     """
     parser = suite_parser(arguments)
-    suite = Suite(parser, parser.read())
-    return 0 if parser.checks_only else suite.run()
+    suite = Suite(parser)
+    if parser.checks_only:
+        return 0
+    return suite.check_gpu() if suite.given.gpu_check else suite.run()
 
 
 def suite_parser(arguments: Sequence[str]) -> Parser:
@@ -70,61 +66,112 @@ def suite_parser(arguments: Sequence[str]) -> Parser:
     add("--limit", metavar="N", type=whole_number("above 0", 1), help="only the first N items of each task")
     add("--data", metavar="DIR", type=parser.folder, help="benchmark rows, DIR/<benchmark>/<split>.jsonl[.gz]")
     add("--results", metavar="DIR", type=parser.path, help="folder for the results (default: results)")
+    add(
+        "--no-cuda-graphs",
+        action="store_true",
+        help="on a GPU: compute every forward anew instead of replaying recordings",
+    )
+    add(
+        "--gpu-check",
+        action="store_true",
+        help="instead of an evaluation: check tokens, kernels, memory and speed on this machine's GPU, in RESULTS/gpu",
+    )
     add("--sandbox", metavar="S", type=_sandbox, help="auto, or none to run model-written code without isolation")
     add(
         "--artefacts",
         action="store_true",
         help="also make every table and figure of the paper that these systems support, in RESULTS/<model>/artefacts, "
-        "and a page of all samples, RESULTS/reports/<model>.html; of the embedded family within an hour. A real "
-        "ReFusion then runs as the paper's algorithm, without fused forwards",
+        "and a page of all samples, RESULTS/reports/<model>.html; for the embedded family this takes up to an hour. A "
+        "real ReFusion then runs as the paper's algorithm, without fused forwards",
     )
     return parser
+
+
+def _sandbox(text: str) -> str:
+    if text not in ("auto", "none"):
+        raise ArgumentTypeError(f" is '{text}', it must be auto or none")
+    return text
 
 
 class Suite:
     """The systems to run, in order, and what was run so far.
 
-    Args:
-        parser: reports wrong options, and knows the interpreter.
+    Attributes:
         given: the options.
+        model: the checkpoint, `EMBEDDED` or `PUBLISHED`.
+        baseline: the autoregressive checkpoint to compare with; empty for none.
+        refusion_settings: options of every run of ReFusion.
+        refusion_run: folder of the run of ReFusion that the artefacts are about.
+        run_dirs: folders of the finished runs.
+        status: exit status so far.
+
+    Args:
+        parser: holds the options, reports wrong ones, and knows the interpreter.
 
     Raises:
         SystemExit: options do not fit each other.
     """
 
-    def __init__(self, parser: Parser, given: Namespace) -> None:
-        self.given, self._parser = given, parser
+    def __init__(self, parser: Parser) -> None:
+        self.given = given = parser.read()
+        self._parser = parser
+        self._steps = Steps(dry_run=given.dry_run)
+        self._rows = tomllib.loads((tasks_path() / "settings" / "systems.toml").read_text(encoding="utf-8"))
         self.model, self.baseline, self._systems = given.model, given.baseline, given.system
         self.results = given.results or "results"
         self.names: list[str] = []
-        self._rows = tomllib.loads((tasks_path() / "settings" / "systems.toml").read_text(encoding="utf-8"))
         if given.artefacts and not self.model and not self._systems:
             self._systems = "all"
         if self._systems:
-            self._check_systems()
+            self._choose_systems()
         elif given.preset or given.adapter or self.model == PUBLISHED:
             parser.error("--preset, --adapter and --model published need --system")
+        else:
+            self.model = self.model or EMBEDDED
+            default = EMBEDDED if self.model == EMBEDDED else PUBLISHED_BASELINE
+            self.baseline = "" if given.no_baseline else self.baseline or default
         if given.artefacts and self._systems and "refusion" not in self.names:
             parser.error("--artefacts is about ReFusion: name refusion among --system, or leave --system out")
         # Figures of a real checkpoint stand beside published ones, so its forwards are those of the paper's algorithm.
-        as_in_the_paper = given.artefacts and self.model not in ("", EMBEDDED)
+        as_in_the_paper = given.artefacts and self.model != EMBEDDED
         self.refusion_settings = ["--set", "fuse=false"] if as_in_the_paper else []
         self._refusion_suffix = "-unfused" if as_in_the_paper else ""
-        self.refusion_run = ""  # folder of the run of ReFusion that the artefacts are about
+        self.refusion_run = ""
         self.run_dirs: list[str] = []
         self.status = 0
-        self._steps: Steps
 
     def run(self) -> int:
         """Runs all systems, writes the table and makes the artefacts; returns the exit status."""
-        self._steps = Steps(dry_run=self.given.dry_run)
-        if self._systems:
-            self._run_systems()
-        else:
-            self._run_refusion()
+        if self.model == EMBEDDED:
+            # The embedded models are so small that several threads would mostly wait for each other.
+            os.environ.setdefault("OMP_NUM_THREADS", "1")
+        default_baseline = self.baseline == EMBEDDED and not self.given.baseline
+        if self.baseline and not default_baseline:
+            self._check_baseline()
+        for name, run_dir, arguments in self._runs():
+            status = self.evaluate(run_dir, *arguments)
+            if not self._systems:
+                self._need(status)
+            self.go_on_without(status, f"{name} failed")
+            if name == "refusion":
+                self.refusion_run = run_dir
+        if self.baseline:
+            run_dir = f"{self.results}/runs/{base_name(self.baseline)}-autoregressive"
+            thinking = [] if default_baseline else ["--no-thinking"]
+            status = self.evaluate(run_dir, "--model", self.baseline, "--decoder", "autoregressive", *thinking)
+            self.go_on_without(status, "the baseline failed, so the table has no speed-up")
+        if not self.run_dirs:
+            raise SystemExit(self.status)
+        preset = f"-{self.given.preset}" if self.given.preset else ""
+        name = f"{self._systems.replace(',', '+')}{preset}" if self._systems else base_name(self.model)
+        self.write_table(f"{self.results}/{name}")
         if self.given.artefacts:
             Artefacts(self).make()
         return self.status
+
+    def check_gpu(self) -> int:
+        """Checks the GPU of this machine; returns the exit status."""
+        return self._steps.run(self._parser.python, "-m", "refusion_eval", "gpu-check", "--out", f"{self.results}/gpu")
 
     @property
     def reference(self) -> list[str]:
@@ -133,16 +180,18 @@ class Suite:
         is_there = f"{self.results}/runs/embedded-autoregressive" in self.run_dirs
         return ["--baseline", "embedded-autoregressive"] if is_there else []
 
-    @property
-    def common(self) -> list[str]:
-        """Options that every run gets."""
-        given = self.given
-        pairs = (("--limit", given.limit), ("--data", given.data), ("--sandbox", given.sandbox))
-        return [word for option, value in pairs if value for word in (option, value)]
+    def options(self, *names: str) -> list[str]:
+        """Returns those of these options that the user gave, with their values."""
+        values = {name: getattr(self.given, name) for name in names}
+        return [word for name, value in values.items() if value for word in (f"--{name}", value)]
 
     def step(self, *arguments: str) -> int:
-        """Runs one command of the package; returns its exit status."""
-        return self._steps.run(self._parser.python, "-m", "refusion_eval", *arguments)
+        """Runs one command of the package; returns 0 if it finished, even with failed samples, else its status."""
+        status = self._steps.run(self._parser.python, "-m", "refusion_eval", *arguments)
+        if status == EXIT_INCOMPLETE:
+            self.status = status
+            return 0
+        return status
 
     def make_folder(self, folder: str) -> None:
         """Makes a folder with its parents."""
@@ -157,30 +206,24 @@ class Suite:
             tasks: other tasks than the suite's.
 
         Returns:
-            0 if the run finished, though samples may have failed; its exit status if it did not.
+            As `step`.
         """
         tasks = self.given.tasks if tasks is None else tasks
         chosen = ["--tasks", tasks] if tasks else []
-        status = self.step("run", "--run-dir", run_dir, *arguments, *chosen, *self.common)
-        if status == EXIT_INCOMPLETE:
-            self.status = status
-        elif status:
-            return status
-        self.run_dirs.append(run_dir)
-        return 0
+        chosen += ["--no-cuda-graphs"] if self.given.no_cuda_graphs else []
+        status = self.step("run", "--run-dir", run_dir, *arguments, *chosen, *self.options("limit", "data", "sandbox"))
+        if not status:
+            self.run_dirs.append(run_dir)
+        return status
 
     def go_on_without(self, status: int, what: str) -> None:
-        """Remembers a failure and goes on: what is there is worth its table. An interruption ends the suite."""
+        """Remembers a failure and goes on, because what is there is worth its table. An interruption ends the suite."""
         if not status:
             return
         if status >= 128:
             raise SystemExit(status)
         self.status = status
-        self.say(f"{what}; run the same command again to continue it")
-
-    def say(self, text: str) -> None:
-        """Prints a line on stderr."""
-        print(f"{self._parser.script or 'suite'}: {text}", file=sys.stderr, flush=True)
+        self._say(f"{what}; run the same command again to continue it")
 
     def write_table(self, folder: str) -> None:
         """Writes the table of all runs so far."""
@@ -188,11 +231,14 @@ class Suite:
         files = ("--csv", f"{folder}/results.csv", "--markdown", f"{folder}/table.md")
         self._need(self.step("table", *self.run_dirs, *files, *self.reference))
 
+    def _say(self, text: str) -> None:
+        print(f"{self._parser.script or 'suite'}: {text}", file=sys.stderr, flush=True)
+
     def _need(self, status: int) -> None:
         if status:
             raise SystemExit(status)
 
-    def _check_systems(self) -> None:
+    def _choose_systems(self) -> None:
         """Sets the names of the systems, and the model if none is given."""
         parser, given = self._parser, self.given
         if self._systems == "all" and self.model in ("", EMBEDDED):
@@ -229,89 +275,42 @@ class Suite:
         text = table.read_text(encoding="utf-8") if table.is_file() else ""
         return re.search(rf"^  {re.escape(self.given.preset)}:", text, re.MULTILINE) is not None
 
-    def _run_systems(self) -> None:
-        if self.baseline:
-            self._check_baseline()
-        for name in self.names:
-            run_dir, arguments = self._system_run(name)
-            self.go_on_without(self.evaluate(run_dir, *arguments), f"{name} failed")
-            if name == "refusion":
-                self.refusion_run = run_dir
-        if self.baseline:
-            self._run_baseline()
-        if not self.run_dirs and not self.given.dry_run:
-            raise SystemExit(self.status)
-        suffix = f"-{self.given.preset}" if self.given.preset else ""
-        self.write_table(f"{self.results}/{self._systems.replace(',', '+')}{suffix}")
+    def _check_baseline(self) -> None:
+        """Says within seconds whether the baseline can run, because the first run may take hours."""
+        if self.step("check", "--model", self.baseline, "--decoder", "autoregressive"):
+            self._say("name another baseline with --baseline, or run without one with --no-baseline")
+            raise SystemExit(1)
 
-    def _system_run(self, name: str) -> tuple[str, list[str]]:
-        """Returns the folder and the arguments of one system's run."""
-        if self.model == EMBEDDED:
-            _use_one_thread()
-            decoder = embedded_decoder(name)
-            model = EMBEDDED if decoder == name else f"{EMBEDDED}:{name}"
-            return f"{self.results}/runs/embedded-{name}", ["--model", model, "--decoder", decoder]
+    def _runs(self) -> Iterator[tuple[str, str, list[str]]]:
+        """Yields name, folder and arguments of each system's run, the baseline's excepted."""
+        runs = f"{self.results}/runs"
+        if not self._systems:
+            arguments = ["--model", self.model, "--decoder", "refusion", *self.refusion_settings]
+            yield "refusion", f"{runs}/{base_name(self.model)}-refusion{self._refusion_suffix}", arguments
+        for name in self.names:
+            if self.model == EMBEDDED:
+                decoder = embedded_decoder(name)
+                model = EMBEDDED if decoder == name else f"{EMBEDDED}:{name}"
+                yield name, f"{runs}/embedded-{name}", ["--model", model, "--decoder", decoder]
+            else:
+                yield name, *self._published_run(name)
+
+    def _published_run(self, name: str) -> tuple[str, list[str]]:
+        """Returns folder and arguments of the run of one published system."""
         arguments, run_dir = ["--system", name], f"{self.results}/runs/{name}"
         if self.model != PUBLISHED:
-            arguments += ["--model", self.model]
-            arguments += ["--adapter", self.given.adapter] if self.given.adapter else []
-            run_dir = f"{self.results}/runs/{_base_name(self.model)}-{name}"
+            arguments += ["--model", self.model, *self.options("adapter")]
+            run_dir = f"{self.results}/runs/{base_name(self.model)}-{name}"
         preset = self.given.preset
         if preset and self._has_preset(name):
             arguments += ["--preset", preset]
             run_dir += f"-{preset}"
         elif preset:
-            self.say(f"{name} has no settings table '{preset}' and runs with its own")
+            self._say(f"{name} has no settings table '{preset}' and runs with its own")
         if name == "refusion":
             arguments += self.refusion_settings
             run_dir += self._refusion_suffix
         return run_dir, arguments
-
-    def _run_refusion(self) -> None:
-        """Runs ReFusion and its autoregressive baseline."""
-        model, with_baseline = self.model or EMBEDDED, not self.given.no_baseline
-        if model == EMBEDDED:
-            _use_one_thread()
-        elif with_baseline:
-            self.baseline = self.baseline or PUBLISHED_BASELINE
-        if with_baseline and self.baseline:
-            self._check_baseline()
-        self.refusion_run = f"{self.results}/runs/{_base_name(model)}-refusion{self._refusion_suffix}"
-        self._need(self.evaluate(self.refusion_run, "--model", model, "--decoder", "refusion", *self.refusion_settings))
-        if with_baseline and self.baseline:
-            self._run_baseline()
-        elif with_baseline:
-            run_dir = f"{self.results}/runs/embedded-autoregressive"
-            status = self.evaluate(run_dir, "--model", EMBEDDED, "--decoder", "autoregressive")
-            self.go_on_without(status, "the baseline failed, so the table has no speed-up")
-        self.write_table(f"{self.results}/{_base_name(model)}")
-
-    def _check_baseline(self) -> None:
-        """Says within seconds whether the baseline can run: the first run may take hours."""
-        status = self.step("check", "--model", self.baseline, "--decoder", "autoregressive")
-        if status:
-            self.say("name another baseline with --baseline, or run without one with --no-baseline")
-            raise SystemExit(1)
-
-    def _run_baseline(self) -> None:
-        run_dir = f"{self.results}/runs/{_base_name(self.baseline)}-autoregressive"
-        arguments = ("--model", self.baseline, "--decoder", "autoregressive", "--no-thinking")
-        self.go_on_without(self.evaluate(run_dir, *arguments), "the baseline failed, so the table has no speed-up")
-
-
-def _sandbox(text: str) -> str:
-    if text not in ("auto", "none"):
-        raise ArgumentTypeError(f" is '{text}', it must be auto or none")
-    return text
-
-
-def _base_name(path: str) -> str:
-    return path.rstrip("/").rpartition("/")[2]
-
-
-def _use_one_thread() -> None:
-    """Lets each run use one thread: the embedded models are so small that threads would wait for each other."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 if __name__ == "__main__":

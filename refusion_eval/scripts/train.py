@@ -15,13 +15,7 @@ DEFAULT_PORT = "29500"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Checks the options, then the settings and files, and trains.
-
-    Args:
-        arguments: the options, after what a shell script put before them.
-
-    Returns:
-        The exit status of the check if it failed, else that of the training.
+    """Checks the options, then the settings and files, and trains; returns the exit status.
 
     Raises:
         SystemExit: an option is wrong (status 2), or a signal arrived.
@@ -73,13 +67,13 @@ def _setting(text: str) -> str:
 
 def _train(given: Namespace, parser: Parser) -> int:
     num_nodes = int(given.n)
-    processes = int(given.processes or _num_gpus() or 1)
+    python = str(Path.cwd() / parser.python)
+    processes = int(given.processes or _num_gpus(python) or 1)
     overrides = [word for setting in given.set for word in ("--set", setting)]
     training = ("refusion_eval.training.run", "--config", given.config, *overrides)
     steps = Steps(dry_run=given.dry_run)
-    python = str(Path.cwd() / parser.python)
     os.chdir(parser.here)
-    # A check of its own says an error once, and not within torchrun's report of failed processes.
+    # A check before the start prints an error once, and outside torchrun's report of failed processes.
     status = steps.run(python, "-m", *training, "--check", str(num_nodes * processes))
     if status or given.check:
         return status
@@ -88,19 +82,20 @@ def _train(given: Namespace, parser: Parser) -> int:
         host, _, port = given.m.rpartition(":") if ":" in given.m else (given.m, "", "")
         where = ["--nnodes", str(num_nodes), "--node-rank", given.r, "--master-addr", host]
         where += ["--master-port", port or DEFAULT_PORT]
-    # A process' share of the machine's cores; torchrun would give each process one.
+    # Each process gets its share of the machine's cores; torchrun would give it one.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     torchrun = ("-m", "torch.distributed.run", *where, "--nproc-per-node", str(processes))
     return steps.run(python, *torchrun, "-m", *training)
 
 
-def _num_gpus() -> int:
-    """Counts the NVIDIA GPUs of this machine without torch, which may not be installed yet."""
+def _num_gpus(python: str) -> int:
+    """Counts the GPUs that torch may use, which CUDA_VISIBLE_DEVICES can limit; 0 before torch is installed."""
+    command = [python, "-c", "import torch; print(torch.cuda.device_count())"]
     try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
+        printed = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     except OSError:
         return 0
-    return sum(line.startswith("GPU") for line in listed.splitlines())
+    return int(printed) if printed.isdigit() else 0
 
 
 if __name__ == "__main__":

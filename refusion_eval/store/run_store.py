@@ -6,27 +6,34 @@ and the same command continues after the last recorded one.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
+import socket
 import sqlite3
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from refusion_eval.errors import StoreError
 from refusion_eval.store.atomic_write import write_atomically
-from refusion_eval.store.database import open_for_writing, refusing
-from refusion_eval.store.environment import Hardware
-from refusion_eval.store.lock import DirectoryLock
-from refusion_eval.store.manifest import Manifest, differences
-from refusion_eval.store.records import Sample, SampleKey, ScoreRow, dump, pack
-from refusion_eval.store.run_reader import EXPECTED, MEASURED, iterate_samples, iterate_scores, read_run
+from refusion_eval.store.records import Hardware, Manifest, Sample, SampleKey, ScoreRow, differences, dump, pack
+from refusion_eval.store.run_reader import (
+    APPLICATION_ID,
+    DATABASE_NAME,
+    EXPECTED,
+    MEASURED,
+    SCHEMA_VERSION,
+    RunDatabase,
+    check_identity,
+    refusing,
+)
 
 RUN_JSON = "run.json"
 MOST_DIFFERENCES = 4  # named in an error message
@@ -38,13 +45,104 @@ ADVICE = (
 )
 
 
-class RunStore:
+_SCHEMA = (
+    "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE processes (process_id TEXT PRIMARY KEY, body TEXT NOT NULL)",
+    """CREATE TABLE samples (
+        key BLOB PRIMARY KEY, task TEXT NOT NULL, item_id TEXT NOT NULL, sample INTEGER NOT NULL,
+        failed INTEGER NOT NULL, attempts INTEGER NOT NULL, body TEXT NOT NULL, trace BLOB)""",
+    "CREATE INDEX samples_in_order ON samples (task, item_id, sample, key)",
+    """CREATE TABLE scores (
+        key BLOB NOT NULL REFERENCES samples (key), scorer TEXT NOT NULL, metric TEXT NOT NULL, body TEXT NOT NULL,
+        PRIMARY KEY (key, scorer, metric))""",
+)
+
+
+LOCK_NAME = "run.lock"
+
+# Locks of this process. POSIX locks never exclude their own process, and they are not inherited by forked workers, so
+# a worker that outlives a killed run does not keep its directory closed.
+_held: set[str] = set()
+
+
+class DirectoryLock:
+    """Exclusive right to write into a directory until `release` or the end of the process."""
+
+    def __init__(self, directory: Path) -> None:
+        self._name = str(directory.resolve())
+        if self._name in _held:
+            raise StoreError(
+                f"{directory} is already open for writing in this process (pid {os.getpid()}); close it first"
+            )
+        path = directory / LOCK_NAME
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise StoreError(
+                f"{path} cannot be opened for writing ({error.strerror}); choose a writable run directory"
+            ) from error
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(self._descriptor, 200, 0).decode("utf-8", "replace").strip() or "pid not yet known"
+            os.close(self._descriptor)
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                reason = f"is being written by another process ({holder}); wait for it, stop it, or choose another"
+            else:
+                reason = f"cannot be locked ({error.strerror}); put the run on a file system with POSIX locks"
+            raise StoreError(f"{directory} {reason}") from error
+        _held.add(self._name)
+        try:
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        except OSError as error:
+            self.release()
+            raise StoreError(f"{path} cannot be written ({error.strerror}); free some space and run again") from error
+
+    def release(self) -> None:
+        """Releases the lock. The file stays and means nothing without the kernel's lock."""
+        if self._name in _held:
+            _held.discard(self._name)
+            os.close(self._descriptor)
+
+
+def _open_for_writing(directory: Path) -> sqlite3.Connection:
+    """Opens or creates the database. A transaction is on disk when its commit returns."""
+    path = directory / DATABASE_NAME
+    with refusing(directory):
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=60.0)
+        try:
+            check_identity(connection, path)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA foreign_keys = ON")
+            if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+                _create(connection)
+            state = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if state != "ok":
+                raise sqlite3.DatabaseError(state)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def _create(connection: sqlite3.Connection) -> None:
+    """Creates the whole schema in one transaction. A process killed here leaves an empty database for the next one."""
+    connection.execute("BEGIN IMMEDIATE")
+    for statement in _SCHEMA:
+        connection.execute(statement)
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    connection.execute("COMMIT")
+
+
+class RunStore(RunDatabase):
     """The only writer of a run directory: a context manager, usable from several threads of its process."""
 
     def __init__(self, directory: Path, connection: sqlite3.Connection, lock: DirectoryLock) -> None:
-        self.directory = directory
+        super().__init__(directory, connection)
         self.process_id = ""
-        self._connection = connection
         self._lock = lock
         self._mutex = threading.RLock()
 
@@ -63,18 +161,13 @@ class RunStore:
         directory = Path(run_dir)
         with refusing(directory):
             directory.mkdir(parents=True, exist_ok=True)
-        lock = DirectoryLock(directory)
-        try:
-            connection = open_for_writing(directory)
-        except BaseException:
-            lock.release()
-            raise
-        store = cls(directory, connection, lock)
-        try:
+        with ExitStack() as opened:
+            lock = DirectoryLock(directory)
+            opened.callback(lock.release)
+            store = cls(directory, _open_for_writing(directory), lock)
+            opened.enter_context(store)
             store._adopt(manifest)
-        except BaseException:
-            store.close()
-            raise
+            opened.pop_all()
         return store
 
     def _adopt(self, manifest: Manifest) -> None:
@@ -87,7 +180,7 @@ class RunStore:
                     raise StoreError(
                         f"{self.directory} has a {RUN_JSON} but its records are gone; restore them, {ADVICE}"
                     )
-                self._record(connection, manifest)
+                self._describe(connection, manifest)
             elif differing := differences(json.loads(row[0]), fingerprint):
                 if connection.execute("SELECT count(*) FROM samples").fetchone()[0]:
                     shown = differing[:MOST_DIFFERENCES]
@@ -100,13 +193,13 @@ class RunStore:
                 # A run that failed before its first sample (a wrong adapter, for example) does not block the folder.
                 connection.execute("DELETE FROM meta")
                 connection.execute("DELETE FROM processes")
-                self._record(connection, manifest)
+                self._describe(connection, manifest)
         self.process_id = self.register_process(manifest.hardware, manifest)
 
     @staticmethod
-    def _record(connection: sqlite3.Connection, manifest: Manifest) -> None:
-        names = {"fingerprint": manifest.fingerprint(), "manifest": manifest.to_json()}
-        connection.executemany("INSERT INTO meta VALUES (?, ?)", [(k, dump(v)) for k, v in names.items()])
+    def _describe(connection: sqlite3.Connection, manifest: Manifest) -> None:
+        rows = [("fingerprint", dump(manifest.fingerprint())), ("manifest", dump(manifest.to_json()))]
+        connection.executemany("INSERT INTO meta VALUES (?, ?)", rows)
 
     def register_process(self, hardware: Hardware, manifest: Manifest | None = None, pid: int | None = None) -> str:
         """Records a process that generates samples, with the machine it runs on.
@@ -152,7 +245,7 @@ class RunStore:
         Args:
             totals: number of samples by task. If a run is resumed with another number, the largest counts.
         """
-        recorded = read_run(self.directory, self._connection).expected
+        recorded = self.read_run().expected
         larger = {task: total for task, total in totals.items() if total > recorded.get(task, 0)}
         if larger:
             rows = [(EXPECTED + task, dump(total)) for task, total in larger.items()]
@@ -161,7 +254,7 @@ class RunStore:
             self._write_run_json()
 
     def _write_run_json(self) -> None:
-        run = read_run(self.directory, self._connection)
+        run = self.read_run()
         with refusing(self.directory):
             write_atomically(self.directory / RUN_JSON, json.dumps(run.to_json(), indent=2, sort_keys=True) + "\n")
 
@@ -203,10 +296,6 @@ class RunStore:
                 (key, *names, sample.error is not None, attempts, sample.body(), packed),
             )
 
-    def samples(self, *, traces: bool = True) -> Iterator[Sample]:
-        """All samples in canonical order (task, item, sample), independent of the order in which they finished."""
-        return iterate_samples(self.directory, self._connection, traces)
-
     def append_scores(self, scores: Sequence[ScoreRow]) -> None:
         """Writes judgements, all or none. They replace those of the same sample, scorer and metric.
 
@@ -228,10 +317,6 @@ class RunStore:
                     (key, _readable(score.scorer), _readable(score.metric), score.body()),
                 )
 
-    def scores(self) -> Iterator[ScoreRow]:
-        """All scores, in the order in which they were written."""
-        return iterate_scores(self.directory, self._connection)
-
     def close(self) -> None:
         """Closes the database and releases the lock. A second call has no effect."""
         with self._mutex:
@@ -244,9 +329,7 @@ class RunStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     @contextmanager

@@ -6,29 +6,26 @@ OUT/points.csv                 system, task and varied settings of each run, and
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.evaluate.loop import evaluate, load_items, task_names
-from refusion_eval.evaluate.session import run_worker_or_return
-from refusion_eval.results.csv_file import write_csv
+from refusion_eval.evaluate.loop import evaluate, load_items, run_worker_or_return, task_names
 from refusion_eval.results.facts import read_facts
-from refusion_eval.results.figure import ACCURACY, MEAN_TASK, PASS_AT_1
+from refusion_eval.results.figure import ACCURACY, MEAN_TASK
 from refusion_eval.results.measured import run_figures
-from refusion_eval.results.render import csv_text
+from refusion_eval.results.render import csv_text, write_csv
+from refusion_eval.results.tables import summary
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args
 from refusion_eval.runs.system import ModelCache, System
 from refusion_eval.store.atomic_write import prepare_output, write_output
-from refusion_eval.sweep.frontier import TaskResult, next_value
-from refusion_eval.sweep.spec import TABLE, SweepPoint, SweepSpec, SweptSystem
+from refusion_eval.sweep.spec import TABLE, SweepPoint, SweepSpec, SweptSystem, TaskResult
 
 POINT_COLUMNS = ("run_id", "system", "decoder", "task", "origin", "varied", "operating_point")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepResult:
+class SweepResult(NamedTuple):
     """The runs of a sweep.
 
     Attributes:
@@ -40,8 +37,7 @@ class SweepResult:
     incomplete: list[Path]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Job:
+class _Job(NamedTuple):
     """One point of one system, ready to run."""
 
     system: SweptSystem
@@ -79,39 +75,32 @@ def run_sweep(
     common = {"data_dir": None if data is None else str(data)}
     if batch_size is not None:
         common["batch_size"] = batch_size
-    planned = [_job(spec, system, point, out, common) for system in spec.systems for point in system.points]
-    planned += [
-        _job(spec, system, _frontier_point(system, end), out, common)
-        for system in spec.systems
-        if system.frontier is not None
-        for end in (system.frontier.low, system.frontier.high)
-    ]
-    if planned:
-        run_worker_or_return(planned[0].args)
+    job_of = partial(_job, spec, out, common)
+    planned = [job_of(system, point) for system in spec.systems for point in system.known_points]
+    run_worker_or_return(planned[0].args)
     model_cache = ModelCache()
     _check(planned, model_cache)
-    run_dirs: list[Path] = []
-    incomplete: list[Path] = []
+    result = SweepResult([], [])
     described: list[dict[str, Any]] = []
     total = len({job.run_dir for job in planned}) + sum(
         max(system.frontier.points - 2, 0) for system in spec.systems if system.frontier is not None
     )
     try:
-        for job in _jobs(spec, out, common):
-            if job.run_dir in run_dirs:
+        for job in _jobs(spec, job_of):
+            if job.run_dir in result.run_dirs:
                 continue
-            on_point(f"point {len(run_dirs) + 1} of {total}: {job.run_dir.name}")
+            on_point(f"point {len(result.run_dirs) + 1} of {total}: {job.run_dir.name}")
             outcome = evaluate(job.args, job.tasks, limit=spec.limit, sandbox=sandbox, model_cache=model_cache)
-            run_dirs.append(job.run_dir)
+            result.run_dirs.append(job.run_dir)
             if not outcome.is_complete:
-                incomplete.append(job.run_dir)
+                result.incomplete.append(job.run_dir)
             described += _described(job)
     finally:
-        if run_dirs:  # only once, because every figure of every run is computed for these files
-            write_csv(run_figures(run_dirs), out / "sweep.csv")
+        if result.run_dirs:  # only once, because every figure of every run is computed for these files
+            write_csv(run_figures(result.run_dirs), out / "sweep.csv")
             rows = ([row[column] for column in POINT_COLUMNS] for row in described)
             write_output(out / "points.csv", csv_text(POINT_COLUMNS, rows))
-    return SweepResult(run_dirs=run_dirs, incomplete=incomplete)
+    return result
 
 
 def planned_points(spec: SweepSpec) -> Iterator[str]:
@@ -124,39 +113,25 @@ def planned_points(spec: SweepSpec) -> Iterator[str]:
             yield f"{system.name}: {end.points} values of {end.setting} from {end.low:g} to {end.high:g} (frontier)"
 
 
-def _jobs(spec: SweepSpec, out: Path, common: Mapping[str, Any]) -> Iterator[_Job]:
+def _jobs(spec: SweepSpec, job_of: Callable[[SweptSystem, SweepPoint], _Job]) -> Iterator[_Job]:
     """Every point in turn. The points of a frontier depend on the results of the points before them."""
     for system in spec.systems:
-        for point in system.points:
-            yield _job(spec, system, point, out, common)
-        frontier = system.frontier
-        if frontier is None:
-            continue
+        yield from (job_of(system, point) for point in system.points)
         measured: dict[float, list[TaskResult]] = {}
-        while (value := next_value(measured, frontier)) is not None:
-            job = _job(spec, system, _frontier_point(system, value), out, common)
+        while system.frontier is not None and (value := system.frontier.next_value(measured)) is not None:
+            job = job_of(system, system.frontier_point(value))
             yield job
             measured[value] = _task_results(job.run_dir)
 
 
-def _frontier_point(system: SweptSystem, value: float) -> SweepPoint:
-    assert system.frontier is not None
-    return system.point({system.frontier.setting: value}, "frontier")
-
-
 def _task_results(run_dir: Path) -> list[TaskResult]:
-    """TPF and accuracy of each task, sorted by the names of the tasks."""
-    figures: dict[str, dict[str, float]] = {}
-    for row in run_figures([run_dir]):
-        if row.task != MEAN_TASK:
-            figures.setdefault(row.task, {})[row.metric] = row.value
-    return [
-        TaskResult(by_metric.get("tpf", 0.0), by_metric.get(ACCURACY, by_metric.get(PASS_AT_1, 0.0)))
-        for _, by_metric in sorted(figures.items())
-    ]
+    """TPF and accuracy of each task, sorted by the names of the tasks; 0 for what was not measured."""
+    lines = [line for line in summary(run_figures([run_dir])) if line.task != MEAN_TASK]
+    figures = [(line.figure("tpf"), line.figure(ACCURACY)) for line in lines]
+    return [TaskResult(*(0.0 if figure is None else figure.value for figure in pair)) for pair in figures]
 
 
-def _job(spec: SweepSpec, system: SweptSystem, point: SweepPoint, out: Path, common: Mapping[str, Any]) -> _Job:
+def _job(spec: SweepSpec, out: Path, common: Mapping[str, Any], system: SweptSystem, point: SweepPoint) -> _Job:
     run_dir = out / "runs" / f"{system.name}-{point.name}"
     settings = {**system.settings, **point.settings}
     args = parse_model_args({**system.arguments, **common, **settings, "run_dir": str(run_dir)})

@@ -15,12 +15,14 @@ The point of the settings table, which is the published operating point where th
 """
 
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
+import numpy as np
 from annotated_types import Ge, MinLen
 
 from refusion_eval.config import (
@@ -36,8 +38,7 @@ from refusion_eval.config import (
 )
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError
-from refusion_eval.runs.model_args import parse_model_args
-from refusion_eval.runs.published import system_arguments
+from refusion_eval.runs.model_args import parse_model_args, system_arguments
 
 SPECS = Path(__file__).parent / "specs"
 
@@ -46,9 +47,16 @@ Origin = Literal["table", "grid", "around", "points", "frontier"]
 Values = dict[str, Annotated[list[Any], MinLen(1)]]  # setting -> its values
 
 
+class TaskResult(NamedTuple):
+    """Result of one task at one value of a setting."""
+
+    tpf: float
+    accuracy: float
+
+
 @settings_class("frontier")
 class Frontier:
-    """One setting whose values are chosen where the curve of accuracy against TPF is least known.
+    """One setting whose values are chosen so that the curve of accuracy against tokens per forward is known evenly.
 
     Attributes:
         setting: name of the setting.
@@ -72,6 +80,41 @@ class Frontier:
                 f"{self.setting}: low={self.low}, high={self.high}, scale={self.scale}; "
                 "low must be below high, and above 0 on a log scale"
             )
+
+    def next_value(self, measured: Mapping[float, Sequence[TaskResult]]) -> float | None:
+        """The next value of the setting, or None when there are enough values.
+
+        The two ends come first, then always the middle of the two neighbouring values whose results lie farthest apart.
+        The distance is Euclidean in the plane of TPF and accuracy, each divided by its range over all measured values,
+        and is averaged over the tasks. The choice depends on the results alone, so that a resumed sweep makes the same
+        choices.
+
+        Args:
+            measured: value -> the result of each task, in one order of tasks.
+        """
+        for end in (self.low, self.high):
+            if end not in measured:
+                return end
+        if len(measured) >= self.points:
+            return None
+        values = sorted(measured)
+        results = np.array([measured[value] for value in values]).reshape(len(values), -1, 2)  # [values, tasks, 2]
+        ranges = np.ptp(results, axis=0)
+        steps = np.diff(results, axis=0) / np.where(ranges, ranges, 1.0)
+        largest, next_middle = 0.0, None
+        for left, right, step in zip(values, values[1:], steps, strict=False):
+            middle = self._middle(left, right)
+            distance = sum(math.hypot(*of_task) for of_task in step) / max(len(step), 1)
+            if left < middle < right and distance > largest:
+                largest, next_middle = distance, middle
+        return next_middle
+
+    def _middle(self, left: float, right: float) -> float:
+        middle = math.sqrt(left * right) if self.scale == "log" else (left + right) / 2
+        if self.multiple_of:
+            return float(round(middle / self.multiple_of) * self.multiple_of)
+        # Four digits, because the value is written into the name of the run directory.
+        return float(f"{middle:.4g}")
 
 
 @settings_class()
@@ -148,6 +191,17 @@ class SweptSystem:
         """
         converted = read_values(self.decoder_settings, settings, f"sweep: {self.name}")
         return SweepPoint(settings=dict(sorted(converted.items())), origin=origin)
+
+    def frontier_point(self, value: float) -> SweepPoint:
+        """The point of a value that is chosen for the frontier."""
+        assert self.frontier is not None
+        return self.point({self.frontier.setting: value}, "frontier")
+
+    @property
+    def known_points(self) -> list[SweepPoint]:
+        """All points that are known before anything is run, the ends of the frontier among them."""
+        ends = () if self.frontier is None else (self.frontier.low, self.frontier.high)
+        return [*self.points, *map(self.frontier_point, ends)]
 
 
 @settings_class()

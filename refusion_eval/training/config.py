@@ -3,9 +3,8 @@
 A configuration file (`config_files`) has one section for each attribute of `RunConfig`.
 """
 
-import json
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, fields
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le, Lt
@@ -14,7 +13,6 @@ from refusion_eval.config import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from refusion_eval.errors import ConfigError
 from refusion_eval.training.data.collate import Normalisation
 from refusion_eval.training.data.rows import OnBad
-from refusion_eval.training.data.steps import check_batch, check_world
 from refusion_eval.training.objectives.corrupt import SLOT_SIZES
 
 Objective = Literal["pretrain", "sft", "refusion", "llada", "bd3lm"]
@@ -89,7 +87,7 @@ class DataConfig:
     """Data to train on.
 
     Attributes:
-        files: files, folders or patterns of rows, see `rows.read_rows`.
+        files: files, folders or patterns of rows, see `rows.RowReader`.
         max_length: samples with more tokens (prompt and answer) are left out.
         on_bad: "fail" stops at a malformed row, "skip" leaves the row out and counts it.
         workers: processes that tokenise; 0 tokenises in the first process of the run.
@@ -118,7 +116,7 @@ class DataConfig:
             raise ConfigError("data.share is 0; it must be above 0 and at most 1")
 
 
-@settings_class("objective", slots=False)
+@settings_class("objective")
 class ObjectiveConfig:
     """Training objective: how a sample becomes an example, and what the loss of the example is.
 
@@ -182,6 +180,7 @@ class OptimisationConfig:
         max_grad_norm: norm to which larger gradients are scaled down.
         compute_dtype: data type of matrix products.
         seed: seed of the order of samples, their corruption, and dropout.
+        offload_optimizer: keep the optimiser's states in the memory of the machine (zero2); slower, for fewer GPUs.
     """
 
     epochs: PositiveFloat | None = None
@@ -198,11 +197,22 @@ class OptimisationConfig:
     max_grad_norm: NonNegativeFloat = 1.0
     compute_dtype: Dtype = "bfloat16"
     seed: NonNegativeInt = 0
+    offload_optimizer: bool = False
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.max_steps is None):
             raise ConfigError(f"optimisation: epochs is {self.epochs} and max_steps {self.max_steps}; give one of them")
-        check_batch(self.global_batch_size, self.micro_batch_size, self.forwards_of_step)
+        batch, micro, num_forwards = self.global_batch_size, self.micro_batch_size, self.forwards_of_step
+        if batch < 1 or micro < 1 or batch % micro:
+            raise ConfigError(
+                f"global_batch_size is {batch} and micro_batch_size {micro}; a step consists of whole micro-batches, "
+                "so make the first a multiple of the second"
+            )
+        if not 1 <= num_forwards <= batch // micro:
+            raise ConfigError(
+                f"num_forwards is {num_forwards}; a step of {batch} samples has {batch // micro} micro-batches of "
+                f"{micro}, and every forward needs at least one of them"
+            )
 
     @property
     def forwards_of_step(self) -> int:
@@ -263,11 +273,7 @@ class RunConfig:
     attention: Attention = "auto"
 
     def __post_init__(self) -> None:
-        self._check_blocks()
-        self._check_dtypes()
-
-    def _check_blocks(self) -> None:
-        objective = self.objective
+        objective, backbone, compute = self.objective, self.backbone, self.optimisation.compute_dtype
         if objective.objective == "refusion" and 0 < objective.eos_multiple < max(objective.slot_sizes):
             raise ConfigError(
                 f"objective: eos_multiple is b={objective.eos_multiple} and slot_sizes go up to "
@@ -278,11 +284,12 @@ class RunConfig:
             raise ConfigError(
                 f"attention=flash cannot mask as objective={objective.objective} needs it; use attention=auto"
             )
-        if self.attention == "flash" and self.optimisation.compute_dtype != "bfloat16":
+        if self.attention == "flash" and compute != "bfloat16":
             raise ConfigError("attention=flash computes in half precision; set optimisation.compute_dtype=bfloat16")
-
-    def _check_dtypes(self) -> None:
-        backbone, compute = self.backbone, self.optimisation.compute_dtype
+        if self.optimisation.offload_optimizer and self.parallelism != "zero2":
+            raise ConfigError(
+                f"optimisation.offload_optimizer needs parallelism=zero2, not {self.parallelism}; set one of the two"
+            )
         if backbone.dtype == "bfloat16" and compute == "float32":
             raise ConfigError(
                 "optimisation.compute_dtype=float32 needs weights in float32; set backbone.dtype=float32 as well"
@@ -300,58 +307,17 @@ class RunConfig:
         Raises:
             ConfigError: the number of processes does not divide them.
         """
-        check_world(self.optimisation.forwards_of_step, world_size)
-
-    def to_json(self) -> dict[str, Any]:
-        """All settings, as nested dictionaries."""
-        return asdict(self)
+        num_forwards = self.optimisation.forwards_of_step
+        if world_size < 1 or num_forwards % world_size:
+            raise ConfigError(
+                f"a step of {num_forwards} forwards cannot be shared evenly by {world_size} processes; start a number "
+                "of processes that divides it, or set optimisation.num_forwards to a multiple of them"
+            )
 
     def identity(self) -> dict[str, Any]:
-        """Settings that must be equal for a run to be continued: all but output paths and helper processes."""
-        settings = self.to_json()
-        del settings["output"]
+        """Settings that must be equal for a run to be continued: all but what changes where and how fast it runs."""
+        settings = asdict(self)
+        del settings["output"], settings["optimisation"]["offload_optimizer"]
         for name in ("workers", "loader_workers", "cache_dir"):
             del settings["data"][name]
         return settings
-
-
-@settings_class(slots=False)
-class TrainConfig(ObjectiveConfig):
-    """Settings of a stage of the loop in `train`.
-
-    Attributes:
-        num_steps: optimiser steps.
-        tokens_per_batch: padded tokens of the samples of a batch, at most; what an objective adds to them (EOS
-            filling, a noisy copy) is not counted, so that every objective sees equally many samples.
-        peak_lr: learning rate of AdamW after warm-up; falls along a cosine to `final_lr_share` of it.
-        muon_lr: learning rate of Muon, which then trains the matrices of the layers; 0 leaves them to AdamW.
-        num_warmup_steps: steps of linear warm-up.
-        final_lr_share: last learning rate / peak.
-        weight_decay: weight decay of AdamW, on matrices only.
-        max_grad_norm: norm to which larger gradients are scaled down.
-        seed: seed of batches and corruption.
-        log_every: steps between two lines of metrics.
-        save_every: steps between two resumable states.
-    """
-
-    num_steps: PositiveInt
-    tokens_per_batch: PositiveInt = 4096
-    peak_lr: float = 2e-3
-    muon_lr: float = 0.0
-    num_warmup_steps: int = 100
-    final_lr_share: float = 0.02
-    weight_decay: float = 0.01
-    max_grad_norm: float = 1.0
-    seed: int = 0
-    log_every: PositiveInt = 20
-    save_every: PositiveInt = 200
-
-    def to_json(self) -> str:
-        """All settings, in the form that `is_that_of` reads."""
-        return json.dumps(asdict(self))
-
-    def is_that_of(self, text: str) -> bool:
-        """Whether `to_json` wrote this text from equal settings; a setting that was unknown then had its default."""
-        defaults = {field.name: field.default for field in fields(self) if field.default is not MISSING}
-        own = json.loads(self.to_json())
-        return json.loads(json.dumps(defaults)) | json.loads(text) == own

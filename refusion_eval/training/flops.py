@@ -11,10 +11,12 @@ The FLOPs of the model are the sum of
 Recomputed activations (gradient checkpointing), embeddings, norms and the softmax do not count.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import torch
 from transformers import PreTrainedModel
+
+from refusion_eval.training.data.batches import ForwardInputs
 
 # Dense bfloat16 FLOPs/s as the manufacturers state them, without sparsity; the first key that the device name contains.
 PEAK_FLOPS = {
@@ -42,22 +44,15 @@ def peak_flops(device: torch.device) -> float | None:
     return next((peak for name, peak in PEAK_FLOPS.items() if name in device_name), None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingCost:
-    """FLOPs of forward and backward.
+class TrainingCost(NamedTuple):
+    """FLOPs of forward and backward."""
 
-    Attributes:
-        per_row: FLOPs of all layers for one row, without attention scores.
-        per_label: FLOPs of the output matrix for one labelled row.
-        per_pair: FLOPs of attention for one pair of rows.
-    """
-
-    per_row: int
-    per_label: int
-    per_pair: int
+    per_row: int  # of all layers, without attention scores
+    per_label: int  # of the output matrix, for each labelled row
+    per_pair: int  # of attention, for each pair of rows that see each other
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> "TrainingCost":
+    def of(cls, model: PreTrainedModel) -> Self:
         """Cost of a model, whose `requires_grad` says which weights are trained."""
         embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
         # By module: adapters put tensors of their own beside these matrices.
@@ -71,9 +66,11 @@ class TrainingCost:
             per_pair=12 * config.num_hidden_layers * config.num_attention_heads * head_width,
         )
 
-    def flops(self, *, num_rows: int, num_labels: int, num_pairs: int) -> int:
-        """FLOPs of a batch."""
-        return self.per_row * num_rows + self.per_label * num_labels + self.per_pair * num_pairs
+    def flops(self, inputs: ForwardInputs) -> int:
+        """FLOPs of one forward and its backward."""
+        batch = inputs["batch"]
+        num_labels = len(batch.ar.rows_R) + len(batch.mdm.rows_R)
+        return self.per_row * len(batch.tokens_T) + self.per_label * num_labels + self.per_pair * inputs["num_pairs"]
 
 
 def _weight_flops(weight: torch.Tensor) -> int:

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,20 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from refusion_eval.decoders import trained_decoders
 from refusion_eval.errors import ConfigError, RefusionEvalError
+from refusion_eval.models.device import choose_device
 from refusion_eval.store.atomic_write import write_atomically
-from refusion_eval.store.environment import PACKAGES, git_commit, package_versions
-from refusion_eval.store.lock import DirectoryLock
-from refusion_eval.training.checkpoints.backbone import check_backbone, load_backbone, load_tokenizer, save_backbone
-from refusion_eval.training.config import RunConfig
+from refusion_eval.store.records import PACKAGES, git_commit, package_versions
+from refusion_eval.store.run_store import DirectoryLock
+from refusion_eval.training.checkpoints.backbone import check_backbone, load_backbone
+from refusion_eval.training.checkpoints.save import save_backbone
+from refusion_eval.training.checkpoints.special_tokens import load_tokenizer
+from refusion_eval.training.config import Parallelism, RunConfig
 from refusion_eval.training.config_files import config_names, read_run_config
+from refusion_eval.training.data.batches import ProcessRank, StepBatches, StepPlan, example_lengths
 from refusion_eval.training.data.rows import check_rows
-from refusion_eval.training.data.step_batches import ProcessRank, StepBatches, example_lengths
-from refusion_eval.training.data.steps import StepPlan
-from refusion_eval.training.data.token_cache import TokenCache, build_cache, sample_subset
+from refusion_eval.training.data.token_cache import TokenCache, build_cache
+from refusion_eval.training.memory import check_memory
 from refusion_eval.training.objectives.table import SpecialIds
-from refusion_eval.training.parallelism import check_parallelism, process_from_environment
 from refusion_eval.training.run_log import RunLog, summary_writer
 from refusion_eval.training.trainer import (
     CHECKPOINTS,
@@ -46,14 +49,40 @@ from refusion_eval.training.trainer import (
 RUN_FILE, MODEL_FOLDER = "run.json", "model"
 
 
-def check_run(config: RunConfig, world_size: int) -> None:
+def process_from_environment(parallelism: Parallelism) -> ProcessRank:
+    """Rank and world size that torchrun set; rank 0 of 1 without torchrun.
+
+    Raises:
+        ConfigError: RANK and WORLD_SIZE are invalid, or the parallelism needs torchrun.
+    """
+    if parallelism != "ddp" and "RANK" not in os.environ:
+        raise ConfigError(f"parallelism={parallelism} needs torchrun, for one process too; start the run with train.sh")
+    rank, world_size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    try:
+        process = ProcessRank(rank=int(rank), world_size=int(world_size))
+    except ValueError as problem:
+        raise ConfigError(f"RANK and WORLD_SIZE are not numbers ({problem}); start the run with torchrun") from problem
+    if not 0 <= process.rank < process.world_size:
+        raise ConfigError(f"RANK is {rank} and WORLD_SIZE {world_size}; start the run with torchrun")
+    return process
+
+
+def check_run(config: RunConfig, world_size: int) -> str:
     """Checks that a run can start on this machine, without reading weights or whole data files.
+
+    Returns:
+        A sentence on the memory that the run needs.
 
     Raises:
         RefusionEvalError: a setting, a package, a file or the model does not fit.
     """
     config.check_world(world_size)
-    check_parallelism(config.parallelism)
+    choose_device("auto")  # refuses to train on the CPU of a machine whose GPU torch cannot use
+    if config.parallelism == "zero2" and importlib.util.find_spec("deepspeed") is None:
+        raise ConfigError(
+            "parallelism=zero2 needs the package deepspeed, which is not installed: pip install "
+            "'refusion-eval[deepspeed]', or set parallelism=fsdp, which needs no other package"
+        )
     if config.attention == "flash" and importlib.util.find_spec("flash_attn") is None:
         raise ConfigError("attention=flash needs the package flash-attn, which is not installed; use attention=auto")
     if config.attention == "flash" and not torch.cuda.is_available():
@@ -62,7 +91,9 @@ def check_run(config: RunConfig, world_size: int) -> None:
         summary_writer()
     check_rows(config.data.files, on_bad=config.data.on_bad)
     max_filling = max(config.objective.eos_multiple - 1, 0)
-    check_backbone(config.backbone, config.objective.objective, max_length=config.data.max_length + max_filling)
+    shapes = check_backbone(config.backbone, max_length=config.data.max_length + max_filling)
+    available = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
+    return check_memory(config, shapes, world_size, available)
 
 
 def run(config: RunConfig, process: ProcessRank) -> None:
@@ -80,42 +111,43 @@ def run(config: RunConfig, process: ProcessRank) -> None:
         arguments = training_arguments(config, process.world_size)
     except ValueError as problem:  # such as bfloat16 on a device without it
         raise ConfigError(f"transformers refuses the settings: {problem}") from problem
-    run_dir = Path(config.output.run_dir)
+    run_dir, is_first = Path(config.output.run_dir), process.rank == 0
     with contextlib.ExitStack() as stack:
-        if process.rank == 0:
+        if is_first:
             run_dir.mkdir(parents=True, exist_ok=True)
             stack.callback(DirectoryLock(run_dir).release)
-        _run(config, process, arguments, run_dir)
-
-
-def _run(config: RunConfig, process: ProcessRank, arguments: transformers.TrainingArguments, run_dir: Path) -> None:
-    is_first = process.rank == 0
-    tokenizer = load_tokenizer(config.backbone)
-    samples = _samples(config, tokenizer, is_first)
-    plan = StepPlan(
-        example_lengths(samples, config.objective),
-        global_batch_size=config.optimisation.global_batch_size,
-        micro_batch_size=config.optimisation.micro_batch_size,
-        num_forwards=config.optimisation.forwards_of_step,
-        seed=config.optimisation.seed,
-    )
-    arguments.max_steps = _num_steps(config, plan, len(samples))
-    finished = [False]
-    if is_first:
-        _open_run(run_dir, config, samples, arguments.max_steps, process)
-        remove_leftovers(run_dir / CHECKPOINTS)
-        finished = [(run_dir / MODEL_FOLDER).exists()]
-    broadcast_object_list(finished)
-    if not finished[0]:
-        _train(config, process, arguments, tokenizer, samples, plan)
-    if is_first:
-        print(f"{run_dir / MODEL_FOLDER} is the trained model", file=sys.stderr)
+        tokenizer = load_tokenizer(config.backbone)
+        samples = _samples(config, tokenizer, is_first)
+        optimisation = config.optimisation
+        plan = StepPlan(
+            example_lengths(samples, config.objective),
+            global_batch_size=optimisation.global_batch_size,
+            micro_batch_size=optimisation.micro_batch_size,
+            num_forwards=optimisation.forwards_of_step,
+            seed=optimisation.seed,
+        )
+        arguments.max_steps = optimisation.max_steps or plan.num_steps(optimisation.epochs or 0)
+        if not arguments.max_steps:
+            raise ConfigError(
+                f"{len(samples)} samples in {optimisation.epochs:g} epochs are fewer than one step of "
+                f"{optimisation.global_batch_size}; lower optimisation.global_batch_size, or train longer or on more "
+                "data"
+            )
+        finished = [False]
+        if is_first:
+            _open_run(run_dir, config, samples, arguments.max_steps, process)
+            remove_leftovers(run_dir / CHECKPOINTS)
+            finished = [(run_dir / MODEL_FOLDER).exists()]
+        broadcast_object_list(finished)
+        if not finished[0]:
+            _train(config, process, arguments, tokenizer, samples, plan)
+        if is_first:
+            print(f"{run_dir / MODEL_FOLDER} is the trained model", file=sys.stderr)
 
 
 def _samples(config: RunConfig, tokenizer: PreTrainedTokenizerFast, is_first: bool) -> TokenCache:
     """Rank 0 builds or opens the token cache; the other ranks wait and open the same folder."""
-    data = config.data
-    directory: list[str] = [""]
+    data, directory = config.data, [Path()]
     if is_first:
         cache = build_cache(
             data.files,
@@ -126,40 +158,29 @@ def _samples(config: RunConfig, tokenizer: PreTrainedTokenizerFast, is_first: bo
             workers=data.workers,
         )
         print(cache.report.summary(), file=sys.stderr)
-        directory = [str(cache.directory.resolve())]
+        directory = [cache.directory.resolve()]
     broadcast_object_list(directory)
-    cache = TokenCache(Path(directory[0]))
+    cache = TokenCache(directory[0])
     if data.max_samples is None and data.share is None:
         return cache
-    return sample_subset(cache, max_samples=data.max_samples, share=data.share, seed=data.sample_seed)
-
-
-def _num_steps(config: RunConfig, plan: StepPlan, num_samples: int) -> int:
-    optimisation = config.optimisation
-    num_steps = optimisation.max_steps or plan.num_steps(optimisation.epochs or 0)
-    if not num_steps:
-        raise ConfigError(
-            f"{num_samples} samples in {optimisation.epochs:g} epochs are fewer than one step of "
-            f"{optimisation.global_batch_size}; lower optimisation.global_batch_size, or train longer or on more data"
-        )
-    return num_steps
+    return cache.draw(max_samples=data.max_samples, share=data.share, seed=data.sample_seed)
 
 
 def _open_run(run_dir: Path, config: RunConfig, samples: TokenCache, num_steps: int, process: ProcessRank) -> None:
     """Writes `run.json`; refuses the folder of a run with other settings or data."""
-    identity = json.loads(json.dumps(config.identity() | {"tokens": samples.name}))
+    identity = json.loads(json.dumps(config.identity() | {"tokens": samples.directory.stem}))
     path = run_dir / RUN_FILE
     if path.exists():
-        before = json.loads(path.read_text(encoding="utf-8"))["identity"]
-        changed = [key for key in identity | before if identity.get(key) != before.get(key)]
-        if changed:
+        now, before = (_flat(value) for value in (identity, json.loads(path.read_text(encoding="utf-8"))["identity"]))
+        changed = next((key for key in now | before if now.get(key) != before.get(key)), None)
+        if changed is not None:
             raise ConfigError(
-                f"{run_dir} holds a run with other settings ({_differences(before, identity, changed)}); choose "
-                "another output.run_dir, or remove the folder"
+                f"{run_dir} holds a run with other settings ({changed} was {before.get(changed)}, is "
+                f"{now.get(changed)}); choose another output.run_dir, or remove the folder"
             )
     facts: dict[str, Any] = {
         "identity": identity,
-        "config": config.to_json(),
+        "config": asdict(config),
         "data": {
             "files": samples.facts["files"],
             "rows": samples.report.summary().splitlines()[0],
@@ -176,16 +197,10 @@ def _open_run(run_dir: Path, config: RunConfig, samples: TokenCache, num_steps: 
     write_atomically(path, json.dumps(facts, indent=1) + "\n")
 
 
-def _differences(before: dict[str, Any], now: dict[str, Any], changed: Sequence[str]) -> str:
-    """The first difference in the changed sections, as text."""
-    for section in changed:
-        old, new = before.get(section), now.get(section)
-        if not (isinstance(old, dict) and isinstance(new, dict)):
-            return f"{section} was {old}, is {new}"
-        for key in old | new:
-            if old.get(key) != new.get(key):
-                return f"{section}.{key} was {old.get(key)}, is {new.get(key)}"
-    return "none"
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings by "section.key"."""
+    sections = {name: value if isinstance(value, dict) else {"": value} for name, value in settings.items()}
+    return {f"{name}.{key}".rstrip("."): value for name, keys in sections.items() for key, value in keys.items()}
 
 
 def _train(
@@ -234,14 +249,14 @@ def _train(
 
 def _trained(trainer: RefusionTrainer, config: RunConfig, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel | None:
     """The complete model on rank 0, None on other ranks."""
-    if trainer.is_fsdp_enabled:
-        weights = trainer.accelerator.get_state_dict(trainer.model)  # a collective operation
-        if not trainer.args.should_save:
-            return None
-        model = LossModel(load_backbone(config.backbone, tokenizer), mdm_weight=config.objective.mdm_weight)
-        model.load_state_dict(weights)
-        return model.model
-    return trainer.accelerator.unwrap_model(trainer.model).model if trainer.args.should_save else None
+    if not trainer.is_fsdp_enabled:
+        return trainer.accelerator.unwrap_model(trainer.model).model if trainer.args.should_save else None
+    weights = trainer.accelerator.get_state_dict(trainer.model)  # a collective operation
+    if not trainer.args.should_save:
+        return None
+    model = LossModel(load_backbone(config.backbone, tokenizer), mdm_weight=config.objective.mdm_weight)
+    model.load_state_dict(weights)
+    return model.model
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -261,7 +276,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = read_run_config(arguments.config, arguments.overrides)
         if arguments.check is not None:
-            check_run(config, arguments.check)
+            print(check_run(config, arguments.check), file=sys.stderr)
         else:
             run(config, process_from_environment(config.parallelism))
     except RefusionEvalError as error:

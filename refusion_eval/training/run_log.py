@@ -1,7 +1,6 @@
 """The log of a training run: a CSV file, optionally TensorBoard, and a status line on the terminal."""
 
 import csv
-import io
 import sys
 import time
 from pathlib import Path
@@ -53,11 +52,8 @@ class RunLog(TrainerCallback):
         if not state.is_world_process_zero:
             return
         rows = read_log(self._path) if self._path.exists() else []
-        text = io.StringIO()
-        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(row for row in rows if int(row["step"]) <= state.global_step)
-        write_atomically(self._path, text.getvalue())
+        kept = [row.values() for row in rows if int(row["step"]) <= state.global_step]
+        write_atomically(self._path, "".join(",".join(values) + "\n" for values in (COLUMNS, *kept)))
         if self._board_dir is not None:
             self._board = summary_writer()(str(self._board_dir), purge_step=state.global_step + 1)
 

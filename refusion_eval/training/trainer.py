@@ -1,5 +1,6 @@
 """The Trainer of transformers with the loss, the batches, the log and the checkpoints of this project."""
 
+import copy
 import math
 import os
 import shutil
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import DataLoader
 from transformers import (
     PreTrainedModel,
@@ -20,16 +22,46 @@ from transformers import (
 )
 
 from refusion_eval.training.config import RunConfig
+from refusion_eval.training.data.batches import ForwardInputs, StepBatches
 from refusion_eval.training.data.collate import PackedBatch
-from refusion_eval.training.data.step_batches import ForwardInputs, StepBatches
 from refusion_eval.training.flops import TrainingCost, peak_flops
 from refusion_eval.training.objectives.loss import hybrid_loss
-from refusion_eval.training.parallelism import trainer_settings
 
 CHECKPOINTS, PREFIX, PART = "checkpoints", "checkpoint-", ".part"
 WEIGHTS_FILE = "trained_weights.pt"
 # Timeout of collective operations; rank 0 may tokenise millions of samples while the other ranks wait.
 TIMEOUT_SECONDS = 6 * 3600
+
+# As in the release: optimiser states and gradients are sharded, weights are not. transformers replaces "auto".
+ZERO2: dict[str, Any] = {
+    "zero_optimization": {
+        "stage": 2,
+        "overlap_comm": True,
+        "contiguous_gradients": True,
+        "reduce_scatter": True,
+    },
+    "bf16": {"enabled": "auto"},
+    # DeepSpeed's default is the dtype of the weights; sums of many gradients in bfloat16 would lose most of them.
+    "data_types": {"grad_accum_dtype": "fp32"},
+    "gradient_clipping": "auto",
+    "gradient_accumulation_steps": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "train_batch_size": "auto",
+}
+# FSDP2 with one unit for each layer of the model.
+FSDP: dict[str, Any] = {
+    "version": 2,
+    "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+    "reshard_after_forward": True,
+    "state_dict_type": "SHARDED_STATE_DICT",
+}
+
+
+def _zero2(offload_optimizer: bool) -> dict[str, Any]:
+    settings = copy.deepcopy(ZERO2)  # transformers writes into it
+    if offload_optimizer:
+        settings["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    return settings
 
 
 class LossModel(torch.nn.Module):
@@ -58,6 +90,11 @@ class LossModel(torch.nn.Module):
 def training_arguments(config: RunConfig, world_size: int) -> TrainingArguments:
     """Settings of the Trainer except the number of steps, which depends on the data; starts the process group."""
     optimisation, output = config.optimisation, config.output
+    parallelism: dict[str, dict[str, Any]] = {
+        "ddp": {"ddp_find_unused_parameters": False},
+        "zero2": {"deepspeed": _zero2(optimisation.offload_optimizer)},
+        "fsdp": {"fsdp": True, "fsdp_config": dict(FSDP)},  # a copy, as transformers writes into it
+    }
     arguments = TrainingArguments(
         output_dir=str(Path(output.run_dir)),
         per_device_train_batch_size=1,  # the items of the loader are whole packs
@@ -83,7 +120,7 @@ def training_arguments(config: RunConfig, world_size: int) -> TrainingArguments:
         disable_tqdm=True,
         remove_unused_columns=False,
         ddp_timeout=TIMEOUT_SECONDS,
-        **trainer_settings(config.parallelism),
+        **parallelism[config.parallelism],
     )
     arguments._n_gpu = min(arguments.n_gpu, 1)  # without torchrun one GPU is used, not DataParallel
     return arguments
@@ -125,11 +162,19 @@ class RefusionTrainer(Trainer):
         callbacks = [_LogAndSaveIntervals(), *callbacks]
         super().__init__(model=model, args=arguments, train_dataset=batches, callbacks=callbacks)
         self.remove_callback(PrinterCallback)
+        if self.is_fsdp_enabled and arguments.bf16:
+            # accelerate would add up the gradients of all ranks, and return the loss, in bfloat16.
+            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+            self.accelerator.state.fsdp_plugin.mixed_precision_policy = policy
         self._batches, self._loader_workers, self._keep = batches, loader_workers, keep
         self._epochs_per_step = epochs_per_step
         self._folder = Path(arguments.output_dir) / CHECKPOINTS
         self._peak = peak_flops(arguments.device) if arguments.bf16 else None
-        self._terms = torch.zeros(2, device=arguments.device)
+        self._start_line()
+
+    def _start_line(self) -> None:
+        """Begins the sums of a new line of the log."""
+        self._terms = torch.zeros(2, device=self.args.device)
         self._num_forwards = self._num_tokens = self._flops = 0
         self._since = time.perf_counter()
 
@@ -144,19 +189,14 @@ class RefusionTrainer(Trainer):
 
     def compute_loss(self, model: torch.nn.Module, inputs: ForwardInputs, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The loss of one forward; also adds the forward to the sums of the log."""
-        batch = inputs["batch"]
-        outputs = model(batch=batch)
+        outputs = model(batch=inputs["batch"])
         self._terms += outputs["terms"].detach()
         self._num_forwards += 1
         self._num_tokens += inputs["num_tokens"]
-        self._flops += self._cost.flops(
-            num_rows=len(batch.tokens_T),
-            num_labels=len(batch.ar.rows_R) + len(batch.mdm.rows_R),
-            num_pairs=inputs["num_pairs"],
-        )
+        self._flops += self._cost.flops(inputs)
         return outputs["loss"]
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
         """Adds means since the previous line over all processes to a line of the log; all processes call it."""
         if "loss" in logs:
             counts = [*self._terms.tolist(), self._num_forwards, self._num_tokens, self._flops]
@@ -164,7 +204,7 @@ class RefusionTrainer(Trainer):
             ar, mdm, num_forwards, num_tokens, flops = self.accelerator.reduce(sums, "sum").tolist()
             seconds = time.perf_counter() - self._since
             peak = self._peak and self._peak * self.accelerator.num_processes
-            line: dict[str, Any] = {
+            logs = {
                 "epoch": self.state.global_step * self._epochs_per_step,
                 "ar": ar / num_forwards,
                 "mdm": mdm / num_forwards,
@@ -176,10 +216,7 @@ class RefusionTrainer(Trainer):
                 "tokens_per_second": num_tokens / seconds,
                 "mfu": flops / (seconds * peak) if peak else None,
             }
-            logs = line
-            self._terms.zero_()
-            self._num_forwards = self._num_tokens = self._flops = 0
-            self._since = time.perf_counter()
+            self._start_line()
         # Trainer.log would replace the epoch.
         self.state.log_history.append({**logs, "step": self.state.global_step})
         self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)

@@ -5,12 +5,11 @@ import json
 import pytest
 
 from refusion_eval.bench import bench
+from refusion_eval.bench.bench import System, compare
 from refusion_eval.bench.command import run_bench
-from refusion_eval.bench.comparison import System, compare
 from refusion_eval.bench.profile import ATTENTION, HOST, PARTS
 from refusion_eval.engine import masks
-from refusion_eval.trace import Trace
-from refusion_eval.types import Decoded
+from refusion_eval.types import Decoded, Trace
 
 
 def system(tokens: tuple[int, ...], seconds: float, same_tokens_as: str | None = None) -> System:

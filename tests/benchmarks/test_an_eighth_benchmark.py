@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from refusion_eval.benchmarks.rows import DATA_VARIABLE
 from refusion_eval.paths import tasks_path
 from refusion_eval.store.run_reader import RunReader
 
@@ -18,10 +19,9 @@ PACKAGE = Path(__file__).parents[2] / "refusion_eval"
 BENCHMARK = '''
 """Toy sums."""
 
-from refusion_eval.benchmarks.base import Benchmark
-from refusion_eval.benchmarks.checks import ID, TEXT
+from refusion_eval.benchmarks import Benchmark
 from refusion_eval.benchmarks.extract import answers
-from refusion_eval.benchmarks.rows import Source
+from refusion_eval.benchmarks.rows import ID, TEXT, Source
 
 BENCHMARK = Benchmark(
     name="toy",
@@ -100,6 +100,34 @@ def test_it_is_decoded_judged_and_shown_in_the_table(copy: Path) -> None:
     assert sorted((score.item_id, score.metric) for score in scores) == [
         (item, metric) for item in "ab" for metric in ("passed", "strict")
     ]
+
+
+def test_the_papers_seven_and_the_mini_tasks_stay_what_they_are(copy: Path) -> None:
+    code = """
+from refusion_eval.benchmarks import BENCHMARKS
+from refusion_eval.evaluate.loop import find_tasks
+from refusion_eval.results.figure import TASKS
+print(len(BENCHMARKS), len(TASKS), len(find_tasks(["mini_suite"])), len(find_tasks(["refusion_suite"])))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(copy)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=copy, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["8", "7", "7", "8"], done.stderr
+
+
+def test_lm_eval_reads_its_task_file(copy: Path) -> None:
+    code = """
+from lm_eval.tasks import TaskManager, get_task_dict
+task = get_task_dict(["refusion_toy"], TaskManager(include_path="tasks", include_defaults=False))["refusion_toy"]
+print([task.doc_to_text(row) for row in task.test_docs()], task.VERSION)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(copy), DATA_VARIABLE: str(copy / "data")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=copy, env=environment, capture_output=True, text=True, check=False
+    )
+    assert "What is 1 + 1? End with: The answer is <number>." in done.stdout, done.stderr
+    assert done.stdout.rstrip().endswith("1.0")
 
 
 def test_its_own_answers_are_right(copy: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from refusion_eval.benchmarks.sealing import WITHHELD, Sealing, redact, texts_of
+from refusion_eval.benchmarks.rows import WITHHELD, Sealing, redact, texts_of
 from refusion_eval.errors import DataError
 
 QUESTION = "Which invented particle decays into two invented bosons when the moon of Zorb is full?"

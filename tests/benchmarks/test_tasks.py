@@ -5,8 +5,8 @@ import pickle
 import pytest
 import yaml
 
-from refusion_eval.benchmarks import BENCHMARKS, Task, find_task, get_task, is_mini, is_sealed
-from refusion_eval.errors import DataError
+from refusion_eval.benchmarks import BENCHMARKS, Task, find_task, get_task, is_mini, is_sealed, without_thoughts
+from refusion_eval.errors import ConfigError
 from refusion_eval.paths import tasks_path
 from refusion_eval.runs.job import doc_hash
 
@@ -53,7 +53,7 @@ def test_a_task_is_found_by_its_own_name_and_survives_pickling(benchmark, mini):
 
 def test_a_plain_name_means_the_benchmark_and_an_unknown_one_is_refused():
     assert get_task("arc_challenge") == Task(BENCHMARKS["arc_challenge"])
-    with pytest.raises(DataError, match="unknown task 'hellaswag'; known: mmlu_pro"):
+    with pytest.raises(ConfigError, match=r"^unknown task 'hellaswag'; known tasks: arc_challenge"):
         get_task("hellaswag")
 
 
@@ -104,3 +104,27 @@ def test_sealed_items_hold_markers_and_the_way_back(tmp_path):
     prompt, texts = item.sealing.unseal(item.prompt)
     assert prompt == task.benchmark.prompt(real)
     assert texts == (real["question"], *real["choices"])
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("<think>a</think>b", "b"),
+        ("a</think>b", "b"),
+        ("a<think>b", "a"),
+        ("a<think>b</think>c<think>d</think>e", "ace"),
+        ("a</think>b<think>c", "b"),
+        ("<think>a<think>b</think>c", "c"),
+        ("plain", "plain"),
+    ],
+)
+def test_what_stands_inside_a_thinking_block_is_left_out(text, kept):
+    assert without_thoughts(text) == kept
+
+
+def test_a_thought_is_no_answer():
+    row = {"answer": "#### 6"}
+    assert BENCHMARKS["gsm8k"].extract("<think>The answer is 5.", row).answer is None
+    assert BENCHMARKS["gsm8k"].extract("The answer is 6.<think>The answer is 5.</think>", row).answer == "6"
+    code = "<think>```python\ndef f():\n    return 1\n```</think>\n```python\ndef f():\n    return 2\n```"
+    assert "return 2" in str(BENCHMARKS["mbpp"].extract(code, {}).answer)

@@ -20,7 +20,7 @@ from train_contestant import (
     synthetic_samples,
 )
 
-from refusion_eval.bench.shapes import Shape
+from refusion_eval.bench.checkpoints import Shape
 from refusion_eval.errors import ConfigError
 
 TINY = Shape(

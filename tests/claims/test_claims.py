@@ -25,8 +25,7 @@ from refusion_eval.claims.judge import (
 from refusion_eval.claims.statements import read_claims
 from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError, StoreError
-from refusion_eval.results.figure import TASKS
-from refusion_eval.results.published import published_backbone
+from refusion_eval.results.figure import TASKS, published_backbone
 from tests.results.conftest import cell, sample
 
 CLAIMS = {claim.id: claim for claim in read_claims()}

@@ -22,8 +22,7 @@ from refusion_eval.claims.formulas import (
 )
 from refusion_eval.claims.statements import read_claims
 from refusion_eval.errors import DataError
-from refusion_eval.results.figure import TASKS, by_key
-from refusion_eval.results.published import published_figures
+from refusion_eval.results.figure import TASKS, by_key, published_figures
 from tests.results.conftest import cell
 
 # `ours` has 2, 4, 8, 16, ... tokens a second, `slow` and `slower` have 1 and 0.5 on every task.

@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from refusion_eval.decoders.d2f import D2fSettings, Pipeline, decode_blocks
-from refusion_eval.trace import Fix, Trace
-from refusion_eval.types import DROP_ALL, Decoding, Forward, Read, Response, block_causal
+from refusion_eval.types import DROP_ALL, Decoding, Fix, Forward, Read, Response, Trace, block_causal
 
 
 class Snapshot(NamedTuple):
@@ -18,14 +17,19 @@ class Snapshot(NamedTuple):
 
 def watched(seen: list[Snapshot]) -> Any:
     """The decoder, telling of every forward."""
-    letters = {"active": "a", "to_cache": "t", "in_cache": "c"}
+
+    def state(pipeline: Pipeline, number: int) -> str:
+        return "c" if number < pipeline.num_cached else "t" if number < pipeline.num_finished else "a"
 
     def watching(prompt: Sequence[int], chosen: D2fSettings, trace: Trace) -> Decoding:
         pipeline = Pipeline(prompt, chosen, trace)
         decoding = decode_blocks(pipeline, chosen)
         forward = next(decoding)
         while True:
-            blocks = [[letters[block.state], len(block.masked), int(block.full)] for block in pipeline.blocks[1:]]
+            blocks = [
+                [state(pipeline, number), len(block.masked), int(pipeline.is_full(number))]
+                for number, block in enumerate(pipeline.blocks[1:], start=1)
+            ]
             seen.append(Snapshot(forward, blocks))
             readouts = yield forward
             try:

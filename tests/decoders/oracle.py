@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from refusion_eval.trace import Trace
-from refusion_eval.types import Attention, Decoding, Forward, Read, Readout, Response
+from refusion_eval.types import Attention, Decoding, Forward, Read, Readout, Response, Trace
 
 
 def visible_rows(attention: Attention) -> list[list[int]]:

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from refusion_eval.trace import Trace
-from refusion_eval.types import Forward, Read, Readout, Response
+from refusion_eval.types import Forward, Read, Readout, Response, Trace
 
 Answer = Callable[[Forward, Read], Readout]
 

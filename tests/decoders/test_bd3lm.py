@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from refusion_eval.decoders.bd3lm import Bd3lmSettings, decode
-from refusion_eval.decoders.choose import even_quotas, rounded_quotas
+from refusion_eval.decoders.canvas import even_quotas, rounded_quotas
 from refusion_eval.engine.masks import visible
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import Forward, Read, Readout, draw_key
@@ -21,6 +21,7 @@ from tests.decoders.baselines import (
     golden_case,
 )
 from tests.decoders.scripted import readout, run_scripted
+from tests.examples import examples
 
 MASK, EOS, EOT = 31, 30, 29
 COMMITS = ({}, {"separate_commit": True}, {"release_compatible": True})
@@ -97,7 +98,7 @@ def run(prompt=(1, 2, 3), **chosen):
 
 
 @given(prompts, sizes, commits, rules)
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_every_row_sees_all_blocks_up_to_its_own_and_nothing_else(prompt, size, commit, rule):
     _, trace, forwards = run(prompt, **size, **commit, **rule)
     num_prompt, block_length = len(prompt), size["block_length"]
@@ -125,7 +126,7 @@ def test_every_row_sees_all_blocks_up_to_its_own_and_nothing_else(prompt, size, 
 
 
 @given(prompts, sizes, rules)
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_commits_cost_one_forward_a_block_unless_they_ride(prompt, size, rule):
     runs = [run(prompt, **size, **rule, **commit) for commit in COMMITS]
     assert runs[0][0] == runs[1][0] == runs[2][0]
@@ -137,7 +138,7 @@ def test_commits_cost_one_forward_a_block_unless_they_ride(prompt, size, rule):
 
 
 @given(prompts, sizes, commits)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_a_threshold_of_0_takes_blocks_whole_and_one_above_1_single_tokens(prompt, size, commit):
     def num_steps(**rule):
         return sum(bool(forward.reads) for forward in run(prompt, **size, **commit, **rule)[2])
@@ -147,7 +148,7 @@ def test_a_threshold_of_0_takes_blocks_whole_and_one_above_1_single_tokens(promp
 
 
 @given(prompts, st.integers(1, 12), commits, rules)
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_blocks_of_one_are_decoded_left_to_right_and_causally(prompt, gen_length, commit, rule):
     _, trace, forwards = run(prompt, gen_length=gen_length, block_length=1, **commit, **rule)
     steps = [index for index, forward in enumerate(forwards) if forward.reads]
@@ -159,7 +160,7 @@ def test_blocks_of_one_are_decoded_left_to_right_and_causally(prompt, gen_length
 
 
 @given(sizes, commits, rules)
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_decoding_ends_after_the_block_with_a_stop_token(size, commit, rule):
     whole, _, _ = run(**size, **commit, **rule)
     stops = (EOS, EOT, *range(4))

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refusion_eval.decoders.choose import above_or_best, accepted_prefix, at_least_or_best, first_eos
+from refusion_eval.decoders import above_or_best, accepted_prefix, at_least_or_best, first_eos
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.floats(0, 1))

@@ -6,20 +6,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from refusion_eval.decoders import DECODERS
 from refusion_eval.decoders.d2f import D2fDreamSettings, D2fLladaSettings, D2fSettings, decode
 from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.errors import ConfigError
-from refusion_eval.trace import ForwardDone, Select
-from refusion_eval.types import Forward, Read, Readout, draw_key
+from refusion_eval.types import Forward, ForwardDone, Read, Readout, Select, draw_key
 from tests.decoders.baselines import RECORDS_EACH, assert_equals_golden, golden_case, golden_model
 from tests.decoders.d2f_oracle import Snapshot, fixed_after, recomputed, watched
 from tests.decoders.oracle import visible_rows
 from tests.decoders.scripted import readout, run_scripted
 from tests.engine.random_model import VOCAB_SIZE, random_engine
+from tests.examples import examples
 
 MASK, EOS, EOT = VOCAB_SIZE - 1, VOCAB_SIZE - 2, VOCAB_SIZE - 3
 PROMPT = [1, 2, 3]
@@ -78,7 +78,7 @@ def any_settings(draw: Any, **fixed: Any) -> D2fSettings:
 
 
 @given(any_settings(), st.integers(1, 5))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_the_input_starts_where_the_cache_ends_and_sees_block_causally(chosen, prompt_length):
     seen: list[Snapshot] = []
     _, trace, _ = run_scripted(watched(seen), list(range(1, 1 + prompt_length)), chosen, answer)
@@ -90,7 +90,7 @@ def test_the_input_starts_where_the_cache_ends_and_sees_block_causally(chosen, p
 
 
 @given(any_settings())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_full_blocks_advance_and_nothing_grows_behind_an_eos(chosen):
     seen: list[Snapshot] = []
     response, trace, forwards = run_scripted(watched(seen), PROMPT, chosen, answer)
@@ -111,14 +111,14 @@ def test_full_blocks_advance_and_nothing_grows_behind_an_eos(chosen):
 
 
 @given(any_settings(block_add_threshold=1.0, decoded_token_threshold=1.0, skip_threshold=1.0))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_with_all_thresholds_at_one_a_forward_fixes_one_token(chosen):
     _, trace, forwards = run_scripted(decode, PROMPT, chosen, answer)
     assert [len(fixed) for fixed in fixed_after(trace)] == [1] * len(forwards)
 
 
 @given(any_settings(block_add_threshold=1.0))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_blocks_that_are_added_when_the_last_is_done_are_never_two(chosen):
     seen: list[Snapshot] = []
     run_scripted(watched(seen), PROMPT, chosen, answer)
@@ -126,7 +126,7 @@ def test_blocks_that_are_added_when_the_last_is_done_are_never_two(chosen):
 
 
 @given(any_settings())
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_stopping_early_gives_the_same_text(chosen):
     many_stops = replace(chosen, eos_ids=(EOS, EOT, *range(8)))
     late, late_trace, _ = run_scripted(decode, PROMPT, many_stops, answer)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from refusion_eval.decoders import dream, llada
@@ -17,6 +17,7 @@ from refusion_eval.types import FeatureReuse, draw_key
 from tests.decoders.baselines import forwards_of
 from tests.decoders.scripted import readout, run_scripted
 from tests.engine.random_model import VOCAB_SIZE, random_engine, random_transformer
+from tests.examples import examples
 
 MASK = VOCAB_SIZE - 1
 LLADA = LladaSettings(mask_id=MASK, gen_length=12, block_length=6)
@@ -112,7 +113,7 @@ def answer(forward, read):
 
 
 @given(st.sampled_from([LLADA, DREAM]), st.integers(1, 6), st.integers(1, 6), st.floats(0, 1))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_each_part_is_computed_by_its_own_interval_from_the_first_step_on(chosen, prompt, response, ratio):
     decode = DECODE[type(chosen)]
     _, trace, forwards = run_scripted(decode, [1, 2, 3], cached(chosen, prompt, response, ratio), answer)

@@ -7,16 +7,16 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from refusion_eval.api import generate_many
 from refusion_eval.decoders.dream import RANKING_ALGS, Alg, DreamSettings, decode, quota, shares
 from refusion_eval.errors import ConfigError
-from refusion_eval.trace import Select
-from refusion_eval.types import Forward, Read, Readout, draw_key
+from refusion_eval.types import Forward, Read, Readout, Select, draw_key
 from tests.decoders.baselines import RECORDS_EACH, assert_equals_golden, decode_golden, golden_case, golden_model
 from tests.decoders.scripted import run_scripted
+from tests.examples import examples
 
 MASK, EOS = 31, 30
 OFFICIAL_GREEDY = {"temperature": 0.0, "confidence_temperature": 0.1, "confidence_top_p": 0.9}
@@ -80,7 +80,7 @@ def equally_sure(forward: Forward, read: Read) -> Readout:
 
 
 @given(LENGTHS, STEPS, st.sampled_from(get_args(Alg)), st.sampled_from([0.0, 0.5]), st.sampled_from([0.0, 1.0]))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_every_step_is_a_forward_of_the_whole_canvas(gen_length, steps, alg, alg_temp, temperature):
     alg_temp = 0.0 if alg == "origin" else alg_temp
     chosen = DreamSettings(
@@ -148,7 +148,7 @@ def test_origin_fixes_each_position_with_the_share_of_the_step():
 
 
 @given(st.integers(1, 1500), st.sampled_from([1e-3, 1e-5, 0.1, 0.0]))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_shares_are_those_of_torch(steps, eps):
     levels = torch.linspace(1, eps, steps + 1)
     wanted = 1 - levels[1:] / levels[:-1]
@@ -185,7 +185,7 @@ def test_quotas_of_the_usual_lengths():
 
 
 @given(LENGTHS, STEPS, st.sampled_from(get_args(Alg)))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_stopping_early_gives_the_same_text(gen_length, steps, alg):
     late = DreamSettings(mask_id=MASK, eos_ids=(EOS, *range(15)), gen_length=gen_length, steps=steps, alg=alg)
     response, trace, _ = run_scripted(decode, [5], late, answer)

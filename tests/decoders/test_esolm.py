@@ -5,19 +5,19 @@ from itertools import accumulate, chain, pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from refusion_eval.decoders import refusion_fused
 from refusion_eval.decoders.esolm import EsolmSettings, decode
-from refusion_eval.decoders.refusion_settings import RefusionSettings
+from refusion_eval.decoders.refusion_slots import RefusionSettings
 from refusion_eval.engine.engine import Request
 from refusion_eval.errors import ConfigError
-from refusion_eval.trace import Fix, ForwardDone
-from refusion_eval.types import Decoded, Forward, Read, Readout, causal, draw_key
+from refusion_eval.types import Decoded, Fix, Forward, ForwardDone, Read, Readout, causal, draw_key
 from tests.decoders.baselines import forwards_of
 from tests.decoders.scripted import readout, run_scripted
 from tests.engine.random_model import VOCAB_SIZE, dense_logits, random_engine
+from tests.examples import examples
 
 MASK, EOS = 31, 30
 TINY_MASK = VOCAB_SIZE - 1
@@ -58,7 +58,7 @@ def run(prompt=(1, 2, 3), **chosen):
 
 
 @given(schedules())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_every_position_is_decoded_once_and_the_sequential_part_left_to_right(chosen):
     made = EsolmSettings(mask_id=MASK, **chosen)
     schedule = made.schedule()
@@ -131,7 +131,7 @@ def test_subcontexts_by_hand():
 
 
 @given(prompts, schedules())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_the_cache_is_everything_clean_in_generation_order_and_never_a_mask(prompt, chosen):
     response, trace, forwards = run(prompt, **chosen)
     made = EsolmSettings(mask_id=MASK, **chosen)
@@ -159,7 +159,7 @@ def test_the_cache_is_everything_clean_in_generation_order_and_never_a_mask(prom
 
 
 @given(prompts, schedules(), st.integers(0, 29))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_stopping_early_gives_the_same_text(prompt, chosen, num_stops):
     stops = (EOS, *range(num_stops))
     late, late_trace, _ = run(prompt, eos_ids=stops, **chosen)

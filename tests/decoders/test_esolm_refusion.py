@@ -7,11 +7,10 @@ from functools import cache
 
 import pytest
 
+from miniature.data import held_out_pairs
 from refusion_eval import LoadedModel, generate, generate_many, load_model
-from refusion_eval.benchmarks.mini.generate import held_out_pairs
 from refusion_eval.paths import embedded_path
-from refusion_eval.trace import Draft, Fix, ForwardDone
-from refusion_eval.types import Decoded
+from refusion_eval.types import Decoded, Draft, Fix, ForwardDone
 from tests.decoders.baselines import forwards_of
 
 ONE = {"slot_size": 1, "free_rows": 0, "row_cost": 0.0, "gen_length": 32}

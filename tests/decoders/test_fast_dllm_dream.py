@@ -6,7 +6,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from refusion_eval.api import decoder_settings, generate_many, generate_stream
@@ -24,6 +24,7 @@ from tests.decoders.baselines import (
 )
 from tests.decoders.scripted import run_scripted
 from tests.decoders.test_dream import settings_of as dream_settings_of
+from tests.examples import examples
 
 MASK, EOS = 31, 30
 CACHES = {"no_cache": "none", "prefix_cache": "prefix", "dual_cache": "dual"}
@@ -121,7 +122,7 @@ def sizes(draw):
 
 
 @given(sizes(), CACHED, st.sampled_from([0.0, 0.6, 0.9]), st.sampled_from([0.0, 1.0]))
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_a_block_begins_with_its_first_position_and_is_filled_before_the_next(size, cache, threshold, temperature):
     prompt = [1, 2, 3]
     chosen = FastDllmDreamSettings(
@@ -157,7 +158,7 @@ def test_a_block_begins_with_its_first_position_and_is_filled_before_the_next(si
 
 
 @given(sizes(), CACHED)
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_above_1_a_threshold_gives_one_token_a_forward(size, cache):
     chosen = FastDllmDreamSettings(mask_id=MASK, cache=cache, threshold=1.01, **size)
     _, _, forwards = run_scripted(decode, [1, 2], chosen, answer)
@@ -165,7 +166,7 @@ def test_above_1_a_threshold_gives_one_token_a_forward(size, cache):
 
 
 @given(sizes(), CACHED)
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_a_threshold_of_0_takes_two_forwards_a_block(size, cache):
     chosen = FastDllmDreamSettings(mask_id=MASK, cache=cache, threshold=0.0, **size)
     _, _, forwards = run_scripted(decode, [1, 2], chosen, answer)
@@ -174,7 +175,7 @@ def test_a_threshold_of_0_takes_two_forwards_a_block(size, cache):
 
 
 @given(sizes(), CACHED, st.integers(2, 12))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_quotas_of_a_block_take_its_steps(size, cache, steps_per_block):
     num_blocks = size["gen_length"] // size["block_length"]
     steps = steps_per_block * num_blocks
@@ -198,7 +199,7 @@ def test_quotas_of_a_block_as_long_as_its_steps():
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.sampled_from([0.0, 0.5, 0.9, 1.01]))
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_without_a_cache_rejected_positions_are_offered_again(per_step, steps, threshold):
     gen_length = per_step * steps
     chosen = FastDllmDreamSettings(
@@ -235,7 +236,7 @@ def test_without_a_cache_one_step_is_one_threshold_for_the_canvas():
 
 
 @given(st.lists(st.floats(0, 1), min_size=8, max_size=8), CACHED, st.floats(0, 1), st.floats(0, 1))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_a_higher_threshold_never_takes_fewer_forwards(confidences, cache, one, other):
     def num_forwards(threshold):
         chosen = FastDllmDreamSettings(mask_id=MASK, cache=cache, gen_length=8, block_length=4, threshold=threshold)
@@ -246,7 +247,7 @@ def test_a_higher_threshold_never_takes_fewer_forwards(confidences, cache, one, 
 
 
 @given(sizes(), st.sampled_from(["none", "prefix", "dual"]), st.sampled_from(["confidence_threshold", "entropy"]))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_stopping_early_gives_the_same_text(size, cache, alg):
     late = FastDllmDreamSettings(
         mask_id=MASK, eos_ids=(EOS, *range(10)), cache=cache, alg=alg, steps=size["gen_length"], threshold=0.5, **size

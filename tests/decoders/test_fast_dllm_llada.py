@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from refusion_eval.decoders.choose import num_within_factor
+from refusion_eval.decoders import num_within_factor
 from refusion_eval.decoders.fast_dllm_llada import FastDllmLladaSettings, decode
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import DROP_ALL, NOTHING, Forward, Read, Readout, draw_key
@@ -21,6 +21,7 @@ from tests.decoders.baselines import (
     golden_model,
 )
 from tests.decoders.scripted import readout, run_scripted
+from tests.examples import examples
 
 MASK, EOS, EOT = 31, 30, 29
 CACHES = ("none", "prefix", "dual")
@@ -101,7 +102,7 @@ def run(**chosen):
 
 
 @given(sizes(), st.sampled_from(CACHES))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_a_threshold_of_0_takes_blocks_whole_and_one_above_1_single_tokens(size, cache):
     num_blocks = size["gen_length"] // size["block_length"]
     assert len(run(threshold=0.0, cache=cache, **size)[2]) == num_blocks
@@ -110,14 +111,14 @@ def test_a_threshold_of_0_takes_blocks_whole_and_one_above_1_single_tokens(size,
 
 
 @given(sizes(), st.sampled_from(CACHES), st.floats(0, 1.1), st.floats(0, 1.1))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_a_higher_threshold_never_lowers_the_forwards(size, cache, one, other):
     low, high = (len(run(threshold=tau, cache=cache, **size)[2]) for tau in sorted((one, other)))
     assert size["gen_length"] // size["block_length"] <= low <= high <= size["gen_length"]
 
 
 @given(sizes(), st.sampled_from(CACHES), st.sampled_from([{"threshold": 0.6}, {"factor": 1.5}, {}]))
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_a_block_is_refreshed_once_and_then_fed_with_what_its_cache_leaves_out(size, cache, rule):
     _, trace, forwards = run(cache=cache, **size, **rule)
     fixed_at, length = trace.fixed_at(), 3 + size["gen_length"]
@@ -143,7 +144,7 @@ def test_a_block_is_refreshed_once_and_then_fed_with_what_its_cache_leaves_out(s
 
 
 @given(sizes(), st.integers(1, 12), st.sampled_from(CACHES))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_a_quota_has_no_forward_after_the_last_mask(size, steps_each, cache):
     num_blocks = size["gen_length"] // size["block_length"]
     _, trace, forwards = run(cache=cache, steps=num_blocks * steps_each, **size)
@@ -172,7 +173,7 @@ def test_the_release_lets_the_last_candidate_of_a_factor_through():
 
 
 @given(sizes(), st.sampled_from(CACHES), st.sampled_from([{"threshold": 0.6}, {}]))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_stopping_early_gives_the_same_text(size, cache, rule):
     stops = {"eos_ids": (EOS, EOT, *range(20)), "cache": cache, **rule, **size}
     late, late_trace, _ = run(**stops)

@@ -4,15 +4,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from refusion_eval.decoders.choose import even_quotas, most_confident
+from refusion_eval.decoders import most_confident
+from refusion_eval.decoders.canvas import even_quotas
 from refusion_eval.decoders.llada import LladaSettings, decode
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import Forward, Read, Readout, draw_key
 from tests.decoders.baselines import RECORDS_EACH, assert_equals_golden, decode_golden, golden_case
 from tests.decoders.scripted import readout, run_scripted
+from tests.examples import examples
 
 MASK, EOS, EOT = 31, 30, 29
 NAMES = ("steps", "gen_length", "block_length", "temperature", "cfg_scale", "remasking")
@@ -44,7 +46,7 @@ def sizes(draw):
 
 
 @given(sizes(), st.sampled_from(["low_confidence", "random"]), st.sampled_from([0.0, 1.5]))
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_every_step_fills_its_quota_block_after_block(size, remasking, cfg_scale):
     prompt = [1, 2, 3]
     chosen = LladaSettings(mask_id=MASK, remasking=remasking, cfg_scale=cfg_scale, **size)
@@ -82,7 +84,7 @@ def test_among_equally_confident_ones_the_first_win(scores, data):
 
 
 @given(sizes())
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_stopping_early_gives_the_same_text(size):
     given_settings = {"mask_id": MASK, "eos_ids": (EOS, EOT, *range(20)), **size}
     late, late_trace, _ = run_scripted(decode, [5], LladaSettings(**given_settings), answer)

@@ -11,7 +11,7 @@ DECODER_FILE = '''"""Fills masks from left to right, the same number in every fo
 
 from refusion_eval.config import PositiveInt, settings_class
 from refusion_eval.decoders.canvas import Canvas, MaskedSettings
-from refusion_eval.decoders.decoder import Decoder, Reads, Style
+from refusion_eval.decoders import Decoder, Reads, Style
 from refusion_eval.types import Commit, Forward, causal
 
 

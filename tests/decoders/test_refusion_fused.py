@@ -2,20 +2,21 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from refusion_eval.decoders.refusion_fused import decode
-from refusion_eval.decoders.refusion_settings import RefusionSettings
-from refusion_eval.decoders.speculation import (
+from refusion_eval.decoders.refusion_fused import (
     ForwardCost,
     SlotForecast,
     acceptance,
+    decode,
     length_chances,
     profitable_branches,
     profitable_lengths,
 )
+from refusion_eval.decoders.refusion_slots import RefusionSettings
 from tests.engine.random_model import VOCAB_SIZE, random_engine
+from tests.examples import examples
 
 ENGINE = random_engine(5)
 
@@ -40,7 +41,7 @@ def any_settings(draw: st.DrawFn) -> dict[str, object]:
 
 
 @given(any_settings(), st.sampled_from([0.0, 0.02, 0.3]), st.sampled_from([0, 40]))
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_fused_or_not_the_tokens_are_the_same(common: dict[str, object], row_cost: float, free_rows: int):
     prompt = [3, 1, 4, 1, 5]
     plain = ENGINE.run(decode, prompt, RefusionSettings(**common, fuse=False))
@@ -88,3 +89,10 @@ def test_without_a_threshold_every_draft_is_certain_to_be_accepted():
     probs_K = np.array([0.01, 0.4])
     assert acceptance(probs_K, 0.0).tolist() == [1, 1]
     assert acceptance(probs_K, 0.3).tolist() == [0.01, 0.4]
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_a_response_that_fills_no_block_is_empty_if_release_compatible(fuse: bool):
+    sizes = {"gen_length": 4, "slot_size": 4, "block_size": 8, "mask_id": VOCAB_SIZE - 1}
+    decoded = ENGINE.run(decode, [3, 1, 4], RefusionSettings(**sizes, release_compatible=True, fuse=fuse))
+    assert (decoded.tokens, decoded.num_forwards) == ((), 0)

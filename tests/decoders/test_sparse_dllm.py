@@ -5,24 +5,25 @@ from itertools import count
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from refusion_eval.decoders import fast_dllm_dream, fast_dllm_llada
-from refusion_eval.decoders.choose import even_quotas
+from refusion_eval.decoders.canvas import even_quotas
 from refusion_eval.decoders.dream import quota, shares
 from refusion_eval.decoders.fast_dllm_dream import FastDllmDreamSettings
 from refusion_eval.decoders.fast_dllm_llada import FastDllmLladaSettings
 from refusion_eval.engine import masks
 from refusion_eval.engine.engine import Engine, Request
+from refusion_eval.engine.recorded import recorder
 from refusion_eval.errors import ConfigError
-from refusion_eval.trace import ForwardDone
 from refusion_eval.types import (
     DROP_ALL,
     NOTHING,
     Commit,
     Confidence,
     Forward,
+    ForwardDone,
     Read,
     Response,
     bidirectional,
@@ -31,6 +32,7 @@ from refusion_eval.types import (
 from tests.decoders.baselines import forwards_of
 from tests.decoders.scripted import readout, run_scripted
 from tests.engine.random_model import VOCAB_SIZE, random_engine, random_transformer
+from tests.examples import examples
 
 MASK = VOCAB_SIZE - 1
 LLADA = FastDllmLladaSettings(mask_id=MASK, gen_length=12, block_length=6, cache="sparse", keep_ratio=1.0)
@@ -113,7 +115,7 @@ def sizes(draw):
 
 
 @given(sizes(), st.floats(0, 1), st.sampled_from([1, 3, 5]), st.booleans())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_the_second_forward_of_a_block_is_scored_and_the_third_keeps_the_best_share(size, ratio, kernel_size, is_dream):
     same = {"mask_id": MASK, "cache": "sparse", "keep_ratio": ratio, "kernel_size": kernel_size, **size}
     if is_dream:
@@ -163,7 +165,7 @@ def test_a_batch_changes_nothing(batch_size, max_padding, monkeypatch):
 
 def test_fixed_shapes_give_the_same_tokens():
     model = random_transformer(4)
-    free, static = Engine(model, "sdpa"), Engine(model, "sdpa", static=True)
+    free, static = Engine(model, "sdpa"), Engine(model, "sdpa", record=recorder(model.device))
     for prompt in PROMPTS:
         chosen = replace(LLADA, keep_ratio=0.5)
         wanted = free.run(fast_dllm_llada.decode, prompt, chosen)

@@ -13,7 +13,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from refusion_eval.engine.bandwidth import cache_bytes_per_row, copy_bandwidth, weight_bytes
+from refusion_eval.engine.width import cache_bytes_per_row, copy_bandwidth, weight_bytes
 from refusion_eval.models.config import ModelConfig
 
 CONFIG = ModelConfig(

@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from refusion_eval.engine import masks
 from refusion_eval.engine.engine import Request
 from refusion_eval.errors import DecodeError
-from refusion_eval.trace import ForwardDone
 from refusion_eval.types import (
     NOTHING,
     Commit,
     Forward,
+    ForwardDone,
     Read,
     Response,
     Segment,
@@ -27,6 +27,7 @@ from refusion_eval.types import (
     groups,
 )
 from tests.engine.random_model import VOCAB_SIZE, dense_logits, random_engine
+from tests.examples import examples
 
 
 @dataclass
@@ -87,7 +88,7 @@ def random_script(seed):
 
 
 @given(st.integers(0, 10**9))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_any_commits_drops_and_replacements_equal_one_uncached_forward(seed):
     engine = random_engine()
     script, tokens, positions, visible = random_script(seed)
@@ -124,15 +125,19 @@ def wander_requests(count):
     return [Request(wander, prompt, seed) for seed, prompt in enumerate(prompts)]
 
 
+@pytest.fixture(scope="module")
+def decoded_alone():
+    engine = random_engine()
+    return [engine.run(request.decode, request.prompt, request.settings) for request in wander_requests(17)]
+
+
 @pytest.mark.parametrize("max_padding", [0.0, 1.5, float("inf")])
 @pytest.mark.parametrize("batch_size", [1, 2, 5, 64])
-def test_tokens_and_traces_are_the_same_at_any_batch_size(batch_size, max_padding, monkeypatch):
+def test_tokens_and_traces_are_the_same_at_any_batch_size(decoded_alone, batch_size, max_padding, monkeypatch):
     monkeypatch.setattr(masks, "MAX_CPU_PADDING", max_padding)
-    engine, requests = random_engine(), wander_requests(17)
-    alone = [engine.run(request.decode, request.prompt, request.settings) for request in requests]
-    together = dict(engine.run_many(iter(requests), batch_size))
+    together = dict(random_engine().run_many(iter(wander_requests(17)), batch_size))
     assert sorted(together) == list(range(17))
-    for index, expected in enumerate(alone):
+    for index, expected in enumerate(decoded_alone):
         assert together[index].tokens == expected.tokens
         assert together[index].trace == expected.trace
 

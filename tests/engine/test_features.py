@@ -5,20 +5,21 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.engine.features import hidden_with_reuse, least_alike
-from refusion_eval.engine.hidden import hidden_of
+from refusion_eval.engine.readout import hidden_of
+from refusion_eval.engine.recorded import recorder
 from refusion_eval.errors import DecodeError
 from refusion_eval.models.cache import KVCache
-from refusion_eval.models.layers import rms_norm, rotate, swiglu
-from refusion_eval.models.transformer import Transformer, Weights
+from refusion_eval.models.transformer import Transformer, Weights, rms_norm, rotate, swiglu
 from refusion_eval.types import Commit, FeatureReuse, Forward, Read, Response, RowScores, bidirectional, causal
 from tests.decoders.baselines import forwards_of
 from tests.engine.random_model import CPU, VOCAB_SIZE, random_engine, random_transformer
 from tests.engine.test_engine import Script, play, wander_requests
+from tests.examples import examples
 
 
 def with_bias(model: Transformer) -> Transformer:
@@ -102,7 +103,7 @@ def changing_texts(seed, num_forwards, num_prompt, num_response):
     ratio=st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.8, 1.0]),
     biased=st.booleans(),
 )
-@settings(max_examples=80, deadline=None, derandomize=True)
+@examples(80, derandomize=True)
 def test_any_schedule_gives_what_the_oracle_gives(seed, sizes, intervals, ratio, biased):
     model = random_transformer(seed % 5, num_layers=3)
     model = with_bias(model) if biased else model
@@ -176,15 +177,21 @@ def reusing_requests():
     return [Request(reusing, prompt, ratio) for prompt in prompts for ratio in (0.0, 0.25, 0.6, 1.0)]
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 5, 16])
-def test_a_batch_changes_nothing_among_others(batch_size):
-    engine = random_engine(1)
+@pytest.fixture(scope="module")
+def mixed_requests():
+    """Requests that reuse features and others in turn, and what each of them gives alone."""
     requests = [request for pair in zip(reusing_requests(), wander_requests(32), strict=True) for request in pair]
-    together = dict(engine.run_many(requests, batch_size))
-    for number, request in enumerate(requests):
-        alone = engine.run(request.decode, request.prompt, request.settings)
-        assert together[number].tokens == alone.tokens
-        assert forwards_of(together[number]) == forwards_of(alone)
+    engine = random_engine(1)
+    return requests, [engine.run(request.decode, request.prompt, request.settings) for request in requests]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5, 16])
+def test_a_batch_changes_nothing_among_others(mixed_requests, batch_size):
+    requests, alone = mixed_requests
+    together = dict(random_engine(1).run_many(requests, batch_size))
+    for number, expected in enumerate(alone):
+        assert together[number].tokens == expected.tokens
+        assert forwards_of(together[number]) == forwards_of(expected)
 
 
 def test_requests_that_begin_again_for_want_of_memory_end_the_same():
@@ -198,7 +205,7 @@ def test_requests_that_begin_again_for_want_of_memory_end_the_same():
 
 def test_fixed_shapes_leave_such_forwards_alone():
     model = random_transformer(1)
-    free, static = Engine(model, "sdpa"), Engine(model, "sdpa", static=True)
+    free, static = Engine(model, "sdpa"), Engine(model, "sdpa", record=recorder(model.device))
     for request in reusing_requests()[:8]:
         outs = [engine.run(request.decode, request.prompt, request.settings) for engine in (free, static)]
         assert outs[0].tokens == outs[1].tokens

@@ -7,9 +7,10 @@ import torch
 
 from refusion_eval.decoders import autoregressive, refusion_fused
 from refusion_eval.decoders.autoregressive import AutoregressiveSettings
-from refusion_eval.decoders.refusion_settings import RefusionSettings
+from refusion_eval.decoders.refusion_slots import RefusionSettings
 from refusion_eval.engine.engine import Engine
 from refusion_eval.engine.masks import attend_over
+from refusion_eval.engine.recorded import recorder
 from refusion_eval.models.attention import Backend, flash_attn_func
 from refusion_eval.models.cache import KVCache
 from refusion_eval.models.transformer import LayerWeights, Transformer, Weights
@@ -61,7 +62,7 @@ def test_float32_tokens_are_those_of_the_cpu_fused_or_not():
 
 def test_recorded_graphs_give_the_tokens_of_free_forwards():
     model = moved(random_transformer(), "cuda", torch.float32)
-    free, graphed = Engine(model, "sdpa"), Engine(model, "sdpa", static=True)
+    free, graphed = Engine(model, "sdpa"), Engine(model, "sdpa", record=recorder(model.device))
     for prompt in (PROMPT, PROMPT * 100, PROMPT):
         for fuse in (False, True):
             settings = RefusionSettings(

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from refusion_eval import api
 from refusion_eval.decoders import DECODERS, llada
-from refusion_eval.engine import masked_scoring, scoring
+from refusion_eval.engine import scoring
 from refusion_eval.engine.engine import Engine
-from refusion_eval.engine.masked_scoring import MaskedReading, estimate_many, noised_copies
+from refusion_eval.engine.scoring import MaskedReading, estimate_many, noised_copies
 from refusion_eval.errors import ConfigError
 from tests.engine.random_model import VOCAB_SIZE, dense_logits, random_transformer
 from tests.models import tiny
@@ -84,9 +84,8 @@ def test_a_short_continuation_has_the_expectation_itself(model, length, shift):
     assert score.log_prob == pytest.approx(expectation(model, PREFIX, continuation, shift), abs=1e-3)
 
 
-@SHIFTS
-@pytest.mark.parametrize("num_samples", [1, 5, 16])
-def test_the_mean_over_seeds_is_the_expectation(model, shift, num_samples):
+@pytest.mark.parametrize(("num_samples", "shift"), [(1, 0), (5, 1), (16, 0)])
+def test_the_mean_over_seeds_is_the_expectation(model, num_samples, shift):
     continuation = [7, 2, 19, 7, 11, 0]
     estimates = [
         estimate_many(model, [(PREFIX, continuation)], 1, reading(shift, num_samples, seed))[0].log_prob
@@ -106,7 +105,7 @@ def test_copies_are_different_and_weigh_one_for_each_token(length, num_samples, 
     assert weights_S @ masked_SL.sum(axis=1) == pytest.approx(length)
 
 
-@pytest.mark.parametrize(("length", "num_samples"), [(32, 128), (128, 128), (200, 128), (48, 20), (64, 128)])
+@pytest.mark.parametrize(("length", "num_samples"), [(32, 128), (128, 128), (200, 128), (48, 20)])
 def test_numbers_of_masks_are_spread_evenly_and_no_token_is_favoured(length, num_samples):
     sizes, per_token, num_draws = np.zeros(length), [], 600
     for key in range(num_draws):
@@ -132,13 +131,19 @@ def pairs():
     return [(tokens(12), tokens(14)) for _ in range(9)]
 
 
+@pytest.fixture(scope="module")
+def expected_scores(model, pairs):
+    return {shift: estimate_many(model, pairs, 3, reading(shift, num_samples=20)) for shift in (0, 1)}
+
+
 @SHIFTS
 @pytest.mark.parametrize(("batch_size", "max_rows"), [(1, 4096), (4, 4096), (100, 4096), (4, 50), (4, 1)])
-def test_batch_order_and_packing_change_nothing(model, pairs, shift, batch_size, max_rows, monkeypatch):
-    expected = estimate_many(model, pairs, 3, reading(shift, num_samples=20))
-    monkeypatch.setattr(masked_scoring, "MAX_ROWS", max_rows)
+def test_batch_order_and_packing_change_nothing(
+    model, pairs, expected_scores, shift, batch_size, max_rows, monkeypatch
+):
+    monkeypatch.setattr(scoring, "MAX_ROWS", max_rows)
     found = estimate_many(model, pairs[::-1], batch_size, reading(shift, num_samples=20))
-    for score, wanted in zip(reversed(found), expected, strict=True):
+    for score, wanted in zip(reversed(found), expected_scores[shift], strict=True):
         assert score.log_prob == pytest.approx(wanted.log_prob, abs=1e-3)
         assert score.is_greedy == wanted.is_greedy
 
@@ -149,7 +154,7 @@ def test_a_forward_takes_as_many_copies_as_its_rows_allow(model, monkeypatch):
     monkeypatch.setattr(
         model, "hidden", lambda tokens_T, *rest: (rows.append(len(tokens_T)), hidden(tokens_T, *rest))[1]
     )
-    monkeypatch.setattr(masked_scoring, "MAX_ROWS", 50)
+    monkeypatch.setattr(scoring, "MAX_ROWS", 50)
     estimate_many(model, [(PREFIX, [7, 2, 19, 7, 11])], 1, reading())
     # 31 copies of 10 tokens, then the steps of greedy decoding.
     assert rows[:7] == [50] * 6 + [10]

@@ -5,18 +5,21 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from refusion_eval.engine import readout
-from refusion_eval.engine.readout import PackedRead, gumbel_noise, read_out
+from refusion_eval.engine.readout import PackedRead, ReadPlan, gumbel_noise, read_out
 from refusion_eval.types import Confidence, Guidance, Read, draw_key
+from tests.examples import examples
 
 
 def ask(logits, *reads, first_row=0):
     """Reads logits that are handed in as hidden rows, the output head being the identity."""
     logits = torch.as_tensor(logits, dtype=torch.float32)
-    return read_out([PackedRead(read, first_row) for read in reads], logits, lambda rows: rows, logits.shape[1])
+    return read_out(
+        ReadPlan([PackedRead(read, first_row) for read in reads]), logits, lambda rows: rows, logits.shape[1]
+    )
 
 
 @pytest.fixture
@@ -129,7 +132,7 @@ def test_suppressed_ids_are_not_sampled(logits):
 def test_noise_equals_a_plain_reference():
     """splitmix64 in Python integers: the tensor arithmetic wraps and shifts as unsigned 64-bit numbers do."""
     draws = [0, 1, (1 << 64) - 1, draw_key(2, 3)]
-    noise = gumbel_noise(draws, 5, torch.device("cpu"))
+    noise = gumbel_noise(torch.tensor(draws, dtype=torch.uint64).view(torch.int64), 5)
     for row, draw in enumerate(draws):
         for token in range(5):
             state = draw
@@ -169,7 +172,7 @@ def test_confidence_has_its_own_temperature(logits):
     np.testing.assert_allclose(got.margin, top[:, 0] - top[:, 1], rtol=1e-5, atol=1e-7)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(0, 10**6), st.floats(0.05, 1.0), st.integers(0, 12))
 def test_truncation_keeps_the_head_of_the_distribution(seed, top_p, top_k):
     row = torch.randn(11, generator=torch.Generator().manual_seed(seed)) * 2
@@ -211,14 +214,14 @@ def test_confidence_dtypes():
     assert single.probs.dtype == np.float32
     assert double.probs[0] < double.probs[1] < 1  # told apart, where float32 sees two equal ones
     hidden = [PackedRead(Read([0, 1], confidence=Confidence(dtype="model")), 0)]
-    (short,) = read_out(hidden, logits, lambda rows: rows, 4, torch.bfloat16)
+    (short,) = read_out(ReadPlan(hidden), logits, lambda rows: rows, 4, torch.bfloat16)
     np.testing.assert_array_equal(short.probs, logits.bfloat16().softmax(-1).max(-1).values.float())
 
 
 def test_the_most_probable_token_at_low_precision_can_be_another_than_the_largest_logit():
     logits = torch.tensor([[8.0, 8.001, 0.0]])
     reads = [PackedRead(Read([0], confidence=Confidence(dtype="model", choose=choose)), 0) for choose in (False, True)]
-    by_logit, by_probability = read_out(reads, logits, lambda rows: rows, 3, torch.bfloat16)
+    by_logit, by_probability = read_out(ReadPlan(reads), logits, lambda rows: rows, 3, torch.bfloat16)
     assert (by_logit.tokens[0], by_probability.tokens[0]) == (1, 0)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from refusion_eval.engine.engine import Request
-from refusion_eval.engine.row_scores import row_scores
+from refusion_eval.engine.features import row_scores
 from refusion_eval.errors import DecodeError
 from refusion_eval.models.attention import OneSequence
 from refusion_eval.models.cache import KVCache, ScoredRows

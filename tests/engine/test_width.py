@@ -2,7 +2,7 @@
 
 import pytest
 
-from refusion_eval.decoders.speculation import ForwardCost
+from refusion_eval.decoders.refusion_fused import ForwardCost
 from refusion_eval.engine import width as measurement
 from refusion_eval.engine.width import WidthCost, fastest_backend, fit, measure, time_forwards
 from tests.engine.random_model import random_transformer

@@ -4,13 +4,12 @@ import pytest
 from torch.distributed import HashStore
 
 from refusion_eval.errors import ConfigError, ScaleOutError
-from refusion_eval.evaluate.session import Session
+from refusion_eval.evaluate.loop import Session
 from refusion_eval.lm_eval_plugin.adapter import RefusionLM
 from refusion_eval.runs.job import Job
 from refusion_eval.runs.model_args import parse_model_args
-from refusion_eval.scaleout import launch
-from refusion_eval.scaleout.channel import Channel
-from refusion_eval.scaleout.launch import ProcessGroup, ProcessInfo
+from refusion_eval.scaleout import channel
+from refusion_eval.scaleout.channel import Channel, ProcessInfo
 from refusion_eval.store.records import SampleKey
 from refusion_eval.store.run_reader import RunReader
 
@@ -63,8 +62,8 @@ def test_a_record_is_on_the_disk_when_it_is_handed_over_and_is_found_again(check
 
 def test_a_worker_of_a_launcher_is_told_that_it_drives_no_run_but_its_objects_exist(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
-    group = ProcessGroup(ProcessInfo(1, 2), Channel(HashStore()))
-    monkeypatch.setattr(launch, "process_group", lambda: group)
+    worker = Channel(HashStore(), ProcessInfo(1, 2))
+    monkeypatch.setattr(channel, "open_channel", lambda: worker)
     lm = RefusionLM(arguments(checkpoint, tmp_path))
     with pytest.raises(ScaleOutError, match=r"process 1 .*drives no run.*run_worker_or_return\(args\)"):
         _ = lm.session.runner

@@ -17,7 +17,7 @@ from refusion_eval.cli import main as command_line
 from refusion_eval.cli import run, table  # noqa: F401 - imported here so that no run has to
 from refusion_eval.evaluate.loop import load_items
 from refusion_eval.paths import embedded_path
-from refusion_eval.results import facts, measured, summary  # noqa: F401
+from refusion_eval.results import facts, measured, tables  # noqa: F401
 from refusion_eval.runs import manifest as run_manifest
 from refusion_eval.sandbox import probe
 from tests.faults import places

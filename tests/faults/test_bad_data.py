@@ -151,7 +151,7 @@ def test_texts_with_lone_surrogates_and_nul_are_scored(front_end, tmp_path):
 def test_lone_surrogates_in_a_models_text_reach_every_output(front_end, monkeypatch, tmp_path):
     """From the decoder's text to the store, the CSV and Markdown table, and the report's page."""
     broken = "The answer is \ud800\0 72 \udfff"
-    monkeypatch.setattr("refusion_eval.runs.text.Detokenizer.text", lambda *arguments: broken)
+    monkeypatch.setattr("refusion_eval.runs.job.Detokenizer.text", lambda *arguments: broken)
     run_dir, page = tmp_path / "run", tmp_path / "page.html"
     command = ("run", "--decoder", "autoregressive", "--set", "gen_length=4", "--warmup", "0", "--limit", "1")
     assert front_end.run(*command, "--tasks", "mini_gsm8k", "--run-dir", run_dir)[0] == 0

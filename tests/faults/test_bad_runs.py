@@ -196,7 +196,7 @@ def test_figures_of_other_files_are_one_error(number, content, front_end, tmp_pa
 
 # Arguments that name something else than they have to; words of the error.
 ARGUMENTS = {
-    "no such figure": (("plot", "figure77", "SOUND"), ("figure77", "figure1")),
+    "no such figure": (("plot", "figure77", "SOUND"), ("figure77", "did you mean figure7")),
     "no such task of a plot": (("plot", "figure5", "SOUND", "--task", "nope", "--out", "OUT"), ("nope",)),
     "no such item of a plot": (("plot", "figure5", "SOUND", "--item", "nope", "--out", "OUT"), ("nope",)),
     "a file for figures": (("plot", "figure5", "SOUND", "--out", "FILE"), ("FILE",)),

@@ -4,7 +4,7 @@ import contextlib
 import shutil
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from refusion_eval.config import field_types, read_values
@@ -12,6 +12,7 @@ from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import tasks_path
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args
+from tests.examples import examples
 
 ODD = ("-1", "1e400", "nan", "inf", "-inf", "text", "", "0x10", "1.5", "[]", "9" * 5000, "\ud800", "None", "1,2")
 NUMERIC = sorted(
@@ -54,7 +55,7 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(300, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_arguments_are_built_or_refused_with_one_error(data):
     decoder = data.draw(st.sampled_from(sorted(DECODERS)))

@@ -4,9 +4,8 @@ import math
 
 import pytest
 
-from refusion_eval.results.csv_file import write_csv
-from refusion_eval.results.figure import TASKS, Figure
-from refusion_eval.results.published import published_backbone
+from refusion_eval.results.figure import TASKS, Figure, published_backbone
+from refusion_eval.results.render import write_csv
 
 CODE = ("humaneval", "mbpp")
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from refusion_eval.cli import app
 from refusion_eval.errors import DataError
 from refusion_eval.figures.moments import generation_order, longest_sample, step_by_step
-from refusion_eval.report.find import find_sample, speller_of
+from refusion_eval.report.sample import find_sample, speller_of
 
 from ..report.conftest import make_sample, write_run
 

@@ -10,18 +10,23 @@ from matplotlib.text import Text
 from PIL import Image
 
 from refusion_eval.errors import ConfigError, DataError, StoreError
-from refusion_eval.figures import versus
-from refusion_eval.figures.curves import LOCALITY_COLUMNS, locality_points, scaling_points
-from refusion_eval.figures.draw_baseline import draw_against_baseline
-from refusion_eval.figures.draw_swept import sweet_spot
-from refusion_eval.figures.drawn import caption
+from refusion_eval.figures.draw_baseline import Label, draw_against_baseline, place_labels
+from refusion_eval.figures.draw_curves import sweet_spot
+from refusion_eval.figures.draw_text import lay_out
 from refusion_eval.figures.figures import FIGURES, rows_of, write_figure
-from refusion_eval.figures.labels import Label, place_labels
-from refusion_eval.figures.moments import lay_out
-from refusion_eval.figures.names import FUSED_SENTENCE, system_label
+from refusion_eval.figures.names import FUSED_SENTENCE, caption, system_label
+from refusion_eval.figures.points import (
+    DELTA_SCORE,
+    LOCALITY_COLUMNS,
+    against_baseline,
+    frontier,
+    locality_points,
+    scaling_points,
+    swept,
+)
 from refusion_eval.figures.rows import OPERATING_POINT, Point, TokenCell, read_rows, write_rows
 from refusion_eval.figures.style import ORDERED
-from refusion_eval.results.csv_file import read_csv, write_csv
+from refusion_eval.results.render import read_csv, write_csv
 from refusion_eval.studies.locality.report import COLUMNS
 
 POINT = {"label": "ReFusion", "origin": "measured", "metric": "delta_score", "panel": "tau_slot"}
@@ -120,7 +125,7 @@ def test_a_checkpoint_of_another_backbone_is_no_published_system_in_figure_1(sou
         for row in read_csv(sources["figure1"])
     ]
     write_csv(rows, tmp_path / "real.csv")
-    measured = {point.series: point for point in versus.against_baseline([tmp_path / "real.csv"]) if point.n}
+    measured = {point.series: point for point in against_baseline([tmp_path / "real.csv"]) if point.n}
     assert set(measured) == {"autoregressive", "refusion on tiny"}
     assert measured["refusion on tiny"].label == "ReFusion on tiny"
     assert FUSED_SENTENCE in caption(list(measured.values()))
@@ -167,7 +172,7 @@ def test_a_name_without_room_beside_its_point_gets_a_line_to_it():
 
 def test_a_sweep_gives_a_point_a_value_and_one_operating_point(sources):
     points = rows_of("figure4", [sources["figure4"]])
-    scores = [point for point in points if point.metric == versus.DELTA_SCORE]
+    scores = [point for point in points if point.metric == DELTA_SCORE]
     assert [(point.x, point.y, point.mark) for point in scores] == [
         (0.5, -1.0, ""),
         (0.7, 0.0, OPERATING_POINT),
@@ -197,7 +202,7 @@ def test_the_sweet_spot_is_the_run_of_good_values_around_the_operating_point(del
 
 def test_half_written_runs_are_noted(made, tmp_path):
     folder = made["sweep"](tmp_path / "s", "tau_slot", [0.5, 0.7], operating=0.7, note="half-written: 1 of 2")
-    assert {point.note for point in versus.frontier([folder])} == {
+    assert {point.note for point in frontier([folder])} == {
         "refusion-0.5 is half-written",
         "refusion-0.7 is half-written",
         "refusion-table is half-written",
@@ -207,8 +212,8 @@ def test_half_written_runs_are_noted(made, tmp_path):
 def test_a_sweep_of_several_machines_is_refused_by_name(made, tmp_path):
     folder = made["sweep"](tmp_path / "s", "tau_slot", [0.5, 0.7], operating=0.7, hardware=lambda v: f"CPU {v}")
     with pytest.raises(StoreError, match=r"speed of several machines .*CPU 0\.5 in refusion-0\.5"):
-        versus.swept([folder])
-    assert versus.frontier([folder])  # without a time on its axes it may
+        swept([folder])
+    assert frontier([folder])  # without a time on its axes it may
 
 
 def test_scaling_of_several_machines_is_refused_by_name(made, tmp_path):
@@ -219,9 +224,9 @@ def test_scaling_of_several_machines_is_refused_by_name(made, tmp_path):
 
 def test_what_is_missing_is_named(made, tmp_path, sources):
     with pytest.raises(DataError, match=r"none has no points\.csv and no sweep\.csv.* refusion-eval sweep SPEC"):
-        versus.swept([tmp_path / "none"])
+        swept([tmp_path / "none"])
     with pytest.raises(DataError, match="no figures of gsm8k; its tasks are mini_mbpp"):
-        versus.swept([sources["figure4"]], "gsm8k")
+        swept([sources["figure4"]], "gsm8k")
     broken = tmp_path / "broken.csv"
     broken.write_text("samples,task\n1,gsm8k\n", encoding="utf-8")
     with pytest.raises(DataError, match="lacks the columns metric, value"):
@@ -239,7 +244,7 @@ def test_without_an_autoregressive_run_there_is_no_difference(sources, tmp_path)
     rows = [row for row in read_csv(sources["figure1"]) if row.run_id != "ar-table"]
     write_csv(rows, tmp_path / "alone.csv")
     with pytest.raises(DataError, match="no autoregressive run of mbpp"):
-        versus.against_baseline([tmp_path / "alone.csv"])
+        against_baseline([tmp_path / "alone.csv"])
 
 
 def test_a_figure_of_the_paper_alone_needs_no_source():

@@ -7,8 +7,7 @@ import pytest
 from refusion_eval.errors import ConfigError, StoreError
 from refusion_eval.figures.names import FUSED_SENTENCE
 from refusion_eval.figures.tables import NUMBERS, paper_table
-from refusion_eval.results.figure import AVERAGE, TASKS
-from refusion_eval.results.published import published_figures
+from refusion_eval.results.figure import AVERAGE, TASKS, published_figures
 from refusion_eval.results.render import Section, Table, TableCell, TableRow, latex_text, markdown_text, text_cells
 
 FIRST = 3  # columns before the benchmarks

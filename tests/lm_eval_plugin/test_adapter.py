@@ -7,12 +7,12 @@ from lm_eval.api.model import CachingLM
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from refusion_eval.benchmarks import get_task
-from refusion_eval.benchmarks.sealing import WITHHELD
+from refusion_eval.benchmarks.rows import WITHHELD
 from refusion_eval.engine.engine import Engine
 from refusion_eval.errors import ConfigError, DecodeError, StoreError
 from refusion_eval.lm_eval_plugin.adapter import RefusionLM
 from refusion_eval.lm_eval_plugin.hooks import SEALING
-from refusion_eval.runs.text import Detokenizer
+from refusion_eval.runs.job import Detokenizer
 from refusion_eval.store.run_reader import RunReader
 from tests.models.tiny import save_word_tokenizer
 
@@ -307,7 +307,9 @@ def test_log_likelihood_of_a_random_model_equals_transformers(random_checkpoint)
     for (context, continuation), (value, greedy) in zip(pairs, found, strict=True):
         wanted = lm.tok_encode(continuation)
         # A text beyond the model's range loses its beginning.
-        given = (lm.tok_encode(context) or [lm.prefix_token_id])[-(lm.max_length + 1 - len(wanted)) :]
+        given = (lm.tok_encode(context) or [lm.prefix_token_id])[
+            -(lm.system.model.config.max_positions + 1 - len(wanted)) :
+        ]
         expected, expected_greedy = reference_log_likelihood(model, given, wanted)
         assert math.isclose(value, expected, rel_tol=1e-4, abs_tol=1e-4)
         assert greedy == expected_greedy

@@ -11,8 +11,7 @@ from safetensors.torch import load_file, save_file
 import refusion_eval
 from refusion_eval.errors import CheckpointError
 from refusion_eval.models.adapter import LoraAdapter, lora_config
-from refusion_eval.models.config import model_config
-from refusion_eval.models.families import FAMILIES
+from refusion_eval.models.config import FAMILIES, model_config
 from refusion_eval.models.weights import load_weights
 from refusion_eval.types import causal
 from tests.models import tiny
@@ -64,8 +63,8 @@ def save_adapter(directory: Path, base: Path, targets, ranks=lambda module: 4, k
 
 def load_merged(base: Path, adapter: Path, dtype=torch.float32):
     config = model_config(base)
-    merged = LoraAdapter(lora_config(adapter), config)
-    return tiny.Transformer(config, load_weights(base, config, dtype, tiny.CPU, merged))
+    merge = LoraAdapter(lora_config(adapter), config).merge
+    return tiny.Transformer(config, load_weights(base, config, dtype, tiny.CPU, merge))
 
 
 def logits(model) -> torch.Tensor:

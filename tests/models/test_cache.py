@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from refusion_eval.errors import DecodeError
 from refusion_eval.models.cache import KVCache
 from refusion_eval.models.config import ModelConfig
+from tests.examples import examples
 
 CONFIG = ModelConfig(
     family="qwen3",
@@ -49,7 +50,7 @@ def stored(cache, sequence):
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_any_sequence_of_commits_drops_and_replacements(data):
     cache, expected, mark = new_cache(), [], 0
     for _ in range(data.draw(st.integers(1, 6))):
@@ -108,7 +109,7 @@ def test_rows_that_do_not_exist_are_refused(rows, replace):
 
 
 @given(st.integers(0, 4), st.permutations(range(5)), st.integers(0, 5))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_kept_rows_are_the_first_ones_and_new_rows_follow_them(keep, order, num_rows):
     cache = new_cache(capacity=16)
     stage(cache, 0, [1, 2, 3, 4])

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from refusion_eval.errors import CheckpointError
-from refusion_eval.models.config import model_config
-from refusion_eval.models.families import FAMILIES
+from refusion_eval.models.config import FAMILIES, model_config
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.types import bidirectional, causal
 from tests.models import tiny
@@ -68,7 +67,7 @@ def test_scaled_rotary_positions(tmp_path, family, rope):
 
 def test_biases_are_added_where_few_rows_meet_a_large_matrix(monkeypatch, tmp_path):
     reference = tiny.save_checkpoint(tmp_path, family="qwen2")
-    monkeypatch.setattr("refusion_eval.models.layers.SMALL_MATRIX", 10)
+    monkeypatch.setattr("refusion_eval.models.transformer.SMALL_MATRIX", 10)
     compare(tmp_path, reference)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from refusion_eval.bench.shapes import Shape, random_checkpoint
+from refusion_eval.bench.checkpoints import Shape, random_checkpoint
 from refusion_eval.errors import CheckpointError
 from tests.models import tiny
 

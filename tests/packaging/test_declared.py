@@ -19,9 +19,11 @@ REQUIREMENTS = [
 ]
 # Libraries of an extra that the package may import without declaring them for everyone.
 OF_EXTRAS = {"accelerate": "train", "deepspeed": "deepspeed", "flash_attn": "flash", "peft": "train", "ray": "ray"}
+# A part of torch's builds for CUDA, where it is used; for builds for CPUs the extra brings it for tests.
+OF_EXTRAS["triton"] = "dev"
 
-# These are built for the GPUs of one machine.
-UNPINNED = ("deepspeed", "flash-attn")
+# It is built for the GPUs of one machine.
+UNPINNED = ("flash-attn",)
 
 
 @cache

@@ -79,6 +79,9 @@ def test_wheel_holds_package_tasks_published_figures_and_startup_files(wheel):
     assert names >= STARTUP_FILES
     assert names >= tasks
     assert "refusion_eval/training/configs/refusion_8b.yaml" in names
+    assert "refusion_eval/py.typed" in names
+    licences = {name.split("/", 2)[2] for name in names if ".dist-info/licenses/" in name}
+    assert licences == {"LICENSE", "refusion_eval/report/page/vendor/LICENSE-chartjs.md"}
     assert published
     assert names >= published
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"refusion_eval", *STARTUP_FILES}

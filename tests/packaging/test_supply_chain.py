@@ -15,7 +15,7 @@ from refusion_eval.models import checkpoint as checkpoint_module
 from refusion_eval.paths import embedded_path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("refusion_eval", "benchmarks", "tasks", "plots")
+FOLDERS = ("refusion_eval", "benchmarks", "tasks", "plots", "miniature")
 
 IMPORT_ALL = """
 import importlib, pkgutil, socket, sys
@@ -43,7 +43,7 @@ def test_no_module_opens_a_connection_when_it_is_imported():
 RUNS_CODE = {
     "refusion_eval/sandbox/guest.py": "runs a model's program in the sandbox",
     "refusion_eval/sandbox/judge.py": "runs a benchmark's tests in a separate process",
-    "refusion_eval/benchmarks/mini/code.py": "runs functions of the synthetic tasks, which the module defines",
+    "miniature/code.py": "runs functions of the synthetic tasks, which the module defines",
 }
 PICKLING = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"}
 

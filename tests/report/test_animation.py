@@ -9,9 +9,8 @@ from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError
 from refusion_eval.report.frames import NEW, frames, play
 from refusion_eval.report.picture import LOOKS, write_animation
-from refusion_eval.report.pieces import Speller
-from refusion_eval.report.replay import replay_of
-from refusion_eval.trace import Trace
+from refusion_eval.report.replay import Speller, replay_of
+from refusion_eval.types import Trace
 
 from .conftest import TRACE, make_sample, spell, write_run
 

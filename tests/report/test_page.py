@@ -7,11 +7,9 @@ import pytest
 
 from refusion_eval.errors import ConfigError, StoreError
 from refusion_eval.report.assemble import page
-from refusion_eval.report.collect import collect
-from refusion_eval.report.find import find_sample
-from refusion_eval.report.marks import limit_of
-from refusion_eval.report.sources import Asked
-from refusion_eval.store.environment import Hardware
+from refusion_eval.report.collect import Asked, collect, limit_of
+from refusion_eval.report.sample import find_sample
+from refusion_eval.store.records import Hardware
 from refusion_eval.store.run_store import RunStore
 
 from .conftest import LetterSources, NoSources, make_manifest, make_sample, make_score, write_run

@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refusion_eval import api
-from refusion_eval.report.pieces import Speller, final_pieces
-from refusion_eval.report.replay import Change, Position, apply, replay_of
-from refusion_eval.trace import Trace
+from refusion_eval.report.replay import Change, Position, Speller, apply, final_pieces, replay_of
+from refusion_eval.types import Trace
 
 from .conftest import TRACE, spell
 

@@ -3,9 +3,7 @@
 import pytest
 
 from refusion_eval.results.figure import Figure
-from refusion_eval.store.environment import Hardware
-from refusion_eval.store.manifest import Manifest
-from refusion_eval.store.records import Sample, SampleKey, ScoreRow
+from refusion_eval.store.records import Hardware, Manifest, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_store import RunStore
 from tests.store import conftest as of_store
 

@@ -11,9 +11,8 @@ from typer.testing import CliRunner
 
 from refusion_eval.cli import app
 from refusion_eval.errors import StoreError
-from refusion_eval.results.compare import compare_runs, detectable_difference
-from refusion_eval.results.compare_report import details
-from refusion_eval.store.environment import Hardware
+from refusion_eval.results.compare import compare_runs, details, detectable_difference
+from refusion_eval.store.records import Hardware
 from tests.results.conftest import sample
 
 
@@ -33,7 +32,7 @@ def test_differences_flips_and_speed_by_hand(write_run):
     assert task.accuracies == pytest.approx((50, 40))
     assert task.difference.value == pytest.approx(-10)
     assert task.difference.low < -10 < task.difference.high
-    assert (task.gained, task.lost, task.other_prompts) == (["7"], ["3", "4"], [])
+    assert task.flips == {"gained": ["7"], "lost": ["3", "4"], "other prompts": []}
     differences = [0, 0, 0, -1, -1, 0, 0, 1, 0, 0]
     assert task.detectable == pytest.approx(100 * 2.80158 * np.std(differences, ddof=1) / math.sqrt(10), rel=1e-4)
     assert task.speed.value == pytest.approx(2.0)
@@ -46,7 +45,7 @@ def test_prompts_and_settings_that_differ_are_named(write_run):
     asked = [sample(i, prompt=f"please-{i}" if i in (2, 5) else None) for i in range(10)]
     b = write_run("b", asked, dtype="bfloat16", seed=3)
     comparison = compare_runs(a, b)
-    assert comparison.tasks[0].other_prompts == ["2", "5"]
+    assert comparison.tasks[0].flips["other prompts"] == ["2", "5"]
     assert comparison.settings == ['dtype: A "float32", B "bfloat16"', "seed: A 0, B 3"]
     assert "mini_gsm8k: other prompts (2): 2, 5" in details(comparison)
 
@@ -57,7 +56,7 @@ def test_other_items_are_refused_or_left_out_on_request(write_run):
     with pytest.raises(StoreError, match=r"A has 10 scored items and B 8, 6 of them in common; .*--common-items"):
         compare_runs(a, b)
     (task,) = compare_runs(a, b, common_items=True).tasks
-    assert (len(task.items), task.left_out, task.gained, task.lost) == (6, 6, ["4"], [])
+    assert (len(task.items), task.left_out, task.flips["gained"], task.flips["lost"]) == (6, 6, ["4"], [])
     c = write_run("c", [sample(i) for i in range(20, 22)])
     with pytest.raises(StoreError, match="0 of them in common; run both on the same items"):
         compare_runs(a, c, common_items=True)

@@ -8,10 +8,9 @@ import pytest
 
 import refusion_eval.results as results
 from refusion_eval.errors import StoreError
-from refusion_eval.results.csv_file import write_csv
 from refusion_eval.results.data_frames import SAMPLE_COLUMNS
 from refusion_eval.results.measured import run_figures
-from refusion_eval.results.render import csv_text
+from refusion_eval.results.render import csv_text, write_csv
 from tests.results.conftest import sample
 
 

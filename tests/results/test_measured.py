@@ -9,11 +9,10 @@ import pytest
 from rich.console import Console
 
 from refusion_eval.errors import StoreError
-from refusion_eval.results.csv_file import read_csv, write_csv
 from refusion_eval.results.measured import run_figures
-from refusion_eval.results.summary import summary, summary_table
-from refusion_eval.store.environment import Hardware
-from refusion_eval.store.records import ScoreRow
+from refusion_eval.results.render import read_csv, write_csv
+from refusion_eval.results.tables import summary, summary_table
+from refusion_eval.store.records import Hardware, ScoreRow
 from refusion_eval.store.run_store import RunStore
 
 OTHER_MACHINE = Hardware(cpu="Faster CPU", cores=64, threads=64)
@@ -293,7 +292,7 @@ def test_the_summary_has_one_line_a_task_and_system(two_systems):
 def renderings(lines):
     """Terminal and Markdown, each as one line of text."""
     stream = io.StringIO()
-    Console(file=stream, width=200).print(summary_table(lines, title="Results").rich())
+    Console(file=stream, width=200).print(summary_table(lines).rich())
     return [" ".join(text.split()) for text in (stream.getvalue(), summary_table(lines).markdown())]
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from refusion_eval.metrics.bootstrap import Interval
+from refusion_eval.metrics import Interval
 from refusion_eval.results.render import (
     Section,
     Table,

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from refusion_eval.sandbox import calls
+from refusion_eval.sandbox import seccomp
 
 _GONE_WITHIN_S = 3.0
 _KILLED_WITHIN_S = 0.2
@@ -64,13 +64,13 @@ class Scene:
         free = socket.create_server(("127.0.0.1", 0))
         self._free_port = free.getsockname()[1]
         free.close()
-        column = calls.ARCHITECTURES[os.uname().machine][0]
+        column = seccomp.ARCHITECTURES[os.uname().machine][0]
         self.places: dict[str, Any] = {
             "SECRET_FILE": str(self._folder / "secret.txt"),
             "VICTIM_FILE": str(self._folder / "victim.txt"),
             "FOLDER": str(self._folder),
             "HOME": os.path.expanduser("~"),
-            "HARNESS_FILE": calls.__file__,
+            "HARNESS_FILE": seccomp.__file__,
             "MARK": self._mark,
             "PID": os.getpid(),
             "PARENT_PID": os.getppid(),
@@ -84,11 +84,11 @@ class Scene:
             "ABSTRACT": self._mark + "a",
             "QUEUE": self._queue,
             "SHARED_MEMORY": self._shared_memory,
-            "DENIED_CALLS": {name: both[column] for name, both in calls.DENIED.items() if both[column] is not None},
+            "DENIED_CALLS": {name: both[column] for name, both in seccomp.DENIED.items() if both[column] is not None},
             "CLONE": (56, 220)[column],
-            "IOPRIO_SET": calls.DENIED["ioprio_set"][column],
-            "KEYCTL": calls.DENIED["keyctl"][column],
-            "MOVE_PAGES": calls.DENIED["move_pages"][column],
+            "IOPRIO_SET": seccomp.DENIED["ioprio_set"][column],
+            "KEYCTL": seccomp.DENIED["keyctl"][column],
+            "MOVE_PAGES": seccomp.DENIED["move_pages"][column],
         }
         for path in self._files():
             os.utime(path, (1, 2))  # read before it was last changed: the next read shows

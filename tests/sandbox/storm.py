@@ -12,8 +12,8 @@ import time
 from dataclasses import dataclass, field
 
 from refusion_eval.sandbox import CheckResult, Program, check_programs, pool, probe
+from refusion_eval.sandbox.jail import PROFILES
 from refusion_eval.sandbox.probe import self_test
-from refusion_eval.sandbox.profiles import PROFILES
 from tests.sandbox.corpus import Case, cases
 from tests.sandbox.scene import Scene
 

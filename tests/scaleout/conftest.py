@@ -13,5 +13,5 @@ def store():
 def processes(store):
     processes = TwoProcesses(store)
     yield processes
-    processes.driver.channel.finish(num_workers=0, max_seconds=0)
+    processes.driver.finish(max_seconds=0)
     processes.pool.shutdown()

@@ -3,8 +3,9 @@
 import math
 from types import SimpleNamespace
 
+from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.scaleout.ray_cluster import Node
-from refusion_eval.scaleout.ray_pool import Resources, WorkerHandle, WorkerPool
+from refusion_eval.scaleout.ray_pool import WorkerHandle, WorkerPool
 from refusion_eval.scaleout.ray_worker import RayWorker
 
 NODE = Node("n", "host", 0, 8)
@@ -34,7 +35,7 @@ class Actor:
             if name in self.script:
                 return self.script[name]
             value = getattr(self._worker, name)(*arguments, **named)
-            took = self._ray.seconds_of(value[1]) if name == "decode" else 0.0
+            took = self._ray.seconds_of(value) if name == "decode" else 0.0
             self.answers.append(Answer(self._ray.now + took, value))
             return self.answers[-1]
 
@@ -92,7 +93,8 @@ class SimulatedPool(WorkerPool):
     """A pool of workers that decode what `decode` makes of their claims."""
 
     def __init__(self, ray, decode):
-        super().__init__(SimpleNamespace(ray=ray), Resources(use_gpu=False, cpus=1, max_workers=None))
+        args = parse_model_args({"pretrained": "embedded", "engine": "ray", "device": "cpu"})
+        super().__init__(SimpleNamespace(ray=ray, nodes=lambda: [NODE]), args)
         self._decode = decode
 
     def grow(self):
@@ -100,7 +102,9 @@ class SimulatedPool(WorkerPool):
 
     def add(self, batch_size=1, state="idle"):
         worker = RayWorker(f"worker {next(self._numbers)}")
-        worker._worker = SimpleNamespace(run=self._decode, system=SimpleNamespace(entry=SimpleNamespace(Settings=None)))
+        worker._setup = SimpleNamespace(run_facts={})
+        worker._system = SimpleNamespace(run=self._decode, entry=SimpleNamespace(Settings=None))
+        worker._records = SimpleNamespace(write=lambda job: {"key": job.key, "name": job.name, "seconds": job.seconds})
         actor = Actor(self._ray, worker)
         self._ray.actors.append(actor)
         handle = WorkerHandle(worker._name, NODE, 1, actor, state=state, batch_size=batch_size)

@@ -6,31 +6,31 @@ import signal
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from refusion_eval.errors import ConfigError, ScaleOutError
-from refusion_eval.runs.interrupt import Interrupted, Interruption
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.system import System
-from refusion_eval.scaleout import torchrun, torchrun_worker
-from refusion_eval.scaleout.channel import Channel, Finished
-from refusion_eval.scaleout.launch import REQUIRED_VARIABLES, ProcessGroup, ProcessInfo
+from refusion_eval.runs.terminal import Interrupted, Interruption
+from refusion_eval.scaleout import torchrun
+from refusion_eval.scaleout.channel import REQUIRED_VARIABLES, Channel, Finished, ProcessInfo
 from refusion_eval.scaleout.torchrun import TorchrunRunner, run_worker_or_return
-from refusion_eval.scaleout.worker import Worker
+from refusion_eval.scaleout.worker import RecordWriter, Setup
 from tests.scaleout.two_processes import ARGUMENTS, jobs_of
+
+ALONE = ProcessInfo(0, 1)
 
 
 def test_every_job_is_claimed_by_exactly_one_process(store):
-    driver = Channel(store)
+    driver = Channel(store, ALONE)
     number = driver.open_round({})
     claimed = []
 
     def claim_all():
-        channel = Channel(store)
-        while (job := channel.claim(number)) is not None:
-            claimed.append(channel.take_job(number, job)["name"])
+        claimed.extend(job["name"] for _, job in Channel(store, ALONE).claims(number))
 
     with ThreadPoolExecutor(4) as pool:
         claiming = [pool.submit(claim_all) for _ in range(4)]
@@ -44,11 +44,11 @@ def test_every_job_is_claimed_by_exactly_one_process(store):
 
 def test_messages_arrive_once_in_the_order_of_each_process(store):
     def send_all(rank):
-        channel = Channel(store)
+        channel = Channel(store, ProcessInfo(rank, 3))
         for number in range(20):
-            channel.send({"rank": rank, "number": number, "text": "\ud800"})
+            channel.send({"number": number, "text": "\ud800"})
 
-    driver, received = Channel(store), []
+    driver, received = Channel(store, ProcessInfo(0, 3)), []
     with ThreadPoolExecutor(3) as pool:
         sending = [pool.submit(send_all, rank) for rank in range(3)]
         while not all(future.done() for future in sending):
@@ -60,11 +60,11 @@ def test_messages_arrive_once_in_the_order_of_each_process(store):
 
 
 def test_a_claim_ends_when_the_driver_is_done(store):
-    driver, worker = Channel(store), Channel(store)
+    driver, worker = Channel(store, ALONE), Channel(store, ALONE)
     number = driver.open_round({})
-    driver.finish(num_workers=0, max_seconds=0)
+    driver.finish(max_seconds=0)
     with pytest.raises(Finished):
-        worker.claim(number)
+        next(worker.claims(number))
     with pytest.raises(Finished):
         worker.wait_for_round(number + 1)
 
@@ -78,47 +78,56 @@ def test_a_store_that_is_gone_is_one_clear_error():
             raise RuntimeError("Connection reset by peer\nwith a trace of C++")
 
     with pytest.raises(ScaleOutError, match=r"cannot be reached any more \(Connection reset by peer\); run the same"):
-        Channel(Gone()).claim(0)
+        next(Channel(Gone(), ALONE).claims(0))
 
 
 def facts(samples):
     return sorted((sample.key.doc_hash, sample.text, sample.tokens, sample.num_forwards) for sample in samples)
 
 
-def slowly(runner, worker_first, driver_claims=None):
-    """Makes the driver wait with its own jobs until the worker has made records; then sets `driver_claims`."""
-    own_jobs = runner._own_jobs
+def gate_driver(monkeypatch, runner, gate):
+    """Passes the jobs that the driver claims for itself through a generator."""
+    decode = torchrun.decode
 
-    def claims(*arguments):
+    def gated(system, jobs, max_batch_size):
+        return decode(system, gate(jobs) if system is runner._system else jobs, max_batch_size)
+
+    monkeypatch.setattr(torchrun, "decode", gated)
+
+
+def slowly(monkeypatch, runner, worker_first, driver_claims=None):
+    """Makes the driver wait with its own jobs until the worker has made records; then sets `driver_claims`."""
+
+    def gate(jobs):
         worker_first.wait(60)
-        for job in own_jobs(*arguments):
+        for job in jobs:
             if driver_claims is not None:
                 driver_claims.set()
             yield job
 
-    runner._own_jobs = claims
-    return runner
+    gate_driver(monkeypatch, runner, gate)
 
 
 def when_sent(monkeypatch, count, until=None):
     """An event that is set when the worker has sent some records; the worker then waits for the event `until`."""
     happened, sent = threading.Event(), []
+    write = RecordWriter.write
 
-    def recorded(sample):
+    def recorded(writer, sample):
         sent.append(sample)
         if len(sent) >= count:
             happened.set()
             if until is not None:
                 until.wait(60)
-        return json.loads(json.dumps(to_json(sample)))
+        return json.loads(json.dumps(write(writer, sample)))
 
-    to_json = torchrun_worker.sample_to_json
-    monkeypatch.setattr(torchrun_worker, "sample_to_json", recorded)
+    monkeypatch.setattr(RecordWriter, "write", recorded)
     return happened
 
 
 def test_both_processes_decode_and_several_calls_find_the_same_worker(processes, monkeypatch):
-    runner = slowly(processes.runner(), when_sent(monkeypatch, 2))
+    runner = processes.runner()
+    slowly(monkeypatch, runner, when_sent(monkeypatch, 2))
     jobs = jobs_of(processes.system, 6)
     alone = facts(System(processes.system.args).decoder.run(jobs))
     first = list(runner.run(jobs))
@@ -133,7 +142,8 @@ def test_both_processes_decode_and_several_calls_find_the_same_worker(processes,
 
 def test_another_system_in_the_same_process_is_decoded_as_it_would_be_alone(processes, monkeypatch):
     for gen_length in (16, 8):
-        runner = slowly(processes.runner(gen_length=gen_length, block_size=8, slot_size=4), when_sent(monkeypatch, 1))
+        runner = processes.runner(gen_length=gen_length, block_size=8, slot_size=4)
+        slowly(monkeypatch, runner, when_sent(monkeypatch, 1))
         jobs = jobs_of(processes.system, 3)
         assert facts(runner.run(jobs)) == facts(System(processes.system.args).decoder.run(jobs))
     assert len(processes.registered) == 2  # in one run directory each
@@ -141,7 +151,8 @@ def test_another_system_in_the_same_process_is_decoded_as_it_would_be_alone(proc
 
 def test_few_requests_are_shared_although_one_batch_would_hold_all(processes, monkeypatch):
     driver_claims = threading.Event()  # without it the worker may take all jobs before the driver's thread runs
-    runner = slowly(processes.runner(batch_size=16), when_sent(monkeypatch, 1, driver_claims), driver_claims)
+    runner = processes.runner(batch_size=16)
+    slowly(monkeypatch, runner, when_sent(monkeypatch, 1, driver_claims), driver_claims)
     samples = list(runner.run(jobs_of(processes.system, 6)))
     assert {sample.batch_size for sample in samples} <= {1, 3}
     assert max(Counter(sample.process_id for sample in samples).values()) < 6
@@ -178,15 +189,15 @@ def beside_a_dead_process(store, monkeypatch):
     """A runner of two processes, of which the other one sent a heartbeat, claimed the first job and died."""
     monkeypatch.setattr(torchrun, "STOP_SECONDS", 0.2)
     system = System(parse_model_args(ARGUMENTS))
-    runner = TorchrunRunner(ProcessGroup(ProcessInfo(0, 2), Channel(store)), system, lambda hardware, pid: "")
-    own_jobs = runner._own_jobs
+    runner = TorchrunRunner(Channel(store, ProcessInfo(0, 2)), system, lambda hardware, pid: "")
 
-    def claims(round_number, *more):
-        with Channel(store).heartbeat(1):
-            assert Channel(store).claim(round_number) is not None
-        yield from own_jobs(round_number, *more)
+    def gate(jobs):
+        dead = Channel(store, ProcessInfo(1, 2))
+        with dead.heartbeat():
+            next(dead.claims(0))
+        yield from jobs
 
-    runner._own_jobs = claims
+    gate_driver(monkeypatch, runner, gate)
     return runner, system
 
 
@@ -208,7 +219,7 @@ def stopped_at_the_first(runner, jobs):
 
 def test_after_a_signal_no_published_job_is_begun(store):
     system = System(parse_model_args(ARGUMENTS))
-    runner = TorchrunRunner(ProcessGroup(ProcessInfo(0, 2), Channel(store)), system, lambda hardware, pid: "")
+    runner = TorchrunRunner(Channel(store, ProcessInfo(0, 2)), system, lambda hardware, pid: "")
     assert len(stopped_at_the_first(runner, jobs_of(system, 20))) == 1
 
 
@@ -229,13 +240,13 @@ def test_a_process_that_is_lost_with_a_job_ends_the_run_with_an_error(store, mon
 
 
 def test_a_worker_with_other_weights_of_the_same_name_ends_the_run(processes, monkeypatch):
-    def check(self, fingerprint):
-        real_check(self, {**fingerprint, "checkpoint": "another hash"})
+    def check(setup, system):
+        real_check(replace(setup, fingerprint={**setup.fingerprint, "checkpoint": "another hash"}), system)
 
-    real_check = Worker.check
-    monkeypatch.setattr(Worker, "check", check)
+    real_check = Setup.check
+    monkeypatch.setattr(Setup, "check", check)
     runner = processes.runner()
-    runner._own_jobs = lambda *arguments: iter(())  # the driver decodes nothing
+    gate_driver(monkeypatch, runner, lambda jobs: iter(()))  # the driver decodes nothing
     with pytest.raises(ScaleOutError, match=r"process 1 gave up: .*checkpoint: driver \"another hash\", here"):
         list(runner.run(jobs_of(processes.system, 3)))
     assert processes.status() == 1
@@ -246,15 +257,16 @@ def test_facts_that_the_driver_measured_reach_the_worker(processes, monkeypatch)
     monkeypatch.delitem(ARGUMENTS, "free_rows")
     runner = processes.runner()
     processes.system.get_or_compute = lambda name, compute: {"free_rows": 3, "row_cost": 0.5}
+    slowly(monkeypatch, runner, when_sent(monkeypatch, 1))
     costs = []
-    real = Worker.run
+    decode = torchrun.decode
 
-    def run(self, jobs, max_batch_size):
-        yield from real(self, jobs, max_batch_size)
-        costs.append(self.system.width_cost)
+    def observed(system, jobs, max_batch_size):
+        yield from decode(system, jobs, max_batch_size)
+        if system is not runner._system:
+            costs.append(system.width_cost)
 
-    monkeypatch.setattr(Worker, "run", run)
-    slowly(runner, when_sent(monkeypatch, 1))
+    monkeypatch.setattr(torchrun, "decode", observed)
     list(runner.run(jobs_of(processes.system, 3)))
     assert processes.status() == 0
     assert [tuple(cost) for cost in costs] == [(3, 0.5)]
@@ -287,6 +299,6 @@ def test_a_launcher_that_sets_bad_variables_is_refused():
 
 
 def test_ray_under_a_launcher_is_refused(store, monkeypatch):
-    monkeypatch.setattr(torchrun, "process_group", lambda: ProcessGroup(ProcessInfo(0, 2), Channel(store)))
+    monkeypatch.setattr(torchrun, "open_channel", lambda: Channel(store, ProcessInfo(0, 2)))
     with pytest.raises(ConfigError, match="without torchrun"):
         run_worker_or_return(parse_model_args({**ARGUMENTS, "engine": "ray"}))

@@ -14,11 +14,11 @@ from refusion_eval import api
 from refusion_eval.errors import ConfigError, ScaleOutError
 from refusion_eval.evaluate.loop import evaluate
 from refusion_eval.lm_eval_plugin.adapter import RefusionLM
-from refusion_eval.runs.interrupt import StoppableIterator
 from refusion_eval.runs.job import Job
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.system import System
-from refusion_eval.scaleout import ray_cluster, ray_dispatch, ray_pool
+from refusion_eval.runs.terminal import StoppableIterator
+from refusion_eval.scaleout import ray_cluster, ray_pool, ray_runner
 from refusion_eval.scaleout.ray_runner import RayRunner, driver_args
 from refusion_eval.store.records import SampleKey
 from refusion_eval.store.run_reader import RunReader
@@ -125,7 +125,7 @@ def test_a_worker_that_dies_while_the_width_curve_is_measured_is_replaced(cluste
 
 
 def test_a_worker_that_hangs_does_not_keep_a_run_that_a_signal_ended(cluster, checkpoint, monkeypatch, caplog):
-    monkeypatch.setattr(ray_dispatch, "STOP_SECONDS", 4.0)
+    monkeypatch.setattr(ray_runner, "STOP_SECONDS", 4.0)
     run = Run(arguments(checkpoint, engine="ray", workers=1, batch_size=2))
     stopped: list[int] = []
     try:

@@ -10,41 +10,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refusion_eval.runs.interrupt import Interrupted, Interruption
-from refusion_eval.scaleout import ray_dispatch, ray_pool, ray_worker
-from refusion_eval.scaleout.ray_dispatch import Dispatcher
+from refusion_eval.runs.terminal import Interrupted, Interruption
+from refusion_eval.scaleout import ray_pool, ray_runner, ray_worker
 from refusion_eval.scaleout.ray_pool import MAX_FAILED_STARTS, MAX_SECONDS
+from refusion_eval.scaleout.ray_runner import MAX_LOSSES, Dispatcher
 from tests.scaleout.simulated_ray import NODE, Answer, SimulatedError, SimulatedPool, SimulatedRay
 
 MOST_WAITS = 2000
 
 
-class SimulatedRun:
-    def __init__(self, run_facts):
-        self.run_facts = run_facts
-        self.setup_events = []
-
-    def on_setup_event(self, event):
-        self.setup_events.append((event.kind, event.worker.name))
-
-    def describe_resources(self):
-        return "each needs a free GPU"
-
-    def sample(self, worker, fields):
-        return SimpleNamespace(**fields, by=worker.name)
-
-    def has_width_cost(self):
-        return "width_cost" in self.run_facts
-
-    def set_width_cost(self, measured):
-        self.run_facts["width_cost"] = measured
-
-
 def job(name, seconds=1.0, alone=False):
     settings = SimpleNamespace(fused=True, row_cost=None)
-    key = SimpleNamespace(digest=lambda: name)
-    resolved = SimpleNamespace(settings=settings)
-    return SimpleNamespace(name=name, seconds=seconds, alone=alone, key=key, resolved=resolved)
+    return SimpleNamespace(
+        name=name, seconds=seconds, alone=alone, key=name, resolved=SimpleNamespace(settings=settings)
+    )
+
+
+class Records:
+    """Reads the records of the workers, which are invented."""
+
+    def read(self, worker, message):
+        return SimpleNamespace(**message, by=worker)
 
 
 def decode_one_by_one(claims):
@@ -57,35 +43,39 @@ class Simulation:
     def __init__(self, num_workers, has_width_cost=True):
         self.ray = SimulatedRay(lambda record: record["seconds"])
         self.pool = SimulatedPool(self.ray, decode_one_by_one)
-        self.run = SimulatedRun({"width_cost": {}} if has_width_cost else {})
+        if has_width_cost:
+            self.pool.run_facts["width_cost"] = {}
         self.num_waits = 0
         for _ in range(num_workers):
             self.pool.add()
 
     def dispatch(self, jobs):
-        self.dispatcher = Dispatcher(self.pool, itertools.count(), jobs, self.run)
+        self.dispatcher = Dispatcher(self.pool, jobs, Records(), lambda name, compute: compute())
         return self.dispatcher
 
-    def num_waiting(self):
-        return self.dispatcher._queue.num_waiting()
+
+def failed(job, error, batch_size):
+    return SimpleNamespace(name=job.name, by="", error=error)
 
 
 @pytest.fixture(autouse=True)
 def plain_jobs():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ray_dispatch, "job_to_json", lambda job: {"alone": job.alone, "job": job})
+        patch.setattr(ray_pool, "job_to_json", lambda job: {"alone": job.alone, "job": job})
         patch.setattr(
-            ray_dispatch, "record_error", lambda job, error, batch_size: SimpleNamespace(name=job.name, by="")
+            ray_runner,
+            "record_error",
+            lambda job, error, batch_size: SimpleNamespace(name=job.name, by="", error=error),
         )
         patch.setattr(ray_worker, "job_from_json", lambda fields, settings: fields["job"])
-        patch.setattr(ray_worker, "sample_to_json", lambda job: {"name": job.name, "seconds": job.seconds})
+        patch.setattr(ray_worker, "decode", lambda system, jobs: system.run(jobs))
         yield patch
 
 
 def clocked(simulation):
     """Replaces the clock of the modules by the simulated clock."""
     patch = pytest.MonkeyPatch()
-    for module in (ray_dispatch, ray_pool):
+    for module in (ray_runner, ray_pool):
         patch.setattr(module, "time", simulation.ray)
     return patch
 
@@ -113,7 +103,7 @@ def test_every_request_has_one_record_and_none_waits_while_a_worker_is_idle(seco
         assert simulation.num_waits < MOST_WAITS, "the run does not end"
         workers = simulation.pool.workers
         idle = [worker for worker in workers if worker.state == "idle"]
-        assert not idle or not simulation.num_waiting(), "a request waits while a worker is idle"
+        assert not idle or not simulation.dispatcher._waiting, "a request waits while a worker is idle"
         if simulation.num_waits in deaths and workers:
             simulation.ray.kill_worker(workers[0].actor)
             simulation.pool.add()
@@ -181,11 +171,43 @@ def test_a_batch_is_full_as_long_as_there_are_requests(num_jobs, ends, alone):
                     yield live.pop(0)
 
     simulation.pool = SimulatedPool(simulation.ray, decode)
+    simulation.pool.run_facts["width_cost"] = {}
     simulation.pool.add(batch_size=4)
     jobs = [job(str(number), alone=number < alone) for number in range(num_jobs)]
     records = run(simulation, jobs)
     assert Counter(record.name for record in records) == Counter(job.name for job in jobs)
     assert all(count == full for count, full in alive)
+
+
+@given(
+    lengths=st.lists(st.floats(0.1, 5), min_size=1, max_size=12),
+    alone=st.integers(0, 3),
+    poison=st.sets(st.integers(0, 11), max_size=2),
+    deaths=st.lists(st.integers(1, 30), max_size=3),
+)
+def test_a_request_that_kills_workers_ends_alone_and_no_other_request_is_lost(lengths, alone, poison, deaths):
+    simulation = Simulation(2)
+    for worker in simulation.pool.workers:
+        worker.batch_size = 3
+    jobs = [job(str(number), length, alone=number < alone) for number, length in enumerate(lengths)]
+    poisonous = {job.name for number, job in enumerate(jobs) if number in poison}
+
+    def on_wait():
+        simulation.num_waits += 1
+        assert simulation.num_waits < MOST_WAITS, "the run does not end"
+        for worker in list(simulation.pool.workers):
+            held = worker.requests.values()
+            assert len(held) == 1 or not any(request.is_solo for request in held)
+            if poisonous & worker.requests.keys() or (simulation.num_waits in deaths and len(deaths) < MAX_LOSSES):
+                simulation.ray.kill_worker(worker.actor)
+                simulation.pool.add(batch_size=3)
+
+    simulation.ray.on_wait = on_wait
+    records = run(simulation, jobs)
+    assert Counter(record.name for record in records) == Counter(job.name for job in jobs)
+    given_up = {record.name: record.error for record in records if record.by == ""}
+    assert poisonous <= given_up.keys()
+    assert all(error.startswith("3 workers ended while they decoded it") for error in given_up.values())
 
 
 def stopped(simulation, jobs, *, when):
@@ -233,7 +255,7 @@ def test_one_signal_ends_a_run_whose_workers_hang(num_workers, caplog):
         assert "worker 1 has 1 requests, worker 2 has 1 requests" in line
     else:
         assert records == [True], "nothing was begun, so nothing is waited for"
-    assert simulation.ray.now <= ray_dispatch.STOP_SECONDS + 2
+    assert simulation.ray.now <= ray_runner.STOP_SECONDS + 2
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -251,7 +273,7 @@ def test_a_silent_run_reports_repeatedly_for_whom_it_waits(num_workers, caplog):
         run(simulation, [job("a", math.inf)])
     awaited = "worker 1 has 1 requests, worker 2 is starting; 0 more wait"
     if not num_workers:
-        awaited = "worker 1 is starting, no worker is ready; each needs a free GPU"
+        awaited = "worker 1 is starting, no worker is ready; each needs 1 free cores"
     assert all("nothing has come for" in line and awaited in line for line in caplog.messages)
 
 
@@ -266,7 +288,7 @@ def test_the_width_cost_is_measured_before_a_job_needs_it():
     simulation = Simulation(1, has_width_cost=False)
     measuring(simulation, Answer(5.0, {"row_cost": 1}))
     assert [record.name for record in run(simulation, [job("a")])] == ["a"]
-    assert simulation.run.run_facts == {"width_cost": {"row_cost": 1}}
+    assert simulation.pool.run_facts == {"width_cost": {"row_cost": 1}}
     assert simulation.ray.now == 6.0
 
 
@@ -279,7 +301,7 @@ def test_a_signal_does_not_wait_for_a_measurement():
 
 
 @pytest.mark.parametrize("answer", [Answer(5.0, error=SimulatedError("out of memory")), Answer()])
-def test_a_worker_that_dies_or_hangs_over_a_measurement_is_lost_and_another_measures(answer):
+def test_a_worker_that_dies_or_hangs_over_a_measurement_is_lost_and_another_measures(answer, caplog):
     simulation = Simulation(1, has_width_cost=False)
     measuring(simulation, answer)
 
@@ -289,13 +311,13 @@ def test_a_worker_that_dies_or_hangs_over_a_measurement_is_lost_and_another_meas
 
     simulation.pool.grow = replace
     assert [record.by for record in run(simulation, [job("a")])] == ["worker 2"]
-    assert simulation.run.setup_events == [("lost", "worker 1")]
+    (line,) = [line for line in caplog.messages if "is lost" in line]
+    assert line.startswith("worker 1 is lost")
 
 
 def opening(simulation, answer):
     worker = simulation.pool.add(state="started")
     worker.actor.script["open"] = answer
-    simulation.pool.open(worker, {}, first=True)
 
 
 def test_a_worker_that_hangs_while_it_opens_its_checkpoint_is_given_up():
@@ -327,9 +349,9 @@ def test_failures_that_a_success_came_between_do_not_add_up():
         worker = simulation.pool.add()
         assert [record.name for record in simulation.dispatch(iter([job("a")])).records()] == ["a"]
         simulation.pool.stop(worker)
-    assert simulation.pool.resources.capacity(NODE)
+    assert simulation.pool._capacity(NODE)
     for _ in range(MAX_FAILED_STARTS):
-        assert simulation.pool.resources.capacity(NODE)
+        assert simulation.pool._capacity(NODE)
         fail_to_open(simulation)
-    assert not simulation.pool.resources.capacity(NODE)
+    assert not simulation.pool._capacity(NODE)
     patch.undo()

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 
 from refusion_eval.errors import ScaleOutError
-from refusion_eval.runs.interrupt import StoppableIterator
 from refusion_eval.runs.model_args import parse_model_args
+from refusion_eval.runs.terminal import StoppableIterator
 from refusion_eval.scaleout import ray_runner
 from refusion_eval.scaleout.ray_cluster import Node
-from refusion_eval.scaleout.ray_pool import Resources, WorkerEvent, WorkerHandle
+from refusion_eval.scaleout.ray_pool import WorkerHandle
 from tests.store.conftest import make_manifest
 
 WAIT_SECONDS = 100.0
@@ -18,29 +18,33 @@ RAY = SimpleNamespace(exceptions=SimpleNamespace(RayError=ConnectionError))
 
 
 class SlowPool:
-    """One worker, whose events `script` gives by the number of the wait."""
+    """One worker, whose state `script` gives by the number of the wait; "opened" ends its setup."""
 
     def __init__(self, script, clock):
         self.workers = [WorkerHandle("worker 1", NODE, 1, None)]
-        self.resources = Resources(True, 1, None)
+        self.manifest = None
         self._script = script
         self._clock = clock
         self._num_waits = 0
 
+    @property
+    def is_first_opening(self):
+        return self.workers[0].state == "opening"
+
+    def describe(self):
+        return "each needs a free GPU"
+
     def grow(self):
         pass
-
-    def open(self, worker, setup, *, first):
-        assert first
-        worker.state = "opening"
 
     def wait(self, seconds):
         self._clock.now += WAIT_SECONDS
         self._num_waits += 1
-        kind, value = self._script.get(self._num_waits, (None, None))
-        if kind is not None:
-            self.workers[0].state = kind
-            yield WorkerEvent(kind, self.workers[0], value)
+        state = self._script.get(self._num_waits, self.workers[0].state)
+        self.workers[0].state = state
+        if state == "opened":
+            self.manifest = make_manifest()
+        return []
 
 
 @pytest.fixture
@@ -49,7 +53,7 @@ def waiting(monkeypatch):
     clock.monotonic = lambda: clock.now
     monkeypatch.setattr(ray_runner, "time", clock)
     monkeypatch.setattr(ray_runner, "Cluster", lambda address: SimpleNamespace(nodes=lambda: [NODE], ray=RAY))
-    monkeypatch.setattr(ray_runner.RayRunner, "_setup", lambda runner: {})
+    monkeypatch.setattr(ray_runner, "WorkerPool", lambda cluster, args: None)
 
     def with_script(script):
         args = parse_model_args({"pretrained": "embedded", "engine": "ray"})
@@ -61,8 +65,7 @@ def waiting(monkeypatch):
 
 
 def test_a_first_worker_may_open_its_checkpoint_for_longer_than_one_may_take_to_start(waiting):
-    facts = {"batch_size": 1, "attention": "sdpa", "manifest": make_manifest().to_json()}
-    runner, clock = waiting({2: ("started", None), 40: ("opened", facts)})
+    runner, clock = waiting({2: "opening", 40: "opened"})
     assert runner._wait_for_manifest(lambda: False).fingerprint() == make_manifest().fingerprint()
     assert clock.now == 40 * WAIT_SECONDS > ray_runner.FIRST_WORKER_SECONDS
 

@@ -10,7 +10,7 @@ from refusion_eval.engine.scoring import TokenScore
 from refusion_eval.errors import ConfigError, ScaleOutError
 from refusion_eval.runs.likelihood import LocalScorer, fit, scores
 from refusion_eval.runs.system import System
-from refusion_eval.scaleout import torchrun, torchrun_worker
+from refusion_eval.scaleout import torchrun
 from tests.scaleout.launched_processes import PYTHON, finish, ranks, run_checked
 from tests.scaleout.two_processes import jobs_of
 
@@ -32,27 +32,26 @@ lm.close()
 """
 
 
-def gate(monkeypatch, module):
-    """Makes one of the two sides, by its module, wait before it scores until the other has scored a part."""
+def gate(monkeypatch, runner, *, driver_waits):
+    """Makes one of the two sides wait before it scores until the other has scored a part."""
     passed = threading.Event()
-    for side in (torchrun, torchrun_worker):
-        score = side.score_part
+    score_part = torchrun.score_part
 
-        def scored(system, part, score=score, waits=side is module):
-            if waits:
-                assert passed.wait(60)
-            result = score(system, part)
-            passed.set()
-            return result
+    def scored(system, part):
+        if (system is runner._system) == driver_waits:
+            assert passed.wait(60)
+        result = score_part(system, part)
+        passed.set()
+        return result
 
-        monkeypatch.setattr(side, "score_part", scored)
+    monkeypatch.setattr(torchrun, "score_part", scored)
 
 
-@pytest.mark.parametrize("slow", [torchrun, torchrun_worker])
-def test_both_processes_score_and_their_scores_are_those_of_one(processes, monkeypatch, slow):
+@pytest.mark.parametrize("driver_waits", [True, False])
+def test_both_processes_score_and_their_scores_are_those_of_one(processes, monkeypatch, driver_waits):
     runner = processes.runner()
     alone = dict(LocalScorer(System(processes.system.args)).score(PARTS))
-    gate(monkeypatch, slow)
+    gate(monkeypatch, runner, driver_waits=driver_waits)
     result = list(runner.score(PARTS))
     assert sorted(number for number, _ in result) == list(range(len(PARTS)))
     assert dict(result) == alone
@@ -81,19 +80,18 @@ def test_scores_of_a_round_that_was_given_up_are_not_taken_for_those_of_the_next
 
 def test_a_worker_that_cannot_score_ends_the_run(processes, monkeypatch):
     failed = threading.Event()
+    runner = processes.runner()
 
-    def fail(system, part):
-        failed.set()
-        raise ConfigError("no room for this")
-
-    def wait(system, part):
+    def fail_elsewhere(system, part):
+        if system is not runner._system:
+            failed.set()
+            raise ConfigError("no room for this")
         assert failed.wait(60)
         return [TokenScore(0.0, True)] * len(part)
 
-    monkeypatch.setattr(torchrun_worker, "score_part", fail)
-    monkeypatch.setattr(torchrun, "score_part", wait)
+    monkeypatch.setattr(torchrun, "score_part", fail_elsewhere)
     with pytest.raises(ScaleOutError, match="process 1 gave up: no room for this"):
-        list(processes.runner().score(PARTS))
+        list(runner.score(PARTS))
 
 
 def test_pairs_keep_their_numbers_whatever_the_parts_and_their_order():

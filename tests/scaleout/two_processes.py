@@ -5,10 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from refusion_eval.runs.job import Job
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.system import System
-from refusion_eval.scaleout.channel import Channel
-from refusion_eval.scaleout.launch import ProcessGroup, ProcessInfo
-from refusion_eval.scaleout.torchrun import TorchrunRunner
-from refusion_eval.scaleout.torchrun_worker import serve
+from refusion_eval.scaleout.channel import Channel, ProcessInfo
+from refusion_eval.scaleout.torchrun import TorchrunRunner, serve
 from refusion_eval.store.records import SampleKey
 
 ARGUMENTS = {"pretrained": "embedded", "gen_length": 16, "free_rows": 16, "row_cost": 0.02, "warmup": 0}
@@ -29,8 +27,8 @@ class TwoProcesses:
     def __init__(self, store):
         self.store = store
         self.registered = []
-        self.driver = ProcessGroup(ProcessInfo(rank=0, num_processes=2, num_local=2), Channel(store))
-        worker = ProcessGroup(ProcessInfo(rank=1, num_processes=2, local_rank=1, num_local=2), Channel(store))
+        self.driver = Channel(store, ProcessInfo(rank=0, num_processes=2, num_local=2))
+        worker = Channel(store, ProcessInfo(rank=1, num_processes=2, local_rank=1, num_local=2))
         self.pool = ThreadPoolExecutor(1)
         self.worker = self.pool.submit(serve, worker, "cpu")
 
@@ -43,5 +41,5 @@ class TwoProcesses:
         return f"worker {len(self.registered)}"
 
     def status(self):
-        self.driver.channel.finish(num_workers=1, max_seconds=60)
+        self.driver.finish(max_seconds=60)
         return self.worker.result(timeout=60)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -16,6 +16,7 @@ from refusion_eval.errors import ConfigError
 from refusion_eval.lm_eval_plugin.filters import FILTERS, describe
 from refusion_eval.scoring.filters import release_block
 from refusion_eval.scoring.judge import judge_texts
+from tests.examples import examples
 
 
 def first(filter_name: str, benchmark: str, text: str, row: dict[str, Any] | None = None) -> tuple[str | None, bool]:
@@ -124,7 +125,7 @@ PIECES = st.sampled_from(
 TEXTS = st.lists(st.one_of(PIECES, st.text(max_size=5)), max_size=12).map("".join)
 
 
-@settings(max_examples=4, deadline=None)  # one example is many texts: some filters are slow to set up
+@examples(4)  # one example is many texts: some filters are slow to set up
 @given(st.lists(TEXTS, min_size=20, max_size=60))
 def test_no_filter_fails_on_any_text(texts: list[str]) -> None:
     for answer_filter in FILTERS.values():

@@ -9,7 +9,7 @@ import pytest
 
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.errors import DataError
-from refusion_eval.scoring.judge import Judge, Verdict, judge_texts
+from refusion_eval.scoring.judge import Judge, Verdict, judge_extractions, judge_texts
 from refusion_eval.scoring.texts import score_texts
 
 WORD_PROBLEMS = [
@@ -55,11 +55,6 @@ def test_another_filter_may_be_chosen_and_a_wrong_name_is_refused() -> None:
     assert verdicts("gsm8k", WORD_PROBLEMS[:1], texts, filter_name="first") == ["correct"]
     with pytest.raises(DataError, match="no filter 'second'; it has last, first, strict"):
         score_texts(BENCHMARKS["gsm8k"], WORD_PROBLEMS, texts, filter_name="second")
-
-
-def test_an_id_no_row_has_is_refused() -> None:
-    with pytest.raises(DataError, match="the first is '9'"):
-        score_texts(BENCHMARKS["gsm8k"], WORD_PROBLEMS, {"9": ["x"]})
 
 
 def test_two_rows_with_one_id_are_refused() -> None:
@@ -152,8 +147,9 @@ def test_a_judge_that_fails_says_so_in_its_verdict() -> None:
 
 def test_verdicts_are_told_as_they_come() -> None:
     told: dict[int, Verdict] = {}
-    items = [(MATHS, text) for text in ("\\boxed{1+x^2}", "nothing", "\\boxed{1+x^2}")]
-    verdicts = judge_texts(BENCHMARKS["math"], items, on_verdict=told.__setitem__)
+    texts = ("\\boxed{1+x^2}", "nothing", "\\boxed{1+x^2}")
+    extractions = [BENCHMARKS["math"].extract(text, MATHS) for text in texts]
+    verdicts = judge_extractions(BENCHMARKS["math"], [MATHS] * 3, extractions, on_verdict=told.__setitem__)
     assert [told[number] for number in range(3)] == verdicts
     assert [verdict.verdict for verdict in verdicts] == ["correct", "no_answer", "correct"]
 

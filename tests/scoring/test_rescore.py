@@ -16,17 +16,15 @@ from refusion_eval.errors import ConfigError, DataError, StoreError
 from refusion_eval.evaluate.loop import evaluate
 from refusion_eval.lm_eval_plugin import hooks as task_hooks
 from refusion_eval.lm_eval_plugin.filters import find_filter
-from refusion_eval.runs.job import doc_hash
+from refusion_eval.runs.job import Detokenizer, doc_hash
 from refusion_eval.runs.model_args import parse_model_args
-from refusion_eval.runs.text import Detokenizer
 from refusion_eval.scoring.filters import OURS
 from refusion_eval.scoring.judge import judge_texts
 from refusion_eval.scoring.rescore import canvas_text, rescore_command
-from refusion_eval.store.manifest import Manifest
-from refusion_eval.store.records import Sample, SampleKey, ScoreRow
+from refusion_eval.store.records import Manifest, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_reader import RunReader
 from refusion_eval.store.run_store import RunStore
-from refusion_eval.trace import Trace
+from refusion_eval.types import Trace
 
 MANIFEST = Manifest(
     system="ReFusion", backbone="tiny", decoder="refusion", settings={}, checkpoint="embedded", tasks={}, seed=0,

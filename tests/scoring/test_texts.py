@@ -1,16 +1,20 @@
 """`score`: from a file of texts to printed numbers and a CSV."""
 
+import contextlib
 import csv
 import gzip
+import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from refusion_eval.errors import DataError, StoreError
-from refusion_eval.scoring import texts as score_cli
-from refusion_eval.scoring.texts import COLUMNS, Summary, score_command
+from refusion_eval.cli.score import score
+from refusion_eval.errors import ConfigError, DataError, StoreError
+from refusion_eval.scoring import texts
+from refusion_eval.scoring.texts import COLUMNS
 
 
 @pytest.fixture(autouse=True)
@@ -39,10 +43,11 @@ def says(number: int) -> str:
     return f"The answer is {number}."
 
 
-def run(data: Path, path: str, **more: Any) -> tuple[Summary, str]:
-    printed: list[str] = []
-    summary = score_command("gsm8k", path, data=data, echo=printed.append, **more)
-    return summary, "\n".join(printed)
+def run(data: Path | None, path: str, task: str = "gsm8k", **more: Any) -> str:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        score(task, path, data=data, **more)
+    return printed.getvalue()
 
 
 def test_the_score_its_interval_and_the_counts_are_printed(data: Path, tmp_path: Path) -> None:
@@ -52,45 +57,47 @@ def test_the_score_its_interval_and_the_counts_are_printed(data: Path, tmp_path:
         {"id": 2, "text": "?"},
         {"id": 3, "text": says(3)},
     ]
-    summary, printed = run(data, outputs(tmp_path, lines))
-    assert summary.score.value == 0.5
-    assert summary.score.low < 0.5 < summary.score.high
-    assert "gsm8k (filter last): acc 50.00% (95% interval" in printed
-    assert "over 4 of 4 rows" in printed
+    printed = run(data, outputs(tmp_path, lines))
+    assert re.match(r"gsm8k \(filter last\): acc 50\.00% \(95% interval 0\.00 to 100\.00\) over 4 of 4 rows\n", printed)
     assert "nothing extracted from 1 of 4 texts (25.0%)" in printed
 
 
 def test_gold_scores_everything_right(data: Path) -> None:
-    assert run(data, "gold")[0].score.value == 1.0
+    assert "acc 100.00%" in run(data, "gold")
 
 
 def test_rows_without_a_text_count_as_wrong_and_are_reported(data: Path, tmp_path: Path) -> None:
-    summary, printed = run(data, outputs(tmp_path, [{"id": 0, "text": says(0)}]))
-    assert (summary.score.value, summary.num_scored, summary.num_missing) == (0.25, 4, 3)
+    printed = run(data, outputs(tmp_path, [{"id": 0, "text": says(0)}]))
+    assert "acc 25.00%" in printed
+    assert "over 4 of 4 rows" in printed
     assert "3 rows have no text: counted as wrong" in printed
 
 
 def test_partial_scoring_leaves_them_out_and_says_so(data: Path, tmp_path: Path) -> None:
     lines = [{"id": 0, "text": says(0)}, {"id": 1, "text": says(1)}]
-    summary, printed = run(data, outputs(tmp_path, lines), allow_partial=True)
-    assert (summary.score.value, summary.num_scored, summary.num_missing) == (1.0, 2, 2)
+    printed = run(data, outputs(tmp_path, lines), allow_partial=True)
+    assert "acc 100.00%" in printed
     assert "over 2 of 4 rows" in printed
     assert "2 rows have no text: left out" in printed
+    assert "missing" not in (tmp_path / "outputs.scores.csv").read_text()
+    run(data, outputs(tmp_path, lines))
+    assert (tmp_path / "outputs.scores.csv").read_text().count(",missing,") == 2
 
 
 def test_several_texts_an_id_give_pass_at_k_and_a_majority_vote(data: Path, tmp_path: Path) -> None:
     lines = [{"id": row, "text": says(answer)} for row in range(4) for answer in (row, row, 9)]
-    summary, printed = run(data, outputs(tmp_path, lines))
-    assert summary.score.value == pytest.approx(2 / 3)
-    assert {k: value.value for k, value in summary.pass_at.items()} == {2: 1.0, 3: 1.0}
-    assert summary.majority is not None
-    assert summary.majority.value == 1.0
+    printed = run(data, outputs(tmp_path, lines))
+    assert "acc 66.67%" in printed
+    assert [line.split(" (")[0] for line in printed.splitlines() if "pass@" in line] == [
+        "  pass@2 100.00%",
+        "  pass@3 100.00%",
+    ]
     assert "majority vote 100.00%" in printed
 
 
 def test_the_csv_has_one_line_a_text(data: Path, tmp_path: Path) -> None:
     path = tmp_path / "scores.csv"
-    run(data, outputs(tmp_path, [{"id": 0, "text": says(0)}, {"id": 0, "text": says(5)}]), csv_path=path)
+    run(data, outputs(tmp_path, [{"id": 0, "text": says(0)}, {"id": 0, "text": says(5)}]), csv=path)
     with path.open(newline="") as file:
         lines = list(csv.reader(file))
     assert tuple(lines[0]) == COLUMNS
@@ -105,43 +112,43 @@ def test_without_a_path_the_csv_lies_beside_the_outputs(data: Path, tmp_path: Pa
     path = tmp_path / "texts" / name
     path.parent.mkdir()
     path.write_bytes(gzip.compress(line) if name.endswith(".gz") else line)
-    _, printed = run(data, str(path))
+    printed = run(data, str(path))
     assert (tmp_path / "texts" / "mine.scores.csv").read_text().startswith("id,sample,")
     assert f"one line a text: {tmp_path}/texts/mine.scores.csv" in printed
 
 
 def test_the_csv_of_gold_answers_lies_in_the_current_folder(data: Path, tmp_path: Path) -> None:
-    _, printed = run(data, "gold")
+    printed = run(data, "gold")
     assert (tmp_path / "gsm8k.gold.csv").is_file()
     assert "one line a text: gsm8k.gold.csv" in printed
 
 
 def test_the_folder_of_the_csv_is_created(data: Path, tmp_path: Path) -> None:
-    run(data, "gold", csv_path=tmp_path / "new" / "folder" / "scores.csv")
+    run(data, "gold", csv=tmp_path / "new" / "folder" / "scores.csv")
     assert (tmp_path / "new" / "folder" / "scores.csv").is_file()
 
 
 def test_a_csv_that_cannot_be_written_is_refused_before_scoring(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(score_cli, "score_texts", lambda *_args, **_more: pytest.fail("scored"))
+    monkeypatch.setattr(texts, "score_texts", lambda *_args, **_more: pytest.fail("scored"))
     (tmp_path / "file").touch()
     refused = {tmp_path / "file" / "scores.csv": "(File exists|Not a directory)", tmp_path: "it is a folder"}
     for path, why in refused.items():
         with pytest.raises(StoreError, match=rf"cannot be written \({why}\); name another file"):
-            run(data, "gold", csv_path=path)
+            run(data, "gold", csv=path)
 
 
 def test_compressed_outputs_and_a_byte_order_mark_are_read(data: Path, tmp_path: Path) -> None:
     path = tmp_path / "outputs.jsonl.gz"
     path.write_bytes(gzip.compress(b"\xef\xbb\xbf" + json.dumps({"id": 0, "text": says(0)}).encode()))
-    assert run(data, str(path))[0].score.value == 0.25
+    assert "acc 25.00%" in run(data, str(path))
 
 
 def test_lone_surrogates_are_scored_and_written(data: Path, tmp_path: Path) -> None:
     path = tmp_path / "outputs.jsonl"
     path.write_text('{"id": 0, "text": "\\ud800 The answer is 0."}\n')
-    assert run(data, str(path), csv_path=tmp_path / "scores.csv")[0].score.value == 0.25
+    assert "acc 25.00%" in run(data, str(path), csv=tmp_path / "scores.csv")
 
 
 @pytest.mark.parametrize(
@@ -179,24 +186,20 @@ def test_outputs_that_do_not_exist_are_refused(data: Path) -> None:
 
 
 def test_an_unknown_task_is_refused() -> None:
-    with pytest.raises(DataError, match="unknown task 'gsm9k'"):
-        score_command("gsm9k", "gold")
+    with pytest.raises(ConfigError, match=r"^unknown task 'gsm9k'; did you mean gsm8k\?"):
+        score("gsm9k", "gold")
 
 
 def test_programs_that_ran_without_isolation_are_told(tmp_path: Path) -> None:
-    printed: list[str] = []
     rows = tmp_path / "mbpp"
     rows.mkdir()
     row = {"task_id": 7, "text": "t", "code": "def f():\n    return 1", "test_setup_code": ""}
     (rows / "test.jsonl").write_text(json.dumps(row | {"test_list": ["assert f() == 1"]}))
-    score_command("mbpp", "gold", data=tmp_path, sandbox="none", workers=1, echo=printed.append)
-    assert "  1 programs ran without isolation, so their verdicts can be forged" in printed
+    printed = run(tmp_path, "gold", "mbpp", sandbox="none", workers=1)
+    assert "\n  1 programs ran without isolation, so their verdicts can be forged\n" in printed
     with (tmp_path / "mbpp.gold.csv").open(newline="") as file:
         assert [line["tier"] for line in csv.DictReader(file)] == ["none"]
 
 
 def test_a_mini_task_says_so() -> None:
-    printed: list[str] = []
-    summary = score_command("mini_gsm8k", "gold", echo=printed.append)
-    assert summary.task == "mini gsm8k"
-    assert printed[0].startswith("mini gsm8k")
+    assert run(None, "gold", "mini_gsm8k").startswith("mini gsm8k (filter last)")

@@ -2,9 +2,7 @@
 
 import pytest
 
-from refusion_eval.store.environment import Hardware
-from refusion_eval.store.manifest import Manifest
-from refusion_eval.store.records import Sample, SampleKey
+from refusion_eval.store.records import Hardware, Manifest, Sample, SampleKey
 
 
 def make_manifest(**changes):

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from refusion_eval.errors import StoreError
-from refusion_eval.store.database import DATABASE_NAME, SCHEMA_VERSION
-from refusion_eval.store.run_reader import RunReader
+from refusion_eval.store.run_reader import DATABASE_NAME, SCHEMA_VERSION, RunReader
 from refusion_eval.store.run_store import RUN_JSON, RunStore
 
 WRITER = Path(__file__).with_name("interrupted_writer.py")
@@ -166,7 +165,7 @@ def test_a_run_in_a_directory_that_cannot_be_written_can_be_read(tmp_path, make_
         store.append(make_sample(1))
         shutil.copytree(tmp_path / "open", tmp_path / "killed")
     shutil.copytree(tmp_path / "open", tmp_path / "closed")
-    monkeypatch.setattr("refusion_eval.store.database.os.access", lambda path, mode: False)
+    monkeypatch.setattr("refusion_eval.store.run_reader.os.access", lambda path, mode: False)
     for name in ("killed", "closed"):
         (tmp_path / name / f"{DATABASE_NAME}-shm").unlink(missing_ok=True)
         (tmp_path / name).chmod(0o555)

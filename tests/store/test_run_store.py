@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refusion_eval.errors import StoreError
-from refusion_eval.store.database import DATABASE_NAME
-from refusion_eval.store.environment import Hardware
-from refusion_eval.store.records import Sample, SampleKey, ScoreRow, pack, unpack
-from refusion_eval.store.run_reader import RunReader
+from refusion_eval.store.records import Hardware, Sample, SampleKey, ScoreRow, pack, unpack
+from refusion_eval.store.run_reader import DATABASE_NAME, RunReader
 from refusion_eval.store.run_store import RunStore
+from tests.examples import examples
 
 any_text = st.text(st.characters(exclude_categories=()), max_size=40)
 json_values = st.recursive(
@@ -47,7 +46,7 @@ def any_samples(draw):
     )
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(samples=st.lists(any_samples(), max_size=5, unique_by=lambda sample: sample.key))
 def test_samples_come_back_as_they_were_written(tmp_path_factory, make_manifest, samples):
     run_dir = tmp_path_factory.mktemp("run")
@@ -79,7 +78,7 @@ def any_scores(draw, key):
     )
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(data=st.data(), samples=st.lists(scorable_samples, min_size=1, max_size=3, unique_by=lambda sample: sample.key))
 def test_scores_come_back_as_they_were_written_and_the_last_of_a_judge_counts(
     tmp_path_factory, make_manifest, data, samples
@@ -322,5 +321,5 @@ def test_a_folder_without_samples_may_become_another_run(tmp_path, make_manifest
 def test_a_refusal_names_only_some_of_many_differences(tmp_path, make_manifest, make_sample):
     with RunStore.open(tmp_path, make_manifest(settings={f"s{n}": n for n in range(9)})) as store:
         store.append(make_sample(1))
-    with pytest.raises(StoreError, match=r"settings.s2: recorded 2, now nothing; 6 more\. Use the recorded"):
+    with pytest.raises(StoreError, match=r"settings.s3: recorded 3, now nothing; 5 more\. Use the recorded"):
         RunStore.open(tmp_path, make_manifest(settings={}))

@@ -13,8 +13,7 @@ import pytest
 
 from refusion_eval.errors import StoreError
 from refusion_eval.results.measured import run_figures
-from refusion_eval.store.database import DATABASE_NAME, SCHEMA_VERSION
-from refusion_eval.store.run_reader import RunReader
+from refusion_eval.store.run_reader import DATABASE_NAME, SCHEMA_VERSION, RunReader
 from refusion_eval.store.run_store import RunStore
 
 FIRST_SCHEMA = """

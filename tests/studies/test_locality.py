@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from refusion_eval.benchmarks.mini.generate import held_out_pairs
-from refusion_eval.cli import app
+from miniature.data import held_out_pairs
+from refusion_eval.cli import app, numbers_of
 from refusion_eval.errors import ConfigError, DataError
-from refusion_eval.models.cards import CARDS
+from refusion_eval.models.checkpoint import CARDS
 from refusion_eval.studies.locality import measure as locality
 from refusion_eval.studies.locality.measure import (
     MAX_DISTANCE,
@@ -23,9 +23,8 @@ from refusion_eval.studies.locality.measure import (
     mask_response,
     mask_responses,
     measure_locality,
-    parse_numbers,
 )
-from refusion_eval.studies.locality.report import COLUMNS, gold_pairs, locality_command
+from refusion_eval.studies.locality.report import COLUMNS, gold_pairs, locality_command, mini_gold_pairs
 
 RUNNER = CliRunner()
 FEW = LocalitySettings(num_responses=3, reveals=4)
@@ -34,9 +33,7 @@ RESPONSE = GoldResponse(7, (1, 2, 3, 4), tuple(range(10, 40)))
 
 def run(out, settings=FEW, **options):
     console = Console(width=140, record=True, quiet=True)
-    return locality_command(
-        "embedded", settings, out=out, mini_pairs=lambda: held_out_pairs("gsm8k"), console=console, **options
-    )
+    return locality_command("embedded", settings, out=out, console=console, **options)
 
 
 def read(path):
@@ -173,6 +170,10 @@ def test_an_interrupted_run_leaves_the_old_file(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [out]
 
 
+def test_responses_to_the_mini_task_are_those_that_the_embedded_models_were_trained_on():
+    assert mini_gold_pairs() == held_out_pairs("gsm8k")
+
+
 def test_gold_responses_have_no_calculator_annotations(tmp_path):
     folder = tmp_path / "gsm8k"
     folder.mkdir()
@@ -240,7 +241,7 @@ def test_what_leaves_nothing_to_measure_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="--distances 129"):
         run(out, distances=[1, 129])
     with pytest.raises(ConfigError, match="write numbers separated by commas"):
-        parse_numbers("1,x", "--ratios", float)
+        numbers_of("1,x", "--ratios", float)
     assert not out.exists()
 
 

@@ -4,13 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refusion_eval.sweep.frontier import TaskResult, next_value
-from refusion_eval.sweep.spec import Frontier
+from refusion_eval.sweep.spec import Frontier, TaskResult
 
 
 def _measure(frontier: Frontier, curve: Callable[[float], list[TaskResult]]) -> list[float]:
     measured: dict[float, list[TaskResult]] = {}
-    while (value := next_value(measured, frontier)) is not None:
+    while (value := frontier.next_value(measured)) is not None:
         measured[value] = curve(value)
     return list(measured)
 
@@ -59,4 +58,4 @@ def test_two_tasks_count_alike_whatever_their_units() -> None:
     # The first task changes in the lower half, the second, with larger numbers, in the upper.
     curve = lambda x: [TaskResult(min(x, 0.5), 1.0), TaskResult(1000 * max(x, 0.5), 1.0)]  # noqa: E731
     measured = {value: curve(value) for value in (0.0, 0.5, 1.0)}
-    assert next_value(measured, frontier) == pytest.approx(0.25)
+    assert frontier.next_value(measured) == pytest.approx(0.25)

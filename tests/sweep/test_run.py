@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.results.csv_file import read_csv
 from refusion_eval.results.facts import read_facts
+from refusion_eval.results.render import read_csv
 from refusion_eval.runs import system
 from refusion_eval.sweep.run import run_sweep
 from refusion_eval.sweep.spec import SweepSpec, read_spec
@@ -28,7 +28,7 @@ def _points(out: Path) -> list[dict[str, str]]:
 
 
 def _tokens(run_dir: Path) -> list[tuple[int, int]]:
-    return [(one.timing.tokens, one.timing.forwards) for task in read_facts(run_dir).tasks for one in task.samples]
+    return [(one.tokens, one.forwards) for task in read_facts(run_dir).tasks for one in task.samples]
 
 
 @pytest.fixture(scope="module")

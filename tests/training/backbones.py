@@ -11,11 +11,11 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from refusion_eval.training.config import Objective, TrainConfig
+from miniature.tokenizer import CHAT_TEMPLATE
+from refusion_eval.training.config import Objective, ObjectiveConfig
 from refusion_eval.training.data.collate import PackedBatch, collate
 from refusion_eval.training.data.samples import TrainingSample
 from refusion_eval.training.objectives.table import OBJECTIVES, SpecialIds
-from refusion_eval.training.tokenizer import CHAT_TEMPLATE
 from tests.models import tiny
 
 NUM_ROWS, END_ID = tiny.VOCAB_SIZE, 1
@@ -53,7 +53,7 @@ def change_json(path: Path, **changes: object) -> None:
 def batch_for(objective: Objective, mask: int) -> PackedBatch:
     """Three samples under an objective."""
     settings: dict[str, Any] = {"slot_sizes": (2, 4), "eos_multiple": 4, "block_size": 4 * (objective == "bd3lm")}
-    config = TrainConfig(objective=objective, num_steps=1, **settings)
+    config = ObjectiveConfig(objective=objective, **settings)
     samples = [
         TrainingSample((2, 3, 4), (5, 6, 7, 8, 9, 10, END_ID)),
         TrainingSample((6,), (END_ID,)),

@@ -13,15 +13,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.loading import load_model
-from refusion_eval.training.checkpoints.backbone import (
-    BackboneConfig,
-    LoraSettings,
-    check_backbone,
-    load_backbone,
-    load_tokenizer,
-    save_backbone,
-)
-from refusion_eval.training.config import Objective
+from refusion_eval.training.checkpoints.backbone import check_backbone, load_backbone
+from refusion_eval.training.checkpoints.save import save_backbone
+from refusion_eval.training.checkpoints.special_tokens import load_tokenizer
+from refusion_eval.training.config import BackboneConfig, LoraSettings, Objective
 from refusion_eval.training.data.packed import ATTENTION, hidden_states
 from refusion_eval.training.objectives.loss import hybrid_loss
 from refusion_eval.types import causal
@@ -56,7 +51,7 @@ def _config(directory: Path, **settings: Any) -> BackboneConfig:
 
 def _loaded(directory: Path, **settings: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     config = _config(directory, **settings)
-    check_backbone(config, "refusion")
+    check_backbone(config, max_length=16)
     tokenizer = load_tokenizer(config)
     return load_backbone(config, tokenizer), tokenizer
 
@@ -170,7 +165,7 @@ def test_the_release_s_tokens_are_found_though_its_tokenizer_does_not_name_them(
 def test_random_weights_depend_on_shape_and_seed_alone(tmp_path: Path, family: str) -> None:
     save_tokenizer(tmp_path, 30)
     config = BackboneConfig(shape=SHAPE | {"model_type": family}, tokenizer=str(tmp_path), dtype="float32", seed=4)
-    check_backbone(config, "llada", max_length=4096)
+    check_backbone(config, max_length=4096)
     tokenizer = load_tokenizer(config)
     state = torch.get_rng_state()
     first = load_backbone(config, tokenizer)
@@ -305,7 +300,7 @@ def test_large_weights_are_written_in_shards(tmp_path: Path, monkeypatch: pytest
     save_backbone_of(tmp_path / "stock")
     model, tokenizer = _loaded(tmp_path / "stock")
     monkeypatch.setattr("refusion_eval.training.checkpoints.save.SHARD_BYTES", 40_000)
-    save_backbone(model, tokenizer, tmp_path / "trained", dtype=torch.bfloat16)
+    save_backbone(model.to(torch.bfloat16), tokenizer, tmp_path / "trained")
     files = sorted((tmp_path / "trained").glob("*.safetensors"))
     assert len(files) > 2
     assert all(path.stat().st_size < 45_000 for path in files)
@@ -387,7 +382,7 @@ def test_models_that_cannot_be_trained(tmp_path: Path, changes: dict[str, Any], 
     save_backbone_of(tmp_path)
     change_json(tmp_path / "config.json", **changes)
     with pytest.raises(CheckpointError, match=message):
-        check_backbone(_config(tmp_path), "refusion")
+        check_backbone(_config(tmp_path), max_length=16)
 
 
 def test_pickled_or_missing_weights_and_tokenizers(tmp_path: Path) -> None:
@@ -395,15 +390,15 @@ def test_pickled_or_missing_weights_and_tokenizers(tmp_path: Path) -> None:
     weights = tmp_path / "stock" / "model.safetensors"
     weights.rename(weights.with_name("pytorch_model.bin"))
     with pytest.raises(CheckpointError, match="only pickled weights"):
-        check_backbone(_config(tmp_path / "stock"), "refusion")
+        check_backbone(_config(tmp_path / "stock"), max_length=16)
     weights.with_name("pytorch_model.bin").unlink()
     with pytest.raises(CheckpointError, match="has no weights"):
-        check_backbone(_config(tmp_path / "stock"), "refusion")
+        check_backbone(_config(tmp_path / "stock"), max_length=16)
     (tmp_path / "stock" / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError, match="has no tokenizer"):
         load_tokenizer(_config(tmp_path / "stock"))
     with pytest.raises(CheckpointError, match="no directory"):
-        check_backbone(_config(tmp_path / "absent"), "refusion")
+        check_backbone(_config(tmp_path / "absent"), max_length=16)
 
 
 def test_weights_that_do_not_fit_their_config(tmp_path: Path) -> None:
@@ -418,14 +413,14 @@ def test_tokenizers_that_samples_cannot_be_made_with(tmp_path: Path) -> None:
     save_tokenizer(tmp_path, NUM_ROWS, chat_template=None)
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(ConfigError, match="has no chat_template"):
-        check_backbone(_config(tmp_path), "sft")
+        check_backbone(_config(tmp_path), max_length=16)
     save_tokenizer(tmp_path, NUM_ROWS, eos_token=None)
     with pytest.raises(ConfigError, match="has no eos_token"):
-        check_backbone(_config(tmp_path), "sft")
+        check_backbone(_config(tmp_path), max_length=16)
     save_tokenizer(tmp_path, NUM_ROWS)
     change_json(tmp_path / "config.json", mask_token_id=300)
     with pytest.raises(ConfigError, match="mask_token_id=300, for which"):
-        check_backbone(_config(tmp_path), "sft")
+        check_backbone(_config(tmp_path), max_length=16)
 
 
 @pytest.mark.parametrize(
@@ -442,13 +437,13 @@ def test_tokenizers_that_samples_cannot_be_made_with(tmp_path: Path) -> None:
 def test_impossible_shapes(tmp_path: Path, shape: dict[str, Any], message: str) -> None:
     save_tokenizer(tmp_path, 30)
     with pytest.raises(ConfigError, match=message):
-        check_backbone(BackboneConfig(shape=SHAPE | shape, tokenizer=str(tmp_path)), "refusion")
+        check_backbone(BackboneConfig(shape=SHAPE | shape, tokenizer=str(tmp_path)), max_length=16)
 
 
 def test_a_shape_has_to_state_its_sizes(tmp_path: Path) -> None:
     save_tokenizer(tmp_path, 30)
     with pytest.raises(ConfigError, match="hidden_size, intermediate_size, num_hidden_layers, num_attention_heads not"):
-        check_backbone(BackboneConfig(shape={"model_type": "llama"}, tokenizer=str(tmp_path)), "refusion")
+        check_backbone(BackboneConfig(shape={"model_type": "llama"}, tokenizer=str(tmp_path)), max_length=16)
 
 
 @pytest.mark.parametrize("target", ["lm_head", "embed_tokens", "q_prj", "gate"])
@@ -458,13 +453,11 @@ def test_adapters_on_what_is_no_matrix_of_a_layer(tmp_path: Path, target: str) -
     with pytest.raises(
         ConfigError, match=f"names '{target}', which is not a matrix of a qwen3 layer; choose from q_proj"
     ):
-        check_backbone(_config(tmp_path, lora=lora), "refusion")
+        check_backbone(_config(tmp_path, lora=lora), max_length=16)
 
 
-def test_lengths_and_objectives_that_do_not_fit(tmp_path: Path) -> None:
+def test_lengths_that_do_not_fit(tmp_path: Path) -> None:
     save_backbone_of(tmp_path)
-    check_backbone(_config(tmp_path), "refusion", max_length=512)
+    check_backbone(_config(tmp_path), max_length=512)
     with pytest.raises(ConfigError, match="513 tokens do not fit into the model's 512 positions"):
-        check_backbone(_config(tmp_path), "refusion", max_length=513)
-    with pytest.raises(ConfigError, match="objective='refuson' is unknown"):
-        check_backbone(_config(tmp_path), "refuson")  # type: ignore[arg-type]
+        check_backbone(_config(tmp_path), max_length=513)

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
+from miniature.tokenizer import train_tokenizer
 from refusion_eval.training.checkpoints.save import save_backbone
-from refusion_eval.training.tokenizer import train_tokenizer
 
 
 def _saved(target: Path) -> tuple[Qwen3ForCausalLM, int]:
@@ -24,16 +24,15 @@ def _saved(target: Path) -> tuple[Qwen3ForCausalLM, int]:
         mask_token_id=tokenizer.mask_token_id,
     )
     model = Qwen3ForCausalLM(config)
-    save_backbone(model, tokenizer, target, dtype=torch.bfloat16)
+    save_backbone(model, tokenizer, target)
     return model, tokenizer.mask_token_id
 
 
-def test_weights_come_back_rounded_to_bfloat16(tmp_path: Path) -> None:
+def test_weights_come_back(tmp_path: Path) -> None:
     model, _ = _saved(tmp_path / "checkpoint")
-    loaded = Qwen3ForCausalLM.from_pretrained(tmp_path / "checkpoint", dtype=torch.bfloat16)
+    loaded = Qwen3ForCausalLM.from_pretrained(tmp_path / "checkpoint")
     for name, value in model.state_dict().items():
-        assert value.dtype == torch.float32
-        assert torch.equal(loaded.state_dict()[name], value.to(torch.bfloat16)), name
+        assert torch.equal(loaded.state_dict()[name], value), name
 
 
 def test_config_names_the_mask_and_both_spellings_of_the_rotary_base(tmp_path: Path) -> None:
@@ -50,6 +49,15 @@ def test_the_chat_template_opens_the_answer_and_ignores_thinking(tmp_path: Path)
     rendered = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True, enable_thinking=True)
     expected = "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nfour<|im_end|>\n<|im_start|>assistant\n"
     assert rendered == expected
+
+
+def test_config_names_the_decoders_of_the_last_training_only(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(["user\nfour pens", "assistant\nfive pens"] * 5, 280)
+    model, _ = _saved(tmp_path / "first")
+    for name, decoders, expected in (("second", ("autoregressive",), ["autoregressive"]), ("third", (), None)):
+        save_backbone(model, tokenizer, tmp_path / name, decoders=decoders)
+        assert json.loads((tmp_path / name / "config.json").read_text()).get("decoders") == expected
+        model = Qwen3ForCausalLM.from_pretrained(tmp_path / name)
 
 
 def test_saving_again_replaces_the_checkpoint_and_leaves_nothing_beside_it(tmp_path: Path) -> None:

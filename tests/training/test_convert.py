@@ -13,9 +13,12 @@ from typer.testing import CliRunner
 from refusion_eval.cli import app
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.loading import load_model
-from refusion_eval.models.files import CheckpointFiles
-from refusion_eval.training.checkpoints.backbone import BackboneConfig, load_backbone, load_tokenizer, save_backbone
+from refusion_eval.models.weights import CheckpointFiles
+from refusion_eval.training.checkpoints.backbone import load_backbone
 from refusion_eval.training.checkpoints.convert import convert
+from refusion_eval.training.checkpoints.save import save_backbone
+from refusion_eval.training.checkpoints.special_tokens import load_tokenizer
+from refusion_eval.training.config import BackboneConfig
 from tests.training.backbones import END_ID, FAMILIES, NUM_ROWS, change_json, logits_of, save_backbone_of
 
 NUM_WORDS = 50

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from refusion_eval.training.config import TrainConfig
+from refusion_eval.training.config import ObjectiveConfig
 from refusion_eval.training.data.collate import Targets, collate
 from refusion_eval.training.data.samples import TrainingSample
 from refusion_eval.training.objectives.example import IGNORED, Example, Visibility
 from refusion_eval.training.objectives.loss import hybrid_loss
 from refusion_eval.training.objectives.masked import Noise, bd3lm_example, draw, llada_example
-from refusion_eval.training.train import build_batch
+from refusion_eval.training.objectives.table import OBJECTIVES, SpecialIds
 from tests.training.tiny import EOS, MASK, cross_entropies, random_model
 
 PROMPT, ANSWER = [1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11, 12]
@@ -93,13 +93,15 @@ def test_bd3lm_rows_by_hand() -> None:
 def test_a_batch_of_each_objective_fills_answers_with_eos_and_masks_no_prompt() -> None:
     samples = [TrainingSample((1, 2, 3), (4, 5, EOS)), TrainingSample((6,), (7, 8, 9, 10, 11, 12, 13, 14, EOS))]
     configs = [
-        TrainConfig(objective="llada", num_steps=1, eos_multiple=8),
-        TrainConfig(objective="bd3lm", num_steps=1, eos_multiple=8, block_size=4),
+        ObjectiveConfig(objective="llada", eos_multiple=8),
+        ObjectiveConfig(objective="bd3lm", eos_multiple=8, block_size=4),
     ]
     for config in configs:
         labels: set[tuple[int, int]] = set()
-        for step in range(60):
-            batch = build_batch(config, samples, step, eos=EOS, mask=MASK)
+        rng = np.random.default_rng(0)
+        for _ in range(60):
+            make, ids = OBJECTIVES[config.objective], SpecialIds(eos=EOS, mask=MASK)
+            batch = collate([make(sample, rng, config, ids) for sample in samples])
             assert batch.lengths == {"llada": (3 + 8, 1 + 16), "bd3lm": (3 + 4 + 8, 1 + 12 + 16)}[config.objective]
             rows_R = batch.mdm.rows_R
             assert (batch.tokens_T[rows_R] == MASK).all()

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Co
 from transformers import Qwen3ForCausalLM as Qwen3
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.training.config import Objective, TrainConfig
+from refusion_eval.training.config import Objective, ObjectiveConfig
 from refusion_eval.training.data import packed
 from refusion_eval.training.data.collate import PackedBatch, collate
 from refusion_eval.training.data.packed import ATTENTION, hidden_states
@@ -53,8 +53,8 @@ def _model(family: str = "qwen3", **settings: object) -> PreTrainedModel:
 
 
 def _examples(objective: Objective) -> list[Example]:
-    config = TrainConfig(
-        objective=objective, num_steps=1, slot_sizes=(2, 4), eos_multiple=4, block_size=4 * (objective == "bd3lm")
+    config = ObjectiveConfig(
+        objective=objective, slot_sizes=(2, 4), eos_multiple=4, block_size=4 * (objective == "bd3lm")
     )
     rng = np.random.default_rng(3)
     return [OBJECTIVES[objective](sample, rng, config, SpecialIds(EOS, MASK)) for sample in SAMPLES]

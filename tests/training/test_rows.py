@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refusion_eval.errors import ConfigError, DataError
+from refusion_eval.errors import DataError
 from refusion_eval.training.data import json_values
-from refusion_eval.training.data.rows import NUM_LISTED, RowReport, check_rows, read_rows
+from refusion_eval.training.data.rows import NUM_LISTED, RowReader, RowReport, check_rows
 
 GOOD = {"query": "how many?", "response": "12"}
 GOOD_TEXT = json.dumps(GOOD)
@@ -56,9 +56,9 @@ def test_any_rows_come_back_from_every_layout_wherever_the_window_cuts(
             text = json.dumps(rows, indent=indent, ensure_ascii=ascii_only)
         else:
             text = "".join(json.dumps(row, ensure_ascii=ascii_only) + "\n" for row in rows)
-        reader = read_rows(write(Path(folder, name), text))
+        reader = RowReader(write(Path(folder, name), text))
         assert [(row.query, row.response) for row in reader] == [(row["query"], row["response"]) for row in rows]
-        assert [row.number for row in reader] == list(range(1, len(rows) + 1))
+        assert len(list(reader)) == len(rows)
         assert reader.report == RowReport(num_read=len(rows))
 
 
@@ -101,20 +101,20 @@ def test_a_bad_row_is_named_with_its_place_or_skipped_and_counted(
         path = write(tmp_path / "a.jsonl", f"{GOOD_TEXT}\n\n{text}\n{GOOD_TEXT}")
         place = f"{path}, line 3: {reason}"
     with pytest.raises(DataError) as failure:
-        list(read_rows(path))
+        list(RowReader(path))
     assert str(failure.value).startswith(place)
-    reader = read_rows(path, on_bad="skip")
+    reader = RowReader(path, on_bad="skip")
     num_good = 3 if layout == "list" else 2
     assert len(list(reader)) == num_good
     report = reader.report
-    assert (report.num_read, report.num_bad, report.num_kept) == (num_good + 1, 1, num_good)
+    assert (report.num_read, report.num_bad) == (num_good + 1, 1)
     assert [str(bad) for bad in report.bad] == [place]
     assert not report.cut_short
 
 
 def test_a_query_may_be_empty_and_a_response_blank(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", json.dumps({"query": "", "response": " "}))
-    assert [(row.query, row.response) for row in read_rows(path)] == [("", " ")]
+    assert [(row.query, row.response) for row in RowReader(path)] == [("", " ")]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
@@ -122,15 +122,15 @@ def test_bytes_that_are_not_utf8_spoil_one_row_alone(tmp_path: Path, name: str) 
     spoiled = GOOD_TEXT.encode().replace(b"how", b"h\xe4w")
     parts = [GOOD_TEXT.encode(), spoiled, GOOD_TEXT.encode()]
     path = write(tmp_path / name, b"\n".join(parts) if name == "a.jsonl" else b"[" + b",".join(parts) + b"]")
-    reader = read_rows(path, on_bad="skip")
-    assert [row.number for row in reader] == [1, 3]
+    reader = RowReader(path, on_bad="skip")
+    assert len(list(reader)) == 2
     assert [(bad.number, bad.reason[:9]) for bad in reader.report.bad] == [(2, "not UTF-8")]
 
 
 def test_a_line_that_is_not_json_spoils_itself_alone(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", f'{GOOD_TEXT}\n{{"query": \n{GOOD_TEXT}\n')
-    reader = read_rows(path, on_bad="skip")
-    assert [row.number for row in reader] == [1, 3]
+    reader = RowReader(path, on_bad="skip")
+    assert len(list(reader)) == 2
     (place,) = reader.report.bad
     assert (place.number, place.reason[:9]) == (2, "not JSON ")
 
@@ -151,15 +151,15 @@ def test_a_list_with_a_syntax_error_is_read_up_to_it_and_said_to_be_cut_short(
     tmp_path: Path, text: str, number: int, reason: str
 ) -> None:
     path, next_path = write(tmp_path / "a.json", text), write(tmp_path / "b.json", as_list([GOOD], None))
-    reader = read_rows([path, next_path], on_bad="skip")
-    assert [(row.path, row.number) for row in reader] == [(path, 1), (next_path, 1)]
+    reader = RowReader([path, next_path], on_bad="skip")
+    assert len(list(reader)) == 2
     assert reader.report.cut_short == reader.report.bad
     (place,) = reader.report.cut_short
     assert (place.path, place.number) == (str(path), number)
     assert place.reason.startswith(reason)
     assert f"not read from there on: {place}" in reader.report.summary()
     with pytest.raises(DataError, match=f"row {number}"):
-        list(read_rows(path))
+        list(RowReader(path))
 
 
 def test_an_early_syntax_error_does_not_read_the_rest_of_the_list(
@@ -175,7 +175,7 @@ def test_an_early_syntax_error_does_not_read_the_rest_of_the_list(
 
     monkeypatch.setattr(json_values._TextWindow, "_grow", counted)
     path = write(tmp_path / "a.json", "[{'query'}, " + ", ".join([GOOD_TEXT] * 100_000) + "]")
-    reader = read_rows(path, on_bad="skip")
+    reader = RowReader(path, on_bad="skip")
     assert list(reader) == []
     assert 0 < num_reads * json_values.CHUNK_BYTES < path.stat().st_size / 2
 
@@ -185,7 +185,7 @@ def test_a_truncated_archive_is_cut_short(tmp_path: Path, name: str) -> None:
     rows = [{"query": str(number), "response": str(number**9)} for number in range(50_000)]
     path = write(tmp_path / name, as_list(rows, None) if name == "a.json.gz" else as_lines(rows))
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 9 // 10])
-    reader = read_rows(path, on_bad="skip")
+    reader = RowReader(path, on_bad="skip")
     num_good = len(list(reader))
     assert 0 < num_good < len(rows)
     (place,) = reader.report.cut_short
@@ -194,7 +194,7 @@ def test_a_truncated_archive_is_cut_short(tmp_path: Path, name: str) -> None:
 
 
 def test_a_report_lists_the_first_bad_rows_and_counts_all(tmp_path: Path) -> None:
-    reader = read_rows(write(tmp_path / "a.jsonl", "3\n" * (NUM_LISTED + 5) + GOOD_TEXT), on_bad="skip")
+    reader = RowReader(write(tmp_path / "a.jsonl", "3\n" * (NUM_LISTED + 5) + GOOD_TEXT), on_bad="skip")
     assert len(list(reader)) == 1
     assert [bad.number for bad in reader.report.bad] == list(range(1, NUM_LISTED + 1))
     assert reader.report.summary().splitlines()[0] == f"{NUM_LISTED + 6} rows read: 1 kept, 25 bad, 0 too long"
@@ -205,7 +205,7 @@ def test_a_byte_order_mark_and_line_separators_in_texts_are_no_trouble(tmp_path:
     row = {"query": "a\u2028b\u0085c", "response": "\ufeff12"}
     for name, text in (("a.jsonl", as_lines([row])), ("a.json", as_list([row], 1))):
         path = write(tmp_path / name, b"\xef\xbb\xbf" + text.encode())
-        assert [(found.query, found.response) for found in read_rows(path)] == [(row["query"], row["response"])]
+        assert [(found.query, found.response) for found in RowReader(path)] == [(row["query"], row["response"])]
 
 
 def test_folders_and_patterns_stand_for_their_files_sorted_and_once(tmp_path: Path) -> None:
@@ -215,23 +215,18 @@ def test_folders_and_patterns_stand_for_their_files_sorted_and_once(tmp_path: Pa
     write(tmp_path / "README.md", "no rows")
 
     def names(*paths: Path | str) -> list[str]:
-        return [str(path.relative_to(tmp_path)) for path in read_rows(list(paths)).files]
+        return [str(path.relative_to(tmp_path)) for path in RowReader(list(paths)).files]
 
     assert names(tmp_path) == ["[d].json", "a.jsonl", "b.json", "sub/c.jsonl.gz"]
     assert names(tmp_path / "b.json", tmp_path / "*.json*") == ["b.json", "[d].json", "a.jsonl"]
     assert names(f"{tmp_path}/**/*.gz", tmp_path / "[d].json") == ["sub/c.jsonl.gz", "[d].json"]
-    assert len(list(read_rows(tmp_path))) == 4
+    assert len(list(RowReader(tmp_path))) == 4
 
 
-def test_paths_without_files_and_unknown_settings_are_refused(tmp_path: Path) -> None:
+def test_paths_without_files_are_refused(tmp_path: Path) -> None:
     for wrong in (tmp_path, tmp_path / "a.json", f"{tmp_path}/*.jsonl"):
         with pytest.raises(DataError, match="no such file"):
-            read_rows(wrong)
-    with pytest.raises(DataError, match="no path"):
-        read_rows([])
-    path = write(tmp_path / "a.json", "[]")
-    with pytest.raises(ConfigError, match="'ignore' is unknown; known: fail, skip"):
-        read_rows(path, on_bad="ignore")  # type: ignore[arg-type]
+            RowReader(wrong)
 
 
 def test_files_without_a_row_or_with_a_bad_first_one_are_refused_at_once(tmp_path: Path) -> None:

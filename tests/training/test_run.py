@@ -160,6 +160,27 @@ def test_a_check_passes_and_counts_processes(capsys: pytest.CaptureFixture[str])
     assert "2 forwards cannot be shared evenly by 3 processes" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("objective", "trained"),
+    [
+        ("objective: pretrain", {"ar"}),
+        ("objective: sft", {"ar"}),
+        ("objective: refusion, slot_sizes: [4], eos_multiple: 8", {"ar", "mdm"}),
+        ("objective: llada, eos_multiple: 8", {"mdm"}),
+        ("objective: bd3lm, eos_multiple: 8, block_size: 4", {"mdm"}),
+    ],
+)
+def test_each_objective_learns_a_constant_answer(folder: Path, objective: str, trained: set[str]) -> None:
+    rows, run_dir = folder / "constant.jsonl", folder / objective.split(",")[0].removeprefix("objective: ")
+    rows.write_text('{"query": "How many?", "response": "Two pens."}\n' * 16)
+    settings = ("optimisation.max_steps=40", "optimisation.lr=1e-2", "output.log_every=4", "output.save_every=40")
+    assert train(run_dir, *settings, f"data.files={rows}", f"objective={{{objective}}}") == [0]
+    log = read_log(run_dir / "log.csv")
+    for term in ("ar", "mdm"):
+        first, last = float(log[0][term]), float(log[-1][term])
+        assert last < 0.4 * first if term in trained else first == last == 0
+
+
 def test_too_few_samples_for_a_step_are_refused(folder: Path) -> None:
     settings = ("optimisation.max_steps=null", "optimisation.epochs=2", "data.max_samples=7")
     assert train(folder / "few", *settings) == [2]

@@ -8,13 +8,7 @@ import pytest
 from refusion_eval.errors import ConfigError
 from refusion_eval.training.config import RunConfig
 from refusion_eval.training.config_files import config_names, read_run_config
-from refusion_eval.training.parallelism import (
-    FSDP,
-    ZERO2,
-    check_parallelism,
-    process_from_environment,
-    trainer_settings,
-)
+from refusion_eval.training.run import process_from_environment
 
 DATA = "data.files=rows.jsonl"
 ZERO2_WEIGHTS = ("backbone.dtype=bfloat16", "optimisation.compute_dtype=bfloat16", "parallelism=zero2")
@@ -115,6 +109,8 @@ def test_what_a_run_must_keep_is_all_but_output_and_helpers() -> None:
         (["optimisation.max_steps=0"], "max_steps=0; it must be at least 1"),
         (["optimisation.max_steps=null", "optimisation.epochs=0"], "epochs=0; it must be above 0"),
         (["optimisation.global_batch_size=18"], "global_batch_size is 18 and micro_batch_size 4"),
+        (["optimisation.global_batch_size=0"], "global_batch_size is 0"),
+        (["optimisation.num_forwards=0"], "num_forwards is 0"),
         (["optimisation.num_forwards=5"], "num_forwards is 5; a step of 16 samples has 4 micro-batches"),
         (["optimisation.micro_batch_size=0"], "micro_batch_size 0"),
         (["optimisation.lr=0"], "optimisation.lr=0; it must be above 0"),
@@ -163,27 +159,13 @@ def test_the_number_of_processes_must_divide_the_step() -> None:
     config = tiny("optimisation.num_forwards=4")
     for world_size in (1, 2, 4):
         config.check_world(world_size)
-    with pytest.raises(ConfigError, match="4 forwards cannot be shared evenly by 3 processes"):
-        config.check_world(3)
+    for world_size in (0, 3, 8):
+        with pytest.raises(ConfigError, match=f"4 forwards cannot be shared evenly by {world_size} processes"):
+            config.check_world(world_size)
 
 
 def test_without_a_number_every_micro_batch_is_a_forward() -> None:
     assert tiny("optimisation.num_forwards=null").optimisation.forwards_of_step == 4
-
-
-def test_parallelism_is_data() -> None:
-    assert trainer_settings("zero2") == {"deepspeed": ZERO2}
-    assert ZERO2["zero_optimization"]["stage"] == 2
-    assert trainer_settings("fsdp") == {"fsdp": True, "fsdp_config": FSDP}
-    assert trainer_settings("fsdp")["fsdp_config"] is not FSDP  # transformers writes into it
-    assert trainer_settings("ddp") == {"ddp_find_unused_parameters": False}
-
-
-def test_a_missing_package_of_a_parallelism_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    check_parallelism("fsdp")
-    with pytest.raises(ConfigError, match="deepspeed, which is not installed"):
-        check_parallelism("zero2")
 
 
 def test_rank_and_world_size_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

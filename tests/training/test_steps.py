@@ -1,4 +1,4 @@
-"""Samples of a step and how they are dealt to forwards and processes (`refusion_eval.training.data.steps`)."""
+"""Samples of a step and how they are dealt to forwards (`refusion_eval.training.data.batches`)."""
 
 from collections import Counter
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.training.data.steps import Draw, StepPlan, check_world, corruption_rng
+from refusion_eval.training.data.batches import Draw, StepPlan, corruption_rng
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=50)
 # micro_batch_size, groups of a step, forwards
@@ -70,15 +70,6 @@ def test_forwards_of_fine_tuning_lengths_are_almost_equal() -> None:
         assert max(loads) < 1.05 * np.mean(loads)
 
 
-@given(lengths=LENGTHS, world_size=st.sampled_from([1, 2, 3, 4, 6, 12]), step=st.integers(0, 3))
-def test_any_number_of_processes_computes_the_same_forwards(lengths: list[int], world_size: int, step: int) -> None:
-    plan = a_plan(lengths, (2, 14, 12))
-    dealt = [
-        plan.forward(step, turn, rank, world_size) for turn in range(12 // world_size) for rank in range(world_size)
-    ]
-    assert dealt == plan.forwards(step)
-
-
 def test_seed_and_epoch_decide_the_order() -> None:
     lengths = list(range(1, 41))
     first = a_plan(lengths, seed=3).groups(0)
@@ -101,24 +92,6 @@ def test_parts_of_epochs_count() -> None:
     assert [plan.num_steps(num_epochs) for num_epochs in (0.05, 0.1, 0.29, 2)] == [0, 1, 2, 20]
 
 
-@pytest.mark.parametrize(
-    ("lengths", "cut", "message"),
-    [
-        ([], {}, "there are no samples"),
-        ([1], {"micro_batch_size": 3}, "global_batch_size is 8 and micro_batch_size 3"),
-        ([1], {"micro_batch_size": 0}, "micro_batch_size 0"),
-        ([1], {"global_batch_size": 0}, "global_batch_size is 0"),
-        ([1], {"num_forwards": 3}, "num_forwards is 3; a step of 8 samples has 2 micro-batches of 4"),
-        ([1], {"num_forwards": 0}, "num_forwards is 0"),
-    ],
-)
-def test_what_does_not_come_out_is_refused(lengths: list[int], cut: dict[str, int], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        StepPlan(lengths, **({"global_batch_size": 8, "micro_batch_size": 4, "num_forwards": 2} | cut), seed=0)
-
-
-@pytest.mark.parametrize("world_size", [0, 3, 8])
-def test_a_number_of_processes_that_does_not_divide_a_step_is_refused(world_size: int) -> None:
-    check_world(4, 2)
-    with pytest.raises(ConfigError, match=f"4 forwards cannot be shared evenly by {world_size} processes"):
-        check_world(4, world_size)
+def test_no_samples_are_refused() -> None:
+    with pytest.raises(ConfigError, match="there are no samples"):
+        a_plan([])

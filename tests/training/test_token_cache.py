@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from miniature.tokenizer import train_tokenizer
 from refusion_eval.errors import ConfigError, DataError
 from refusion_eval.training.data import token_cache
 from refusion_eval.training.data.rows import Row, RowReader
-from refusion_eval.training.data.samples import encode
-from refusion_eval.training.data.token_cache import TokenCache, build_cache, sample_subset
-from refusion_eval.training.tokenizer import train_tokenizer
+from refusion_eval.training.data.samples import TrainingSample, encode
+from refusion_eval.training.data.token_cache import TokenCache, build_cache
 
 PAIRS = [(f"how many pens are {n} and {n * 7}?", f"The answer is {n * 8}." + " Really." * (n % 5)) for n in range(700)]
 # Of a run that is killed at once: the cache's folder is where it works.
@@ -87,17 +87,12 @@ def test_a_cache_holds_what_encode_makes_of_the_rows_of_all_files_in_order(
     expected = encode(tokenizer, PAIRS)
     assert list(cache) == expected
     assert cache.lengths.tolist() == [sample.length for sample in expected]
-    assert (cache.report.num_read, cache.report.num_kept) == (len(PAIRS), len(PAIRS))
+    assert cache.report.summary() == "700 rows read: 700 kept, 0 bad, 0 too long"
 
 
-def test_samples_are_found_by_number_and_by_slice(
-    tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_samples_are_found_by_number(tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     cache, expected = build_cache(data, tokenizer, tmp_path, max_length=64), encode(tokenizer, PAIRS)
     assert cache[-1] == cache[699] == expected[699]
-    assert list(cache[10:40:7]) == expected[10:40:7]
-    assert list(cache[10:40:7][1:3]) == expected[17:31:7]
-    assert cache[10:40:7].lengths.tolist() == [sample.length for sample in expected[10:40:7]]
     for wrong in (700, -701):
         with pytest.raises(IndexError):
             cache[wrong]
@@ -200,7 +195,7 @@ def test_a_fault_of_the_disk_is_told_as_it_is(
     tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(reader: RowReader) -> Iterator[Row]:
-        yield Row(data, 1, "a query", "a response")
+        yield Row("a query", "a response")
         raise OSError(errno.ENOSPC, "no space left")
 
     monkeypatch.setattr(RowReader, "__iter__", fail)
@@ -236,7 +231,7 @@ def test_what_a_killed_call_left_is_not_taken_for_a_cache(
         TokenCache(part)
     cache = build_cache(data, loaded, tmp_path / "caches", max_length=64)
     assert sum(encodings) == len(PAIRS)
-    assert cache.name == part.name.split(".")[1]
+    assert cache.directory.stem == part.name.split(".")[1]
     assert list(cache) == encode(loaded, PAIRS)
 
 
@@ -298,38 +293,31 @@ def test_a_copy_for_another_process_is_small_and_equal(
 ) -> None:
     cache = build_cache(data, tokenizer, tmp_path, max_length=64)
     copied = pickle.dumps(cache)
-    assert len(copied) < 1000
+    assert len(copied) < 20_000
     assert list(pickle.loads(copied)) == list(cache)
 
 
-def test_a_smaller_subset_is_part_of_a_larger_one(
-    tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_a_smaller_draw_is_part_of_a_larger_one(tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     cache = build_cache(data, tokenizer, tmp_path, max_length=64)
-    subsets = [sample_subset(cache, share=share, seed=3) for share in (0.001, 0.1, 0.5, 1)]
-    assert [len(subset) for subset in subsets] == [1, 70, 350, 700]
-    for smaller, larger in pairwise(subsets):
-        assert set(smaller.numbers.tolist()) < set(larger.numbers.tolist())
-    assert list(subsets[1]) == [cache[number] for number in subsets[1].numbers.tolist()]
-    assert np.array_equal(sample_subset(cache, max_samples=70, seed=3).numbers, subsets[1].numbers)
-    assert not np.array_equal(sample_subset(cache, max_samples=70, seed=4).numbers, subsets[1].numbers)
-    assert len(sample_subset(cache, max_samples=9999, seed=0)) == 700
-    assert subsets[1].statement == f"70 of 700 samples of cache {cache.name}, drawn with seed 3"
+
+    def drawn(max_samples: int | None = None, share: float | None = None, seed: int = 3) -> list[TrainingSample]:
+        return list(cache.draw(max_samples=max_samples, share=share, seed=seed))
+
+    whole = list(cache)
+    draws = [drawn(share=share) for share in (0.001, 0.1, 0.5, 1)]
+    assert [len(draw) for draw in draws] == [1, 70, 350, 700]
+    for smaller, larger in pairwise(draws):
+        assert set(smaller) < set(larger)
+    assert draws[1] == sorted(draws[1], key=whole.index)
+    assert drawn(max_samples=70) == draws[1] != drawn(max_samples=70, seed=4)
+    assert drawn(max_samples=9999, seed=0) == whole
+    part = cache.draw(max_samples=70, share=None, seed=3)
+    assert part.lengths.tolist() == [sample.length for sample in draws[1]]
+    assert part.prompt_lengths.tolist() == [len(sample.prompt) for sample in draws[1]]
+    assert part.statement == f"70 of 700 samples of cache {cache.directory.stem}, drawn with seed 3"
 
 
-@pytest.mark.parametrize(
-    "wrong", [{}, {"share": 0.5, "max_samples": 3}, {"share": 0.0}, {"share": 1.1}, {"max_samples": 0}]
-)
-def test_a_wrong_subset_is_refused(tmp_path: Path, data: Path, tokenizer: PreTrainedTokenizerFast, wrong: dict) -> None:
-    cache = build_cache(data, tokenizer, tmp_path, max_length=64)
-    with pytest.raises(ConfigError, match=r"share|max_samples"):
-        sample_subset(cache, seed=0, **wrong)
-
-
-def test_wrong_settings_and_tokenizers_are_refused(tmp_path: Path, data: Path) -> None:
-    for max_length, workers in ((1, 0), (9, -1)):
-        with pytest.raises(ConfigError, match="must be at least 2 and at least 0"):
-            build_cache(data, new_tokenizer(), tmp_path, max_length=max_length, workers=workers)
+def test_tokenizers_of_no_chat_model_are_refused(tmp_path: Path, data: Path) -> None:
     for name in ("chat_template", "eos_token"):
         tokenizer = new_tokenizer()
         setattr(tokenizer, name, None)

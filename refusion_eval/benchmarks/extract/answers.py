@@ -11,7 +11,7 @@ from decimal import Decimal
 from fractions import Fraction
 from itertools import islice
 
-from refusion_eval.benchmarks.base import LETTERS, Extraction
+from refusion_eval.benchmarks import LETTERS, Extraction
 
 NOTHING = Extraction(None, "no answer found")
 
@@ -32,8 +32,16 @@ LONGEST_NUMBER = 120
 _ANSWER = r"(?i:\banswers?\b[^\n.:=]{0,40}?(?:\bis\b|\bare\b|:|=))"
 ANSWER_LEAD = re.compile(_ANSWER)
 _NUMBER_LEAD = re.compile(_ANSWER + r"|^[ \t]{0,8}A:|####|\\boxed\b", re.MULTILINE)
+_BEST = r"(?:most )?(?:correct|right|best|accurate|appropriate)"
 _CHOICE_LEAD = re.compile(
-    _ANSWER + r"|(?i:\b(?:correct|right|best) (?:option|choice)\b[^\n.:=]{0,40}?(?:\bis\b|:|=))|\\boxed\b"
+    rf"(?i:\b(?:answers?|(?:{_BEST}|closest) (?:option|choice|statement))\b[^\n.:=]{{0,40}}?"
+    r"(?:\b(?:is|are|(?:would|should|must|will) be)\b|:|=))"
+    # "Option D is the correct answer", "D is the best choice": such a lead ends where the letter begins.
+    r"|(?i:(?<!if )(?<!nor )(?<!whether )\b(?:option|choice|answer)[ \t]"
+    rf"(?=[*(]{{0,3}}[a-z][*)]{{0,3}} is (?:the )?{_BEST}\b))"
+    rf"|(?<!\w)(?=[*(]{{0,3}}[A-Z][*)]{{0,3}} is the {_BEST} (?:answer|option|choice)\b)"
+    r"|\\boxed\b"
+    r"|\bis:[ \t*_]{0,4}(?=\n\s{0,4}[*(]{0,3}[A-Z][*]{0,2}[).])"
 )
 
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
@@ -41,14 +49,32 @@ _NUMBER = re.compile(rf"(?:(?<![\w.)])[-−]\s?)?\$?(?:(?<=\$)[-−])?(?:{_DIGIT
 _MIXED = re.compile(r"(?<![\d.,])(\d{1,9})\s(\d{1,9})/(\d{1,9})(?!\d)")
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\{(-?\d{1,30})\}\{(\d{1,30})\}")
 _SENTENCE_END = re.compile(r"\.(?=\s|$|[*$)])|\n|;")
+_NOT_BUT = re.compile(r"\s{0,4}not\b[^.\n=]{1,60}?\bbut\b")
 _STRICT_NUMBER = re.compile(rf"The answer is (-?{_DIGITS}(?:\.\d+)?)\.?[ \t]{{0,8}}(?:\n|\Z)")
 
-_OPENING = r"(?:[\s*_$`\"':(\[{]|\\[(\[]|\\boxed\b|\\(?:text|math)(?:bf|rm|it|sf)?\b|\b(?i:option|choice|letter)\b)"
+_OPENING = r"(?:[\s*_$`\"':(\[{}]|\\[(\[]|\\boxed\b|\\(?:text|math)(?:bf|rm|it|sf)?\b|\b(?i:option|choice|letter)\b)"
 _CHOICE = re.compile(rf"({_OPENING}{{0,24}})([A-Za-z])(?![A-Za-z0-9'’])")
 _STRICT_CHOICE = re.compile(r"The answer is \(([A-Z])\)")
 _FIRST_CHOICE = re.compile(r"answer is \(?([A-J])\)?")
+_CLOSING = r"[*_$)\]}`\"']{0,6}"
+# What makes a letter part of a formula: "C(6, 3)", "A - B =", "x_1", "A \cap B"; "B - the text" is a choice.
+_OPERATION = r"cdot|times|cap|cup|div|pm|to|leq?|geq?|approx|equiv|subset|setminus|oplus|wedge|vee|frac|sqrt"
+_IN_FORMULA = re.compile(
+    r"\(\s?(?:[\d\\]|[A-Za-z]\s?[,)])|[\^_][\w{\\]|[*/][A-Za-z\d]"
+    rf"|[ \t]{{0,3}}(?:[+×·]|=(?!>)|[<>][ \t]|\\(?:{_OPERATION})\b"
+    r"|[-−–][ \t]?(?:[A-Za-z\d]{1,4}[ \t]?[-−+*/=^]|[A-Z](?!\w)))"
+)
+_DENIED = re.compile(
+    rf"{_CLOSING}[ \t]{{1,3}}(?:(?:isn|wasn|can|doesn)['’]t\b|cannot\b|does not\b"
+    r"|(?:is|are|was|would be|must be)[ \t]{1,3}(?:not|never|incorrect|wrong|false|invalid|ruled out|eliminated)\b)"
+)
+_FURTHER_LETTER = re.compile(
+    rf"{_CLOSING}(?:[ \t]?[,;&/]|[ \t](?:and|or)\b|,[ \t](?:and|or)\b)[ \t]{{0,3}}(?i:option |choice )?[*_$(\[]{{0,3}}"
+    r"([A-Z])(?![\w'’]|[)*\]]{0,3}[ \t](?!(?:and|or|because|since|as)\b)[a-z])"
+)
+_PART = re.compile(r"[)*\]]{1,3}:?[ \t]{1,3}(?!(?:because|since|as|is)\b)[\w$\\-]")
 _LONE_LETTER = re.compile(r"[*_$(\[ \t]{0,8}([A-Za-z])[*_$)\].: \t]{0,8}\Z")
-_LABELLED_LINE = re.compile(r"[*_(\[ \t]{0,8}([A-Z])[*_]{0,3}[)\].:]")
+_LABELLED_LINE = re.compile(r"[*_(\[ \t-]{0,8}([A-Z])[*_]{0,3}[)\].:]")
 
 
 def parse_number(text: str) -> Fraction | None:
@@ -157,7 +183,9 @@ def _value(text: str) -> str | None:
 
 
 def _number_after(text: str, start: int) -> str | None:
-    """The number of the sentence that begins at `start`: the one after its last "=", else its first."""
+    """The number of the sentence that begins at `start`: after its last "=", after "not 5 but", else its first."""
+    denied = _NOT_BUT.match(text, start)
+    start = denied.end() if denied else start
     sentence = _MIXED.sub(_improper, text[start : start + STATEMENT_REACH]).lstrip(" \t\n*_$:\\[({")
     sentence = _SENTENCE_END.split(sentence, maxsplit=1)[0]
     _, equals, result = sentence.rpartition("=")
@@ -170,30 +198,49 @@ def _number_after(text: str, start: int) -> str | None:
 
 
 def _letter_after(text: str, start: int, valid: str) -> str | None:
-    """The letter directly after a lead, if it is a label and not the first letter or word of a sentence."""
+    """The letter directly after a lead, if it is the label of one choice: no word, formula, denial, list or part."""
     found = _CHOICE.match(text[start : start + STATEMENT_REACH])
     if found is None or found.group(2).upper() not in valid:
         return None
     letter = found.group(2)
+    rest = text[start + found.end() : start + found.end() + STATEMENT_REACH]
     is_wrapped = found.group(1)[-1:] in ("(", "[", "{", "*", "_", "`", '"', "'")
-    is_word = re.match(r"[ \t]+(?!(?:because|since|as)\b)[a-z]", text[start + found.end() : start + found.end() + 12])
+    is_word = re.match(r"[ \t]+(?!(?:because|since|as|is)\b)[a-z]", rest)
     if is_word and not is_wrapped and (letter.islower() or letter == "I"):
+        return None
+    if _IN_FORMULA.match(rest) or _DENIED.match(rest):
+        return None
+    further = _FURTHER_LETTER.match(rest)
+    if further and further.group(1) in valid:
+        return None
+    if letter.islower() and _is_part(letter, rest):
         return None
     return letter.upper()
 
 
+def _is_part(letter: str, rest: str) -> bool:
+    """Whether a small letter labels the first part of an answer: "(a) 5 m, (b) 6 m" or "(i) mass, (ii) time"."""
+    if not _PART.match(rest):
+        return False
+    following = [chr(ord(letter) + 1), *(["ii"] if letter == "i" else [])]
+    return any(re.search(rf"(?<![A-Za-z]){re.escape(label)}\)", rest) for label in following)
+
+
 def _letter_line(text: str, valid: str) -> Extraction:
-    """An answer without a statement: the label of a choice on a line of its own, or at the start of the text."""
+    """An answer without a statement: a letter alone on the last line, or a choice with its label at the start."""
     lines = [line for line in map(str.strip, text.splitlines()) if line]
-    different = list(dict.fromkeys(reversed(lines)))  # the last line first; endless lines are mostly the same few
-    for line in different:
-        lone = _LONE_LETTER.match(line) if len(line) <= 24 else None
-        if lone and lone.group(1).upper() in valid:
-            return Extraction(lone.group(1).upper(), "letter on its own line")
-    first = _LABELLED_LINE.match(lines[0]) if lines else None
-    if first is None or first.group(1) not in valid or lines.count(lines[0]) > 1:
+    if not lines:
         return NOTHING
-    is_only = sum(map(bool, map(_LABELLED_LINE.match, different))) == 1
+    labels = [label.group(1) for label in map(_LABELLED_LINE.match, dict.fromkeys(lines[:-1])) if label]
+    lone = _LONE_LETTER.match(lines[-1]) if len(lines[-1]) <= 24 else None
+    if lone and lone.group(1) != "i" and lone.group(1).upper() in valid:
+        # After a list of choices the letter is the label of the next one, where the text was cut off.
+        is_label = len(labels) > 1 or chr(ord(lone.group(1)) - 1) in labels
+        return NOTHING if is_label else Extraction(lone.group(1).upper(), "letter on the last line")
+    first = _LABELLED_LINE.match(lines[0])
+    if first is None or first.group(1) not in valid.replace("I", "") or lines.count(lines[0]) > 1:
+        return NOTHING
+    is_only = not any(map(_LABELLED_LINE.match, lines[1:]))
     return Extraction(first.group(1), "label before the choice") if is_only else NOTHING
 
 

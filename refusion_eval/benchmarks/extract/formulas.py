@@ -3,7 +3,7 @@
 import re
 from itertools import islice
 
-from refusion_eval.benchmarks.base import Extraction
+from refusion_eval.benchmarks import Extraction
 from refusion_eval.benchmarks.extract.answers import ANSWER_LEAD, NOTHING, STATEMENT_REACH, last_statements
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{")
@@ -16,8 +16,11 @@ _SHORT_FRACTION = re.compile(r"\\frac(?:(\d)|\{([^{}]{1,60})\})(?:(\d)|\{([^{}]{
 _SHORT_ROOT = re.compile(r"\\sqrt\s{0,4}(\d)")
 _TEXT = re.compile(r"\\(?:text|mbox|mathrm|textbf|mathbf|textit|textnormal)\s{0,4}\{([^{}]{0,200})\}")
 _UNIT = re.compile(
-    r"(?<=[\d})])\s{0,4}\\(?:text|mbox|mathrm)\s{0,4}\{(?!\s{0,4}[ap]\.?\s?m\b)[A-Za-z. ]{1,40}\}(?:\^\{?[23]\}?)?\Z"
+    r"(?:(?<=[\d})])|(?<=\\pi))\s{0,4}\\(?:text|mbox|mathrm)\s{0,4}\{(?!\s{0,4}[apAP]\.?\s?[mM]\b)\s{0,4}[A-Za-z]"
+    r"[A-Za-z./^\s\d-]{0,40}\}(?:\^(?:[23]|\{-?[1-3]\}))?\Z"
 )
+_PERCENT = re.compile(r"(?<=[\d})])\s{0,4}per\s?cent\Z")
+_BASED_IN_BRACKETS = re.compile(r"\((-?[0-9A-Z]{1,60})\)(?=_\d{1,3}\Z)")
 _DEGREES = re.compile(r"\^\s{0,4}(?:\\circ|\{\s{0,4}\\circ\s{0,4}\})")
 _THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _NAMED = re.compile(r"[A-Za-z](?:\([a-z]\))?=(?=[^=]{1,400}\Z)")
@@ -93,7 +96,8 @@ def normalise(answer: str) -> str:
 
     Removed: spacing commands, \left and \right, currency signs, degrees, a unit in \text after a number, percent
     signs (as in MATH's own grader, a percent sign is a unit: 10\% is 10, never 0.1), a name before a single "=", the
-    commas of a number that is nothing but thousands groups, a final dot. Unified: \dfrac, \frac12, \sqrt2, .5.
+    commas of a number that is nothing but thousands groups, a final dot. Unified: \dfrac, \frac12, \sqrt2, .5, the
+    brackets of vectors, (12)_5 and 12_5.
     """
     text = answer.strip().rstrip(".").strip()
     if len(text) > _LONGEST_ANSWER:
@@ -103,9 +107,11 @@ def normalise(answer: str) -> str:
     text = _DEGREES.sub("", text)
     text = _UNIT.sub("", text)
     text = _TEXT.sub(r"\1", text)
+    text = _PERCENT.sub("", text)
+    text = text.replace("\\langle", "(").replace("\\rangle", ")")
     text = _FRACTION.sub(r"\\frac", text)
     text = _SHORT_FRACTION.sub(_braced_fraction, text)
-    text = _BRACED_BASE.sub(r"_\1", text)
+    text = _BASED_IN_BRACKETS.sub(r"\1", _BRACED_BASE.sub(r"_\1", text))
     text = _SHORT_ROOT.sub(r"\\sqrt{\1}", text)
     text = _GAP.sub(
         lambda gap: gap.group(1) + " " if gap.group(1) and gap.group(2) else gap.group(1) or "", text.strip()
@@ -133,6 +139,37 @@ def equal_by_form(gold: str, answer: str) -> bool | None:
         return False
     digits = [found.group(1) if found else text for found, text in zip(based, (gold, answer), strict=True)]
     return True if any(based) and digits[0] == digits[1] else None
+
+
+def in_one_order(gold: str, answer: str) -> tuple[str, str] | None:
+    """Makes the order count where one of two normal forms is an ordered tuple: (1,4) is not 4,1.
+
+    Returns:
+        The forms to compare, with brackets around a list that has none; None if a tuple meets a set in braces.
+    """
+    kinds = [_kind(gold), _kind(answer)]
+    if "tuple" not in kinds or kinds[0] == kinds[1]:
+        return gold, answer
+    if "set" in kinds:
+        return None
+    first, second = (f"({form})" if kind == "list" else form for form, kind in zip((gold, answer), kinds, strict=True))
+    return first, second
+
+
+def _kind(form: str) -> str:
+    r"""The kind of a normal form with commas: a "tuple" (1,2), a "set" \{1,2\}, a bare "list"; else ""."""
+    if form.startswith("\\{") and form.endswith("\\}") and form.count("\\{") == 1:
+        return "set"
+    depth, least, num_commas = 0, len(form), {0: 0, 1: 0}
+    for position, sign in enumerate(form):
+        depth += (sign in "([{") - (sign in ")]}")
+        if position < len(form) - 1:
+            least = min(least, depth)
+        if sign == "," and depth in num_commas:
+            num_commas[depth] += 1
+    if num_commas[0]:
+        return "list"
+    return "tuple" if num_commas[1] and least == 1 and form[0] == "(" and form[-1] == ")" else ""
 
 
 def _braced_fraction(found: re.Match[str]) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import islice
 
-from refusion_eval.benchmarks.base import Extraction
+from refusion_eval.benchmarks import Extraction
 from refusion_eval.benchmarks.rows import Row
 
 NO_CODE = Extraction(None, "no code found")

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,8 +44,7 @@ class MaskedText:
     revealed: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Arranged:
+class _Arranged(NamedTuple):
     """A text in the row order of a forward: token ids, position ids, and the rows whose logits are read."""
 
     tokens: list[int]
@@ -116,26 +115,23 @@ def jensen_shannon(log_p_NV: Tensor, log_q_NV: Tensor) -> Tensor:
 
 
 def _variants(text: MaskedText, reading: Reading, mask_id: int) -> Iterator[_Arranged]:
-    """The text with all masks, then with each revealed position in turn."""
-    yield _arrange(text, text.masked, reading, mask_id)
-    for revealed in text.revealed:
-        hidden = [position for position in text.masked if position != revealed]
-        yield _arrange(text, hidden, reading, mask_id)
+    """The text with all masks, then with each revealed position in turn, arranged for a forward.
 
-
-def _arrange(text: MaskedText, hidden: Sequence[int], reading: Reading, mask_id: int) -> _Arranged:
-    """Arranges a text for a forward. All variants read the rows of `text.masked`, so that they can be compared."""
-    is_hidden = set(hidden)
-    order = list(range(len(text.tokens)))
-    if reading == "refusion":
-        order = [position for position in order if position not in is_hidden] + list(hidden)
-    row_of = {position: row for row, position in enumerate(order)}
+    All variants read the rows of `text.masked`, so that they can be compared.
+    """
     shift = int(reading == "bidirectional_shifted")
-    return _Arranged(
-        tokens=[mask_id if position in is_hidden else text.tokens[position] for position in order],
-        positions=order,
-        rows=[row_of[position - shift] for position in text.masked],
-    )
+    for revealed in (None, *text.revealed):
+        hidden = [position for position in text.masked if position != revealed]
+        is_hidden = set(hidden)
+        order = list(range(len(text.tokens)))
+        if reading == "refusion":
+            order = [position for position in order if position not in is_hidden] + hidden
+        row_of = {position: row for row, position in enumerate(order)}
+        yield _Arranged(
+            tokens=[mask_id if position in is_hidden else text.tokens[position] for position in order],
+            positions=order,
+            rows=[row_of[position - shift] for position in text.masked],
+        )
 
 
 def _read_rows(model: Transformer, texts: Iterable[_Arranged], batch_size: int, is_causal: bool) -> Iterator[Tensor]:

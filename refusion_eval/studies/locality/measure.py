@@ -19,10 +19,10 @@ For distant pairs of a half-precision model, differences may be rounding errors 
 curve matters.
 """
 
-import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar, get_args
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -30,11 +30,10 @@ from annotated_types import Ge, Gt, Lt
 
 from refusion_eval.api import LoadedModel, check_prompt
 from refusion_eval.config import NonNegativeInt, PositiveInt, settings_class
-from refusion_eval.decoders import DECODERS, fitting_decoders
-from refusion_eval.decoders.decoder import Reads
+from refusion_eval.decoders import DECODERS, Reads, fitting_decoders
 from refusion_eval.errors import ConfigError, DataError
-from refusion_eval.metrics.bootstrap import Interval, bootstrap_ratio
-from refusion_eval.models.cards import Card
+from refusion_eval.metrics import Interval, bootstrap_ratio
+from refusion_eval.models.checkpoint import Card
 from refusion_eval.studies.locality.divergence import MaskedText, Reading, reveal_divergences
 
 MAX_DISTANCE = 128
@@ -43,8 +42,6 @@ RATIOS = (0.2, 0.4, 0.6, 0.8)
 MIN_MASKED = 2
 
 ReadingOption = Literal["auto", "bidirectional", "bidirectional_shifted", "refusion"]
-
-Number = TypeVar("Number", int, float)
 
 
 @settings_class("locality")
@@ -74,13 +71,7 @@ class LocalitySettings:
 
 @dataclass(frozen=True, slots=True)
 class GoldResponse:
-    """A prompt and its gold response.
-
-    Attributes:
-        number: row number in the benchmark.
-        prompt: token ids of the prompt.
-        response: token ids of the response, without an end token.
-    """
+    """Token ids of a prompt and its gold response without an end token, and the number of their row."""
 
     number: int
     prompt: tuple[int, ...]
@@ -122,7 +113,7 @@ class Locality:
         if not has_pairs.any():
             return None
         sums = self.sums[ratio_index, :, distance + MAX_DISTANCE]
-        return bootstrap_ratio(sums[has_pairs], counts[has_pairs], seed=seed), int(counts.sum())
+        return bootstrap_ratio(sums[has_pairs], counts[has_pairs], seed=seed).interval(), int(counts.sum())
 
 
 def choose_reading(card: Card, vocab_size: int, option: ReadingOption = "auto") -> tuple[Reading, int]:
@@ -200,17 +191,7 @@ def encode_responses(
 
 
 def mask_response(gold: GoldResponse, ratio: float, reveals: int, seed: int) -> MaskedText | None:
-    """Draws the masked and the revealed positions of a response.
-
-    Args:
-        gold: prompt and response.
-        ratio: share of the response's tokens that is masked.
-        reveals: most revealed positions.
-        seed: seed of the draws.
-
-    Returns:
-        None if fewer than two tokens would be masked.
-    """
+    """Draws the masked share of a response and at most `reveals` positions to reveal; None for fewer than two masks."""
     length = len(gold.response)
     num_masked = round(ratio * length)
     if num_masked < MIN_MASKED:
@@ -232,15 +213,14 @@ def mask_responses(responses: Sequence[GoldResponse], settings: LocalitySettings
         for response_index, gold in enumerate(responses)
         for ratio_index, ratio in enumerate(settings.ratios)
     }
-    texts = {key: text for key, text in masked.items() if text is not None}
-    num_too_short = []
+    too_short = Counter(ratio_index for (ratio_index, _), text in masked.items() if text is None)
     for ratio_index, ratio in enumerate(settings.ratios):
-        num_too_short.append(len(responses) - sum(key[0] == ratio_index for key in texts))
-        if num_too_short[-1] == len(responses):
+        if too_short[ratio_index] == len(responses):
             raise ConfigError(
                 f"locality: at the masking ratio {ratio:g} no response has {MIN_MASKED} masked tokens; raise the ratio"
             )
-    return MaskedResponses(texts, tuple(num_too_short))
+    texts = {key: text for key, text in masked.items() if text is not None}
+    return MaskedResponses(texts, tuple(too_short[index] for index in range(len(settings.ratios))))
 
 
 def measure_locality(
@@ -251,19 +231,7 @@ def measure_locality(
     mask_id: int,
     on_text: Callable[[], None] = lambda: None,
 ) -> Locality:
-    """Measures all pairs of all masked texts.
-
-    Args:
-        model: the masked model.
-        masked: masked texts.
-        batch_size: texts in one forward.
-        reading: how the model reads masks.
-        mask_id: id of the model's mask token.
-        on_text: called after each masked text.
-
-    Raises:
-        DecodeError: logits are not finite.
-    """
+    """Measures all pairs of all masked texts, as `reveal_divergences`, and calls `on_text` after each text."""
     num_responses = 1 + max(response_index for _, response_index in masked.texts)
     shape = (len(masked.num_too_short), num_responses, 2 * MAX_DISTANCE + 1)
     sums, counts = np.zeros(shape), np.zeros(shape, dtype=np.int64)
@@ -276,20 +244,3 @@ def measure_locality(
         sums[key] = np.bincount(shifted, weights=divergence_KM[is_pair], minlength=shape[-1])
         on_text()
     return Locality(sums, counts)
-
-
-def parse_numbers(text: str, option: str, kind: type[Number]) -> tuple[Number, ...]:
-    """Numbers separated by commas.
-
-    Args:
-        text: text that the user wrote.
-        option: name of the option, for the message.
-        kind: int or float.
-
-    Raises:
-        ConfigError: a part is no such number.
-    """
-    try:
-        return tuple(kind(part) for part in re.split(r"\s*,\s*", text.strip()))
-    except ValueError as error:
-        raise ConfigError(f"{option} {text!r}: write numbers separated by commas, such as 1,2,4") from error

@@ -1,7 +1,8 @@
 """`refusion-eval locality`: data, table and CSV of the study in `refusion_eval.studies.locality.measure`."""
 
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,12 +12,12 @@ import refusion_eval
 from refusion_eval.api import LoadedModel
 from refusion_eval.benchmarks import BENCHMARKS, Task
 from refusion_eval.errors import ConfigError
-from refusion_eval.metrics.bootstrap import Interval
+from refusion_eval.metrics import Interval
 from refusion_eval.paths import embedded_path
 from refusion_eval.results.render import Table, csv_text, interval_text
-from refusion_eval.results.summary import MINI_CAPTION
+from refusion_eval.results.tables import MINI_CAPTION
 from refusion_eval.runs.model_args import EMBEDDED
-from refusion_eval.runs.progress import ProgressDisplay
+from refusion_eval.runs.terminal import ProgressDisplay
 from refusion_eval.store.atomic_write import prepare_output, write_output
 from refusion_eval.studies.locality.measure import (
     DISTANCES,
@@ -65,7 +66,6 @@ def locality_command(
     settings: LocalitySettings,
     *,
     out: Path,
-    mini_pairs: Callable[[], Sequence[tuple[str, str]]],
     reading: ReadingOption = "auto",
     data: Path | None = None,
     distances: Sequence[int] = DISTANCES,
@@ -80,7 +80,6 @@ def locality_command(
         model: checkpoint folder, hub id, or "embedded", which is measured on the mini task.
         settings: what is sampled.
         out: the CSV, which is written after all measurements.
-        mini_pairs: returns (user turn, gold response) for the test items of the mini task.
         reading: how masks are read; `auto` follows the checkpoint's card.
         data: folder with benchmark rows, see `Task.rows`.
         distances: distances of the printed table, on both sides.
@@ -106,7 +105,7 @@ def locality_command(
     checkpoint = str(embedded_path("refusion")) if is_mini else model
     opened = LoadedModel.open(checkpoint, dtype=dtype, device=device, revision=revision)
     chosen, mask_id = choose_reading(opened.card, opened.config.vocab_size, reading)
-    responses, num_too_long = encode_responses(opened, mini_pairs() if is_mini else gold_pairs(data), settings)
+    responses, num_too_long = encode_responses(opened, mini_gold_pairs() if is_mini else gold_pairs(data), settings)
     dataset = Task(BENCHMARKS[BENCHMARK], mini=True).name if is_mini else BENCHMARK
     if num_too_long:
         _say(f"{num_too_long} responses were passed over: too long with their prompts")
@@ -150,6 +149,19 @@ def gold_pairs(data: Path | None) -> list[tuple[str, str]]:
     """
     benchmark = BENCHMARKS[BENCHMARK]
     return [(benchmark.prompt(row), benchmark.gold_text(row)) for row in Task(benchmark).rows(data)]
+
+
+def mini_gold_pairs() -> list[tuple[str, str]]:
+    """(User turn, gold response) of the mini GSM8K test rows, in the form that the embedded models were trained on.
+
+    A row has two calculator annotations, and the response is "First 2*3=6. Then 6+1=7. The answer is 7."
+    """
+    benchmark = BENCHMARKS[BENCHMARK]
+    pairs = []
+    for row in Task(benchmark, mini=True).rows():
+        first, second = re.findall(r"<<(.+?)>>", row["answer"])
+        pairs.append((benchmark.prompt(row), f"First {first}. Then {second}. The answer is {benchmark.gold(row)}."))
+    return pairs
 
 
 def locality_table(means: "DataFrame", distances: Sequence[int]) -> Table:

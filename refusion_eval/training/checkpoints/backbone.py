@@ -7,36 +7,28 @@ of the matrices suit GPUs. The release of ReFusion has no spare rows; `convert` 
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from transformers import (
-    LlamaConfig,
     LlamaForCausalLM,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
-    Qwen2Config,
     Qwen2ForCausalLM,
-    Qwen3Config,
     Qwen3ForCausalLM,
 )
 
 from refusion_eval.config import check_keys
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.models.checkpoint import fetch_weights, locate
-from refusion_eval.models.config import model_config, parse_model_config, read_json
-from refusion_eval.models.families import FAMILIES
-from refusion_eval.models.files import CheckpointFiles
+from refusion_eval.models.config import FAMILIES, ModelConfig, model_config, parse_model_config, read_json
+from refusion_eval.models.weights import CheckpointFiles
 from refusion_eval.training.checkpoints.lora import add_adapters
-from refusion_eval.training.checkpoints.save import save_backbone
 from refusion_eval.training.checkpoints.special_tokens import load_tokenizer, num_ids, original_tokenizer, special_ids
-from refusion_eval.training.config import BackboneConfig, LoraSettings, Objective
-
-__all__ = ["BackboneConfig", "LoraSettings", "check_backbone", "load_backbone", "load_tokenizer", "save_backbone"]
+from refusion_eval.training.config import BackboneConfig, LoraSettings
 
 # Keys are values of model_type in config.json.
-CONFIGS: Mapping[str, type[PretrainedConfig]] = {"qwen3": Qwen3Config, "qwen2": Qwen2Config, "llama": LlamaConfig}
 CLASSES: Mapping[str, type[PreTrainedModel]] = {
     "qwen3": Qwen3ForCausalLM,
     "qwen2": Qwen2ForCausalLM,
@@ -54,51 +46,44 @@ _DEFAULTS: Mapping[str, Any] = {
 _DERIVED = ("vocab_size", "num_key_value_heads", "head_dim")
 
 
-# --- checks
-
-
-def check_backbone(config: BackboneConfig, objective: Objective, *, max_length: int | None = None) -> None:
+def check_backbone(config: BackboneConfig, *, max_length: int) -> ModelConfig:
     """Checks that a backbone can be trained, from config.json, tokenizer files and headers of local weights.
 
     The weights of a model on the hub are checked only when they are downloaded.
 
     Args:
         config: settings of the backbone.
-        objective: training objective.
-        max_length: tokens of the longest sample; None if it is unknown.
+        max_length: tokens of the longest sample.
+
+    Returns:
+        The shapes of the model.
 
     Raises:
         ConfigError: a setting does not fit the model.
         CheckpointError: a model or tokenizer is missing or has an unsupported architecture.
     """
-    if objective not in get_args(Objective):
-        raise ConfigError(f"objective={objective!r} is unknown; known: {', '.join(get_args(Objective))}")
-    tokenizer = load_tokenizer(config) if config.shape is not None else None
-    if config.shape is not None and tokenizer is not None:
-        positions = random_config(config.shape, num_ids(tokenizer), special_ids(tokenizer)).max_position_embeddings
-        family = str(config.shape["model_type"])
+    if config.shape is not None:
+        tokenizer = load_tokenizer(config)
+        model = random_config(config.shape, num_ids(tokenizer), special_ids(tokenizer))
+        shapes = parse_model_config(model.to_dict(), Path("shape"))
     else:
-        family, positions = _check_model(config)
+        location = locate(str(config.model), config.revision)
+        _model_class(location.directory / "config.json")
+        shapes = model_config(location.directory)
+        if location.revision is None:
+            CheckpointFiles(location.directory)
         load_tokenizer(config)
-    if max_length is not None and max_length > positions:
+    if max_length > shapes.max_positions:
         raise ConfigError(
-            f"samples of {max_length} tokens do not fit into the model's {positions} positions; lower the length"
+            f"samples of {max_length} tokens do not fit into the model's {shapes.max_positions} positions; lower the "
+            "length"
         )
     if config.lora is not None:
-        _check_lora(config.lora, family)
+        _check_lora(config.lora, shapes.family)
+    return shapes
 
 
-def _check_model(config: BackboneConfig) -> tuple[str, int]:
-    """Family and number of positions of a checkpoint that can be trained."""
-    location = locate(str(config.model), config.revision)
-    _check_class(location.directory / "config.json")
-    shapes = model_config(location.directory)
-    if location.revision is None:
-        CheckpointFiles(location.directory)
-    return shapes.family, shapes.max_positions
-
-
-def _check_class(path: Path) -> type[PreTrainedModel]:
+def _model_class(path: Path) -> type[PreTrainedModel]:
     """The class of transformers that computes the model of a config.json, without code of the checkpoint."""
     raw = read_json(path)
     model_type = str(raw.get("model_type"))
@@ -140,8 +125,8 @@ def random_config(shape: Mapping[str, Any], num_rows: int, ids: Mapping[str, int
         ConfigError: an entry is unknown, missing or impossible.
     """
     model_type = shape.get("model_type")
-    if model_type not in CONFIGS:
-        raise ConfigError(f"shape: model_type is {model_type!r}; choose {', '.join(CONFIGS)}")
+    if model_type not in CLASSES:
+        raise ConfigError(f"shape: model_type is {model_type!r}; choose {', '.join(CLASSES)}")
     check_keys(shape, ("model_type", *_REQUIRED, *_DERIVED, *_DEFAULTS), "shape", what="entry")
     missing = [key for key in _REQUIRED if key not in shape]
     if missing:
@@ -159,10 +144,7 @@ def random_config(shape: Mapping[str, Any], num_rows: int, ids: Mapping[str, int
             f"shape: vocab_size is {sizes.vocab_size}, but the tokenizer has {num_rows} ids; leave it out"
         )
     entries |= {"vocab_size": sizes.vocab_size, "num_key_value_heads": sizes.num_kv_heads, "head_dim": sizes.head_dim}
-    return CONFIGS[str(model_type)](**entries, **ids)
-
-
-# --- loading
+    return CLASSES[str(model_type)].config_class(**entries, **ids)
 
 
 def load_backbone(config: BackboneConfig, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
@@ -224,7 +206,7 @@ def _new_ids(config: BackboneConfig, tokenizer: PreTrainedTokenizerFast) -> list
 
 def _load(config: BackboneConfig) -> PreTrainedModel:
     location = locate(str(config.model), config.revision)
-    model_class = _check_class(location.directory / "config.json")
+    model_class = _model_class(location.directory / "config.json")
     fetch_weights(location)
     CheckpointFiles(location.directory)
     model, report = model_class.from_pretrained(

@@ -18,11 +18,10 @@ from torch import Tensor
 
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.models.checkpoint import Location, fetch_weights, locate
-from refusion_eval.models.config import ModelConfig, model_config, read_json
-from refusion_eval.models.families import FAMILIES
-from refusion_eval.models.files import CheckpointFiles
+from refusion_eval.models.config import FAMILIES, ModelConfig, model_config, read_json
 from refusion_eval.models.tokenizer import Tokenizer
-from refusion_eval.training.checkpoints.backbone import CLASSES, CONFIGS
+from refusion_eval.models.weights import CheckpointFiles
+from refusion_eval.training.checkpoints.backbone import CLASSES
 from refusion_eval.training.checkpoints.layouts import as_released, tokenizer_as_released, with_both_spellings
 from refusion_eval.training.checkpoints.save import replacing, write_json, write_shards
 from refusion_eval.training.checkpoints.special_tokens import num_ids, set_mask_token, special_ids
@@ -136,7 +135,7 @@ class _Source:
         family = self._shapes.family
         files = CheckpointFiles(self._directory)
         with torch.device("meta"):
-            model = CLASSES[family](CONFIGS[family].from_dict(dict(self._raw)))
+            model = CLASSES[family](CLASSES[family].config_class.from_dict(dict(self._raw)))
         shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         names = FAMILIES[family].tensors
         vocabulary = (f"{names.embedding}.weight", f"{names.head}.weight")

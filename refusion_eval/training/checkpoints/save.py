@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from refusion_eval.models.files import INDEX_FILE
+from refusion_eval.models.weights import INDEX_FILE
 from refusion_eval.training.checkpoints.layouts import with_both_spellings
 from refusion_eval.training.checkpoints.lora import is_adapted, merged_copy, save_adapter
 
@@ -30,7 +30,6 @@ def save_backbone(
     target: Path,
     *,
     decoders: Sequence[str] = (),
-    dtype: torch.dtype | None = None,
 ) -> None:
     """Writes weights, config and tokenizer. Adapters are merged into the weights and also written to `adapter/`.
 
@@ -42,22 +41,20 @@ def save_backbone(
         tokenizer: tokenizer with its chat template.
         target: directory to be written or replaced.
         decoders: decoders that the model was trained for, the main one first, for config.json
-            (`refusion_eval.models.cards`); without any, readers choose.
-        dtype: data type of the weights in the file; None is the type of the model.
+            (`refusion_eval.models.checkpoint`); without any, readers choose.
     """
     plain = merged_copy(model) if is_adapted(model) else model
-    weight_dtype = dtype or plain.dtype
     state = plain.state_dict()
     if plain.config.tie_word_embeddings:
         state.pop("lm_head.weight", None)
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     with replacing(target) as part:
-        write_shards(part, shapes, weight_dtype, lambda name: state[name].to(weight_dtype))
+        write_shards(part, shapes, plain.dtype, state.__getitem__)
         plain.config.save_pretrained(part)
         if plain.generation_config is not None:
             plain.generation_config.save_pretrained(part)
         tokenizer.save_pretrained(part)
-        _make_portable(part, type(plain).__name__, weight_dtype, decoders)
+        _make_portable(part, type(plain).__name__, plain.dtype, decoders)
         if is_adapted(model):
             save_adapter(model, part / ADAPTER_FOLDER)
 
@@ -108,6 +105,7 @@ def _make_portable(directory: Path, architecture: str, dtype: torch.dtype, decod
     config_path, tokenizer_path = directory / "config.json", directory / "tokenizer_config.json"
     config = json.loads(config_path.read_text(encoding="utf-8"))
     config |= {"architectures": [architecture], "dtype": str(dtype).removeprefix("torch.")}
+    config.pop("decoders", None)  # those of the checkpoint that the training started from
     config |= {"decoders": list(decoders)} if decoders else {}
     tokenizer = json.loads(tokenizer_path.read_text(encoding="utf-8"))
     tokenizer = {key: value for key, value in tokenizer.items() if key not in _SESSION_KEYS}

@@ -10,7 +10,9 @@ from refusion_eval.models.config import read_json
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.training.config import BackboneConfig
 from refusion_eval.training.data.samples import check_tokenizer
-from refusion_eval.training.tokenizer import MASK, START
+
+# The names in Qwen3 and in the published checkpoint of ReFusion.
+START, MASK = "<|beginoftext|>", "<|mask|>"
 
 
 def load_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerFast:

@@ -4,8 +4,8 @@ Shapes: T rows of all examples, R labelled rows.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,60 +19,36 @@ Sight = Literal["causal", "full"] | Visibility[torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Targets:
-    """Labelled rows of a batch.
+    """Labelled rows of a batch."""
 
-    Attributes:
-        rows_R: indices of rows in the batch.
-        labels_R: token ids that the logits of these rows should predict.
-        weights_R: factor of the cross-entropy of each row in the loss.
-    """
-
-    rows_R: torch.Tensor
-    labels_R: torch.Tensor
-    weights_R: torch.Tensor
-
-    def to(self, device: torch.device) -> "Targets":
-        """Copies the tensors to a device."""
-        return Targets(
-            rows_R=self.rows_R.to(device), labels_R=self.labels_R.to(device), weights_R=self.weights_R.to(device)
-        )
+    rows_R: torch.Tensor  # indices of rows in the batch
+    labels_R: torch.Tensor  # token ids that the logits of these rows should predict
+    weights_R: torch.Tensor  # factor of the cross-entropy of each row in the loss
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedBatch:
-    """Several concatenated examples; no row of one example sees a row of another.
+    """Several concatenated examples; no row of one example sees a row of another."""
 
-    Attributes:
-        tokens_T: input token ids.
-        positions_T: positions of all rows; they restart with each example and need not ascend within one.
-        lengths: number of rows of each example; their sum is T.
-        sights: attention visibility of each example.
-        ar: next-token targets.
-        mdm: targets of masked positions.
-    """
-
-    tokens_T: torch.Tensor
-    positions_T: torch.Tensor
-    lengths: tuple[int, ...]
-    sights: tuple[Sight, ...]
-    ar: Targets
-    mdm: Targets
+    tokens_T: torch.Tensor  # input token ids
+    positions_T: torch.Tensor  # positions of all rows; they restart with each example and need not ascend within one
+    lengths: tuple[int, ...]  # number of rows of each example; their sum is T
+    sights: tuple[Sight, ...]  # attention visibility of each example
+    ar: Targets  # next-token targets
+    mdm: Targets  # targets of masked positions
 
     def to(self, device: torch.device) -> "PackedBatch":
-        """Copies the tensors to a device."""
-        return replace(
-            self,
-            tokens_T=self.tokens_T.to(device),
-            positions_T=self.positions_T.to(device),
-            sights=tuple(
-                sight
-                if isinstance(sight, str)
-                else Visibility(blocks=sight.blocks.to(device), noisy=sight.noisy.to(device))
-                for sight in self.sights
-            ),
-            ar=self.ar.to(device),
-            mdm=self.mdm.to(device),
-        )
+        """Copies all tensors to a device."""
+        return _on_device(self, device)
+
+
+def _on_device(value: Any, device: torch.device) -> Any:
+    """A copy of a tensor, of a tuple, or of a dataclass of these; other values stay as they are."""
+    if isinstance(value, tuple):
+        return tuple(_on_device(item, device) for item in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{field.name: _on_device(getattr(value, field.name), device) for field in fields(value)})
+    return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
 def collate(examples: Sequence[Example], *, normalisation: Normalisation = "release") -> PackedBatch:

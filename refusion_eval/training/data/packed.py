@@ -27,21 +27,14 @@ except ImportError:
 ATTENTION = "refusion_packed"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Packing:
-    """Description of a packed batch for attention, computed once for all layers.
+    """Description of a packed batch for attention, computed once for all layers."""
 
-    Attributes:
-        lengths: number of rows of each example.
-        causal: whether the attention of each example is causal.
-        masks: [1, 1, length, length], added to the attention scores of each example; None for causal and full.
-        ends: [examples + 1] int32 on the device, cumulative lengths from 0 to T.
-    """
-
-    lengths: tuple[int, ...]
-    causal: tuple[bool, ...]
-    masks: tuple[torch.Tensor | None, ...]
-    ends: torch.Tensor
+    lengths: tuple[int, ...]  # number of rows of each example
+    causal: tuple[bool, ...]  # whether the attention of each example is causal
+    masks: tuple[torch.Tensor | None, ...]  # [1, 1, length, length], added to the scores; None for causal and full
+    ends: torch.Tensor  # [examples + 1] int32 on the device, cumulative lengths from 0 to T
 
     @classmethod
     def of(cls, batch: PackedBatch, dtype: torch.dtype) -> "Packing":
@@ -55,12 +48,7 @@ class Packing:
                 mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
                 masks.append(mask.masked_fill_(~visible, float("-inf"))[None, None])
         ends = torch.tensor([0, *accumulate(batch.lengths)], dtype=torch.int32, device=batch.tokens_T.device)
-        return cls(
-            lengths=batch.lengths,
-            causal=tuple(sight == "causal" for sight in batch.sights),
-            masks=tuple(masks),
-            ends=ends,
-        )
+        return cls(batch.lengths, tuple(sight == "causal" for sight in batch.sights), tuple(masks), ends)
 
 
 def packed_attention(

@@ -9,9 +9,9 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
-from refusion_eval.errors import ConfigError, DataError
+from refusion_eval.errors import DataError
 from refusion_eval.training.data.json_values import Broken, holds_list, values
 
 OnBad = Literal["fail", "skip"]
@@ -23,31 +23,15 @@ _KINDS = {dict: "an object", list: "a list", str: "a text", bool: "a truth value
 
 
 class Row(NamedTuple):
-    """One valid row.
+    """One valid row: the text of the user, and the text that the model is to learn, which is never empty."""
 
-    Attributes:
-        path: file of the row.
-        number: 1-based line in JSON Lines, or index in a JSON list.
-        query: text of the user.
-        response: text that the model is to learn; never empty.
-    """
-
-    path: Path
-    number: int
     query: str
     response: str
 
 
 @dataclass(frozen=True)
 class BadRow:
-    """Position of a malformed row and the reason why it was refused.
-
-    Attributes:
-        path: file of the row.
-        unit: "line" in JSON Lines, "row" in a JSON list.
-        number: 1-based number of the line or row.
-        reason: the defect.
-    """
+    """The defect of a malformed row, and its place: the 1-based "line" of JSON Lines, or "row" of a JSON list."""
 
     path: str
     unit: str
@@ -63,9 +47,9 @@ class RowReport:
     """Counts of rows, updated while the rows are read.
 
     Attributes:
-        num_read: number of valid and malformed rows; blank lines do not count.
-        num_bad: number of malformed rows; the unreadable rest of a file counts as one.
-        num_too_long: number of valid rows that were left out because they have too many tokens.
+        num_read: valid and malformed rows; blank lines do not count.
+        num_bad: malformed rows; the unreadable rest of a file counts as one.
+        num_too_long: valid rows that were left out because they have too many tokens.
         bad: the first `NUM_LISTED` malformed rows.
         cut_short: all positions after which the rest of a file is unreadable, with an unknown number of rows.
     """
@@ -76,11 +60,6 @@ class RowReport:
     bad: list[BadRow] = field(default_factory=list)
     cut_short: list[BadRow] = field(default_factory=list)
 
-    @property
-    def num_kept(self) -> int:
-        """Number of rows that are neither malformed nor too long."""
-        return self.num_read - self.num_bad - self.num_too_long
-
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "RowReport":
         """The inverse of `dataclasses.asdict`."""
@@ -89,8 +68,9 @@ class RowReport:
 
     def summary(self) -> str:
         """Text of several lines: the counts, then the listed malformed rows."""
+        num_kept = self.num_read - self.num_bad - self.num_too_long
         lines = [
-            f"{self.num_read} rows read: {self.num_kept} kept, {self.num_bad} bad, {self.num_too_long} too long",
+            f"{self.num_read} rows read: {num_kept} kept, {self.num_bad} bad, {self.num_too_long} too long",
             *(f"bad: {place}" for place in self.bad),
         ]
         if self.num_bad > len(self.bad):
@@ -111,35 +91,49 @@ class RowReport:
 
 
 class RowReader:
-    """An iterable of `Row`; each iteration starts with the first row of the first file.
+    """The rows of one or many files, streamed; each iteration starts with the first row of the first file.
 
     Attributes:
         files: all files of the given paths, in the order of reading.
-        report: report of the current or the last iteration.
+        report: report of the current or the last iteration, complete after the last row.
+
+    Args:
+        paths: one path or a list: files, folders (all files that end in `ENDINGS`, at any depth) and patterns such as
+            `data/**/*.jsonl`. The files of a folder or pattern are sorted by name; a file that is named twice is read
+            once. `.jsonl` is JSON Lines; other files are a list if they begin with a bracket, else JSON Lines.
+        on_bad: "fail" stops at the first malformed row; "skip" leaves malformed rows out and counts them. A row is
+            malformed if it is not UTF-8 or JSON, is not an object, lacks a key, has a value that is not a text or not
+            valid Unicode, or has an empty response. After a syntax error in a list, and in damaged gzip data, the rest
+            of the file cannot be read.
+
+    Raises:
+        DataError: a path has no file; while iterating: a file cannot be opened, or a row is bad under "fail".
     """
 
-    def __init__(self, paths: Paths, *, on_bad: OnBad) -> None:
-        if on_bad not in get_args(OnBad):
-            raise ConfigError(f"on_bad={on_bad!r} is unknown; known: {', '.join(get_args(OnBad))}")
+    def __init__(self, paths: Paths, *, on_bad: OnBad = "fail") -> None:
         self._on_bad = on_bad
-        self.files = find_files(paths)
+        self.files = _find_files(paths)
         self.report = RowReport()
 
     def __iter__(self) -> Iterator[Row]:
         self.report = RowReport()
         for path in self.files:
-            with _open(path) as file:
-                yield from self._rows_of(path, file)
-
-    def _rows_of(self, path: Path, file: BinaryIO) -> Iterator[Row]:
-        is_list = holds_list(path, file)
-        for number, value in values(path, file, is_list=is_list):
-            self.report.num_read += 1
-            broken = value if isinstance(value, Broken) else _defect(value)
-            if broken is None:
-                yield Row(path, number, value["query"], value["response"])
-            else:
-                self._refuse(BadRow(str(path), "row" if is_list else "line", number, broken.reason), broken.ends_file)
+            try:
+                file = path.open("rb")
+            except OSError as problem:
+                raise DataError(
+                    f"{path} cannot be opened ({problem.strerror}); make it readable or leave it out"
+                ) from problem
+            with file:
+                is_list = holds_list(path, file)
+                for number, value in values(path, file, is_list=is_list):
+                    self.report.num_read += 1
+                    broken = value if isinstance(value, Broken) else _defect(value)
+                    if broken is None:
+                        yield Row(value["query"], value["response"])
+                    else:
+                        unit = "row" if is_list else "line"
+                        self._refuse(BadRow(str(path), unit, number, broken.reason), broken.ends_file)
 
     def _refuse(self, place: BadRow, ends_file: bool) -> None:
         report = self.report
@@ -152,49 +146,18 @@ class RowReader:
             report.refuse_bad()
 
 
-def read_rows(paths: Paths, *, on_bad: OnBad = "fail") -> RowReader:
-    """Streams the rows of one or many files.
-
-    Args:
-        paths: one path or a list: files, folders (all files that end in `ENDINGS`, at any depth) and patterns such as
-            `data/**/*.jsonl`. The files of a folder or pattern are sorted by name; a file that is named twice is read
-            once. `.jsonl` is JSON Lines; other files are a list if they begin with a bracket, else JSON Lines.
-        on_bad: "fail" stops at the first malformed row; "skip" leaves malformed rows out and counts them. A row is
-            malformed if it is not UTF-8 or JSON, is not an object, lacks a key, has a value that is not a text or not
-            valid Unicode, or has an empty response. After a syntax error in a list, and in damaged gzip data, the rest
-            of the file cannot be read.
-
-    Returns:
-        An iterable of `Row`, whose `report` is complete after the last row.
-
-    Raises:
-        ConfigError: `on_bad` is unknown.
-        DataError: a path has no file; while iterating: a file cannot be opened, or a row is bad under "fail".
-    """
-    return RowReader(paths, on_bad=on_bad)
-
-
 def check_rows(paths: Paths, *, on_bad: OnBad = "fail") -> None:
-    """Checks the first rows of each file.
-
-    Args:
-        paths: files, folders and patterns, see `read_rows`.
-        on_bad: "fail" refuses a malformed first row, "skip" looks for the first valid row.
+    """Checks the first row of each file; see `RowReader`.
 
     Raises:
         DataError: a path has no file, a file has no valid row, or its first row is malformed under "fail".
     """
-    for path in find_files(paths):
-        if next(iter(read_rows(path, on_bad=on_bad)), None) is None:
+    for path in _find_files(paths):
+        if next(iter(RowReader(path, on_bad=on_bad)), None) is None:
             raise DataError(f"{path} holds no row of {{query, response}}; correct the file, or leave it out")
 
 
-def find_files(paths: Paths) -> list[Path]:
-    """All files of some paths, see `read_rows`.
-
-    Raises:
-        DataError: a path has no file.
-    """
+def _find_files(paths: Paths) -> list[Path]:
     unique: dict[Path, Path] = {}
     for entry in [paths] if isinstance(paths, str | os.PathLike) else paths:
         path = Path(entry).expanduser()
@@ -210,33 +173,20 @@ def find_files(paths: Paths) -> list[Path]:
             )
         for file in files:
             unique.setdefault(file.resolve(), file)
-    if not unique:
-        raise DataError("no path of training data is given; name a file, a folder or a pattern")
     return list(unique.values())
 
 
 def _defect(value: Any) -> Broken | None:
     """The reason why a JSON value is not a row; None for a row."""
     if not isinstance(value, dict):
-        return Broken(f"expected an object, found {_kind(value)}")
+        return Broken(f"expected an object, found {_KINDS.get(type(value), 'null')}")
     for name in ("query", "response"):
         if name not in value:
             return Broken(f"there is no {name}; the keys are {', '.join(map(repr, value)) or 'none'}")
         if not isinstance(value[name], str):
-            return Broken(f"{name} is {_kind(value[name])}, not a text")
+            return Broken(f"{name} is {_KINDS.get(type(value[name]), 'null')}, not a text")
         try:
             value[name].encode()
         except UnicodeEncodeError as problem:
             return Broken(f"{name} holds half of a surrogate pair (character {problem.start + 1})")
     return None if value["response"] else Broken("the response is empty")
-
-
-def _kind(value: Any) -> str:
-    return _KINDS.get(type(value), "null")
-
-
-def _open(path: Path) -> BinaryIO:
-    try:
-        return path.open("rb")
-    except OSError as problem:
-        raise DataError(f"{path} cannot be opened ({problem.strerror}); make it readable or leave it out") from problem

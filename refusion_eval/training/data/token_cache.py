@@ -5,17 +5,18 @@ columns `prompt` and `answer` (lists of token ids, one sample a row) and `cache.
 longest sample, counts, and the report on the rows).
 """
 
+import copy
 import hashlib
 import json
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import datasets
 import numpy as np
@@ -25,8 +26,8 @@ from datasets.exceptions import DatasetGenerationError
 from transformers import PreTrainedTokenizerFast
 
 from refusion_eval.errors import ConfigError, DataError
-from refusion_eval.training.data.rows import OnBad, Paths, RowReader, RowReport, read_rows
-from refusion_eval.training.data.samples import TrainingSample, check_tokenizer, encode
+from refusion_eval.training.data.rows import OnBad, Paths, RowReader, RowReport
+from refusion_eval.training.data.samples import TrainingSample, encode
 
 FACTS_FILE = "cache.json"
 _ROWS_PER_BATCH = 256
@@ -34,73 +35,68 @@ _IDS = datasets.List(datasets.Value("int32"))
 _COLUMNS = datasets.Features(prompt=_IDS, answer=_IDS)
 
 
-class TokenCache(Sequence[TrainingSample]):
-    """Samples of a cache folder, all or some. They stay on the disk; a copy for another process is small.
+class TokenCache:
+    """Samples of a cache folder, all or a drawn part. They stay on the disk.
 
     Attributes:
-        directory: the folder.
+        directory: the folder; its name is a digest of what the cache was made from.
         facts: content of `cache.json`.
         report: report on the rows of the files.
-        numbers: [n] numbers of the samples in the folder.
         statement: which samples these are and how they were drawn, for records.
         lengths: [n] tokens of each sample, prompt and answer.
         prompt_lengths: [n] tokens of each prompt.
-
-    Args:
-        directory: a folder that `build_cache` made.
-        numbers: numbers of the samples; None is all.
-        statement: see above.
 
     Raises:
         DataError: the folder is not a complete cache.
     """
 
-    def __init__(self, directory: Path, numbers: np.ndarray | None = None, statement: str = "all") -> None:
-        self.directory = Path(directory)
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.statement = Path(directory), "all"
         try:
             self.facts = json.loads((self.directory / FACTS_FILE).read_text(encoding="utf-8"))
             self.report = RowReport.from_dict(self.facts["report"])
             self._dataset = datasets.load_from_disk(str(self.directory))
-            lengths = {name: self._lengths(name) for name in _COLUMNS}
-            num_tokens = sum(int(column.sum()) for column in lengths.values())
-            is_complete = (len(self._dataset), num_tokens) == (self.facts["num_samples"], self.facts["num_tokens"])
+            self.prompt_lengths, answer_lengths = (_lengths(self._dataset, name) for name in _COLUMNS)
+            self.lengths: np.ndarray = self.prompt_lengths + answer_lengths
+            size = len(self._dataset), int(self.lengths.sum())
+            is_complete = size == (self.facts["num_samples"], self.facts["num_tokens"])
         except (OSError, ValueError, KeyError, TypeError, pyarrow.ArrowException) as problem:
             raise DataError(
                 f"{self.directory} is not a token cache ({problem}); remove it and build it again"
             ) from problem
         if not is_complete:
             raise DataError(f"{self.directory} is damaged; remove it and build it again")
-        self.numbers = np.arange(len(self._dataset)) if numbers is None else numbers
-        self.statement = statement
-        self.prompt_lengths: np.ndarray = lengths["prompt"][self.numbers]
-        self.lengths: np.ndarray = self.prompt_lengths + lengths["answer"][self.numbers]
-
-    @property
-    def name(self) -> str:
-        """Digest of what the cache was made from."""
-        return self.directory.stem
-
-    def _lengths(self, column: str) -> np.ndarray:
-        counts = pyarrow.compute.list_value_length(self._dataset.data.column(column))
-        return counts.to_numpy().astype(np.int64)
 
     def __len__(self) -> int:
-        return len(self.numbers)
+        return len(self._dataset)
 
-    @overload
-    def __getitem__(self, index: int) -> TrainingSample: ...
-    @overload
-    def __getitem__(self, index: slice) -> "TokenCache": ...
-    def __getitem__(self, index: int | slice) -> "TrainingSample | TokenCache":
-        if isinstance(index, slice):
-            numbers = self.numbers[index]
-            return TokenCache(self.directory, numbers, f"{len(numbers)} of {len(self)} samples, by their numbers")
-        row = self._dataset[int(self.numbers[index])]
+    def __getitem__(self, index: int) -> TrainingSample:
+        row = self._dataset[index]
         return TrainingSample(tuple(row["prompt"]), tuple(row["answer"]))
 
-    def __reduce__(self) -> tuple[type["TokenCache"], tuple[Path, np.ndarray | None, str]]:
-        is_all = len(self.numbers) == len(self._dataset)
-        return TokenCache, (self.directory, None if is_all else self.numbers, self.statement)
+    def draw(self, *, max_samples: int | None, share: float | None, seed: int) -> "TokenCache":
+        """Draws samples of a whole cache without replacement; they keep the order of the cache.
+
+        Under one seed a smaller draw is part of a larger one: a study over data sizes (Appendix C.3) compares more
+        data, not other data.
+
+        Args:
+            max_samples: number of samples; all if the cache has fewer.
+            share: share of the samples in (0, 1] where `max_samples` is None, rounded, at least one sample.
+            seed: seed of the draw.
+        """
+        count = max(round((share or 1) * len(self)), 1) if max_samples is None else min(max_samples, len(self))
+        numbers = np.sort(np.random.default_rng(seed).permutation(len(self))[:count])
+        part = copy.copy(self)
+        part._dataset = self._dataset.select(numbers)
+        part.lengths, part.prompt_lengths = self.lengths[numbers], self.prompt_lengths[numbers]
+        part.statement = f"{count} of {len(self)} samples of cache {self.directory.stem}, drawn with seed {seed}"
+        return part
+
+
+def _lengths(dataset: datasets.Dataset, column: str) -> np.ndarray:
+    """[n], number of token ids in each row of a column."""
+    return pyarrow.compute.list_value_length(dataset.data.column(column)).to_numpy().astype(np.int64)
 
 
 def build_cache(
@@ -119,21 +115,18 @@ def build_cache(
     several processes need a cache, one should build it first; otherwise each of them builds it.
 
     Args:
-        paths: see `read_rows`.
+        paths: see `RowReader`.
         tokenizer: a tokenizer with a chat template; samples are those of `encode`.
         cache_dir: holds one folder for each cache; created if it is missing.
         max_length: samples of more tokens, prompt and answer, are left out and counted; none is cut.
-        on_bad: see `read_rows`; not part of the name, as a cache without bad rows is the same under both.
+        on_bad: see `RowReader`; not part of the name, as a cache without bad rows is the same under both.
         workers: processes that tokenise; 0 uses this process, with the threads of the tokenizer.
 
     Raises:
-        ConfigError: a limit is out of range, the tokenizer belongs to no chat model, or a worker died.
+        ConfigError: the tokenizer belongs to no chat model, or a worker died.
         DataError: no file, a bad row under "fail", no sample left, or a file that changed meanwhile.
     """
-    if max_length < 2 or workers < 0:
-        raise ConfigError(f"max_length is {max_length} and workers {workers}; they must be at least 2 and at least 0")
-    check_tokenizer(tokenizer)
-    rows = read_rows(paths, on_bad=on_bad)
+    rows = RowReader(paths, on_bad=on_bad)
     states = _file_states(rows.files)
     source = {
         "format": 1,
@@ -233,8 +226,7 @@ def _write(
         if bars_were_on:
             datasets.enable_progress_bars()
     rows.report.num_too_long = len(text) - len(tokens)
-    columns = [tokens.data.column(name) for name in _COLUMNS]
-    num_tokens = sum(pyarrow.compute.sum(pyarrow.compute.list_value_length(column)).as_py() for column in columns)
+    num_tokens = sum(int(_lengths(tokens, name).sum()) for name in _COLUMNS)
     return {"num_samples": len(tokens), "num_tokens": num_tokens, "report": asdict(rows.report)}
 
 
@@ -248,35 +240,3 @@ def _publish(part: Path, directory: Path, facts: dict[str, Any]) -> None:
     except OSError:
         if not directory.exists():  # else another process made the same cache meanwhile
             raise
-
-
-def sample_subset(
-    cache: TokenCache, *, max_samples: int | None = None, share: float | None = None, seed: int
-) -> TokenCache:
-    """Draws samples without replacement, in the order of the cache.
-
-    Under one seed a smaller draw is part of a larger one: a study over data sizes (Appendix C.3) compares more data,
-    not other data.
-
-    Args:
-        cache: cache to draw from.
-        max_samples: number of samples; all if the cache has fewer.
-        share: share of the samples, in (0, 1], rounded, at least one sample; this or `max_samples`.
-        seed: seed of the draw.
-
-    Raises:
-        ConfigError: both or none is given, or one is out of range.
-    """
-    if (max_samples is None) == (share is None):
-        raise ConfigError(f"max_samples is {max_samples} and share {share}; give one of them")
-    if max_samples is not None:
-        if max_samples < 1:
-            raise ConfigError(f"max_samples is {max_samples}; it must be at least 1")
-        count = min(max_samples, len(cache))
-    elif share is not None:
-        if not 0 < share <= 1:
-            raise ConfigError(f"share is {share}; it must be above 0 and at most 1")
-        count = max(round(share * len(cache)), 1)
-    numbers = np.random.default_rng(seed).permutation(len(cache))[:count]
-    statement = f"{count} of {len(cache)} samples of cache {cache.name}, drawn with seed {seed}"
-    return TokenCache(cache.directory, cache.numbers[np.sort(numbers)], statement)

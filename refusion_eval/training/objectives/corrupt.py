@@ -19,19 +19,12 @@ Number = TypeVar("Number", float, np.ndarray)
 
 @dataclass(frozen=True, kw_only=True)
 class Draws:
-    """The random choices for one sample.
+    """The random choices for one sample."""
 
-    Attributes:
-        slot_size: number k of tokens of a slot.
-        mask_probability: probability q with which each slot was masked.
-        masked_slots: masked slots in ascending order.
-        clean_slots: the other slots in shuffled order.
-    """
-
-    slot_size: int
-    mask_probability: float
-    masked_slots: tuple[int, ...]
-    clean_slots: tuple[int, ...]
+    slot_size: int  # number k of tokens of a slot
+    mask_probability: float  # probability q with which each slot was masked
+    masked_slots: tuple[int, ...]  # masked slots in ascending order
+    clean_slots: tuple[int, ...]  # the other slots in shuffled order
 
 
 def draw_slot_size(rng: np.random.Generator, slot_sizes: Sequence[int] = SLOT_SIZES) -> int:

@@ -19,28 +19,18 @@ CHUNK_LOGITS, CHUNK_LOGITS_ON_CPU = 1 << 26, 1 << 22
 
 
 class Losses(NamedTuple):
-    """The hybrid loss and its two terms; either term is 0 when nothing is labelled for it.
+    """The hybrid loss and its two terms; either term is 0 when nothing is labelled for it."""
 
-    Attributes:
-        total: AR + lambda MDM, differentiable.
-        ar, mdm: the two terms without lambda; they have no gradient.
-    """
-
-    total: torch.Tensor
-    ar: torch.Tensor
-    mdm: torch.Tensor
+    total: torch.Tensor  # AR + lambda MDM, differentiable
+    ar: torch.Tensor  # without gradient
+    mdm: torch.Tensor  # without lambda and without gradient
 
 
 class CrossEntropies(NamedTuple):
-    """Cross-entropies of labelled rows.
+    """Cross-entropies of labelled rows."""
 
-    Attributes:
-        total: sum of weight times cross-entropy, differentiable.
-        each_R: cross-entropy of each row; it has no gradient.
-    """
-
-    total: torch.Tensor
-    each_R: torch.Tensor
+    total: torch.Tensor  # sum of weight times cross-entropy, differentiable
+    each_R: torch.Tensor  # cross-entropy of each row; it has no gradient
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):

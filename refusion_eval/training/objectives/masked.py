@@ -15,15 +15,10 @@ from refusion_eval.training.objectives.example import IGNORED, Example, Visibili
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """The random choices for one answer of A tokens.
+    """The random choices for one answer of A tokens."""
 
-    Attributes:
-        probabilities: [A], probability with which each token was masked; equal within a block.
-        masked: [A], whether each token was masked.
-    """
-
-    probabilities: np.ndarray
-    masked: np.ndarray
+    probabilities: np.ndarray  # [A], probability with which each token was masked; equal within a block
+    masked: np.ndarray  # [A], whether each token was masked
 
 
 def draw(rng: np.random.Generator, answer_length: int, block_size: int) -> Noise:

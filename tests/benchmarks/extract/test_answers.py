@@ -36,6 +36,8 @@ from refusion_eval.benchmarks.extract.answers import (
         ("She has 5.\n#### 6", "6"),
         ("2 + 2 = 4\nA: 4", "4"),
         ("The answer is .5", "0.5"),
+        ("The answer is not 5 but 6.", "6"),
+        ("The answer is not 5 + 6 apples, but $7 in all.", "7"),
     ],
 )
 def test_a_stated_number_is_read_as_people_write_it(text: str, number: str) -> None:
@@ -108,6 +110,20 @@ def test_a_shown_number_is_in_normal_form(text: str) -> None:
         ("Some reasoning.\n(b)", "B"),
         ("B) the second one", "B"),
         ("**D**", "D"),
+        ("The correct statement is B.", "B"),
+        ("Therefore, the closest option is (C).", "C"),
+        ("Hence option D is the correct answer.", "D"),
+        ("So **C** is the correct answer, not A.", "C"),
+        ("option (b) is correct", "B"),
+        ("The answer would be (B)", "B"),
+        ("The energy of the photon is:\n\nC. 3 eV", "C"),
+        ("$\\text{The answer is } B$", "B"),
+        ("The answer is B - the second one", "B"),
+        ("The answer is B - 5 m/s", "B"),
+        ("The answer is (A). (B) is wrong.", "A"),
+        ("The answer is (C), and (A) is incorrect", "C"),
+        ("The answer is (a), because (b) is wrong.", "A"),
+        ("Answer: B => it is lighter", "B"),
     ],
 )
 def test_a_stated_letter_is_found_in_any_dress(text: str, letter: str) -> None:
@@ -123,6 +139,22 @@ def test_a_stated_letter_is_found_in_any_dress(text: str, letter: str) -> None:
         "the (R)-enantiomer and the (S)-enantiomer",
         "The answer is (E).",
         "A. one\nB. two\nC. three\nD. four",
+        "A. one\nB. two\nC. three\nD",
+        "(b)\nThe speed is 3 m/s.",
+        "C\nis the speed of light.",
+        "Answer: (A) is incorrect because it is.",
+        "The answer (B) is not right",
+        "Therefore option C is not the correct answer.",
+        "If option C is correct, then so is B.",
+        "The answer is A - B = 3",
+        "The answer is $C(6, 3)$",
+        "\\boxed{A \\cap B}",
+        "\\boxed{A_1}",
+        "Answer: D = 5",
+        "The answer is A, B and D.",
+        "The answer is (A) and (C).",
+        "The answers are A/B",
+        "Answer: (a) 5 m/s (b) 6 m/s",
         "",
     ],
 )
@@ -133,6 +165,20 @@ def test_words_labels_and_listed_choices_are_no_answer(text: str) -> None:
 def test_the_pronoun_i_is_no_letter() -> None:
     assert last_letter_stated("The answer is I think hard to say", 10).answer is None
     assert last_letter_stated("The answer is I", 10).answer == "I"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(i) The speed is 3 m/s.",
+        "I. The trace is zero.\nII. The determinant is not.",
+        "I. The trace is zero.",
+        "Answer: (i) the speed (ii) the time",
+        "\n".join(f"{letter}. choice" for letter in "ABCDEF") + "\nG",
+    ],
+)
+def test_numerals_and_a_list_that_was_cut_off_are_no_answer(text: str) -> None:
+    assert last_letter_stated(text, 10).answer is None
 
 
 def test_the_first_rule_is_the_benchmark_authors_pattern() -> None:

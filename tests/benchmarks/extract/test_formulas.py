@@ -9,7 +9,7 @@ import pytest
 from refusion_eval.benchmarks.extract.formulas import first_box, last_box, last_box_or_statement, normalise
 from refusion_eval.errors import DataError
 from refusion_eval.scoring import math_judge
-from refusion_eval.scoring.math_judge import Comparer, compare_all
+from refusion_eval.scoring.math_judge import Comparer, Comparison, compare_all
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,12 @@ def test_without_a_box_the_default_rule_takes_the_last_statement() -> None:
         ("\\left( 1, 2 \\right)", "(1,2)"),
         ("\\$5", "5"),
         ("\\sqrt2", "\\sqrt{2}"),
+        ("10 \\text{ m/s}", "10"),
+        ("\\frac{3}{4}\\pi\\text{ inches}", "\\frac{3}{4}\\pi"),
+        ("\\langle 1,2 \\rangle", "(1,2)"),
+        ("28 percent", "28"),
+        ("(3032)_5", "3032_5"),
+        ("(3032)_{5}", "3032_5"),
     ],
 )
 def test_spellings_of_one_answer_have_one_normal_form(left: str, right: str) -> None:
@@ -71,6 +77,10 @@ EQUAL = [
     ("10\\%", "10"),
     ("2\\pi r", "2r\\pi"),
     ("\\cos x\\,\\sin y", "\\sin y\\cos x"),
+    ("(1,4)", "1,4"),
+    ("(\\frac12,4)", "0.5, 4"),
+    ("(1,2),(3,4)", "(3,4),(1,2)"),
+    ("(-\\infty,2)", "x<2"),
 ]
 UNEQUAL = [
     ("10\\%", "0.1"),
@@ -81,20 +91,37 @@ UNEQUAL = [
     ("1/3", "0.333"),
     ("5", "x"),
     ("111", "111, \\! 111, \\! 111"),
+    ("(1,4)", "4,1"),
+    ("(1,4)", "\\{4,1\\}"),
+    ("(1,4)", "\\{1,4\\}"),
+    ("(1,4),(2,3)", "(4,1),(2,3)"),
+    ("(3032)_5", "3032_6"),
+    ("1 \\text{ PM}", "1 \\text{ AM}"),
 ]
+
+
+def compared(pairs: list[tuple[str, str]], **options: float) -> list[Comparison]:
+    """The comparisons in the order of the pairs, by one child process."""
+    return [comparison for _, comparison in sorted(compare_all(pairs, workers=1, **options))]
+
+
+@pytest.mark.parametrize(("gold", "answer"), [("x^2 + y^2 = 13", "13"), ("x - 3z = 0", "0")])
+def test_a_side_of_an_equation_is_not_the_equation(gold: str, answer: str) -> None:
+    assert not compared([(gold, answer)])[0].equal
 
 
 def test_comparing_is_mathematical_and_symmetrical() -> None:
     pairs = EQUAL + UNEQUAL
     expected = [True] * len(EQUAL) + [False] * len(UNEQUAL)
-    there = compare_all(pairs, workers=1)
-    back = compare_all([(answer, gold) for gold, answer in pairs], workers=1)
+    there = compared(pairs)
+    back = compared([(answer, gold) for gold, answer in pairs])
     assert [it.equal for it in there] == expected
     assert [it.equal for it in back] == expected
 
 
 def test_a_percent_sign_that_only_one_side_has_is_named() -> None:
-    assert "percent" in compare_all([("10\\%", "10")])[0].reason
+    assert all("percent" in it.reason for it in compared([("10\\%", "10"), ("10", "10 percent")]))
+    assert "percent" not in compared([("10\\%", "10 percent")])[0].reason
 
 
 def test_a_child_that_is_killed_costs_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +135,7 @@ def test_a_child_that_is_killed_costs_no_verdict(monkeypatch: pytest.MonkeyPatch
         return ask(process, *arguments)
 
     monkeypatch.setattr(math_judge._Child, "_ask", staticmethod(ask_and_kill))
-    assert [it.equal for it in compare_all(pairs, workers=1)] == [True, True, False]
+    assert [it.equal for it in compared(pairs)] == [True, True, False]
     assert number["asked"] == 8
 
 
@@ -121,13 +148,13 @@ def test_a_comparison_that_ends_every_child_counts_as_unequal(monkeypatch: pytes
         return ask(process, gold, *arguments)
 
     monkeypatch.setattr(math_judge._Child, "_ask", staticmethod(ask_and_kill))
-    (comparison,) = compare_all([("\\frac12", "0.5")], workers=1)
+    (comparison,) = compared([("\\frac12", "0.5")])
     assert not comparison.equal
     assert "crashed" in comparison.reason
 
 
 def test_an_endless_comparison_is_killed_and_the_next_one_still_decided() -> None:
-    slow, quick = compare_all([("10^{10^{10}}", "3"), ("\\frac12", "0.5")], workers=1, timeout_s=3)
+    slow, quick = compared([("10^{10^{10}}", "3"), ("\\frac12", "0.5")], timeout_s=3)
     assert not slow.equal
     assert quick.equal
 

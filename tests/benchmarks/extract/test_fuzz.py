@@ -8,12 +8,13 @@ from unittest import mock
 
 import extraction
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from refusion_eval.benchmarks import Extraction
 from refusion_eval.benchmarks.extract import programs as extract_code
 from refusion_eval.lm_eval_plugin.filters import FILTERS, minerva_statement
+from tests.examples import examples
 
 RULES = extraction.rules()
 PIECES = extraction.pieces()
@@ -31,7 +32,7 @@ def without_table():
 TEXTS = st.lists(st.one_of(st.sampled_from(PIECES), st.text(st.characters(exclude_categories=()), max_size=6)))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(parts=TEXTS)
 def test_no_text_makes_a_rule_fail(parts):
     text = "".join(parts)
@@ -39,7 +40,7 @@ def test_no_text_makes_a_rule_fail(parts):
         rule(text)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(parts=TEXTS)
 def test_what_is_extracted_does_not_depend_on_what_was_extracted_before(parts):
     text = "".join(parts)
@@ -114,7 +115,7 @@ def test_no_hostile_text_of_100_kilobytes_stalls_a_rule():
     ],
 )
 def test_the_statement_of_lm_eval_is_read_line_by_line_as_its_pattern_does(text, answer):
-    assert minerva_statement(text).answer == answer
+    assert minerva_statement(text, {}).answer == answer
 
 
 @pytest.mark.parametrize("rule", ["humaneval/first", "mbpp/first"])

@@ -1,8 +1,8 @@
 import pytest
 
 from refusion_eval.sandbox import CheckResult, Program, probe
+from refusion_eval.sandbox.jail import PROFILES
 from refusion_eval.sandbox.pool import check_on
-from refusion_eval.sandbox.profiles import PROFILES
 
 
 class Judge:

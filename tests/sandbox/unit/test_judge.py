@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from refusion_eval.sandbox.analysis import analyse
+from refusion_eval.sandbox.judge import analyse
 
 
 def _names(test: str, known: set[str] | None = None):

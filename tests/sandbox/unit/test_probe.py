@@ -11,7 +11,7 @@ import pytest
 
 from refusion_eval import sandbox
 from refusion_eval.errors import SandboxError
-from refusion_eval.sandbox import SandboxReport, check_program, landlock, linux, probe
+from refusion_eval.sandbox import SandboxReport, check_program, linux, probe
 from refusion_eval.sandbox.probe import self_test
 
 _UNPRIVILEGED_UID = 54321
@@ -79,7 +79,7 @@ _LANDLOCK = 444
 def test_the_next_tier_is_found_when_one_is_missing(uid, missing, expected):
     if os.geteuid() != 0 or os.uname().machine not in _UNSHARE:
         pytest.skip("needs root, to become another user, on a known machine")
-    if linux.landlock_abi() < landlock.ABI_SIGNALS or self_test("namespaces") or not Path(_PYTHON).exists():
+    if linux.landlock_abi() < linux.LANDLOCK_ABI_SIGNALS or self_test("namespaces") or not Path(_PYTHON).exists():
         pytest.skip(f"needs namespaces, Landlock and {_PYTHON}, to take them away one by one")
     numbers = [{"unshare": _UNSHARE[os.uname().machine], "landlock": _LANDLOCK}[name] for name in missing]
     done = subprocess.run(

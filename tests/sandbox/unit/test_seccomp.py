@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from refusion_eval.sandbox import calls, seccomp
+from refusion_eval.sandbox import seccomp
 
 _ALLOW, _KILL, _EPERM = 0x7FFF0000, 0x80000000, 0x00050000 | errno.EPERM
 
@@ -34,7 +34,7 @@ def _verdict(program: bytes, architecture: int, number: int, *arguments: int) ->
 
 @pytest.fixture
 def ask():
-    column, architecture = calls.ARCHITECTURES[os.uname().machine]
+    column, architecture = seccomp.ARCHITECTURES[os.uname().machine]
     programs = {kind: seccomp.deny_program(with_landlock=kind) for kind in (False, True)}
     return column, lambda number, *arguments, with_landlock=False: _verdict(
         programs[with_landlock], architecture, number, *arguments
@@ -43,20 +43,20 @@ def ask():
 
 @pytest.mark.parametrize("column", [0, 1])
 def test_no_number_stands_for_two_calls(column):
-    tables = [*calls.DENIED.values(), *calls.DENIED_WITH_LANDLOCK.values()]
+    tables = [*seccomp.DENIED.values(), *seccomp.DENIED_WITH_LANDLOCK.values()]
     numbers = [numbers[column] for numbers in tables if numbers[column] is not None]
     assert len(set(numbers)) == len(numbers)
-    assert not {refused.numbers[column] for refused in calls.REFUSED_ARGUMENTS} & set(numbers)
+    assert not {refused.numbers[column] for refused in seccomp.REFUSED_ARGUMENTS} & set(numbers)
 
 
 def test_every_named_call_is_refused(ask):
     column, verdict = ask
-    assert all(verdict(numbers[column]) == _EPERM for numbers in calls.DENIED.values() if numbers[column] is not None)
+    assert all(verdict(numbers[column]) == _EPERM for numbers in seccomp.DENIED.values() if numbers[column] is not None)
 
 
 def test_properties_of_files_are_refused_with_landlock_alone(ask):
     column, verdict = ask
-    numbers = [both[column] for both in calls.DENIED_WITH_LANDLOCK.values() if both[column] is not None]
+    numbers = [both[column] for both in seccomp.DENIED_WITH_LANDLOCK.values() if both[column] is not None]
     assert {verdict(number) for number in numbers} == {_ALLOW}
     assert {verdict(number, with_landlock=True) for number in numbers} == {_EPERM}
 

@@ -6,8 +6,8 @@ import subprocess
 import pytest
 
 from refusion_eval.sandbox.jail import unprivileged_ids
-from refusion_eval.sandbox.sweep import _is_nobodys
 from refusion_eval.sandbox.watch import Proc
+from refusion_eval.sandbox.worker import _is_nobodys
 
 
 def test_a_users_processes_are_not_anybodys():

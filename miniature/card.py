@@ -1,0 +1,90 @@
+"""The README of a tiny checkpoint, written from the records of its training runs."""
+
+import json
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas
+
+_TITLES = {
+    "autoregressive": "Embedded autoregressive backbone",
+    "refusion": "Embedded ReFusion fine-tune",
+    "autoregressive_sft": "Embedded autoregressive fine-tune",
+    "llada": "Embedded LLaDA fine-tune",
+    "bd3lm": "Embedded BD3-LM fine-tune",
+}
+_TEXTS = {
+    "autoregressive": "Next-token training on the answers of the seven mini tasks and of drills of single steps.",
+    "refusion": (
+        "ReFusion's hybrid objective (AR on clean slots, MDM on masked slots, release normalisation) on the same data, "
+        "from the embedded autoregressive backbone."
+    ),
+    "autoregressive_sft": (
+        "Next-token training on the answers of the same data, from the embedded autoregressive backbone, for as many "
+        "steps as the diffusion fine-tunes: the autoregressive row of a comparison at equal budget."
+    ),
+    "llada": (
+        "LLaDA's supervised fine-tuning (masked answer, full attention, every mask predicted in its own row, EOS "
+        "filling learned) on the same data, from the embedded autoregressive backbone. For the decoders llada and "
+        "fast_dllm_llada."
+    ),
+    "bd3lm": (
+        "Block diffusion, BD3-LM's objective (masked blocks, each given the clean blocks before it, all blocks in one "
+        "forward), on the same data, from the embedded autoregressive backbone. For the decoder bd3lm with the "
+        "`block_size` below as block_length."
+    ),
+}
+_VARIANT_TEXT = (
+    "Like the embedded ReFusion fine-tune, on part of its samples, each seen once, with other slot sizes where the "
+    "settings below say so. One point of a study, not a model to compare systems with."
+)
+_LOSS_COLUMNS = ("stage", "step", "seconds", "lr", "ar", "mdm")
+
+
+def write_card(target: Path, stage: str, run_dirs: Sequence[Path]) -> None:
+    """Writes README.md and loss.csv into the directory of a checkpoint.
+
+    Args:
+        target: directory of the checkpoint.
+        stage: name of the last stage.
+        run_dirs: training runs of the backbone and of the stage, in this order.
+    """
+    runs = {folder.name: json.loads((folder / "run.json").read_text(encoding="utf-8")) for folder in run_dirs}
+    logs = {folder.name: pandas.read_csv(folder / "log.csv") for folder in run_dirs}
+    losses = pandas.concat(log.assign(stage=name, seconds=log.seconds.cumsum()) for name, log in logs.items())
+    losses.to_csv(target / "loss.csv", columns=_LOSS_COLUMNS, index=False, float_format="%.5g")
+
+    facts = list(runs.values())[-1]
+    table = "".join(_table_row(name, run, logs[name]) for name, run in runs.items())
+    settings = json.dumps({name: facts["config"][name] for name in ("objective", "optimisation")}, indent=2)
+    (target / "README.md").write_text(
+        f"# {_TITLES.get(stage, f'ReFusion variant {stage}')}\n\n"
+        f"{_TEXTS.get(stage, _VARIANT_TEXT)}\n\n"
+        "A tiny Qwen3 (head size 128, rotary base 1e6) with its own byte-level BPE tokenizer, trained from random "
+        "weights (arranged by `miniature.initial.prepare_for_lookup`) on synthetic items made by `miniature`; no other "
+        "data. It does the mini tasks and nothing else, and serves to run every part of this project with true (small) "
+        "numbers on any machine.\n\n"
+        f"- Data: {facts['data']['samples']} synthetic conversations, disjoint from `tasks/mini/*/test.jsonl`: items "
+        "of the seven mini tasks, and drills of single steps (sums, kinds of things, letters of options).\n"
+        f"- Hardware: {facts['device']} ({platform.machine()}), torch {facts['versions']['torch']}.\n"
+        "- Weights: bfloat16 (trained in float32).\n"
+        "- Made by: `python -m miniature.train`.\n"
+        "- Loss curve: `loss.csv`.\n\n"
+        "| stage | objective | steps | samples a step | peak lr | seed | minutes | last AR loss | last MDM loss |\n"
+        "|---|---|---|---|---|---|---|---|---|\n"
+        f"{table}\n"
+        f"Settings of the last stage:\n\n```json\n{settings}\n```\n",
+        encoding="utf-8",
+    )
+
+
+def _table_row(name: str, run: dict[str, Any], log: pandas.DataFrame) -> str:
+    objective, optimisation = (run["config"][section] for section in ("objective", "optimisation"))
+    last = log.iloc[-1]
+    return (
+        f"| {name} | {objective['objective']} | {run['steps']} | {optimisation['global_batch_size']} "
+        f"| {optimisation['lr']:g} | {optimisation['seed']} | {log.seconds.sum() / 60:.1f} | {last.ar:.4f} "
+        f"| {last.mdm:.4f} |\n"
+    )

@@ -1,0 +1,92 @@
+"""The seven mini tasks as endless, seeded streams of items, and their committed test files.
+
+`python -m miniature.data [DIR]` writes the test files again, byte for byte (default: tasks/mini).
+"""
+
+import json
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from miniature.arithmetic import draw_gsm8k, draw_math
+from miniature.choice import draw_arc_challenge, draw_gpqa, draw_mmlu_pro
+from miniature.code import draw_humaneval, draw_mbpp
+from miniature.item import Draw, Item
+from refusion_eval.benchmarks import BENCHMARKS
+
+DRAWS: Mapping[str, Draw] = {
+    "mmlu_pro": draw_mmlu_pro,
+    "arc_challenge": draw_arc_challenge,
+    "gsm8k": draw_gsm8k,
+    "math": draw_math,
+    "gpqa": draw_gpqa,
+    "humaneval": draw_humaneval,
+    "mbpp": draw_mbpp,
+}
+NUM_TEST_ITEMS = 200
+TEST_SEED = 2512
+
+
+def items(benchmark: str, *, test: bool, seed: int) -> Iterator[Item]:
+    """Yields items of one split for ever; the same arguments give the same items."""
+    rng = random.Random(f"{benchmark} {'test' if test else 'train'} {seed}")
+    while True:
+        item = DRAWS[benchmark](rng)
+        if item.held_out == test:
+            yield item
+
+
+def held_out_items(benchmark: str) -> list[Item]:
+    """The committed test items: the first `NUM_TEST_ITEMS` of the test stream with distinct prompts."""
+    distinct: dict[str, Item] = {}
+    for item in items(benchmark, test=True, seed=TEST_SEED):
+        distinct.setdefault(normalised(BENCHMARKS[benchmark].prompt(item.prompt_row)), item)
+        if len(distinct) == NUM_TEST_ITEMS:
+            break
+    return list(distinct.values())
+
+
+def held_out_pairs(benchmark: str) -> list[tuple[str, str]]:
+    """(User turn, gold response) of the committed test items: the form that the embedded models were trained on."""
+    return [(BENCHMARKS[benchmark].prompt(item.prompt_row), item.response) for item in held_out_items(benchmark)]
+
+
+def normalised(text: str) -> str:
+    """Lower case, single blanks: the form in which prompts are compared."""
+    return " ".join(text.lower().split())
+
+
+def _identity(benchmark: str, number: int) -> dict[str, Any]:
+    """The id columns of a row, named as in the hub dataset; gsm8k and math have none."""
+    columns: dict[str, dict[str, Any]] = {
+        "mmlu_pro": {"question_id": number},
+        "arc_challenge": {"id": f"mini_arc_{number}"},
+        "gpqa": {"Record ID": f"mini_gpqa_{number}"},
+        "humaneval": {"task_id": f"MiniHumanEval/{number}"},
+        "mbpp": {"task_id": number},
+    }
+    return columns.get(benchmark, {})
+
+
+def held_out_rows(benchmark: str) -> list[dict[str, Any]]:
+    """The committed test rows in the hub dataset's columns."""
+    return [{**_identity(benchmark, number), **item.row} for number, item in enumerate(held_out_items(benchmark))]
+
+
+def held_out_text(benchmark: str) -> str:
+    """The committed test file: one JSON object a line."""
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in held_out_rows(benchmark))
+
+
+def write_test_files(tasks_dir: Path) -> None:
+    """Writes `<tasks_dir>/<benchmark>/test.jsonl` for the seven mini tasks."""
+    for benchmark in DRAWS:
+        path = tasks_dir / benchmark / "test.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(held_out_text(benchmark), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_test_files(Path(sys.argv[1] if len(sys.argv) > 1 else "tasks/mini"))

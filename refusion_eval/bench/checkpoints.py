@@ -1,0 +1,239 @@
+"""Checkpoints of a given size for timing: with random weights, or a tiny trained model inside a large one.
+
+An inflated checkpoint gives the tiny model's tokens at the large one's cost. The tiny heads, widths and layers fill a
+corner of the large matrices, and everything else contributes nothing. A decoder accepts and rejects drafts as on the
+trained model, which random weights cannot show, and every forward takes the time of the large model. Weights without
+influence are random, because multiplying zeros can be too fast.
+"""
+
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from refusion_eval.errors import ConfigError
+from refusion_eval.models.config import ModelConfig, model_config
+
+NOISE = 0.02  # standard deviation of weights without influence
+# One surplus feature has this value in every row. It gives surplus tokens impossibly low logits and is too small to
+# change a norm.
+CONSTANT = 1e-3
+PUSH = 1e8  # factor of this feature in the head; lowers the logits of surplus tokens by tens of thousands
+_POOL_SIZE = 1 << 22
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Sizes of a Qwen3 model, named as in its config.json."""
+
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    intermediate_size: int
+    vocab_size: int
+
+
+# Qwen3's sizes with ReFusion's vocabulary.
+SHAPES: Mapping[str, Shape] = {
+    "0.6B": Shape(
+        hidden_size=1024,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        intermediate_size=3072,
+        vocab_size=151671,
+    ),
+    "8B": Shape(
+        hidden_size=4096,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        intermediate_size=12288,
+        vocab_size=151671,
+    ),
+}
+
+
+def random_checkpoint(shape: Shape, directory: Path, dtype: torch.dtype) -> None:
+    """Writes a checkpoint with random weights; its special tokens are the last of the vocabulary."""
+    torch.manual_seed(0)
+    vocabulary = shape.vocab_size
+    config = Qwen3Config(
+        **asdict(shape),
+        head_dim=128,
+        max_position_embeddings=8192,
+        rope_theta=1_000_000.0,
+        tie_word_embeddings=True,
+        bos_token_id=vocabulary - 2,
+        eos_token_id=vocabulary - 3,
+        pad_token_id=vocabulary - 4,
+    )
+    config.mask_token_id = vocabulary - 1
+    Qwen3ForCausalLM(config).to(dtype).save_pretrained(directory)
+
+
+def inflate(source: Path, target: Path, shape: Shape, dtype: torch.dtype) -> None:
+    """Writes a checkpoint of a larger shape that computes the same tokens as a smaller one.
+
+    The scales of the residual norms shrink by sqrt(small width / large width), and the epsilon of the norms by the
+    square of this factor, because the surplus features are zero.
+
+    Args:
+        source: a Qwen3 checkpoint with one safetensors file.
+        target: folder to create.
+        shape: shape that is at least one feature wider than the source and smaller in no dimension.
+        dtype: dtype of the weights.
+
+    Raises:
+        ConfigError: the source does not fit into the shape.
+    """
+    config = model_config(source)
+    _check(config, shape)
+    weights = load_file(source / "model.safetensors")
+    target.mkdir(parents=True)
+    build = _Builder(config, shape, weights, dtype)
+    weight_map: dict[str, str] = {}
+    total = 0
+    for number in range(-1, shape.num_hidden_layers):
+        tensors = build.ends() if number < 0 else build.layer(number)
+        name = f"model-{number + 2:05d}-of-{shape.num_hidden_layers + 1:05d}.safetensors"
+        save_file(tensors, target / name, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(tensors, name)
+        total += sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (target / "model.safetensors.index.json").write_text(json.dumps(index))
+    written = json.loads((source / "config.json").read_text()) | asdict(shape)
+    written |= {
+        "tie_word_embeddings": False,
+        "rms_norm_eps": config.rms_norm_eps * config.hidden_size / shape.hidden_size,
+        "dtype": str(dtype).removeprefix("torch."),
+    }
+    for key in ("layer_types", "max_window_layers"):  # these follow the number of layers of the source
+        written.pop(key, None)
+    (target / "config.json").write_text(json.dumps(written, indent=2))
+    for name in _TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copy(source / name, target / name)
+
+
+def _check(config: ModelConfig, shape: Shape) -> None:
+    if config.family != "qwen3":
+        raise ConfigError(f"inflate: the checkpoint's model_type is {config.family!r}; only 'qwen3' can be inflated")
+    group, wide_group = config.num_heads // config.num_kv_heads, shape.num_attention_heads // shape.num_key_value_heads
+    needs = {
+        "hidden_size": (config.hidden_size + 1, shape.hidden_size),
+        "num_hidden_layers": (config.num_layers, shape.num_hidden_layers),
+        "num_key_value_heads": (config.num_kv_heads, shape.num_key_value_heads),
+        "query heads of a key-value head": (group, wide_group),
+        "intermediate_size": (config.intermediate_size, shape.intermediate_size),
+        "vocab_size": (config.vocab_size, shape.vocab_size),
+    }
+    for name, (needed, given) in needs.items():
+        if given < needed:
+            raise ConfigError(f"inflate: {name} is {given}, the checkpoint needs at least {needed}")
+
+
+class _Builder:
+    """Builds the tensors of the large model.
+
+    A row of the residual stream consists of the features of the small model, the constant, and zeros, in this order.
+    """
+
+    def __init__(self, config: ModelConfig, shape: Shape, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+        self._config, self._shape, self._weights, self._dtype = config, shape, weights, dtype
+        # Random weights are cut from one pool, because drawing billions of new ones would take minutes.
+        self._pool = (torch.randn(_POOL_SIZE, generator=torch.Generator().manual_seed(0)) * NOISE).to(dtype)
+        self._width = config.hidden_size
+        self._scale = math.sqrt(config.hidden_size / shape.hidden_size)
+
+    def ends(self) -> dict[str, Tensor]:
+        """Embedding, final norm and output head."""
+        config, shape, width = self._config, self._shape, self._width
+        embedding = self._weights["model.embed_tokens.weight"]
+        embedded = torch.zeros(shape.vocab_size, shape.hidden_size, dtype=self._dtype)
+        embedded[: config.vocab_size, :width] = embedding
+        embedded[:, width] = CONSTANT
+        head = self._noise(shape.vocab_size, shape.hidden_size)
+        head[:, : width + 1] = 0
+        head[: config.vocab_size, :width] = self._weights.get("lm_head.weight", embedding)
+        head[config.vocab_size :, width] = -math.sqrt(PUSH)
+        norm = self._norm("model.norm.weight")
+        norm[width] = math.sqrt(PUSH)
+        return {"model.embed_tokens.weight": embedded, "model.norm.weight": norm, "lm_head.weight": head}
+
+    def layer(self, number: int) -> dict[str, Tensor]:
+        """One layer: a layer of the small model, or one that contributes nothing."""
+        head_dim, hidden, mlp = self._config.head_dim, self._shape.hidden_size, self._shape.intermediate_size
+        query_width, kv_width = self._shape.num_attention_heads * head_dim, self._shape.num_key_value_heads * head_dim
+        tensors = {
+            "self_attn.q_proj": self._noise(query_width, hidden),
+            "self_attn.k_proj": self._noise(kv_width, hidden),
+            "self_attn.v_proj": self._noise(kv_width, hidden),
+            "self_attn.o_proj": self._noise(hidden, query_width),
+            "mlp.gate_proj": self._noise(mlp, hidden),
+            "mlp.up_proj": self._noise(mlp, hidden),
+            "mlp.down_proj": self._noise(hidden, mlp),
+        }
+        # With values and gates of zero, the projections after them contribute nothing, whatever their weights.
+        for name in ("self_attn.v_proj", "mlp.gate_proj"):
+            tensors[name][:, : self._width + 1] = 0
+        is_placed = number < self._config.num_layers
+        prefix = f"model.layers.{number}."
+        if is_placed:
+            self._place_layer(tensors, prefix)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            tensors[name] = self._norm(f"{prefix}{name}.weight" if is_placed else None)
+        for name in ("self_attn.q_norm", "self_attn.k_norm"):
+            weights = self._weights[f"{prefix}{name}.weight"] if is_placed else torch.ones(head_dim)
+            tensors[name] = weights.to(self._dtype)
+        return {f"{prefix}{name}.weight": tensor for name, tensor in tensors.items()}
+
+    def _noise(self, num_rows: int, num_columns: int) -> Tensor:
+        size = num_rows * num_columns
+        return self._pool.repeat(-(-size // _POOL_SIZE))[:size].view(num_rows, num_columns)
+
+    def _norm(self, name: str | None) -> Tensor:
+        """The scales of a residual norm of the small model, extended by ones; ones alone without a name."""
+        norm = torch.ones(self._shape.hidden_size)
+        if name is not None:
+            norm[: self._width] = self._weights[name].float() * self._scale
+        return norm.to(self._dtype)
+
+    def _place_layer(self, tensors: Mapping[str, Tensor], prefix: str) -> None:
+        """Writes a layer of the small model into the corner of a large layer."""
+        config, shape, width = self._config, self._shape, self._width
+        head_dim, mlp = config.head_dim, config.intermediate_size
+        small = {name: self._weights[f"{prefix}{name}.weight"] for name in tensors}
+        query, output = "self_attn.q_proj", "self_attn.o_proj"
+        group = config.num_heads // config.num_kv_heads
+        wide_group = shape.num_attention_heads // shape.num_key_value_heads
+        for kv_head in range(config.num_kv_heads):
+            rows = slice(kv_head * head_dim, (kv_head + 1) * head_dim)
+            for name in ("self_attn.k_proj", "self_attn.v_proj"):
+                _place_columns(tensors[name][rows], small[name][rows], width)
+            # Surplus query heads of this group attend to real values, so their output must not be read.
+            first, last = kv_head * wide_group * head_dim, (kv_head + 1) * wide_group * head_dim
+            tensors[output][:, first:last] = 0
+            wide = slice(first, first + group * head_dim)
+            narrow = slice(kv_head * group * head_dim, (kv_head + 1) * group * head_dim)
+            _place_columns(tensors[query][wide], small[query][narrow], width)
+            tensors[output][:width, wide] = small[output][:, narrow]
+        for name in ("mlp.gate_proj", "mlp.up_proj"):
+            _place_columns(tensors[name][:mlp], small[name], width)
+        tensors["mlp.down_proj"][:, :mlp] = 0
+        tensors["mlp.down_proj"][:width, :mlp] = small["mlp.down_proj"]
+
+
+def _place_columns(target: Tensor, weights: Tensor, width: int) -> None:
+    """Writes weights for the real features and zero for the constant; weights that meet zeros stay random."""
+    target[:, :width] = weights
+    target[:, width] = 0

@@ -1,1 +1,0 @@
-"""Generators of the seven synthetic look-alike tasks ("mini"): test files and training items."""

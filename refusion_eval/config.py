@@ -1,0 +1,393 @@
+"""Settings classes: frozen dataclasses whose values are converted and checked by pydantic, in one set of rules.
+
+A value from a command line, a YAML file or lm-eval's own parser arrives as text or as a number of the wrong kind:
+lm-eval turns a folder called 2025 into an int and "-1" into the float -1.0. `_READERS` holds what each declared type
+accepts. A value that has no single meaning as the declared type is refused, never guessed.
+
+`read_yaml` reads YAML files that users write. Its errors name file and place; a key that is written twice is refused.
+"""
+
+import difflib
+import inspect
+import math
+import re
+import types
+import typing
+from collections.abc import Callable, Collection, Hashable, Mapping
+from dataclasses import Field, field, fields, is_dataclass
+from functools import cache, wraps
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, dataclass_transform
+
+import yaml
+from annotated_types import Ge, Gt, Le
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as pydantic_dataclass
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from refusion_eval.errors import ConfigError
+
+T = TypeVar("T")
+
+PositiveInt = Annotated[int, Ge(1)]
+NonNegativeInt = Annotated[int, Ge(0)]
+PositiveFloat = Annotated[float, Gt(0)]
+NonNegativeFloat = Annotated[float, Ge(0)]
+Fraction = Annotated[float, Ge(0), Le(1)]
+
+# Names that users know from lm-eval, Transformers or the public ReFusion script, and this project's names for them.
+OTHER_NAMES = {
+    "model_path": "pretrained",
+    "model": "pretrained",
+    "path": "pretrained",
+    "torch_dtype": "dtype",
+    "attn_implementation": "attention",
+    "attn": "attention",
+    "max_gen_toks": "gen_length",
+    "max_new_tokens": "gen_length",
+    "max_tokens": "gen_length",
+    "slot_threshold": "tau_slot",
+    "token_threshold": "tau_token",
+    "serial_num_blocks": "block_size",
+    "k": "slot_size",
+    "b": "block_size",
+}
+
+_CONFIG = ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field, Field))
+def settings_class(where: str = "", *, slots: bool = True) -> Callable[[type[T]], type[T]]:
+    """Makes a class a frozen, keyword-only dataclass that converts and checks its values.
+
+    Ranges stand in the annotations (`PositiveInt`, `Fraction`, `Literal[...]`). A `__post_init__` may check how values
+    fit each other; it raises ConfigError.
+
+    Args:
+        where: name that error messages of a direct call begin with; the name of the class if empty.
+        slots: whether instances have `__slots__`; False where the class has cached properties.
+    """
+
+    def decorate(cls: type[T]) -> type[T]:
+        own = inspect.get_annotations(cls)
+        hints = typing.get_type_hints(cls, include_extras=True)
+        cls.__annotations__ = {name: _with_reader(hints[name]) for name in own}
+        made: Any = pydantic_dataclass(frozen=True, kw_only=True, slots=slots, config=_CONFIG)(cls)
+        checked = made.__init__
+
+        @wraps(checked)
+        def __init__(self: Any, **values: Any) -> None:
+            try:
+                checked(self, **values)
+            except ValidationError as error:
+                own_check = error.errors()[0].get("ctx", {}).get("error")
+                raise own_check or _config_error(error, made, where or made.__name__) from error
+
+        made.__init__ = __init__
+        return made
+
+    return decorate
+
+
+def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
+    """Makes an instance of a settings class from values of any origin.
+
+    Args:
+        cls: a settings class, whose fields may be settings classes.
+        values: field name -> value as it arrived; callbacks (fields with `compare=False`) cannot be given.
+        where: place of the values, which error messages begin with.
+
+    Raises:
+        ConfigError: a key is unknown or missing, a value is refused, or values do not fit each other.
+    """
+    check_keys(values, field_types(cls), where)
+    validator = getattr(cls, "__pydantic_validator__", None)
+    if validator is None:  # a plain dataclass
+        try:
+            return cls(**read_values(cls, values, where))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{where}: {error}") from error
+    try:
+        return validator.validate_python(dict(values))
+    except ValidationError as error:
+        raise _config_error(error, cls, where) from error
+
+
+def read_values(cls: type, values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Converts and checks some values of a settings class, each by itself, without making an instance.
+
+    Args:
+        cls: the settings class.
+        values: field name -> value as it arrived.
+        where: place of the values, which error messages begin with.
+
+    Raises:
+        ConfigError: a key is unknown, or a value is refused.
+    """
+    known = _annotations(cls)
+    check_keys(values, known, where)
+    return {key: convert(key, value, known[key], where) for key, value in values.items()}
+
+
+def convert(key: str, value: Any, wanted: Any, where: str) -> Any:
+    """Converts one value to a declared type.
+
+    Args:
+        key: name of the value, for messages.
+        value: the value as it arrived.
+        wanted: bool, int, float, str, a Literal, a tuple of these, an optional of one of them, or a settings class.
+        where: place of the value, which error messages begin with.
+
+    Raises:
+        ConfigError: the value has no single meaning as that type, or is out of its range.
+    """
+    try:
+        return _adapter(wanted).validate_python(value)
+    except ValidationError as error:
+        raise _config_error(error, wanted, where, key) from error
+
+
+def field_types(cls: type) -> dict[str, Any]:
+    """Maps the fields of a dataclass to their types, without callbacks (fields that take no part in comparison)."""
+    hints = typing.get_type_hints(cls)
+    return {name: hints[name] for name in _setting_names(cls)}
+
+
+def check_keys(
+    keys: Collection[str],
+    known: Collection[str],
+    where: str,
+    *,
+    what: str = "key",
+    offered: Collection[str] | None = None,
+) -> None:
+    """Refuses unknown keys and suggests the known key that the user most likely meant.
+
+    Args:
+        keys: the given keys.
+        known: all keys that are allowed.
+        where: place of the keys, for messages; empty where `what` says enough.
+        what: the word for a key in messages.
+        offered: names that messages suggest instead of `known`.
+
+    Raises:
+        ConfigError: a key is not among `known`.
+    """
+    for key in keys:
+        if key not in known:
+            raise unknown_key(key, known if offered is None else offered, where, what=what)
+
+
+def unknown_key(key: str, known: Collection[str], where: str = "", *, what: str = "key") -> ConfigError:
+    """The error of `check_keys`; arguments as there."""
+    other = OTHER_NAMES.get(key)
+    near = [other] if other in known else difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"known {what}s: {', '.join(sorted(known))}"
+    return ConfigError(f"{f'{where}: ' if where else ''}unknown {what} {key!r}; {hint}")
+
+
+def _setting_names(cls: type) -> list[str]:
+    return [entry.name for entry in fields(cls) if entry.init and entry.compare]  # type: ignore[arg-type]
+
+
+@cache
+def _annotations(cls: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {name: hints[name] for name in _setting_names(cls)}
+
+
+@cache
+def _adapter(wanted: Any) -> TypeAdapter:
+    # A settings class has its own configuration, which pydantic does not let an adapter replace.
+    own = hasattr(wanted, "__pydantic_validator__")
+    return TypeAdapter(_with_reader(wanted), config=None if own else _CONFIG)
+
+
+def _with_reader(wanted: Any) -> Any:
+    """The annotation with the reader of its type in front of pydantic's own checks."""
+    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
+    if origin is Annotated:
+        return Annotated[_with_reader(arguments[0]), *arguments[1:]]
+    if origin in (typing.Union, types.UnionType) and types.NoneType in arguments and len(arguments) == 2:
+        inner = next(argument for argument in arguments if argument is not types.NoneType)
+        # Text may be "none", as a chat template is.
+        is_text = inner is str or typing.get_args(inner)[:1] == (str,)  # the fields of a settings class are annotated
+        texts = ("None",) if is_text else ("None", "none", "null")
+        return Annotated[_with_reader(inner) | None, BeforeValidator(lambda value: _none(value, texts))]
+    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+        reader = _names if arguments[0] is str else _items
+        return Annotated[tuple[_with_reader(arguments[0]), ...], BeforeValidator(reader)]  # type: ignore[misc]
+    if wanted in _READERS:
+        return Annotated[wanted, BeforeValidator(_READERS[wanted])]
+    return wanted
+
+
+def settings_class_in(wanted: Any) -> Any:
+    """The dataclass that an annotation is or holds (as an optional one does); None if there is none."""
+    if isinstance(wanted, type) and is_dataclass(wanted):
+        return wanted
+    return next(filter(None, map(settings_class_in, typing.get_args(wanted))), None)
+
+
+def _none(value: Any, texts: Collection[str]) -> Any:
+    return None if isinstance(value, str) and value in texts else value
+
+
+def _items(value: Any) -> Any:
+    """Splits a list that arrived as text at commas, spaces or plus signs: lm-eval keeps commas for itself."""
+    if isinstance(value, str):
+        if value.lower() in ("", "none", "null"):
+            return []
+        return re.split(r"[\s,+]+", value.strip("[]() "))
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _names(value: Any) -> Any:
+    if isinstance(value, str | list | tuple):
+        return _items(value)
+    raise _refused("a list of names")
+
+
+def _refused(wanted: str, hint: str = "") -> PydanticCustomError:
+    return PydanticCustomError("wrong_type", "is not {wanted}{hint}", {"wanted": wanted, "hint": hint})  # type: ignore[arg-type]
+
+
+def _bool(value: Any) -> bool:
+    # lm-eval turns true and false into bools, but leaves 1 and 0 as ints; --set and JSON carry text.
+    known = {"true": True, "1": True, "false": False, "0": False}
+    if isinstance(value, bool | int) and value in (0, 1):
+        return bool(value)
+    if isinstance(value, str) and value.lower() in known:
+        return known[value.lower()]
+    raise _refused("true or false (1 or 0)")
+
+
+def _int(value: Any) -> int:
+    if not isinstance(value, bool) and not (isinstance(value, float) and not value.is_integer()):
+        try:
+            return int(value)
+        except (TypeError, ValueError, OverflowError):
+            pass
+    raise _refused("a whole number")
+
+
+def _float(value: Any) -> float:
+    if not isinstance(value, bool):
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not math.isnan(number):
+            return number
+    raise _refused("a number")
+
+
+def _str(value: Any) -> str:
+    # An int keeps its digits ("2025"); the spelling of a float is lost ("1e5" arrives as 100000.0).
+    if isinstance(value, str | int) and not isinstance(value, bool):
+        return str(value)
+    raise _refused("text", "; pass the arguments as JSON, with the value in quotes")
+
+
+_READERS: dict[Any, Callable[[Any], Any]] = {bool: _bool, int: _int, float: _float, str: _str}
+
+
+def _config_error(error: ValidationError, cls: Any, where: str, key: str = "") -> ConfigError:
+    """The first refusal of pydantic as one sentence: place, key, value, rule."""
+    # A wrong name of a required key is both unknown and missing; the unknown one tells more.
+    first = min(error.errors(include_url=False), key=lambda entry: entry["type"] != "unexpected_keyword_argument")
+    # Besides names of fields a location holds indices of lists and pydantic's own words for unions and functions.
+    location = [part for part in first["loc"] if isinstance(part, str) and part.isidentifier()]
+    name = ".".join(filter(None, (key, *location)))
+    place = f"{where}: " if where else ""
+    if first["type"] in ("unexpected_keyword_argument", "missing"):
+        if first["type"] == "missing":
+            return ConfigError(f"{place}{name} is missing; add it")
+        *sections, unknown = location
+        for section in sections:
+            cls = settings_class_in(_annotations(cls)[section])
+        try:
+            check_keys([unknown], field_types(cls), ": ".join(filter(None, (where, key, *sections))))
+        except ConfigError as refusal:
+            return refusal
+    if first["type"] == "value_error":  # of a `__post_init__`, which names the values itself
+        return ConfigError(f"{place}{name + ': ' if name else ''}{first['ctx']['error']}")
+    return ConfigError(f"{place}{name}={first['input']!r}{_rule(first)}")
+
+
+def _rule(error: ErrorDetails) -> str:
+    """What the value had to be."""
+    context = error.get("ctx", {})
+    match error["type"]:
+        case "wrong_type":
+            return f" {error['msg']}"
+        case "greater_than_equal":
+            return f"; it must be at least {context['ge']:g}"
+        case "greater_than":
+            return f"; it must be above {context['gt']:g}"
+        case "less_than_equal":
+            return f"; it must be at most {context['le']:g}"
+        case "less_than":
+            return f"; it must be below {context['lt']:g}"
+        case "finite_number":
+            return "; it must be finite"
+        case "literal_error":
+            return f"; choose one of {context['expected'].replace(chr(39), '').replace(' or ', ', ')}"
+        case "dataclass_type":
+            return "; write its settings below it, one a line"
+        case _:
+            return f"; {error['msg'][0].lower()}{error['msg'][1:]}"
+
+
+# YAML files that users write
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a key that is written twice in one mapping: YAML itself would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[object] = set()
+        for key_node, _ in node.value:
+            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
+            if key is not None and (key_node.tag, key) in seen:
+                problem = f"the key {key!r} is written twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            seen.add((key_node.tag, key))
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path, where: str) -> dict[str, Any]:
+    """Reads a file that holds one mapping.
+
+    Args:
+        path: the file.
+        where: name of the file in messages.
+
+    Raises:
+        ConfigError: the file cannot be read, is not UTF-8 or not YAML, has a key twice, is empty, or holds no mapping.
+    """
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where}: not UTF-8 ({error}); save the file as UTF-8") from error
+    except (OSError, yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{where}: cannot be read as YAML ({error}); correct it") from error
+    if content is None:
+        raise ConfigError(f"{where}: the file is empty; write its settings, or remove it")
+    return mapping(content, where)
+
+
+def mapping(value: object, where: str) -> dict[str, Any]:
+    """Returns a value that has to be a mapping with text as keys; None is an empty mapping.
+
+    Raises:
+        ConfigError: the value is no mapping, or a key is no text.
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where} is a {type(value).__name__} ({value!r}); write `key: value` lines")
+    wrong = [key for key in value if not isinstance(key, str)]
+    if wrong:
+        raise ConfigError(f"{where}: the key {wrong[0]!r} is not text; write it in quotes")
+    return value

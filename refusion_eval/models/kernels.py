@@ -1,0 +1,358 @@
+"""Triton kernels of the forward on CUDA. What each computes is written in `refusion_eval.models.fused`, in plain torch.
+
+Matrix products of a forward of few rows read the weights at the speed of the memory. Everything between two products is
+small, so what counts is the number of kernels: each costs one to two microseconds, whatever it computes.
+
+All sums are float32, and results are rounded once, to the dtype of the model.
+
+Shapes: W rows of a forward, C residual width, H query heads, G key-value heads, D head width, I width of the MLP,
+V vocabulary, K rows of the KV buffer, B 64-bit words a row of the visibility pattern, N rows that are read.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from refusion_eval.models.fused import MAX_FOLDED, num_splits
+
+KEYS_A_STEP = {2: 64, 4: 32}  # by bytes of a number: keys that one step of attention reads into shared memory
+VOCABULARY_SPLITS = 32  # programs that share the logits of a row
+NUM_PARTS = 4  # numbers that each of them finds
+
+
+@triton.jit
+def add_rms_norm_kernel(x, added, weight, total, normed, width, eps, BLOCK: tl.constexpr):
+    """One program a row: the sum, and the sum's norm times the weight."""
+    first = tl.program_id(0).to(tl.int64) * width
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    summed = tl.load(x + first + columns, mask=inside, other=0.0).to(tl.float32)
+    summed += tl.load(added + first + columns, mask=inside, other=0.0).to(tl.float32)
+    rounded = summed.to(total.dtype.element_ty)
+    tl.store(total + first + columns, rounded, mask=inside)
+    summed = rounded.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(summed * summed, axis=0) / width + eps)
+    scales = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(normed + first + columns, (summed * scale * scales).to(normed.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def rotate_and_store_kernel(
+    qkv,
+    norm,
+    tables,
+    positions,
+    length,
+    keys,
+    values,
+    queries,
+    group_stride,
+    eps,
+    NUM_HEADS: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    HEAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+):
+    """One program for each row and head: norm and rotation of queries and keys; keys and values go to the KV buffer."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    entries = tl.arange(0, BLOCK)
+    inside = entries < HEAD
+    partners = (entries + HEAD // 2) % HEAD
+    source = qkv + (row * (NUM_HEADS + 2 * NUM_GROUPS) + head) * HEAD
+    x = tl.load(source + entries, mask=inside, other=0.0).to(tl.float32)
+    cache_row = tl.load(length) + row
+    if head >= NUM_HEADS + NUM_GROUPS:
+        place = values + (head - NUM_HEADS - NUM_GROUPS) * group_stride + cache_row * HEAD
+        tl.store(place + entries, x.to(values.dtype.element_ty), mask=inside)
+    else:
+        partner = tl.load(source + partners, mask=inside, other=0.0).to(tl.float32)
+        if HAS_NORM:
+            scale = tl.rsqrt(tl.sum(x * x, axis=0) / HEAD + eps)
+            x *= scale * tl.load(norm + head * HEAD + entries, mask=inside, other=0.0).to(tl.float32)
+            partner *= scale * tl.load(norm + head * HEAD + partners, mask=inside, other=0.0).to(tl.float32)
+        table = tables + tl.load(positions + row) * (2 * HEAD)
+        cos = tl.load(table + entries, mask=inside, other=0.0)
+        sin = tl.load(table + HEAD + entries, mask=inside, other=0.0)
+        rotated = (x * cos + partner * sin).to(queries.dtype.element_ty)
+        if head < NUM_HEADS:
+            tl.store(queries + (row * NUM_HEADS + head) * HEAD + entries, rotated, mask=inside)
+        else:
+            place = keys + (head - NUM_HEADS) * group_stride + cache_row * HEAD
+            tl.store(place + entries, rotated, mask=inside)
+
+
+@triton.jit
+def swiglu_kernel(gate_up, out, width, BLOCK: tl.constexpr):
+    """One program for each row and block of columns."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    gate = tl.load(gate_up + row * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * width + width + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * width + columns, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=inside)
+
+
+# Rows and words differ from width to width: one kernel serves them all.
+@triton.jit(do_not_specialize=["num_rows", "num_words"])
+def attend_kernel(
+    queries,
+    keys,
+    values,
+    length,
+    bits,
+    out,
+    log_sums,
+    num_rows,
+    num_words,
+    group_stride,
+    scale,
+    NUM_HEADS: tl.constexpr,
+    SHARED: tl.constexpr,
+    HEAD: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """One program for each key-value head, block of query rows, and share of the keys.
+
+    Products of float32 run on the tensor cores in three parts each, which together have the precision of float32.
+
+    The query heads of a group are folded into the rows: row m of a block is query row m // SHARED of head m % SHARED.
+    """
+    group, block, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    folded = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    rows, heads = folded // SHARED, group * SHARED + folded % SHARED
+    entries = tl.arange(0, BLOCK_D)
+    places = (rows * NUM_HEADS + heads)[:, None] * HEAD + entries[None, :]
+    inside = (rows < num_rows)[:, None] & (entries < HEAD)[None, :]
+    q = tl.load(queries + places, mask=inside, other=0.0)
+
+    num_committed = tl.load(length).to(tl.int32)
+    num_keys = num_committed + num_rows
+    share = tl.cdiv(tl.cdiv(num_keys, BLOCK_N), SPLITS) * BLOCK_N
+    first = split * share
+    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    attended = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for start in range(first, tl.minimum(first + share, num_keys), BLOCK_N):
+        key_rows = start + tl.arange(0, BLOCK_N)
+        key_places = group * group_stride + key_rows[:, None] * HEAD + entries[None, :]
+        key_inside = (key_rows < num_keys)[:, None] & (entries < HEAD)[None, :]
+        k = tl.load(keys + key_places, mask=key_inside, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale
+        if start + BLOCK_N > num_committed:
+            tail = tl.maximum(key_rows - num_committed, 0)
+            is_tail = (key_rows >= num_committed) & (key_rows < num_keys)
+            word_places = rows[:, None] * num_words + (tail // 64)[None, :]
+            words = tl.load(bits + word_places, mask=is_tail[None, :] & (rows < num_rows)[:, None], other=0)
+            seen = ((words >> (tail % 64)[None, :].to(tl.int64)) & 1) == 1
+            scores = tl.where(seen | (key_rows < num_committed)[None, :], scores, float("-inf"))
+        now_largest = tl.maximum(largest, tl.max(scores, axis=1))
+        base = tl.where(now_largest == float("-inf"), 0.0, now_largest)  # nothing is seen yet
+        weights = tl.exp(scores - base[:, None])
+        shrink = tl.exp(largest - base)
+        total = total * shrink + tl.sum(weights, axis=1)
+        v = tl.load(values + key_places, mask=key_inside, other=0.0)
+        products = tl.dot(weights.to(v.dtype), v, input_precision="tf32x3")
+        attended = attended * shrink[:, None] + products
+        largest = now_largest
+
+    attended = attended / tl.where(total == 0.0, 1.0, total)[:, None]
+    if SPLITS == 1:
+        tl.store(out + places, attended.to(out.dtype.element_ty), mask=inside)
+    else:
+        tl.store(out + split * num_rows * NUM_HEADS * HEAD + places, attended, mask=inside)
+        log_sum = tl.where(total == 0.0, float("-inf"), largest + tl.log(total))
+        tl.store(log_sums + (split * num_rows + rows) * NUM_HEADS + heads, log_sum, mask=rows < num_rows)
+
+
+@triton.jit(do_not_specialize=["num_places"])
+def join_splits_kernel(parts, log_sums, out, num_places, HEAD: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr):
+    """One program for each row and head: the mean of the splits, each weighted by its share of the softmax."""
+    place = tl.program_id(0)
+    splits, entries = tl.arange(0, SPLITS), tl.arange(0, BLOCK)
+    log_sum = tl.load(log_sums + splits * num_places + place)
+    weights = tl.exp(log_sum - tl.max(log_sum, axis=0))
+    weights = weights / tl.sum(weights, axis=0)
+    places = (splits[:, None] * num_places + place) * HEAD + entries[None, :]
+    part = tl.load(parts + places, mask=(entries < HEAD)[None, :], other=0.0)
+    joined = tl.sum(part * weights[:, None], axis=0).to(out.dtype.element_ty)
+    tl.store(out + place * HEAD + entries, joined, mask=entries < HEAD)
+
+
+@triton.jit
+def read_part_kernel(
+    logits,
+    rows,
+    suppressed,
+    parts,
+    vocab_size,
+    share,
+    BLOCK: tl.constexpr,
+):
+    """One program for each row and share of the vocabulary.
+
+    It stores the largest logit, the sum of exp(logit - largest), the largest logit that is not suppressed, and the
+    lowest id of that.
+    """
+    read, split = tl.program_id(0), tl.program_id(1)
+    offsets = tl.arange(0, BLOCK)
+    ids = split * share + offsets
+    inside = (offsets < share) & (ids < vocab_size)
+    first = tl.load(rows + read) * vocab_size
+    values = tl.load(logits + first + ids, mask=inside, other=float("-inf")).to(tl.float32)
+    largest = tl.max(values, axis=0)
+    base = tl.where(largest == float("-inf"), 0.0, largest)
+    total = tl.sum(tl.exp(values - base), axis=0)
+    values = tl.where(ids == tl.load(suppressed + read), float("-inf"), values)
+    chosen = tl.max(values, axis=0)
+    token = tl.min(tl.where(inside & (values == chosen), ids, vocab_size), axis=0)
+    place = parts + (read * tl.num_programs(1) + split) * 4
+    tl.store(place, largest)
+    tl.store(place + 1, total)
+    tl.store(place + 2, chosen)
+    tl.store(place + 3, token.to(tl.float32))
+
+
+@triton.jit(do_not_specialize=["num_reads"])
+def read_whole_kernel(logits, rows, given, parts, out, vocab_size, num_reads, SPLITS: tl.constexpr):
+    """One program a row: the chosen token, its probability, and the probability of the given token."""
+    read = tl.program_id(0)
+    places = parts + (read * SPLITS + tl.arange(0, SPLITS)) * 4
+    largest = tl.load(places)
+    overall = tl.max(largest, axis=0)
+    log_sum = overall + tl.log(tl.sum(tl.load(places + 1) * tl.exp(largest - overall), axis=0))
+    chosen = tl.load(places + 2)
+    best = tl.max(chosen, axis=0)
+    token = tl.min(tl.where(chosen == best, tl.load(places + 3), vocab_size * 1.0), axis=0)
+    given_place = tl.load(rows + read) * vocab_size + tl.load(given + read)
+    given_logit = tl.load(logits + given_place).to(tl.float32)
+    tl.store(out + read, token)
+    tl.store(out + num_reads + read, tl.minimum(tl.exp(best - log_sum), 1.0, propagate_nan=tl.PropagateNan.ALL))
+    given_prob = tl.minimum(tl.exp(given_logit - log_sum), 1.0, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(out + 2 * num_reads + read, given_prob)
+
+
+def add_rms_norm(x_WC: Tensor, added_WC: Tensor, weight_C: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """`fused.add_rms_norm` in one kernel."""
+    num_rows, width = x_WC.shape
+    total, normed = torch.empty_like(x_WC), torch.empty_like(x_WC)
+    block = triton.next_power_of_2(width)
+    num_warps = max(1, min(16, block // 512))
+    add_rms_norm_kernel[(num_rows,)](
+        x_WC, added_WC, weight_C, total, normed, width, eps, BLOCK=block, num_warps=num_warps
+    )
+    return total, normed
+
+
+def rotate_and_store(
+    qkv_WO: Tensor,
+    norm_PD: Tensor | None,
+    tables: Tensor,
+    positions_W: Tensor,
+    length_1: Tensor,
+    keys_GKD: Tensor,
+    values_GKD: Tensor,
+    eps: float,
+) -> Tensor:
+    """`fused.rotate_and_store` in one kernel."""
+    num_groups, _, head = keys_GKD.shape
+    num_rows = qkv_WO.shape[0]
+    num_heads = qkv_WO.shape[1] // head - 2 * num_groups
+    queries = torch.empty(num_rows, num_heads, head, dtype=qkv_WO.dtype, device=qkv_WO.device)
+    rotate_and_store_kernel[(num_rows, num_heads + 2 * num_groups)](
+        qkv_WO,
+        qkv_WO if norm_PD is None else norm_PD,
+        tables,
+        positions_W,
+        length_1,
+        keys_GKD,
+        values_GKD,
+        queries,
+        keys_GKD.stride(0),
+        eps,
+        NUM_HEADS=num_heads,
+        NUM_GROUPS=num_groups,
+        HEAD=head,
+        BLOCK=triton.next_power_of_2(head),
+        HAS_NORM=norm_PD is not None,
+        num_warps=1,
+    )
+    return queries
+
+
+def swiglu(gate_up_WI: Tensor) -> Tensor:
+    """`fused.swiglu` in one kernel."""
+    num_rows, width = gate_up_WI.shape[0], gate_up_WI.shape[1] // 2
+    out = torch.empty(num_rows, width, dtype=gate_up_WI.dtype, device=gate_up_WI.device)
+    block = 1024
+    swiglu_kernel[(num_rows, triton.cdiv(width, block))](gate_up_WI, out, width, BLOCK=block)
+    return out
+
+
+def attend_rows(queries_WHD: Tensor, keys_GKD: Tensor, values_GKD: Tensor, length_1: Tensor, bits_WB: Tensor) -> Tensor:
+    """`fused.attend_rows` in two kernels, in one where the keys are not split."""
+    num_rows, num_heads, head = queries_WHD.shape
+    num_groups = keys_GKD.shape[0]
+    shared = num_heads // num_groups
+    splits = num_splits(num_rows, num_heads, num_groups)
+    out = torch.empty_like(queries_WHD)
+    parts = out
+    if splits > 1:
+        parts = torch.empty(splits, num_rows, num_heads, head, dtype=torch.float32, device=out.device)
+    log_sums = torch.empty(splits, num_rows, num_heads, dtype=torch.float32, device=out.device)
+    block_rows = max(16, min(MAX_FOLDED, triton.next_power_of_2(num_rows * shared)))
+    grid = (num_groups, triton.cdiv(num_rows * shared, block_rows), splits)
+    attend_kernel[grid](
+        queries_WHD,
+        keys_GKD,
+        values_GKD,
+        length_1,
+        bits_WB,
+        parts,
+        log_sums,
+        num_rows,
+        bits_WB.shape[1],
+        keys_GKD.stride(0),
+        head**-0.5,
+        NUM_HEADS=num_heads,
+        SHARED=shared,
+        HEAD=head,
+        BLOCK_M=block_rows,
+        BLOCK_N=KEYS_A_STEP[keys_GKD.itemsize],
+        BLOCK_D=max(16, triton.next_power_of_2(head)),  # the least that a product of blocks takes
+        SPLITS=splits,
+        num_warps=4,
+        num_stages=2 if keys_GKD.itemsize == 2 else 1,  # blocks in shared memory at once, of which GPUs have 99 KiB
+    )
+    if splits > 1:
+        block = triton.next_power_of_2(head)
+        num_places = num_rows * num_heads
+        join_splits_kernel[(num_places,)](
+            parts, log_sums, out, num_places, HEAD=head, BLOCK=block, SPLITS=splits, num_warps=1
+        )
+    return out
+
+
+def read_rows(logits_WV: Tensor, rows_N: Tensor, given_N: Tensor, suppressed_N: Tensor, out_3N: Tensor) -> None:
+    """`fused.read_rows` in two kernels, which read the logits once."""
+    num_reads, vocab_size = len(rows_N), logits_WV.shape[1]
+    share = triton.cdiv(vocab_size, VOCABULARY_SPLITS)
+    shape = (num_reads, VOCABULARY_SPLITS, NUM_PARTS)
+    parts = torch.empty(shape, dtype=torch.float32, device=logits_WV.device)
+    read_part_kernel[(num_reads, VOCABULARY_SPLITS)](
+        logits_WV,
+        rows_N,
+        suppressed_N,
+        parts,
+        vocab_size,
+        share,
+        BLOCK=triton.next_power_of_2(share),
+        num_warps=8,
+    )
+    read_whole_kernel[(num_reads,)](
+        logits_WV, rows_N, given_N, parts, out_3N, vocab_size, num_reads, SPLITS=VOCABULARY_SPLITS, num_warps=1
+    )

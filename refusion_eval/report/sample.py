@@ -1,0 +1,181 @@
+"""One sample of a run: how it is found, how it was decoded, and what the page holds of it."""
+
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from refusion_eval.benchmarks import is_sealed
+from refusion_eval.errors import ConfigError, StoreError
+from refusion_eval.report.replay import Change, Replay, Spell, Speller, final_pieces, replay_of
+from refusion_eval.store.records import PASSED, Sample, ScoreRow
+from refusion_eval.store.run_reader import Run, RunReader
+from refusion_eval.types import Trace
+
+WITHHELD = "Withheld: the authors of GPQA ask that its questions, and texts about them, appear nowhere in plain text."
+_WITHHELD_SIGN = "▪"
+# An answer to a sealed question that cannot be a quotation.
+_LETTER = re.compile(r"\(?[A-Za-z]\)?")
+_MOST_NAMED = 8
+
+
+def find_sample(
+    run_dir: str | os.PathLike[str], task: str | None = None, item: str | None = None, number: int | None = None
+) -> tuple[Run, Sample]:
+    """The first sample that fits and has a trace, with its run.
+
+    Args:
+        run_dir: run directory.
+        task: task or benchmark; None takes any.
+        item: the benchmark's name for the item; None takes any.
+        number: number among the samples of the item; None takes any.
+
+    Raises:
+        StoreError: the directory holds no readable run, or no fitting sample has a trace.
+        ConfigError: no sample fits.
+    """
+    with RunReader.open(run_dir) as reader:
+        samples = list(reader.samples(traces=False))
+        if not samples:
+            raise StoreError(f"{run_dir} has no samples yet; run its command again")
+        of_task = [each for each in samples if task is None or task in (each.key.task, each.benchmark)]
+        if not of_task:
+            names = _some([each.key.task for each in samples], task)
+            raise ConfigError(f"{run_dir} has no task {task!r}; it has {names}")
+        of_item = [each for each in of_task if item is None or each.item_id == item]
+        if not of_item:
+            names = _some([each.item_id for each in of_task], item)
+            raise ConfigError(f"{run_dir}: no item {item!r}; for example {names}")
+        keys = {each.key for each in of_item if number is None or each.key.sample == number}
+        if not keys:
+            last = len(of_item) - 1
+            raise ConfigError(f"{run_dir}: item {item!r} has no sample {number}; its samples are 0 to {last}")
+        for sample in reader.samples():
+            if sample.key in keys and sample.trace is not None:
+                return reader.run, sample
+    raise StoreError(f"{run_dir}: no trace is recorded of what fits, so it cannot be replayed; name another sample")
+
+
+def _some(names: Sequence[str], wanted: str | None) -> str:
+    """A few of the names, those that are most like the wanted one first."""
+    different = list(dict.fromkeys(names))
+    listed = list(dict.fromkeys([*get_close_matches(wanted or "", different, n=3), *different]))
+    return ", ".join(listed[:_MOST_NAMED]) + (", ..." if len(listed) > _MOST_NAMED else "")
+
+
+def sample_replay(sample: Sample) -> Replay:
+    """The replay of a sample that has a trace."""
+    assert sample.trace is not None
+    slot_size = sample.settings.get("slot_size")
+    num_kept = sample.num_tokens if sample.tokens is not None else None
+    trace = Trace.from_json(sample.trace)
+    return replay_of(trace, slot_size=slot_size if isinstance(slot_size, int) else 1, num_kept=num_kept)
+
+
+def is_withheld(sample: Sample) -> bool:
+    """Whether a replay may show positions and times but no text: sealed questions, whose records have no tokens."""
+    return sample.tokens is None or is_sealed(sample.key.task, sample.benchmark)
+
+
+def speller_of(sample: Sample, spell: Spell | None) -> Speller:
+    """Spells the tokens of a sample; all tokens of a sealed sample are the same sign."""
+    return Speller((lambda tokens: _WITHHELD_SIGN * len(tokens)) if is_withheld(sample) else spell)
+
+
+def list_row(sample: Sample, scores: Mapping[str, ScoreRow], sealed: bool) -> dict[str, Any]:
+    """What the list of a task shows of a sample; `state` is right, wrong, error or unscored."""
+    verdict = scores.get(PASSED)
+    extracted = _extracted(verdict, sealed)
+    if sample.error is not None:
+        state = "error"
+    elif verdict is None:
+        state = "unscored"
+    else:
+        state = "right" if verdict.value > 0 else "wrong"
+    return {
+        "item_id": sample.item_id,
+        "number": sample.key.sample,
+        "state": state,
+        "tokens": sample.num_tokens,
+        "forwards": sample.num_forwards,
+        "seconds": rounded(sample.seconds),
+        "extracted": None if extracted is None else extracted[:48],
+    }
+
+
+def body(sample: Sample, scores: Mapping[str, ScoreRow], sealed: bool, speller: Speller) -> dict[str, Any]:
+    """Everything about a sample except its question.
+
+    A sealed task has no texts, and its replay shows positions and times only.
+    """
+    verdict = scores.get(PASSED)
+    return {
+        "output": None if sealed else sample.text,
+        "withheld": WITHHELD if sealed else "",
+        "error": None if sample.error is None else ("The attempt failed." if sealed else sample.error),
+        "extracted": _extracted(verdict, sealed),
+        "verdict": None if verdict is None else verdict.verdict,
+        "reason": "" if verdict is None or sealed else verdict.reason,
+        "scorer": "" if verdict is None else verdict.scorer,
+        "tier": "" if verdict is None else verdict.tier,
+        "scores": {name: score.value for name, score in sorted(scores.items()) if name != PASSED},
+        "settings": [
+            [name, "none" if value is None else str(value), str(sample.settings_source.get(name, ""))]
+            for name, value in sorted(sample.settings.items())
+        ],
+        "stop": sample.stop,
+        "promptTokens": sample.prompt_num_tokens,
+        "batchSize": sample.batch_size,
+        "warm": sample.warm,
+        "created": sample.created,
+        "process": sample.process_id,
+        "replay": None if sample.trace is None else _encoded_replay(sample, speller),
+    }
+
+
+def rounded(value: float) -> float | None:
+    """Six significant digits; None for NaN and infinities, which JSON does not have."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def _extracted(verdict: ScoreRow | None, sealed: bool) -> str | None:
+    if verdict is None or verdict.extracted is None:
+        return None
+    return "[withheld]" if sealed and not _LETTER.fullmatch(verdict.extracted) else verdict.extracted
+
+
+def _encoded_replay(sample: Sample, speller: Speller) -> dict[str, Any]:
+    """A replay as the page reads it. Each text is stored once and named by its index; withheld texts are not there."""
+    replay = sample_replay(sample)
+    shows_text = not is_withheld(sample)
+    final = final_pieces(replay, speller) if shows_text else {}
+    table: dict[str, int] = {}
+
+    def encoded(change: Change) -> list[Any]:
+        texts = []
+        if shows_text and change.tokens:
+            for position, token in zip(change.positions, change.tokens, strict=True):
+                text = final[position] if change.state == "fixed" else speller.piece(token)
+                texts.append(table.setdefault(text, len(table)))
+        return [change.state, change.positions, texts]
+
+    steps = [
+        [
+            step.action,
+            step.forward,
+            [encoded(change) for change in step.changes],
+            step.num_candidates,
+            [[position, rounded(score)] for position, score in step.scores.items()],
+            step.reason,
+        ]
+        for step in replay.steps
+    ]
+    return {
+        "positions": replay.num_positions,
+        "forwards": replay.forwards,
+        "kept": len(replay.kept),
+        "steps": steps,
+        "pieces": list(table),
+    }

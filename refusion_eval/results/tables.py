@@ -1,0 +1,270 @@
+"""The compact table of runs (command `table`) and the table of fair speed (command `speed`).
+
+TPS = forwards/s x tokens/forward. The first factor is the engine's and the second is the algorithm's, unless forwards
+are fused: fusing saves forwards that the paper's algorithm makes, which is the engine's gain again; such rows are
+marked. A speed-up over this engine's autoregressive loop is the algorithm's gain (with fusing, if there is any); a
+speed-up over transformers' `generate` has both gains together.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from refusion_eval.benchmarks import is_mini
+from refusion_eval.errors import StoreError
+from refusion_eval.metrics import Interval
+from refusion_eval.results.figure import (
+    ACCURACY,
+    MEAN_TASK,
+    PASS_AT_1,
+    SPEEDUP,
+    SPEEDUP_STOCK,
+    UNISOLATED,
+    Figure,
+    require_comparable,
+)
+from refusion_eval.results.render import Table, TableRow, csv_text, interval_text, text_cells
+
+MINI_CAPTION = "mini: tasks of this project's synthetic look-alikes, not the real benchmarks."
+
+
+class Column(NamedTuple):
+    """One column of figures.
+
+    Attributes:
+        metric: name in the results CSV.
+        heading: heading of the column.
+        digits: digits after the point.
+        factor: what takes the metric's unit to the heading's.
+        with_bounds: whether the table prints the interval; the CSV has that of every figure.
+    """
+
+    metric: str
+    heading: str
+    digits: int = 1
+    factor: float = 1.0
+    with_bounds: bool = False
+
+    def text(self, figure: Figure | None, missing: str = "") -> str:
+        """The cell of a figure, `missing` without one."""
+        if figure is None:
+            return missing
+        low, high = (figure.ci_low, figure.ci_high) if self.with_bounds else (math.nan, math.nan)
+        value, low, high = (self.factor * number for number in (figure.value, low, high))
+        return interval_text(Interval(value, low, high, figure.n), self.digits, missing)
+
+
+SUMMARY_COLUMNS = (
+    Column(ACCURACY, "Accuracy %", with_bounds=True),
+    Column("tps", "TPS", with_bounds=True),
+    Column("tpf", "TPF", 2, with_bounds=True),
+    Column(SPEEDUP, "Speed-up", 2, with_bounds=True),
+)
+SPEED_COLUMNS = (
+    Column("tps", "TPS", with_bounds=True),
+    Column("forwards_per_second", "Fwd/s"),
+    Column("tpf", "Tok/fwd", 2),
+    Column("mbu", "MBU %"),
+    Column("one_token_share", "Limit %"),
+    Column("prefill_seconds", "Prefill ms", 1, 1000.0),
+    Column("decode_tps", "Decode TPS"),
+    Column("tokens_mean", "Tokens"),
+    Column(SPEEDUP, "x AR, engine", 2, with_bounds=True),
+    Column(SPEEDUP_STOCK, "x AR, generate", 2, with_bounds=True),
+)
+_SPEED_NOTES = (
+    "In brackets: 95% bootstrap interval by item. At batch 1; TPS = forwards/s x tokens/forward.",
+    "Limit: share of the TPS of one token a forward at this device's copy bandwidth, which no engine exceeds that way.",
+    "Prefill: up to the end of the first forward, which reads the prompt; Decode TPS: of all forwards after it.",
+    "x AR: over the autoregressive loop of this engine, and over that of transformers' generate, on the same items.",
+)
+_FUSED_NOTE = (
+    "Fused: verifications carry likely next plans, so tok/fwd and x AR hold a gain of this engine beside the "
+    "algorithm's; fuse=false shows the algorithm's alone."
+)
+_FEWER_NOTE = "Fewer items: other runs of that task have more, so its rows do not rest on the same items."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryLine:
+    """One task of one run under one set of settings.
+
+    Attributes:
+        task: task, or the mean over tasks.
+        system: label of the system; with the run id where runs share a label, and with the settings that differ where a
+            run has a task under several settings.
+        figures: figures by metric; at least one.
+    """
+
+    task: str
+    system: str
+    figures: dict[str, Figure]
+
+    def figure(self, metric: str) -> Figure | None:
+        """The figure of a column, None if it was not measured; pass@1 stands for the accuracy of code."""
+        return self.figures.get(metric) or (self.figures.get(PASS_AT_1) if metric == ACCURACY else None)
+
+    @property
+    def any_figure(self) -> Figure:
+        """The score, or any other figure if there is none."""
+        return self.figure(ACCURACY) or next(iter(self.figures.values()))
+
+    @property
+    def errors(self) -> int:
+        """Samples that are in no figure."""
+        return max(figure.errors for figure in self.figures.values())
+
+    @property
+    def isolated(self) -> bool:
+        """Whether no program ran without isolation."""
+        return all(figure.isolated for figure in self.figures.values())
+
+    def texts(self) -> tuple[str, ...]:
+        """The cells of the line."""
+        figure = self.any_figure
+        mini = " (mini)" if figure.mini and not is_mini(self.task) else ""
+        marks = [f"{self.errors} errors"] if self.errors else []
+        marks += [] if self.isolated else ["no isolation"]
+        system = f"{self.system} [{', '.join(marks)}]" if marks else self.system
+        cells = (column.text(self.figure(column.metric), missing="-") for column in SUMMARY_COLUMNS)
+        return (self.task + mini, system, str(figure.n), *cells)
+
+
+def summary(figures: Iterable[Figure]) -> list[SummaryLine]:
+    """Condenses figures of runs to one line a task and run, in their order by task; means last."""
+    groups: dict[tuple, dict[str, Figure]] = {}
+    run_ids: dict[str, set[str]] = {}
+    settings: dict[tuple, set[tuple]] = {}
+    for figure in figures:
+        in_force = tuple(sorted(figure.settings.items()))
+        key = (figure.mini, figure.is_mean, figure.task, figure.label, figure.run_id, in_force)
+        groups.setdefault(key, {})[figure.metric] = figure
+        run_ids.setdefault(figure.label, set()).add(figure.run_id)
+        settings.setdefault(key[:-1], set()).add(in_force)
+    lines = []
+    for key in sorted(groups):
+        *_, task, label, run_id, in_force = key
+        marks = [run_id] if len(run_ids[label]) > 1 else []
+        # A task decoded under several settings in one run: say in which of them the lines differ.
+        always = set.intersection(*map(set, settings[key[:-1]]))
+        marks += [f"{name}={value}" for name, value in in_force if (name, value) not in always]
+        system = f"{label} ({', '.join(marks)})" if marks else label
+        lines.append(SummaryLine(task=task, system=system, figures=groups[key]))
+    return lines
+
+
+def summary_table(lines: Sequence[SummaryLine]) -> Table:
+    """The lines as a table, with what a reader must know below it."""
+    rows = [
+        TableRow(cells=text_cells(*line.texts()), begins_group=number > 0 and line.task != lines[number - 1].task)
+        for number, line in enumerate(lines)
+    ]
+    columns = ("Task", "System", "n", *(column.heading for column in SUMMARY_COLUMNS))
+    return Table(columns=columns, rows=rows, num_left=2, notes=(_caption(lines),))
+
+
+def _caption(lines: Sequence[SummaryLine]) -> str:
+    sentences = ["In brackets: 95% bootstrap interval by item."] if lines else []
+    if any(line.any_figure.mini for line in lines):
+        sentences.append(MINI_CAPTION)
+    if num_errors := sum(line.errors for line in lines if line.task != MEAN_TASK):
+        sentences.append(f"{num_errors} samples are errors and in no figure; run the same command again to retry them.")
+    if not all(line.isolated for line in lines):
+        sentences.append(f"No isolation: {UNISOLATED}.")
+    if any(line.figure("tps") is None for line in lines):
+        sentences.append("No TPS where no sample was decoded alone after a warm-up, or on several machines.")
+    return " ".join(sentences)
+
+
+class SpeedRow(NamedTuple):
+    """The speed of one run on one task.
+
+    Attributes:
+        figures: figures by metric, of those in `SPEED_COLUMNS` that were measured; "tps" is always there.
+        fewer: whether another run has more items of the task.
+    """
+
+    figures: dict[str, Figure]
+    fewer: bool
+
+    @property
+    def tps(self) -> Figure:
+        """The figure that says what the row is about."""
+        return self.figures["tps"]
+
+    @property
+    def complete(self) -> bool:
+        """Whether no sample that was asked for is missing."""
+        return all(figure.complete for figure in self.figures.values())
+
+
+def speed_rows(figures: Sequence[Figure]) -> list[SpeedRow]:
+    """The timed figures, one row for each task and run, in the order of the figures; means last.
+
+    Raises:
+        StoreError: nothing was timed, the figures are of several machines or task versions, or a run has a task twice.
+    """
+    metrics = {column.metric for column in SPEED_COLUMNS}
+    groups: dict[tuple[bool, str, str], dict[str, Figure]] = {}
+    for figure in figures:
+        group = groups.setdefault((figure.mini, figure.benchmark, figure.run_id), {})
+        if figure.metric in metrics and group.setdefault(figure.metric, figure) is not figure:
+            raise StoreError(
+                f"{figure.run_id} has {figure.metric} of {figure.benchmark} twice; compare its settings with table"
+            )
+    timed = [group for group in groups.values() if "tps" in group]
+    if not timed:
+        raise StoreError("nothing was timed in these runs; decode at batch size 1, or some of it with tps_samples")
+    for mini in (False, True):
+        require_comparable([figure for group in timed for figure in group.values() if figure.mini == mini])
+    most: dict[tuple[bool, str], int] = defaultdict(int)
+    for group in timed:
+        tps = group["tps"]
+        most[tps.mini, tps.benchmark] = max(tps.n, most[tps.mini, tps.benchmark])
+    rows = [SpeedRow(group, group["tps"].n < most[group["tps"].mini, group["tps"].benchmark]) for group in timed]
+    return sorted(rows, key=lambda row: (row.tps.mini, row.tps.is_mean, row.tps.benchmark))
+
+
+def speed_table(rows: Sequence[SpeedRow]) -> Table:
+    """The rows as a table."""
+    lines = []
+    for row in rows:
+        tps = row.tps
+        facts = {
+            tps.run_id: any(other.tps.label == tps.label and other.tps.run_id != tps.run_id for other in rows),
+            "half-written": not row.complete,
+            "fewer items": row.fewer,
+            "fused": tps.fused,
+        }
+        marks = [mark for mark, holds in facts.items() if holds]
+        task = f"{tps.benchmark} (mini)" if tps.mini else tps.benchmark
+        system = f"{tps.label} [{', '.join(marks)}]" if marks else tps.label
+        cells = [column.text(row.figures.get(column.metric)) for column in SPEED_COLUMNS]
+        lines.append((task, system, str(tps.n), *cells))
+    explained = [_FEWER_NOTE] if any(row.fewer for row in rows) else []
+    explained += [_FUSED_NOTE] if any(row.tps.fused for row in rows) else []
+    return Table(
+        title="Speed of one request at a time",
+        columns=("Task", "System", "n", *(column.heading for column in SPEED_COLUMNS)),
+        rows=lines,
+        num_left=2,
+        notes=(*_SPEED_NOTES, *explained, f"Measured on {' and '.join(sorted({row.tps.hardware for row in rows}))}."),
+    )
+
+
+def speed_csv(rows: Sequence[SpeedRow]) -> str:
+    """The rows as CSV, every figure with its bounds."""
+    head = ["run_id", "system", "task", "mini", "complete", "n", "fewer", "fused", "hardware"]
+    for column in SPEED_COLUMNS:
+        head += [column.metric, f"{column.metric}_ci_low", f"{column.metric}_ci_high"]
+    lines = []
+    for row in rows:
+        tps = row.tps
+        line = [tps.run_id, tps.label, tps.benchmark, tps.mini, row.complete, tps.n, row.fewer, tps.fused, tps.hardware]
+        for column in SPEED_COLUMNS:
+            figure = row.figures.get(column.metric)
+            line += [None] * 3 if figure is None else [figure.value, figure.ci_low, figure.ci_high]
+        lines.append(line)
+    return csv_text(head, lines)

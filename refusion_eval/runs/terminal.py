@@ -1,0 +1,221 @@
+"""The terminal of a run: the progress that it shows, and the signals that stop it.
+
+Progress is a live display on a terminal, elsewhere a plain line every 20 seconds.
+
+At SIGINT or SIGTERM, requests in flight are finished and recorded, then one line says how to continue. Signal handlers
+belong to a process, not to a library: a block installs them in the main thread and restores the former ones when it
+ends. A signal that the process ignores, such as SIGINT in a background job of a script, stays ignored.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from operator import length_hint
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self, TextIO, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from refusion_eval.errors import StoreError
+from refusion_eval.store.records import Sample
+from refusion_eval.store.run_reader import RunReader
+
+SECONDS_BETWEEN_LINES = 20.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+_Item = TypeVar("_Item")
+
+
+class Interrupted(SystemExit):
+    """A signal asked this process to end; the exit status is the one that a shell reports for it, 128 + its number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+
+
+class Interruption:
+    """A block that SIGINT and SIGTERM end with one line on stderr and `Interrupted`; a context manager.
+
+    Blocks may be nested; the innermost block handles a signal.
+
+    Args:
+        describe: returns the text that follows the signal's name in that line; called when the block has ended.
+        finish_first: whether the first signal only ends the iterators of `stoppable`, so that a second signal is
+            needed to end the block at once.
+    """
+
+    def __init__(self, describe: Callable[[], str], *, finish_first: bool) -> None:
+        self._describe = describe
+        self._finish_first = finish_first
+        self._received: int | None = None
+        self._handlers_before: dict[int, Any] = {}
+
+    def stoppable(self, items: Iterable[_Item]) -> "StoppableIterator[_Item]":
+        """An iterator over the items that ends at the first signal."""
+        return StoppableIterator(items, lambda: self._received is not None)
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                handler = signal.getsignal(number)
+                # None is a handler that Python did not install and could not restore.
+                if handler not in (signal.SIG_IGN, None):
+                    self._handlers_before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        for number, handler in self._handlers_before.items():
+            signal.signal(number, handler)
+        # Ray turns an `Interrupted` that was raised while Ray waited into an error of its own class.
+        if self._received is None or not (error is None or isinstance(error, SystemExit | KeyboardInterrupt)):
+            return
+        print(f"stopped by {signal.Signals(self._received).name}: {self._describe()}", file=sys.stderr, flush=True)
+        if not isinstance(error, Interrupted):
+            raise Interrupted(self._received) from None
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        is_first = self._received is None
+        self._received = number
+        if not (is_first and self._finish_first):
+            raise Interrupted(number)
+        line = f"{signal.Signals(number).name}: what is in flight is finished first; a second signal stops at once\n"
+        with contextlib.suppress(OSError):
+            os.write(2, line.encode())  # print is not reentrant, and the signal may have interrupted a print
+
+
+class StoppableIterator(Iterator[_Item]):
+    """An iterator that ends when a stop is requested; its consumer can ask whether that happened.
+
+    Its length hint is the number of items left, if the underlying items have one.
+
+    Args:
+        items: the underlying items.
+        is_requested: whether a stop was requested.
+    """
+
+    def __init__(self, items: Iterable[_Item], is_requested: Callable[[], bool]) -> None:
+        self._items = iter(items)
+        self._is_requested = is_requested
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether a stop was requested, also after the last item."""
+        return self._is_requested()
+
+    def __next__(self) -> _Item:
+        if self.stop_requested:
+            raise StopIteration
+        return next(self._items)
+
+    def __length_hint__(self) -> int:
+        return length_hint(self._items)
+
+
+def resume_hint(run_dir: str | os.PathLike[str] | None) -> str:
+    """How many samples of a run are recorded, and how to continue the run."""
+    if run_dir is None:
+        return "nothing is recorded, as no run directory was given; with one the same command would continue"
+    try:
+        with RunReader.open(Path(run_dir)) as reader:
+            num_recorded, num_expected = reader.num_recorded(), sum(reader.run.expected.values())
+    except StoreError:
+        num_recorded = num_expected = 0
+    if not num_recorded:
+        return f"nothing is recorded in {run_dir} yet; run the same command again"
+    return f"{num_recorded} of {num_expected} samples are recorded in {run_dir}; run the same command again to continue"
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Counts of one task; speed counts only samples that this run decoded."""
+
+    name: str
+    total: int
+    done: int = 0
+    stored: int = 0
+    failed: int = 0
+    num_tokens: int = 0
+    num_forwards: int = 0
+    seconds: float = 0.0
+
+    def summary(self) -> str:
+        """Speed and parallelism in words; empty before the first sample."""
+        parts = []
+        if self.seconds > 0:
+            parts.append(f"{self.num_tokens / self.seconds:.1f} tokens/s")
+        if self.num_forwards:
+            parts.append(f"TPF {self.num_tokens / self.num_forwards:.2f}")
+        if self.stored:
+            parts.append(f"{self.stored} from the run directory")
+        if self.failed:
+            parts.append(f"{self.failed} FAILED")
+        return ", ".join(parts)
+
+
+class ProgressDisplay:
+    """Counts finished samples by task and shows them; a context manager.
+
+    Args:
+        label: the text before the task's name, for example the system.
+        totals: number of requests of every task.
+        stream: where to write, stderr by default; a terminal gets a live display, anything else lines.
+    """
+
+    def __init__(self, label: str, totals: Mapping[str, int], stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._tallies = {task: _Tally(f"{label} {task}", total) for task, total in totals.items()}
+        self._bars: Progress | None = None
+        self._bar_ids: dict[str, TaskID] = {}
+        self._last_line = 0.0
+        self._last_sample = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if self._stream.isatty():
+            columns = ("{task.description}", BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
+            text = TextColumn("{task.fields[summary]}")
+            self._bars = Progress(*columns, text, console=Console(file=self._stream))
+            for task, tally in self._tallies.items():
+                self._bar_ids[task] = self._bars.add_task(tally.name, total=tally.total, summary="", start=False)
+            self._bars.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def stored(self, task: str) -> None:
+        """Counts a sample that was recorded before."""
+        self._tallies[task].stored += 1
+        self.scored(task)
+
+    def decoded(self, sample: Sample) -> None:
+        """Counts a finished sample, good or failed."""
+        tally = self._tallies[sample.key.task]
+        now = time.monotonic()
+        # The decoding times of a batch overlap, so for a batch the time since the last sample counts.
+        tally.seconds += sample.seconds if sample.batch_size == 1 else now - self._last_sample
+        self._last_sample = now
+        tally.failed += sample.error is not None
+        tally.num_tokens += sample.num_tokens
+        tally.num_forwards += sample.num_forwards
+        self.scored(sample.key.task)
+
+    def scored(self, task: str) -> None:
+        """Counts a text whose log-likelihood is known."""
+        tally = self._tallies[task]
+        tally.done += 1
+        if self._bars is not None:
+            bar = self._bar_ids[task]
+            self._bars.start_task(bar)
+            self._bars.update(bar, completed=tally.done, summary=tally.summary())
+        elif tally.done == tally.total or time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES:
+            self._last_line = time.monotonic()
+            line = f"{tally.name}: {tally.done}/{tally.total}  {tally.summary()}"
+            print(line.rstrip(), file=self._stream, flush=True)

@@ -1,0 +1,36 @@
+"""Decodes with the Triton kernels on a CPU, under Triton's interpreter, and compares the tokens with plain torch."""
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+from refusion_eval.decoders import DECODERS
+from refusion_eval.decoders.autoregressive import AutoregressiveSettings
+from refusion_eval.decoders.refusion_slots import RefusionSettings
+from refusion_eval.engine import recorded
+from refusion_eval.engine.engine import Engine
+from refusion_eval.models import fused
+from tests.engine.random_model import VOCAB_SIZE, random_transformer
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+SETTINGS = {
+    "autoregressive": AutoregressiveSettings(gen_length=4),
+    "refusion": RefusionSettings(gen_length=8, slot_size=4, block_size=8, mask_id=VOCAB_SIZE - 1, tau_token=0.0),
+}
+
+
+def main() -> None:
+    for name, operation in fused.OPERATIONS.items():
+        operation.register_kernel("cpu", fused._kernel(name))
+    recorded.WIDTHS = (1, 8, 24)
+    recorded.CHECKED_CONTEXT = 9
+    model = random_transformer(num_layers=1)
+    free, replayed = Engine(model, "sdpa"), Engine(model, "sdpa", record=recorded.recorder(model.device))
+    for name, settings in SETTINGS.items():
+        decode = DECODERS[name].decode
+        assert replayed.run(decode, PROMPT, settings).tokens == free.run(decode, PROMPT, settings).tokens
+        print(name, "same tokens")
+
+
+if __name__ == "__main__":
+    main()

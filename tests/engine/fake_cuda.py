@@ -1,0 +1,176 @@
+"""CUDA tensors without storage on a machine without a GPU, and a count of the kernels and copies that a forward makes.
+
+Torch's FakeTensorMode computes shapes, dtypes and devices only, and refuses operations whose tensors are on different
+devices. Values are missing, so `fetch` and the like are replaced by random answers.
+"""
+
+import ctypes
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from refusion_eval.engine import engine as engine_module
+from refusion_eval.engine import readout, recorded, width
+from refusion_eval.models.config import ModelConfig
+from refusion_eval.models.fused import num_splits
+from refusion_eval.models.transformer import LayerWeights, Transformer, Weights
+
+SOURCE = Path(__file__).with_name("cuda_guard.cpp")
+NO_KERNEL = ("empty", "empty_strided", "new_empty", "empty_like", "lift_fresh", "_unsafe_view", "unbind", "split")
+# Kernels of an operation of torch that has several; the fused ones are counted by `kernels_of`.
+SEVERAL = {"index_copy": 2, "index_fill": 2, "masked_fill": 2, "logsumexp": 9}
+WHOLE = ("rms_norm", "scaled_dot_product_attention")  # one fused kernel each
+WAITS = ("_local_scalar_dense", "nonzero", "item", "equal")
+
+
+def make_guard(folder: Path) -> None:
+    """Compiles and loads the device guard, or skips the test and says why."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device: the tests marked gpu run on it")
+    compiler = shutil.which("g++")
+    if compiler is None or sys.platform != "linux":
+        pytest.skip("fake CUDA tensors need g++ on Linux")
+    torch_folder = Path(torch.__file__).parent
+    library = folder / "cuda_guard.so"
+    includes = [f"-I{torch_folder / 'include'}", f"-I{torch_folder / 'include/torch/csrc/api/include'}"]
+    links = [f"-L{torch_folder / 'lib'}", "-lc10", f"-Wl,-rpath,{torch_folder / 'lib'}"]
+    command = [compiler, "-shared", "-fPIC", "-std=c++20", *includes, str(SOURCE), "-o", str(library), *links]
+    subprocess.run(command, check=True, capture_output=True)
+    ctypes.CDLL(str(library))
+
+
+def shape_8b(num_layers: int) -> ModelConfig:
+    """The shape of Qwen3-8B, from which ReFusion was trained, with fewer layers."""
+    return ModelConfig(
+        family="qwen3",
+        vocab_size=151936,
+        hidden_size=4096,
+        intermediate_size=12288,
+        num_layers=num_layers,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        rms_norm_eps=1e-6,
+        rope_theta=1e6,
+        max_positions=8192,
+        tied_head=False,
+        dtype="bfloat16",
+    )
+
+
+def fake_transformer(config: ModelConfig) -> Transformer:
+    """A model of fake bfloat16 weights on CUDA; to be called in a FakeTensorMode."""
+    hidden, heads, groups = config.hidden_size, config.num_heads, config.num_kv_heads
+
+    def weight(*shape: int) -> torch.Tensor:
+        return torch.empty(*shape, dtype=torch.bfloat16, device="cuda")
+
+    layer = LayerWeights(
+        input_norm=weight(hidden),
+        qkv=weight((heads + 2 * groups) * config.head_dim, hidden),
+        qk_norm=weight(heads + groups, config.head_dim),
+        out=weight(hidden, heads * config.head_dim),
+        mlp_norm=weight(hidden),
+        gate_up=weight(2 * config.intermediate_size, hidden),
+        down=weight(hidden, config.intermediate_size),
+    )
+    vocab = weight(config.vocab_size, hidden)
+    return Transformer(config, Weights(vocab, (layer,) * config.num_layers, weight(hidden), vocab))
+
+
+@dataclass
+class Launches(TorchDispatchMode):
+    """Counts what operations on fake CUDA tensors would do on a device."""
+
+    kernels: Counter = field(default_factory=Counter)
+    copies: Counter = field(default_factory=Counter)
+    waits: Counter = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if func.namespace == "aten" and name not in WHOLE:
+            with self:  # in inference mode an operation that is made of others arrives whole
+                out = func.decompose(*args, **(kwargs or {}))
+            if out is not NotImplemented:
+                return out
+        out = func(*args, **(kwargs or {}))
+        places = {tensor.device.type for tensor in _tensors((args, kwargs, out)) if tensor.numel()}
+        if name in WAITS:
+            self.waits[name] += 1
+        elif places == {"cpu", "cuda"} and name in ("copy_", "_to_copy"):
+            target = args[0] if name == "copy_" else out
+            self.copies["to the device" if target.device.type == "cuda" else "to the host"] += 1
+        elif func.namespace != "prim" and "cuda" in places and not func.is_view and name not in NO_KERNEL:
+            self.kernels[name] += kernels_of(name, args)
+        return out
+
+    @property
+    def num_kernels(self) -> int:
+        return sum(self.kernels.values())
+
+
+def kernels_of(name: str, args: tuple) -> int:
+    """Kernels of one call of an operation."""
+    if name == "attend_rows":
+        queries, keys = args[:2]
+        return 2 if num_splits(queries.shape[0], queries.shape[1], keys.shape[0]) > 1 else 1
+    return 2 if name == "read_rows" else SEVERAL.get(name, 1)
+
+
+def _tensors(value: object) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from _tensors(tuple(value.values()))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _tensors(inner)
+
+
+@contextmanager
+def fake_cuda(monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> Iterator[Launches]:
+    """In it tensors on "cuda" are fake, and whatever is read of them is random: probabilities from 0.3 to 1."""
+    random = np.random.default_rng(seed)
+
+    def fetch(table: torch.Tensor) -> np.ndarray:
+        table.cpu()  # counted
+        answers = random.uniform(0.3, 1, tuple(table.shape)).astype(np.float32)
+        rows = answers.reshape(-1, table.numel() // 3 if table.ndim == 1 else table.shape[-1])
+        rows[0] = random.integers(0, 1000, rows.shape[1])
+        return answers
+
+    for module in (readout, recorded):
+        monkeypatch.setattr(module, "fetch", fetch)
+    for module in (engine_module, width):
+        monkeypatch.setattr(module, "synchronize", lambda device: None)
+    host = torch.zeros(1 << 14, dtype=torch.int64)  # a true tensor, into which numbers can be written
+    numbers = host.numpy()
+    monkeypatch.setattr(recorded, "host_buffer", lambda size, device: (host, numbers))
+
+    def tensor(data: object, dtype: torch.dtype | None = None, device: object = "cpu") -> torch.Tensor:
+        made = torch.from_numpy(np.array(data))  # a mode of fake tensors would compute a constant, which needs a device
+        return (made if dtype is None else made.to(dtype)).to(device)
+
+    monkeypatch.setattr(torch, "tensor", tensor)
+    monkeypatch.setattr(recorded, "_on", lambda device: nullcontext())
+    monkeypatch.setattr(recorded.RecordedForwards, "_check", lambda self: None)
+    readout._kept_ids.cache_clear()
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), Launches() as launches:
+            yield launches
+    finally:
+        readout._kept_ids.cache_clear()

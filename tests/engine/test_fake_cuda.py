@@ -1,0 +1,91 @@
+"""What a forward costs on CUDA, counted on a machine without a GPU: kernels a layer, copies, and waits.
+
+All decoders run at the shape of an 8B model, alone and in batches, on tensors without storage.
+"""
+
+import pytest
+
+from refusion_eval.decoders import DECODERS
+from refusion_eval.engine.engine import Engine, Request
+from refusion_eval.engine.readout import PackedRead, ReadPlan
+from refusion_eval.types import Decoded, Forward, Read, causal
+from tests.engine.fake_cuda import fake_cuda, fake_transformer, make_guard, shape_8b
+
+PROMPT = list(range(40))
+SPECIAL = {"mask_id": 151000, "eos_ids": (151001,)}
+SETTINGS = {
+    "refusion": {
+        "slot_size": 8,
+        "block_size": 16,
+        "tau_slot": 0.6,
+        "tau_token": 0.4,
+        "row_cost": 0.01,
+        "free_rows": 64,
+    },
+    "llada": {"block_length": 16, "steps": 8},
+    "dream": {"steps": 8},
+    **{name: {"gen_length": 32} for name in ("d2f_dream", "d2f_llada", "fast_dllm_dream", "fast_dllm_llada")},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _guard(tmp_path_factory):
+    make_guard(tmp_path_factory.mktemp("guard"))
+
+
+def settings_of(name, **more):
+    settings_type = DECODERS[name].Settings
+    wanted = {"gen_length": 16, **SPECIAL, **SETTINGS.get(name, {}), **more}
+    return settings_type(**{key: value for key, value in wanted.items() if key in settings_type.__dataclass_fields__})
+
+
+def one_forward(engine, launches, width):
+    """Counts one recorded forward of a width."""
+    forward = Forward([1] * width, range(90, 90 + width), causal(width), (Read(range(width), suppress=(7,)),))
+    plan = ReadPlan([PackedRead(forward.reads[0], 0)])
+    assert engine.recorded.serves(forward, plan, 90)
+    for counter in (launches.kernels, launches.copies, launches.waits):
+        counter.clear()
+    engine.recorded.read(forward, plan, 90)
+    return launches.num_kernels
+
+
+@pytest.mark.parametrize(("width", "bound"), [(1, 11), (40, 12)])
+def test_kernels_of_a_layer_and_copies_of_a_forward(monkeypatch, width, bound):
+    kernels = {}
+    for num_layers in (1, 3):
+        with fake_cuda(monkeypatch) as launches:
+            engine = Engine(fake_transformer(shape_8b(num_layers)), "sdpa", record=lambda compute: compute)
+            engine.recorded.prepare(500)
+            kernels[num_layers] = one_forward(engine, launches, width)
+            assert launches.copies == {"to the device": 1, "to the host": 1}
+            assert not launches.waits
+    a_layer = (kernels[3] - kernels[1]) / 2
+    assert a_layer <= bound
+    assert kernels[1] - a_layer <= 5, launches.kernels  # embedding, first norm, output head, and two of the readout
+
+
+@pytest.mark.parametrize("name", sorted(DECODERS))
+def test_every_decoder_alone(monkeypatch, name):
+    with fake_cuda(monkeypatch) as launches:
+        engine = Engine(fake_transformer(shape_8b(1)), "sdpa", record=lambda compute: compute)
+        settings = settings_of(name)
+        engine.recorded.prepare(100)
+        launches.copies.clear()
+        decoded = engine.run(DECODERS[name].decode, PROMPT, settings)
+        assert launches.copies["to the host"] == decoded.num_forwards
+        # Suppressed ids that the readout kernel does not know go to the device once a decoding.
+        assert launches.copies["to the device"] - decoded.num_forwards in (0, 1)
+        assert not launches.waits
+
+
+@pytest.mark.parametrize("name", sorted(DECODERS))
+def test_every_decoder_in_a_batch(monkeypatch, name):
+    with fake_cuda(monkeypatch) as launches:
+        engine = Engine(fake_transformer(shape_8b(1)), "sdpa", kv_budget=2**34)
+        requests = [Request(DECODERS[name].decode, PROMPT[:length], settings_of(name)) for length in (20, 40)]
+        results = dict(engine.run_many(requests, 2))
+        assert all(isinstance(result, Decoded) for result in results.values()), results
+        assert not launches.waits
+        # Tokens and positions, mask or rows of the cache, reads; more where rows move in the cache.
+        assert launches.copies["to the device"] <= 5 * launches.copies["to the host"]

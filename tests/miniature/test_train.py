@@ -1,0 +1,146 @@
+"""Training of tiny models for the mini tasks (`miniature.train`), by the training run of the package."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import pandas
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from miniature import train as training
+from miniature.train import BACKBONE, STAGES, VARIANTS, config_of, export, main, prepare, settings_of, train_stage
+from refusion_eval import api
+from refusion_eval.errors import ConfigError
+from refusion_eval.training.config import RunConfig
+from refusion_eval.training.config_files import read_run_config
+
+FINE_TUNES = [stage for stage in STAGES if stage != BACKBONE]
+SMALL = (
+    "backbone.shape={model_type: qwen3, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, "
+    "num_attention_heads: 2, num_key_value_heads: 1, head_dim: 16, tie_word_embeddings: true}",
+    "optimisation.epochs=null",
+    "optimisation.max_steps=40",
+    "optimisation.lr=1e-2",
+    "optimisation.warmup_steps=5",
+    "output.log_every=5",
+    "output.save_every=20",
+)
+
+
+def config(stage: str, changes: Sequence[str] = ()) -> RunConfig:
+    return read_run_config(str(config_of(stage)), settings_of(stage, Path("work"), changes))
+
+
+@pytest.fixture(scope="module")
+def work_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ReFusion stage of 40 steps, from a backbone that was not trained."""
+    folder = tmp_path_factory.mktemp("work")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (
+            ("VOCABULARY_SIZE", 400),
+            ("NUM_TOKENIZER_ITEMS", 50),
+            ("NUM_TRAIN_ITEMS", 60),
+            ("NUM_DRILL_ITEMS", 20),
+        ):
+            patch.setattr(training, name, value)
+        prepare(folder, SMALL)
+    (folder / BACKBONE).mkdir()
+    (folder / BACKBONE / "model").symlink_to(folder / "initial")
+    train_stage("refusion", folder, SMALL)
+    return folder
+
+
+def test_refusion_learns_from_rows_of_the_mini_tasks(work_dir: Path) -> None:
+    log = pandas.read_csv(work_dir / "refusion" / "log.csv")
+    assert log.step.tolist() == [5, 10, 15, 20, 25, 30, 35, 40]
+    for term in ("ar", "mdm"):
+        assert log[term].iloc[-1] < 0.8 * log[term].iloc[0]
+    facts = json.loads((work_dir / "refusion" / "run.json").read_text())
+    assert facts["data"]["samples"] == 7 * 60 + 3 * 20
+    assert facts["config"]["objective"]["slot_sizes"] == [4, 8]
+
+
+def test_what_is_there_is_not_made_again(work_dir: Path) -> None:
+    made = {path: path.stat().st_mtime_ns for path in work_dir.rglob("*") if path.is_file()}
+    prepare(work_dir, SMALL)
+    assert {path: path.stat().st_mtime_ns for path in made} == made
+
+
+def test_a_checkpoint_is_exported_in_bfloat16_with_its_card_and_decodes(work_dir: Path, tmp_path: Path) -> None:
+    for name in ("run.json", "log.csv"):
+        (work_dir / BACKBONE / name).write_bytes((work_dir / "refusion" / name).read_bytes())
+    export("refusion", work_dir, tmp_path)
+    target = tmp_path / "refusion"
+    trained = load_file(work_dir / "refusion" / "model" / "model.safetensors")
+    written = load_file(target / "model.safetensors")
+    assert all(torch.equal(value, trained[name].to(torch.bfloat16)) for name, value in written.items())
+    assert trained.keys() == written.keys()
+    readme = (target / "README.md").read_text()
+    assert "# Embedded ReFusion fine-tune" in readme
+    assert "| refusion | refusion | 40 | 32 | 0.01 | 2514 |" in readme
+    assert pandas.read_csv(target / "loss.csv").groupby("stage").size().to_dict() == {BACKBONE: 8, "refusion": 8}
+    model = api.load_model(str(target), dtype="float32", device="cpu", attention="sdpa")
+    decoded = api.generate(model, [1, 2, 3, 4, 5], "refusion", gen_length=8, slot_size=4, block_size=8)
+    assert 0 < len(decoded.tokens) <= 8
+
+
+def test_all_fine_tunes_take_the_same_samples_in_the_same_steps_from_the_backbone() -> None:
+    assert FINE_TUNES == ["refusion", "autoregressive_sft", "llada", "bd3lm"]
+    first, *others = configs = [config(stage) for stage in FINE_TUNES]
+    assert [one.objective.objective for one in configs] == ["refusion", "sft", "llada", "bd3lm"]
+    assert first.backbone.model == str(Path("work", BACKBONE, "model"))
+    for other in others:
+        assert (other.data, other.optimisation, other.backbone) == (first.data, first.optimisation, first.backbone)
+    assert config(BACKBONE).backbone.model == str(Path("work", "initial"))
+
+
+def test_variants_differ_from_the_refusion_stage_in_their_samples_and_slots_only() -> None:
+    refusion = asdict(config("refusion"))
+    for name in VARIANTS:
+        variant = asdict(config(name))
+        changed = {
+            f"{section}.{key}"
+            for section in ("backbone", "data", "objective", "optimisation")
+            for key, value in variant[section].items()
+            if value != refusion[section][key]
+        }
+        _, kind, number = name.split("_")
+        assert changed - {"optimisation.warmup_steps"} == {"data.share"} | (
+            {"objective.slot_sizes"} if kind == "slots" else set()
+        )
+        assert variant["data"]["share"] == (int(number) / 100 if kind == "data" else 0.1)
+
+
+def test_settings_of_the_command_line_replace_those_of_the_stage() -> None:
+    changed = config("refusion", ["objective.slot_sizes=[4, 8, 16]", "optimisation.lr=1e-3"])
+    assert changed.objective.slot_sizes == (4, 8, 16)
+    assert changed.optimisation.lr == 1e-3
+    with pytest.raises(ConfigError, match="did you mean lr"):
+        config("refusion", ["optimisation.lrr=1"])
+
+
+def test_an_unknown_stage_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["train", "--work-dir", str(tmp_path / "work"), "--stages", "llada,lada"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "no stage 'lada'; known: autoregressive, refusion" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_stages_run_in_order_after_the_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, ...]] = []
+    monkeypatch.setattr(training, "prepare", lambda *given: calls.append(("prepare",)))
+    for name in ("train_stage", "measure", "export"):
+        monkeypatch.setattr(training, name, lambda stage, *given, name=name: calls.append((name, stage)))
+    monkeypatch.setattr("sys.argv", ["train", "--stages", "llada, bd3lm", "--out-dir", str(tmp_path)])
+    main()
+    assert calls == [
+        ("prepare",),
+        ("train_stage", BACKBONE),
+        *((step, stage) for stage in ("llada", "bd3lm") for step in ("train_stage", "measure", "export")),
+    ]

@@ -1,0 +1,66 @@
+"""Compiles every kernel for the GPUs of a list of compute capabilities, without a GPU; prints what each needs.
+
+python compile_kernels.py 80 90 100
+"""
+
+import sys
+
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.compiler import compile as compile_kernel
+
+from refusion_eval.models import kernels
+
+HEADS = {"NUM_HEADS": 32, "NUM_GROUPS": 8, "HEAD": 128}
+ATTENTION = {"NUM_HEADS": 32, "SHARED": 4, "HEAD": 128, "BLOCK_N": kernels.KEYS_A_STEP[2], "BLOCK_D": 128}
+# Kernel, its constants at the shape of an 8B model, and warps.
+VARIANTS = [
+    (kernels.add_rms_norm_kernel, {"BLOCK": 4096}, 8),
+    (kernels.rotate_and_store_kernel, {**HEADS, "BLOCK": 128, "HAS_NORM": True}, 1),
+    (kernels.rotate_and_store_kernel, {**HEADS, "BLOCK": 128, "HAS_NORM": False}, 1),
+    (kernels.swiglu_kernel, {"BLOCK": 1024}, 4),
+    (kernels.attend_kernel, {**ATTENTION, "BLOCK_M": 16, "SPLITS": 16}, 4),
+    (kernels.attend_kernel, {**ATTENTION, "BLOCK_M": 64, "SPLITS": 8}, 4),
+    (kernels.attend_kernel, {**ATTENTION, "BLOCK_M": 64, "SPLITS": 1}, 4),
+    (kernels.join_splits_kernel, {"HEAD": 128, "BLOCK": 128, "SPLITS": 16}, 1),
+    (kernels.read_part_kernel, {"BLOCK": 8192}, 8),
+    (kernels.read_whole_kernel, {"SPLITS": kernels.VOCABULARY_SPLITS}, 1),
+]
+INTEGERS = ("positions", "length", "bits", "rows", "given", "suppressed")
+FLOATS = ("tables", "parts", "log_sums")
+NUMBERS = {"eps": "fp32", "scale": "fp32"}
+POINTERS = ("x", "added", "weight", "total", "normed", "qkv", "norm", "keys", "values", "queries", "gate_up", "logits")
+
+
+def signature(kernel, constants):
+    """Types of the arguments of a kernel in a bfloat16 model."""
+    of_readout = kernel is kernels.read_whole_kernel
+    of_parts = kernel is kernels.attend_kernel and constants["SPLITS"] > 1
+    types = {}
+    for name in kernel.arg_names:
+        if name in constants:
+            types[name] = "constexpr"
+        elif name in INTEGERS:
+            types[name] = "*i64"
+        elif name in FLOATS or (name == "out" and (of_readout or of_parts)):
+            types[name] = "*fp32"
+        elif name in POINTERS or name == "out":
+            types[name] = "*bf16"
+        else:
+            types[name] = NUMBERS.get(name, "i32")
+    return types
+
+
+def main(capabilities):
+    """Compiles; a kernel that does not compile ends the program with its error."""
+    for capability in capabilities:
+        for kernel, constants, num_warps in VARIANTS:
+            source = ASTSource(fn=kernel, signature=signature(kernel, constants), constexprs=constants)
+            target = GPUTarget("cuda", int(capability), 32)
+            compiled = compile_kernel(source, target=target, options={"num_warps": num_warps, "num_stages": 2})
+            assert compiled.asm["cubin"]
+            print(capability, kernel.fn.__name__, compiled.metadata.shared, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

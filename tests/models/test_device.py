@@ -1,0 +1,115 @@
+"""The choice of a device (`refusion_eval.models.device`), on machines with and without a GPU that torch can use."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from refusion_eval.engine.width import CUDA_RESERVE, cache_bytes_per_row, default_budget, rows_within
+from refusion_eval.errors import ConfigError
+from refusion_eval.models import device as devices
+from refusion_eval.models.device import choose_device
+from refusion_eval.runs.manifest import collect_hardware
+from tests.engine.random_model import random_transformer
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """A machine without a GPU; the test may give it one."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(devices, "DEVICE_FILES", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return tmp_path
+
+
+def give_nvidia_smi(folder, *lines):
+    program = folder / "nvidia-smi"
+    program.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
+    program.chmod(0o755)
+
+
+def test_without_a_gpu_auto_is_the_cpu(machine):
+    assert choose_device("auto") == torch.device("cpu")
+
+
+def test_a_gpu_that_torch_cannot_use_is_an_error_with_advice(machine):
+    give_nvidia_smi(machine, "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)")
+    with pytest.raises(ConfigError, match=r"GPU 0: NVIDIA H100 80GB HBM3\).*REFUSION_EVAL_TORCH_INDEX.*device=cpu"):
+        choose_device("auto")
+    assert choose_device("cpu") == torch.device("cpu")
+
+
+def test_a_device_file_shows_a_gpu_where_nvidia_smi_is_not_installed(machine):
+    (machine / "nvidiactl").touch()
+    assert choose_device("auto") == torch.device("cpu")
+    (machine / "nvidia0").touch()
+    with pytest.raises(ConfigError, match="nvidia0"):
+        choose_device("auto")
+
+
+@pytest.mark.parametrize("hidden", ["", "-1"])
+def test_a_gpu_that_is_hidden_on_purpose_is_none(machine, monkeypatch, hidden):
+    give_nvidia_smi(machine, "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    assert choose_device("auto") == torch.device("cpu")
+
+
+def test_nvidia_smi_that_finds_no_gpu_shows_none(machine):
+    give_nvidia_smi(machine, "No devices found.")
+    (machine / "nvidia0").touch()
+    assert choose_device("auto") == torch.device("cpu")
+
+
+def test_a_cuda_device_leaves_cudnn_out_of_attention(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        choose_device("cpu")
+        assert torch.backends.cuda.cudnn_sdp_enabled()
+        assert choose_device("auto") == torch.device("cuda")
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+    with pytest.raises(ConfigError, match="torch sees 2 CUDA devices"):
+        choose_device("cuda:2")
+
+
+CONFIG = random_transformer().config
+ROW = cache_bytes_per_row(CONFIG, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("free", "cached", "expected"),
+    [
+        (10 * 2**30, 0, 10 * 2**30 - CUDA_RESERVE),
+        (2**30, 9 * 2**30, 10 * 2**30 - CUDA_RESERVE),  # what torch keeps of an earlier batch can be used again
+        (2**30, 0, (CONFIG.max_positions + 1) * ROW * 10 // 8),  # one long text may take of the reserve
+        (1000, 0, 1000),
+    ],
+)
+def test_the_budget_is_what_torch_can_use(monkeypatch, free, cached, expected):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 80 * 2**30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: cached + 5)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 5)
+    budget = default_budget(torch.device("cuda"), CONFIG, torch.float32)
+    assert budget == pytest.approx(expected, abs=2)
+    if free > 1000:
+        assert rows_within(budget, CONFIG, torch.float32) >= CONFIG.max_positions
+
+
+def test_a_gpu_is_recorded_by_its_identity(machine, monkeypatch):
+    properties = SimpleNamespace(uuid="0f5c", name="H100")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    gpu = torch.device("cuda", 1)
+    without_nvidia_smi = collect_hardware(1, gpu)
+    assert without_nvidia_smi.gpu_detail == {"cuda": "None", "cudnn": str(torch.backends.cudnn.version())}
+    assert (without_nvidia_smi.gpu, without_nvidia_smi.gpu_driver, without_nvidia_smi.num_gpus) == ("H100", "", 1)
+    give_nvidia_smi(machine)
+    (machine / "nvidia-smi").write_text(
+        '#!/bin/sh\n[ "$3" = --id=GPU-0f5c ] && echo "NVIDIA H100, 580.65, 80 GiB, 1, 2, 3, 4, 700 W"\n'
+    )
+    found = collect_hardware(1, gpu)
+    assert (found.gpu, found.gpu_driver, found.gpu_detail["power.limit"]) == ("NVIDIA H100", "580.65", "700 W")

@@ -1,0 +1,163 @@
+"""The Triton kernels against the plain functions that define them (`refusion_eval.models.kernels`).
+
+Where there is a CUDA device the kernels run on it, else under Triton's interpreter.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from refusion_eval.engine.masks import visible
+from refusion_eval.models import fused
+from refusion_eval.models.fused import pack_pattern
+from refusion_eval.models.transformer import RotaryTable
+from refusion_eval.types import bidirectional, block_causal, causal, groups
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+kernels = pytest.importorskip("refusion_eval.models.kernels", reason="Triton is not installed")
+
+EPS = 1e-6
+DTYPES = [torch.float32, torch.bfloat16]
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+dtypes = st.sampled_from(DTYPES)
+# The interpreter multiplies the bits of bfloat16 matrices as integers.
+SHORT = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
+product_dtypes = st.sampled_from([torch.float32, SHORT])
+seeds = st.integers(0, 1000)
+PHASES = (Phase.explicit, Phase.reuse, Phase.generate)  # the interpreter is too slow to look for a smaller example
+
+
+def random(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(dtype).to(DEVICE)
+
+
+def plain(operation: object, *arguments: object) -> object:
+    """The definition of an operation in torch, computed on the CPU."""
+    on_cpu = [argument.cpu() if isinstance(argument, torch.Tensor) else argument for argument in arguments]
+    return operation._init_fn(*on_cpu)
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    tolerance = TOLERANCE[found.dtype]
+    torch.testing.assert_close(found.cpu().float(), expected.float(), atol=tolerance, rtol=tolerance)
+
+
+@settings(max_examples=10, phases=PHASES)
+@given(st.integers(1, 5), st.integers(1, 300), dtypes, seeds)
+def test_sum_and_norm(num_rows, width, dtype, seed):
+    x, added = random(seed, 2, num_rows, width, dtype=dtype)
+    weight = random(seed + 1, width, dtype=dtype)
+    found = kernels.add_rms_norm(x, added, weight, EPS)
+    for mine, theirs in zip(found, plain(fused.add_rms_norm, x, added, weight, EPS), strict=True):
+        assert_close(mine, theirs)
+
+
+@settings(max_examples=10, phases=PHASES)
+@given(st.integers(1, 3), st.integers(1, 1100), dtypes, seeds)
+def test_swiglu(num_rows, width, dtype, seed):
+    gate_up = random(seed, num_rows, 2 * width, dtype=dtype)
+    assert_close(kernels.swiglu(gate_up), plain(fused.swiglu, gate_up))
+
+
+@settings(max_examples=10, phases=PHASES)
+@given(
+    st.integers(1, 5), st.integers(1, 3), st.integers(1, 4), st.sampled_from([4, 6, 8]), st.booleans(), dtypes, seeds
+)
+def test_rotation_and_store(num_rows, num_groups, shared, head, has_norm, dtype, seed):
+    num_heads, capacity, length = num_groups * shared, 16, seed % 11
+    qkv = random(seed, num_rows, (num_heads + 2 * num_groups) * head, dtype=dtype)
+    norm = random(seed + 1, num_heads + num_groups, head, dtype=dtype) if has_norm else None
+    table = RotaryTable(head, 1e4, DEVICE)
+    positions = (torch.arange(num_rows) * (seed + 1) % 1000).to(DEVICE)
+    buffers = [random(seed + 2, num_groups, capacity, head, dtype=dtype) for _ in range(2)]
+    expected_buffers = [buffer.cpu().clone() for buffer in buffers]
+    rest = (table.tables, positions, torch.tensor([length], device=DEVICE))
+    found = kernels.rotate_and_store(qkv, norm, *rest, *buffers, EPS)
+    assert_close(found, plain(fused.rotate_and_store, qkv, norm, *rest, *expected_buffers, EPS))
+    for mine, theirs in zip(buffers, expected_buffers, strict=True):
+        assert_close(mine, theirs)
+
+
+@st.composite
+def patterns(draw):
+    sizes = draw(st.lists(st.integers(1, 30), min_size=1, max_size=4))
+    if draw(st.booleans()):
+        return draw(st.sampled_from([causal, bidirectional]))(sum(sizes))
+    return draw(st.sampled_from([groups, block_causal]))(sizes)
+
+
+@settings(max_examples=10, phases=PHASES)
+@given(patterns(), st.integers(0, 7), st.integers(0, 150), st.integers(1, 2), st.integers(1, 4), product_dtypes, seeds)
+def test_attention(attention, padding, length, num_groups, shared, dtype, seed):
+    pattern = visible(attention)
+    num_rows, head = len(pattern) + padding, 8
+    queries = random(seed, num_rows, num_groups * shared, head, dtype=dtype)
+    keys, values = random(seed + 1, 2, num_groups, length + num_rows + 5, head, dtype=dtype)
+    bits = torch.from_numpy(pack_pattern(pattern, num_rows)).to(DEVICE)
+    rest = (queries, keys, values, torch.tensor([length], device=DEVICE), bits)
+    assert_close(kernels.attend_rows(*rest), plain(fused.attend_rows, *rest))
+
+
+@pytest.mark.parametrize("length", [0, 63, 64, 65, 200])
+@pytest.mark.parametrize("num_rows", [1, 17])
+def test_attention_at_the_edges_of_its_blocks(length, num_rows):
+    bits = torch.from_numpy(pack_pattern(visible(causal(num_rows)), num_rows)).to(DEVICE)
+    queries = random(0, num_rows, 4, 8)
+    keys, values = random(1, 2, 1, length + num_rows, 8)
+    rest = (queries, keys, values, torch.tensor([length], device=DEVICE), bits)
+    assert_close(kernels.attend_rows(*rest), plain(fused.attend_rows, *rest))
+
+
+@settings(max_examples=12, phases=PHASES)
+@given(st.integers(1, 4), st.integers(5, 300), st.integers(1, 6), dtypes, seeds)
+def test_readout(num_rows, vocab_size, num_reads, dtype, seed):
+    generator = np.random.default_rng(seed)
+    logits = (2 * random(seed, num_rows, vocab_size)).round().to(dtype)  # with many ties
+    rows = torch.from_numpy(generator.integers(0, num_rows, num_reads)).to(DEVICE)
+    chosen = torch.from_numpy(generator.integers(0, vocab_size, num_reads)).to(DEVICE)
+    suppressed = torch.from_numpy(generator.integers(-1, vocab_size, num_reads)).to(DEVICE)
+    found, expected = torch.empty(3, num_reads, device=DEVICE), torch.empty(3, num_reads)
+    kernels.read_rows(logits, rows, chosen, suppressed, found)
+    plain(fused.read_rows, logits, rows, chosen, suppressed, expected)
+    (tokens, *probs), (expected_tokens, *expected_probs) = found, expected
+    assert torch.equal(tokens.cpu(), expected_tokens)
+    for mine, theirs in zip(probs, expected_probs, strict=True):
+        assert_close(mine, theirs)
+
+
+def test_readout_of_logits_that_are_not_finite_is_not_finite():
+    logits = torch.zeros(1, 40, device=DEVICE)
+    logits[0, 3] = float("nan")
+    zero = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    found = torch.empty(3, 1, device=DEVICE)
+    kernels.read_rows(logits, zero, zero, zero - 1, found)
+    assert found[1].isnan()
+
+
+@given(patterns(), st.integers(0, 70))
+def test_bits_hold_the_pattern_and_padding_rows_see_themselves(attention, padding):
+    pattern = visible(attention)
+    num_rows = len(pattern)
+    width = num_rows + padding
+    bits = pack_pattern(pattern, width)
+    for row in range(width):
+        seen = [column for column in range(width) if bits[row, column // 64] >> (column % 64) & 1]
+        assert seen == (np.flatnonzero(pattern[row]).tolist() if row < num_rows else [row])
+
+
+@pytest.mark.slow
+def test_every_kernel_compiles_for_the_gpus_that_it_is_for():
+    """A100, H100 and B200; in a process of its own, because this one may interpret the kernels."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "1"}
+    command = [sys.executable, str(Path(__file__).with_name("compile_kernels.py")), "80", "90", "100"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("attend_kernel") == 9

@@ -1,0 +1,144 @@
+"""Verdicts reach the run store one by one, once, and whatever happens to the judge."""
+
+import logging
+import threading
+
+import pytest
+
+from refusion_eval.benchmarks import Task, get_task
+from refusion_eval.errors import StoreError
+from refusion_eval.scoring import judge
+from refusion_eval.scoring.judge import ScoreWriter
+from refusion_eval.store.records import PASSED
+from refusion_eval.store.run_reader import RunReader
+from refusion_eval.store.run_store import RunStore
+from tests.store.conftest import make_manifest, make_sample
+
+GSM8K = Task(get_task("gsm8k").benchmark, mini=True)
+MBPP = Task(get_task("mbpp").benchmark, mini=True)
+QUESTION = {"question": "How many?", "answer": "#### 7"}
+PROGRAM = {"task_id": 7, "text": "t", "code": "", "test_list": ["assert f() == 1"], "test_setup_code": ""}
+
+
+@pytest.fixture
+def store(tmp_path):
+    with RunStore.open(tmp_path / "run", make_manifest()) as store:
+        yield store
+
+
+def sample(store, item, text, *, task="mini_mbpp", **changes):
+    made = make_sample(item, task=task, text=text, **changes)
+    store.append(made)
+    return made
+
+
+def program(value):
+    return f"```python\ndef f():\n    return {value}\n```"
+
+
+def recorded(store):
+    """What another process sees on the disk."""
+    with RunReader.open(store.directory) as reader:
+        return [(score.item_id, score.metric, score.verdict) for score in reader.scores()]
+
+
+def test_a_verdict_says_what_judged_it_and_how(store):
+    with ScoreWriter(store, sandbox="none", waits=False) as writer:
+        writer.judge(MBPP, PROGRAM, sample(store, 1, program(1)))
+        writer.judge(GSM8K, QUESTION, sample(store, 2, "It is 7.", task="mini_gsm8k"))
+    by_metric = {(score.item_id, score.metric): score for score in store.scores()}
+    of_program, of_number = by_metric["1", PASSED], by_metric["2", PASSED]
+    assert (of_program.scorer, of_program.verdict, of_program.tier) == ("mini_mbpp/first 0.1.0", "correct", "none")
+    assert (of_number.scorer, of_number.extracted, of_number.value) == ("mini_gsm8k/last 0.1.0", "7", 1.0)
+    assert by_metric["2", "strict"].value == 0.0
+    assert ("1", "strict") not in by_metric
+    assert writer.num_unscored == 0
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_where_requests_are_timed_the_next_one_waits_for_the_verdict(store, batch_size):
+    with ScoreWriter(store, sandbox="none", waits=True) as writer:
+        writer.judge(MBPP, PROGRAM, sample(store, 1, program(1), batch_size=batch_size))
+        if batch_size == 1:
+            assert recorded(store) == [("1", PASSED, "correct")]
+    assert recorded(store) == [("1", PASSED, "correct")]
+
+
+def test_elsewhere_a_verdict_is_written_while_the_caller_goes_on(store, monkeypatch):
+    written = threading.Event()
+    append = store.append_scores
+    monkeypatch.setattr(store, "append_scores", lambda rows: (append(rows), written.set()))
+    with ScoreWriter(store, sandbox="none", waits=False) as writer:
+        writer.judge(MBPP, PROGRAM, sample(store, 1, program(2)))
+        assert written.wait(60), "nothing is written before the end of the block"
+        assert recorded(store) == [("1", PASSED, "wrong")]
+
+
+def test_what_has_a_verdict_or_failed_is_not_judged(store, monkeypatch):
+    judged = []
+    check_programs = judge.check_programs
+
+    def counted(*given, **more):
+        judged.append(given)
+        return check_programs(*given, **more)
+
+    monkeypatch.setattr(judge, "check_programs", counted)
+    first, failed = sample(store, 1, program(1)), sample(store, 2, "", tokens=[], num_tokens=0, error="made to fail")
+    for _ in range(2):  # the second run continues the first
+        with ScoreWriter(store, sandbox="none", waits=False) as writer:
+            writer.judge(MBPP, PROGRAM, first)
+            writer.judge(MBPP, PROGRAM, first)
+            writer.judge(MBPP, PROGRAM, failed)
+    assert len(judged) == 1
+    assert recorded(store) == [("1", PASSED, "correct")]
+
+
+def test_a_judge_that_fails_costs_one_verdict_which_the_next_run_reaches(store, monkeypatch, caplog):
+    first = sample(store, 1, program(1))
+
+    def fail(*given, **more):
+        raise OSError("no processes left, by design")
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
+        patch.setattr(judge, "check_programs", fail)
+        with ScoreWriter(store, sandbox="none", waits=True) as writer:
+            writer.judge(MBPP, PROGRAM, first)
+    assert writer.num_unscored == 1
+    assert "mini_mbpp item 1 is not scored: OSError: no processes left, by design" in caplog.text
+    assert recorded(store) == []
+    with ScoreWriter(store, sandbox="none", waits=True) as writer:
+        writer.judge(MBPP, PROGRAM, first)
+    assert recorded(store) == [("1", PASSED, "correct")]
+
+
+def test_a_verdict_that_cannot_be_written_ends_the_run(store, monkeypatch):
+    def fail(rows):
+        raise StoreError("no space left, by design")
+
+    monkeypatch.setattr(store, "append_scores", fail)
+    with pytest.raises(StoreError, match="no space left"), ScoreWriter(store, sandbox="none", waits=False) as writer:
+        writer.judge(MBPP, PROGRAM, sample(store, 1, program(1)))
+
+
+def test_an_error_in_the_block_drops_what_is_not_judged_yet(store, monkeypatch):
+    begun, may_end = threading.Event(), threading.Event()
+
+    def slow(*given, **more):
+        begun.set()
+        may_end.wait(60)
+        return check_programs(*given, **more)
+
+    check_programs = judge.check_programs
+    monkeypatch.setattr(judge, "check_programs", slow)
+
+    def interrupted():
+        with ScoreWriter(store, sandbox="none", waits=False) as writer:
+            for item in range(20):
+                writer.judge(MBPP, PROGRAM, sample(store, item, program(1)))
+            assert begun.wait(60)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        interrupted()
+    may_end.set()
+    assert len(recorded(store)) < 20
