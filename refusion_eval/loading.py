@@ -167,7 +167,8 @@ def load_model(
         name: directory in Hugging Face layout, or hub id.
         dtype: "float32", "bfloat16" or "float16"; "auto" is the checkpoint's own on CUDA and float32 on a CPU.
         device: "cpu", "cuda", "cuda:1", ...; "auto" is CUDA where there is one.
-        attention: "sdpa" or "flash"; "auto" measures which of those that can run here is faster.
+        attention: "sdpa", "flash", or "native", the compiled forward of a CPU in float32; "auto" takes the fastest that
+            can run here, by measurement where there are several.
         revision: branch, tag or commit of a hub id.
         kv_budget_gib: GiB for the keys and values of a batch; None is the free memory when a batch begins.
         cuda_graphs: record the forwards of single requests, one CUDA graph for each of a few widths; None is yes on

@@ -53,7 +53,7 @@ def test_unknown_names_of_the_package_are_attribute_errors():
 
 
 def test_a_loaded_model_says_what_it_is(model):
-    assert (model.dtype, model.device.type, model.attention, model.revision) == (torch.float32, "cpu", "sdpa", None)
+    assert (model.dtype, model.device.type, model.attention, model.revision) == (torch.float32, "cpu", "native", None)
     assert (model.card.mask_id, model.card.eos_ids) == (tiny.MASK_ID, (tiny.EOS_ID,))
 
 

@@ -16,7 +16,7 @@ import torch
 from refusion_eval.engine import masks
 from refusion_eval.engine.features import check_reuse
 from refusion_eval.engine.prefix import SharedPrefix, without_first_rows
-from refusion_eval.engine.readout import PackedRead, ReadPlan, hidden_of, read_out
+from refusion_eval.engine.readout import PackedRead, ReadPlan, hidden_of, read_native, read_out
 from refusion_eval.engine.recorded import Record, RecordedForwards
 from refusion_eval.engine.width import cache_bytes_per_row, default_budget, rows_within, synchronize
 from refusion_eval.errors import DecodeError
@@ -297,6 +297,8 @@ class Engine:
             return self.recorded.read(forwards[0], plan, length)
         cache.move_rows()
         hidden_TC = hidden_of(model, cache, forwards, self.attention)
+        if self.attention == "native" and plan.is_simple and plan.numbers.size:
+            return read_native(plan, hidden_TC, model)
         return read_out(plan, hidden_TC, model.logits, model.config.vocab_size, model.dtype)
 
     def _finish(self, request: _ActiveRequest) -> Decoded:

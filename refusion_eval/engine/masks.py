@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from refusion_eval.errors import DecodeError
-from refusion_eval.models.attention import Backend, OneByOne, OneSequence, Padded
+from refusion_eval.models.attention import ALL, CAUSAL, PATTERN, Backend, OneByOne, OneSequence, Padded
 from refusion_eval.models.cache import KVCache
 from refusion_eval.models.transformer import Attend
 from refusion_eval.types import Attention
@@ -111,6 +111,34 @@ def additive_batch(
         seen_QK[num_rows:, 0] = True
     mask_SQK = torch.zeros(seen_SQK.shape, dtype=dtype, device=device)
     return mask_SQK.masked_fill_(torch.from_numpy(~seen_SQK).to(device), float("-inf"))
+
+
+def sequence_table(
+    cache: KVCache, attentions: Sequence[Attention], sequences: Sequence[int]
+) -> tuple[npt.NDArray[np.int64], BoolArray]:
+    """What `refusion_eval.models.native` has to know of the sequences of a forward.
+
+    Returns:
+        Index, committed rows, rows, kind of pattern and its beginning in the second value, [S, 5]; the patterns, [P].
+    """
+    table, patterns, begin = np.empty((len(sequences), 5), dtype=np.int64), [_NO_PATTERN], 0
+    for line, sequence, attention in zip(table, sequences, attentions, strict=True):
+        num_rows, kind = sum(segment.size for segment in attention), _kind(attention)
+        line[:] = sequence, cache.lengths[sequence], num_rows, kind, begin
+        if kind == PATTERN:
+            patterns.append(visible(attention).ravel())
+            begin += num_rows * num_rows
+    return table, np.concatenate(patterns)
+
+
+_NO_PATTERN = np.empty(0, dtype=np.bool_)
+
+
+@lru_cache(maxsize=256)
+def _kind(attention: Attention) -> int:
+    if sees_everything(attention):
+        return ALL
+    return CAUSAL if is_causal(attention) else PATTERN
 
 
 def attend_over(

@@ -23,6 +23,9 @@ from refusion_eval.types import PLAIN, Confidence, Forward, Read, Readout
 # Logits of at most this many entries are held at once (256 MiB in float32); further rows are read chunk by chunk.
 MAX_LOGITS = 1 << 26
 
+# Where each statistic of a read is among the three of a simple one, which asks for no entropy and no margin.
+STATISTICS_OF_SIMPLE = [0, 1, 2, 1, 1]
+
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # splitmix64's constants as signed 64-bit integers: torch has no unsigned ones
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_2 = 0x94D049BB133111EB - (1 << 64)
@@ -59,7 +62,12 @@ def _packed(
     tokens = [token for forward in chosen for token in forward.tokens]
     positions = [position for forward in chosen for position in forward.positions]
     tokens_T, positions_T = torch.from_numpy(np.array([tokens, positions], dtype=np.int64)).to(model.device)
-    attend = masks.attend_over(cache, [forward.attention for forward in chosen], backend, sequences)
+    attentions = [forward.attention for forward in chosen]
+    if backend == "native" and all(forward.scores is None for forward in chosen):
+        return model.native.hidden(
+            tokens_T, positions_T, max(positions), cache, *masks.sequence_table(cache, attentions, sequences)
+        )
+    attend = masks.attend_over(cache, attentions, backend, sequences)
     if all(forward.scores is None for forward in chosen):
         return model.hidden(tokens_T, positions_T, max(positions), attend)
     scoring = ScoringAttend(attend, list(zip(sequences, chosen, strict=True)), model.device)
@@ -209,6 +217,11 @@ def read_out(
                 logits_NV = free_NV + (options.guidance_scale + 1) * (logits_NV - free_NV)
             columns.append(_statistics(logits_NV, options, given_N, draws_N, model_dtype))
     return plan.readouts(fetch(torch.cat(columns, dim=1)) if columns else np.empty((5, 0), dtype=np.float32))
+
+
+def read_native(plan: ReadPlan, hidden_TC: Tensor, model: Transformer) -> list[Readout]:
+    """As `read_out`, for simple reads of a model whose forwards are compiled."""
+    return plan.readouts(model.native.read(hidden_TC, plan.numbers, plan.suppressed)[STATISTICS_OF_SIMPLE])
 
 
 def fetch(table: Tensor) -> npt.NDArray[np.floating[Any]]:

@@ -23,7 +23,15 @@ import torch
 from torch import Tensor
 
 from refusion_eval.engine.masks import visible
-from refusion_eval.engine.readout import PackedRead, ReadPlan, fetch, hidden_of, read_out, statistics_of
+from refusion_eval.engine.readout import (
+    STATISTICS_OF_SIMPLE,
+    PackedRead,
+    ReadPlan,
+    fetch,
+    hidden_of,
+    read_out,
+    statistics_of,
+)
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.cache import KVCache
 from refusion_eval.models.fused import fused_logits, num_words, pack_pattern, read_rows
@@ -37,8 +45,6 @@ NUM_WARM_UPS = 2  # before a recording: libraries choose kernels and allocate wo
 CHECKED_CONTEXT = 70  # committed rows of the forwards that check a recording
 # The largest mean difference of log-probabilities between a recorded forward and one that is not.
 TOLERANCES = {torch.float32: 0.01, torch.bfloat16: 0.5, torch.float16: 0.2}
-# Where each of the five statistics of a read is in the table of answers; simple reads ask for no entropy and no margin.
-STATISTICS_OF_SIMPLE = [0, 1, 2, 1, 1]
 CLEAR_MARGIN = 0.5  # between the two largest probabilities: no rounding turns their order round
 
 

@@ -8,13 +8,16 @@ Shapes: T packed rows, N rows read, C residual width, H query heads, G key-value
 
 import math
 from dataclasses import dataclass
-from functools import cache
-from typing import Protocol
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from refusion_eval.models.config import ModelConfig, RopeScaling
+
+if TYPE_CHECKING:
+    from refusion_eval.models.native import NativeForward
 
 # Entries of a matrix that a CPU's caches hold.
 SMALL_MATRIX = 1 << 20
@@ -201,6 +204,13 @@ class Transformer:
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
         self._rotary = RotaryTable(config.head_dim, config.rope_theta, self.device, config.rope_scaling)
+
+    @cached_property
+    def native(self) -> "NativeForward":
+        """The compiled forwards of this model, for a CPU in float32; numba is imported when they are first used."""
+        from refusion_eval.models.native import NativeForward
+
+        return NativeForward(self)
 
     def rotary_tables(self, num_positions: int) -> Tensor:
         """The tables of `RotaryTable` for at least so many positions; no forward below that moves them."""

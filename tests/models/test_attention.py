@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.models import attention
+from refusion_eval.models import attention, native
 from refusion_eval.models.attention import possible_backends
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -15,9 +15,19 @@ def flash_installed(monkeypatch):
     monkeypatch.setattr(attention, "flash_attn_func", lambda *args, **options: None)
 
 
-@pytest.mark.parametrize("name", ["auto", "sdpa"])
-def test_a_cpu_takes_sdpa(name, flash_installed):
-    assert possible_backends(name, torch.float32, CPU) == ("sdpa",)
+@pytest.mark.parametrize(
+    ("name", "dtype", "expected"),
+    [("auto", torch.float32, "native"), ("sdpa", torch.float32, "sdpa"), ("auto", torch.bfloat16, "sdpa")],
+)
+def test_a_cpu_compiles_forwards_in_float32(name, dtype, expected, flash_installed):
+    assert possible_backends(name, dtype, CPU) == (expected,)
+
+
+def test_without_the_products_of_torch_a_cpu_takes_sdpa(monkeypatch):
+    monkeypatch.setattr(native, "obstacle", lambda: "this build of torch has no products")
+    assert possible_backends("auto", torch.float32, CPU) == ("sdpa",)
+    with pytest.raises(ConfigError, match="no products; use attention='sdpa'"):
+        possible_backends("native", torch.float32, CPU)
 
 
 def test_where_flash_can_run_both_are_open_unless_one_is_named(flash_installed):
@@ -44,5 +54,5 @@ def test_flash_is_refused_where_it_cannot_run(flash_installed, dtype, device, re
 
 
 def test_unknown_backend():
-    with pytest.raises(ConfigError, match="choose auto, sdpa or flash"):
+    with pytest.raises(ConfigError, match="choose auto, sdpa, flash, native"):
         possible_backends("eager", torch.float32, CPU)

@@ -1,0 +1,429 @@
+"""A forward on a CPU in float32 as one compiled function, and its readout as another.
+
+At a few rows, torch's forward on a CPU is mostly the launching of operations. Here numba compiles everything between
+the matrix products into loops, and the products are calls of the BLAS in torch's own library (MKL's). Where
+that function is absent torch's forward is used, with which the tests compare this one.
+
+Shapes: T packed rows, C residual width, H query heads, G key-value heads, P = H + G heads that are rotated, D head
+width, O = (H + 2G) D, I width of the MLP, V vocabulary, L layers, S sequences, K rows of the KV buffer, N rows read.
+"""
+
+import ctypes
+import math
+from functools import cache
+from pathlib import Path
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import torch
+from llvmlite import binding, ir
+from numba import types
+from numba.extending import intrinsic
+from torch import Tensor
+
+from refusion_eval.models.attention import CAUSAL, PATTERN
+from refusion_eval.models.cache import KVCache
+from refusion_eval.models.transformer import Transformer
+
+MAX_QUERIES = 64  # rows of a sequence whose scores are held at once
+MAX_READ = 64  # rows whose logits are held at once
+
+_F32 = np.float32
+# `cblas_sgemm_compute` takes layout, how to read each factor, three sizes, then address and step of each matrix.
+BY_ROWS, AS_IS, TRANSPOSED = 101, 111, 112
+_SGEMM = "refusion_eval_sgemm"
+_MATRIX = (types.uintp, types.int32)
+_sgemm = types.ExternalFunction(_SGEMM, types.void(*[types.int32] * 6, *_MATRIX, *_MATRIX, types.float32, *_MATRIX))
+# NaN and infinity keep their meaning: a forward that is not finite is an error.
+_compile = numba.njit(
+    cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "nsz", "contract", "arcp"}, boundscheck=False
+)
+
+
+@cache
+def obstacle() -> str | None:
+    """Why compiled forwards are impossible here; None if they are possible. Makes `sgemm` known to the compiler."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        address = ctypes.cast(library.cblas_sgemm_compute, ctypes.c_void_p).value
+    except (OSError, AttributeError) as error:
+        return f"this build of torch has no cblas_sgemm_compute: {error}"
+    binding.add_symbol(_SGEMM, address)
+    return None
+
+
+@intrinsic
+def _power_of_two(context, exponent):
+    """2 to the power of a whole float32 between -126 and 127, by its bits."""
+
+    def generate(context, builder, signature, arguments):
+        i32 = ir.IntType(32)
+        biased = builder.add(builder.fptosi(arguments[0], i32), ir.Constant(i32, 127))
+        return builder.bitcast(builder.shl(biased, ir.Constant(i32, 23)), ir.FloatType())
+
+    return types.float32(types.float32), generate
+
+
+@intrinsic
+def _larger(context, first, second):
+    """The larger of two float32, in a form that the compiler turns into vectors; a NaN is passed over."""
+
+    def generate(context, builder, signature, arguments):
+        kind = ir.FloatType()
+        function = builder.module.declare_intrinsic("llvm.maxnum", [kind], ir.FunctionType(kind, [kind, kind]))
+        return builder.call(function, arguments, fastmath=("nnan", "nsz"))
+
+    return types.float32(types.float32, types.float32), generate
+
+
+@_compile
+def _exp(x):
+    """The exponential of x <= 88 to one unit in the last place (Cephes' expf); 0 below -87."""
+    kept = min(max(x, _F32(-87)), _F32(88))
+    power = np.floor(kept * _F32(1.44269504) + _F32(0.5))
+    rest = kept - power * _F32(0.693359375) + power * _F32(2.12194440e-4)
+    series = _F32(1.9875691500e-4)
+    series = series * rest + _F32(1.3981999507e-3)
+    series = series * rest + _F32(8.3334519073e-3)
+    series = series * rest + _F32(4.1665795894e-2)
+    series = series * rest + _F32(1.6666665459e-1)
+    series = series * rest + _F32(5.0000001201e-1)
+    value = (series * rest * rest + rest + _F32(1)) * _power_of_two(power)
+    return _F32(0) if x < _F32(-87) else value
+
+
+@_compile
+def _product(left, num_rows, left_step, matrix, by_column, num_columns, inner, add, out, out_step):
+    """`out = left @ matrix.T + add * out`, all three in float32 and given by address.
+
+    Args:
+        left: [num_rows, inner], a row every `left_step` entries.
+        num_rows: rows of the left factor.
+        left_step: entries from one of its rows to the next.
+        matrix: [num_columns, inner], without gaps.
+        by_column: whether the matrix has its first axis dense instead of its last.
+        num_columns: columns of the result.
+        inner: length of the sums.
+        add: factor of what `out` held.
+        out: [num_rows, num_columns], a row every `out_step` entries.
+        out_step: entries from one row of the result to the next.
+    """
+    turned, step = (AS_IS, num_columns) if by_column else (TRANSPOSED, inner)
+    _sgemm(BY_ROWS, AS_IS, turned, num_rows, num_columns, inner, left, left_step, matrix, step, add, out, out_step)
+
+
+@_compile
+def _norm(x_TC, weight_C, eps, out_TC):
+    size = x_TC.shape[1]
+    for row in range(x_TC.shape[0]):
+        x, out = x_TC[row], out_TC[row]
+        squares = _F32(0)
+        for i in range(size):
+            squares += x[i] * x[i]
+        scale = _F32(1) / np.sqrt(squares / _F32(size) + eps)
+        for i in range(size):
+            out[i] = x[i] * scale * weight_C[i]
+
+
+@_compile
+def _rotate_and_store(qkv_TO, norm_PD, tables, positions, eps, keys_GKD, values_GKD, start):
+    """Rotates queries in place, divided by the root of D, and stores keys and values after `start` committed rows."""
+    num_groups, _, head = keys_GKD.shape
+    num_heads = qkv_TO.shape[1] // head - 2 * num_groups
+    half = head // 2
+    for index in range(positions.shape[0]):
+        row = qkv_TO[index]
+        cos, sin = tables[positions[index], 0], tables[positions[index], 1]
+        for part in range(num_heads + num_groups):
+            x = row[part * head : (part + 1) * head]
+            if norm_PD.shape[0]:
+                squares = _F32(0)
+                for i in range(head):
+                    squares += x[i] * x[i]
+                scale = _F32(1) / np.sqrt(squares / _F32(head) + eps)
+                for i in range(head):
+                    x[i] = x[i] * scale * norm_PD[part, i]
+            target = x if part < num_heads else keys_GKD[part - num_heads, start + index]
+            scale = _F32(1 / math.sqrt(head)) if part < num_heads else _F32(1)
+            for i in range(half):
+                low, high = x[i] * scale, x[i + half] * scale
+                target[i] = low * cos[i] + high * sin[i]
+                target[i + half] = high * cos[i + half] + low * sin[i + half]
+        for group in range(num_groups):
+            value = row[(num_heads + num_groups + group) * head : (num_heads + num_groups + group + 1) * head]
+            values_GKD[group, start + index] = value
+
+
+@_compile
+def _largest(values):
+    largest = values[0]
+    for i in range(len(values)):
+        largest = _larger(largest, values[i])
+    return largest
+
+
+@_compile
+def _softmax(scores, num_keys, num_seen, kind, row, pattern):
+    """Weights of the keys of one query from their scores, in place.
+
+    `num_seen` keys are committed, the others are rows of the forward; `pattern` says which of these the `row` sees.
+    """
+    end = num_seen + row + 1 if kind == CAUSAL else num_keys
+    if kind == PATTERN:
+        own = scores[num_seen:num_keys]
+        for i in range(num_keys - num_seen):
+            own[i] = own[i] if pattern[i] else _F32(-1e30)
+    largest, total = _largest(scores[:end]), _F32(0)
+    for i in range(end):
+        weight = _exp(scores[i] - largest)
+        scores[i] = weight
+        total += weight
+    scale = _F32(1) / total
+    for i in range(end):
+        scores[i] *= scale
+    for i in range(end, num_keys):
+        scores[i] = _F32(0)
+
+
+@_compile
+def _attend(qkv_TO, width, keys_GKD, values_GKD, start, kind, pattern, scores, out_TX):
+    """Attention of the rows of one sequence, MAX_QUERIES at a time.
+
+    Args:
+        qkv_TO: rotated queries, and keys and values, which are in the buffers already.
+        width: number of rows.
+        keys_GKD: keys of the sequence.
+        values_GKD: values of the sequence.
+        start: its number of committed rows.
+        kind: which of its own rows a row sees.
+        pattern: the rows of the pattern, one after another, where `kind` is PATTERN.
+        scores: room for the scores of MAX_QUERIES rows.
+        out_TX: receives the attended values, [T, H D].
+    """
+    num_groups, _, head = keys_GKD.shape
+    num_heads = out_TX.shape[1] // head
+    # The heads of a group are neighbours in memory, so for a single row one product serves them all.
+    together = num_heads // num_groups if width == 1 else 1
+    for begin in range(0, width, MAX_QUERIES):
+        count = min(MAX_QUERIES, width - begin)
+        num_keys = start + (begin + count if kind == CAUSAL else width)
+        height = together * count
+        for part in range(0, num_heads, together):
+            group = part * num_groups // num_heads
+            keys, values = keys_GKD[group].ctypes.data, values_GKD[group].ctypes.data
+            query, out = qkv_TO[begin, part * head :].ctypes.data, out_TX[begin, part * head :].ctypes.data
+            step = head if width == 1 else qkv_TO.shape[1]
+            _product(query, height, step, keys, False, num_keys, head, 0, scores.ctypes.data, num_keys)
+            for index in range(height):
+                row = begin + index if together == 1 else 0
+                own = pattern[row * width : (row + 1) * width]
+                _softmax(scores[index * num_keys : (index + 1) * num_keys], num_keys, start, kind, row, own)
+            step = head if width == 1 else out_TX.shape[1]
+            _product(scores.ctypes.data, height, num_keys, values, True, head, num_keys, 0, out, step)
+
+
+@_compile
+def _swiglu(gate_up_TI, out_TI):
+    size = out_TI.shape[1]
+    for row in range(out_TI.shape[0]):
+        gate, up, out = gate_up_TI[row, :size], gate_up_TI[row, size:], out_TI[row]
+        for i in range(size):
+            out[i] = gate[i] * up[i] / (_F32(1) + _exp(-gate[i]))
+
+
+@_compile
+def _hidden(x_TC, positions, tables, matrices, norms, qkv_bias, qk_norm, eps, sizes, keys, values, sequences, pattern):
+    """All layers, in place of the residual stream.
+
+    Args:
+        x_TC: the residual stream.
+        positions: position ids, [T].
+        tables: as `RotaryTable.tables`.
+        matrices: the address of each matrix and whether its first axis is dense, [L, 4, 2]: queries, keys and values;
+            attention output; gate and up; down.
+        norms: scales before attention and before the MLP, [L, 2, C].
+        qkv_bias: [L, O], or [L, 0] for none.
+        qk_norm: [L, P, D], or [L, 0, D] for none.
+        eps: added to mean squares.
+        sizes: H and I.
+        keys: keys of all sequences, [L, S, G, K, D].
+        values: as `keys`.
+        sequences: of each sequence its index in the buffers, its committed rows, its rows, the kind of its pattern, and
+            where that begins in `pattern`.
+        pattern: which rows see which, one row after another.
+    """
+    num_heads, inner = sizes
+    num_layers, _, num_groups, _, head = keys.shape
+    num_rows, width = x_TC.shape
+    attended, outputs = num_heads * head, (num_heads + 2 * num_groups) * head
+    normed_TC = np.empty((num_rows, width), dtype=_F32)
+    qkv_TO = np.empty((num_rows, outputs), dtype=_F32)
+    attended_TX = np.empty((num_rows, attended), dtype=_F32)
+    gate_up_TI = np.empty((num_rows, 2 * inner), dtype=_F32)
+    inner_TI = np.empty((num_rows, inner), dtype=_F32)
+    most = 0
+    for index in range(len(sequences)):
+        rows = max(min(sequences[index, 2], MAX_QUERIES), num_heads // num_groups)
+        most = max(most, rows * (sequences[index, 1] + sequences[index, 2]))
+    scores = np.empty(most, dtype=_F32)
+    x, normed, qkv = x_TC.ctypes.data, normed_TC.ctypes.data, qkv_TO.ctypes.data
+    for layer in range(num_layers):
+        _norm(x_TC, norms[layer, 0], eps, normed_TC)
+        matrix, by_column = matrices[layer, 0]
+        if qkv_bias.shape[1]:
+            qkv_TO[:] = qkv_bias[layer]
+        add = 1 if qkv_bias.shape[1] else 0
+        _product(normed, num_rows, width, matrix, by_column, outputs, width, add, qkv, outputs)
+        first = 0
+        for index in range(len(sequences)):
+            sequence, start, count, kind, begin = sequences[index]
+            end = first + count
+            keys_GKD, values_GKD = keys[layer, sequence], values[layer, sequence]
+            own = qkv_TO[first:end]
+            _rotate_and_store(own, qk_norm[layer], tables, positions[first:end], eps, keys_GKD, values_GKD, start)
+            _attend(own, count, keys_GKD, values_GKD, start, kind, pattern[begin:], scores, attended_TX[first:end])
+            first = end
+        matrix, by_column = matrices[layer, 1]
+        _product(attended_TX.ctypes.data, num_rows, attended, matrix, by_column, width, attended, 1, x, width)
+        _norm(x_TC, norms[layer, 1], eps, normed_TC)
+        matrix, by_column = matrices[layer, 2]
+        _product(normed, num_rows, width, matrix, by_column, 2 * inner, width, 0, gate_up_TI.ctypes.data, 2 * inner)
+        _swiglu(gate_up_TI, inner_TI)
+        matrix, by_column = matrices[layer, 3]
+        _product(inner_TI.ctypes.data, num_rows, inner, matrix, by_column, width, inner, 1, x, width)
+
+
+@_compile
+def _read(x_TC, reads, suppressed, norm_C, eps, head, by_column, size, out):
+    """The likeliest token of each row that is read, its probability, and that of the given token.
+
+    Args:
+        x_TC: the residual stream after all layers.
+        reads: rows, and a given token for each, [2 or more, N].
+        suppressed: an id for each that may not be chosen but counts in the softmax, -1 for none, [N].
+        norm_C: scales of the final norm.
+        eps: added to mean squares.
+        head: address of the output head.
+        by_column: whether the head has its first axis dense.
+        size: V.
+        out: receives the results, [3, N]; probabilities are NaN where a logit is not finite.
+    """
+    num_reads, width = reads.shape[1], x_TC.shape[1]
+    normed_NC = np.empty((min(num_reads, MAX_READ), width), dtype=_F32)
+    logits_NV = np.empty((min(num_reads, MAX_READ), size), dtype=_F32)
+    for begin in range(0, num_reads, MAX_READ):
+        count = min(MAX_READ, num_reads - begin)
+        for index in range(count):
+            row = reads[0, begin + index]
+            _norm(x_TC[row : row + 1], norm_C, eps, normed_NC[index : index + 1])
+        normed, logits = normed_NC.ctypes.data, logits_NV.ctypes.data
+        _product(normed, count, width, head, by_column, size, width, 0, logits, size)
+        for index in range(count):
+            _read_row(logits_NV[index], reads[1, begin + index], suppressed[begin + index], out[:, begin + index])
+
+
+@_compile
+def _read_row(logits, given, suppressed, out):
+    largest = _largest(logits)
+    total, broken = _F32(0), _F32(0)
+    for i in range(len(logits)):
+        total += _exp(logits[i] - largest)
+        broken += logits[i] * _F32(0)  # stays 0 unless a logit is infinite or not a number
+    log_sum, given_logit = largest + np.log(total) + broken, logits[given]
+    if suppressed >= 0:
+        logits[suppressed] = _F32(-np.inf)
+        largest = _largest(logits)
+    chosen = 0
+    while chosen < len(logits) - 1 and logits[chosen] != largest:
+        chosen += 1
+    out[0] = chosen
+    out[1] = min(np.exp(largest - log_sum), _F32(1))
+    out[2] = min(np.exp(given_logit - log_sum), _F32(1))
+
+
+class NativeForward:
+    """The compiled forwards of one model.
+
+    Args:
+        model: a transformer in float32 on a CPU.
+    """
+
+    def __init__(self, model: Transformer) -> None:
+        self._model = model
+        config, weights = model.config, model.weights
+        layers, num_layers = weights.layers, config.num_layers
+        matrices = [_place(matrix) for layer in layers for matrix in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+        self._matrices = np.array(matrices, dtype=np.uintp).reshape(num_layers, 4, 2)
+        self._head = tuple(np.array(_place(weights.head), dtype=np.uintp))
+        self._norms = torch.stack([torch.stack((layer.input_norm, layer.mlp_norm)) for layer in layers]).numpy()
+        biases = [layer.qkv_bias for layer in layers if layer.qkv_bias is not None]
+        self._bias = torch.stack(biases).numpy() if biases else np.empty((num_layers, 0), dtype=np.float32)
+        norms = [layer.qk_norm for layer in layers if layer.qk_norm is not None]
+        no_norm = np.empty((num_layers, 0, config.head_dim), dtype=np.float32)
+        self._qk_norm = torch.stack(norms).numpy() if norms else no_norm
+        self._eps = np.float32(config.rms_norm_eps)
+        self._sizes = (config.num_heads, config.intermediate_size)
+
+    def hidden(
+        self,
+        tokens_T: Tensor,
+        positions_T: Tensor,
+        last_position: int,
+        cache: KVCache,
+        sequences: npt.NDArray[np.int64],
+        pattern: npt.NDArray[np.bool_],
+    ) -> Tensor:
+        """Runs all layers and stores the keys and values of the rows after the committed ones.
+
+        Args:
+            tokens_T: token ids.
+            positions_T: position ids.
+            last_position: largest position id.
+            cache: the KV buffers.
+            sequences: of each sequence its index in the buffers, its committed rows, its rows, the kind of its pattern
+                (`refusion_eval.models.attention`), and where that begins in `pattern`, [S, 5].
+            pattern: which rows of a sequence see which, one row after another.
+
+        Returns:
+            The residual stream before the final norm, [T, C].
+        """
+        x_TC = self._model.embed(tokens_T)
+        _hidden(
+            x_TC.numpy(),
+            positions_T.numpy(),
+            self._model.rotary_tables(last_position + 1).numpy(),
+            self._matrices,
+            self._norms,
+            self._bias,
+            self._qk_norm,
+            self._eps,
+            self._sizes,
+            cache.keys.numpy(),
+            cache.values.numpy(),
+            sequences,
+            pattern,
+        )
+        return x_TC
+
+    def read(
+        self, x_TC: Tensor, reads: npt.NDArray[np.int64], suppressed: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.float32]:
+        """Answers simple reads: token, its probability, and the given token's, [3, N].
+
+        Args:
+            x_TC: what `hidden` returned.
+            reads: rows, and a given token for each, [2 or more, N].
+            suppressed: an id for each that may not be chosen, -1 for none, [N].
+        """
+        answers_3N = np.empty((3, reads.shape[1]), dtype=np.float32)
+        norm_C, size = self._model.weights.final_norm.numpy(), self._model.config.vocab_size
+        _read(x_TC.numpy(), reads, suppressed, norm_C, self._eps, *self._head, size, answers_3N)
+        return answers_3N
+
+
+def _place(matrix: Tensor) -> tuple[int, bool]:
+    """The address of a matrix, and whether its first axis is dense; the model keeps the matrix."""
+    by_column = matrix.stride(0) == 1 and matrix.shape[0] > 1
+    assert (matrix.t() if by_column else matrix).is_contiguous()
+    return matrix.data_ptr(), by_column
