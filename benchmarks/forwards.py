@@ -16,7 +16,6 @@ from refusion_eval.engine.readout import PackedRead, ReadPlan, hidden_of, read_n
 from refusion_eval.models.attention import Backend
 from refusion_eval.models.cache import KVCache
 from refusion_eval.models.transformer import Transformer
-from refusion_eval.paths import embedded_path
 from refusion_eval.types import Forward, Read, causal
 
 WIDTHS = (1, 8, 16, 40, 100)
@@ -38,7 +37,7 @@ def seconds(model: Transformer, cache: KVCache, forward: Forward, backend: Backe
 def main() -> None:
     """Parses the arguments and prints one line a width, then the mean ratio."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", nargs="?", default=embedded_path("refusion"))
+    parser.add_argument("checkpoint", nargs="?", default="embedded")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--context", type=int, default=100, help="committed rows")
     parser.add_argument("--rounds", type=int, default=30)

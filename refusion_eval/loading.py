@@ -19,6 +19,7 @@ from refusion_eval.models.device import choose_device, device_label
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.models.weights import load_weights
+from refusion_eval.paths import embedded_name, embedded_path
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -76,7 +77,8 @@ class LoadedModel:
         adapter: str | None = None,
     ) -> "LoadedModel":
         """Reads a checkpoint's config and card without its weights; arguments and errors as `load_model`."""
-        location = locate(str(name), revision)
+        packaged = embedded_name(str(name), "refusion")
+        location = locate(str(name if packaged is None else embedded_path(packaged)), revision)
         config = model_config(location.directory)
         torch_device = choose_device(device)
         torch_dtype = _dtype(dtype, config, torch_device)
@@ -164,7 +166,8 @@ def load_model(
     """Loads a checkpoint.
 
     Args:
-        name: directory in Hugging Face layout, or hub id.
+        name: directory in Hugging Face layout, hub id, "embedded" (the tiny ReFusion model of the package) or
+            "embedded:NAME".
         dtype: "float32", "bfloat16" or "float16"; "auto" is the checkpoint's own on CUDA and float32 on a CPU.
         device: "cpu", "cuda", "cuda:1", ...; "auto" is CUDA where there is one.
         attention: "sdpa", "flash", or "native", the compiled forward of a CPU in float32; "auto" takes the fastest that

@@ -7,6 +7,14 @@ from refusion_eval import embedded
 from refusion_eval.errors import ConfigError, DataError
 
 EMBEDDED_FOLDER = Path(embedded.__file__).parent
+# Names the tiny checkpoint of a decoder in the package; "embedded:NAME" is another one of these.
+EMBEDDED = "embedded"
+
+
+def embedded_name(pretrained: str, decoder: str) -> str | None:
+    """Returns the name of the checkpoint in the package; None if the checkpoint is not of the package."""
+    kind, _, name = pretrained.partition(":")
+    return (name or decoder) if kind == EMBEDDED else None
 
 
 def embedded_path(name: str) -> Path:

@@ -52,6 +52,13 @@ def test_unknown_names_of_the_package_are_attribute_errors():
         _ = refusion_eval.no_such_name
 
 
+def test_the_checkpoints_of_the_package_have_names():
+    folders = [api.load_model(name).directory.name for name in ("embedded", "embedded:llada")]
+    assert folders == ["refusion", "llada"]
+    with pytest.raises(ConfigError, match="no embedded checkpoint for nope, only for"):
+        api.load_model("embedded:nope")
+
+
 def test_a_loaded_model_says_what_it_is(model):
     assert (model.dtype, model.device.type, model.attention, model.revision) == (torch.float32, "cpu", "native", None)
     assert (model.card.mask_id, model.card.eos_ids) == (tiny.MASK_ID, (tiny.EOS_ID,))

@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "decoders": BASE | {"config"},
     "models": BASE,
     "engine": BASE | {"models"},
-    "loading": BASE | {"decoders", "engine", "models"},
+    "loading": BASE | {"decoders", "engine", "models", "paths"},
     "api": BASE | {"config", "decoders", "engine", "loading", "models"},
     "hf": BASE | {"api", "decoders", "engine", "loading", "models"},
     "paths": BASE | {"embedded"},

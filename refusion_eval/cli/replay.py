@@ -62,8 +62,9 @@ def _from_run(run_dir: Path, task: str | None, item: str | None, number: int | N
 
 def _from_prompt(prompt: str | None) -> "tuple[str, Replay, Speller]":
     from refusion_eval import api
+    from refusion_eval.paths import EMBEDDED
     from refusion_eval.report.replay import Speller, replay_of
-    from refusion_eval.runs.model_args import EMBEDDED, parse_model_args
+    from refusion_eval.runs.model_args import parse_model_args
     from refusion_eval.runs.system import System
 
     system = System(parse_model_args({"pretrained": EMBEDDED, "decoder": "refusion"}))

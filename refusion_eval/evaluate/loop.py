@@ -18,10 +18,10 @@ from typing import Any, Self
 from refusion_eval.benchmarks import BENCHMARKS, Item, Task
 from refusion_eval.config import check_keys
 from refusion_eval.errors import ConfigError, ScaleOutError
-from refusion_eval.paths import tasks_path
+from refusion_eval.paths import embedded_name, tasks_path
 from refusion_eval.runs.job import Job, JobRunner, sample_key
 from refusion_eval.runs.manifest import build_manifest
-from refusion_eval.runs.model_args import ModelArgs, embedded_name
+from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.settings import choose_preset
 from refusion_eval.runs.system import ModelCache, System
 from refusion_eval.runs.terminal import Interruption, ProgressDisplay, resume_hint

@@ -21,22 +21,13 @@ from refusion_eval.config import (
 )
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError
-from refusion_eval.paths import embedded_path, tasks_path
-
-# Value of `pretrained` for the tiny checkpoint of the decoder in the package; "embedded:NAME" is another one of these.
-EMBEDDED = "embedded"
+from refusion_eval.paths import embedded_name, embedded_path, tasks_path
 
 # Names in tables of those checkpoints in the package that are not their decoder's main one.
 EMBEDDED_NAMES = {"autoregressive_sft": "AR-SFT"}
 
 # Arguments about the machines of a run. They are no part of a record and may change when the run is continued.
 LAUNCH_ARGUMENTS = ("engine", "workers", "worker_cpus", "ray_address")
-
-
-def embedded_name(pretrained: str, decoder: str) -> str | None:
-    """Returns the name of the checkpoint in the package; None if the checkpoint is not of the package."""
-    kind, _, name = pretrained.partition(":")
-    return (name or decoder) if kind == EMBEDDED else None
 
 
 def system_of_label(label: str) -> str:

@@ -13,10 +13,9 @@ from refusion_eval.api import LoadedModel
 from refusion_eval.benchmarks import BENCHMARKS, Task
 from refusion_eval.errors import ConfigError
 from refusion_eval.metrics import Interval
-from refusion_eval.paths import embedded_path
+from refusion_eval.paths import EMBEDDED, embedded_path
 from refusion_eval.results.render import Table, csv_text, interval_text
 from refusion_eval.results.tables import MINI_CAPTION
-from refusion_eval.runs.model_args import EMBEDDED
 from refusion_eval.runs.terminal import ProgressDisplay
 from refusion_eval.store.atomic_write import prepare_output, write_output
 from refusion_eval.studies.locality.measure import (
