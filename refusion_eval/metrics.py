@@ -165,6 +165,11 @@ def pass_at_k(num_samples: Sequence[int], num_correct: ArrayLike, k: int) -> NDA
     return np.asarray(estimate_pass_at_k(num_samples, num_correct, k), dtype=np.float64)
 
 
+def reported_ks(num_samples: int) -> list[int]:
+    """The k above 1 that pass@k is reported for, where every item has `num_samples` samples or more."""
+    return [k for k in (2, 5, 10, 20, 50, 100, 200, 500, 1000) if k <= num_samples]
+
+
 def majority_passed(answers: Sequence[str | None], passed: Sequence[bool]) -> bool:
     """Whether the majority answer of one item is right: the verdict of the first sample that gave it.
 

@@ -35,6 +35,7 @@ GROUPS = {
         "miniature/test_train.py",
         "packaging/test_installation.py",
         "scaleout",
+        "scoring/test_killed.py",
         "test_eval_sh.py",
         "test_train_sh.py",
         "training/test_run.py",

@@ -23,6 +23,7 @@ def score(
     """Judge texts that were generated anywhere by the rules of a task."""
     from refusion_eval.benchmarks import get_task
     from refusion_eval.scoring import texts
+    from refusion_eval.scoring.verdict_file import VerdictFile
     from refusion_eval.store.atomic_write import prepare_output, write_output
 
     known = get_task(task)
@@ -32,8 +33,12 @@ def score(
     is_gold = outputs == texts.GOLD
     given = texts.gold_texts(benchmark, rows) if is_gold else texts.read_outputs(Path(outputs), ids)
     target = prepare_output(csv or texts.default_csv_path(task, outputs))
-    scores = texts.score_texts(benchmark, rows, given, filter_name=filter_name, workers=workers, sandbox=sandbox)
+    kept = VerdictFile(target, f"sandbox {sandbox}")
+    scores = texts.score_texts(
+        benchmark, rows, given, filter_name=filter_name, workers=workers, sandbox=sandbox, kept=kept
+    )
     write_output(target, texts.scores_csv(scores, allow_partial=allow_partial))
+    kept.remove()
     name = f"{'mini ' if known.mini else ''}{benchmark.name} (filter {filter_name or benchmark.default_filter})"
     print("\n".join(texts.summary_lines(name, benchmark, scores, allow_partial=allow_partial)))
     print(f"  one line a text: {target}")

@@ -24,6 +24,7 @@ from refusion_eval.metrics import (
     measured,
     pass_at_k,
     rate,
+    reported_ks,
     speedup,
 )
 from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, read_facts
@@ -48,7 +49,6 @@ from refusion_eval.store.records import PASSED, STOCK_GENERATE, ScoreRow
 from refusion_eval.store.run_reader import Run
 
 AUTOREGRESSIVE = "autoregressive"
-_PASS_KS = (2, 5, 10, 20, 50, 100)
 _PERCENT = "percent"
 
 # Metric -> unit, and the attributes of samples that it is made of: two whose sums are divided, or one that is averaged.
@@ -324,7 +324,7 @@ def _accuracy(
     yield percent("extracted", [np.mean([answer is not None for answer in item]) for item in answers])
     num_samples = min(map(len, verdicts))
     if task.is_code:
-        for k in (k for k in _PASS_KS if k <= num_samples):
+        for k in reported_ks(num_samples):
             yield percent(f"pass@{k}", pass_at_k([len(item) for item in passed], [sum(item) for item in passed], k))
     elif num_samples > 1:
         votes = [majority_passed(a[:num_samples], p[:num_samples]) for a, p in zip(answers, passed, strict=True)]

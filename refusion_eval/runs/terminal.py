@@ -207,10 +207,10 @@ class ProgressDisplay:
         tally.num_forwards += sample.num_forwards
         self.scored(sample.key.task)
 
-    def scored(self, task: str) -> None:
-        """Counts a text whose log-likelihood is known."""
+    def scored(self, task: str, number: int = 1) -> None:
+        """Counts texts whose log-likelihood or verdict is known."""
         tally = self._tallies[task]
-        tally.done += 1
+        tally.done += number
         if self._bars is not None:
             bar = self._bar_ids[task]
             self._bars.start_task(bar)

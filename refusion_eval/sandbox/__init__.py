@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 
 from refusion_eval.errors import SandboxError
 from refusion_eval.sandbox import pool
-from refusion_eval.sandbox.pool import DaemonThreads, run_in_threads
+from refusion_eval.sandbox.pool import DaemonThreads, default_workers
 from refusion_eval.sandbox.probe import SandboxReport, probe
 from refusion_eval.sandbox.result import CheckResult, Program
 
@@ -28,8 +28,8 @@ __all__ = [
     "SandboxReport",
     "check_program",
     "check_programs",
+    "default_workers",
     "probe",
-    "run_in_threads",
 ]
 
 

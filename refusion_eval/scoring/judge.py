@@ -1,14 +1,17 @@
-"""Judges texts: an extraction rule, then the comparison of the benchmark's kind. A function of rows and texts alone.
+"""Judges texts: an extraction rule, then the comparison of the benchmark's kind.
 
-`judge_texts` judges a list at once: the records of a run, or texts that were generated elsewhere. A `Judge` takes texts
-one by one while others are generated, and a `ScoreWriter` also writes its verdicts to the run store.
+A `Judge` is the second half of every evaluation: texts go in, and every verdict goes to the caller's sink as soon as it
+is reached. `ScoreWriter` is the judge of `run`, `rerun` and `sweep`: its texts come from a decoder, and its sink is the
+run store. `judge_extractions` judges texts that are all at hand, for `score` and `rescore`: their sink is a file.
 """
 
+import hashlib
+import json
 import logging
 import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from functools import partial
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -17,8 +20,8 @@ import refusion_eval
 from refusion_eval.benchmarks import Benchmark, Extraction, Row, Task
 from refusion_eval.benchmarks.extract import answers
 from refusion_eval.errors import DataError
-from refusion_eval.sandbox import CheckResult, DaemonThreads, Program, check_programs
-from refusion_eval.scoring.math_judge import Comparer, Comparison, compare_all
+from refusion_eval.sandbox import DaemonThreads, check_program, default_workers
+from refusion_eval.scoring.math_judge import Comparer
 from refusion_eval.store.records import PASSED, Sample, ScoreRow
 from refusion_eval.store.run_store import RunStore
 
@@ -28,8 +31,10 @@ STRICT = "strict"  # the filter, and the metric, of answers in exactly the form 
 
 CORRECT, WRONG, NO_ANSWER, MISSING, ERROR = "correct", "wrong", "no_answer", "missing", "error"
 
-# Comparisons of (right answer, answer) that take microseconds; those of the other kinds take processes.
-_COMPARISONS: Mapping[str, Callable[[str, str], bool]] = {
+IsRight = Callable[[str, str], bool]  # compares (right answer, extracted answer)
+
+# Comparisons that take microseconds; those of the other kinds take processes.
+_COMPARISONS: Mapping[str, IsRight] = {
     "number": lambda gold, answer: answers.parse_number(answer) == answers.parse_number(gold),
     "choice": operator.eq,
 }
@@ -65,22 +70,15 @@ def judge_texts(
     filter_name: str | None = None,
     workers: int | None = None,
     sandbox: str = "auto",
+    kept: MutableMapping[str, Verdict] | None = None,
 ) -> list[Verdict]:
-    """Extracts and judges texts; code and formulas go through pools of processes.
+    """Extracts the answers of (row, text) pairs with a filter (None: the benchmark's first) and judges them.
 
-    Args:
-        benchmark: extracts the answers and knows the right ones.
-        items: (row, text).
-        filter_name: another extraction rule than the benchmark's first.
-        workers: processes for code and for formulas; a number that suits the machine if None.
-        sandbox: "auto", or "none" for no isolation (code of people you trust only).
-
-    Raises:
-        DataError: there is no such filter, or a right answer is malformed.
-        SandboxError: code cannot be run in isolation on this machine.
+    The rest is as in `judge_extractions`. Raises DataError also if the benchmark has no such filter.
     """
     extractions = [benchmark.extract(text, row, filter_name) for row, text in items]
-    return judge_extractions(benchmark, [row for row, _ in items], extractions, workers=workers, sandbox=sandbox)
+    rows = [row for row, _ in items]
+    return judge_extractions(benchmark, rows, extractions, workers=workers, sandbox=sandbox, kept=kept)
 
 
 def judge_extractions(
@@ -90,140 +88,73 @@ def judge_extractions(
     *,
     workers: int | None = None,
     sandbox: str = "auto",
-    on_verdict: Callable[[int, Verdict], None] = lambda index, verdict: None,
-    is_right: Callable[[str, str], bool] | None = None,
+    kept: MutableMapping[str, Verdict] | None = None,
+    on_verdicts: Callable[[int], None] = lambda number: None,
+    is_right: IsRight | None = None,
 ) -> list[Verdict]:
-    """Judges what any rule extracted from the texts of `rows`; the rest is as in `judge_texts`.
+    """Judges what any rule extracted from the texts of `rows`; equal answers to a row are judged once.
 
-    `on_verdict` is called with an item's index and verdict as each becomes known. `is_right` compares (right answer,
-    extracted answer) in place of the benchmark's own comparison.
+    Args:
+        benchmark: knows the right answers.
+        rows: the row of each text.
+        extractions: the answer of each text.
+        workers: programs or formulas that are judged at a time; a number that suits the machine if None.
+        sandbox: "auto", or "none" for no isolation (code of people you trust only).
+        kept: verdicts that were reached before, by a key of row and answer; each new verdict is put into it at once,
+            by the thread that reached it.
+        on_verdicts: called with the number of texts that a verdict decides about, as each becomes known.
+        is_right: replaces the benchmark's own comparison.
+
+    Raises:
+        DataError: a right answer is malformed.
+        SandboxError: code cannot be run in isolation on this machine.
     """
-    verdicts: dict[int, Verdict] = {}
+    kept = {} if kept is None else kept
+    keys = [_key(benchmark, row, extraction) for row, extraction in zip(rows, extractions, strict=True)]
+    positions: dict[str, list[int]] = {}
+    for position, key in enumerate(keys):
+        positions.setdefault(key, []).append(position)
 
-    def record(index: int, verdict: Verdict) -> None:
-        verdicts[index] = verdict
-        on_verdict(index, verdict)
+    def keep(key: str, verdict: Verdict) -> None:
+        kept[key] = verdict
+        on_verdicts(len(positions[key]))
 
-    compare = is_right or _COMPARISONS.get(benchmark.kind)
-    answered = []  # indices of the texts whose answer takes a process to judge
-    for index, extraction in enumerate(extractions):
-        if extraction.answer is None:
-            record(index, Verdict(None, NO_ANSWER, extraction.how))
-        elif compare is not None:
-            gold = benchmark.gold(rows[index])
-            verdict = CORRECT if compare(gold, extraction.answer) else WRONG
-            record(index, _verdict(extraction, verdict, f"expected {gold}"))
-        else:
-            answered.append(index)
-    if benchmark.kind == "code":
-        check_programs(
-            [_program(benchmark, rows[index], extractions[index]) for index in answered],
-            workers=workers,
-            sandbox=sandbox,
-            on_done=lambda number, result: record(
-                answered[number], _verdict_of_check(extractions[answered[number]], result)
-            ),
-        )
-    elif benchmark.kind == "mathematics":
-        golds = [benchmark.gold(rows[index]) for index in answered]
-        pairs = [(gold, str(extractions[index].answer)) for gold, index in zip(golds, answered, strict=True)]
-        for number, comparison in compare_all(pairs, workers=workers):
-            found = extractions[answered[number]]
-            record(answered[number], _verdict_of_comparison(found, golds[number], comparison))
-    return [verdicts[index] for index in range(len(rows))]
+    with Judge(sandbox=sandbox, workers=workers) as judge:
+        for key, (position, *others) in positions.items():
+            if key in kept:
+                on_verdicts(1 + len(others))
+            else:
+                extract = partial(extractions.__getitem__, position)
+                judge.submit(benchmark, rows[position], extract, partial(keep, key), is_right=is_right)
+    return [kept[key] for key in keys]
+
+
+def _key(benchmark: Benchmark, row: Row, extraction: Extraction) -> str:
+    identity = json.dumps([benchmark.name, row, extraction.answer, extraction.how], sort_keys=True, default=str)
+    return hashlib.sha256(identity.encode("ascii")).hexdigest()
 
 
 class Judge:
-    """Judges texts in threads while others are generated; a text that cannot be judged gets the verdict "error".
+    """Judges texts, and tells each verdict as soon as it is reached; a context manager.
+
+    Numbers and letters are judged at once, which takes microseconds. Formulas and programs take other processes and
+    milliseconds to seconds, so threads judge them while the caller goes on. The end of the block waits for all
+    verdicts; an exception drops those that are not reached.
 
     Args:
-        sandbox: as in `judge_texts`.
-        workers: programs or formulas that are judged at a time.
+        sandbox: "auto", or "none" to run model-written code without isolation.
+        workers: programs or formulas that are judged at a time; a number that suits the machine if None.
+        tolerant: gives a text that cannot be judged the verdict "error", where an exception would end the block.
     """
 
-    def __init__(self, *, sandbox: str = "auto", workers: int = 1) -> None:
+    def __init__(self, *, sandbox: str = "auto", workers: int | None = None, tolerant: bool = False) -> None:
         self._sandbox = sandbox
         self._workers = workers
+        self._tolerant = tolerant
         self._threads: DaemonThreads | None = None  # needed for programs and formulas only
-        self._comparer: Comparer | None = None
+        self._comparer = Comparer()
+        self._pending: list[Future[None]] = []  # each is done when its verdict is told
         self._reported: set[str] = set()
-
-    def submit(
-        self, benchmark: Benchmark, row: Row, text: str, on_verdict: Callable[[Verdict], None] = lambda verdict: None
-    ) -> Future[Verdict]:
-        """Begins to judge a text. Numbers and letters are judged at once, which costs microseconds.
-
-        Args:
-            benchmark: extracts the answer and knows the right one.
-            row: the item's row.
-            text: the response.
-            on_verdict: called with the verdict, by the thread that reached it, before the future has it. What it raises
-                is raised here for a number or a letter, else by the future.
-        """
-
-        def judge() -> Verdict:
-            verdict = self._judge(benchmark, row, text)
-            on_verdict(verdict)
-            return verdict
-
-        if benchmark.kind not in ("code", "mathematics"):
-            verdict: Future[Verdict] = Future()
-            verdict.set_result(judge())
-            return verdict
-        if benchmark.kind == "mathematics" and self._comparer is None:
-            self._comparer = Comparer()
-        if self._threads is None:
-            self._threads = DaemonThreads(self._workers)
-        return self._threads.submit(judge)
-
-    def close(self) -> None:
-        """Cancels the texts that no thread has begun to judge, and ends the processes."""
-        if self._threads is not None:
-            self._threads.close()
-        if self._comparer is not None:
-            self._comparer.close()
-
-    def _judge(self, benchmark: Benchmark, row: Row, text: str) -> Verdict:
-        try:
-            extraction = benchmark.extract(text, row)
-            if self._comparer is not None and benchmark.kind == "mathematics" and extraction.answer is not None:
-                gold = benchmark.gold(row)
-                return _verdict_of_comparison(extraction, gold, self._comparer.compare(gold, extraction.answer))
-            return judge_extractions(benchmark, [row], [extraction], workers=1, sandbox=self._sandbox)[0]
-        except Exception as problem:  # one text that cannot be judged must not cost the run its other texts
-            reason = f"{type(problem).__name__}: {problem}"
-            if reason not in self._reported:
-                self._reported.add(reason)
-                log.exception("%s: a text cannot be judged", benchmark.name)
-            return Verdict(None, ERROR, reason)
-
-
-class ScoreWriter:
-    """Judges texts, and writes every verdict to the run store as soon as it is reached; a context manager.
-
-    Numbers and choices are judged at once, which takes microseconds. Formulas and programs take other processes and
-    milliseconds to seconds. Where decoding is not timed (in a batch), or does not need the processors (on a GPU, on
-    workers of a cluster), they are judged while decoding goes on. On a CPU a request that is decoded alone is timed,
-    and the next request waits until the text is judged: on two cores a program that was judged at the same time made
-    decoding take 1.13 times as long, two programs 1.42 times, and programs between the requests 0.99 times. A judge of
-    low priority is no way out, because a formula is given up after ten seconds of wall-clock time.
-
-    The end of the block waits for all verdicts; an exception drops those that are not reached.
-
-    Args:
-        store: has the samples, and gets the scores. What it has a verdict on is not judged again.
-        sandbox: "auto", or "none" to run model-written code without isolation.
-        waits: whether `judge` returns only when the text of a request that was decoded alone is judged.
-    """
-
-    def __init__(self, store: RunStore, *, sandbox: str, waits: bool) -> None:
-        self.num_unscored = 0  # texts that could not be judged; the next run judges them
-        self._store = store
-        self._waits = waits
-        # Half of the processors, as far as a program takes one: decoding on a GPU or in a batch needs the others.
-        self._judge = Judge(sandbox=sandbox, workers=max(1, (os.cpu_count() or 1) // 2))
-        self._judged = {(score.key, score.scorer) for score in store.scores() if score.metric == PASSED}
-        self._pending: list[Future[Verdict]] = []  # each is done when its verdict is on the disk
 
     def __enter__(self) -> Self:
         return self
@@ -233,9 +164,113 @@ class ScoreWriter:
     ) -> None:
         try:
             if error is None:
-                self._finish(wait_for_all=True)
+                self.wait()
         finally:
-            self._judge.close()
+            if self._threads is not None:
+                self._threads.close()
+            self._comparer.close()
+
+    def submit(
+        self,
+        benchmark: Benchmark,
+        row: Row,
+        extract: Callable[[], Extraction],
+        on_verdict: Callable[[Verdict], None],
+        *,
+        is_right: IsRight | None = None,
+    ) -> None:
+        """Begins to judge a text.
+
+        Args:
+            benchmark: knows the right answer.
+            row: the item's row.
+            extract: finds the answer in the text.
+            on_verdict: called with the verdict, by the thread that reached it.
+            is_right: replaces the benchmark's own comparison.
+        """
+
+        def judge() -> None:
+            on_verdict(self._verdict(benchmark, row, extract, is_right or _COMPARISONS.get(benchmark.kind)))
+
+        if is_right is not None or benchmark.kind in _COMPARISONS:
+            judge()
+            return
+        if self._threads is None:
+            suitable = default_workers() if benchmark.kind == "code" else os.cpu_count() or 1
+            self._threads = DaemonThreads(self._workers or suitable)
+        self._pending.append(self._threads.submit(judge))
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Waits for the verdicts on all texts; raises what made a verdict, or telling it, impossible."""
+        done, unfinished = wait(self._pending, timeout_s, return_when=FIRST_EXCEPTION)
+        self._pending = list(unfinished)
+        for future in done:
+            future.result()
+
+    def _verdict(
+        self, benchmark: Benchmark, row: Row, extract: Callable[[], Extraction], compare: IsRight | None
+    ) -> Verdict:
+        try:
+            extraction = extract()
+            if extraction.answer is None:
+                return Verdict(None, NO_ANSWER, extraction.how)
+            if compare is None and benchmark.kind == "code":
+                return self._verdict_on_program(benchmark, row, extraction)
+            gold = benchmark.gold(row)
+            reason = f"{extraction.how}; expected {gold}"
+            if compare is not None:
+                equal = compare(gold, extraction.answer)
+            else:
+                equal, why = self._comparer.compare(gold, extraction.answer)
+                reason += f": {why}"
+            return Verdict(extraction.answer, CORRECT if equal else WRONG, reason)
+        except Exception as problem:
+            if not self._tolerant:
+                raise
+            reason = f"{type(problem).__name__}: {problem}"
+            if reason not in self._reported:
+                self._reported.add(reason)
+                log.exception("%s: a text cannot be judged", benchmark.name)
+            return Verdict(None, ERROR, reason)
+
+    def _verdict_on_program(self, benchmark: Benchmark, row: Row, extraction: Extraction) -> Verdict:
+        if benchmark.test is None:
+            raise DataError(f"{benchmark.name} is a code benchmark without tests")
+        test = benchmark.test(row)
+        program = str(extraction.answer)
+        result = check_program(program, test.test, test.timeout_s, helpers=test.helpers, sandbox=self._sandbox)
+        reason = f"{extraction.how}; {f'{result.reason} {result.detail}'.strip()}"
+        return Verdict(program, _VERDICT_OF_STATUS[result.status], reason, result.tier)
+
+
+class ScoreWriter(Judge):
+    """Judges samples of a run, and writes every verdict to the run store as soon as it is reached.
+
+    Where decoding is not timed (in a batch), or does not need the processors (on a GPU, on workers of a cluster),
+    samples are judged while decoding goes on. On a CPU a request that is decoded alone is timed, and the next request
+    waits until the text is judged: on two cores a program that was judged at the same time made decoding take 1.13
+    times as long, two programs 1.42 times, and programs between the requests 0.99 times. A judge of low priority is no
+    way out, because a formula is given up after ten seconds of wall-clock time.
+
+    Args:
+        store: has the samples, and gets the scores. What it has a verdict on is not judged again.
+        sandbox: "auto", or "none" to run model-written code without isolation.
+        waits: whether `judge` returns only when the text of a request that was decoded alone is judged.
+    """
+
+    def __init__(self, store: RunStore, *, sandbox: str, waits: bool) -> None:
+        # Half of the processors, as far as a program takes one: decoding on a GPU or in a batch needs the others.
+        # One text that cannot be judged must not cost the run its other texts.
+        super().__init__(sandbox=sandbox, workers=max(1, (os.cpu_count() or 1) // 2), tolerant=True)
+        self._store = store
+        self._waits = waits
+        self._judged = {(score.key, score.scorer) for score in store.scores() if score.metric == PASSED}
+        self._unscored: list[Sample] = []
+
+    @property
+    def num_unscored(self) -> int:
+        """Number of texts that could not be judged; the next run judges them."""
+        return len(self._unscored)
 
     def judge(self, task: Task, row: Row, sample: Sample) -> None:
         """Begins to judge the text of a sample, unless it failed or has a verdict.
@@ -250,18 +285,13 @@ class ScoreWriter:
         self._judged.add((sample.key, scorer))
         # A verdict is written by the thread that reached it: the main thread may be decoding for minutes.
         write = partial(self._write, benchmark, row, sample, scorer)
-        self._pending.append(self._judge.submit(benchmark, row, sample.text, write))
-        self._finish(wait_for_all=self._waits and sample.batch_size == 1)
-
-    def _finish(self, *, wait_for_all: bool) -> None:
-        """Forgets the verdicts that are written. Raises StoreError for one that could not be."""
-        done, unfinished = wait(self._pending, timeout=None if wait_for_all else 0)
-        self.num_unscored += sum(verdict.result().verdict == ERROR for verdict in done)
-        self._pending = list(unfinished)
+        self.submit(benchmark, row, partial(benchmark.extract, sample.text, row), write)
+        self.wait(None if self._waits and sample.batch_size == 1 else 0)
 
     def _write(self, benchmark: Benchmark, row: Row, sample: Sample, scorer: str, verdict: Verdict) -> None:
         if verdict.verdict == ERROR:
             log.error("%s item %s is not scored: %s", sample.key.task, sample.item_id, verdict.reason)
+            self._unscored.append(sample)
             return
         row_of = partial(ScoreRow, key=sample.key, item_id=sample.item_id, scorer=scorer)
         rows = [
@@ -278,23 +308,3 @@ class ScoreWriter:
             (strict,) = judge_texts(benchmark, [(row, sample.text)], filter_name=STRICT)
             rows.append(row_of(metric=STRICT, value=float(strict.passed)))
         self._store.append_scores(rows)
-
-
-def _program(benchmark: Benchmark, row: Row, extraction: Extraction) -> Program:
-    if benchmark.test is None:
-        raise DataError(f"{benchmark.name} is a code benchmark without tests")
-    test = benchmark.test(row)
-    return Program(candidate=str(extraction.answer), test=test.test, helpers=test.helpers, timeout_s=test.timeout_s)
-
-
-def _verdict_of_check(extraction: Extraction, result: CheckResult) -> Verdict:
-    reason = f"{result.reason} {result.detail}".strip()
-    return _verdict(extraction, _VERDICT_OF_STATUS[result.status], reason, result.tier)
-
-
-def _verdict_of_comparison(extraction: Extraction, gold: str, comparison: Comparison) -> Verdict:
-    return _verdict(extraction, CORRECT if comparison.equal else WRONG, f"expected {gold}: {comparison.reason}")
-
-
-def _verdict(extraction: Extraction, verdict: str, reason: str, tier: str = "") -> Verdict:
-    return Verdict(extraction.answer, verdict, f"{extraction.how}; {reason}", tier)

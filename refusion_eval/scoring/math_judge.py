@@ -5,20 +5,16 @@ without, in child processes that are killed when a comparison takes too long.
 """
 
 import json
-import os
 import re
 import select
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from refusion_eval.benchmarks.extract.formulas import equal_by_form, in_one_order, normalise
 from refusion_eval.errors import DataError
-from refusion_eval.sandbox import run_in_threads
 
 _WORKER = Path(__file__).with_name("math_worker.py")
 _LONGEST_ANSWER = 1000
@@ -161,30 +157,3 @@ class Comparer:
             child.close()
         for child in busy:
             child.kill()
-
-
-def compare_all(
-    pairs: Sequence[tuple[str, str]], *, workers: int | None = None, timeout_s: float = 10.0
-) -> Iterator[tuple[int, Comparison]]:
-    """Compares gold answers with given answers, each different pair once; yields (index of the pair, comparison).
-
-    Args:
-        pairs: (gold, answer), as found in their boxes.
-        workers: child processes at most; the number of processors if None. None is started while forms are equal.
-        timeout_s: as in `Comparer`.
-
-    Raises:
-        DataError: the library is not installed.
-    """
-    indices: dict[tuple[str, str], list[int]] = {}
-    for index, pair in enumerate(pairs):
-        indices.setdefault(pair, []).append(index)
-    comparer = Comparer(timeout_s)
-    calls = [partial(comparer.compare, *pair) for pair in indices]
-    same = list(indices.values())
-    try:
-        for number, comparison in run_in_threads(calls, workers or os.cpu_count() or 1):
-            for index in same[number]:
-                yield index, comparison
-    finally:
-        comparer.close()

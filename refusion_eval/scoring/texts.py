@@ -2,14 +2,14 @@
 
 import math
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from refusion_eval.benchmarks import Benchmark, Row
 from refusion_eval.benchmarks.rows import json_lines
 from refusion_eval.errors import DataError
-from refusion_eval.metrics import bootstrap_mean, majority_passed, pass_at_k
+from refusion_eval.metrics import bootstrap_mean, majority_passed, pass_at_k, reported_ks
 from refusion_eval.results.render import csv_text
 from refusion_eval.scoring.judge import ERROR, MISSING, NO_ANSWER, Verdict, judge_texts
 from refusion_eval.store.records import NO_ISOLATION
@@ -36,6 +36,7 @@ def score_texts(
     filter_name: str | None = None,
     workers: int | None = None,
     sandbox: str = "auto",
+    kept: MutableMapping[str, Verdict] | None = None,
 ) -> list[Score]:
     """Judges every text of every row; options and errors are those of `judge_texts` and of `index_rows`.
 
@@ -44,7 +45,8 @@ def score_texts(
     """
     by_id = index_rows(benchmark, rows)
     items = [(row, text) for key, row in by_id.items() for text in texts.get(key, ())]
-    verdicts = iter(judge_texts(benchmark, items, filter_name=filter_name, workers=workers, sandbox=sandbox))
+    judged = judge_texts(benchmark, items, filter_name=filter_name, workers=workers, sandbox=sandbox, kept=kept)
+    verdicts = iter(judged)
     missing = Verdict(None, MISSING, "no text for this item")
     return [
         Score(key, sample, next(verdicts) if texts.get(key) else missing)
@@ -137,8 +139,10 @@ def summary_lines(name: str, benchmark: Benchmark, scores: Sequence[Score], *, a
     score = _percent(one / count for one, count in zip(right, drawn, strict=True))
     num_rows = len({score.id for score in scores})
     lines = [f"{name}: {benchmark.metric} {score} over {len(items)} of {num_rows} rows"]
-    lines += [f"  pass@{k} {_percent(pass_at_k(drawn, right, k))}" for k in _powers(min(drawn))]
-    if min(drawn) > 1 and benchmark.kind != "code":
+    fewest = min(drawn)
+    ks = sorted({*reported_ks(fewest), fewest} - {1})
+    lines += [f"  pass@{k} {_percent(pass_at_k(drawn, right, k))}" for k in ks]
+    if fewest > 1 and benchmark.kind != "code":
         votes = (majority_passed([one.extracted for one in of], [one.passed for one in of]) for of in items.values())
         lines.append(f"  majority vote {_percent(map(float, votes))}")
     share = counts[NO_ANSWER] / num_texts if num_texts else 0.0
@@ -161,12 +165,6 @@ def scores_csv(scores: Sequence[Score], *, allow_partial: bool = False) -> str:
         if not (allow_partial and verdict.verdict == MISSING)
     ]
     return csv_text(COLUMNS, lines, line_end="\r\n")
-
-
-def _powers(largest: int) -> list[int]:
-    """The k to report: none for single texts, else 2, 5, 10, 20, 50, ... up to the number of texts, and that number."""
-    ks = {k for k in (2, 5, 10, 20, 50, 100, 200, 500, 1000) if k <= largest}
-    return sorted(ks | {largest}) if largest > 1 else []
 
 
 def _percent(shares: Iterable[float]) -> str:

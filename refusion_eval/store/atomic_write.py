@@ -94,6 +94,23 @@ def write_output(path: str | os.PathLike[str], content: str | bytes) -> None:
         raise _failure(target, error) from error
 
 
+def append_line(path: Path, line: str) -> None:
+    """Appends an ASCII line to a file by one call of the system, so that lines of several writers do not mix.
+
+    A killed writer may leave a part of its line, which spoils no later line. A machine that loses power may lose lines.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
+    try:
+        with path.open("ab", buffering=0) as stream:
+            content = f"\n{line}\n".encode("ascii")
+            if stream.write(content) < len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        raise _failure(path, error) from error
+
+
 def _failure(target: Path, error: OSError) -> StoreError:
     if error.errno in _NO_SPACE:
         return StoreError(f"{target} cannot be written ({error.strerror}); free some space and run the command again")

@@ -118,7 +118,7 @@ def test_a_sandbox_that_refuses_costs_no_texts_and_no_score(monkeypatch: pytest.
     def refuse(*_args: Any, **_kwargs: Any) -> Any:
         raise SandboxError("no isolation here")
 
-    monkeypatch.setattr(score_module, "check_programs", refuse)
+    monkeypatch.setattr(score_module, "check_program", refuse)
     results = evaluate("mini_mbpp", mini_gold)
     numbers = results["results"]["mini_mbpp"]
     assert numbers["scored,first"] == 0.0

@@ -3,12 +3,13 @@
 import subprocess
 import sys
 import time
+from functools import partial
 from typing import Any
 
 import pytest
 
 from refusion_eval.benchmarks import BENCHMARKS
-from refusion_eval.errors import DataError
+from refusion_eval.errors import DataError, SandboxError
 from refusion_eval.scoring.judge import Judge, Verdict, judge_extractions, judge_texts
 from refusion_eval.scoring.texts import score_texts
 
@@ -109,65 +110,92 @@ MATHS = {"problem": "p", "solution": "so \\boxed{x^2+1}", "level": "Level 1", "t
 ADDS = "```python\ndef add(x):\n    return x + 1\n```"
 
 
-def judged_one_by_one(judge: Judge) -> list[tuple[Verdict, Verdict]]:
-    """The verdicts of a judge on texts of every kind, each beside the one that `judge_texts` reaches."""
-    texts = [
-        ("gsm8k", WORD_PROBLEMS[0], "The answer is 42."),
-        ("math", MATHS, "\\boxed{1+x^2}"),
-        ("math", MATHS, "\\boxed{x^3}"),
-        ("mbpp", PROGRAM, ADDS),
-        ("mbpp", PROGRAM, "Sorry."),
-    ]
-    futures = [judge.submit(BENCHMARKS[name], row, text) for name, row, text in texts]
-    at_once = [judge_texts(BENCHMARKS[name], [(row, text)], sandbox="none")[0] for name, row, text in texts]
-    return [(future.result(), verdict) for future, verdict in zip(futures, at_once, strict=True)]
+TEXTS = [
+    ("gsm8k", WORD_PROBLEMS[0], "The answer is 42."),
+    ("math", MATHS, "\\boxed{1+x^2}"),
+    ("math", MATHS, "\\boxed{x^3}"),
+    ("mbpp", PROGRAM, ADDS),
+    ("mbpp", PROGRAM, "Sorry."),
+]
+
+
+def submit(judge: Judge, name: str, row: dict[str, Any], text: str, verdicts: list[Verdict]) -> None:
+    judge.submit(BENCHMARKS[name], row, partial(BENCHMARKS[name].extract, text, row), verdicts.append)
 
 
 def test_texts_that_are_submitted_one_by_one_get_the_same_verdicts() -> None:
-    judge = Judge(sandbox="none", workers=2)
-    for one_by_one, at_once in judged_one_by_one(judge):
-        assert one_by_one == at_once
-    judge.close()
+    told: list[list[Verdict]] = [[] for _ in TEXTS]
+    with Judge(sandbox="none", workers=2) as judge:
+        for text, verdicts in zip(TEXTS, told, strict=True):
+            submit(judge, *text, verdicts)
+    at_once = [judge_texts(BENCHMARKS[name], [(row, text)], sandbox="none") for name, row, text in TEXTS]
+    assert told == at_once
+    assert [verdict.verdict for (verdict,) in told] == ["correct", "correct", "wrong", "correct", "no_answer"]
 
 
 def test_numbers_and_letters_are_judged_at_once() -> None:
-    judge = Judge()
-    assert judge.submit(BENCHMARKS["gsm8k"], WORD_PROBLEMS[0], "The answer is 42.").result(timeout=0).passed
-    judge.close()
+    verdicts: list[Verdict] = []
+    with Judge() as judge:
+        submit(judge, "gsm8k", WORD_PROBLEMS[0], "The answer is 42.", verdicts)
+        assert [verdict.passed for verdict in verdicts] == [True]
 
 
-def test_a_judge_that_fails_says_so_in_its_verdict() -> None:
-    judge = Judge(sandbox="docker")
-    verdict = judge.submit(BENCHMARKS["mbpp"], PROGRAM, ADDS).result()
-    assert (verdict.verdict, verdict.passed) == ("error", False)
-    assert verdict.reason.startswith("SandboxError: sandbox='docker' is unknown")
-    assert judge.submit(BENCHMARKS["gsm8k"], {"answer": "no number"}, "The answer is 1.").result().verdict == "error"
-    judge.close()
+def test_a_judge_that_fails_ends_the_block_or_says_so_in_its_verdict() -> None:
+    verdicts: list[Verdict] = []
+    malformed = {"answer": "no number"}
+    with pytest.raises(SandboxError, match="sandbox='docker' is unknown"), Judge(sandbox="docker") as judge:
+        submit(judge, "mbpp", PROGRAM, ADDS, verdicts)
+    with pytest.raises(DataError), Judge() as judge:
+        submit(judge, "gsm8k", malformed, "The answer is 1.", verdicts)
+    assert verdicts == []
+    with Judge(sandbox="docker", tolerant=True) as judge:
+        submit(judge, "mbpp", PROGRAM, ADDS, verdicts)
+        judge.wait()
+        submit(judge, "gsm8k", malformed, "The answer is 1.", verdicts)
+    assert [(verdict.verdict, verdict.passed) for verdict in verdicts] == [("error", False)] * 2
+    assert verdicts[0].reason.startswith("SandboxError: sandbox='docker' is unknown")
 
 
-def test_verdicts_are_told_as_they_come() -> None:
-    told: dict[int, Verdict] = {}
+def test_verdicts_are_kept_as_they_come_and_decide_about_all_equal_texts() -> None:
+    kept: dict[str, Verdict] = {}
+    numbers: list[int] = []
     texts = ("\\boxed{1+x^2}", "nothing", "\\boxed{1+x^2}")
     extractions = [BENCHMARKS["math"].extract(text, MATHS) for text in texts]
-    verdicts = judge_extractions(BENCHMARKS["math"], [MATHS] * 3, extractions, on_verdict=told.__setitem__)
-    assert [told[number] for number in range(3)] == verdicts
+
+    def judge() -> list[Verdict]:
+        more = {"kept": kept, "on_verdicts": numbers.append}
+        return judge_extractions(BENCHMARKS["math"], [MATHS] * 3, extractions, **more)
+
+    verdicts = judge()
     assert [verdict.verdict for verdict in verdicts] == ["correct", "no_answer", "correct"]
+    assert sorted(numbers) == [1, 2]
+    assert set(kept.values()) == set(verdicts)
+    kept |= {key: verdict._replace(reason="kept") for key, verdict in kept.items()}
+    assert {verdict.reason for verdict in judge()} == {"kept"}
+    assert sum(numbers) == 6
 
 
 def test_a_process_that_ends_does_not_wait_for_a_program() -> None:
     script = """
+import threading
 import time
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.scoring.judge import Judge
 row = {"task_id": 7, "text": "t", "code": "", "test_list": ["f()"], "test_setup_code": ""}
-judge = Judge(sandbox="none", workers=1)
 endless = "```python\\ndef f():\\n    while True:\\n        pass\\n```"
-futures = [judge.submit(BENCHMARKS["mbpp"], row, endless) for _ in range(3)]
-while not futures[0].running():
-    time.sleep(0.01)
-judge.close()
-assert [future.cancelled() for future in futures] == [False, True, True]
-print(time.monotonic(), flush=True)
+begun, told = threading.Event(), []
+def extract():
+    begun.set()
+    return BENCHMARKS["mbpp"].extract(endless, row)
+try:
+    with Judge(sandbox="none", workers=1) as judge:
+        for _ in range(3):
+            judge.submit(BENCHMARKS["mbpp"], row, extract, told.append)
+        begun.wait()
+        raise KeyboardInterrupt
+except KeyboardInterrupt:
+    assert told == []
+    print(time.monotonic(), flush=True)
 """
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)

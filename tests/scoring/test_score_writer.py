@@ -76,13 +76,13 @@ def test_elsewhere_a_verdict_is_written_while_the_caller_goes_on(store, monkeypa
 
 def test_what_has_a_verdict_or_failed_is_not_judged(store, monkeypatch):
     judged = []
-    check_programs = judge.check_programs
+    check_program = judge.check_program
 
     def counted(*given, **more):
         judged.append(given)
-        return check_programs(*given, **more)
+        return check_program(*given, **more)
 
-    monkeypatch.setattr(judge, "check_programs", counted)
+    monkeypatch.setattr(judge, "check_program", counted)
     first, failed = sample(store, 1, program(1)), sample(store, 2, "", tokens=[], num_tokens=0, error="made to fail")
     for _ in range(2):  # the second run continues the first
         with ScoreWriter(store, sandbox="none", waits=False) as writer:
@@ -100,7 +100,7 @@ def test_a_judge_that_fails_costs_one_verdict_which_the_next_run_reaches(store, 
         raise OSError("no processes left, by design")
 
     with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
-        patch.setattr(judge, "check_programs", fail)
+        patch.setattr(judge, "check_program", fail)
         with ScoreWriter(store, sandbox="none", waits=True) as writer:
             writer.judge(MBPP, PROGRAM, first)
     assert writer.num_unscored == 1
@@ -126,10 +126,10 @@ def test_an_error_in_the_block_drops_what_is_not_judged_yet(store, monkeypatch):
     def slow(*given, **more):
         begun.set()
         may_end.wait(60)
-        return check_programs(*given, **more)
+        return check_program(*given, **more)
 
-    check_programs = judge.check_programs
-    monkeypatch.setattr(judge, "check_programs", slow)
+    check_program = judge.check_program
+    monkeypatch.setattr(judge, "check_program", slow)
 
     def interrupted():
         with ScoreWriter(store, sandbox="none", waits=False) as writer:

@@ -1,0 +1,43 @@
+"""The verdicts of `score` and `rescore` while the command is under way."""
+
+import contextlib
+import json
+from collections import UserDict
+from pathlib import Path
+
+import refusion_eval
+from refusion_eval.scoring.judge import ERROR, Verdict
+from refusion_eval.store.atomic_write import append_line
+from refusion_eval.store.records import dump
+
+
+class VerdictFile(UserDict[str, Verdict]):
+    """Verdicts by key, each written as soon as it is put in, so that a command that is killed and run again keeps it.
+
+    The file lies beside the command's result as `RESULT.partial`, until `remove` is called after the result is written.
+    The verdict "error" is not kept, because it says nothing about the text.
+
+    Args:
+        result: the file that the command writes in the end.
+        rule: what verdicts depend on besides their keys; those of another rule or version are not read.
+    """
+
+    def __init__(self, result: Path, rule: str) -> None:
+        super().__init__()
+        self._path = result.with_name(f"{result.name}.partial")
+        self._scorer = f"{rule} {refusion_eval.__version__}"
+        lines = self._path.read_bytes().splitlines() if self._path.is_file() else []
+        for line in lines:
+            with contextlib.suppress(ValueError, TypeError):  # a part of a line, left by a killed process
+                scorer, key, verdict = json.loads(line)
+                if scorer == self._scorer:
+                    self.data[key] = Verdict(*verdict)
+
+    def __setitem__(self, key: str, verdict: Verdict) -> None:
+        if verdict.verdict != ERROR:
+            append_line(self._path, dump([self._scorer, key, verdict]))
+        self.data[key] = verdict
+
+    def remove(self) -> None:
+        """Removes the file: the result holds the verdicts now."""
+        self._path.unlink(missing_ok=True)
