@@ -39,8 +39,8 @@ from refusion_eval.types import NOTHING, Commit, Decoding, Forward, ProbArray, R
 
 MAX_LENGTHS = 8  # outcomes that are considered for one slot: bounds the work on the host, whatever rows cost
 
-Outcome = tuple[object, ...]
-Verified = Generator[Forward, tuple[Readout, ...], Mapping[Outcome, Readout]]
+OutcomeKey = tuple[object, ...]
+Verified = Generator[Forward, tuple[Readout, ...], Mapping[OutcomeKey, Readout]]
 
 
 def decode(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> Decoding:
@@ -58,7 +58,7 @@ def _decode_fused(prompt: Sequence[int], settings: RefusionSettings, trace: Trac
     num_prompt, iterations = len(prompt), count()
     text, blocks = Text(settings, trace), block_slots(settings)
     context, commit = Rows(list(prompt), range(num_prompt)), NOTHING
-    ready: Mapping[Outcome, Readout] = {}
+    ready: Mapping[OutcomeKey, Readout] = {}
     for slots, next_slots in zip(blocks, [*blocks, range(0)][1:], strict=True):
         text.masked = list(slots)
         while text.masked:
@@ -92,7 +92,7 @@ def _decode_fused(prompt: Sequence[int], settings: RefusionSettings, trace: Trac
     return text.finish("length")
 
 
-def _complete(completion: Completion, step: "_Iteration", ready: Mapping[Outcome, Readout]) -> Verified:
+def _complete(completion: Completion, step: "_Iteration", ready: Mapping[OutcomeKey, Readout]) -> Verified:
     """As the plain completion, with branches on its verifications; returns the readouts of the last branches."""
     settings = step.settings
     if settings.verify_independently:
@@ -158,7 +158,7 @@ class Branch(NamedTuple):
         read: what is read of them; `attach_branches` sets its rows.
     """
 
-    outcome: Outcome
+    outcome: OutcomeKey
     sees: tuple[int, int]
     positions: Sequence[int]
     read: Read
@@ -179,7 +179,7 @@ def attach_branches(forward: Forward, branches: Sequence[Branch], mask_id: int) 
     return replace(forward, tokens=tokens, positions=positions, attention=tuple(attention), reads=tuple(reads))
 
 
-def branch_readouts(branches: Sequence[Branch], readouts: Sequence[Readout]) -> dict[Outcome, Readout]:
+def branch_readouts(branches: Sequence[Branch], readouts: Sequence[Readout]) -> dict[OutcomeKey, Readout]:
     """Maps outcomes to the readouts of their branches, which are the last ones of a forward."""
     outcomes = (branch.outcome for branch in branches)
     return dict(zip(outcomes, readouts[len(readouts) - len(branches) :], strict=True))

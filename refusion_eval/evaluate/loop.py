@@ -31,8 +31,8 @@ from refusion_eval.store.run_store import RunStore
 
 log = logging.getLogger(__name__)
 
-# No stop strings: a chat model ends its turn. The length belongs to the system under test, not to the task.
-GENERATION_KWARGS: Mapping[str, list[str]] = {"until": []}
+# A chat model ends its turn itself. The length belongs to the system under test, not to the task.
+NO_STOP_STRINGS: Mapping[str, list[str]] = {"until": []}
 
 # scaleout is imported inside functions: torch.distributed and Ray load slowly, and most runs have one process.
 
@@ -126,7 +126,7 @@ def evaluate(
 
 def _job(system: System, task: Task, item: Item) -> Job:
     """The request of an item: a conversation of one user turn, under the settings of the task."""
-    resolved = system.resolve(task.name, GENERATION_KWARGS)
+    resolved = system.resolve(task.name, NO_STOP_STRINGS)
     prompt = system.user_prompt(item.prompt)
     real_prompt, sealed = item.sealing.unseal(prompt)  # hashes and records are of the markers of sealed texts
     return Job(

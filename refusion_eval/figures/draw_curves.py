@@ -13,7 +13,7 @@ from refusion_eval.figures import style
 from refusion_eval.figures.names import NO_PUBLISHED, benchmark_title, caption, mini_sentence, task_title
 from refusion_eval.figures.points import DELTA_SCORE, DELTA_TPS, DISTANCES
 from refusion_eval.figures.rows import OPERATING_POINT, Point
-from refusion_eval.results.figure import read_published
+from refusion_eval.results.figure import read_published, without_backbone
 
 MOST_COLUMNS = 4  # most columns of Figure 7
 
@@ -232,7 +232,7 @@ def _draw_sweet_spot(axes: Axes, panel: str, points: Sequence[Point]) -> None:
 def _main_series(points: Sequence[Point]) -> str:
     """ReFusion, also if it was made from another backbone than the paper's; else the first series."""
     names = [point.series for point in points]
-    return next((name for name in names if name == "refusion" or name.startswith("refusion on ")), names[0])
+    return next((name for name in names if without_backbone(name) == "refusion"), names[0])
 
 
 def _swept_legend(points: Sequence[Point]) -> list[Line2D | Patch]:

@@ -71,7 +71,7 @@ def figures(run_dirs: RunDirs, *, baseline: str | None = None) -> pd.DataFrame:
         baseline: run id that speed-ups are relative to; by default the one autoregressive run of the same backbone.
 
     Returns:
-        The columns of the CSV of `refusion-eval table`, then `FIGURE_FACTS`:
+        The columns of the CSV of `refusion-eval table` that every such file has, then `FIGURE_FACTS`:
 
         - run_id, system, backbone, task, n (items): what was measured.
         - metric, value, ci_low, ci_high, unit: the figure and its 95% bootstrap interval by item, NaN for none.

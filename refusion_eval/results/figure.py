@@ -145,6 +145,11 @@ class Figure:
         return tuple(self.system.removesuffix(self.suffix).split("+")[1:])
 
     @property
+    def generate(self) -> bool:
+        """Whether transformers' own loop decoded."""
+        return GENERATE in self.variants
+
+    @property
     def interval(self) -> Interval:
         """Value and bounds."""
         return Interval(self.value, self.ci_low, self.ci_high, self.n)
@@ -228,7 +233,7 @@ def _listed(run_ids: Mapping[str, str]) -> str:
 
 # Decoder settings that make another system of one. Their names are the names of the variants.
 VARIANTS = ("recompute_kv", "left_to_right")
-# The variant of systems that transformers' own loop decodes, and what their labels have in brackets.
+# The variant of systems that transformers' own loop decodes.
 GENERATE = "generate"
 
 
@@ -301,22 +306,26 @@ def _published(row: Mapping[str, str]) -> Figure:
     )
 
 
-def system_key(label: str, backbone: str, settings: Mapping[str, str]) -> str:
+_ON_BACKBONE = " on "  # begins `Figure.suffix`
+
+
+def system_key(label: str, backbone: str, settings: Mapping[str, str], *, generate: bool) -> str:
     """The key of a measured system.
 
     A label that the paper prints stands for the paper's system. A decoder's own label (AR, LLaDA) stands for the
     published system of that decoder and backbone, or else for the decoder. Brackets at the end of a label name a
-    settings table, which makes no other system, or `GENERATE`, which does; so do the settings in `VARIANTS`.
+    settings table, which makes no other system; `generate` does, and so do the settings in `VARIANTS`.
 
     Args:
         label: name that the run gave its system.
         backbone: model that the system was made from.
         settings: decoder settings in force, as text.
+        generate: whether transformers' own loop decoded.
     """
-    plain, _, bracket = label.removesuffix(")").rpartition(" (") if label.endswith(")") else (label, "", "")
+    plain, _, _ = label.removesuffix(")").rpartition(" (") if label.endswith(")") else (label, "", "")
     key = _keys_by_label().get(label) or _keys_by_label().get(plain) or _key_of_decoder(plain, backbone)
     variants = [name for name in VARIANTS if settings.get(name) == "true" and f"+{name}" not in key]
-    variants += [GENERATE] if bracket == GENERATE else []
+    variants += [GENERATE] if generate else []
     return "+".join((key, *variants))
 
 
@@ -324,6 +333,11 @@ def system_key(label: str, backbone: str, settings: Mapping[str, str]) -> str:
 def published_backbone(system: str) -> str:
     """The model that a published system was made from; empty if the key is not a published one or names no model."""
     return next((row["backbone"] for row in read_published("published.csv") if row["system"] == system), "")
+
+
+def without_backbone(system: str) -> str:
+    """The key of a system without the backbone that `beside_published` added to it."""
+    return system.partition(_ON_BACKBONE)[0]
 
 
 def beside_published(figure: Figure) -> Figure:
@@ -335,7 +349,7 @@ def beside_published(figure: Figure) -> Figure:
     published = published_backbone(figure.system) or published_backbone(figure.base_system)
     if figure.origin == "published" or figure.mini or published in ("", figure.backbone):
         return figure
-    suffix = f" on {figure.backbone or 'an unnamed model'}"
+    suffix = f"{_ON_BACKBONE}{figure.backbone or 'an unnamed model'}"
     return replace(figure, system=figure.system + suffix, label=figure.label + suffix, suffix=suffix)
 
 

@@ -184,7 +184,7 @@ def _figure(run: Run, tasks: Sequence[TaskFacts], measures: Sequence[Measure], n
     is_mean = len(tasks) > 1
     return Figure(
         origin="measured",
-        system=system_key(manifest.system, manifest.backbone, settings),
+        system=system_key(manifest.system, manifest.backbone, settings, generate=manifest.decoder == STOCK_GENERATE),
         label=manifest.system,
         backbone=manifest.backbone,
         decoder=manifest.decoder,

@@ -323,6 +323,8 @@ _AFTER_SETTINGS = (
     *_ADDED_LATER,
 )
 _COLUMNS = (*_BEFORE_SETTINGS, *_AFTER_SETTINGS)
+# Facts of a figure that a file has a column of, after all others, if they are not the usual ones for every figure.
+_USUAL_FACTS = {"num_tasks": 1, "finished": True, "scored": True, "isolated": True, "generate": False}
 
 
 def csv_columns(figures: Sequence[Figure]) -> list[str]:
@@ -346,8 +348,9 @@ def write_csv(figures: Sequence[Figure], path: str | os.PathLike[str]) -> None:
     Raises:
         StoreError: the file cannot be written.
     """
-    columns = csv_columns(figures)
-    rows = (csv_values(figure) for figure in figures)
+    facts = [name for name, usual in _USUAL_FACTS.items() if any(getattr(figure, name) != usual for figure in figures)]
+    columns = [*csv_columns(figures), *facts]
+    rows = (csv_values(figure) | {name: getattr(figure, name) for name in facts} for figure in figures)
     write_output(path, csv_text(columns, ([row.get(column) for column in columns] for row in rows)))
 
 
@@ -383,21 +386,36 @@ def _figure(record: Mapping[str, str], path: str | os.PathLike[str]) -> Figure:
     }
     label, task = values["system"], values["task"]
     notes = tuple(note for note in values.pop("note").split("; ") if note and note != MINI_NOTE)
-    # The file has no columns for these facts, so they are read back from the sentences that state them.
-    means = (re.match(rf"{MEAN_OVER} (\d+) tasks", note) for note in notes)
+    has_facts = any(name in record for name in _USUAL_FACTS)
+    facts = _recorded_facts(record) if has_facts else _facts_of_earlier_version(label, notes)
+    generate = facts.pop("generate")
     return Figure(
         **values
         | {
-            "system": system_key(label, values["backbone"], settings),
+            "system": system_key(label, values["backbone"], settings, generate=generate),
             "mini": record["mini"] == "yes",
             "benchmark": AVERAGE if task == MEAN_TASK else values["benchmark"] or task,
         },
+        **facts,
         origin="measured",
         label=label,
         settings=settings,
         notes=notes,
-        finished=not any(note.startswith(HALF_WRITTEN) for note in notes),
-        scored=not any(note.endswith(NOT_SCORED) for note in notes),
-        isolated=UNISOLATED not in notes,
-        num_tasks=next((int(match[1]) for match in means if match), 1),
     )
+
+
+def _recorded_facts(record: Mapping[str, str]) -> dict[str, Any]:
+    facts = {name: record.get(name) or csv_cell(usual) for name, usual in _USUAL_FACTS.items()}
+    return {name: int(value) if name == "num_tasks" else value == "yes" for name, value in facts.items()}
+
+
+def _facts_of_earlier_version(label: str, notes: Sequence[str]) -> dict[str, Any]:
+    """The facts of a file without columns for them: earlier versions had them only in the notes and the label."""
+    means = (re.match(rf"{MEAN_OVER} (\d+) tasks", note) for note in notes)
+    return {
+        "num_tasks": next((int(match[1]) for match in means if match), 1),
+        "finished": not any(note.startswith(HALF_WRITTEN) for note in notes),
+        "scored": not any(note.endswith(NOT_SCORED) for note in notes),
+        "isolated": UNISOLATED not in notes,
+        "generate": label.endswith(" (generate)"),
+    }

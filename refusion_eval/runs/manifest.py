@@ -16,7 +16,7 @@ import torch
 import refusion_eval
 from refusion_eval.engine.width import cache_bytes_per_row, copy_bandwidth, weight_bytes
 from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, ModelArgs
-from refusion_eval.runs.system import CUDA_ORDER, NO_TEMPLATE, WITH_GRAPHS, System
+from refusion_eval.runs.system import NO_TEMPLATE, System, recorded_attention
 from refusion_eval.store.records import STOCK_GENERATE, Hardware, Manifest, git_commit, package_versions
 
 # A weight file up to this size is hashed whole; of a larger file, evenly spread pieces are hashed.
@@ -72,7 +72,7 @@ def identity(system: System) -> Manifest:
         seed=int(args.settings.get("seed", 0)),
         dtype=str(model.dtype).removeprefix("torch."),
         device=model.device.type,
-        attention=_attention(system),
+        attention=recorded_attention(model) if args.loop == "engine" else "transformers",  # which chooses its own
         package_version=refusion_eval.__version__,
     )
 
@@ -92,15 +92,6 @@ def run_arguments(args: ModelArgs) -> dict[str, Any]:
     given = {field.name: getattr(args, field.name) for field in fields(args) if field.name not in left_out}
     given["batch_size"] = args.batch_size or "auto"
     return {name: value for name, value in given.items() if value is not None} | dict(args.settings)
-
-
-def _attention(system: System) -> str:
-    """The name of the attention backend; the loop of transformers chooses its own."""
-    if system.args.loop != "engine":
-        return "transformers"
-    model = system.model
-    order = CUDA_ORDER if model.device.type == "cuda" and model.attention == "sdpa" else ""
-    return model.attention + order + (WITH_GRAPHS if model.cuda_graphs else "")
 
 
 def _adapter_facts(system: System) -> dict[str, str]:

@@ -41,9 +41,6 @@ TOKEN_SETTINGS = ("mask_id", "eos_ids")
 GetOrCompute = Callable[[str, Callable[[], Any]], Any]
 
 NO_TEMPLATE = "none"
-# Suffixes of an attention backend's name in records: what torch's attention chooses from on CUDA, recorded graphs.
-CUDA_ORDER = ":flash,efficient,math"
-WITH_GRAPHS = "+graphs"
 
 
 class ModelCache:
@@ -59,6 +56,21 @@ class ModelCache:
             self._model = None
             self._key, self._model = key, open_model()
         return self._model
+
+
+def recorded_attention(model: api.LoadedModel) -> str:
+    """The attention of a model as manifests have it: `BACKEND[:KERNELS][+graphs]`.
+
+    What torch's attention chooses from on CUDA, and whether forwards are recorded as graphs, decide the last bits of a
+    text as the backend does.
+    """
+    kernels = ":flash,efficient,math" if model.device.type == "cuda" and model.attention == "sdpa" else ""
+    return model.attention + kernels + ("+graphs" if model.cuda_graphs else "")
+
+
+def attention_backend(recorded: str) -> str:
+    """The backend in what `recorded_attention` returned."""
+    return recorded.partition("+")[0].partition(":")[0]
 
 
 class System:
@@ -143,7 +155,7 @@ class System:
         with RunReader.open(args.run_dir) as reader:
             if next(reader.samples(traces=False), None) is None:
                 return args.attention
-            return reader.run.manifest.attention.removesuffix(WITH_GRAPHS).removesuffix(CUDA_ORDER)
+            return attention_backend(reader.run.manifest.attention)
 
     @functools.cached_property
     def batch_size(self) -> int:

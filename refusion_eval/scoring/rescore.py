@@ -27,7 +27,7 @@ from refusion_eval.scoring.judge import Verdict, judge_extractions
 from refusion_eval.scoring.rescored import (
     RecordedText,
     RescoredTask,
-    differences,
+    differing_texts,
     notes,
     rescored_table,
     summary_csv,
@@ -93,7 +93,7 @@ def rescore_command(
         for why in dict.fromkeys(left_out.values()):
             echo(f"{run_id}: left out, as {why}: {', '.join(task for task, of in left_out.items() if of == why)}")
         if answer_filter.name == OURS:
-            differing = differences(rescored)
+            differing = differing_texts(rescored)
             num_differing += len(differing)
             for sentence in differing[:_MOST_SHOWN]:
                 echo(sentence)

@@ -158,7 +158,7 @@ def rescored_table(filter_name: str, results: Sequence[RescoredTask]) -> Table:
     )
 
 
-def differences(tasks: Sequence[RescoredTask]) -> list[str]:
+def differing_texts(tasks: Sequence[RescoredTask]) -> list[str]:
     """A sentence for each text whose answer or verdict is not the recorded one."""
     differing = [
         (task.run.run_id, text, text["recorded"])

@@ -13,7 +13,7 @@ import os
 import platform
 import subprocess
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -352,7 +352,7 @@ def differences(
     stored: Mapping[str, Any], now: Mapping[str, Any], names: tuple[str, str] = ("recorded", "now")
 ) -> list[str]:
     """One line for every key in which two fingerprints differ, with the name and value of both."""
-    before, after = dict(_flat(stored)), dict(_flat(now))
+    before, after = flat(stored), flat(now)
     return [
         f"{name}: {names[0]} {_shown(before, name)}, {names[1]} {_shown(after, name)}"
         for name in sorted({*before, *after})
@@ -368,12 +368,15 @@ def as_json(value: Any) -> Any:
     return json.loads(json.dumps(value, default=str))
 
 
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _flat(inner, f"{name}.{key}" if name else str(key))
-    else:
-        yield name, value
+def flat(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of mappings inside mappings, by their keys joined with dots."""
+    values: dict[str, Any] = {}
+    for name, value in sections.items():
+        if isinstance(value, Mapping):
+            values |= {f"{name}.{key}": inner for key, inner in flat(value).items()}
+        else:
+            values[str(name)] = value
+    return values
 
 
 def _shown(values: Mapping[str, Any], name: str) -> str:

@@ -24,7 +24,7 @@ from refusion_eval.decoders import trained_decoders
 from refusion_eval.errors import ConfigError, RefusionEvalError
 from refusion_eval.models.device import choose_device
 from refusion_eval.store.atomic_write import write_atomically
-from refusion_eval.store.records import PACKAGES, git_commit, package_versions
+from refusion_eval.store.records import PACKAGES, flat, git_commit, package_versions
 from refusion_eval.store.run_store import DirectoryLock
 from refusion_eval.training.checkpoints.backbone import check_backbone, load_backbone
 from refusion_eval.training.checkpoints.save import save_backbone
@@ -171,7 +171,7 @@ def _open_run(run_dir: Path, config: RunConfig, samples: TokenCache, num_steps: 
     identity = json.loads(json.dumps(config.identity() | {"tokens": samples.directory.stem}))
     path = run_dir / RUN_FILE
     if path.exists():
-        now, before = (_flat(value) for value in (identity, json.loads(path.read_text(encoding="utf-8"))["identity"]))
+        now, before = flat(identity), flat(json.loads(path.read_text(encoding="utf-8"))["identity"])
         changed = next((key for key in now | before if now.get(key) != before.get(key)), None)
         if changed is not None:
             raise ConfigError(
@@ -195,12 +195,6 @@ def _open_run(run_dir: Path, config: RunConfig, samples: TokenCache, num_steps: 
         "git_commit": git_commit(),
     }
     write_atomically(path, json.dumps(facts, indent=1) + "\n")
-
-
-def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings by "section.key"."""
-    sections = {name: value if isinstance(value, dict) else {"": value} for name, value in settings.items()}
-    return {f"{name}.{key}".rstrip("."): value for name, keys in sections.items() for key, value in keys.items()}
 
 
 def _train(

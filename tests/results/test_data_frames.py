@@ -67,6 +67,7 @@ def test_every_figure_is_a_row_with_its_interval_and_facts(run, tmp_path):
     assert tpf["ci_low"] <= tpf["value"] <= tpf["ci_high"]
     write_csv(run_figures([run]), tmp_path / "table.csv")
     header = (tmp_path / "table.csv").read_text().splitlines()[0].split(",")
+    assert header.pop() == "scored"  # a file has a column of a fact only where the fact is unusual
     assert header == list(results.figures(run).columns[: len(header)])
 
 

@@ -53,7 +53,7 @@ def test_a_published_figure_has_its_machine_and_no_interval():
     ],
 )
 def test_a_run_is_taken_for_the_system_whose_name_it_has(label, backbone, settings, key):
-    assert system_key(label, backbone, settings) == key
+    assert system_key(label, backbone, settings, generate=key.endswith("+generate")) == key
 
 
 def test_a_system_of_another_backbone_is_one_of_its_own_on_a_benchmark():
@@ -80,12 +80,8 @@ def test_directories_and_their_csv_give_the_same_figures(write_run, tmp_path):
 
 
 def test_a_file_of_an_earlier_version_still_opens(write_run, tmp_path):
-    write_csv(run_figures([write_run("run", [sample(0), sample(1)])]), tmp_path / "now.csv")
-    with (tmp_path / "now.csv").open(newline="") as now, (tmp_path / "old.csv").open("w", newline="") as old:
-        rows = list(csv.DictReader(now))
-        writer = csv.DictWriter(old, [name for name in rows[0] if name != "task_version"], extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(run_figures([write_run("run", [sample(0), sample(1)])]), tmp_path / "old.csv")
+    change_file(tmp_path / "old.csv", dict, without=("task_version",))
     found = measured_figures([tmp_path / "old.csv"])
     assert found
     assert {one.task_version for one in found} == {""}
@@ -164,11 +160,33 @@ def test_what_was_not_measured_is_no_figure(write_run):
     assert not any(math.isnan(one.value) for one in found)
 
 
-def test_facts_come_back_from_a_file(write_run, tmp_path):
+def change_file(path, change, without=()):
+    """Rewrites a CSV of figures row by row, without some columns."""
+    with path.open(newline="") as stream:
+        rows = [change(row) for row in csv.DictReader(stream)]
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, [name for name in rows[0] if name not in without], extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def as_of_today(path):
+    """The facts stand in columns, whatever the sentences say."""
+    change_file(path, lambda row: row | {"note": "reworded"})
+
+
+def as_of_an_earlier_version(path):
+    """The facts stand in the sentences alone."""
+    change_file(path, dict, without=("num_tasks", "finished", "scored", "isolated", "generate"))
+
+
+@pytest.mark.parametrize("rewrite", [as_of_today, as_of_an_earlier_version])
+def test_facts_come_back_from_a_file(write_run, tmp_path, rewrite):
     samples = [sample(0), sample(1), sample(0, task="mini_math"), sample(1, task="mini_math")]
     run = write_run("run", samples, expected={"mini_math": 3}, scored=samples[:3])
     write_csv(run_figures([run]), tmp_path / "results.csv")
-    names = ("finished", "scored", "isolated", "num_tasks", "complete", "is_mean", "mini", "notes")
+    rewrite(tmp_path / "results.csv")
+    names = ("finished", "scored", "isolated", "num_tasks", "complete", "is_mean", "mini")
     facts = [
         [[getattr(figure, name) for name in names] for figure in measured_figures([source])]
         for source in (run, tmp_path / "results.csv")
@@ -332,3 +350,12 @@ def test_keys_are_those_of_the_systems_table_and_places_are_unique():
 def test_sources_name_every_artefact():
     artefacts = Counter(row["artefact"] for row in read_published("published.csv"))
     assert artefacts.keys() <= {row["artefact"] for row in read_published("sources.csv")}
+
+
+@pytest.mark.parametrize(("label", "without"), [("AR", ()), ("AR (generate)", ("generate",))])
+def test_the_loop_of_transformers_comes_back_from_a_file(tmp_path, label, without):
+    """Files of earlier versions have it in the label alone."""
+    write_csv([cell("qwen3+generate", label=label, backbone="Qwen3-8B")], tmp_path / "results.csv")
+    change_file(tmp_path / "results.csv", dict, without=without)
+    (found,) = measured_figures([tmp_path / "results.csv"])
+    assert (found.system, found.generate) == ("qwen3+generate", True)
