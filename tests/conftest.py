@@ -40,6 +40,7 @@ GROUPS = {
         "test_train_sh.py",
         "training/test_run.py",
     ),
+    "rehearsal": ("engine/test_fake_cuda.py", "engine/test_recorded.py", "models/test_kernels.py"),
     "sandbox": ("sandbox",),
     "browser": ("report/test_browser.py",),
 }
@@ -65,7 +66,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(group)
         if GOLDEN_FIXTURES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("golden")
-        if not any(item.get_closest_marker(group) for group in (*GROUPS, "slow")):
+        if not any(item.get_closest_marker(group) for group in (*GROUPS, "golden", "slow")):
             item.add_marker("unit")
 
 

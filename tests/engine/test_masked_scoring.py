@@ -89,7 +89,7 @@ def test_the_mean_over_seeds_is_the_expectation(model, num_samples, shift):
     continuation = [7, 2, 19, 7, 11, 0]
     estimates = [
         estimate_many(model, [(PREFIX, continuation)], 1, reading(shift, num_samples, seed))[0].log_prob
-        for seed in range(300)
+        for seed in range(100)
     ]
     error = statistics.stdev(estimates) / math.sqrt(len(estimates))
     assert 0 < error < 1
