@@ -33,7 +33,7 @@ class LoadedModel:
         config: shapes of the model.
         card: mask id, EOS ids, backbone and kind of the checkpoint.
         dtype, device: dtype and device of the weights.
-        cuda_graphs: whether forwards of one request are recorded as CUDA graphs.
+        cuda_graphs: whether forwards are recorded as CUDA graphs.
         adapter: path or hub id of the LoRA adapter that is merged into the weights; None for none.
         adapter_revision: commit of the adapter on the hub; None for a local directory.
     """
@@ -174,8 +174,8 @@ def load_model(
             can run here, by measurement where there are several.
         revision: branch, tag or commit of a hub id.
         kv_budget_gib: GiB for the keys and values of a batch; None is the free memory when a batch begins.
-        cuda_graphs: record the forwards of single requests, one CUDA graph for each of a few widths; None is yes on
-            CUDA.
+        cuda_graphs: record forwards, one CUDA graph for each of a few widths, for single requests and for a batch; None
+            is yes on CUDA.
         adapter: directory or hub id of a LoRA adapter in peft's layout, merged into the weights.
 
     Raises:

@@ -17,7 +17,7 @@ from refusion_eval.engine import masks
 from refusion_eval.engine.features import check_reuse
 from refusion_eval.engine.prefix import SharedPrefix, without_first_rows
 from refusion_eval.engine.readout import PackedRead, ReadPlan, hidden_of, read_native, read_out
-from refusion_eval.engine.recorded import Record, RecordedForwards
+from refusion_eval.engine.recorded import CAPACITY_STEP, Record, RecordedForwards
 from refusion_eval.engine.width import cache_bytes_per_row, default_budget, rows_within, synchronize
 from refusion_eval.errors import DecodeError
 from refusion_eval.models.attention import Backend
@@ -83,7 +83,7 @@ class Engine:
         model: the transformer.
         attention: the attention backend.
         kv_budget: bytes for the keys and values of a batch; None is what `default_budget` finds free.
-        record: records the forwards of `run` that can be repeated (`refusion_eval.engine.recorded`); None for none.
+        record: records the forwards that can be repeated (`refusion_eval.engine.recorded`); None for none.
 
     Attributes:
         recorded: the recorded forwards of `run`; None without `record`.
@@ -95,7 +95,8 @@ class Engine:
         self.model = model
         self.attention = attention
         self.kv_budget = kv_budget
-        self._cache = self._new_cache(1)
+        self._record = record
+        self._cache = self._new_cache(1, FIRST_CAPACITY)
         self.recorded = None if record is None else RecordedForwards(model, self._cache, record)
 
     @property
@@ -120,12 +121,13 @@ class Engine:
         """
         if self.recorded is not None:
             # Before the time is taken; settings without a length, as in tests, may outgrow the buffer.
-            self.recorded.prepare(len(prompt) + getattr(settings, "num_positions", 0))
+            self.recorded.reserve(len(prompt) + getattr(settings, "num_positions", 0))
+            self.recorded.prepare()
         self._cache.clear(0)
         batch = [self._start(self._cache, 0, 0, Request(decode, prompt, settings), trace)]
         while batch[0].pending is not None:
             self._cache.reserve(self._rows_needed(self._cache, batch))
-            self._step(self._cache, batch, None)
+            self._step(self._cache, batch, self.recorded, None)
             if batch[0].prefilled is None:
                 synchronize(self.model.device)  # nothing may be read of a first forward
                 batch[0].prefilled = time.perf_counter()
@@ -151,7 +153,13 @@ class Engine:
         budget = default_budget(self.model.device, config, dtype) if self.kv_budget is None else self.kv_budget
         max_rows = rows_within(budget, config, dtype)
         batch_size = max(1, min(batch_size, max_rows // FIRST_CAPACITY))
-        cache, shared = self._new_cache(batch_size), SharedPrefix()
+        # A buffer that grows is recorded again, so one with recordings has room for long texts from the beginning.
+        step = FIRST_CAPACITY if self._record is None else CAPACITY_STEP[self.model.device.type]
+        capacity = max(FIRST_CAPACITY, min(step, max_rows // batch_size))
+        cache, shared = self._new_cache(batch_size, capacity), SharedPrefix()
+        recorded = None if self._record is None else RecordedForwards(self.model, cache, self._record)
+        if recorded is not None:
+            recorded.prepare()
         waiting, preempted = enumerate(requests), deque[tuple[int, Request]]()
         batch: list[_ActiveRequest] = []
         while True:
@@ -166,8 +174,10 @@ class Engine:
             if all(request.pending is not None for request in batch):
                 batch_size, removed = self._make_room(cache, batch, max_rows)
                 preempted.extendleft(reversed(removed))
+                if recorded is not None:
+                    recorded.prepare()
                 if all(request.pending is not None for request in batch):
-                    self._step(cache, batch, shared)
+                    self._step(cache, batch, recorded, shared)
             for index in reversed(range(len(batch))):
                 request = batch[index]
                 if request.pending is not None:
@@ -220,9 +230,9 @@ class Engine:
                     )
                 )
 
-    def _new_cache(self, num_sequences: int) -> KVCache:
+    def _new_cache(self, num_sequences: int, capacity: int) -> KVCache:
         model = self.model
-        return KVCache(model.config, num_sequences, FIRST_CAPACITY, model.dtype, model.device)
+        return KVCache(model.config, num_sequences, capacity, model.dtype, model.device)
 
     def _start(
         self, cache: KVCache, sequence: int, index: int, request: Request, trace: Trace | None = None
@@ -253,16 +263,22 @@ class Engine:
         else:
             cache.stage(sequence, len(request.pending.tokens))
 
-    def _step(self, cache: KVCache, batch: Sequence[_ActiveRequest], shared: SharedPrefix | None) -> None:
+    def _step(
+        self,
+        cache: KVCache,
+        batch: Sequence[_ActiveRequest],
+        recorded: RecordedForwards | None,
+        shared: SharedPrefix | None,
+    ) -> None:
         """Computes the pending forwards of sequences 0 .. len(batch) - 1 in one model call and advances each.
 
         The trace counts all rows that a decoder asked for, also those that were shared instead of computed.
         """
         forwards = [request.pending for request in batch if request.pending is not None]
         if shared is None:
-            readouts = iter(self._compute(cache, forwards))
+            readouts = iter(self._compute(cache, forwards, recorded))
         else:
-            readouts = iter(self._compute_shared(cache, forwards, shared))
+            readouts = iter(self._compute_shared(cache, forwards, recorded, shared))
         for sequence, (request, forward) in enumerate(zip(batch, forwards, strict=True)):
             request.trace.forward(forward.kind, len(forward.tokens), cache.lengths[sequence])
             answers = tuple(next(readouts) for _ in forward.reads)
@@ -272,19 +288,22 @@ class Engine:
                 number = request.trace.num_forwards - 1
                 request.fail(DecodeError(f"forward {number} ({forward.kind}): logits are not finite"))
 
-    def _compute_shared(self, cache: KVCache, forwards: Sequence[Forward], shared: SharedPrefix) -> list[Readout]:
+    def _compute_shared(
+        self, cache: KVCache, forwards: Sequence[Forward], recorded: RecordedForwards | None, shared: SharedPrefix
+    ) -> list[Readout]:
         """As `_compute`, but copies the rows that prompts have in common with the stored one."""
         filled = [shared.fill(cache, sequence, forward) for sequence, forward in enumerate(forwards)]
         for sequence, num_rows in enumerate(filled):
             cache.lengths[sequence] += num_rows  # for this one call they count as committed
-        readouts = self._compute(cache, [without_first_rows(*pair) for pair in zip(forwards, filled, strict=True)])
+        shortened = [without_first_rows(*pair) for pair in zip(forwards, filled, strict=True)]
+        readouts = self._compute(cache, shortened, recorded)
         for sequence, num_rows in enumerate(filled):
             cache.lengths[sequence] -= num_rows
             shared.keep(cache, sequence, forwards[sequence], num_rows)
         return readouts
 
     @torch.inference_mode()
-    def _compute(self, cache: KVCache, forwards: Sequence[Forward]) -> list[Readout]:
+    def _compute(self, cache: KVCache, forwards: Sequence[Forward], recorded: RecordedForwards | None) -> list[Readout]:
         """Makes one model call, and one more for each forward that reuses features; answers all reads in order."""
         model = self.model
         packed_reads, first_row = [], 0
@@ -292,9 +311,8 @@ class Engine:
             packed_reads += [PackedRead(read, first_row) for read in forward.reads]
             first_row += len(forward.tokens)
         plan = ReadPlan(packed_reads)
-        length = cache.lengths[0]
-        if self.recorded is not None and cache is self._cache and self.recorded.serves(forwards[0], plan, length):
-            return self.recorded.read(forwards[0], plan, length)
+        if recorded is not None and recorded.serves(forwards, plan):
+            return recorded.read(forwards, plan, cache.lengths[: len(forwards)])
         cache.move_rows()
         hidden_TC = hidden_of(model, cache, forwards, self.attention)
         if self.attention == "native" and plan.is_simple and plan.numbers.size:

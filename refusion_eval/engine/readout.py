@@ -194,6 +194,7 @@ def read_out(
     head: Callable[[Tensor], Tensor],
     vocab_size: int,
     model_dtype: torch.dtype = torch.float32,
+    numbers_3N: Tensor | None = None,
 ) -> list[Readout]:
     """Answers all reads of one forward, those with equal options together.
 
@@ -203,8 +204,10 @@ def read_out(
         head: turns rows of the residual stream into float32 logits.
         vocab_size: V.
         model_dtype: dtype of the weights, for confidences with dtype "model".
+        numbers_3N: `plan.numbers` on the device; None copies them there.
     """
-    numbers_3N = torch.from_numpy(plan.numbers).to(hidden_TC.device)
+    if numbers_3N is None:
+        numbers_3N = torch.from_numpy(plan.numbers).to(hidden_TC.device)
     columns = []
     for options, group in plan.groups:
         for start in range(group.start, group.stop, chunk := max(1, MAX_LOGITS // vocab_size)):

@@ -76,7 +76,8 @@ def time_forwards(
         Width -> seconds of each timed forward.
     """
     if recorded is not None:
-        recorded.prepare(context + num_rounds + max(widths))
+        recorded.reserve(context + num_rounds + max(widths))
+        recorded.prepare()
     started = time.perf_counter()
     cache = KVCache(model.config, 1, context + num_rounds + max(widths), model.dtype, model.device)
     seconds: dict[int, list[float]] = {}
@@ -105,9 +106,9 @@ def _time_forward(
     tokens = [row % model.config.vocab_size for row in range(width)]
     forward = Forward(tokens, positions, causal(width), (Read(range(width)),))
     plan = ReadPlan([PackedRead(read, 0) for read in forward.reads])
-    if recorded is not None and recorded.serves(forward, plan, context):
+    if recorded is not None and recorded.serves([forward], plan):
         started = time.perf_counter()
-        recorded.read(forward, plan, context)
+        recorded.read([forward], plan, [context])
         return time.perf_counter() - started
     cache.lengths[0] = context
     cache.stage(0, width)

@@ -6,6 +6,8 @@ Keys are stored rotated, so rows may be in any order. A forward stages its rows;
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -56,7 +58,7 @@ class KVCache:
         features: features of each sequence's last forward that reuses them; None if none did.
         defers_moves: whether rows that a commit moves are moved by the next `move_rows` instead of at once. Then their
             numbers can be sent to the device together with those of the next forward.
-        moves: (sequence, source rows, target rows) of the last commit, if it is not carried out yet.
+        moves: (sequence, source rows, target rows) of the commits that are not carried out yet.
 
     Args:
         config: shapes of the model.
@@ -78,7 +80,7 @@ class KVCache:
         self.scores: list[ScoredRows | None] = [None] * num_sequences
         self.features: list[Features | None] = [None] * num_sequences
         self.defers_moves = False
-        self.moves: tuple[int, Sequence[int], Sequence[int]] | None = None
+        self.moves: list[tuple[int, Sequence[int], Sequence[int]]] = []
 
     @property
     def capacity(self) -> int:
@@ -108,13 +110,13 @@ class KVCache:
         self.values = torch.nn.functional.pad(self.values[:, :num_sequences], more)
         for per_sequence in (self.lengths, self.staged, self.scores, self.features):
             del per_sequence[num_sequences:]  # type: ignore[attr-defined]
+        self.moves = [move for move in self.moves if move[0] < num_sequences]
 
     def clear(self, sequence: int) -> None:
         """Drops all rows and features of a sequence."""
         self.lengths[sequence] = self.staged[sequence] = 0
         self.scores[sequence] = self.features[sequence] = None
-        if self.moves is not None and self.moves[0] == sequence:
-            self.moves = None
+        self.moves = [move for move in self.moves if move[0] != sequence]
 
     @torch.inference_mode()
     def wipe(self, sequence: int) -> None:
@@ -126,6 +128,7 @@ class KVCache:
     @torch.inference_mode()
     def move(self, source: int, target: int) -> None:
         """Moves the committed rows and features of a sequence to the index of another one."""
+        self.move_rows()
         length = self.lengths[source]
         self.wipe(target)
         for buffer in (self.keys, self.values):
@@ -204,22 +207,30 @@ class KVCache:
     def _copy(self, sequence: int, sources: Sequence[int], targets: Sequence[int]) -> None:
         if not sources:
             return
-        self.moves = sequence, sources, targets
+        self.moves.append((sequence, sources, targets))
         if not self.defers_moves:
             self.move_rows()
 
+    def moved_rows(self) -> npt.NDArray[np.int64]:
+        """Sequence, source row and target row of every row that is to be moved, [3, rows]."""
+        sequences = [sequence for sequence, sources, _ in self.moves for _ in sources]
+        sources = [row for _, sources, _ in self.moves for row in sources]
+        targets = [row for _, _, targets in self.moves for row in targets]
+        return np.array([sequences, sources, targets], dtype=np.int64)
+
     @torch.inference_mode()
-    def move_rows(self, index_2N: Tensor | None = None) -> None:
-        """Carries out the last commit, unless that is done.
+    def move_rows(self, moved_3N: Tensor | None = None) -> None:
+        """Carries out the commits that are not yet.
 
         Args:
-            index_2N: its source and target rows on the device; None copies them there.
+            moved_3N: `moved_rows` on the device; None copies them there.
         """
-        if self.moves is None:
+        if not self.moves:
             return
-        (sequence, sources, targets), self.moves = self.moves, None
-        if index_2N is None:
-            index_2N = torch.tensor([list(sources), list(targets)], device=self.keys.device)
+        if moved_3N is None:
+            moved_3N = torch.from_numpy(self.moved_rows()).to(self.keys.device)
+        self.moves = []
+        sequences_N, sources_N, targets_N = moved_3N
         for buffer in (self.keys, self.values):
             # The gather is complete before the write begins, so overlapping rows are safe.
-            buffer[:, sequence].index_copy_(2, index_2N[1], buffer[:, sequence].index_select(2, index_2N[0]))
+            buffer[:, sequences_N, :, targets_N] = buffer[:, sequences_N, :, sources_N]

@@ -1,13 +1,18 @@
 """One forward of fixed shape in few operations, each of which is one or two kernels on CUDA.
 
-The rows of a forward come after the committed rows of one sequence, whose number is read on the device. So the same
-operations on the same buffers compute every forward of a width, and a CUDA graph can record them.
+The rows of a forward belong to one or more sequences and come after the committed rows of theirs, whose number is read
+on the device. So the same operations on the same buffers compute every forward of a width, and a CUDA graph can record
+them.
 
 The body of each operation is its definition in plain torch, which runs on a CPU. On CUDA the kernel of the same name in
 `refusion_eval.models.kernels` runs instead.
 
+Where each row belongs is told by four numbers: its sequence, the committed rows of that sequence, the rows of that
+sequence in this forward, and the number of the row among them. The rows of a sequence are neighbours, and the sequences
+ascend from 0. A row of sequence -1 is padding: it is neither stored nor attended to, and what it gets means nothing.
+
 Shapes: W rows, C residual width, H query heads, G key-value heads, D head width, I width of the MLP, V vocabulary,
-K rows of the KV buffer, L layers, B 64-bit words a row of the visibility pattern, N rows that are read.
+S sequences, K rows of the KV buffer, L layers, B 64-bit words a row of the visibility pattern, N rows that are read.
 """
 
 from collections.abc import Callable
@@ -41,15 +46,15 @@ def add_rms_norm(x_WC: Tensor, added_WC: Tensor, weight_C: Tensor, eps: float) -
     return total_WC, rms_norm(total_WC, weight_C, eps)
 
 
-@custom_op("refusion_eval::rotate_and_store", mutates_args=("keys_GKD", "values_GKD"))
+@custom_op("refusion_eval::rotate_and_store", mutates_args=("keys_SGKD", "values_SGKD"))
 def rotate_and_store(
     qkv_WO: Tensor,
     norm_PD: Tensor | None,
     tables: Tensor,
     positions_W: Tensor,
-    length_1: Tensor,
-    keys_GKD: Tensor,
-    values_GKD: Tensor,
+    places_4W: Tensor,
+    keys_SGKD: Tensor,
+    values_SGKD: Tensor,
     eps: float,
 ) -> Tensor:
     """Writes the rotated keys and the values of the rows to the KV buffer and returns the rotated queries, [W, H, D].
@@ -59,21 +64,22 @@ def rotate_and_store(
         norm_PD: scales of the norm of each query and key head, [H + G, D]; None for no norm.
         tables: cosine and signed sine of every position, [positions, 2, D].
         positions_W: position ids.
-        length_1: number of committed rows.
-        keys_GKD: keys of the layer; the rows come after the committed ones.
-        values_GKD: values of the layer.
+        places_4W: where each row belongs (see the module).
+        keys_SGKD: keys of the layer; the rows of a sequence come after its committed ones.
+        values_SGKD: values of the layer.
         eps: added to the mean square of a row before its root is taken.
     """
-    num_groups, _, head = keys_GKD.shape
+    num_groups, head = keys_SGKD.shape[1], keys_SGKD.shape[3]
     qkv_WPD = qkv_WO.view(len(qkv_WO), -1, head)
     qk_WPD, v_WGD = qkv_WPD[:, :-num_groups], qkv_WPD[:, -num_groups:]
     if norm_PD is not None:
         qk_WPD = rms_norm(qk_WPD, norm_PD, eps)
     cos_W1D, sin_W1D = tables[positions_W].split(1, dim=1)
     rotated_WPD = rotate(qk_WPD, cos_W1D, sin_W1D)
-    rows_W = length_1 + torch.arange(len(qkv_WO), device=length_1.device)
-    keys_GKD.index_copy_(1, rows_W, rotated_WPD[:, -num_groups:].transpose(0, 1))
-    values_GKD.index_copy_(1, rows_W, v_WGD.transpose(0, 1))
+    is_row_W = places_4W[0] >= 0
+    sequences_T, committed_T, _, numbers_T = places_4W[:, is_row_W]
+    keys_SGKD[sequences_T, :, committed_T + numbers_T] = rotated_WPD[is_row_W, -num_groups:]
+    values_SGKD[sequences_T, :, committed_T + numbers_T] = v_WGD[is_row_W]
     return rotated_WPD[:, :-num_groups].contiguous()
 
 
@@ -84,23 +90,29 @@ def swiglu(gate_up_WI: Tensor) -> Tensor:
 
 
 @custom_op("refusion_eval::attend_rows", mutates_args=())
-def attend_rows(queries_WHD: Tensor, keys_GKD: Tensor, values_GKD: Tensor, length_1: Tensor, bits_WB: Tensor) -> Tensor:
-    """Attention of the rows over the KV buffer, [W, H, D].
+def attend_rows(
+    queries_WHD: Tensor, keys_SGKD: Tensor, values_SGKD: Tensor, places_4W: Tensor, bits_WB: Tensor
+) -> Tensor:
+    """Attention of each row over the rows of its sequence in the KV buffer, [W, H, D].
 
     Args:
         queries_WHD: rotated queries.
-        keys_GKD: keys of the layer: committed rows, the rows of the forward, and anything after them.
-        values_GKD: values of the layer.
-        length_1: number of committed rows, which every row sees.
-        bits_WB: which rows of the forward each row sees (`pack_pattern`); at least one.
+        keys_SGKD: keys of the layer: for each sequence its committed rows, which all of its rows see, then its rows of
+            this forward, and anything after them.
+        values_SGKD: values of the layer.
+        places_4W: where each row belongs (see the module).
+        bits_WB: which rows of its sequence in this forward each row sees (`pack_pattern`); at least one.
     """
-    num_rows, num_keys = len(queries_WHD), keys_GKD.shape[1]
-    bits_WBJ = bits_WB[:, :, None] >> torch.arange(BITS, device=bits_WB.device) & 1
-    pattern_WW = bits_WBJ.flatten(1)[:, :num_rows].bool()
-    rows_K = torch.arange(num_keys, device=length_1.device)
-    seen_WK = (rows_K < length_1).expand(num_rows, -1).index_copy(1, length_1 + rows_K[:num_rows], pattern_WW)
-    mask_WK = torch.zeros_like(seen_WK, dtype=queries_WHD.dtype).masked_fill(~seen_WK, float("-inf"))
-    return grouped_attention(queries_WHD, keys_GKD, values_GKD, mask_WK, is_causal=False)
+    attended_WHD = torch.zeros_like(queries_WHD)
+    for sequence in range(int(places_4W[0].max()) + 1):
+        rows_T = (places_4W[0] == sequence).nonzero()[:, 0]
+        num_rows, length = len(rows_T), int(places_4W[1, rows_T[0]])
+        bits_TBJ = bits_WB[rows_T, :, None] >> torch.arange(BITS) & 1
+        mask_TK = torch.zeros(num_rows, length + num_rows, dtype=queries_WHD.dtype)
+        mask_TK[:, length:].masked_fill_(bits_TBJ.flatten(1)[:, :num_rows] == 0, float("-inf"))
+        keys_GKD, values_GKD = (buffer[sequence, :, : length + num_rows] for buffer in (keys_SGKD, values_SGKD))
+        attended_WHD[rows_T] = grouped_attention(queries_WHD[rows_T], keys_GKD, values_GKD, mask_TK, is_causal=False)
+    return attended_WHD
 
 
 @custom_op("refusion_eval::read_rows", mutates_args=("out_3N",))
@@ -143,12 +155,12 @@ def _(
     norm_PD: Tensor | None,
     tables: Tensor,
     positions_W: Tensor,
-    length_1: Tensor,
-    keys_GKD: Tensor,
-    values_GKD: Tensor,
+    places_4W: Tensor,
+    keys_SGKD: Tensor,
+    values_SGKD: Tensor,
     eps: float,
 ) -> Tensor:
-    num_groups, _, head = keys_GKD.shape
+    num_groups, head = keys_SGKD.shape[1], keys_SGKD.shape[3]
     return qkv_WO.new_empty(len(qkv_WO), qkv_WO.shape[1] // head - 2 * num_groups, head)
 
 
@@ -158,7 +170,7 @@ def _(gate_up_WI: Tensor) -> Tensor:
 
 
 @attend_rows.register_fake
-def _(queries_WHD: Tensor, keys_GKD: Tensor, values_GKD: Tensor, length_1: Tensor, bits_WB: Tensor) -> Tensor:
+def _(queries_WHD: Tensor, keys_SGKD: Tensor, values_SGKD: Tensor, places_4W: Tensor, bits_WB: Tensor) -> Tensor:
     return torch.empty_like(queries_WHD)
 
 
@@ -189,51 +201,49 @@ for _name, _operation in OPERATIONS.items():
     _operation.register_kernel("cuda", _kernel(_name))
 
 
-def pack_pattern(pattern_QQ: npt.NDArray[np.bool_], width: int) -> npt.NDArray[np.int64]:
-    """Packs which rows see which into words of 64 bits, lowest bit first, [W, B]; padding rows see themselves.
+def pack_pattern(pattern_QQ: npt.NDArray[np.bool_], num_words: int) -> npt.NDArray[np.int64]:
+    """Packs which rows of a sequence see which into words of 64 bits, lowest bit first, [Q, B].
 
     Args:
-        pattern_QQ: the rows of a forward, at most W.
-        width: W.
+        pattern_QQ: the rows of a forward.
+        num_words: B, at least `num_words(Q)`.
     """
-    pattern_WW = np.eye(width, num_words(width) * BITS, dtype=np.bool_)
-    pattern_WW[: len(pattern_QQ), : len(pattern_QQ)] = pattern_QQ
-    return np.packbits(pattern_WW, axis=1, bitorder="little").view("<i8").astype(np.int64, copy=False)
+    padded_QJ = np.zeros((len(pattern_QQ), num_words * BITS), dtype=np.bool_)
+    padded_QJ[:, : len(pattern_QQ)] = pattern_QQ
+    return np.packbits(padded_QJ, axis=1, bitorder="little").view("<i8").astype(np.int64, copy=False)
 
 
-def fused_logits(
+def fused_hidden(
     model: Transformer,
     tables: Tensor,
     tokens_W: Tensor,
     positions_W: Tensor,
-    length_1: Tensor,
+    places_4W: Tensor,
     bits_WB: Tensor,
     keys: Tensor,
     values: Tensor,
-    out: Tensor,
-) -> Tensor:
-    """The logits of all rows of a forward, in the dtype of the model, [W, V].
+) -> tuple[Tensor, Tensor]:
+    """The residual stream of all rows of a forward and its final norm, both [W, C].
 
     Args:
         model: the transformer.
         tables: rotary tables of all positions (`Transformer.rotary_tables`).
         tokens_W: token ids.
         positions_W: position ids.
-        length_1: number of committed rows.
-        bits_WB: which rows of the forward each row sees (`pack_pattern`).
-        keys: keys of one sequence, [L, G, K, D]; the rows of the forward are written after the committed ones.
-        values: values of the sequence, as `keys`.
-        out: receives the logits.
+        places_4W: where each row belongs (see the module).
+        bits_WB: which rows of its sequence in this forward each row sees (`pack_pattern`).
+        keys: keys, [L, S, G, K, D]; the rows of each sequence are written after its committed ones.
+        values: values, as `keys`.
     """
     weights, eps = model.weights, model.config.rms_norm_eps
     x_WC = model.embed(tokens_W)
     normed_WC = rms_norm(x_WC, weights.layers[0].input_norm, eps)
     next_norms = [layer.input_norm for layer in weights.layers[1:]] + [weights.final_norm]
-    for layer, next_norm, keys_GKD, values_GKD in zip(weights.layers, next_norms, keys, values, strict=True):
+    for layer, next_norm, *cached in zip(weights.layers, next_norms, keys, values, strict=True):
         qkv_WO = linear(normed_WC, layer.qkv, layer.qkv_bias)
-        queries_WHD = rotate_and_store(qkv_WO, layer.qk_norm, tables, positions_W, length_1, keys_GKD, values_GKD, eps)
-        attended_WHD = attend_rows(queries_WHD, keys_GKD, values_GKD, length_1, bits_WB)
+        queries_WHD = rotate_and_store(qkv_WO, layer.qk_norm, tables, positions_W, places_4W, *cached, eps)
+        attended_WHD = attend_rows(queries_WHD, *cached, places_4W, bits_WB)
         x_WC, normed_WC = add_rms_norm(x_WC, linear(attended_WHD.flatten(1), layer.out), layer.mlp_norm, eps)
         mlp_WC = linear(swiglu(linear(normed_WC, layer.gate_up)), layer.down)
         x_WC, normed_WC = add_rms_norm(x_WC, mlp_WC, next_norm, eps)
-    return torch.mm(normed_WC, weights.head.t(), out=out)
+    return x_WC, normed_WC

@@ -6,7 +6,8 @@ small, so what counts is the number of kernels: each costs one to two microsecon
 All sums are float32, and results are rounded once, to the dtype of the model.
 
 Shapes: W rows of a forward, C residual width, H query heads, G key-value heads, D head width, I width of the MLP,
-V vocabulary, K rows of the KV buffer, B 64-bit words a row of the visibility pattern, N rows that are read.
+V vocabulary, S sequences, K rows of the KV buffer, B 64-bit words a row of the visibility pattern, N rows that are
+read.
 """
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from refusion_eval.models.fused import MAX_FOLDED, num_splits
 
 KEYS_A_STEP = {2: 64, 4: 32}  # by bytes of a number: keys that one step of attention reads into shared memory
+NUM_WARPS = {16: 4, 32: 4, 64: 8}  # by rows of a block of attention: with fewer, its sums do not fit in the registers
 VOCABULARY_SPLITS = 32  # programs that share the logits of a row
 NUM_PARTS = 4  # numbers that each of them finds
 
@@ -37,16 +39,18 @@ def add_rms_norm_kernel(x, added, weight, total, normed, width, eps, BLOCK: tl.c
     tl.store(normed + first + columns, (summed * scale * scales).to(normed.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def rotate_and_store_kernel(
     qkv,
     norm,
     tables,
     positions,
-    length,
+    places,
     keys,
     values,
     queries,
+    num_rows,
+    sequence_stride,
     group_stride,
     eps,
     NUM_HEADS: tl.constexpr,
@@ -62,10 +66,13 @@ def rotate_and_store_kernel(
     partners = (entries + HEAD // 2) % HEAD
     source = qkv + (row * (NUM_HEADS + 2 * NUM_GROUPS) + head) * HEAD
     x = tl.load(source + entries, mask=inside, other=0.0).to(tl.float32)
-    cache_row = tl.load(length) + row
+    sequence = tl.load(places + row)
+    cache_row = tl.load(places + num_rows + row) + tl.load(places + 3 * num_rows + row)
+    place = sequence * sequence_stride + cache_row * HEAD + entries
+    is_stored = entries < tl.where(sequence >= 0, HEAD, 0)
     if head >= NUM_HEADS + NUM_GROUPS:
-        place = values + (head - NUM_HEADS - NUM_GROUPS) * group_stride + cache_row * HEAD
-        tl.store(place + entries, x.to(values.dtype.element_ty), mask=inside)
+        place += (head - NUM_HEADS - NUM_GROUPS) * group_stride
+        tl.store(values + place, x.to(values.dtype.element_ty), mask=is_stored)
     else:
         partner = tl.load(source + partners, mask=inside, other=0.0).to(tl.float32)
         if HAS_NORM:
@@ -79,8 +86,7 @@ def rotate_and_store_kernel(
         if head < NUM_HEADS:
             tl.store(queries + (row * NUM_HEADS + head) * HEAD + entries, rotated, mask=inside)
         else:
-            place = keys + (head - NUM_HEADS) * group_stride + cache_row * HEAD
-            tl.store(place + entries, rotated, mask=inside)
+            tl.store(keys + place + (head - NUM_HEADS) * group_stride, rotated, mask=is_stored)
 
 
 @triton.jit
@@ -100,12 +106,13 @@ def attend_kernel(
     queries,
     keys,
     values,
-    length,
+    places,
     bits,
     out,
     log_sums,
     num_rows,
     num_words,
+    sequence_stride,
     group_stride,
     scale,
     NUM_HEADS: tl.constexpr,
@@ -116,55 +123,68 @@ def attend_kernel(
     BLOCK_D: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """One program for each key-value head, block of query rows, and share of the keys.
+    """One program for each key-value head, block of query rows, and share of the keys of each sequence in the block.
 
     Products of float32 run on the tensor cores in three parts each, which together have the precision of float32.
 
-    The query heads of a group are folded into the rows: row m of a block is query row m // SHARED of head m % SHARED.
+    The query heads of a group are folded into the rows: row m of a block is query row m // SHARED of head m % SHARED. A
+    block may hold rows of several sequences: it reads the keys of one after the other, and only the rows of that
+    sequence count them.
     """
     group, block, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     folded = block * BLOCK_M + tl.arange(0, BLOCK_M)
     rows, heads = folded // SHARED, group * SHARED + folded % SHARED
     entries = tl.arange(0, BLOCK_D)
-    places = (rows * NUM_HEADS + heads)[:, None] * HEAD + entries[None, :]
+    out_places = (rows * NUM_HEADS + heads)[:, None] * HEAD + entries[None, :]
     inside = (rows < num_rows)[:, None] & (entries < HEAD)[None, :]
-    q = tl.load(queries + places, mask=inside, other=0.0)
+    q = tl.load(queries + out_places, mask=inside, other=0.0)
+    sequences = tl.load(places + rows, mask=rows < num_rows, other=-1)  # 64 bits: buffers of a batch are large
+    lengths = tl.load(places + num_rows + rows, mask=rows < num_rows, other=0).to(tl.int32)
+    added = tl.load(places + 2 * num_rows + rows, mask=rows < num_rows, other=0).to(tl.int32)
 
-    num_committed = tl.load(length).to(tl.int32)
-    num_keys = num_committed + num_rows
-    share = tl.cdiv(tl.cdiv(num_keys, BLOCK_N), SPLITS) * BLOCK_N
-    first = split * share
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     attended = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for start in range(first, tl.minimum(first + share, num_keys), BLOCK_N):
-        key_rows = start + tl.arange(0, BLOCK_N)
-        key_places = group * group_stride + key_rows[:, None] * HEAD + entries[None, :]
-        key_inside = (key_rows < num_keys)[:, None] & (entries < HEAD)[None, :]
-        k = tl.load(keys + key_places, mask=key_inside, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale
-        if start + BLOCK_N > num_committed:
-            tail = tl.maximum(key_rows - num_committed, 0)
-            is_tail = (key_rows >= num_committed) & (key_rows < num_keys)
-            word_places = rows[:, None] * num_words + (tail // 64)[None, :]
-            words = tl.load(bits + word_places, mask=is_tail[None, :] & (rows < num_rows)[:, None], other=0)
-            seen = ((words >> (tail % 64)[None, :].to(tl.int64)) & 1) == 1
-            scores = tl.where(seen | (key_rows < num_committed)[None, :], scores, float("-inf"))
-        now_largest = tl.maximum(largest, tl.max(scores, axis=1))
-        base = tl.where(now_largest == float("-inf"), 0.0, now_largest)  # nothing is seen yet
-        weights = tl.exp(scores - base[:, None])
-        shrink = tl.exp(largest - base)
-        total = total * shrink + tl.sum(weights, axis=1)
-        v = tl.load(values + key_places, mask=key_inside, other=0.0)
-        products = tl.dot(weights.to(v.dtype), v, input_precision="tf32x3")
-        attended = attended * shrink[:, None] + products
-        largest = now_largest
+    columns = tl.arange(0, BLOCK_N)
+    places_in_step = columns[:, None] * HEAD + entries[None, :]
+    first_sequence = tl.maximum(tl.load(places + block * BLOCK_M // SHARED), 0)
+    for sequence in range(first_sequence, tl.max(sequences, axis=0) + 1):
+        is_own = sequences == sequence
+        num_committed = tl.max(tl.where(is_own, lengths, 0), axis=0)
+        num_added = tl.max(tl.where(is_own, added, 0), axis=0)
+        base = sequence * sequence_stride + group * group_stride
+        # The rows of the forward begin a step of their own, so that a step needs one word of the pattern a row.
+        committed_steps = tl.cdiv(num_committed, BLOCK_N)
+        num_steps = committed_steps + tl.cdiv(num_added, BLOCK_N)
+        share = tl.cdiv(num_steps, SPLITS)
+        for step in range(split * share, tl.minimum((split + 1) * share, num_steps)):
+            is_tail = step >= committed_steps
+            tail = tl.where(is_tail, step - committed_steps, 0) * BLOCK_N
+            start = tl.where(is_tail, num_committed + tail, step * BLOCK_N)
+            num_left = tl.where(is_tail, num_added - tail, num_committed - start)
+            is_key = (columns < num_left)[:, None] & (entries < HEAD)[None, :]
+            k = tl.load(keys + (base + start * HEAD) + places_in_step, mask=is_key, other=0.0)
+            scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale
+            is_masked = rows < tl.where(is_tail, num_rows, 0)
+            words = tl.load(bits + rows * num_words + tail // 64, mask=is_masked, other=-1) >> (tail % 64)
+            seen = ((words[:, None] >> columns[None, :]) & 1) == 1
+            seen = seen & is_own[:, None] & (columns < num_left)[None, :]
+            scores = tl.where(seen, scores, float("-inf"))
+            now_largest = tl.maximum(largest, tl.max(scores, axis=1))
+            reference = tl.where(now_largest == float("-inf"), 0.0, now_largest)  # nothing is seen yet
+            weights = tl.exp(scores - reference[:, None])
+            shrink = tl.exp(largest - reference)
+            total = total * shrink + tl.sum(weights, axis=1)
+            v = tl.load(values + (base + start * HEAD) + places_in_step, mask=is_key, other=0.0)
+            products = tl.dot(weights.to(v.dtype), v, input_precision="tf32x3")
+            attended = attended * shrink[:, None] + products
+            largest = now_largest
 
     attended = attended / tl.where(total == 0.0, 1.0, total)[:, None]
     if SPLITS == 1:
-        tl.store(out + places, attended.to(out.dtype.element_ty), mask=inside)
+        tl.store(out + out_places, attended.to(out.dtype.element_ty), mask=inside)
     else:
-        tl.store(out + split * num_rows * NUM_HEADS * HEAD + places, attended, mask=inside)
+        tl.store(out + split * num_rows * NUM_HEADS * HEAD + out_places, attended, mask=inside)
         log_sum = tl.where(total == 0.0, float("-inf"), largest + tl.log(total))
         tl.store(log_sums + (split * num_rows + rows) * NUM_HEADS + heads, log_sum, mask=rows < num_rows)
 
@@ -175,8 +195,10 @@ def join_splits_kernel(parts, log_sums, out, num_places, HEAD: tl.constexpr, BLO
     place = tl.program_id(0)
     splits, entries = tl.arange(0, SPLITS), tl.arange(0, BLOCK)
     log_sum = tl.load(log_sums + splits * num_places + place)
-    weights = tl.exp(log_sum - tl.max(log_sum, axis=0))
-    weights = weights / tl.sum(weights, axis=0)
+    largest = tl.max(log_sum, axis=0)
+    weights = tl.exp(log_sum - tl.where(largest == float("-inf"), 0.0, largest))  # a padding row sees nothing
+    total = tl.sum(weights, axis=0)
+    weights = weights / tl.where(total == 0.0, 1.0, total)
     places = (splits[:, None] * num_places + place) * HEAD + entries[None, :]
     part = tl.load(parts + places, mask=(entries < HEAD)[None, :], other=0.0)
     joined = tl.sum(part * weights[:, None], axis=0).to(out.dtype.element_ty)
@@ -253,13 +275,13 @@ def rotate_and_store(
     norm_PD: Tensor | None,
     tables: Tensor,
     positions_W: Tensor,
-    length_1: Tensor,
-    keys_GKD: Tensor,
-    values_GKD: Tensor,
+    places_4W: Tensor,
+    keys_SGKD: Tensor,
+    values_SGKD: Tensor,
     eps: float,
 ) -> Tensor:
     """`fused.rotate_and_store` in one kernel."""
-    num_groups, _, head = keys_GKD.shape
+    _, num_groups, _, head = keys_SGKD.shape
     num_rows = qkv_WO.shape[0]
     num_heads = qkv_WO.shape[1] // head - 2 * num_groups
     queries = torch.empty(num_rows, num_heads, head, dtype=qkv_WO.dtype, device=qkv_WO.device)
@@ -268,11 +290,12 @@ def rotate_and_store(
         qkv_WO if norm_PD is None else norm_PD,
         tables,
         positions_W,
-        length_1,
-        keys_GKD,
-        values_GKD,
+        places_4W,
+        keys_SGKD,
+        values_SGKD,
         queries,
-        keys_GKD.stride(0),
+        num_rows,
+        *keys_SGKD.stride()[:2],
         eps,
         NUM_HEADS=num_heads,
         NUM_GROUPS=num_groups,
@@ -293,10 +316,12 @@ def swiglu(gate_up_WI: Tensor) -> Tensor:
     return out
 
 
-def attend_rows(queries_WHD: Tensor, keys_GKD: Tensor, values_GKD: Tensor, length_1: Tensor, bits_WB: Tensor) -> Tensor:
+def attend_rows(
+    queries_WHD: Tensor, keys_SGKD: Tensor, values_SGKD: Tensor, places_4W: Tensor, bits_WB: Tensor
+) -> Tensor:
     """`fused.attend_rows` in two kernels, in one where the keys are not split."""
     num_rows, num_heads, head = queries_WHD.shape
-    num_groups = keys_GKD.shape[0]
+    num_groups = keys_SGKD.shape[1]
     shared = num_heads // num_groups
     splits = num_splits(num_rows, num_heads, num_groups)
     out = torch.empty_like(queries_WHD)
@@ -308,25 +333,25 @@ def attend_rows(queries_WHD: Tensor, keys_GKD: Tensor, values_GKD: Tensor, lengt
     grid = (num_groups, triton.cdiv(num_rows * shared, block_rows), splits)
     attend_kernel[grid](
         queries_WHD,
-        keys_GKD,
-        values_GKD,
-        length_1,
+        keys_SGKD,
+        values_SGKD,
+        places_4W,
         bits_WB,
         parts,
         log_sums,
         num_rows,
         bits_WB.shape[1],
-        keys_GKD.stride(0),
+        *keys_SGKD.stride()[:2],
         head**-0.5,
         NUM_HEADS=num_heads,
         SHARED=shared,
         HEAD=head,
         BLOCK_M=block_rows,
-        BLOCK_N=KEYS_A_STEP[keys_GKD.itemsize],
+        BLOCK_N=KEYS_A_STEP[keys_SGKD.itemsize],
         BLOCK_D=max(16, triton.next_power_of_2(head)),  # the least that a product of blocks takes
         SPLITS=splits,
-        num_warps=4,
-        num_stages=2 if keys_GKD.itemsize == 2 else 1,  # blocks in shared memory at once, of which GPUs have 99 KiB
+        num_warps=NUM_WARPS[block_rows],
+        num_stages=2 if keys_SGKD.itemsize == 2 else 1,  # blocks in shared memory at once, of which GPUs have 99 KiB
     )
     if splits > 1:
         block = triton.next_power_of_2(head)

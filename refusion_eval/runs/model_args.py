@@ -54,7 +54,7 @@ class ModelArgs:
         batch_size: Requests decoded together, as far as the KV budget allows, or auto. Speed is measured at 1 only.
         tps_samples: Items of every task that are decoded alone, to measure speed beside a batch.
         kv_budget_gib: GiB that the keys and values of a batch may take. The default is the free memory.
-        cuda_graphs: Record the forwards of a request that is decoded alone as CUDA graphs. The default is yes on a GPU.
+        cuda_graphs: Record forwards as CUDA graphs, of one request and of batches. The default is yes on a GPU.
         run_dir: Folder where every sample is recorded as it finishes, and found again by the next run.
         data_dir: Folder with benchmark rows.
         enable_thinking: Value that the chat template receives for thinking. The default is yes.

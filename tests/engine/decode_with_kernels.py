@@ -8,7 +8,7 @@ from refusion_eval.decoders import DECODERS
 from refusion_eval.decoders.autoregressive import AutoregressiveSettings
 from refusion_eval.decoders.refusion_slots import RefusionSettings
 from refusion_eval.engine import recorded
-from refusion_eval.engine.engine import Engine
+from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.models import fused
 from tests.engine.random_model import VOCAB_SIZE, random_transformer
 
@@ -30,6 +30,10 @@ def main() -> None:
         decode = DECODERS[name].decode
         assert replayed.run(decode, PROMPT, settings).tokens == free.run(decode, PROMPT, settings).tokens
         print(name, "same tokens")
+        requests = [Request(decode, PROMPT[:length], settings) for length in (3, 8, 5)]
+        results = [{index: out.tokens for index, out in engine.run_many(requests, 2)} for engine in (free, replayed)]
+        assert results[0] == results[1]
+        print(name, "same tokens in a batch")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from refusion_eval.engine import engine as engine_module
-from refusion_eval.engine import readout, recorded, width
+from refusion_eval.engine import readout, recorded, staging, width
 from refusion_eval.models.config import ModelConfig
 from refusion_eval.models.fused import num_splits
 from refusion_eval.models.transformer import LayerWeights, Transformer, Weights
@@ -127,7 +127,7 @@ def kernels_of(name: str, args: tuple) -> int:
     """Kernels of one call of an operation."""
     if name == "attend_rows":
         queries, keys = args[:2]
-        return 2 if num_splits(queries.shape[0], queries.shape[1], keys.shape[0]) > 1 else 1
+        return 2 if num_splits(queries.shape[0], queries.shape[1], keys.shape[1]) > 1 else 1
     return 2 if name == "read_rows" else SEVERAL.get(name, 1)
 
 
@@ -157,9 +157,9 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> Iterator[Launch
         monkeypatch.setattr(module, "fetch", fetch)
     for module in (engine_module, width):
         monkeypatch.setattr(module, "synchronize", lambda device: None)
-    host = torch.zeros(1 << 14, dtype=torch.int64)  # a true tensor, into which numbers can be written
+    host = torch.zeros(staging.SIZE, dtype=torch.int64)  # a true tensor, into which numbers can be written
     numbers = host.numpy()
-    monkeypatch.setattr(recorded, "host_buffer", lambda size, device: (host, numbers))
+    monkeypatch.setattr(staging, "host_buffer", lambda size, device: (host, numbers))
 
     def tensor(data: object, dtype: torch.dtype | None = None, device: object = "cpu") -> torch.Tensor:
         made = torch.from_numpy(np.array(data))  # a mode of fake tensors would compute a constant, which needs a device

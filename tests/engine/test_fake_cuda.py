@@ -3,11 +3,14 @@
 All decoders run at the shape of an 8B model, alone and in batches, on tensors without storage.
 """
 
+import numpy as np
 import pytest
 
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.engine.readout import PackedRead, ReadPlan
+from refusion_eval.engine.recorded import WIDTHS, RecordedForwards
+from refusion_eval.models.cache import KVCache
 from refusion_eval.types import Decoded, Forward, Read, causal
 from tests.engine.fake_cuda import fake_cuda, fake_transformer, make_guard, shape_8b
 
@@ -43,10 +46,10 @@ def one_forward(engine, launches, width):
     """Counts one recorded forward of a width."""
     forward = Forward([1] * width, range(90, 90 + width), causal(width), (Read(range(width), suppress=(7,)),))
     plan = ReadPlan([PackedRead(forward.reads[0], 0)])
-    assert engine.recorded.serves(forward, plan, 90)
+    assert engine.recorded.serves([forward], plan)
     for counter in (launches.kernels, launches.copies, launches.waits):
         counter.clear()
-    engine.recorded.read(forward, plan, 90)
+    engine.recorded.read([forward], plan, [90])
     return launches.num_kernels
 
 
@@ -56,7 +59,8 @@ def test_kernels_of_a_layer_and_copies_of_a_forward(monkeypatch, width, bound):
     for num_layers in (1, 3):
         with fake_cuda(monkeypatch) as launches:
             engine = Engine(fake_transformer(shape_8b(num_layers)), "sdpa", record=lambda compute: compute)
-            engine.recorded.prepare(500)
+            engine.recorded.reserve(500)
+            engine.recorded.prepare()
             kernels[num_layers] = one_forward(engine, launches, width)
             assert launches.copies == {"to the device": 1, "to the host": 1}
             assert not launches.waits
@@ -70,7 +74,8 @@ def test_every_decoder_alone(monkeypatch, name):
     with fake_cuda(monkeypatch) as launches:
         engine = Engine(fake_transformer(shape_8b(1)), "sdpa", record=lambda compute: compute)
         settings = settings_of(name)
-        engine.recorded.prepare(100)
+        engine.recorded.reserve(100)
+        engine.recorded.prepare()
         launches.copies.clear()
         decoded = engine.run(DECODERS[name].decode, PROMPT, settings)
         assert launches.copies["to the host"] == decoded.num_forwards
@@ -79,8 +84,46 @@ def test_every_decoder_alone(monkeypatch, name):
         assert not launches.waits
 
 
+@pytest.mark.parametrize(("sizes", "bound"), [([1] * 32, 11), ([40] * 8, 11), ([40] * 32, 11)])
+def test_kernels_of_a_layer_and_copies_of_a_forward_of_a_batch(monkeypatch, sizes, bound):
+    """32 rows and 320 are replayed, 1280 are launched one by one."""
+    kernels = {}
+    for num_layers in (1, 3):
+        with fake_cuda(monkeypatch) as launches:
+            model = fake_transformer(shape_8b(num_layers))
+            cache = KVCache(model.config, 32, 512, model.dtype, model.device)
+            forwards = RecordedForwards(model, cache, lambda compute: compute)
+            forwards.prepare()
+            one = [Forward([1] * size, range(90, 90 + size), causal(size), (Read(range(size)),)) for size in sizes]
+            plan = ReadPlan([PackedRead(one[0].reads[0], first) for first in np.cumsum([0, *sizes[:-1]])])
+            assert forwards.serves(one, plan)
+            for counter in (launches.kernels, launches.copies, launches.waits):
+                counter.clear()
+            for sequence in range(3):
+                cache.moves.append((sequence, [92], [91]))  # rows that stay after the forward before
+            forwards.read(one, plan, [90] * len(sizes))
+            assert launches.copies == {"to the device": 1, "to the host": 1}
+            assert not launches.waits
+            kernels[num_layers] = launches.num_kernels
+    assert (kernels[3] - kernels[1]) / 2 <= bound
+    assert kernels[1] - bound <= (9 if sum(sizes) <= WIDTHS[-1] else 60), launches.kernels  # four move rows
+
+
 @pytest.mark.parametrize("name", sorted(DECODERS))
 def test_every_decoder_in_a_batch(monkeypatch, name):
+    with fake_cuda(monkeypatch) as launches:
+        engine = Engine(fake_transformer(shape_8b(1)), "sdpa", kv_budget=2**36, record=lambda compute: compute)
+        requests = [Request(DECODERS[name].decode, PROMPT[:length], settings_of(name)) for length in (20, 30, 40)]
+        results = dict(engine.run_many(requests, 2))
+        assert all(isinstance(result, Decoded) for result in results.values()), results
+        assert not launches.waits
+        more = launches.copies["to the device"] - launches.copies["to the host"] - len(WIDTHS)
+        # Suppressed ids that the readout kernel does not know, and rows that move when a request ends.
+        assert more <= 1 + len(requests)
+
+
+@pytest.mark.parametrize("name", sorted(DECODERS))
+def test_every_decoder_in_a_batch_without_recordings(monkeypatch, name):
     with fake_cuda(monkeypatch) as launches:
         engine = Engine(fake_transformer(shape_8b(1)), "sdpa", kv_budget=2**34)
         requests = [Request(DECODERS[name].decode, PROMPT[:length], settings_of(name)) for length in (20, 40)]

@@ -17,19 +17,22 @@ from refusion_eval.decoders import DECODERS, autoregressive
 from refusion_eval.decoders.autoregressive import AutoregressiveSettings
 from refusion_eval.decoders.refusion_slots import RefusionSettings
 from refusion_eval.engine import recorded
-from refusion_eval.engine.engine import Engine
+from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.engine.recorded import WIDTHS, RecordedForwards
+from refusion_eval.engine.staging import Staging
 from refusion_eval.engine.width import time_forwards
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import tasks_path
 from refusion_eval.types import Readout, Trace
-from tests.decoders.goldens import decode_golden
+from tests.decoders.baselines import assert_equals_golden, golden_case, golden_model
+from tests.decoders.goldens import decode_golden, golden_settings
+from tests.decoders.test_d2f import GOLDENS, golden_request
 from tests.engine.random_model import VOCAB_SIZE, random_transformer
 from tests.engine.test_engine import wander_requests
 
 REFUSION = DECODERS["refusion"].decode
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
-LONG_PROMPT = [index * index % VOCAB_SIZE for index in range(700)]
+LONG_PROMPT = [index * index % VOCAB_SIZE for index in range(1100)]
 
 
 @pytest.fixture
@@ -61,6 +64,10 @@ def engines(record) -> tuple[Engine, Engine]:
     return Engine(model, "sdpa"), Engine(model, "sdpa", record=record)
 
 
+def tokens_of(results) -> dict[int, tuple[int, ...]]:
+    return {index: decoded.tokens for index, decoded in results}
+
+
 def test_random_decodings_are_the_same(engines) -> None:
     free, replayed = engines
     for request in wander_requests(8):
@@ -82,6 +89,50 @@ def test_decoders_give_the_same_tokens_before_and_after_the_buffer_grew(engines,
     assert mine.tokens == free.run(autoregressive.decode, LONG_PROMPT, greedy).tokens
     again = replayed.run(REFUSION, prompt, settings)
     assert again.tokens == free.run(REFUSION, prompt, settings).tokens
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 7])
+def test_batches_of_random_decodings_are_the_same(engines, batch_size) -> None:
+    """Among them are commits that move rows, requests that end early, and forwards of all patterns."""
+    free, replayed = engines
+    expected = [free.run(request.decode, request.prompt, request.settings) for request in wander_requests(17)]
+    together = dict(replayed.run_many(iter(wander_requests(17)), batch_size))
+    for index, decoded in enumerate(expected):
+        assert (together[index].tokens, together[index].trace) == (decoded.tokens, decoded.trace)
+
+
+def test_a_batch_replays_narrow_forwards_and_computes_wide_ones_without_padding(engines, log, monkeypatch) -> None:
+    free, replayed = engines
+    greedy = AutoregressiveSettings(gen_length=6)
+    requests = [Request(autoregressive.decode, LONG_PROMPT[start : start + 400], greedy) for start in range(3)]
+    expected = tokens_of(free.run_many(requests, 3))
+    widths = []
+    hidden = recorded.fused_hidden
+    monkeypatch.setattr(recorded, "fused_hidden", lambda *args: widths.append(len(args[2])) or hidden(*args))
+    monkeypatch.setattr(replayed.model, "hidden", pytest.fail)  # the path of forwards that are not served
+    monkeypatch.setattr(RecordedForwards, "_check", lambda self: None)
+    assert tokens_of(replayed.run_many(requests, 3)) == expected
+    assert log["recorded"] == sorted(WIDTHS, reverse=True)
+    assert [width for width in widths if width > WIDTHS[-1]] == [1200]
+    assert log["replayed"] == 5 * [4]
+
+
+def test_a_buffer_of_a_batch_that_grows_is_recorded_again_and_keeps_its_rows(engines, log) -> None:
+    free, replayed = engines
+    greedy = AutoregressiveSettings(gen_length=30)
+    requests = [Request(autoregressive.decode, prompt, greedy) for prompt in (PROMPT, LONG_PROMPT[:500], PROMPT[:3])]
+    assert tokens_of(replayed.run_many(requests, 2)) == tokens_of(free.run_many(requests, 2))
+    assert len(log["recorded"]) == 2 * len(WIDTHS)
+
+
+def test_rows_that_no_staging_buffer_holds_move_on_their_own(engines, monkeypatch) -> None:
+    free, replayed = engines
+    settings = RefusionSettings(gen_length=40, slot_size=8, block_size=16, mask_id=VOCAB_SIZE - 1, tau_token=0.0)
+    requests = [Request(REFUSION, PROMPT[:length], settings) for length in (3, 8, 5)]
+    expected = tokens_of(free.run_many(requests, 3))
+    holds = Staging.holds
+    monkeypatch.setattr(Staging, "holds", lambda self, width, words, moves: moves == 0 and holds(self, width, words, 0))
+    assert tokens_of(replayed.run_many(requests, 3)) == expected
 
 
 def test_all_widths_are_recorded_before_the_first_decoding_the_largest_first(engines, log) -> None:
@@ -109,8 +160,8 @@ def test_a_request_that_outgrows_the_buffer_goes_on_without_recordings(engines, 
     def endless(prompt, settings, trace):
         return (yield from autoregressive.decode(prompt, AutoregressiveSettings(gen_length=settings), trace))
 
-    expected = free.run(endless, PROMPT, 900).tokens  # a number has no num_positions
-    assert replayed.run(endless, PROMPT, 900).tokens == expected
+    expected = free.run(endless, PROMPT, 1100).tokens  # a number has no num_positions
+    assert replayed.run(endless, PROMPT, 1100).tokens == expected
     assert len(log["recorded"]) == len(WIDTHS)
 
 
@@ -143,13 +194,47 @@ def test_widths_are_timed_on_the_recorded_path(engines, log) -> None:
 @pytest.mark.parametrize("compatible", [True, False])
 def test_goldens_of_the_release_come_out_the_same(shared, record, log, compatible) -> None:
     model = load_model(str(shared / "parity" / "tiny"))
-    model.engine.recorded = RecordedForwards(model.engine.model, model.engine._cache, record)
+    model.engine = Engine(model.engine.model, "sdpa", record=record)
     cases = [json.loads(line) for line in (shared / "parity" / "golden.jsonl").read_text().splitlines()]
     free = load_model(str(shared / "parity" / "tiny"))
     for case in cases[::8]:
         settings = {"release_compatible": compatible, "row_cost": 0.02, "free_rows": 32}
         assert decode_golden(model, case, **settings).tokens == decode_golden(free, case, **settings).tokens
     assert len(log["recorded"]) == len(WIDTHS)
+
+
+@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("compatible", [True, False])
+def test_goldens_of_the_release_come_out_of_a_batch(shared, record, log, compatible, every) -> None:
+    model = load_model(str(shared / "parity" / "tiny"))
+    cases = [json.loads(line) for line in (shared / "parity" / "golden.jsonl").read_text().splitlines()][::every]
+    settings = {"release_compatible": compatible, "row_cost": 0.02, "free_rows": 32}
+    requests = [Request(REFUSION, case["prompt_ids"], golden_settings(model, case, **settings)) for case in cases]
+    together = tokens_of(Engine(model.engine.model, "sdpa", record=record).run_many(requests, 16))
+    for number, case in enumerate(cases):
+        assert list(together[number]) == (case if compatible else case["fixed"])["output_ids"]
+    assert len(log["replayed"]) > 100
+
+
+@pytest.mark.parametrize("place", range(len(GOLDENS)))
+def test_goldens_of_d2f_come_out_of_a_batch(shared, record, log, place) -> None:
+    """Each on its own checkpoint, in a batch with all others."""
+    cases = [golden_case(shared, *pair) for pair in GOLDENS]
+    requests = [golden_request(decoder, case) for (decoder, _), case in zip(GOLDENS, cases, strict=True)]
+    engine = Engine(golden_model(shared, cases[place]).engine.model, "sdpa", record=record)
+    assert_equals_golden(dict(engine.run_many(requests, 6))[place], cases[place])
+    assert len(log["replayed"]) > len(WIDTHS)
+
+
+@pytest.mark.parametrize("name", sorted(DECODERS))
+def test_every_decoder_gives_the_same_tokens_in_a_batch(engines, name) -> None:
+    free, replayed = engines
+    wanted = {"gen_length": 32, "mask_id": VOCAB_SIZE - 1, "eos_ids": (VOCAB_SIZE - 2,), "steps": 8, "block_length": 8}
+    wanted |= {"slot_size": 4, "block_size": 8, "tau_token": 0.0} if name == "refusion" else {}
+    entry = DECODERS[name]
+    settings = entry.Settings(**{key: wanted[key] for key in wanted if key in entry.Settings.__dataclass_fields__})
+    requests = [Request(entry.decode, PROMPT[:length], settings) for length in (3, 8, 1, 5)]
+    assert tokens_of(replayed.run_many(requests, 3)) == tokens_of(free.run_many(requests, 3))
 
 
 def readouts(forward, random):
@@ -191,4 +276,4 @@ def test_the_kernels_themselves_decode_the_same_tokens() -> None:
     command = [sys.executable, "-m", "tests.engine.decode_with_kernels"]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("same tokens") == 2
+    assert done.stdout.count("same tokens") == 4

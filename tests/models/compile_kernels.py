@@ -1,10 +1,17 @@
 """Compiles every kernel for the GPUs of a list of compute capabilities, without a GPU; prints what each needs.
 
+For each: its registers, and the bytes of a thread's variables that did not fit in them and lie in memory.
+
 python compile_kernels.py 80 90 100
 """
 
+import re
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler import compile as compile_kernel
@@ -19,14 +26,15 @@ VARIANTS = [
     (kernels.rotate_and_store_kernel, {**HEADS, "BLOCK": 128, "HAS_NORM": True}, 1),
     (kernels.rotate_and_store_kernel, {**HEADS, "BLOCK": 128, "HAS_NORM": False}, 1),
     (kernels.swiglu_kernel, {"BLOCK": 1024}, 4),
-    (kernels.attend_kernel, {**ATTENTION, "BLOCK_M": 16, "SPLITS": 16}, 4),
-    (kernels.attend_kernel, {**ATTENTION, "BLOCK_M": 64, "SPLITS": 8}, 4),
-    (kernels.attend_kernel, {**ATTENTION, "BLOCK_M": 64, "SPLITS": 1}, 4),
+    (kernels.attend_kernel, {**ATTENTION, "BLOCK_M": 16, "SPLITS": 16}, kernels.NUM_WARPS[16]),
+    (kernels.attend_kernel, {**ATTENTION, "BLOCK_M": 32, "SPLITS": 16}, kernels.NUM_WARPS[32]),
+    (kernels.attend_kernel, {**ATTENTION, "BLOCK_M": 64, "SPLITS": 8}, kernels.NUM_WARPS[64]),
+    (kernels.attend_kernel, {**ATTENTION, "BLOCK_M": 64, "SPLITS": 1}, kernels.NUM_WARPS[64]),
     (kernels.join_splits_kernel, {"HEAD": 128, "BLOCK": 128, "SPLITS": 16}, 1),
     (kernels.read_part_kernel, {"BLOCK": 8192}, 8),
     (kernels.read_whole_kernel, {"SPLITS": kernels.VOCABULARY_SPLITS}, 1),
 ]
-INTEGERS = ("positions", "length", "bits", "rows", "given", "suppressed")
+INTEGERS = ("positions", "places", "bits", "rows", "given", "suppressed")
 FLOATS = ("tables", "parts", "log_sums")
 NUMBERS = {"eps": "fp32", "scale": "fp32"}
 POINTERS = ("x", "added", "weight", "total", "normed", "qkv", "norm", "keys", "values", "queries", "gate_up", "logits")
@@ -51,15 +59,33 @@ def signature(kernel, constants):
     return types
 
 
+def aligned(kernel, types):
+    """Tells the compiler what holds of every tensor: addresses and strides are multiples of 16."""
+    whole = [index for index, name in enumerate(kernel.arg_names) if types[name][0] == "*" or name.endswith("stride")]
+    return {(index,): [["tt.divisibility", 16]] for index in whole}
+
+
+def resources(cubin):
+    """Registers of a thread, and its bytes in memory, as NVIDIA's tool reports them."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        report = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    return re.search(r"REG:(\d+) STACK:(\d+)", report).groups()
+
+
 def main(capabilities):
     """Compiles; a kernel that does not compile ends the program with its error."""
     for capability in capabilities:
         for kernel, constants, num_warps in VARIANTS:
-            source = ASTSource(fn=kernel, signature=signature(kernel, constants), constexprs=constants)
+            types = signature(kernel, constants)
+            source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=aligned(kernel, types))
             target = GPUTarget("cuda", int(capability), 32)
             compiled = compile_kernel(source, target=target, options={"num_warps": num_warps, "num_stages": 2})
-            assert compiled.asm["cubin"]
-            print(capability, kernel.fn.__name__, compiled.metadata.shared, flush=True)
+            registers, spilled = resources(compiled.asm["cubin"])
+            shared = f"{compiled.metadata.shared} bytes shared"
+            print(capability, kernel.fn.__name__, f"{registers} registers, {spilled} spilled, {shared}", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ Where there is a CUDA device the kernels run on it, else under Triton's interpre
 """
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from refusion_eval.engine.masks import visible
 from refusion_eval.models import fused
-from refusion_eval.models.fused import pack_pattern
+from refusion_eval.models.fused import num_words, pack_pattern
 from refusion_eval.models.transformer import RotaryTable
 from refusion_eval.types import bidirectional, block_causal, causal, groups
 
@@ -67,19 +68,37 @@ def test_swiglu(num_rows, width, dtype, seed):
     assert_close(kernels.swiglu(gate_up), plain(fused.swiglu, gate_up))
 
 
+def places_of(sizes, lengths, padding):
+    """Where the rows of a forward belong: its sequences have these numbers of rows and of committed rows."""
+    rows = [
+        (sequence, length, size, number)
+        for sequence, (size, length) in enumerate(zip(sizes, lengths, strict=True))
+        for number in range(size)
+    ]
+    return torch.tensor(rows + [(-1, 0, 0, 0)] * padding).T.contiguous().to(DEVICE)
+
+
 @settings(max_examples=10, phases=PHASES)
 @given(
-    st.integers(1, 5), st.integers(1, 3), st.integers(1, 4), st.sampled_from([4, 6, 8]), st.booleans(), dtypes, seeds
+    st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    st.integers(0, 2),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.sampled_from([4, 6, 8]),
+    st.booleans(),
+    dtypes,
+    seeds,
 )
-def test_rotation_and_store(num_rows, num_groups, shared, head, has_norm, dtype, seed):
-    num_heads, capacity, length = num_groups * shared, 16, seed % 11
+def test_rotation_and_store(sizes, padding, num_groups, shared, head, has_norm, dtype, seed):
+    num_heads, capacity, num_rows = num_groups * shared, 16, sum(sizes) + padding
     qkv = random(seed, num_rows, (num_heads + 2 * num_groups) * head, dtype=dtype)
     norm = random(seed + 1, num_heads + num_groups, head, dtype=dtype) if has_norm else None
     table = RotaryTable(head, 1e4, DEVICE)
     positions = (torch.arange(num_rows) * (seed + 1) % 1000).to(DEVICE)
-    buffers = [random(seed + 2, num_groups, capacity, head, dtype=dtype) for _ in range(2)]
+    buffers = [random(seed + 2, len(sizes), num_groups, capacity, head, dtype=dtype) for _ in range(2)]
     expected_buffers = [buffer.cpu().clone() for buffer in buffers]
-    rest = (table.tables, positions, torch.tensor([length], device=DEVICE))
+    places = places_of(sizes, [seed * (sequence + 1) % 11 for sequence in range(len(sizes))], padding)
+    rest = (table.tables, positions, places)
     found = kernels.rotate_and_store(qkv, norm, *rest, *buffers, EPS)
     assert_close(found, plain(fused.rotate_and_store, qkv, norm, *rest, *expected_buffers, EPS))
     for mine, theirs in zip(buffers, expected_buffers, strict=True):
@@ -87,33 +106,54 @@ def test_rotation_and_store(num_rows, num_groups, shared, head, has_norm, dtype,
 
 
 @st.composite
-def patterns(draw):
-    sizes = draw(st.lists(st.integers(1, 30), min_size=1, max_size=4))
+def patterns(draw, max_size=30):
+    sizes = draw(st.lists(st.integers(1, max_size), min_size=1, max_size=4))
     if draw(st.booleans()):
         return draw(st.sampled_from([causal, bidirectional]))(sum(sizes))
     return draw(st.sampled_from([groups, block_causal]))(sizes)
 
 
+def check_attention(attentions, lengths, padding, num_groups, shared, dtype, seed):
+    """Compares the kernel with its definition for a batch of sequences."""
+    seen = [visible(attention) for attention in attentions]
+    sizes, head = [len(pattern) for pattern in seen], 8
+    num_rows = sum(sizes) + padding
+    words = num_words(num_rows)
+    capacity = max(length + size for length, size in zip(lengths, sizes, strict=True)) + 5
+    queries = random(seed, num_rows, num_groups * shared, head, dtype=dtype)
+    keys, values = random(seed + 1, 2, len(sizes), num_groups, capacity, head, dtype=dtype)
+    bits = np.concatenate([pack_pattern(pattern, words) for pattern in seen] + [np.zeros((padding, words), np.int64)])
+    rest = (queries, keys, values, places_of(sizes, lengths, padding), torch.from_numpy(bits).to(DEVICE))
+    assert_close(kernels.attend_rows(*rest), plain(fused.attend_rows, *rest))
+
+
 @settings(max_examples=10, phases=PHASES)
 @given(patterns(), st.integers(0, 7), st.integers(0, 150), st.integers(1, 2), st.integers(1, 4), product_dtypes, seeds)
 def test_attention(attention, padding, length, num_groups, shared, dtype, seed):
-    pattern = visible(attention)
-    num_rows, head = len(pattern) + padding, 8
-    queries = random(seed, num_rows, num_groups * shared, head, dtype=dtype)
-    keys, values = random(seed + 1, 2, num_groups, length + num_rows + 5, head, dtype=dtype)
-    bits = torch.from_numpy(pack_pattern(pattern, num_rows)).to(DEVICE)
-    rest = (queries, keys, values, torch.tensor([length], device=DEVICE), bits)
-    assert_close(kernels.attend_rows(*rest), plain(fused.attend_rows, *rest))
+    check_attention([attention], [length], padding, num_groups, shared, dtype, seed)
+
+
+@settings(max_examples=10, phases=PHASES)
+@given(
+    st.lists(st.tuples(patterns(max_size=8), st.integers(0, 90)), min_size=2, max_size=6),
+    st.integers(0, 7),
+    st.integers(1, 4),
+    product_dtypes,
+    seeds,
+)
+def test_attention_of_a_batch(sequences, padding, shared, dtype, seed):
+    attentions, lengths = zip(*sequences, strict=True)
+    check_attention(attentions, lengths, padding, 1, shared, dtype, seed)
+
+
+def test_many_sequences_of_one_row_share_a_block():
+    check_attention([causal(1)] * 9, range(9), 0, 1, 2, torch.float32, 0)
 
 
 @pytest.mark.parametrize("length", [0, 63, 64, 65, 200])
 @pytest.mark.parametrize("num_rows", [1, 17])
 def test_attention_at_the_edges_of_its_blocks(length, num_rows):
-    bits = torch.from_numpy(pack_pattern(visible(causal(num_rows)), num_rows)).to(DEVICE)
-    queries = random(0, num_rows, 4, 8)
-    keys, values = random(1, 2, 1, length + num_rows, 8)
-    rest = (queries, keys, values, torch.tensor([length], device=DEVICE), bits)
-    assert_close(kernels.attend_rows(*rest), plain(fused.attend_rows, *rest))
+    check_attention([causal(num_rows)], [length], 0, 1, 4, torch.float32, 0)
 
 
 @settings(max_examples=12, phases=PHASES)
@@ -142,22 +182,21 @@ def test_readout_of_logits_that_are_not_finite_is_not_finite():
     assert found[1].isnan()
 
 
-@given(patterns(), st.integers(0, 70))
-def test_bits_hold_the_pattern_and_padding_rows_see_themselves(attention, padding):
+@given(patterns(), st.integers(0, 2))
+def test_bits_hold_the_pattern(attention, more_words):
     pattern = visible(attention)
-    num_rows = len(pattern)
-    width = num_rows + padding
-    bits = pack_pattern(pattern, width)
-    for row in range(width):
-        seen = [column for column in range(width) if bits[row, column // 64] >> (column % 64) & 1]
-        assert seen == (np.flatnonzero(pattern[row]).tolist() if row < num_rows else [row])
+    bits = pack_pattern(pattern, num_words(len(pattern)) + more_words)
+    for words, seen in zip(bits, pattern, strict=True):
+        found = [column for column in range(64 * len(words)) if words[column // 64] >> (column % 64) & 1]
+        assert found == np.flatnonzero(seen).tolist()
 
 
 @pytest.mark.slow
-def test_every_kernel_compiles_for_the_gpus_that_it_is_for():
+def test_every_kernel_compiles_for_the_gpus_that_it_is_for_and_fits_in_their_registers():
     """A100, H100 and B200; in a process of its own, because this one may interpret the kernels."""
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "1"}
     command = [sys.executable, str(Path(__file__).with_name("compile_kernels.py")), "80", "90", "100"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("attend_kernel") == 9
+    assert done.stdout.count("attend_kernel") == 12
+    assert all(int(spilled) <= 32 for spilled in re.findall(r"(\d+) spilled", done.stdout)), done.stdout
