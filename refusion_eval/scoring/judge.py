@@ -152,7 +152,7 @@ class Judge:
         self._workers = workers
         self._tolerant = tolerant
         self._threads: DaemonThreads | None = None  # needed for programs and formulas only
-        self._comparer = Comparer()
+        self._comparer: Comparer | None = None
         self._pending: list[Future[None]] = []  # each is done when its verdict is told
         self._reported: set[str] = set()
 
@@ -168,7 +168,8 @@ class Judge:
         finally:
             if self._threads is not None:
                 self._threads.close()
-            self._comparer.close()
+            if self._comparer is not None:
+                self._comparer.close()
 
     def submit(
         self,
@@ -195,6 +196,8 @@ class Judge:
         if is_right is not None or benchmark.kind in _COMPARISONS:
             judge()
             return
+        if benchmark.kind == "mathematics" and self._comparer is None:
+            self._comparer = Comparer()
         if self._threads is None:
             suitable = default_workers() if benchmark.kind == "code" else os.cpu_count() or 1
             self._threads = DaemonThreads(self._workers or suitable)
@@ -221,6 +224,7 @@ class Judge:
             if compare is not None:
                 equal = compare(gold, extraction.answer)
             else:
+                assert self._comparer is not None
                 equal, why = self._comparer.compare(gold, extraction.answer)
                 reason += f": {why}"
             return Verdict(extraction.answer, CORRECT if equal else WRONG, reason)
