@@ -396,6 +396,7 @@ class Decoded:
         trace: the events of the decoding.
         prefill_seconds: the part of `seconds` up to the end of the first forward, which reads the prompt; None if it
             was not timed, as in a batch.
+        joules: energy that the device used in these seconds; None where it has no counter, and in a batch.
     """
 
     tokens: tuple[int, ...]
@@ -404,6 +405,7 @@ class Decoded:
     seconds: float
     trace: Trace = field(repr=False)
     prefill_seconds: float | None = None
+    joules: float | None = None
 
 
 Decoding = Generator[Forward, tuple[Readout, ...], Response]

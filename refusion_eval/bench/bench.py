@@ -20,6 +20,7 @@ from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.engine.width import cache_bytes_per_row, copy_bandwidth, synchronize, time_forwards, weight_bytes
 from refusion_eval.errors import DecodeError
 from refusion_eval.hf.stock import StockLoop
+from refusion_eval.models.device import energy_counter
 from refusion_eval.types import Decoded, ForwardDone
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -57,13 +58,22 @@ class Speed:
     Attributes:
         tokens_per_second: all tokens divided by all seconds of a round, one value per round.
         num_tokens, num_forwards: tokens and model calls of one round.
-        same_tokens: whether the tokens equal those of `System.same_tokens_as`; None without such a system.
+        num_same: prompts whose tokens equal those of `System.same_tokens_as`; None without such a system.
+        num_prompts: prompts of one round.
+        joules_per_token: energy of the device over all rounds; None where it has no counter or the system reads none.
     """
 
     tokens_per_second: tuple[float, ...]
     num_tokens: int
     num_forwards: int
-    same_tokens: bool | None
+    num_same: int | None
+    num_prompts: int
+    joules_per_token: float | None = None
+
+    @property
+    def same_tokens(self) -> bool | None:
+        """Whether the tokens of all prompts equal those of `System.same_tokens_as`; None without such a system."""
+        return None if self.num_same is None else self.num_same == self.num_prompts
 
     @property
     def median(self) -> float:
@@ -86,10 +96,12 @@ def compare(
         system.run(prompts[0])
     speeds: dict[str, list[float]] = {name: [] for name in systems}
     results: dict[str, list[Decoded]] = {}
+    joules: dict[str, list[float | None]] = {name: [] for name in systems}
     for number in range(num_rounds):
         for name, system in systems.items():
             progress(f"round {number + 1} of {num_rounds}: {name}")
             results[name] = [system.run(prompt) for prompt in prompts]
+            joules[name] += [result.joules for result in results[name]]
             seconds = sum(result.seconds for result in results[name])
             speeds[name].append(sum(len(result.tokens) for result in results[name]) / seconds)
     tokens = {name: [result.tokens for result in decoded] for name, decoded in results.items()}
@@ -98,10 +110,20 @@ def compare(
             tokens_per_second=tuple(speeds[name]),
             num_tokens=sum(map(len, tokens[name])),
             num_forwards=sum(result.num_forwards for result in results[name]),
-            same_tokens=None if system.same_tokens_as is None else tokens[name] == tokens[system.same_tokens_as],
+            num_same=None
+            if system.same_tokens_as is None
+            else sum(mine == theirs for mine, theirs in zip(tokens[name], tokens[system.same_tokens_as], strict=True)),
+            num_prompts=len(prompts),
+            joules_per_token=_mean_joules(joules[name], num_rounds * sum(map(len, tokens[name]))),
         )
         for name, system in systems.items()
     }
+
+
+def _mean_joules(joules: Sequence[float | None], num_tokens: int) -> float | None:
+    """Joules a token; None if any was not measured."""
+    known = [each for each in joules if each is not None]
+    return sum(known) / num_tokens if num_tokens and len(known) == len(joules) else None
 
 
 class BatchSpeed(NamedTuple):
@@ -111,10 +133,12 @@ class BatchSpeed(NamedTuple):
         tokens_per_second: tokens per second of wall time, over all prompts.
         same: share of the requests whose tokens equal those of the smallest batch size; below 1 only where rounding
             differs, as in bfloat16.
+        joules_per_token: energy of the device; None where it has no counter.
     """
 
     tokens_per_second: float
     same: float
+    joules_per_token: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,15 +355,32 @@ def _batch_speeds(
     resolved = api.with_width_cost(settings, lambda: model.width_cost)
     speeds: dict[int, BatchSpeed] = {}
     expected: list[tuple[int, ...]] = []
+    read_joules = energy_counter(model.device)
     for size in batch_sizes:
         synchronize(model.device)
+        before = None if read_joules is None else read_joules()
         started = time.perf_counter()
         tokens = decode_batch(model, decoder, resolved, prompts, size)
         seconds = time.perf_counter() - started
+        joules = None if read_joules is None or before is None else read_joules() - before
         expected = expected or tokens
         same = sum(ours == first for ours, first in zip(tokens, expected, strict=True)) / len(tokens)
-        speeds[size] = BatchSpeed(sum(map(len, tokens)) / seconds, same)
+        num_tokens = sum(map(len, tokens))
+        speeds[size] = BatchSpeed(num_tokens / seconds, same, _mean_joules([joules], num_tokens))
     return speeds
+
+
+def _same_text(speed: Speed, dtype: str) -> str:
+    """Whether a system reproduces the tokens of another: exact in float32, where rounding differs a number."""
+    if speed.num_same is None:
+        return ""
+    if dtype == "float32":
+        return "same" if speed.same_tokens else "DIFFERENT"
+    return f"{dtype}: {speed.num_same} of {speed.num_prompts} prompts"
+
+
+def _energy_text(speed: Speed | BatchSpeed) -> str:
+    return "" if speed.joules_per_token is None else f"  {speed.joules_per_token:.3g} J/token"
 
 
 def table(report: Report) -> str:
@@ -347,15 +388,14 @@ def table(report: Report) -> str:
     lines = ["Ratios (medians of one run)"]
     lines += [f"  {name:<40} {ratio:8.2f}" for name, ratio in report.ratios.items()]
     lines += ["", f"{'Tokens per second, batch 1':<40} {'median':>9} {'lowest':>9} {'highest':>9} {'TPF':>6}  tokens"]
-    verdicts = {True: "same", False: "DIFFERENT", None: ""}
     for name, speed in report.speeds.items():
         rounds, tpf = speed.tokens_per_second, speed.num_tokens / speed.num_forwards
         figures = f"{speed.median:9.1f} {min(rounds):9.1f} {max(rounds):9.1f} {tpf:6.2f}"
-        lines.append(f"  {name:<38} {figures}  {verdicts[speed.same_tokens]}")
+        lines.append(f"  {name:<38} {figures}  {_same_text(speed, report.conditions['dtype'])}{_energy_text(speed)}")
     lines += ["", "Tokens per second, continuous batching"]
     for decoder, by_size in report.batch.items():
         for size, batch_speed in by_size.items():
-            same = f"same tokens in {batch_speed.same:.1%} of the requests"
+            same = f"same tokens in {batch_speed.same:.1%} of the requests{_energy_text(batch_speed)}"
             lines.append(f"  {f'{decoder}, batch {size}':<38} {batch_speed.tokens_per_second:9.1f}  {same}")
     for context, curve in report.curves.items():
         lines += ["", f"Milliseconds of a forward after {context} rows: median (lowest)"]

@@ -7,7 +7,7 @@ one ends (continuous batching). Decoders work the same way in both.
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from refusion_eval.engine.width import cache_bytes_per_row, default_budget, rows
 from refusion_eval.errors import DecodeError
 from refusion_eval.models.attention import Backend
 from refusion_eval.models.cache import KVCache
+from refusion_eval.models.device import energy_counter
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.types import Decode, Decoded, Decoding, Forward, Readout, Response, Trace
 
@@ -95,6 +96,7 @@ class Engine:
         self.model = model
         self.attention = attention
         self.kv_budget = kv_budget
+        self._joules = energy_counter(model.device)
         self._record = record
         self._cache = self._new_cache(1, FIRST_CAPACITY)
         self.recorded = None if record is None else RecordedForwards(model, self._cache, record)
@@ -124,6 +126,7 @@ class Engine:
             self.recorded.reserve(len(prompt) + getattr(settings, "num_positions", 0))
             self.recorded.prepare()
         self._cache.clear(0)
+        joules_before = None if self._joules is None else self._joules()
         batch = [self._start(self._cache, 0, 0, Request(decode, prompt, settings), trace)]
         while batch[0].pending is not None:
             self._cache.reserve(self._rows_needed(self._cache, batch))
@@ -133,7 +136,10 @@ class Engine:
                 batch[0].prefilled = time.perf_counter()
         if batch[0].error is not None:
             raise batch[0].error
-        return self._finish(batch[0])
+        decoded = self._finish(batch[0])
+        if self._joules is None or joules_before is None:
+            return decoded
+        return replace(decoded, joules=self._joules() - joules_before)
 
     def run_many(self, requests: Iterable[Request], batch_size: int) -> Iterator[tuple[int, Decoded | DecodeError]]:
         """Decodes many prompts, up to `batch_size` at a time.

@@ -1,8 +1,10 @@
 """The device of a model: how it is chosen, what holds for every CUDA device, and how people read it."""
 
+import importlib
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -67,3 +69,25 @@ def unusable_gpu() -> str | None:
 def device_label(device: torch.device) -> str:
     """The device as people read it, with the name of a GPU."""
     return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+
+
+def energy_counter(device: torch.device) -> Callable[[], float] | None:
+    """What reads the joules that a GPU has used since its driver was loaded; None where no counter can be read.
+
+    The counter is the device's own (NVML, by UUID; GPUs since Volta have one) and needs the package nvidia-ml-py. It
+    counts the whole GPU, whoever uses it, and advances in steps of some tens of milliseconds: the energy of a short
+    response is rough, the mean of many is not.
+    """
+    if device.type != "cuda":
+        return None
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return None
+    try:
+        nvml.nvmlInit()
+        handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+    except nvml.NVMLError:  # an older GPU, a part of one (MIG), or no rights
+        return None
+    return lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000  # of millijoules

@@ -30,6 +30,7 @@ class SampleFacts(Timing):
         bytes_read: bytes that the forwards had to read, None without a trace or a measured roofline.
         weight_bytes: bytes of the weights that one forward reads, None in the same cases.
         copy_bytes_per_second: measured bandwidth of the device, None in the same cases.
+        joules: energy that the device used, None where it was not measured.
     """
 
     item_id: str
@@ -44,6 +45,7 @@ class SampleFacts(Timing):
     bytes_read: float | None = None
     weight_bytes: float | None = None
     copy_bytes_per_second: float | None = None
+    joules: float | None = None
 
     @property
     def verdict(self) -> ScoreRow | None:
@@ -143,6 +145,7 @@ def _reduced(sample: Sample, run: Run, scores: Mapping[str, ScoreRow]) -> Sample
         prompt_hash=sample.key.prompt_hash,
         scores=scores,
         tokens_no_eos=sample.num_tokens - (sample.stop == "eos"),
+        joules=sample.joules,
         **_from_trace(sample, run.processes[sample.process_id].get("roofline")),
     )
 

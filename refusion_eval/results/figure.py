@@ -29,10 +29,12 @@ ACCURACY, PASS_AT_1 = "accuracy", "pass@1"
 SCORES = (ACCURACY, PASS_AT_1)
 # Ratio to the TPS of this engine's autoregressive loop, and to that of transformers' `generate`.
 SPEEDUP, SPEEDUP_STOCK = "speedup", "speedup_stock"
+# Energy of a response and of a token, where the device has a counter.
+JOULES, JOULES_PER_TOKEN = "joules_mean", "joules_per_token"
 # Metrics that depend on the machine.
 SPEED_METRICS = (
     *("tps", "tps_mean", "decode_tps", "prefill_seconds", "latency_mean", "latency_p50", "latency_p95"),
-    *(SPEEDUP, SPEEDUP_STOCK, "forwards_per_second", "mbu", "one_token_share"),
+    *(SPEEDUP, SPEEDUP_STOCK, "forwards_per_second", "mbu", "one_token_share", JOULES, JOULES_PER_TOKEN),
 )
 # Metrics that change where forwards are fused; tokens and scores do not.
 FORWARD_METRICS = (*SPEED_METRICS, "tpf", "forwards_mean")

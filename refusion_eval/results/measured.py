@@ -32,6 +32,8 @@ from refusion_eval.results.figure import (
     ACCURACY,
     AVERAGE,
     HALF_WRITTEN,
+    JOULES,
+    JOULES_PER_TOKEN,
     MEAN_OVER,
     MEAN_TASK,
     METRIC_ORDER,
@@ -60,6 +62,8 @@ _TIMED = {
     "forwards_per_second": ("forwards/s", "forwards", "seconds"),
     "prefill_seconds": ("s", "prefill_seconds"),
     "decode_tps": ("tokens/s", "later_tokens", "later_seconds"),
+    JOULES: ("J", "joules"),
+    JOULES_PER_TOKEN: ("J/token", "joules", "tokens"),
 }
 _COUNTED = {
     "tokens_mean": ("tokens", "tokens"),

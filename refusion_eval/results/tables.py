@@ -17,6 +17,8 @@ from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Interval
 from refusion_eval.results.figure import (
     ACCURACY,
+    JOULES,
+    JOULES_PER_TOKEN,
     MEAN_TASK,
     PASS_AT_1,
     SPEEDUP,
@@ -74,11 +76,16 @@ SPEED_COLUMNS = (
     Column(SPEEDUP, "x AR, engine", 2, with_bounds=True),
     Column(SPEEDUP_STOCK, "x AR, generate", 2, with_bounds=True),
 )
+ENERGY_COLUMNS = (Column(JOULES, "J/response"), Column(JOULES_PER_TOKEN, "J/token", 3))
 _SPEED_NOTES = (
     "In brackets: 95% bootstrap interval by item. At batch 1; TPS = forwards/s x tokens/forward.",
     "Limit: share of the TPS of one token a forward at this device's copy bandwidth, which no engine exceeds that way.",
     "Prefill: up to the end of the first forward, which reads the prompt; Decode TPS: of all forwards after it.",
     "x AR: over the autoregressive loop of this engine, and over that of transformers' generate, on the same items.",
+)
+_ENERGY_NOTE = (
+    "J: of the whole GPU, from its own counter, which advances in steps of some tens of milliseconds; rough for one "
+    "response, not for the mean of many."
 )
 _FUSED_NOTE = (
     "Fused: verifications carry likely next plans, so tok/fwd and x AR hold a gain of this engine beside the "
@@ -182,7 +189,7 @@ class SpeedRow(NamedTuple):
     """The speed of one run on one task.
 
     Attributes:
-        figures: figures by metric, of those in `SPEED_COLUMNS` that were measured; "tps" is always there.
+        figures: figures by metric, of those that have a column and were measured; "tps" is always there.
         fewer: whether another run has more items of the task.
     """
 
@@ -206,7 +213,7 @@ def speed_rows(figures: Sequence[Figure]) -> list[SpeedRow]:
     Raises:
         StoreError: nothing was timed, the figures are of several machines or task versions, or a run has a task twice.
     """
-    metrics = {column.metric for column in SPEED_COLUMNS}
+    metrics = {column.metric for column in (*SPEED_COLUMNS, *ENERGY_COLUMNS)}
     groups: dict[tuple[bool, str, str], dict[str, Figure]] = {}
     for figure in figures:
         group = groups.setdefault((figure.mini, figure.benchmark, figure.run_id), {})
@@ -227,9 +234,16 @@ def speed_rows(figures: Sequence[Figure]) -> list[SpeedRow]:
     return sorted(rows, key=lambda row: (row.tps.mini, row.tps.is_mean, row.tps.benchmark))
 
 
+def _columns(rows: Sequence[SpeedRow]) -> tuple[Column, ...]:
+    """The columns of some rows: those of energy only where it was measured."""
+    return SPEED_COLUMNS + tuple(
+        column for column in ENERGY_COLUMNS if any(column.metric in row.figures for row in rows)
+    )
+
+
 def speed_table(rows: Sequence[SpeedRow]) -> Table:
     """The rows as a table."""
-    lines = []
+    lines, columns = [], _columns(rows)
     for row in rows:
         tps = row.tps
         facts = {
@@ -241,13 +255,14 @@ def speed_table(rows: Sequence[SpeedRow]) -> Table:
         marks = [mark for mark, holds in facts.items() if holds]
         task = f"{tps.benchmark} (mini)" if tps.mini else tps.benchmark
         system = f"{tps.label} [{', '.join(marks)}]" if marks else tps.label
-        cells = [column.text(row.figures.get(column.metric)) for column in SPEED_COLUMNS]
+        cells = [column.text(row.figures.get(column.metric)) for column in columns]
         lines.append((task, system, str(tps.n), *cells))
     explained = [_FEWER_NOTE] if any(row.fewer for row in rows) else []
+    explained += [_ENERGY_NOTE] if len(columns) > len(SPEED_COLUMNS) else []
     explained += [_FUSED_NOTE] if any(row.tps.fused for row in rows) else []
     return Table(
         title="Speed of one request at a time",
-        columns=("Task", "System", "n", *(column.heading for column in SPEED_COLUMNS)),
+        columns=("Task", "System", "n", *(column.heading for column in columns)),
         rows=lines,
         num_left=2,
         notes=(*_SPEED_NOTES, *explained, f"Measured on {' and '.join(sorted({row.tps.hardware for row in rows}))}."),
@@ -257,13 +272,14 @@ def speed_table(rows: Sequence[SpeedRow]) -> Table:
 def speed_csv(rows: Sequence[SpeedRow]) -> str:
     """The rows as CSV, every figure with its bounds."""
     head = ["run_id", "system", "task", "mini", "complete", "n", "fewer", "fused", "hardware"]
-    for column in SPEED_COLUMNS:
+    columns = _columns(rows)
+    for column in columns:
         head += [column.metric, f"{column.metric}_ci_low", f"{column.metric}_ci_high"]
     lines = []
     for row in rows:
         tps = row.tps
         line = [tps.run_id, tps.label, tps.benchmark, tps.mini, row.complete, tps.n, row.fewer, tps.fused, tps.hardware]
-        for column in SPEED_COLUMNS:
+        for column in columns:
             figure = row.figures.get(column.metric)
             line += [None] * 3 if figure is None else [figure.value, figure.ci_low, figure.ci_high]
         lines.append(line)

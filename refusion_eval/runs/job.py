@@ -169,6 +169,7 @@ def record(job: Job, decoded: Decoded, detokenizer: Detokenizer, *, batch_size: 
         num_forwards=decoded.num_forwards,
         seconds=decoded.seconds,
         prefill_seconds=decoded.prefill_seconds,
+        joules=decoded.joules,
         stop=decoded.stop,
         trace=trace.to_json(),
         warm=warm,

@@ -77,6 +77,8 @@ class Sample:
         warm: whether the warm-up was over; otherwise the sample is in no speed figure.
         error: traceback or message of a failed attempt.
         created: ISO time; the store fills it in if empty.
+        joules: energy that the device used in `seconds`, from its own counter; None, and no key in the record, where it
+            was not measured.
     """
 
     key: SampleKey
@@ -98,6 +100,7 @@ class Sample:
     error: str | None = None
     created: str = ""
     prefill_seconds: float | None = None
+    joules: float | None = None
 
     def __post_init__(self) -> None:
         where = f"{self.key.task} {self.item_id}"
@@ -116,7 +119,8 @@ class Sample:
 
     def body(self) -> str:
         """All fields but the trace, as ASCII JSON."""
-        fields = {name: getattr(self, name) for name in self.__slots__ if name not in ("key", "trace")}
+        left_out = ("key", "trace") if self.joules is not None else ("key", "trace", "joules")
+        fields = {name: getattr(self, name) for name in self.__slots__ if name not in left_out}
         return dump({"key": asdict(self.key), **fields})
 
     @classmethod

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from refusion_eval.bench import bench
-from refusion_eval.bench.bench import System, compare
+from refusion_eval.bench.bench import System, _same_text, compare
 from refusion_eval.bench.command import run_bench
 from refusion_eval.bench.profile import ATTENTION, HOST, PARTS
 from refusion_eval.engine import masks
@@ -23,6 +23,19 @@ def test_speeds_are_all_tokens_over_all_seconds_and_tokens_are_compared():
     assert speeds["b"].median == 4.0
     assert (speeds["a"].num_tokens, speeds["a"].num_forwards) == (8, 4)
     assert [speeds[name].same_tokens for name in "abc"] == [None, True, False]
+    assert [_same_text(speeds[name], "float32") for name in "abc"] == ["", "same", "DIFFERENT"]
+    texts = [_same_text(speeds[name], "bfloat16") for name in "abc"]
+    assert texts == ["", "bfloat16: 2 of 2 prompts", "bfloat16: 0 of 2 prompts"]
+    assert speeds["a"].joules_per_token is None
+
+
+def test_energy_is_that_of_all_rounds_over_their_tokens_and_is_never_guessed():
+    measured = iter([6.0, 2.0, 5.0, 3.0])
+    counted = System(lambda prompt: Decoded((1, 2), "length", 2, 1.0, Trace(), joules=next(measured)))
+    assert compare({"a": System(counted.run)}, [[0]], num_rounds=3)["a"].joules_per_token == 10 / 6  # one warms up
+    partly = iter([1.0, 1.0, None])
+    unknown = System(lambda prompt: Decoded((1, 2), "length", 2, 1.0, Trace(), joules=next(partly)))
+    assert compare({"a": unknown}, [[0]], num_rounds=2)["a"].joules_per_token is None
 
 
 def test_a_report_on_the_embedded_checkpoint_puts_ratios_first(monkeypatch):

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from refusion_eval.engine import engine as engine_module
 from refusion_eval.engine import masks
 from refusion_eval.engine.engine import Request
 from refusion_eval.errors import DecodeError
@@ -312,3 +313,12 @@ def test_logits_that_are_not_finite_end_only_their_request(max_padding, monkeypa
             assert isinstance(outcomes[index], DecodeError)
         else:
             assert outcomes[index].tokens == expected
+
+
+def test_energy_belongs_to_requests_that_are_decoded_alone(monkeypatch):
+    counter = iter([10.0, 12.5])
+    monkeypatch.setattr(engine_module, "energy_counter", lambda device: lambda: next(counter))
+    engine, (request, *_) = random_engine(), wander_requests(1)
+    assert engine.run(request.decode, request.prompt, request.settings).joules == 2.5
+    ((_, decoded),) = engine.run_many([request], 1)
+    assert decoded.joules is None

@@ -1,5 +1,6 @@
 """The choice of a device (`refusion_eval.models.device`), on machines with and without a GPU that torch can use."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from refusion_eval.engine.width import CUDA_RESERVE, cache_bytes_per_row, default_budget, rows_within
 from refusion_eval.errors import ConfigError
 from refusion_eval.models import device as devices
-from refusion_eval.models.device import choose_device
+from refusion_eval.models.device import choose_device, energy_counter
 from refusion_eval.runs.manifest import collect_hardware
 from tests.engine.random_model import random_transformer
 
@@ -113,3 +114,50 @@ def test_a_gpu_is_recorded_by_its_identity(machine, monkeypatch):
     )
     found = collect_hardware(1, gpu)
     assert (found.gpu, found.gpu_driver, found.gpu_detail["power.limit"]) == ("NVIDIA H100", "580.65", "700 W")
+
+
+class Nvml:
+    """NVIDIA's library with one GPU, whose counter advances by 1500 mJ a call."""
+
+    NVMLError = RuntimeError
+
+    def __init__(self, uuid: str = "GPU-0f5c", has_counter: bool = True) -> None:
+        self.uuid, self.has_counter, self.millijoules = uuid, has_counter, 0
+
+    def nvmlInit(self) -> None:
+        pass
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        if uuid != self.uuid:
+            raise RuntimeError("Not Found")
+        return "handle"
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
+        if not self.has_counter or handle != "handle":
+            raise RuntimeError("Not Supported")
+        self.millijoules += 1500
+        return self.millijoules
+
+
+@pytest.fixture
+def gpu_of_uuid(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="0f5c"))
+    return torch.device("cuda", 1)
+
+
+def test_energy_is_read_in_joules_from_the_counter_of_the_gpu(gpu_of_uuid, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
+    read = energy_counter(gpu_of_uuid)
+    before = read()
+    assert read() - before == 1.5
+
+
+@pytest.mark.parametrize("nvml", [None, Nvml(uuid="GPU-other"), Nvml(has_counter=False)])
+def test_without_a_counter_there_is_no_energy(gpu_of_uuid, monkeypatch, nvml):
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)  # of None an import fails
+    assert energy_counter(gpu_of_uuid) is None
+
+
+def test_a_cpu_has_no_counter(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
+    assert energy_counter(torch.device("cpu")) is None

@@ -14,7 +14,7 @@ from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError, DecodeError, StoreError
 from refusion_eval.hf.stock import StockLoop
 from refusion_eval.results.measured import measured_figures
-from refusion_eval.results.tables import speed_rows, speed_table
+from refusion_eval.results.tables import speed_csv, speed_rows, speed_table
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.store.records import Hardware
 from refusion_eval.store.run_reader import RunReader
@@ -76,6 +76,22 @@ def test_records_without_prefill_have_all_but_the_phases(write_run):
     (row,) = speed_rows(measured_figures([run]))
     assert "tps" in row.figures
     assert not {"prefill_seconds", "decode_tps"} & row.figures.keys()
+
+
+def test_energy_has_columns_only_where_it_was_measured(runs, write_run):
+    without = speed_rows(measured_figures(runs))
+    assert "J/token" not in speed_table(without).columns
+    assert "joules" not in speed_csv(without)
+    run = write_run("counted", [sample(i, joules=30.0 * (i + 1)) for i in range(4)], system="Counted")
+    rows = speed_rows(measured_figures([*runs, run]))
+    figures = {row.tps.run_id: row.figures for row in rows}["counted"]
+    assert figures["joules_mean"].value == pytest.approx(75)
+    assert figures["joules_per_token"].value == pytest.approx(75 / 6)
+    table = speed_table(rows)
+    assert table.columns[-2:] == ("J/response", "J/token")
+    assert {row[1]: tuple(row[-2:]) for row in table.rows}["Counted"] == ("75.0", "12.500")
+    assert {row[1]: tuple(row[-2:]) for row in table.rows}["AR"] == ("", "")
+    assert speed_csv(rows).splitlines()[0].endswith("joules_per_token,joules_per_token_ci_low,joules_per_token_ci_high")
 
 
 def test_machines_are_not_mixed_and_untimed_runs_are_refused(write_run):

@@ -41,9 +41,15 @@ def any_samples(draw):
         trace=draw(st.none() | st.lists(st.lists(json_values, max_size=4), max_size=4)),
         batch_size=draw(st.integers(1, 64)),
         warm=draw(st.booleans()),
+        joules=draw(st.none() | st.floats(0, 1e6)),
         error=draw(st.none() | any_text),
         created="2026-01-01T00:00:00+00:00",
     )
+
+
+@given(any_samples())
+def test_a_record_has_energy_only_where_it_was_measured(sample):
+    assert ("joules" in json.loads(sample.body())) == (sample.joules is not None)
 
 
 @examples(40)
