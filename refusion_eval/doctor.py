@@ -11,7 +11,7 @@ import torch
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.benchmarks.rows import DATA_VARIABLE
 from refusion_eval.errors import ConfigError
-from refusion_eval.models.attention import possible_backends
+from refusion_eval.models.device import possible_backends
 from refusion_eval.paths import code_metric_path, embedded_decoders, embedded_path, tasks_path
 from refusion_eval.sandbox import probe
 from refusion_eval.store.records import package_versions

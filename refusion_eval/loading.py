@@ -12,10 +12,10 @@ from refusion_eval.engine.recorded import recorder
 from refusion_eval.engine.width import WidthCost, fastest_backend, measure
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.adapter import LoraAdapter, lora_config
-from refusion_eval.models.attention import Backend, possible_backends
+from refusion_eval.models.attention import Backend
 from refusion_eval.models.checkpoint import Card, Location, checkpoint_card, fetch_weights, locate
 from refusion_eval.models.config import ModelConfig, model_config
-from refusion_eval.models.device import choose_device, device_label
+from refusion_eval.models.device import choose_device, device_label, possible_backends
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.models.weights import load_weights

@@ -13,10 +13,9 @@ from transformers import Qwen3ForCausalLM
 
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.loading import DTYPES, LoadedModel
-from refusion_eval.models.attention import possible_backends
 from refusion_eval.models.checkpoint import Location
 from refusion_eval.models.config import ModelConfig, model_config
-from refusion_eval.models.device import leave_out_cudnn_attention
+from refusion_eval.models.device import leave_out_cudnn_attention, possible_backends
 from refusion_eval.models.transformer import Transformer, Weights, dense_along_first
 from refusion_eval.models.weights import arrange_weights, head_name
 

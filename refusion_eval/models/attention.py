@@ -9,22 +9,20 @@ query heads a group, D head width.
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Literal, cast, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from refusion_eval.errors import ConfigError
 from refusion_eval.models.cache import KVCache
 
 try:
-    from flash_attn import flash_attn_func
+    from flash_attn import flash_attn_func as flash_attn_func
 except ImportError:
     flash_attn_func = None
 
 Backend = Literal["sdpa", "flash", "native"]
-BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
 # Which rows of its own forward a row sees: all, those up to itself, or those of a pattern. It sees every committed row.
 ALL, CAUSAL, PATTERN = 0, 1, 2
@@ -32,47 +30,6 @@ ALL, CAUSAL, PATTERN = 0, 1, 2
 # On a CPU in float32 two products and a softmax took 0.62 to 0.9 of the time of torch's fused kernel (1 to 90 queries,
 # 90 to 130 keys), whose blocks are made for long texts. Beyond this many scores a head their memory costs more.
 MAX_DENSE = 1 << 18
-
-
-def possible_backends(name: str, dtype: torch.dtype, device: torch.device) -> tuple[Backend, ...]:
-    """The backends to choose from: the named one, or with "auto" those that can be the fastest here.
-
-    On a CPU in float32 that is "native" alone, whose whole forward is compiled (`refusion_eval.models.native`).
-
-    Args:
-        name: "auto", "sdpa", "flash" or "native".
-        dtype: dtype of the weights.
-        device: device of the weights.
-
-    Raises:
-        ConfigError: unknown name, or the backend cannot run here.
-    """
-    if name not in ("auto", *BACKENDS):
-        raise ConfigError(f"attention={name!r} is unknown; choose auto, {', '.join(BACKENDS)}")
-    if name == "auto":
-        possible = tuple(each for each in BACKENDS if _obstacle(each, dtype, device) is None)
-        return ("native",) if "native" in possible else possible
-    backend = cast("Backend", name)
-    if obstacle := _obstacle(backend, dtype, device):
-        raise ConfigError(f"attention={name!r} is not possible: {obstacle}; use attention='sdpa'")
-    return (backend,)
-
-
-def _obstacle(backend: Backend, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why a backend cannot run here; None if it can."""
-    if backend == "native":
-        if device.type != "cpu" or dtype != torch.float32:
-            return f"compiled forwards are for float32 on a CPU, not {dtype} on {device.type}"
-        from refusion_eval.models.native import obstacle  # numba takes most of a second to import
-
-        return obstacle()
-    if backend == "sdpa":
-        return None
-    if flash_attn_func is None:
-        return "flash-attn is not installed (pip install 'refusion-eval[flash]')"
-    if device.type != "cuda":
-        return f"flash-attn needs a CUDA device, not {device.type}"
-    return None if dtype in (torch.bfloat16, torch.float16) else f"flash-attn needs bfloat16 or float16, not {dtype}"
 
 
 def grouped_attention(

@@ -1,4 +1,4 @@
-"""The device of a model: how it is chosen, what holds for every CUDA device, and how people read it."""
+"""The device of a model: how it is chosen, which implementations of attention run on it, and how people read it."""
 
 import importlib
 import os
@@ -6,13 +6,17 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast, get_args
 
 import torch
 
 from refusion_eval.errors import ConfigError
+from refusion_eval.models import attention
+from refusion_eval.models.attention import Backend
 
 NVIDIA_SMI_SECONDS = 20
 DEVICE_FILES = Path("/dev")
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
 
 def choose_device(name: str) -> torch.device:
@@ -41,6 +45,47 @@ def choose_device(name: str) -> torch.device:
             raise ConfigError(f"device={name!r}, but torch sees {torch.cuda.device_count()} CUDA devices here")
         leave_out_cudnn_attention()
     return device
+
+
+def possible_backends(name: str, dtype: torch.dtype, device: torch.device) -> tuple[Backend, ...]:
+    """The backends to choose from: the named one, or with "auto" those that can be the fastest here.
+
+    On a CPU in float32 that is "native" alone, whose whole forward is compiled (`refusion_eval.models.native`).
+
+    Args:
+        name: "auto", "sdpa", "flash" or "native".
+        dtype: dtype of the weights.
+        device: device of the weights.
+
+    Raises:
+        ConfigError: unknown name, or the backend cannot run here.
+    """
+    if name not in ("auto", *BACKENDS):
+        raise ConfigError(f"attention={name!r} is unknown; choose auto, {', '.join(BACKENDS)}")
+    if name == "auto":
+        possible = tuple(each for each in BACKENDS if _obstacle(each, dtype, device) is None)
+        return ("native",) if "native" in possible else possible
+    backend = cast("Backend", name)
+    if obstacle := _obstacle(backend, dtype, device):
+        raise ConfigError(f"attention={name!r} is not possible: {obstacle}; use attention='sdpa'")
+    return (backend,)
+
+
+def _obstacle(backend: Backend, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why a backend cannot run here; None if it can."""
+    if backend == "native":
+        if device.type != "cpu" or dtype != torch.float32:
+            return f"compiled forwards are for float32 on a CPU, not {dtype} on {device.type}"
+        from refusion_eval.models.native import obstacle  # numba takes most of a second to import
+
+        return obstacle()
+    if backend == "sdpa":
+        return None
+    if attention.flash_attn_func is None:
+        return "flash-attn is not installed (pip install 'refusion-eval[flash]')"
+    if device.type != "cuda":
+        return f"flash-attn needs a CUDA device, not {device.type}"
+    return None if dtype in (torch.bfloat16, torch.float16) else f"flash-attn needs bfloat16 or float16, not {dtype}"
 
 
 def leave_out_cudnn_attention() -> None:

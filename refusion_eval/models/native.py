@@ -29,6 +29,8 @@ from refusion_eval.models.transformer import Transformer
 MAX_QUERIES = 64  # rows of a sequence whose scores are held at once
 MAX_READ = 64  # rows whose logits are held at once
 
+Integers = npt.NDArray[np.int64]
+
 _F32 = np.float32
 # `cblas_sgemm_compute` takes layout, how to read each factor, three sizes, then address and step of each matrix.
 BY_ROWS, AS_IS, TRANSPOSED = 101, 111, 112
@@ -97,17 +99,9 @@ def _exp(x):
 def _product(left, num_rows, left_step, matrix, by_column, num_columns, inner, add, out, out_step):
     """`out = left @ matrix.T + add * out`, all three in float32 and given by address.
 
-    Args:
-        left: [num_rows, inner], a row every `left_step` entries.
-        num_rows: rows of the left factor.
-        left_step: entries from one of its rows to the next.
-        matrix: [num_columns, inner], without gaps.
-        by_column: whether the matrix has its first axis dense instead of its last.
-        num_columns: columns of the result.
-        inner: length of the sums.
-        add: factor of what `out` held.
-        out: [num_rows, num_columns], a row every `out_step` entries.
-        out_step: entries from one row of the result to the next.
+    The shapes are [num_rows, inner], [num_columns, inner] and [num_rows, num_columns]. A row of `left` begins every
+    `left_step` entries, and one of `out` every `out_step`. The matrix has no gaps, and its first axis is dense where
+    `by_column` is true, otherwise its last.
     """
     turned, step = (AS_IS, num_columns) if by_column else (TRANSPOSED, inner)
     _sgemm(BY_ROWS, AS_IS, turned, num_rows, num_columns, inner, left, left_step, matrix, step, add, out, out_step)
@@ -188,18 +182,10 @@ def _softmax(scores, num_keys, num_seen, kind, row, pattern):
 
 @_compile
 def _attend(qkv_TO, width, keys_GKD, values_GKD, start, kind, pattern, scores, out_TX):
-    """Attention of the rows of one sequence, MAX_QUERIES at a time.
+    """Attention of the `width` rows of one sequence, MAX_QUERIES at a time; `start` rows are committed.
 
-    Args:
-        qkv_TO: rotated queries, and keys and values, which are in the buffers already.
-        width: number of rows.
-        keys_GKD: keys of the sequence.
-        values_GKD: values of the sequence.
-        start: its number of committed rows.
-        kind: which of its own rows a row sees.
-        pattern: the rows of the pattern, one after another, where `kind` is PATTERN.
-        scores: room for the scores of MAX_QUERIES rows.
-        out_TX: receives the attended values, [T, H D].
+    The queries in `qkv_TO` are rotated, and its keys and values are in the buffers already. `pattern` holds the rows of
+    the sequence's pattern, one after another, and `scores` has room for the scores of MAX_QUERIES rows.
     """
     num_groups, _, head = keys_GKD.shape
     num_heads = out_TX.shape[1] // head
@@ -304,8 +290,8 @@ def _read(x_TC, reads, suppressed, norm_C, eps, head, by_column, size, out):
         suppressed: an id for each that may not be chosen but counts in the softmax, -1 for none, [N].
         norm_C: scales of the final norm.
         eps: added to mean squares.
-        head: address of the output head.
-        by_column: whether the head has its first axis dense.
+        head: address of the output head, whose first axis is dense where `by_column` is true.
+        by_column: see `head`.
         size: V.
         out: receives the results, [3, N]; probabilities are NaN where a logit is not finite.
     """
@@ -351,19 +337,20 @@ class NativeForward:
 
     def __init__(self, model: Transformer) -> None:
         self._model = model
-        config, weights = model.config, model.weights
-        layers, num_layers = weights.layers, config.num_layers
+        config, layers = model.config, model.weights.layers
         matrices = [_place(matrix) for layer in layers for matrix in (layer.qkv, layer.out, layer.gate_up, layer.down)]
-        self._matrices = np.array(matrices, dtype=np.uintp).reshape(num_layers, 4, 2)
-        self._head = tuple(np.array(_place(weights.head), dtype=np.uintp))
-        self._norms = torch.stack([torch.stack((layer.input_norm, layer.mlp_norm)) for layer in layers]).numpy()
         biases = [layer.qkv_bias for layer in layers if layer.qkv_bias is not None]
-        self._bias = torch.stack(biases).numpy() if biases else np.empty((num_layers, 0), dtype=np.float32)
-        norms = [layer.qk_norm for layer in layers if layer.qk_norm is not None]
-        no_norm = np.empty((num_layers, 0, config.head_dim), dtype=np.float32)
-        self._qk_norm = torch.stack(norms).numpy() if norms else no_norm
+        scales = [layer.qk_norm for layer in layers if layer.qk_norm is not None]
+        self._head = tuple(np.array(_place(model.weights.head), dtype=np.uintp))
         self._eps = np.float32(config.rms_norm_eps)
-        self._sizes = (config.num_heads, config.intermediate_size)
+        self._weights = (
+            np.array(matrices, dtype=np.uintp).reshape(-1, 4, 2),
+            torch.stack([torch.stack((layer.input_norm, layer.mlp_norm)) for layer in layers]).numpy(),
+            torch.stack(biases).numpy() if biases else np.empty((len(layers), 0), dtype=np.float32),
+            torch.stack(scales).numpy() if scales else np.empty((len(layers), 0, config.head_dim), dtype=np.float32),
+            self._eps,
+            (config.num_heads, config.intermediate_size),
+        )
 
     def hidden(
         self,
@@ -371,10 +358,10 @@ class NativeForward:
         positions_T: Tensor,
         last_position: int,
         cache: KVCache,
-        sequences: npt.NDArray[np.int64],
+        sequences: Integers,
         pattern: npt.NDArray[np.bool_],
     ) -> Tensor:
-        """Runs all layers and stores the keys and values of the rows after the committed ones.
+        """Runs all layers, as `Transformer.hidden`, with the attention that `sequences` and `pattern` describe.
 
         Args:
             tokens_T: token ids.
@@ -384,31 +371,14 @@ class NativeForward:
             sequences: of each sequence its index in the buffers, its committed rows, its rows, the kind of its pattern
                 (`refusion_eval.models.attention`), and where that begins in `pattern`, [S, 5].
             pattern: which rows of a sequence see which, one row after another.
-
-        Returns:
-            The residual stream before the final norm, [T, C].
         """
         x_TC = self._model.embed(tokens_T)
-        _hidden(
-            x_TC.numpy(),
-            positions_T.numpy(),
-            self._model.rotary_tables(last_position + 1).numpy(),
-            self._matrices,
-            self._norms,
-            self._bias,
-            self._qk_norm,
-            self._eps,
-            self._sizes,
-            cache.keys.numpy(),
-            cache.values.numpy(),
-            sequences,
-            pattern,
-        )
+        tables = self._model.rotary_tables(last_position + 1).numpy()
+        buffers = (cache.keys.numpy(), cache.values.numpy())
+        _hidden(x_TC.numpy(), positions_T.numpy(), tables, *self._weights, *buffers, sequences, pattern)
         return x_TC
 
-    def read(
-        self, x_TC: Tensor, reads: npt.NDArray[np.int64], suppressed: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.float32]:
+    def read(self, x_TC: Tensor, reads: Integers, suppressed: Integers) -> npt.NDArray[np.float32]:
         """Answers simple reads: token, its probability, and the given token's, [3, N].
 
         Args:

@@ -117,9 +117,10 @@ class RotaryTable:
         self.grow(2048)
 
     def grow(self, num_positions: int) -> None:
-        """Extends the tables to at least so many positions; a table that grows moves."""
+        """Extends the tables to at least so many positions, at least doubling them; a table that grows moves."""
         if num_positions <= self._num_positions:
             return
+        num_positions = max(num_positions, 2 * self._num_positions)
         positions = torch.arange(num_positions, device=self._frequencies.device, dtype=torch.float32)
         angles = positions[:, None] * self._frequencies
         sin = angles.sin()
@@ -134,8 +135,7 @@ class RotaryTable:
             positions_T: position ids.
             last_position: the largest of them, known on the host, so that growing needs no synchronisation.
         """
-        if last_position >= self._num_positions:
-            self.grow(max(last_position + 1, 2 * self._num_positions))
+        self.grow(last_position + 1)
         cos_T1D, sin_T1D = self.tables[positions_T].split(1, dim=1)
         return cos_T1D, sin_T1D
 

@@ -5,7 +5,7 @@ import torch
 
 from refusion_eval.errors import ConfigError
 from refusion_eval.models import attention, native
-from refusion_eval.models.attention import possible_backends
+from refusion_eval.models.device import possible_backends
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
