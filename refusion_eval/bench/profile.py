@@ -13,6 +13,7 @@ from refusion_eval import api
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine import engine as engine_module
 from refusion_eval.engine import masks
+from refusion_eval.engine.engine import Engine
 from refusion_eval.engine.width import synchronize
 from refusion_eval.models import transformer as transformer_module
 from refusion_eval.models.cache import KVCache
@@ -91,9 +92,13 @@ class _Stopwatches:
 
 
 def profile(model: api.LoadedModel, prompts: Sequence[Sequence[int]], settings: Mapping[str, Any]) -> Profile:
-    """Decodes token ids with ReFusion at batch size 1, once without stopwatches and once with one on every part."""
+    """Decodes token ids with ReFusion at batch size 1, once without stopwatches and once with one on every part.
+
+    Its forwards are made of separate operations: one that is recorded or compiled as a whole has no parts to time.
+    """
     resolved = api.with_width_cost(api.decoder_settings(model, "refusion", **settings), lambda: model.width_cost)
-    decode, engine = DECODERS["refusion"].decode, model.engine
+    decode = DECODERS["refusion"].decode
+    engine = Engine(model.transformer, "sdpa" if model.attention == "native" else model.attention)
     engine.run(decode, prompts[0], resolved)
     unwatched = sum(engine.run(decode, prompt, resolved).seconds for prompt in prompts)
     watches = _Stopwatches(model.device)
