@@ -89,6 +89,21 @@ def settings_class(where: str = "", *, slots: bool = True) -> Callable[[type[T]]
     return decorate
 
 
+def added_setting(default: Any) -> Any:
+    """A field that a settings class did not have in earlier versions.
+
+    At its default it is not recorded, so that records of earlier versions are those of the same settings.
+    """
+    return field(default=default, metadata={"added": True})
+
+
+def recorded_values(settings: Any) -> dict[str, Any]:
+    """The values of a settings class without callbacks, and without added settings that are at their default."""
+    added = {entry.name: entry.default for entry in fields(settings) if entry.metadata.get("added")}
+    values = {name: getattr(settings, name) for name in _setting_names(type(settings))}
+    return {name: value for name, value in values.items() if name not in added or value != added[name]}
+
+
 def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     """Makes an instance of a settings class from values of any origin.
 

@@ -23,7 +23,7 @@ ReFusion with `slot_size=1` is similar: causal in the order of acceptance, with 
 | masks after an accepted EOS | dropped | decoded |
 
 Both give the same tokens in two cases:
-1. ReFusion with `left_to_right=True` or `block_size=1`, whatever the thresholds, and Eso-LM with `alpha_0=0` and
+1. ReFusion with `order="left_to_right"` or `block_size=1`, whatever the thresholds, and Eso-LM with `alpha_0=0` and
    `early_stop=True`. With block_size=1 and fused forwards, each forward of ReFusion reads the same rows, and one more
    forward at the end verifies the last token; without fused forwards it takes two forwards a token.
 2. ReFusion with `tau_slot=0, block_size=gen_length` and Eso-LM with `subcontext_len=1`: the first forward is the same,

@@ -5,7 +5,7 @@ where a token stands in the text. Where paper and public release differ, the rel
 weights were tuned with it) except for its defects, which `release_compatible` brings back.
 
 `refusion_fused` makes the same tokens in fewer forwards and is tested against this module. The decoder "refusion" uses
-this module with `fuse=false`, and `refusion_fused` otherwise.
+this module with `fuse=false` or `serial=true`, and `refusion_fused` otherwise.
 
 A slot is named by the response index of its first position. Arrays are [S slots, K tokens a slot].
 """
@@ -26,7 +26,6 @@ from refusion_eval.decoders.refusion_slots import (
     Text,
     accepted_drafts,
     block_slots,
-    needs_refresh,
 )
 from refusion_eval.types import NOTHING, Commit, Decoding, Forward, Read, Readout, Trace, causal, draw_key
 
@@ -42,13 +41,10 @@ def decode(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> D
     num_prompt, iterations = len(prompt), count()
     text = Text(settings, trace)
     # The first plan also carries the prompt, which is all of that forward that stays in the cache.
-    context, refresh, commit = Rows(list(prompt), range(num_prompt)), NO_ROWS, NOTHING
+    context, commit = Rows(list(prompt), range(num_prompt)), NOTHING
     for slots in block_slots(settings):
         text.masked = list(slots)
         while text.masked:
-            if refresh.tokens:  # section 5.5, Table 4: completed slots see each other
-                yield Forward(*refresh, causal(len(refresh.tokens)), (), kind="refresh")
-                refresh, commit = NO_ROWS, Commit(range(len(refresh.tokens)))
             (readout,) = yield plan(context, text.masked, num_prompt, settings, next(iterations), commit)
             drafts = select_slots(text.masked, readout, settings, trace)
             readouts = yield verification(drafts, num_prompt, settings, Commit(range(len(context.tokens))))
@@ -62,12 +58,36 @@ def decode(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> D
                 final = completion.final()
             text.add(final)
             context, commit = NO_ROWS, Commit(range(len(final.tokens)))
-            if needs_refresh(final, settings):
-                refresh, commit = final.rows(num_prompt), NOTHING
+            if settings.recompute_kv:  # its rows enter the cache instead of those of the verification
+                yield Forward(*final.rows(num_prompt), causal(len(final.tokens)), (), kind="refresh")
             if text.stops():
                 return text.finish("stop_string")
         if text.met_eos:
             return text.finish("eos")
+    return text.finish("length")
+
+
+def decode_serial(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> Decoding:
+    """Decodes one prompt token by token from left to right (the left-to-right point of Figure 1).
+
+    A response of n tokens takes n forwards. The first token of a slot is read from a mask, which each training slot
+    begins with when it is masked, and every other one from the token before it, as in clean slots.
+    """
+    text, num_prompt = Text(settings, trace), len(prompt)
+    fed, start, commit = list(prompt), 0, NOTHING
+    for position in range(settings.gen_length):
+        tokens = [*fed, settings.mask_id] if position % settings.slot_size == 0 else fed
+        read = plan_read((len(tokens) - 1,), (num_prompt + position,), settings, position)
+        positions = range(start, start + len(tokens))
+        (readout,) = yield Forward(tokens, positions, causal(len(tokens)), (read,), commit, "decode")
+        token = int(readout.tokens[0])
+        text.tokens[position] = token
+        trace.fix((position,), (token,))
+        if token in settings.eos_ids:
+            return text.finish("eos")
+        if text.stops():
+            return text.finish("stop_string")
+        commit, start, fed = Commit(range(len(fed))), start + len(fed), [token]
     return text.finish("length")
 
 
@@ -90,14 +110,20 @@ def plan_read(rows: Sequence[int], positions: Sequence[int], settings: RefusionS
 
 
 def select_slots(masked: Sequence[int], readout: Readout, settings: RefusionSettings, trace: Trace) -> Drafts:
-    """Selects the slots whose certainty exceeds tau_slot, or the most certain one (Eq. 5).
+    """Selects the slots whose certainty exceeds tau_slot, or the most certain one (Eq. 5); one slot in other orders.
 
     The certainty of a slot is the probability of its first draft.
     """
     k = settings.slot_size
     probs_SK, tokens_SK = readout.probs.reshape(-1, k), readout.tokens.reshape(-1, k)
     certainty_S = probs_SK[:, 0]
-    selected = [0] if settings.left_to_right else above_or_best(certainty_S, settings.tau_slot)
+    match settings.slot_order:
+        case "confidence":
+            selected = above_or_best(certainty_S, settings.tau_slot)
+        case "left_to_right":
+            selected = [0]
+        case "random":
+            selected = [min(range(len(masked)), key=lambda index: draw_key(settings.seed, masked[index]))]
     drafts = Drafts([masked[index] for index in selected], tokens_SK[selected], probs_SK[selected])
     trace.select("slot", masked, certainty_S.tolist(), drafts.slots)
     trace.draft(settings.response_positions(drafts.slots), drafts.tokens_SK.ravel().tolist())

@@ -5,7 +5,7 @@ that follow if slots have to be completed. Attention is causal, so masks after t
 the drafts, and each branch sees only the rows that are accepted under its outcome. If that outcome comes true, the
 readout of the branch is exactly that of the forward that it saves. Only cost decides how many branches are attached:
 the chances of outcomes are estimated from the probabilities of the drafts, costs from how the device's time for a
-forward grows with its rows. Slots that have to be refreshed (`recompute_kv`) enter the cache with the next plan.
+forward grows with its rows. Where recomputing keys and values changes them (`recompute_kv`), the next plan does it.
 
 The decoder `refusion` is this module's `decode`, which leaves the work to the plain algorithm if `fuse` is off.
 
@@ -33,7 +33,6 @@ from refusion_eval.decoders.refusion_slots import (
     accepted_drafts,
     block_slots,
     masked_after,
-    needs_refresh,
 )
 from refusion_eval.types import NOTHING, Commit, Decoding, Forward, ProbArray, Read, Readout, Segment, TokenArray, Trace
 
@@ -44,13 +43,15 @@ Verified = Generator[Forward, tuple[Readout, ...], Mapping[OutcomeKey, Readout]]
 
 
 def decode(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> Decoding:
-    """Decodes one prompt, with fused forwards or by the paper's algorithm, as the settings say.
+    """Decodes one prompt as the settings say: with fused forwards, by the paper's algorithm, or token by token.
 
     Args:
         prompt: token ids, at least one.
         settings: settings of the decoder.
         trace: receives the events.
     """
+    if settings.serial:
+        return refusion.decode_serial(prompt, settings, trace)
     return (_decode_fused if settings.fused else refusion.decode)(prompt, settings, trace)
 
 
@@ -83,13 +84,18 @@ def _decode_fused(prompt: Sequence[int], settings: RefusionSettings, trace: Trac
                 final = completion.final()
             text.add(final)
             commit = Commit(range(len(final.tokens)))
-            if needs_refresh(final, settings):
+            if _changes_keys(final, settings):
                 context, commit = final.rows(num_prompt), NOTHING
             if text.stops():
                 return text.finish("stop_string")
         if text.met_eos:
             return text.finish("eos")
     return text.finish("length")
+
+
+def _changes_keys(final: Final, settings: RefusionSettings) -> bool:
+    """Whether recomputing final tokens changes their keys and values: others than completed slots see each other."""
+    return settings.recompute_kv and final.completed and len(final.slots) > 1
 
 
 def _complete(completion: Completion, step: "_Iteration", ready: Mapping[OutcomeKey, Readout]) -> Verified:
@@ -355,11 +361,11 @@ class _Iteration:
         return [(chance, plan) for chance, plan in plans if plan is not None]
 
     def _plan_after(self, final: Final) -> Branch | None:
-        """The plan that follows if these tokens become final; None if none follows, or only after a refresh."""
+        """The plan that follows if these tokens become final; None if none follows or keys and values change before."""
         masked = masked_after(self.masked, final, self.settings)
         if not masked and not (self.met_eos or final.has_eos):
             masked = list(self.next_slots)
-        if not masked or needs_refresh(final, self.settings):
+        if not masked or _changes_keys(final, self.settings):
             return None
         positions = [self.num_prompt + position for position in self.settings.response_positions(masked)]
         read = refusion.plan_read((), positions, self.settings, self.number + 1)

@@ -6,12 +6,12 @@ A slot is named by the response index of its first position. Arrays are [S slots
 from collections.abc import Sequence
 from dataclasses import field
 from itertools import count
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from refusion_eval.config import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, settings_class
+from refusion_eval.config import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, added_setting, settings_class
 from refusion_eval.decoders import accepted_prefix, check_mask_id, first_eos
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import (
@@ -28,6 +28,7 @@ from refusion_eval.types import (
 )
 
 BoolArray = npt.NDArray[np.bool_]
+Order = Literal["confidence", "left_to_right", "random"]
 
 
 @settings_class("refusion")
@@ -44,9 +45,14 @@ class RefusionSettings:
         seed: seed of the random draws.
         mask_id: the mask token.
         eos_ids: tokens that end the response; if there are none, it always has `gen_length` tokens.
-        left_to_right: select slots one after another in position order (Figure 1) instead of by certainty.
-        recompute_kv: after slots were completed independently, one more forward lets them see each other and keeps
-            those keys and values instead (section 5.5, Table 4).
+        left_to_right: `order="left_to_right"` by its former name.
+        recompute_kv: one more forward at the end of every iteration computes the tokens that became final in it once
+            more, as one sequence after everything before them, and keeps these keys and values (section 5.5, Table 4).
+            Only slots that were completed independently of each other get other keys and values by it. The paper's
+            times say that the forward is made in any case: ARC-C takes 1.16 times as long, though its answers of two
+            tokens end in the only slot of their only iteration. Fused, the forwards that change nothing are left out
+            and the others carry the next plan: the same tokens at next to no cost, so measure the cost with
+            `fuse=False`.
         verify_independently: begin a completion by verifying every slot on its own, as Eq. 7 is written, instead of
             keeping the prefixes that the global verification found.
         release_compatible: reproduce the defects of the public release (README, "Paper and release").
@@ -56,10 +62,14 @@ class RefusionSettings:
         free_rows, row_cost: how the time of a forward grows with its rows (see `ForwardCost`), which decides how many
             speculative branches a forward carries; None takes what was measured on the device (0 and 0.02 if
             nothing was).
+        order: how slots are selected: by "confidence" as above, or one at a time, "left_to_right" or at "random"
+            (from the seed; compared in arXiv 2602.12586). Slots are drafted and verified whole in every order.
+        serial: decode one token a forward from left to right, without drafts, thresholds and blocks: the paper's
+            left-to-right point, which has the speed of an autoregressive model (Figure 1).
         stop_rule: gets the tokens decoded without a gap from the start; decoding ends when it returns True.
 
     Raises:
-        ConfigError: a value is out of its range, or sizes do not fit each other.
+        ConfigError: a value is out of its range, sizes do not fit each other, or settings exclude each other.
     """
 
     gen_length: PositiveInt = 512
@@ -78,6 +88,8 @@ class RefusionSettings:
     fuse: bool | None = None
     free_rows: NonNegativeInt | None = None
     row_cost: NonNegativeFloat | None = None
+    order: Order = added_setting("confidence")
+    serial: bool = added_setting(False)
     stop_rule: StopRule | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -88,6 +100,14 @@ class RefusionSettings:
                 f"(App. C.4), so set block_size to a multiple of slot_size, for example {multiple}"
             )
         check_mask_id("refusion", self.mask_id, self.eos_ids)
+        if self.left_to_right and self.order == "random":
+            raise ConfigError("refusion: left_to_right=true and order=random exclude each other; give order alone")
+        if self.serial:
+            without_meaning = ("recompute_kv", "verify_independently", "left_to_right", "fuse")
+            given = [f"{name}=true" for name in without_meaning if getattr(self, name)]
+            given += [f"order={self.order}"] if self.order != "confidence" else []
+            if given:
+                raise ConfigError(f"refusion: serial=true decodes token by token, so leave out {', '.join(given)}")
 
     @property
     def num_positions(self) -> int:
@@ -97,7 +117,24 @@ class RefusionSettings:
     @property
     def fused(self) -> bool:
         """Whether forwards are fused."""
-        return not self.release_compatible if self.fuse is None else self.fuse
+        return not (self.release_compatible or self.serial) if self.fuse is None else self.fuse
+
+    @property
+    def slot_order(self) -> Order:
+        """The order of slots, by whichever name it was given."""
+        return "left_to_right" if self.left_to_right else self.order
+
+    @property
+    def without_effect(self) -> set[str]:
+        """Settings that change nothing beside the others, so that a sweep of them shows noise."""
+        thresholds = {"tau_slot": self.block_size == self.slot_size or self.slot_order != "confidence"}
+        thresholds["tau_token"] = self.slot_size == 1
+        return {name for name, is_dead in thresholds.items() if is_dead or self.serial}
+
+    @property
+    def is_random(self) -> bool:
+        """Whether anything is drawn from the seed."""
+        return self.temperature > 0 or self.order == "random"
 
     @property
     def suppress(self) -> tuple[int, ...]:
@@ -187,11 +224,6 @@ def masked_after(masked: Sequence[int], final: Final, settings: RefusionSettings
         # The release takes the row among the selected slots for an index among the masked ones, and loses text.
         return [slot for slot in rest if slot in masked[: len(final.slots) - 1]]
     return [slot for slot in rest if slot < final.slots[-1]]
-
-
-def needs_refresh(final: Final, settings: RefusionSettings) -> bool:
-    """Whether completed slots are computed once more so that they see each other (section 5.5, Table 4)."""
-    return settings.recompute_kv and final.completed and len(final.slots) > 1
 
 
 class Text:

@@ -178,7 +178,8 @@ class Figure:
         A mean is fused if any of its tasks is. Scores never are, because fusing changes no token.
         """
         fuse = self.settings.get("fuse", "false")
-        by_default = fuse == "null" and self.settings.get("release_compatible") != "true"
+        never = ("release_compatible", "serial")
+        by_default = fuse == "null" and not any(self.settings.get(name) == "true" for name in never)
         return self.metric in FORWARD_METRICS and (fuse in ("true", VARIES) or by_default)
 
     @property
@@ -233,8 +234,14 @@ def _listed(run_ids: Mapping[str, str]) -> str:
     return ", ".join(f"{value} in {run_id}" for value, run_id in sorted(run_ids.items()))
 
 
-# Decoder settings that make another system of one. Their names are the names of the variants.
-VARIANTS = ("recompute_kv", "left_to_right")
+# Name of a variant of a system -> the decoder settings, any of which makes it. The paper's left-to-right decoding is
+# serial; the setting `left_to_right` is the former name of an order of slots.
+VARIANTS: Mapping[str, Mapping[str, str]] = {
+    "recompute_kv": {"recompute_kv": "true"},
+    "left_to_right": {"serial": "true"},
+    "slots_in_order": {"order": "left_to_right", "left_to_right": "true"},
+    "slots_at_random": {"order": "random"},
+}
 # The variant of systems that transformers' own loop decodes.
 GENERATE = "generate"
 
@@ -326,7 +333,11 @@ def system_key(label: str, backbone: str, settings: Mapping[str, str], *, genera
     """
     plain, _, _ = label.removesuffix(")").rpartition(" (") if label.endswith(")") else (label, "", "")
     key = _keys_by_label().get(label) or _keys_by_label().get(plain) or _key_of_decoder(plain, backbone)
-    variants = [name for name in VARIANTS if settings.get(name) == "true" and f"+{name}" not in key]
+    variants = [
+        name
+        for name, values in VARIANTS.items()
+        if f"+{name}" not in key and any(settings.get(setting) == value for setting, value in values.items())
+    ]
     variants += [GENERATE] if generate else []
     return "+".join((key, *variants))
 

@@ -123,12 +123,12 @@ class Job:
     def settings(self, detokenizer: Detokenizer) -> Any:
         """The decoder's settings for one decoding of this request: with its stop rule and its own seed.
 
-        At a temperature above 0 the seed is mixed from the run's seed, the item and the sample's number, so that
-        several samples of an item differ and each of them can be drawn again alone.
+        Where anything is drawn (by default at a temperature above 0) the seed is mixed from the run's seed, the item
+        and the sample's number, so that several samples of an item differ and each of them can be drawn again alone.
         """
         settings = self.resolved.settings
         changes: dict[str, Any] = {"stop_rule": detokenizer.stop_rule(self.resolved.until)}
-        if settings.temperature > 0:
+        if getattr(settings, "is_random", settings.temperature > 0):
             item = int(self.key.doc_hash[:12], 16)
             changes["seed"] = draw_key(settings.seed, item, self.key.sample) >> 1
         return replace(settings, **changes)

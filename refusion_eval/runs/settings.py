@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from refusion_eval.benchmarks import BENCHMARKS, Task, find_task
-from refusion_eval.config import build, check_keys, field_types, mapping, read_values, read_yaml
+from refusion_eval.config import build, check_keys, field_types, mapping, read_values, read_yaml, recorded_values
 from refusion_eval.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class Resolved:
     digest: str = field(init=False)
 
     def __post_init__(self) -> None:
-        values = {key: getattr(self.settings, key) for key in field_types(type(self.settings))}
+        values = recorded_values(self.settings)
         text = json.dumps([values, self.until], sort_keys=True, default=str)
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "digest", hashlib.sha256(text.encode()).hexdigest()[:16])
@@ -258,4 +258,5 @@ def resolve(
         sources.update(dict.fromkeys(layer, source))
     given = ", ".join(f"{key}={value} from {sources[key]}" for key, value in values.items())
     settings: Any = build(settings_type, values, f"task {task} ({given or 'defaults'})")
-    return Resolved(settings=settings, sources=sources, until=generation.until, task=known)
+    recorded = {key: sources[key] for key in recorded_values(settings)}
+    return Resolved(settings=settings, sources=recorded, until=generation.until, task=known)

@@ -148,10 +148,17 @@ def _check(jobs: list[_Job], model_cache: ModelCache) -> None:
             names[key] = [task.name for task in load_items(job.tasks, job.args.data_dir)]
         system = System(job.args, model_cache)
         try:
-            for name in names[key]:
-                system.resolve(name, {}, announce=False)
+            resolved = [system.resolve(name, {}, announce=False).settings for name in names[key]]
+            if dead := job.point.settings.keys() & set.intersection(*map(_without_effect, resolved)):
+                raise ConfigError(
+                    f"{', '.join(sorted(dead))} changes nothing beside {resolved[0]}; vary another setting"
+                )
         except ConfigError as error:
             raise ConfigError(f"{job.system.name}, point {job.point.name}: {error}") from error
+
+
+def _without_effect(settings: Any) -> set[str]:
+    return getattr(settings, "without_effect", set())
 
 
 def _described(job: _Job) -> Iterator[dict[str, Any]]:

@@ -16,6 +16,7 @@ from tests.decoders.scripted import readout, run_scripted
 MASK, EOS = 99, 98
 PROMPT = [1, 2, 3]
 TEXT = [10, 11, 12, 13, 14, 15, 16, 17]
+IN_ORDER = ({"order": "left_to_right"}, {"left_to_right": True})
 
 
 class Script:
@@ -75,6 +76,40 @@ def test_left_to_right_selects_the_first_masked_slot_each_time():
     answer = Script(TEXT, {0: 0.1, 2: 1.0, 4: 1.0, 6: 1.0})
     _, trace, _ = run_scripted(decode, PROMPT, settings(left_to_right=True), answer)
     assert [event.chosen for event in trace.of(Select)] == [(0,), (2,), (4,), (6,)]
+
+
+def test_slots_in_order_go_by_either_name():
+    answer = Script(TEXT, {0: 0.1, 2: 1.0, 4: 1.0, 6: 1.0})
+    named, former = (run_scripted(decode, PROMPT, settings(**name), answer)[1] for name in IN_ORDER)
+    assert named.events == former.events
+
+
+def test_random_order_selects_one_slot_at_a_time_by_the_seed_alone():
+    def chosen(seed: int, certainty: float) -> list[int]:
+        answer = Script(TEXT, dict.fromkeys(range(0, 8, 2), certainty))
+        _, trace, _ = run_scripted(decode, PROMPT, settings(order="random", seed=seed), answer)
+        return [slot for event in trace.of(Select) for slot in event.chosen]
+
+    orders = {tuple(chosen(seed, 1.0)) for seed in range(40)}
+    assert len(orders) > 12
+    assert all(sorted(order) == [0, 2, 4, 6] for order in orders)
+    assert chosen(3, 1.0) == chosen(3, 0.1)
+
+
+def test_serial_takes_one_forward_a_token_and_reads_the_first_of_a_slot_from_a_mask():
+    answer = Script([10, 11, 12, EOS, *TEXT[4:]], {})
+
+    def next_token(forward: Forward, read: Read) -> Readout:
+        (row,) = read.rows
+        where = forward.positions[row] - len(PROMPT)
+        return readout([answer.text[where if forward.tokens[row] == MASK else where + 1]], 0.1)
+
+    response, trace, forwards = run_scripted(decode, PROMPT, settings(serial=True), next_token)
+    assert response.tokens == (10, 11, 12, EOS)
+    assert [list(forward.tokens) for forward in forwards] == [[*PROMPT, MASK], [10], [11, MASK], [12]]
+    assert [list(forward.positions) for forward in forwards] == [[0, 1, 2, 3], [3], [4, 5], [5]]
+    assert [list(forward.commit.rows) for forward in forwards] == [[], [0, 1, 2], [0], [0]]
+    assert trace.num_forwards == 4
 
 
 def test_a_rejected_token_leaves_its_slot_and_the_later_ones_masked():
@@ -185,10 +220,13 @@ def test_recompute_kv_runs_slots_completed_together_once_more_as_one_sequence():
     assert response.tokens == tuple(TEXT)
 
 
-def test_nothing_is_recomputed_when_nothing_is_left_to_decode():
-    answer = Script(TEXT, {0: 1.0, 2: 1.0, 4: 1.0, 6: 1.0}, rejected=[1])
-    _, _, forwards = run_scripted(decode, PROMPT, settings(recompute_kv=True), answer)
-    assert "refresh" not in [forward.kind for forward in forwards]
+def test_recompute_kv_makes_its_forward_for_accepted_slots_and_in_the_last_iteration_too():
+    answer = Script([10, EOS, *TEXT[2:]], {0: 1.0})
+    _, _, forwards = run_scripted(decode, PROMPT, settings(block_size=2, recompute_kv=True), answer)
+    assert [forward.kind for forward in forwards] == ["plan", "verify", "refresh"]
+    refresh = forwards[2]
+    assert (list(refresh.tokens), list(refresh.positions)) == ([10, EOS], [len(PROMPT), len(PROMPT) + 1])
+    assert not refresh.commit.rows
 
 
 def test_verify_independently_judges_each_slot_on_its_own_first():
@@ -235,7 +273,7 @@ def random_cases(draw: st.DrawFn) -> tuple[RefusionSettings, int]:
         tau_token=draw(st.sampled_from([0.0, 0.3, 0.6, 0.9, 1.0])),
         mask_id=MASK,
         eos_ids=(EOS,),
-        left_to_right=draw(st.booleans()),
+        order=draw(st.sampled_from(["confidence", "left_to_right", "random"])),
         recompute_kv=draw(st.booleans()),
         verify_independently=draw(st.booleans()),
         fuse=draw(st.booleans()),
@@ -339,6 +377,7 @@ def test_fusing_is_on_by_default_except_where_the_release_is_reproduced():
     assert settings(fuse=None).fused
     assert not settings(fuse=None, release_compatible=True).fused
     assert settings(fuse=True, release_compatible=True).fused
+    assert not settings(fuse=None, serial=True).fused
 
 
 @pytest.mark.parametrize(
@@ -356,6 +395,9 @@ def test_fusing_is_on_by_default_except_where_the_release_is_reproduced():
         ({"mask_id": -1}, "mask_id=-1"),
         ({"mask_id": EOS}, "also an end-of-sequence id"),
         ({"left_to_right": 2}, "left_to_right=2"),
+        ({"order": "best"}, "choose one of confidence, left_to_right, random"),
+        ({"order": "random", "left_to_right": True}, "give order alone"),
+        ({"serial": True, "order": "random", "recompute_kv": True}, "leave out recompute_kv=true, order=random"),
         ({"fuse": 2}, "fuse=2"),
         ({"free_rows": -1}, "free_rows=-1"),
         ({"row_cost": -0.1}, "row_cost=-0.1"),

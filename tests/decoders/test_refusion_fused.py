@@ -15,6 +15,7 @@ from refusion_eval.decoders.refusion_fused import (
     profitable_lengths,
 )
 from refusion_eval.decoders.refusion_slots import RefusionSettings
+from refusion_eval.types import Decoding, Forward, Read, Response, Select, Trace, causal
 from tests.engine.random_model import VOCAB_SIZE, random_engine
 from tests.examples import examples
 
@@ -34,7 +35,7 @@ def any_settings(draw: st.DrawFn) -> dict[str, object]:
         "seed": draw(st.integers(0, 3)),
         "mask_id": VOCAB_SIZE - 1,
         "eos_ids": (VOCAB_SIZE - 2,),
-        "left_to_right": draw(st.booleans()),
+        "order": draw(st.sampled_from(["confidence", "left_to_right", "random"])),
         "recompute_kv": draw(st.booleans()),
         "verify_independently": draw(st.booleans()),
     }
@@ -50,6 +51,37 @@ def test_fused_or_not_the_tokens_are_the_same(common: dict[str, object], row_cos
     assert fused.tokens == plain.tokens
     assert fused.stop == plain.stop
     assert fused.num_forwards <= plain.num_forwards
+
+
+@given(any_settings())
+@examples(40)
+def test_recomputing_where_it_changes_nothing_changes_no_token(common: dict[str, object]):
+    chosen = common | {"recompute_kv": False, "block_size": common["slot_size"]}  # one slot at a time
+    plain = ENGINE.run(decode, [3, 1, 4, 1, 5], RefusionSettings(**chosen, fuse=False))
+    again = ENGINE.run(decode, [3, 1, 4, 1, 5], RefusionSettings(**chosen | {"recompute_kv": True}, fuse=False))
+    assert again.tokens == plain.tokens
+    assert again.num_forwards == plain.num_forwards + sum(1 for _ in plain.trace.of(Select))
+
+
+@given(st.integers(1, 20), st.integers(1, 6))
+@examples(40)
+def test_serial_decoding_reads_each_token_as_one_uncached_forward_does(gen_length: int, slot_size: int):
+    common = {"gen_length": gen_length, "slot_size": slot_size, "block_size": slot_size, "mask_id": VOCAB_SIZE - 1}
+    serial = ENGINE.run(decode, [3, 1, 4], RefusionSettings(**common, serial=True))
+    assert serial.num_forwards == len(serial.tokens) == gen_length
+    for position, token in enumerate(serial.tokens):
+        mask = [VOCAB_SIZE - 1] if position % slot_size == 0 else []
+        text = [3, 1, 4, *serial.tokens[:position], *mask]
+        assert ENGINE.run(last_row, text, None).tokens == (token,)
+
+
+def last_row(text: list[int], _settings: None, trace: Trace) -> Decoding:
+    read = Read(rows=(len(text) - 1,), suppress=(VOCAB_SIZE - 1,))
+    (readout,) = yield Forward(text, range(len(text)), causal(len(text)), (read,))
+    tokens = (int(readout.tokens[0]),)
+    trace.fix((0,), tokens)
+    trace.stop("length", 1)
+    return Response(tokens, "length")
 
 
 def test_chances_of_lengths_add_up_to_one():

@@ -40,7 +40,10 @@ def test_a_published_figure_has_its_machine_and_no_interval():
     [
         ("ReFusion", "Qwen3-8B", {}, "refusion"),
         ("ReFusion", "Qwen3-8B", {"recompute_kv": "true"}, "refusion+recompute_kv"),
-        ("ReFusion", "Qwen3-8B", {"left_to_right": "true", "recompute_kv": "false"}, "refusion+left_to_right"),
+        ("ReFusion", "Qwen3-8B", {"serial": "true", "recompute_kv": "false"}, "refusion+left_to_right"),
+        ("ReFusion", "Qwen3-8B", {"left_to_right": "true"}, "refusion+slots_in_order"),
+        ("ReFusion", "Qwen3-8B", {"order": "left_to_right"}, "refusion+slots_in_order"),
+        ("ReFusion", "Qwen3-8B", {"order": "random"}, "refusion+slots_at_random"),
         ("ReFusion (Retrained)", "Qwen3-8B", {}, "refusion+retrained"),
         ("AR", "Qwen3-8B", {}, "qwen3"),
         ("AR (generate)", "Qwen3-8B", {}, "qwen3+generate"),

@@ -16,6 +16,7 @@ from refusion_eval.runs.settings import (
 
 REFUSION = DECODERS["refusion"].Settings
 CHECKPOINT = {"mask_id": 299, "eos_ids": (297,)}
+DIGEST_OF_0_1_0 = "c535b06456b92496"
 NOTHING = Generation({}, ())
 
 
@@ -60,6 +61,19 @@ def test_a_preset_that_is_not_there_is_refused():
         shipped("llada", False, "oficial")
     with pytest.raises(ConfigError, match=r"refusion.yaml has no presets, so leave out preset=official"):
         shipped("refusion", False, "official")
+
+
+def test_a_setting_that_was_added_later_is_recorded_only_where_it_is_used():
+    def digest(**settings):
+        return resolve(
+            "t", REFUSION, model_args=settings, generation=Generation({}, ("Q:",)), table=None, checkpoint=CHECKPOINT
+        )
+
+    before, used = digest(order="confidence", serial="false"), digest(order="random")
+    assert before.digest == digest().digest == DIGEST_OF_0_1_0
+    assert not {"order", "serial"} & before.values.keys()
+    assert (used.values["order"], used.sources["order"]) == ("random", "model_args")
+    assert used.digest != before.digest
 
 
 def test_rows_outrank_what_is_common_and_every_row_has_a_source(tmp_path):

@@ -10,14 +10,15 @@ from refusion_eval.results.facts import read_facts
 from refusion_eval.results.render import read_csv
 from refusion_eval.runs import system
 from refusion_eval.sweep.run import run_sweep
-from refusion_eval.sweep.spec import SweepSpec, read_spec
+from refusion_eval.sweep.spec import SweepSpec, read_spec, shipped_specs
 
 ARGUMENTS = {"pretrained": "embedded", "decoder": "refusion"}
 
 
 def _spec(folder: Path, **of_refusion: object) -> SweepSpec:
     path = folder / "mine.yaml"
-    content = {"tasks": ["gsm8k"], "limit": 2, "systems": {"refusion": {"arguments": ARGUMENTS, **of_refusion}}}
+    system = {"arguments": ARGUMENTS, "settings": {"block_size": 32}, **of_refusion}
+    content = {"tasks": ["gsm8k"], "limit": 2, "systems": {"refusion": system}}
     path.write_text(yaml.safe_dump(content))
     return read_spec(str(path))
 
@@ -112,3 +113,16 @@ def test_an_interrupted_sweep_writes_what_it_has(tmp_path: Path) -> None:
         run_sweep(spec, tmp_path / "out", on_point=interrupted)
     assert [point["run_id"] for point in _points(tmp_path / "out")] == ["refusion-table"]
     assert {row.run_id for row in read_csv(tmp_path / "out" / "sweep.csv")} == {"refusion-table"}
+
+
+def test_a_setting_that_changes_nothing_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    spec = _spec(tmp_path, settings={"slot_size": 8, "block_size": 8}, around={"tau_slot": [0.5]})
+    with pytest.raises(ConfigError, match=r"point tau_slot=0\.5: tau_slot changes nothing .* vary another setting"):
+        run_sweep(spec, tmp_path / "out")
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+@pytest.mark.parametrize("name", shipped_specs())
+def test_shipped_sweeps_are_of_the_paper_s_algorithm(name: str) -> None:
+    (refusion,) = (system for system in read_spec(name).systems if system.name == "refusion")
+    assert refusion.settings["fuse"] is False
