@@ -272,20 +272,22 @@ def test_artefacts_has_every_table_figure_and_page_from_the_runs_before(argument
     assert loop < made.index("speed")
     assert all(run_dir in lines[made.index("speed")] for run_dir in run_dirs)
     (refusion,) = (one for one in run_dirs if one.removesuffix("-unfused").endswith("refusion"))
-    for part in ("figure5", "figure9", "replay", "compare"):
+    for part in ("replay", "compare"):
         assert f" {refusion} " in lines[made.index(part)]
-    assert f"{refusion}-recompute_kv" in run_dirs
+    for part in ("figure5", "figure9"):
+        assert " --model " in lines[made.index(part)]
+    assert {f"{refusion}-recompute_kv", f"{refusion}-serial"} <= set(run_dirs)
 
 
-def test_figures_of_a_real_checkpoint_are_of_the_papers_algorithm_without_fused_forwards():
-    for arguments in (["--model", "GSAI-ML/ReFusion"], ["--system", "refusion,qwen3"]):
+def test_artefacts_are_of_the_papers_algorithm_without_fused_forwards():
+    for arguments in ([], ["--model", "embedded"], ["--model", "GSAI-ML/ReFusion"], ["--system", "refusion,qwen3"]):
         runs = [line for line in parts_of(*arguments) if line.startswith("run ")]
         refusion = [line for line in runs if "refusion" in line]
         assert len(refusion) == 3
         assert all("-unfused" in line and "--set fuse=false" in line for line in refusion)
         assert not any("fuse=false" in line for line in runs if line not in refusion)
-    assert not any("fuse" in line for line in parts_of())
     assert not any("fuse" in line for line in commands("--model", "GSAI-ML/ReFusion"))
+    assert not any("fuse" in line for line in commands())
 
 
 @pytest.mark.parametrize(
@@ -293,11 +295,21 @@ def test_figures_of_a_real_checkpoint_are_of_the_papers_algorithm_without_fused_
 )
 def test_figures_are_of_a_task_that_was_run(tasks, shown):
     lines = parts_of("--model", "GSAI-ML/ReFusion", "--tasks", tasks)
-    (ordered,) = (line for line in lines if "left_to_right=true" in line)
-    assert ordered.endswith(f"--tasks {shown}")
+    (serial,) = (line for line in lines if "serial=true" in line)
+    assert serial.endswith(f"--tasks {shown}")
     plots = [line for line in lines if line.startswith("plot ") and "locality.csv" not in line]
     assert len(plots) == 6
     assert all(f"--task {shown} " in line for line in plots)
+
+
+def test_locality_is_measured_on_the_models_of_the_papers_figure_too():
+    def measured(*arguments):
+        return [line.split()[2] for line in parts_of(*arguments) if line.startswith("locality ")]
+
+    assert measured() == ["embedded", "embedded:llada"]
+    assert measured("--model", "GSAI-ML/ReFusion") == ["GSAI-ML/ReFusion"]
+    published = measured("--system", "refusion,llada,dream")
+    assert published == ["GSAI-ML/ReFusion", "GSAI-ML/LLaDA-8B-Instruct", "Dream-org/Dream-v0-Instruct-7B"]
 
 
 def test_sweeps_of_a_real_checkpoint_are_its_own_on_that_task(tmp_path):

@@ -12,7 +12,7 @@ def locality(
     given: dict[str, Any],
     out: Annotated[Path, typer.Option(help="CSV with every ratio and distance.")],
     model: Annotated[
-        str, typer.Option(help="Checkpoint folder, hub id, or embedded, which is measured on the mini task.")
+        str, typer.Option(help="Checkpoint folder, hub id, or embedded[:NAME], which is measured on the mini task.")
     ] = "embedded",
     reading: Annotated[
         Literal["auto", "bidirectional", "bidirectional_shifted", "refusion"],

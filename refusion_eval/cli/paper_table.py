@@ -1,28 +1,62 @@
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from refusion_eval.cli import Baseline, Out, Results, names_of, prepare
+from refusion_eval.cli import Baseline, Data, Out, Results, names_of, prepare
 from refusion_eval.errors import ConfigError
+
+if TYPE_CHECKING:
+    from refusion_eval.results.render import Table
+
+ANSWERS = 8
 
 
 def paper_table(
-    table: Annotated[str, typer.Argument(help="Tables by number, 1 to 7, separated by commas, or all.")],
+    table: Annotated[
+        str, typer.Argument(help="Tables by number, 1 to 7, separated by commas, or all; 8 with --item, from runs.")
+    ],
     results: Results = None,
     out: Out = Path("tables"),
     baseline: Baseline = None,
+    paper: Annotated[
+        Literal["v1", "v2"], typer.Option(help="Version of the paper whose values Table 2 prints.")
+    ] = "v2",
+    item: Annotated[str | None, typer.Option(help="Table 8: the benchmark's id of the problem.")] = None,
+    task: Annotated[str | None, typer.Option(help="Table 8: task or benchmark of the problem.")] = None,
+    data: Data = None,
 ) -> None:
-    """Write tables of the paper with published and measured figures side by side: CSV, Markdown and LaTeX."""
-    from refusion_eval.figures.tables import NUMBERS, paper_table
+    """Write tables of the paper with published and measured figures side by side: CSV, Markdown and LaTeX.
+
+    Table 8 has the answers of several runs to one problem side by side.
+    """
+    from refusion_eval.figures.tables import NUMBERS
+    from refusion_eval.figures.tables import paper_table as make_table
     from refusion_eval.results.measured import measured_figures
 
     names = [str(number) for number in NUMBERS] if table == "all" else names_of(table)
     numbers = [int(name) for name in (name.removeprefix("table") for name in names) if name.isdecimal()]
-    if len(numbers) < len(names) or not numbers:
-        raise ConfigError(f"{table!r}: name tables by number, 1 to {NUMBERS[-1]}, or all")
+    if len(numbers) < len(names) or not set(numbers) <= {*NUMBERS, ANSWERS}:
+        raise ConfigError(f"{table!r}: name tables by number, 1 to {ANSWERS}, or all")
+    if (ANSWERS in numbers) != (item is not None) or (ANSWERS in numbers and numbers != [ANSWERS]):
+        raise ConfigError("Table 8 shows one problem: paper-table 8 RUN RUN RUN --item ID; other tables take no --item")
     prepare(out / f"table{numbers[0]}.csv")
-    measured = measured_figures(results or [], baseline=baseline)
-    for made in [paper_table(number, measured) for number in numbers]:
-        for path in made.write(out):
+    if item is not None:
+        made = [_answers(results or [], task, item, data)]
+    else:
+        measured = measured_figures(results or [], baseline=baseline)
+        made = [make_table(number, measured, paper) for number in numbers]
+    for each in made:
+        for path in each.write(out):
             print(path)
+
+
+def _answers(run_dirs: list[Path], task: str | None, item: str, data: Path | None) -> "Table":
+    from refusion_eval.cli.sources import FoundSources
+    from refusion_eval.figures.answers import answers_table, read_answers
+
+    if not run_dirs:
+        raise ConfigError("Table 8 is made from runs; name their directories")
+    answers = read_answers(run_dirs, task, item)
+    asked = FoundSources(data).asked(answers[0].run, answers[0].sample)
+    return answers_table(answers, asked.prompt, asked.gold)

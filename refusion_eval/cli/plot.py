@@ -3,9 +3,13 @@ from typing import Annotated
 
 import typer
 
-from refusion_eval.cli import Out, log_to_stderr, prepare
+from refusion_eval.cli import Data, Out, log_to_stderr, prepare
 from refusion_eval.config import unknown_key
 from refusion_eval.errors import ConfigError
+
+# The settings of the paper's case study (caption of Figure 5), by the paper's algorithm, and how many items are tried.
+CASE_STUDY = {"slot_size": 4, "block_size": 16, "tau_slot": 0.6, "tau_token": 0.3, "fuse": False}
+NUM_CASES = 20
 
 
 def plot(
@@ -23,9 +27,18 @@ def plot(
     item: Annotated[
         str | None, typer.Option(help="Item of figures 5 and 9. The default is the item with the most steps.")
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Figures 5 and 9: let this ReFusion (folder, hub id or embedded) answer the first 20 items under the "
+            "settings of the paper's case study, into OUT/case_study, and draw from that."
+        ),
+    ] = None,
+    data: Data = None,
 ) -> None:
     """Draw a figure of the paper from measured figures beside the published ones: CSV, PNG and PDF."""
     from refusion_eval.figures.figures import FIGURES, rows_of, write_figure
+    from refusion_eval.figures.points import TASK
 
     if figure == "list":
         for name, entry in FIGURES.items():
@@ -36,11 +49,27 @@ def plot(
         raise unknown_key(figure, FIGURES, what="figure")
     log_to_stderr()
     prepare(out / f"{name}.csv")
+    if model is not None:
+        if FIGURES[name].read is not None or sources:
+            raise ConfigError("--model makes the run that figures 5 and 9 are drawn from; name no sources with it")
+        task = task or TASK
+        sources = [_case_study(model, task, data, out / "case_study")]
     rows = rows_of(name, sources or [], task)
     if rows is None:
         rows = _moments(name, sources or [], task, item)
     for path in write_figure(name, rows, out):
         print(path)
+
+
+def _case_study(model: str, task: str, data: Path | None, run_dir: Path) -> Path:
+    """Runs the first items of a task under the settings of the case study; returns the run directory."""
+    from refusion_eval.evaluate.loop import evaluate, task_names
+    from refusion_eval.runs.model_args import parse_model_args
+
+    where = {"pretrained": model, "decoder": "refusion", "run_dir": str(run_dir)}
+    where |= {} if data is None else {"data_dir": str(data)}
+    evaluate(parse_model_args({**where, **CASE_STUDY}), task_names([task], model), limit=NUM_CASES)
+    return run_dir
 
 
 def _moments(name: str, sources: list[Path], task: str | None, item: str | None) -> list:

@@ -32,7 +32,8 @@ def system_label(figure: Figure) -> str:
     if figure.origin == "published" or (figure.mini and not figure.variants):
         return figure.label
     labels = {row["system"]: row["label"] for row in read_published("published.csv")}
-    return labels.get(figure.system, figure.label)
+    orders = "".join(f", {name.replace('_', ' ')}" for name in figure.variants if name.startswith("slots_"))
+    return labels.get(figure.system, figure.label + orders)
 
 
 def mini_sentence(figures: Iterable[Figure | Point]) -> str:

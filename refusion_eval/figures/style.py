@@ -74,6 +74,8 @@ _STYLES: Mapping[str, Style] = {
     "qwen3": Style(BLACK, "s", (0, (5, 1.5))),
     "llama3": Style("#404040", "p", (0, (1, 1))),
     "refusion+left_to_right": Style(BLUE, "d", ":"),
+    "refusion+slots_in_order": Style(BLUE, "<", ":"),
+    "refusion+slots_at_random": Style(BLUE, "v", ":"),
     "refusion+recompute_kv": Style(SKY, "H", "--"),
     "qwen3_4b": Style(BLACK, "s", ":"),
     "qwen3_1.7b": Style(BLACK, "s", ":"),

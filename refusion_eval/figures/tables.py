@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.claims.formulas import MissingFigure, compute, mean
@@ -39,6 +39,13 @@ NUMBERS = tuple(range(1, 8))
 PUBLISHED_HEADING = "Published, on the benchmarks themselves"
 MINI_HEADING = "Measured here, on mini look-alikes of the benchmarks"
 
+_MARKS = "Bold: best, underlined: second best of a column among figures of one origin; (AR): autoregressive."
+_MARKS_APART = (
+    "Bold: best, underlined: second best diffusion model of a column among figures of one origin, italic: "
+    "autoregressive (AR) and above the best of these."
+)
+PaperVersion = Literal["v1", "v2"]
+
 _ORIGINS: Mapping[Origin, str] = {"published": "paper", "measured": "here"}
 _CODE = tuple(task for task in TASKS if BENCHMARKS[task].kind == "code")
 # The autoregressive systems of the embedded family; the systems of the paper are in systems.toml.
@@ -61,6 +68,7 @@ class Comparison(NamedTuple):
         artefact: table of the paper whose published figures count.
         embedded: published system -> system of the embedded family that stands in its place on mini tasks.
         with_others: whether other measured systems are listed, too.
+        apart: whether autoregressive systems take no part in what is best, as in the paper's Table 1.
         notes: what a reader must know about the published figures.
     """
 
@@ -68,6 +76,7 @@ class Comparison(NamedTuple):
     artefact: str
     embedded: Mapping[str, str]
     with_others: bool = False
+    apart: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -77,6 +86,7 @@ _COMPARISONS: Mapping[int, Comparison] = {
         artefact="table1",
         embedded={"qwen3": "autoregressive", "llada": "llada", "dream": "dream", "refusion": "refusion"},
         with_others=True,
+        apart=True,
     ),
     2: Comparison(
         title="Controlled comparison: one backbone, one set of training data",
@@ -99,23 +109,33 @@ _COMPARISONS: Mapping[int, Comparison] = {
         title="Reuse of keys and values against their recomputation",
         artefact="table4",
         embedded={"refusion+recompute_kv": "refusion+recompute_kv", "refusion": "refusion"},
+        notes=("Recomputation takes one more forward an iteration; fused runs leave out those that change nothing.",),
     ),
 }
 
 
-def paper_table(number: int, measured: Sequence[Figure] = ()) -> Table:
+# Table 2 as the first version of the paper has it.
+_FIRST_TABLE_2 = _COMPARISONS[2]._replace(
+    artefact="table2",
+    notes=("Published values are the first version's; the second has others for Qwen3-8B and LLaDA.",),
+)
+
+
+def paper_table(number: int, measured: Sequence[Figure] = (), paper: PaperVersion = "v2") -> Table:
     """A table of the paper.
 
     Args:
         number: 1 to 7.
         measured: figures of runs, either all of benchmarks or all of mini tasks; none shows what is published.
+        paper: version of the paper; only the values of Table 2 differ, and the numbers are those of the first.
 
     Raises:
         ConfigError: there is no such table.
         StoreError: the figures must not stand in one table; says why.
     """
     if number in _COMPARISONS:
-        return _comparison(number, measured)
+        spec = _FIRST_TABLE_2 if (number, paper) == (2, "v1") else _COMPARISONS[number]
+        return _comparison(number, spec, measured)
     others = {5: _designs, 6: _hyperparameters, 7: _other_models}
     if number not in others:
         raise ConfigError(f"the paper has no Table {number}; its tables are 1 to {NUMBERS[-1]}")
@@ -127,16 +147,16 @@ def _table(*, sentences: Sequence[str], **parts: Any) -> Table:
     return Table(**parts, notes=(" ".join(sentences),), literal=True)
 
 
-def _comparison(number: int, measured: Sequence[Figure]) -> Table:
+def _comparison(number: int, spec: Comparison, measured: Sequence[Figure]) -> Table:
     """Tables 1 to 4."""
-    spec = _COMPARISONS[number]
     published = published_figures((spec.artefact,))
     labels = {figure.system: figure.label for figure in reversed(published)}
     order = list(dict.fromkeys(figure.system for figure in published))
     shown = _shown(spec, order, _is_mini(measured), measured)
     mini = _is_mini(shown)
     require_comparable(shown)
-    paper, ours = _rows_by_system(published, _printed(spec.artefact)), _rows_by_system(shown, {})
+    paper = _rows_by_system(published, _printed(spec.artefact), spec.apart)
+    ours = _rows_by_system(shown, {}, spec.apart)
     rows: list[TableRow | Section] = []
     if mini:
         rows += [Section(text=PUBLISHED_HEADING), *itertools.chain(*paper.values())]
@@ -145,6 +165,7 @@ def _comparison(number: int, measured: Sequence[Figure]) -> Table:
         for system in dict.fromkeys([*paper, *ours]):
             both = [*paper.get(system, ()), *ours.get(system, ())]
             rows += [replace(row, begins_group=at == 0) for at, row in enumerate(both)]
+    machine = next((figure.hardware for figure in published if figure.hardware), "machine not stated")
     missing = [] if mini or not ours else [labels[system] for system in order if system not in ours]
     return _table(
         name=f"table{number}{'_mini' if mini else ''}",
@@ -152,9 +173,12 @@ def _comparison(number: int, measured: Sequence[Figure]) -> Table:
         columns=("System", "Origin", "Figure", *TASK_NAMES.values(), "Avg."),
         num_left=3,
         rows=rows,
+        published_in_italics=not spec.apart,
         sentences=[
-            *_notes(shown, published),
-            "Bold: best, underlined: second best of a column among figures of one origin; (AR): autoregressive.",
+            f"Paper{'' if spec.apart else ' (italics)'}: {machine}, batch 1; no intervals and no sample counts are "
+            "published.",
+            *_notes(shown),
+            _MARKS_APART if spec.apart else _MARKS,
             *spec.notes,
             f"Not measured: {', '.join(missing)}." if missing else "",
         ],
@@ -189,7 +213,9 @@ def _shown(spec: Comparison, order: Sequence[str], mini: bool, measured: Sequenc
     return [figure for system in systems for figure in fitting if figure.system == system]
 
 
-def _rows_by_system(figures: Sequence[Figure], printed: Mapping[FigureKey, str]) -> dict[str, list[TableRow]]:
+def _rows_by_system(
+    figures: Sequence[Figure], printed: Mapping[FigureKey, str], apart: bool
+) -> dict[str, list[TableRow]]:
     """The rows of each system: scores, and throughput if any is known, by benchmark and in the mean."""
     keyed = by_key(figures)
     first = {figure.system: figure for figure in reversed(figures)}
@@ -201,7 +227,11 @@ def _rows_by_system(figures: Sequence[Figure], printed: Mapping[FigureKey, str])
             if name == "score" or any(cell.text for cell in cells):
                 lines[system, name] = cells
     for name in ("score", "TPS"):
-        _mark_best([cells for (_, kind), cells in lines.items() if kind == name])
+        kinds: dict[bool, list[list[TableCell]]] = {True: [], False: []}
+        for (system, kind), cells in lines.items():
+            if kind == name:
+                kinds[apart and _is_ar(first[system])].append(cells)
+        _mark_best(kinds[False], apart=kinds[True])
     rows: dict[str, list[TableRow]] = {system: [] for system, _ in lines}
     for (system, name), cells in lines.items():
         origin = first[system].origin
@@ -212,14 +242,22 @@ def _rows_by_system(figures: Sequence[Figure], printed: Mapping[FigureKey, str])
     return rows
 
 
-def _mark_best(lines: Sequence[list[TableCell]]) -> None:
-    """Marks the best and second best of every column, equal ones alike; nothing where there is only one system."""
+def _mark_best(lines: Sequence[list[TableCell]], apart: Sequence[list[TableCell]]) -> None:
+    """Marks the best and second best of every column, equal ones alike; nothing where there is only one system.
+
+    Args:
+        lines: cells of the systems that are compared.
+        apart: cells of the other systems, which are marked where they are above the best.
+    """
     for column in range(len(TASKS) + 1 if len(lines) > 1 else 0):
         ranked = [line for line in lines if line[column].text and not line[column].dagger]
         values = sorted({float(line[column].text) for line in ranked}, reverse=True)
         marks: Mapping[float, Emphasis] = dict(zip(values, ("best", "second"), strict=False))
         for line in ranked:
             line[column] = replace(line[column], emphasis=marks.get(float(line[column].text), ""))
+        for line in apart:
+            if values and line[column].text and not line[column].dagger and float(line[column].text) > values[0]:
+                line[column] = replace(line[column], emphasis="above")
 
 
 def _cell(figure: Figure | None, printed: Mapping[FigureKey, str]) -> TableCell:
@@ -231,14 +269,10 @@ def _cell(figure: Figure | None, printed: Mapping[FigureKey, str]) -> TableCell:
     return TableCell(text=text, low=low, high=high, n=figure.n, dagger=not figure.complete)
 
 
-def _notes(measured: Sequence[Figure], published: Sequence[Figure]) -> list[str]:
-    """Where the figures come from: items, intervals, hardware, and what is incomplete."""
-    sentences = []
-    if published:
-        machine = next((figure.hardware for figure in published if figure.hardware), "machine not stated")
-        sentences.append(f"Paper (italics): {machine}, batch 1; no intervals and no sample counts are published.")
+def _notes(measured: Sequence[Figure]) -> list[str]:
+    """Where measured figures come from: items, intervals, hardware, and what is incomplete."""
     if not measured:
-        return [*sentences, "Nothing was measured."]
+        return ["Nothing was measured."]
     counts: dict[int, list[str]] = {}
     for task in TASKS:
         for number in sorted({figure.n for figure in measured if figure.benchmark == task}):
@@ -248,7 +282,7 @@ def _notes(measured: Sequence[Figure], published: Sequence[Figure]) -> list[str]
         items = f"{next(iter(counts))} items a task"
     machines = sorted({figure.hardware for figure in measured if figure.metric == "tps" and figure.hardware})
     incomplete = ", ".join(sorted({figure.run_id for figure in measured if not figure.complete}))
-    sentences += [
+    sentences = [
         f"Here: n = {items}, in brackets 95% bootstrap intervals.",
         f"Speed at batch 1 on {'; '.join(machines)}." if machines else "",
         fused_sentence(measured),
@@ -260,11 +294,13 @@ def _notes(measured: Sequence[Figure], published: Sequence[Figure]) -> list[str]
 
 def _label(figure: Figure) -> str:
     """Label of a system; autoregressive systems are marked unless their label begins with the decoder's."""
-    label = system_label(figure)
+    label, autoregressive = system_label(figure), DECODERS["autoregressive"].label
+    return f"{label} ({autoregressive})" if _is_ar(figure) and not label.startswith(autoregressive) else label
+
+
+def _is_ar(figure: Figure) -> bool:
     system = published_systems().get(figure.base_system)
-    is_ar = figure.base_system in _EMBEDDED_AUTOREGRESSIVE or (system and system.decoder == "autoregressive")
-    autoregressive = DECODERS["autoregressive"].label
-    return f"{label} ({autoregressive})" if is_ar and not label.startswith(autoregressive) else label
+    return figure.base_system in _EMBEDDED_AUTOREGRESSIVE or (system is not None and system.decoder == "autoregressive")
 
 
 def _printed(artefact: str) -> dict[FigureKey, str]:
@@ -363,7 +399,7 @@ def _other_models(measured: Sequence[Figure]) -> Table:
         rows=rows,
         sentences=[
             "Paper (italics): figures that the paper quotes, from machines and engines of their own.",
-            *_notes(ours, []),
+            *_notes(ours),
             "TPS of ReFusion: the mean of HumanEval and MBPP.",
             "\u2020 Seed Diffusion's own paper has 2,146 tokens/s." if has_defect else "",
         ],

@@ -28,7 +28,7 @@ from refusion_eval.results.figure import (
 )
 from refusion_eval.store.atomic_write import write_output
 
-Emphasis = Literal["", "best", "second"]
+Emphasis = Literal["", "best", "second", "above"]
 DAGGER = "\u2020"
 
 
@@ -41,7 +41,8 @@ class TableCell:
         low: lower bound of the 95% interval as text; empty for none.
         high: upper bound of the same interval.
         n: benchmark items, 0 where that is not known.
-        emphasis: best or second best of its column among figures of the same origin.
+        emphasis: best or second best of its column among figures of the same origin, or, where autoregressive systems
+            take no part in that, above the best one.
         dagger: whether a note below the table is about this cell.
     """
 
@@ -72,7 +73,7 @@ class TableRow:
 
     Attributes:
         cells: one for each column.
-        origin: published figures are set in italics; empty for text.
+        origin: published figures are set in italics unless the table says otherwise; empty for text.
         begins_group: whether there is a rule above the row.
         num_repeated: leading columns that repeat the row above. They are shown empty; the CSV has them in every row.
     """
@@ -108,6 +109,7 @@ class Table:
         name: name of its files, and of its label in LaTeX.
         literal: whether Markdown has to show every text character by character, as names and settings of a paper need;
             otherwise texts may hold Markdown, and only separators of columns are escaped.
+        published_in_italics: whether italics tell published figures from measured ones.
     """
 
     title: str = ""
@@ -117,6 +119,7 @@ class Table:
     notes: Sequence[str] = ()
     name: str = "table"
     literal: bool = False
+    published_in_italics: bool = True
 
     @property
     def lines(self) -> list[TableRow]:
@@ -147,17 +150,20 @@ class Table:
         return table
 
     def markdown(self) -> str:
-        """Markdown with the title as a heading; published figures italic, best ones bold, second best underlined."""
+        """Markdown with the title as a heading; best figures bold, second best underlined."""
         rules = [":--" if number < self.num_left else "--:" for number in range(len(self.columns))]
         lines = [[self._markdown_text(column) for column in self.columns], rules]
         for row in map(_as_row, self.rows):
             if isinstance(row, Section):
                 lines.append([f"**{self._markdown_text(row.text)}**", *[""] * (len(self.columns) - 1)])
             else:
-                lines.append([self._markdown_cell(cell, row.origin == "published") for cell in row.shown])
+                lines.append([self._markdown_cell(cell, self._is_italic(row)) for cell in row.shown])
         heading = f"## {self._markdown_text(self.title)}\n\n" if self.title else ""
         notes = "".join(f"\n{self._markdown_text(note)}\n" for note in self.notes if note)
         return heading + "".join(f"| {' | '.join(line)} |\n" for line in lines) + notes
+
+    def _is_italic(self, row: TableRow) -> bool:
+        return self.published_in_italics and row.origin == "published"
 
     def _markdown_text(self, text: str) -> str:
         return markdown_text(text) if self.literal else text.replace("|", "\\|")
@@ -179,7 +185,7 @@ class Table:
                 continue
             if row.begins_group and body and body[-1] != r"\midrule":
                 body.append(r"\addlinespace")
-            body.append(" & ".join(_latex_cell(cell, row.origin == "published") for cell in row.shown) + r" \\")
+            body.append(" & ".join(_latex_cell(cell, self._is_italic(row)) for cell in row.shown) + r" \\")
         head = " & ".join(map(latex_text, self.columns))
         lines = [
             "% needs \\usepackage{booktabs,graphicx}",
@@ -264,8 +270,13 @@ def _as_row(row: TableRow | Section | Sequence[str]) -> TableRow | Section:
 
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|~])")
-_MARKDOWN_MARKS = {"best": ("**", "**"), "second": ("<u>", "</u>"), "italic": ("*", "*")}
-_LATEX_MARKS = {"best": (r"\textbf{", "}"), "second": (r"\underline{", "}"), "italic": (r"\textit{", "}")}
+_MARKDOWN_MARKS = {"best": ("**", "**"), "second": ("<u>", "</u>"), "above": ("*", "*"), "italic": ("*", "*")}
+_LATEX_MARKS = {
+    "best": (r"\textbf{", "}"),
+    "second": (r"\underline{", "}"),
+    "above": (r"\textit{", "}"),
+    "italic": (r"\textit{", "}"),
+}
 _LATEX = str.maketrans(
     {character: f"\\{character}" for character in "{}$&#_%"}
     | {

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 SPECS = Path(__file__).parents[1] / "sweep" / "specs"
 PUBLISHED_REFUSION, PUBLISHED_BASELINE = "GSAI-ML/ReFusion", "Qwen/Qwen3-8B"
-EMBEDDED = "embedded"
+EMBEDDED, PUBLISHED = "embedded", "published"
 
 
 class Artefacts:
@@ -25,7 +25,7 @@ class Artefacts:
 
     def __init__(self, suite: "Suite") -> None:
         self._suite = suite
-        self._model = PUBLISHED_REFUSION if suite.model == "published" else suite.model
+        self._model = PUBLISHED_REFUSION if suite.model == PUBLISHED else suite.model
         self._is_embedded = self._model == EMBEDDED
         self._baseline = EMBEDDED if self._is_embedded else suite.given.baseline or PUBLISHED_BASELINE
         self._family = base_name(self._model)
@@ -34,9 +34,10 @@ class Artefacts:
     def make(self) -> None:
         """Makes all parts."""
         suite, out, task = self._suite, self._out, self._task("mbpp")
+        case = self._task("gsm8k" if self._is_embedded else "mbpp")  # the tiny models write short programs at once
         suite.make_folder(out)
         self._ablation("recompute_kv", suite.given.tasks)
-        self._ablation("left_to_right", task)
+        self._ablation("serial", task)
         self._part("paper-table", "all", *suite.run_dirs, "--out", out)
         self._part("plot", "figure1", *suite.run_dirs, "--task", task, "--out", out)
         self._part("claims", *suite.run_dirs, "--out", out)
@@ -50,7 +51,7 @@ class Artefacts:
         for figure in ("figure4", "figure6", "figure8"):
             self._sweep(figure)
         for figure in ("figure5", "figure9"):
-            self._part("plot", figure, refusion, "--task", task, "--out", out)
+            self._part("plot", figure, "--model", self._model, "--task", case, *suite.options("data"), "--out", out)
         self._part("replay", refusion, "--task", task, "--out", f"{out}/replay.gif")
         # The page holds every sample, so it is too large for a folder that is kept in the repository.
         page = f"{suite.results}/reports/{self._family}.html"
@@ -93,11 +94,24 @@ class Artefacts:
         suite.go_on_without(status, f"{run_dir} failed, and speed-ups over it are missing")
 
     def _locality(self) -> None:
-        suite, csv = self._suite, f"{self._out}/locality.csv"
+        suite, files = self._suite, []
         limit = ["--responses", suite.given.limit] if suite.given.limit else []
-        self._part("locality", "--model", self._model, "--out", csv, *suite.options("data"), *limit)
-        if suite.given.dry_run or Path(csv).is_file():
-            self._part("plot", "figure3", csv, "--out", self._out)
+        for name, model in self._masked_models().items():
+            files.append(f"{self._out}/{name}.csv")
+            self._part("locality", "--model", model, "--out", files[-1], *suite.options("data"), *limit)
+        files = [file for file in files if suite.given.dry_run or Path(file).is_file()]
+        if files:
+            self._part("plot", "figure3", *files, "--out", self._out)
+
+    def _masked_models(self) -> dict[str, str]:
+        """Name of the CSV of locality -> checkpoint: ReFusion, and the models of the paper's Figure 3 that were run."""
+        suite, models = self._suite, {"locality": self._model}
+        for name in ("llada", "dream"):
+            if name in suite.names and suite.model == EMBEDDED:
+                models[f"locality_{name}"] = f"{EMBEDDED}:{name}"
+            elif name in suite.names and suite.model == PUBLISHED:
+                models[f"locality_{name}"] = suite.pretrained(name)
+        return models
 
     def _sweep(self, figure: str) -> None:
         suite, folder = self._suite, f"{self._suite.results}/sweeps/{self._family}-{figure}"
@@ -129,7 +143,6 @@ def write_spec(figure: str, task: str, path: Path, *, model: str, baseline: str)
             arguments = row["arguments"]
             if arguments == {"system": "refusion"}:
                 arguments["model"] = model
-                row["settings"] = {"fuse": False}
             elif arguments == {"system": "qwen3"}:
                 arguments["model"] = baseline
     path.write_text(yaml.safe_dump(spec | {"tasks": [task]}, sort_keys=False), encoding="utf-8")

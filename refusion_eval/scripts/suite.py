@@ -9,13 +9,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from refusion_eval.paths import embedded_decoder, embedded_names, tasks_path
-from refusion_eval.scripts.artefacts import EMBEDDED, PUBLISHED_BASELINE, Artefacts
+from refusion_eval.scripts.artefacts import EMBEDDED, PUBLISHED, PUBLISHED_BASELINE, Artefacts
 from refusion_eval.scripts.steps import EXIT_INCOMPLETE, Parser, Steps, base_name, whole_number
 
 DESCRIPTION = """Without options: the tiny embedded models on the seven mini tasks, on any machine, in minutes.
 With --model: that checkpoint on the real benchmarks. Run again to continue an interrupted run."""
-
-PUBLISHED = "published"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -81,8 +79,8 @@ def suite_parser(arguments: Sequence[str]) -> Parser:
         "--artefacts",
         action="store_true",
         help="also make every table and figure of the paper that these systems support, in RESULTS/<model>/artefacts, "
-        "and a page of all samples, RESULTS/reports/<model>.html; for the embedded family this takes up to an hour. A "
-        "real ReFusion then runs as the paper's algorithm, without fused forwards",
+        "and a page of all samples, RESULTS/reports/<model>.html; for the embedded family this takes up to an hour. "
+        "ReFusion then runs as the paper's algorithm, without fused forwards",
     )
     return parser
 
@@ -132,10 +130,9 @@ class Suite:
             self.baseline = "" if given.no_baseline else self.baseline or default
         if given.artefacts and self._systems and "refusion" not in self.names:
             parser.error("--artefacts is about ReFusion: name refusion among --system, or leave --system out")
-        # Figures of a real checkpoint stand beside published ones, so its forwards are those of the paper's algorithm.
-        as_in_the_paper = given.artefacts and self.model != EMBEDDED
-        self.refusion_settings = ["--set", "fuse=false"] if as_in_the_paper else []
-        self._refusion_suffix = "-unfused" if as_in_the_paper else ""
+        # The artefacts stand beside published ones, so ReFusion's forwards are those of the paper's algorithm.
+        self.refusion_settings = ["--set", "fuse=false"] if given.artefacts else []
+        self._refusion_suffix = "-unfused" if given.artefacts else ""
         self.refusion_run = ""
         self.run_dirs: list[str] = []
         self.status = 0
@@ -192,6 +189,10 @@ class Suite:
             self.status = status
             return 0
         return status
+
+    def pretrained(self, system: str) -> str:
+        """Returns the published checkpoint of a system."""
+        return str(self._rows[system]["pretrained"])
 
     def make_folder(self, folder: str) -> None:
         """Makes a folder with its parents."""
@@ -291,7 +292,11 @@ class Suite:
             if self.model == EMBEDDED:
                 decoder = embedded_decoder(name)
                 model = EMBEDDED if decoder == name else f"{EMBEDDED}:{name}"
-                yield name, f"{runs}/embedded-{name}", ["--model", model, "--decoder", decoder]
+                arguments, run_dir = ["--model", model, "--decoder", decoder], f"{runs}/embedded-{name}"
+                if name == "refusion":
+                    arguments += self.refusion_settings
+                    run_dir += self._refusion_suffix
+                yield name, run_dir, arguments
             else:
                 yield name, *self._published_run(name)
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from refusion_eval.cli import app
+from refusion_eval.cli import app, plot
 from refusion_eval.errors import DataError
 from refusion_eval.figures.moments import generation_order, longest_sample, step_by_step
 from refusion_eval.report.sample import find_sample, speller_of
 
-from ..report.conftest import make_sample, write_run
+from ..report.conftest import make_sample, make_score, write_run
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNNER = CliRunner()
@@ -62,6 +62,44 @@ def test_tables_and_figures_by_command(tmp_path):
 def run_script(name, *arguments):
     script = [sys.executable, ROOT / "plots" / f"{name}.py", *map(str, arguments)]
     return subprocess.run(script, capture_output=True, text=True, cwd=ROOT)
+
+
+def test_table_8_has_the_answers_to_one_problem_side_by_side(tmp_path):
+    texts = {"A": "def f(x):\n    return x", "B": "A word " * 20, "C": "no"}
+    for name, text in texts.items():
+        sample = make_sample("7", text=text)
+        write_run(tmp_path / name, [sample], [make_score(sample, float(name == "A"))], system=f"System {name}")
+    runs = [str(tmp_path / name) for name in texts]
+    done = RUNNER.invoke(app, ["paper-table", "8", *runs, "--item", "7", "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    lines = (tmp_path / "out" / "table8.md").read_text(encoding="utf-8").splitlines()
+    assert lines[2] == "| System A | System B | System C |"
+    assert lines[4].startswith("| def f(x): | A word A word")
+    assert lines[5].startswith(f"| {4 * chr(0xA0)}return x | ")
+    assert (
+        lines[-1] == "| right; 4 tokens in 5 forwards | wrong; 4 tokens in 5 forwards | wrong; 4 tokens in 5 forwards |"
+    )
+
+
+def test_table_8_is_of_one_problem(tmp_path):
+    for name, number in (("a", "7"), ("b", "8")):
+        write_run(tmp_path / name, [make_sample(number, item_id="7")])
+    runs = [str(tmp_path / name) for name in "ab"]
+    assert "is another problem" in str(RUNNER.invoke(app, ["paper-table", "8", *runs, "--item", "7"]).exception)
+    assert "--item ID" in str(RUNNER.invoke(app, ["paper-table", "8", *runs]).exception)
+    assert "--item ID" in str(RUNNER.invoke(app, ["paper-table", "1,8", *runs, "--item", "7"]).exception)
+
+
+def test_the_case_study_is_decoded_and_drawn_by_one_command(tmp_path, monkeypatch):
+    monkeypatch.setattr(plot, "NUM_CASES", 1)
+    done = RUNNER.invoke(app, ["plot", "figure5", "--model", "embedded", "--task", "gsm8k", "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    _, sample = find_sample(tmp_path / "case_study")
+    settings = {name: sample.settings[name] for name in plot.CASE_STUDY}
+    assert settings == {"slot_size": 4, "block_size": 16, "tau_slot": 0.6, "tau_token": 0.3, "fuse": False}
+    assert (tmp_path / "figure5_mini.pdf").is_file()
+    refused = RUNNER.invoke(app, ["plot", "figure4", "--model", "embedded", "--out", str(tmp_path)])
+    assert "name no sources with it" in str(refused.exception)
 
 
 @pytest.mark.process

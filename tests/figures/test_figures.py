@@ -288,4 +288,6 @@ def test_there_is_one_script_a_table_and_figure():
 def test_variants_of_a_system_have_names_of_their_own(made):
     cells = made["system"]("refusion+left_to_right", 50.0, 90.0, mini=True)
     assert system_label(cells[0]) == "ReFusion left-to-right"
+    random = made["cell"]("refusion+slots_at_random", "mbpp", "tps", 1.0, mini=True)
+    assert system_label(random) == f"{random.label}, slots at random"
     assert system_label(made["cell"]("refusion", "mbpp", "tps", 1.0, mini=True)) == "ReFusion"

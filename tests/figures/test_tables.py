@@ -65,10 +65,27 @@ def test_best_and_second_best_are_marked_within_an_origin_and_ties_alike(made):
     }
     assert marks == {
         "ReFusion": ["best", "best"],
-        "LLaDA-8B-Instruct": ["best", ""],
-        "Qwen3-8B (AR)": ["second", "second"],
+        "LLaDA-8B-Instruct": ["best", "second"],
+        "Qwen3-8B (AR)": ["", ""],
     }
     assert lines_of(table, "ReFusion")["published", "score"][2].emphasis == "best"  # 84.91 on GSM8K
+
+
+def test_autoregressive_systems_stand_apart_in_table_1_and_are_marked_where_they_are_above():
+    lines = {name: lines_of(paper_table(1), name)["published", "score"] for name in ("ReFusion", "Qwen3-8B (AR)")}
+    assert {cell.emphasis for cell in lines["ReFusion"]} == {"best"}
+    by_task = dict(zip(TASKS, (cell.emphasis for cell in lines["Qwen3-8B (AR)"]), strict=False))
+    assert [task for task, mark in by_task.items() if not mark] == ["gsm8k", "mbpp"]
+    assert set(by_task.values()) == {"above", ""}
+    markdown = paper_table(1).markdown()
+    assert "| Qwen3-8B (AR) | paper | score | *67.25* | *90.36* | 81.96 |" in markdown
+    assert "(italics)" not in markdown
+
+
+def test_table_2_prints_the_version_that_is_asked_for():
+    averages = {paper: lines_of(paper_table(2, paper=paper), "LLaDA (Retrained)") for paper in ("v1", "v2")}
+    assert [each["published", "score"][-1].text for each in averages.values()] == ["14.43", "47.41"]
+    assert "Published values are the first version's" in paper_table(2, paper="v1").caption
 
 
 def test_half_written_runs_are_marked_named_and_never_best(made):

@@ -143,6 +143,20 @@ def test_the_csv_is_tidy_and_says_what_it_is(tmp_path):
             assert float(line["ci_low"]) <= float(line["jsd_mean"]) <= float(line["ci_high"])
 
 
+def test_an_embedded_model_is_named_as_in_a_run_and_read_as_its_card_says(tmp_path):
+    console = Console(width=140, quiet=True)
+    locality_command(
+        "embedded:llada", LocalitySettings(num_responses=1, reveals=2), out=tmp_path / "a.csv", console=console
+    )
+    (first, *_) = read(tmp_path / "a.csv")
+    assert [first[name] for name in ("model", "decoder", "reading", "mini")] == [
+        "embedded:llada",
+        "llada",
+        "bidirectional",
+        "yes",
+    ]
+
+
 def test_the_seed_decides_and_the_batch_does_not(tmp_path):
     first = run(tmp_path / "a.csv")
     run(tmp_path / "b.csv")

@@ -13,7 +13,7 @@ from refusion_eval.api import LoadedModel
 from refusion_eval.benchmarks import BENCHMARKS, Task
 from refusion_eval.errors import ConfigError
 from refusion_eval.metrics import Interval
-from refusion_eval.paths import EMBEDDED, embedded_path
+from refusion_eval.paths import embedded_name, embedded_path
 from refusion_eval.results.render import Table, csv_text, interval_text
 from refusion_eval.results.tables import MINI_CAPTION
 from refusion_eval.runs.terminal import ProgressDisplay
@@ -38,7 +38,7 @@ DIGITS = 4
 
 
 COLUMNS = (
-    "model",  # checkpoint folder, hub id, or "embedded"
+    "model",  # checkpoint folder, hub id, "embedded" or "embedded:NAME"
     "revision",  # commit of the hub's files; empty for a local directory
     "decoder",  # main decoder of the checkpoint
     "reading",  # how masks were read
@@ -76,7 +76,7 @@ def locality_command(
     """Measures one model, prints the table and writes every distance as CSV.
 
     Args:
-        model: checkpoint folder, hub id, or "embedded", which is measured on the mini task.
+        model: checkpoint folder, hub id, "embedded" (ReFusion) or "embedded:NAME"; the last two on the mini task.
         settings: what is sampled.
         out: the CSV, which is written after all measurements.
         reading: how masks are read; `auto` follows the checkpoint's card.
@@ -100,8 +100,9 @@ def locality_command(
         if not 1 <= distance <= MAX_DISTANCE:
             raise ConfigError(f"--distances {distance}: each must lie between 1 and {MAX_DISTANCE}")
     prepare_output(out)
-    is_mini = model == EMBEDDED
-    checkpoint = str(embedded_path("refusion")) if is_mini else model
+    name = embedded_name(model, "refusion")
+    is_mini = name is not None
+    checkpoint = model if name is None else str(embedded_path(name))
     opened = LoadedModel.open(checkpoint, dtype=dtype, device=device, revision=revision)
     chosen, mask_id = choose_reading(opened.card, opened.config.vocab_size, reading)
     responses, num_too_long = encode_responses(opened, mini_gold_pairs() if is_mini else gold_pairs(data), settings)
