@@ -4,7 +4,8 @@ python plots/readme_table.py results/embedded/results.csv
 
 The compact table is between `<!-- results:begin -->` and `<!-- results:end -->`. Tables of the paper are between
 `<!-- tableN:begin FILE.csv ... -->` and `<!-- tableN:end -->` and come from the files that are named there. The cost of
-whole benchmarks is between `<!-- cost:begin -->` and `<!-- cost:end -->`.
+whole benchmarks is between `<!-- cost:begin -->` and `<!-- cost:end -->`. What `gpu-check` found, in the folders of
+`results/gpu`, is between `<!-- gpu:begin -->` and `<!-- gpu:end -->`.
 """
 
 import argparse
@@ -12,10 +13,11 @@ import re
 import sys
 from pathlib import Path
 
+from refusion_eval.bench.gpu_report import results_rows
 from refusion_eval.figures.tables import paper_table
 from refusion_eval.results.cost import published_table
 from refusion_eval.results.measured import measured_figures
-from refusion_eval.results.render import read_csv
+from refusion_eval.results.render import Table, read_csv
 from refusion_eval.results.tables import summary, summary_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,6 +25,9 @@ README = ROOT / "README.md"
 BEGIN, END = "<!-- results:begin -->\n", "<!-- results:end -->\n"
 COST_TABLE = re.compile(r"(<!-- cost:begin -->\n).*?(<!-- cost:end -->\n)", re.DOTALL)
 COST_WORKERS = (1, 8, 64)
+GPU_TABLE = re.compile(r"(<!-- gpu:begin -->\n).*?(<!-- gpu:end -->\n)", re.DOTALL)
+GPU_RESULTS = ROOT / "results" / "gpu"
+NO_GPU = "No result of a GPU is in this repository: every speed and every memory need of one is an estimate.\n"
 PAPER_TABLE = re.compile(r"(<!-- table(\d):begin ?([^>]*?) ?-->\n).*?(<!-- table\2:end -->\n)", re.DOTALL)
 
 
@@ -49,7 +54,7 @@ def regenerated(readme: str, csv: Path) -> str:
     before, rest = readme.split(BEGIN)
     _, after = rest.split(END)
     text = PAPER_TABLE.sub(_paper_table, f"{before}{BEGIN}{results_block(csv)}{END}{after}")
-    return COST_TABLE.sub(_cost_table, text)
+    return GPU_TABLE.sub(_gpu_table, COST_TABLE.sub(_cost_table, text))
 
 
 def _paper_table(match: re.Match[str]) -> str:
@@ -61,6 +66,13 @@ def _paper_table(match: re.Match[str]) -> str:
 def _cost_table(match: re.Match[str]) -> str:
     begin, end = match.groups()
     return f"{begin}{_without_heading(published_table(COST_WORKERS).markdown())}{end}"
+
+
+def _gpu_table(match: re.Match[str]) -> str:
+    begin, end = match.groups()
+    rows = results_rows(GPU_RESULTS)
+    columns = ["Results", "GPU", "Check", "Verdict", "What was found"]
+    return f"{begin}{Table(columns=columns, rows=rows, num_left=5).markdown() if rows else NO_GPU}{end}"
 
 
 def _without_heading(markdown_text: str) -> str:

@@ -5,14 +5,13 @@ The trained part of every model here is an embedded checkpoint, by itself or ins
 shape on the CPU, which shows that they work and says nothing about a GPU.
 """
 
-import json
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +22,8 @@ from refusion_eval import api
 from refusion_eval.bench.bench import decode_batch, measure
 from refusion_eval.bench.checkpoints import SHAPES, Shape, inflate
 from refusion_eval.bench.command import mini_prompts
+from refusion_eval.bench.gpu_processes import recorded_decodings, training
+from refusion_eval.bench.gpu_report import Check, Result
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.engine.recorded import recorder
@@ -30,7 +31,6 @@ from refusion_eval.engine.width import cache_bytes_per_row, copy_bandwidth, weig
 from refusion_eval.errors import DecodeError
 from refusion_eval.models.attention import grouped_attention
 from refusion_eval.paths import embedded_decoders, embedded_path
-from refusion_eval.store.atomic_write import write_atomically
 from refusion_eval.types import Commit, Decoding, Forward, Read, Response, Trace, causal
 
 REHEARSAL = Shape(
@@ -50,35 +50,7 @@ LEAST_SPEED_UP = 5.0
 LEAST_BATCH_GAIN = 12.0
 LEAST_SAME = 0.9  # share of the prompts whose tokens must agree in bfloat16, where rounding may tell two paths apart
 MASK_TOLERANCE = 0.02
-
-
-class Result(NamedTuple):
-    """What a check found.
-
-    Attributes:
-        passed: None where there is no bound, or where the bound is one for GPUs and this is a rehearsal.
-        text: one sentence for people.
-        figures: everything that was measured.
-    """
-
-    passed: bool | None
-    text: str
-    figures: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A check that ran.
-
-    Attributes:
-        name: name of the check.
-        seconds: time that it took.
-        result: what it found; a check that raised an error has not passed, and its text is the error.
-    """
-
-    name: str
-    seconds: float
-    result: Result
+MAX_SECONDS = 1800.0  # of all checks together
 
 
 class GpuCheck:
@@ -100,23 +72,36 @@ class GpuCheck:
         self._shape_name = shape or "rehearsal"
         self._shape = REHEARSAL if shape is None else SHAPES[shape]
         self._on_gpu = self.device.type == "cuda"
+        self._training_shape = SHAPES["0.6B"] if self._on_gpu else REHEARSAL
+
+    @property
+    def checks(self) -> Mapping[str, tuple[Callable[[], Result], float]]:
+        """The checks in their order, and the seconds that each is estimated to take at the shape 8B on an H100."""
+        return {
+            "recorded decodings of the releases": (partial(recorded_decodings, self.device, self._folder), 240),
+            "float32 tokens of all decoders": (self.float32_tokens, 120),
+            "bfloat16 tokens, recorded and in batches": (self.bfloat16_tokens, 60),
+            "attention under a mask": (self.masked_attention, 10),
+            "kernels of a decoding": (self.kernels, 150),
+            "width curve and bandwidth": (self.width_curve, 60),
+            "speed of the systems": (self.speed, 600),
+            "speed of masked diffusion": (self.masked_diffusion, 280),
+            "two batches in a row": (self.two_batches, 40),
+            "memory after many requests": (self.memory, 60),
+            "training steps": (partial(training, self.device, self._folder, self._training_shape), 90),
+        }
 
     def run(self) -> Iterator[Check]:
-        """Runs all checks in their order; an error ends only the check that raised it."""
-        checks: Mapping[str, Callable[[], Result]] = {
-            "float32 tokens of all decoders": self.float32_tokens,
-            "bfloat16 tokens, recorded and in batches": self.bfloat16_tokens,
-            "attention under a mask": self.masked_attention,
-            "kernels of a decoding": self.kernels,
-            "width curve and bandwidth": self.width_curve,
-            "speed of the systems": self.speed,
-            "speed of masked diffusion": self.masked_diffusion,
-            "two batches in a row": self.two_batches,
-            "memory after many requests": self.memory,
-        }
-        for name, check in checks.items():
-            self._progress(name)
+        """Runs the checks for which there is time; an error ends only the check that raised it."""
+        begun = time.perf_counter()
+        for number, (name, (check, estimate)) in enumerate(self.checks.items(), start=1):
             started = time.perf_counter()
+            left = MAX_SECONDS - (started - begun)
+            about = f"about {estimate / 60:.1f} of {left / 60:.0f} minutes"
+            self._progress(f"check {number} of {len(self.checks)}: {name}, {about}")
+            if estimate > left:
+                yield Check(name, 0.0, Result(None, f"{about}: too little time was left", {}))
+                continue
             try:
                 result = check()
             except Exception as error:  # noqa: BLE001 - one check that fails must not take the others' figures along
@@ -157,7 +142,8 @@ class GpuCheck:
                 same = sum(one == other for one, other in zip(expected, tokens, strict=True))
                 figures[f"{decoder}, {way}"] = same / len(prompts)
         worst = min(figures, key=figures.__getitem__)
-        text = f"same tokens in at least {figures[worst]:.0%} of {len(prompts)} prompts ({worst})"
+        num_same = round(figures[worst] * len(prompts))
+        text = f"bfloat16: at least {num_same} of {len(prompts)} prompts keep their tokens ({worst})"
         return Result(figures[worst] >= LEAST_SAME, text, figures)
 
     def masked_attention(self) -> Result:
@@ -244,9 +230,10 @@ class GpuCheck:
         speed_up = report.ratios["refusion fused / plain baseline"]
         gain = report.ratios["autoregressive: batch 32 / batch 1"]
         speeds = {name: speed.median for name, speed in report.speeds.items()}
+        joules = report.speeds["refusion fused"].joules_per_token
         text = (
             f"refusion fused: {speeds['refusion fused']:.0f} tokens/s, {speed_up:.1f} times the plain loop; batch 32 "
-            f"{gain:.1f} times batch 1"
+            f"{gain:.1f} times batch 1" + ("" if joules is None else f"; {joules:.3g} J/token")
         )
         passed = speed_up >= LEAST_SPEED_UP and gain >= LEAST_BATCH_GAIN
         return Result(passed if self._on_gpu else None, text, report.to_json())
@@ -349,63 +336,3 @@ def _seconds_of_forward(engine: Engine, width: int, num_forwards: int, num_promp
         assert decoded.prefill_seconds is not None
         seconds.append((decoded.seconds - decoded.prefill_seconds) / num_forwards)
     return statistics.median(seconds[1:])
-
-
-def conditions(device: torch.device, shape: str | None) -> dict[str, Any]:
-    """The device and the versions under which the checks ran."""
-    on_gpu = device.type == "cuda"
-    properties = torch.cuda.get_device_properties(device) if on_gpu else None
-    return {
-        "device": properties.name if properties else "cpu",
-        "memory_bytes": properties.total_memory if properties else 0,
-        "shape": shape or "small, a rehearsal on the CPU",
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version() if on_gpu else None,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-    }
-
-
-def write_report(out: Path, facts: Mapping[str, Any], checks: Sequence[Check]) -> None:
-    """Writes what is known so far: `checks.json`, `checks.md`, and `roofline.png` once forwards were timed by width."""
-    results = [asdict(check) | {"result": check.result._asdict()} for check in checks]
-    write_atomically(out / "checks.json", json.dumps({"conditions": dict(facts), "checks": results}, indent=1) + "\n")
-    lines = [
-        f"# GPU check: {facts['device']}, {facts['shape']}",
-        "",
-        f"torch {facts['torch']}, CUDA {facts['cuda']}, cuDNN {facts['cudnn']}, {facts['started']}.",
-        "",
-        "| check | verdict | what was found | seconds |",
-        "|---|---|---|--:|",
-    ]
-    lines += [
-        f"| {check.name} | {verdict(check.result)} | {check.result.text} | {check.seconds:.0f} |" for check in checks
-    ]
-    write_atomically(out / "checks.md", "\n".join(lines) + "\n")
-    for check in checks:
-        if "mbu" in check.result.figures:
-            _draw_roofline(out / "roofline.png", facts["device"], check.result.figures)
-
-
-def verdict(result: Result) -> str:
-    """The verdict as a word."""
-    return {True: "passed", False: "FAILED", None: "measured"}[result.passed]
-
-
-def _draw_roofline(path: Path, device: str, figures: Mapping[str, Any]) -> None:
-    """Draws forwards by width as points under the measured memory bandwidth."""
-    from matplotlib.figure import Figure
-
-    weights, bandwidth, flops = figures["weight_bytes"], figures["copy_bytes_per_second"], figures["flops_per_row"]
-    drawing = Figure(figsize=(5, 3.4), layout="constrained")
-    axes = drawing.subplots()
-    for way, marker in (("eager", "o"), ("recorded", "s")):
-        curve = figures["seconds"][way]
-        achieved = [flops * width / seconds / 1e12 for width, seconds in curve.items()]
-        axes.plot(list(curve), achieved, marker, label=f"{way} forwards")
-    widths = [min(WIDTHS), max(WIDTHS)]
-    bound = [flops * width / (weights / bandwidth) / 1e12 for width in widths]
-    axes.plot(widths, bound, color="black", linewidth=1, label=f"copy bandwidth, {bandwidth / 1e12:.2f} TB/s")
-    axes.set(xscale="log", yscale="log", xlabel="rows of a forward", ylabel="TFLOP/s", title=device)
-    axes.legend(frameon=False)
-    drawing.savefig(path, dpi=200)

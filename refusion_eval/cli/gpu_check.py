@@ -23,7 +23,8 @@ def gpu_check(
     import torch
 
     from refusion_eval.bench.checkpoints import SHAPES
-    from refusion_eval.bench.gpu_check import GpuCheck, conditions, verdict, write_report
+    from refusion_eval.bench.gpu_check import GpuCheck
+    from refusion_eval.bench.gpu_report import conditions, verdict, write_report
     from refusion_eval.errors import ConfigError
 
     on_cpu = device == "cpu"

@@ -81,26 +81,37 @@ def additive(visible_QQ: BoolArray, num_committed: int, dtype: torch.dtype, devi
     Additive, because the kernels turn a boolean mask into this once a layer.
     """
     num_rows = visible_QQ.shape[0]
-    mask_QK = torch.zeros(num_rows, num_committed + num_rows, dtype=dtype, device=device)
+    mask_QK = _zeros((num_rows, num_committed + num_rows), dtype, device)
     hidden_QQ = torch.from_numpy(~visible_QQ).to(device)
     mask_QK[:, num_committed:].masked_fill_(hidden_QQ, float("-inf"))
     return mask_QK
 
 
-def additive_batch(
-    attentions: Sequence[Attention], lengths: Sequence[int], dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """The masks of several sequences padded to one size, [S, Q, K].
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A mask whose rows begin at multiples of 8 numbers; any other one is copied by torch's kernel in every layer."""
+    aligned = -(-shape[-1] // 8) * 8
+    return torch.zeros((*shape[:-1], aligned), dtype=dtype, device=device)[..., : shape[-1]]
 
-    Padding rows see the first key, so that no softmax is empty; no row sees padding keys.
+
+def additive_batch(
+    attentions: Sequence[Attention], lengths: Sequence[int], num_groups: int, dtype: torch.dtype, device: torch.device
+) -> Tensor | None:
+    """The masks of several sequences padded to one size, one for each key-value head, [S G, 1, Q, K].
+
+    Padding rows see the first key, so that no softmax is empty; no row sees padding keys. Equal sequences without
+    padding whose rows see everything need no mask.
 
     Args:
         attentions: attention of each sequence.
         lengths: committed rows of each sequence.
+        num_groups: G.
         dtype: dtype of the mask.
         device: device of the mask.
     """
     patterns = [visible(attention) for attention in attentions]
+    sizes = {(length, len(pattern)) for length, pattern in zip(lengths, patterns, strict=True)}
+    if len(sizes) == 1 and all(sees_everything(attention) for attention in attentions):
+        return None
     num_queries = max(len(pattern) for pattern in patterns)
     num_keys = max(length + len(pattern) for length, pattern in zip(lengths, patterns, strict=True))
     seen_SQK = np.zeros((len(patterns), num_queries, num_keys), dtype=np.bool_)
@@ -109,8 +120,9 @@ def additive_batch(
         seen_QK[:num_rows, :length] = True
         seen_QK[:num_rows, length : length + num_rows] = pattern
         seen_QK[num_rows:, 0] = True
-    mask_SQK = torch.zeros(seen_SQK.shape, dtype=dtype, device=device)
-    return mask_SQK.masked_fill_(torch.from_numpy(~seen_SQK).to(device), float("-inf"))
+    mask_SGQK = _zeros((len(patterns), num_groups, num_queries, num_keys), dtype, device)
+    mask_SGQK.masked_fill_(torch.from_numpy(~seen_SQK).to(device)[:, None], float("-inf"))
+    return mask_SGQK.flatten(0, 1)[:, None]
 
 
 def sequence_table(
@@ -162,7 +174,9 @@ def attend_over(
     if costly or sequences[-1] >= len(widths):
         alone = [_attend_alone(cache, *pair, backend) for pair in zip(sequences, attentions, strict=True)]
         return OneByOne(alone, widths)
-    return Padded(cache, widths, additive_batch(attentions, cache.lengths[: len(widths)], dtype, device))
+    return Padded(
+        cache, widths, additive_batch(attentions, cache.lengths[: len(widths)], cache.keys.shape[2], dtype, device)
+    )
 
 
 def _attend_alone(cache: KVCache, sequence: int, attention: Attention, backend: Backend) -> OneSequence:

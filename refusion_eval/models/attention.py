@@ -135,16 +135,18 @@ class Padded:
     Args:
         cache: holds the sequences at 0 .. len(widths) - 1; room for the rows must have been reserved.
         widths: query rows of each sequence.
-        mask_SQK: additive mask, [S, Q, K]; a padding row sees at least one key, so that no row of a softmax is empty.
+        mask: additive mask for each sequence and key-value head, [S G, 1, Q, K], in which a padding row sees at least
+            one key, so that no row of a softmax is empty; None if every row sees all.
     """
 
-    def __init__(self, cache: KVCache, widths: Sequence[int], mask_SQK: Tensor) -> None:
-        num_sequences, num_queries, num_keys = mask_SQK.shape
+    def __init__(self, cache: KVCache, widths: Sequence[int], mask: Tensor | None) -> None:
+        num_sequences, num_queries = len(widths), max(widths)
+        num_keys = max(length + width for length, width in zip(cache.lengths, widths, strict=False))
         self._cache = cache
         self._keys = cache.keys[:, :num_sequences, :, :num_keys]
         self._values = cache.values[:, :num_sequences, :, :num_keys]
         self._num_queries = num_queries
-        self._mask = mask_SQK[:, None].repeat_interleave(cache.keys.shape[2], dim=0)
+        self._mask = mask
 
         sequences = [sequence for sequence, width in enumerate(widths) for _ in range(width)]
         rows = [row for width in widths for row in range(width)]

@@ -6,8 +6,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from refusion_eval.bench import gpu_check
-from refusion_eval.bench.gpu_check import Check, GpuCheck, Result, conditions, verdict, write_report
+from refusion_eval.bench import gpu_check, gpu_processes
+from refusion_eval.bench.gpu_check import GpuCheck
+from refusion_eval.bench.gpu_report import Check, Result, conditions, results_rows, verdict, write_report
 from refusion_eval.cli import app
 
 
@@ -50,21 +51,66 @@ def test_a_second_batch_has_as_much_room_as_the_first(rehearsal) -> None:
     assert rehearsal.two_batches() == Result(True, "0 of 4 requests failed", {"failed": 0})
 
 
+def broken() -> Result:
+    raise RuntimeError("no kernel image is available")
+
+
 def test_a_check_that_raises_has_failed_and_the_others_still_run(rehearsal, monkeypatch, tmp_path) -> None:
-    names = ("float32_tokens", "bfloat16_tokens", "masked_attention", "kernels", "width_curve", "speed")
-    for name in (*names, "masked_diffusion", "two_batches", "memory"):
-        monkeypatch.setattr(rehearsal, name, lambda: Result(True, "as it should be", {}))
-
-    def broken() -> Result:
-        raise RuntimeError("no kernel image is available")
-
-    monkeypatch.setattr(rehearsal, "kernels", broken)
+    passes = (lambda: Result(True, "as it should be", {}), 1)
+    monkeypatch.setattr(GpuCheck, "checks", {"first": passes, "second": (broken, 1), "third": passes})
     checks = list(rehearsal.run())
-    assert [verdict(check.result) for check in checks] == ["passed"] * 3 + ["FAILED"] + ["passed"] * 5
+    assert [verdict(check.result) for check in checks] == ["passed", "FAILED", "passed"]
     write_report(tmp_path, conditions(torch.device("cpu"), None), checks)
     written = json.loads((tmp_path / "checks.json").read_text())["checks"]
-    assert written[3]["result"]["text"] == "RuntimeError: no kernel image is available"
-    assert "| kernels of a decoding | FAILED |" in (tmp_path / "checks.md").read_text()
+    assert written[1]["result"]["text"] == "RuntimeError: no kernel image is available"
+    assert "| second | FAILED |" in (tmp_path / "checks.md").read_text()
+
+
+def test_all_checks_are_estimated_to_take_less_than_half_an_hour(rehearsal) -> None:
+    assert sum(estimate for _, estimate in rehearsal.checks.values()) < gpu_check.MAX_SECONDS == 1800
+
+
+def test_a_check_for_which_no_time_is_left_is_left_out(rehearsal, monkeypatch) -> None:
+    passes = Result(True, "as it should be", {})
+    monkeypatch.setattr(GpuCheck, "checks", {"long": (broken, 1801), "short": (lambda: passes, 1)})
+    assert [verdict(check.result) for check in rehearsal.run()] == ["left out", "passed"]
+
+
+@pytest.mark.slow
+def test_recorded_decodings_are_counted_and_found_out_if_they_differ(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(gpu_processes, "GOLDEN_TESTS", ("tests/decoders/test_llada.py",))
+    result = gpu_processes.recorded_decodings(torch.device("cpu"), tmp_path)
+    assert result.passed
+    assert result.figures["tests"] >= 5
+    # No build of torch for CPUs has this device, so that every case fails.
+    if not torch.cuda.is_available():
+        assert gpu_processes.recorded_decodings(torch.device("cuda"), tmp_path).passed is False
+
+
+def test_where_there_is_no_clone_recorded_decodings_are_left_out(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(gpu_processes, "ROOT", tmp_path)
+    result = gpu_processes.recorded_decodings(torch.device("cpu"), tmp_path)
+    assert verdict(result) == "left out"
+    assert "clone of the repository" in result.text
+
+
+@pytest.mark.slow
+def test_a_training_has_twenty_finite_losses_that_fall(tmp_path) -> None:
+    result = gpu_processes.training(torch.device("cpu"), tmp_path, gpu_check.REHEARSAL)
+    assert result.passed, result.text
+    assert len(result.figures["losses"]) == 20
+
+
+def test_the_table_of_results_has_gpus_and_no_rehearsal(tmp_path) -> None:
+    check = Check("kernels", 1.0, Result(True, "9.0 kernels a layer", {"a_layer": 9.0}))
+    facts = conditions(torch.device("cpu"), None)
+    write = {"here": facts, "h100": facts | {"device": "NVIDIA H100"}}
+    (tmp_path / "here").mkdir()
+    write_report(tmp_path / "here", write["here"], [check])
+    assert results_rows(tmp_path) == []
+    (tmp_path / "h100").mkdir()
+    write_report(tmp_path / "h100", write["h100"], [check])
+    assert results_rows(tmp_path) == [["h100", "NVIDIA H100", "kernels", "passed", "9.0 kernels a layer"]]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -1,6 +1,7 @@
 """Golden decodings of the baselines' public code: read, decoded anew, and compared forward by forward."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -10,11 +11,12 @@ from refusion_eval.api import LoadedModel, decoder_settings, generate, generate_
 from refusion_eval.types import Decoded
 
 RECORDS_EACH = 5
+GOLDEN_DEVICE = os.environ.get("REFUSION_EVAL_GOLDEN_DEVICE", "cpu")  # set by gpu-check
 
 
 @cache
 def _load(directory: str) -> LoadedModel:
-    return load_model(directory, dtype="float32", device="cpu")
+    return load_model(directory, dtype="float32", device=GOLDEN_DEVICE)
 
 
 def golden_model(shared: Path, case: Mapping[str, Any]) -> LoadedModel:

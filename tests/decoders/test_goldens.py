@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from refusion_eval.api import load_model
+from tests.decoders.baselines import GOLDEN_DEVICE
 from tests.decoders.goldens import decode_golden
 
 NUM_CASES = 66
@@ -29,7 +30,7 @@ def case(cases: list[dict[str, Any]], number: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def model(shared: Path) -> Any:
-    return load_model(str(shared / "parity" / "tiny"), dtype="float32", device="cpu")
+    return load_model(str(shared / "parity" / "tiny"), dtype="float32", device=GOLDEN_DEVICE)
 
 
 @pytest.mark.parametrize("number", range(NUM_CASES))

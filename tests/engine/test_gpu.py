@@ -8,11 +8,12 @@ import torch
 from refusion_eval.decoders import autoregressive, refusion_fused
 from refusion_eval.decoders.autoregressive import AutoregressiveSettings
 from refusion_eval.decoders.refusion_slots import RefusionSettings
-from refusion_eval.engine.engine import Engine
+from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.engine.masks import attend_over
 from refusion_eval.engine.recorded import recorder
 from refusion_eval.models.attention import Backend, flash_attn_func
 from refusion_eval.models.cache import KVCache
+from refusion_eval.models.device import choose_device
 from refusion_eval.models.transformer import LayerWeights, Transformer, Weights
 from refusion_eval.types import causal
 from tests.engine.random_model import VOCAB_SIZE, random_transformer
@@ -70,6 +71,30 @@ def test_recorded_graphs_give_the_tokens_of_free_forwards():
             )
             mine = graphed.run(refusion_fused.decode, prompt, settings)
             assert mine.tokens == free.run(refusion_fused.decode, prompt, settings).tokens
+
+
+def test_no_kernel_of_a_decoding_is_of_cudnn():
+    """In bfloat16 on compute capability 9 and above, where torch may prefer it."""
+    choose_device("cuda")
+    model = moved(random_transformer(), "cuda", torch.bfloat16)
+    settings = RefusionSettings(gen_length=32, slot_size=8, block_size=16, mask_id=VOCAB_SIZE - 1, tau_token=0.0)
+    for record in (None, recorder(model.device)):
+        engine = Engine(model, "sdpa", record=record)
+        engine.run(refusion_fused.decode, PROMPT, settings)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
+            engine.run(refusion_fused.decode, PROMPT[:5], settings)
+        names = [event.key for event in profiled.key_averages()]
+        assert names
+        assert not [name for name in names if "cudnn" in name.lower()]
+
+
+def test_batches_of_recorded_graphs_give_the_tokens_of_free_forwards():
+    model = moved(random_transformer(), "cuda", torch.float32)
+    free, graphed = Engine(model, "sdpa"), Engine(model, "sdpa", record=recorder(model.device))
+    settings = RefusionSettings(gen_length=32, slot_size=8, block_size=16, mask_id=VOCAB_SIZE - 1, tau_token=0.0)
+    requests = [Request(refusion_fused.decode, PROMPT[:length] * 60, settings) for length in (3, 8, 5, 6)]
+    together, expected = (dict(engine.run_many(requests, 3)) for engine in (graphed, free))
+    assert [together[index].tokens for index in range(4)] == [expected[index].tokens for index in range(4)]
 
 
 @pytest.mark.skipif(flash_attn_func is None, reason="flash-attn is not installed")

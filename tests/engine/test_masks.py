@@ -55,10 +55,28 @@ def test_committed_rows_are_seen_by_all():
 
 
 def test_padding_is_seen_by_none_and_no_row_is_blind():
-    mask_SQK = masks.additive_batch([causal(1), causal(3)], [5, 0], torch.float32, CPU)
-    seen = mask_SQK == 0
-    assert seen.shape == (2, 3, 6)
+    mask = masks.additive_batch([causal(1), causal(3)], [5, 0], 2, torch.float32, CPU)
+    assert mask.shape == (2 * 2, 1, 3, 6)
+    of_groups = mask.unflatten(0, (2, 2))[:, :, 0] == 0
+    assert torch.equal(of_groups[:, 0], of_groups[:, 1])
+    seen = of_groups[:, 0]
     assert seen.any(dim=-1).all()
     assert seen[0, 0].all()
     assert not seen[1, :, 3:].any()
     assert torch.equal(seen[1, :, :3], torch.ones(3, 3, dtype=torch.bool).tril())
+
+
+def test_equal_sequences_that_see_everything_need_no_mask():
+    pair = [bidirectional(3), bidirectional(3)]
+    assert masks.additive_batch(pair, [4, 4], 2, torch.float32, CPU) is None
+    assert masks.additive_batch(pair, [4, 5], 2, torch.float32, CPU) is not None
+    assert masks.additive_batch([*pair, bidirectional(2)], [4, 4, 4], 2, torch.float32, CPU) is not None
+    assert masks.additive_batch([causal(3), causal(3)], [4, 4], 2, torch.float32, CPU) is not None
+
+
+def test_rows_of_masks_begin_at_multiples_of_eight():
+    """Kernels copy any other mask once a layer."""
+    alone = masks.additive(masks.visible(causal(2)), 9, torch.bfloat16, CPU)
+    together = masks.additive_batch([causal(1), causal(3)], [5, 0], 2, torch.bfloat16, CPU)
+    for mask in (alone, together):
+        assert all(stride % 8 == 0 for stride in mask.stride()[:-1])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from refusion_eval.bench.gpu_report import Check, Result, write_report
 from refusion_eval.cli import app, plot
 from refusion_eval.errors import DataError
 from refusion_eval.figures.moments import generation_order, longest_sample, step_by_step
@@ -42,6 +43,19 @@ def test_a_stale_table_in_a_readme_is_replaced():
     assert fresh.startswith(f"a\n{script.BEGIN}![")
     assert "| *MMLU-Pro* | *paper* |" in fresh
     assert script.regenerated(fresh, csv) == fresh
+
+
+def test_the_table_of_gpus_is_made_of_their_results(tmp_path, monkeypatch):
+    script = load("readme_table")
+    facts = {"device": "NVIDIA H100", "shape": "8B", "torch": "2", "cuda": "13", "cudnn": 9, "started": "now"}
+    (tmp_path / "h100").mkdir()
+    write_report(tmp_path / "h100", facts, [Check("kernels", 1.0, Result(True, "9.0 kernels a layer", {}))])
+    monkeypatch.setattr(script, "GPU_RESULTS", tmp_path)
+    text = script.README.read_text(encoding="utf-8")
+    fresh = script.regenerated(text, Path("results/embedded/results.csv"))
+    assert "| h100 | NVIDIA H100 | kernels | passed | 9.0 kernels a layer |" in fresh
+    assert script.NO_GPU in text
+    assert script.NO_GPU not in fresh
 
 
 def test_tables_and_figures_by_command(tmp_path):
