@@ -102,11 +102,11 @@ def rules() -> dict[str, Callable[[str], object]]:
     rows = {name: Task(benchmark, mini=True).rows()[0] for name, benchmark in BENCHMARKS.items()}
     named: dict[str, Callable[[str], object]] = {}
     for name, bench in BENCHMARKS.items():
-        for filter_name, extractor in bench.filters.items():
+        for filter_name, extractor in bench.prompts.filters.items():
             named[f"{name}/{filter_name}"] = _on(rows[name], extractor)
     for filter_name, answer_filter in FILTERS.items():
         for name, rule in answer_filter.rules.items():
-            if filter_name not in (OURS, *BENCHMARKS[name].filters):
+            if filter_name not in (OURS, *BENCHMARKS[name].prompts.filters):
                 named[f"{name}/{filter_name}"] = _by_rule(rows[name], name, rule)
     named["number"] = extract.parse_number
     named["normal form"] = extract_math.normalise

@@ -42,7 +42,7 @@ def held_out_items(benchmark: str) -> list[Item]:
     """The committed test items: the first `NUM_TEST_ITEMS` of the test stream with distinct prompts."""
     distinct: dict[str, Item] = {}
     for item in items(benchmark, test=True, seed=TEST_SEED):
-        distinct.setdefault(normalised(BENCHMARKS[benchmark].prompt(item.prompt_row)), item)
+        distinct.setdefault(normalised(BENCHMARKS[benchmark].prompts.user(item.prompt_row)), item)
         if len(distinct) == NUM_TEST_ITEMS:
             break
     return list(distinct.values())
@@ -50,7 +50,7 @@ def held_out_items(benchmark: str) -> list[Item]:
 
 def held_out_pairs(benchmark: str) -> list[tuple[str, str]]:
     """(User turn, gold response) of the committed test items: the form that the embedded models were trained on."""
-    return [(BENCHMARKS[benchmark].prompt(item.prompt_row), item.response) for item in held_out_items(benchmark)]
+    return [(BENCHMARKS[benchmark].prompts.user(item.prompt_row), item.response) for item in held_out_items(benchmark)]
 
 
 def normalised(text: str) -> str:

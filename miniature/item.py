@@ -17,7 +17,7 @@ class Item:
         held_out: whether it belongs to the test split: a function of what makes the item this item (kind and numbers,
             or fact and phrasing), not of names, distractors or order, so no test item is in training in any disguise.
         row: the item in the hub dataset's columns, without its id.
-        prompt_row: the form that `Benchmark.prompt` reads; the same as `row` except for gpqa, where the choices are
+        prompt_row: the form that `Prompts.user` reads; the same as `row` except for gpqa, where the choices are
             already shuffled.
         response: a short worked solution ending in the form the prompt asks for.
     """

@@ -55,7 +55,7 @@ VARIANTS: Mapping[str, Sequence[str]] = {f"refusion_data_{percent}": share for p
 def training_pairs(benchmark: str, count: int) -> Iterator[tuple[str, str]]:
     """The first `count` (query, response) pairs of the training stream of a mini task."""
     for item in islice(items(benchmark, test=False, seed=SEED), count):
-        yield BENCHMARKS[benchmark].prompt(item.prompt_row), item.response
+        yield BENCHMARKS[benchmark].prompts.user(item.prompt_row), item.response
 
 
 def write_tokenizer(target: Path) -> None:

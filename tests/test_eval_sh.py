@@ -56,7 +56,14 @@ def test_a_real_model_is_compared_with_its_backbone_by_default():
     lines = commands("--model", "GSAI-ML/ReFusion")
     runs = [line for line in lines if " run " in line]
     assert "--model GSAI-ML/ReFusion --decoder refusion" in runs[0]
-    assert "--model Qwen/Qwen3-8B --decoder autoregressive" in runs[1]
+    assert "--model Qwen/Qwen3-8B --decoder autoregressive --no-thinking --preset paper_implied" in runs[1]
+
+
+def test_a_real_model_is_asked_with_the_prompts_of_the_release_unless_others_are_wanted():
+    assert [run.split("--prompts ")[1] for run in runs_of("--model", "some/model")] == ["release", "release"]
+    ours = runs_of("--model", "some/model", "--prompts", "ours")
+    assert ours[0] == "--run-dir results/runs/model-refusion --model some/model --decoder refusion"
+    assert not any("--prompts" in run for run in (*ours, *runs_of()))
 
 
 def test_a_baseline_is_checked_before_the_first_run():
@@ -96,7 +103,7 @@ def run_with(environment, tmp_path):
 def test_a_failed_baseline_leaves_the_table_of_the_first_run_and_a_status(fake_environment, tmp_path):
     status, lines, errors = run_with(fake_environment("run*autoregressive", 1), tmp_path)
     assert status == 1
-    assert f" table {tmp_path}/results/runs/model-refusion --csv " in lines[-1]
+    assert f" table {tmp_path}/results/runs/release/model-refusion --csv " in lines[-1]
     assert "the baseline failed, so the table has no speed-up" in errors
 
 
@@ -178,7 +185,7 @@ def test_relative_paths_mean_where_the_user_stands(tmp_path):
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "rows").mkdir()
     lines = commands("--model", "checkpoint", "--data", "rows", "--results", "out", "--no-baseline", cwd=tmp_path)
-    assert f"--run-dir {tmp_path}/out/runs/checkpoint-refusion --model {tmp_path}/checkpoint" in lines[-3]
+    assert f"--run-dir {tmp_path}/out/runs/release/checkpoint-refusion --model {tmp_path}/checkpoint" in lines[-3]
     assert f"--data {tmp_path}/rows" in lines[-3]
     assert f"--csv {tmp_path}/out/checkpoint/results.csv" in lines[-1]
 
@@ -227,13 +234,14 @@ def runs_of(*arguments):
 
 def test_systems_run_as_published_and_all_is_the_embedded_family():
     assert runs_of("--system", "dream,qwen3") == [
-        "--run-dir results/runs/dream --system dream",
-        "--run-dir results/runs/qwen3 --system qwen3",
+        "--run-dir results/runs/release/dream --system dream --prompts release",
+        "--run-dir results/runs/release/qwen3-paper_implied --system qwen3 --preset paper_implied --prompts release",
     ]
     decoders = [run.split("--decoder ")[1] for run in runs_of("--system", "all")]
     assert list(dict.fromkeys(decoders)) == embedded_decoders()  # of one of them there are two checkpoints
     published = [name for name, system in published_systems().items() if system.pretrained]
-    assert [run.split("--system ")[1] for run in runs_of("--system", "all", "--model", "published")] == published
+    runs = runs_of("--system", "all", "--model", "published")
+    assert [run.split("--system ")[1].split()[0] for run in runs] == published
 
 
 def test_embedded_ones_are_chosen_by_their_decoder():
@@ -244,8 +252,8 @@ def test_embedded_ones_are_chosen_by_their_decoder():
 def test_a_preset_is_for_the_systems_that_have_it():
     runs = runs_of("--system", "refusion,llada", "--preset", "paper_implied")
     assert runs == [
-        "--run-dir results/runs/refusion --system refusion",
-        "--run-dir results/runs/llada-paper_implied --system llada --preset paper_implied",
+        "--run-dir results/runs/release/refusion --system refusion --prompts release",
+        "--run-dir results/runs/release/llada-paper_implied --system llada --preset paper_implied --prompts release",
     ]
 
 
@@ -364,14 +372,14 @@ def test_the_command_suite_prints_what_the_script_does(tmp_path):
 
 def test_an_adapter_goes_with_its_checkpoint():
     (run,) = runs_of("--system", "d2f_llada", "--model", "some/base", "--adapter", "some/lora")
-    assert run.endswith("--system d2f_llada --model some/base --adapter some/lora")
+    assert run.endswith("--system d2f_llada --model some/base --adapter some/lora --prompts release")
 
 
 def test_a_system_may_run_another_checkpoint():
     (run,) = runs_of("--system", "llada", "--model", "some/copy", "--preset", "paper_implied")
-    assert (
-        run == "--run-dir results/runs/copy-llada-paper_implied --system llada --model some/copy --preset paper_implied"
-    )
+    run_dir, options = run.removeprefix("--run-dir ").split(" ", 1)
+    assert run_dir == "results/runs/release/copy-llada-paper_implied"
+    assert options == "--system llada --model some/copy --preset paper_implied --prompts release"
 
 
 @pytest.mark.parametrize(
@@ -384,6 +392,8 @@ def test_a_system_may_run_another_checkpoint():
         (["--system", "llada", "--preset", "matched"], "no settings table of these systems is called 'matched'"),
         (["--system", "all", "--preset", "official"], "no settings table of these systems is called 'official'"),
         (["--model", "published"], "need --system"),
+        (["--prompts", "theirs"], "--prompts is 'theirs', it must be ours or release"),
+        (["--prompts", "release"], "--model embedded runs the mini tasks"),
         (["--system", "llama3", "--model", "embedded"], "there is no embedded checkpoint of 'llama3'"),
         (["--system", "d2f_llada", "--adapter", "some/lora"], "--adapter needs --model"),
         (["--artefacts", "--system", "llada", "--model", "some/copy"], "name refusion among --system"),

@@ -82,7 +82,9 @@ def mini_prompts(model: api.LoadedModel, count: int) -> Sequence[Sequence[int]]:
     """Token ids of the first prompts of the mini tasks; the tasks of `PROMPTED` take turns."""
     rows = {name: read_rows(tasks_path() / "mini" / name / "test.jsonl") for name in PROMPTED}
     texts = [
-        BENCHMARKS[name].prompt(rows[name][number]) for number in range(-(-count // len(PROMPTED))) for name in PROMPTED
+        BENCHMARKS[name].prompts.user(rows[name][number])
+        for number in range(-(-count // len(PROMPTED)))
+        for name in PROMPTED
     ]
     return [
         model.tokenizer.encode(model.tokenizer.render_chat([{"role": "user", "content": text}]))

@@ -1,8 +1,9 @@
 """What a benchmark is, and all benchmarks by name: what is asked of a model, and which answer is right.
 
-Every benchmark is one file of this folder that ends with `BENCHMARK = Benchmark(...)`. Zero-shot, chat style; the
-wording of the prompts is this project's own, and the embedded checkpoints were trained on the same words. No other
-module knows how task names are built: `find_task` reads a name, and a `Task` knows its own.
+Every benchmark is one file of this folder that ends with `BENCHMARK = Benchmark(...)`. Zero-shot, chat style. The
+prompts `ours` were written for this project, and the embedded checkpoints were trained on the same words; the prompts
+`release` are those that the paper's figures were measured with. No other module knows how task names are built:
+`find_task` reads a name, and a `Task` knows its own.
 """
 
 import fnmatch
@@ -11,10 +12,11 @@ import importlib
 import os
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from refusion_eval.benchmarks.prompts import OTHER, OURS, RELEASE, CodeTest, Extraction, Extractor, Prompts, Turns
 from refusion_eval.benchmarks.rows import DATA_VARIABLE, Row, Sealing, Source, check_rows, find_rows, read_rows
 from refusion_eval.errors import DataError
 from refusion_eval.paths import tasks_path
@@ -22,14 +24,20 @@ from refusion_eval.paths import tasks_path
 __all__ = [
     "BENCHMARKS",
     "LETTERS",
+    "OTHER",
+    "OURS",
+    "RELEASE",
+    "RELEASED",
     "Benchmark",
     "CodeTest",
     "Extraction",
     "Extractor",
     "Item",
+    "Prompts",
     "Row",
     "Source",
     "Task",
+    "Turns",
     "find_task",
     "get_task",
     "is_mini",
@@ -37,17 +45,6 @@ __all__ = [
 ]
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # labels of choices, by position
-
-
-@dataclass(frozen=True)
-class Extraction:
-    """The answer in its normal form, None if there is none; and the rule that found it, or why nothing was found."""
-
-    answer: str | None
-    how: str
-
-
-Extractor = Callable[[str, Row], Extraction]
 
 
 def without_thoughts(text: str) -> str:
@@ -58,18 +55,9 @@ def without_thoughts(text: str) -> str:
     return blocks[0] + "".join(block.partition("</think>")[2] for block in blocks[1:])
 
 
-@dataclass(frozen=True)
-class CodeTest:
-    """Trusted source that raises if a program is wrong, trusted source that it needs, and seconds for the program."""
-
-    test: str
-    helpers: str = ""
-    timeout_s: float = 10
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Benchmark:
-    """One benchmark. A benchmark equals only itself, and pickles as its name.
+    """One benchmark, asked with one of its prompts. It equals only itself, and pickles as its name and its prompts.
 
     Attributes:
         name: the name in task names, settings files and data folders.
@@ -77,17 +65,14 @@ class Benchmark:
         order: position among the benchmarks in tables; the paper's seven are 1 to 7.
         kind: how an extracted answer is compared with the right one.
         source: where the rows are published, and their columns.
-        prompt: a row -> the text of the single user turn.
         gold: a row -> the right answer in normal form (for code: the reference program).
-        gold_text: a row -> the right answer as a model would write it when it follows the prompt.
-        filters: extraction rules by name; scores are reported with the first. The others are for text of another kind
-            (base models whose text runs on) and for comparison with published extraction rules.
+        ours: the prompts of this project.
+        release: the prompts of the public release; None if it did not ask this benchmark.
         id_column: column that identifies an item; None where rows have no id and their number serves.
         test: for code, a row -> its test.
         stock_tasks: patterns of the names of lm-eval's own tasks on this benchmark.
-        version: recorded with every sample; to be raised when a prompt or a judgement changes.
-        normalise: turns a published row into the one that the other fields read; None if they read it as it is.
         sealed_columns: columns that must not be written anywhere, each with its name in markers.
+        prompts_name: which of the prompts are asked, `OURS` or `RELEASE`.
     """
 
     name: str
@@ -95,19 +80,22 @@ class Benchmark:
     order: int = 100
     kind: Literal["number", "choice", "mathematics", "code"]
     source: Source
-    prompt: Callable[[Row], str]
     gold: Callable[[Row], str]
-    gold_text: Callable[[Row], str]
-    filters: Mapping[str, Extractor]
+    ours: Prompts
+    release: Prompts | None = None
     id_column: str | None = None
     test: Callable[[Row], CodeTest] | None = None
     stock_tasks: Sequence[str] = ()
-    version: str = "1.0"
-    normalise: Callable[[Row], dict[str, Any]] | None = None
     sealed_columns: Mapping[str, str] = field(default_factory=dict)
+    prompts_name: str = OURS
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _benchmark_named, (self.name,)
+        return _benchmark_named, (self.name, self.prompts_name)
+
+    @property
+    def prompts(self) -> Prompts:
+        """The prompts that are asked."""
+        return self.release if self.prompts_name == RELEASE and self.release else self.ours
 
     @property
     def in_paper(self) -> bool:
@@ -132,23 +120,29 @@ class Benchmark:
     @property
     def has_strict_score(self) -> bool:
         """Whether answers in exactly the form that the prompt asks for are counted beside all right ones."""
-        return self.kind in ("number", "choice")
+        return self.kind in ("number", "choice") and "strict" in self.prompts.filters
 
     @property
     def default_filter(self) -> str:
         """The extraction rule that scores are reported with."""
-        return next(iter(self.filters))
+        return next(iter(self.prompts.filters))
 
     def id_of(self, row: Row, row_number: int) -> str:
         """The item's id as text: its own id column, else its 0-based row number."""
         return str(row_number if self.id_column is None else row[self.id_column])
 
+    def turns(self, row: Row) -> Turns:
+        """What a model is asked about a row, which has the form that the prompts' `normalise` gives."""
+        prompts = self.prompts
+        return Turns(prompts.user(row), prompts.system(row) if prompts.system else "", prompts.opened)
+
     def extract(self, text: str, row: Row, filter_name: str | None = None) -> Extraction:
-        """Finds the answer in one text, outside its thinking blocks. Raises DataError if there is no such filter."""
-        name = filter_name or self.default_filter
-        if name not in self.filters:
-            raise DataError(f"{self.name} has no filter {name!r}; it has {', '.join(self.filters)}")
-        return self.filters[name](without_thoughts(text), row)
+        """Finds the answer in one text. Raises DataError if there is no such filter."""
+        name, filters = filter_name or self.default_filter, self.prompts.filters
+        if name not in filters:
+            raise DataError(f"{self.name} has no filter {name!r}; it has {', '.join(filters)}")
+        clean = self.prompts.clean or without_thoughts
+        return filters[name](clean(text), row)
 
     def check_gold(self, rows: Sequence[Row]) -> None:
         """Reads every right answer once, so that a malformed one is a DataError before any text is generated."""
@@ -159,8 +153,8 @@ class Benchmark:
                 raise DataError(f"row {number} (from 0) of {problem}; correct the row") from problem
 
 
-def _benchmark_named(name: str) -> Benchmark:
-    return BENCHMARKS[name]
+def _benchmark_named(name: str, prompts_name: str) -> Benchmark:
+    return (RELEASED if prompts_name == RELEASE else BENCHMARKS)[name]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,15 +164,15 @@ class Item:
     Attributes:
         id: the benchmark's name for the item.
         number: 0-based number of its row.
-        row: the row as it is hashed and judged; of a sealed benchmark it holds markers, and so does the prompt.
-        prompt: the user turn.
+        row: the row as it is hashed and judged; of a sealed benchmark it holds markers, and so do the turns.
+        turns: what a model reads.
         sealing: turns markers into the texts that they stand for.
     """
 
     id: str
     number: int
     row: Row
-    prompt: str
+    turns: Turns
     sealing: Sealing
 
 
@@ -192,7 +186,8 @@ class Task:
     @property
     def name(self) -> str:
         """The name of the task in lm-eval, in records and on the command line."""
-        return f"{'mini_' if self.mini else 'refusion_'}{self.benchmark.name}"
+        prompts = "" if self.benchmark.prompts_name == OURS else f"_{self.benchmark.prompts_name}"
+        return f"{'mini_' if self.mini else 'refusion_'}{self.benchmark.name}{prompts}"
 
     @property
     def title(self) -> str:
@@ -227,7 +222,8 @@ class Task:
         else:
             rows, origin = find_rows(name, source, data_dir or os.environ.get(DATA_VARIABLE), split or source.split)
         check_rows(rows, source, origin)
-        return rows if self.benchmark.normalise is None else [self.benchmark.normalise(row) for row in rows]
+        normalise = self.benchmark.prompts.normalise
+        return rows if normalise is None else [normalise(row, number) for number, row in enumerate(rows)]
 
     def items(self, data_dir: str | Path | None = None) -> list[Item]:
         """Loads the questions, with every right answer checked; argument and errors as in `rows`."""
@@ -236,9 +232,9 @@ class Task:
         sealing = Sealing()
         if self.sealed:
             rows = [self._sealed(row, sealing) for row in rows]
-        id_of, prompt = self.benchmark.id_of, self.benchmark.prompt
+        id_of, turns = self.benchmark.id_of, self.benchmark.turns
         return [
-            Item(id=id_of(row, number), number=number, row=row, prompt=prompt(row), sealing=sealing)
+            Item(id=id_of(row, number), number=number, row=row, turns=turns(row), sealing=sealing)
             for number, row in enumerate(_as_table(rows))
         ]
 
@@ -272,15 +268,22 @@ def _benchmarks_of_this_folder() -> dict[str, Benchmark]:
 # In the order of the paper's tables.
 BENCHMARKS: dict[str, Benchmark] = _benchmarks_of_this_folder()
 
+# Those that the public release asks, with its prompts.
+RELEASED = {
+    name: replace(benchmark, prompts_name=RELEASE) for name, benchmark in BENCHMARKS.items() if benchmark.release
+}
+
 
 @functools.cache
 def find_task(name: str) -> Task | None:
     """Recognises a task by the name that lm-eval and the records have for it; None if it is on none of the benchmarks.
 
-    Names are `refusion_<benchmark>` and `mini_<benchmark>`, also with `_<anything>` after them, as variants of a user
-    are named, and those of lm-eval's own tasks on a benchmark.
+    Names are `refusion_<benchmark>` and `mini_<benchmark>`, `refusion_<benchmark>_release` for the prompts of the
+    release, all also with `_<anything>` after them, as variants of a user are named, and those of lm-eval's own tasks
+    on a benchmark.
     """
-    own = {task.name: task for benchmark in BENCHMARKS.values() for task in (Task(benchmark), Task(benchmark, True))}
+    plain = [*BENCHMARKS.values(), *RELEASED.values()]
+    own = {task.name: task for task in (*map(Task, plain), *(Task(one, mini=True) for one in BENCHMARKS.values()))}
     variants = [own_name for own_name in own if name == own_name or name.startswith(f"{own_name}_")]
     if variants:
         return own[max(variants, key=len)]

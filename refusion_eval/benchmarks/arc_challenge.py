@@ -1,6 +1,7 @@
 """ARC-Challenge: questions of school science with three to five choices."""
 
-from refusion_eval.benchmarks import LETTERS, Benchmark
+from refusion_eval.benchmarks import LETTERS, Benchmark, Prompts
+from refusion_eval.benchmarks.extract import release
 from refusion_eval.benchmarks.multiple_choice import choice_filters, choice_prompt, letter_text
 from refusion_eval.benchmarks.rows import CHOICES, ID, TEXT, Row, Source
 
@@ -8,6 +9,17 @@ from refusion_eval.benchmarks.rows import CHOICES, ID, TEXT, Row, Source
 def _gold(row: Row) -> str:
     # The letter goes by position, because 22 items label their choices 1 2 3 4.
     return LETTERS[list(row["choices"]["label"]).index(row["answerKey"])]
+
+
+def _release_prompt(row: Row) -> str:
+    """The release's task file quotes its line ends, so that the model reads a backslash and an n in their place."""
+    choices = "".join(rf"\n{letter}. {choice}" for letter, choice in zip("ABCD", row["choices"]["text"], strict=False))
+    return (
+        "Given the following question and four candidate answers (A, B, C and D), choose the best answer."
+        rf"\nQuestion: {row['question'].strip()}{choices}"
+        r'\nYour response should end with "The best answer is [the_answer_letter]" where the [the_answer_letter] is '
+        "one of A, B, C or D."
+    )
 
 
 BENCHMARK = Benchmark(
@@ -23,11 +35,21 @@ BENCHMARK = Benchmark(
         columns={"id": ID, "question": TEXT, "choices": CHOICES, "answerKey": TEXT},
         labelled=("answerKey", lambda row: row["choices"]["label"]),
     ),
-    prompt=lambda row: choice_prompt(row["question"], row["choices"]["text"]),
     gold=_gold,
-    gold_text=letter_text(_gold),
-    filters=choice_filters(lambda row: row["choices"]["text"]),
+    ours=Prompts(
+        user=lambda row: choice_prompt(row["question"], row["choices"]["text"]),
+        gold_text=letter_text(_gold),
+        filters=choice_filters(lambda row: row["choices"]["text"]),
+        version="1.1",
+    ),
+    release=Prompts(
+        user=_release_prompt,
+        opened="The best answer is",
+        stop_strings=("\n\n", "."),
+        gold_text=lambda row: f" {_gold(row)}.",
+        filters={"whole": release.whole_choice},
+        clean=release.release_block,
+    ),
     id_column="id",
     stock_tasks=("arc_challenge_chat*",),
-    version="1.1",
 )

@@ -2,8 +2,8 @@
 
 import re
 
-from refusion_eval.benchmarks import Benchmark
-from refusion_eval.benchmarks.extract import answers
+from refusion_eval.benchmarks import Benchmark, Prompts
+from refusion_eval.benchmarks.extract import answers, release
 from refusion_eval.benchmarks.rows import TEXT, Row, Source
 from refusion_eval.errors import DataError
 
@@ -12,6 +12,15 @@ _CALCULATOR = re.compile(r"<<[^<>\n]{0,200}>>")  # the data set's annotations, s
 
 def _prompt(row: Row) -> str:
     return f"{row['question'].strip()}\n\nSolve this step by step. End with: The answer is <number>."
+
+
+def _release_prompt(row: Row) -> str:
+    """The release's task file quotes the first line end, so that the model reads a backslash and an n in its place."""
+    return (
+        "Solve the following math problem. You need to think step-by-step, show your detailed reasoning, and end with "
+        rf'"The answer is [result]," where [result] is the answer you get.\nQ: {row["question"]}'
+        "\nA:"
+    )
 
 
 def _gold(row: Row) -> str:
@@ -39,14 +48,24 @@ BENCHMARK = Benchmark(
         num_rows=1319,
         columns={"question": TEXT, "answer": TEXT},
     ),
-    prompt=_prompt,
     gold=_gold,
-    gold_text=_gold_text,
-    filters={
-        "last": lambda text, _: answers.last_number_stated(text),
-        "first": lambda text, _: answers.first_number_stated(text),
-        "strict": lambda text, _: answers.strict_number(text),
-    },
+    ours=Prompts(
+        user=_prompt,
+        gold_text=_gold_text,
+        filters={
+            "last": lambda text, _: answers.last_number_stated(text),
+            "first": lambda text, _: answers.first_number_stated(text),
+            "strict": lambda text, _: answers.strict_number(text),
+        },
+        version="1.1",
+    ),
+    release=Prompts(
+        user=_release_prompt,
+        stop_strings=("Q:", "</s>", "<|im_end|>"),
+        gold_text=_gold_text,
+        filters={"flexible": release.last_number, "strict": release.strict_number},
+        clean=release.release_block,
+        is_right=release.same_number,
+    ),
     stock_tasks=("gsm8k", "gsm8k_cot*"),
-    version="1.1",
 )

@@ -1,7 +1,7 @@
 """MATH (Hendrycks et al.): competition problems whose answer is a formula in a box."""
 
-from refusion_eval.benchmarks import Benchmark
-from refusion_eval.benchmarks.extract import formulas
+from refusion_eval.benchmarks import Benchmark, Prompts
+from refusion_eval.benchmarks.extract import formulas, release
 from refusion_eval.benchmarks.rows import TEXT, Row, Source
 from refusion_eval.errors import DataError
 
@@ -27,6 +27,10 @@ def _gold(row: Row) -> str:
     return answer
 
 
+def _solution(row: Row) -> str:
+    return str(row["solution"])
+
+
 BENCHMARK = Benchmark(
     name="math",
     title="MATH",
@@ -39,14 +43,26 @@ BENCHMARK = Benchmark(
         num_rows=5000,
         columns={"problem": TEXT, "level": TEXT, "type": TEXT, "solution": TEXT},
     ),
-    prompt=_prompt,
     gold=_gold,
-    gold_text=lambda row: str(row["solution"]),
-    filters={
-        "last": lambda text, _: formulas.last_box_or_statement(text),
-        "first": lambda text, _: formulas.first_box(text),
-        "strict": lambda text, _: formulas.last_box(text),
-    },
+    ours=Prompts(
+        user=_prompt,
+        gold_text=_solution,
+        filters={
+            "last": lambda text, _: formulas.last_box_or_statement(text),
+            "first": lambda text, _: formulas.first_box(text),
+            "strict": lambda text, _: formulas.last_box(text),
+        },
+        version="1.1",
+    ),
+    # Of the task's two metrics this is math_verify. The other one, exact_match, reads "Final Answer: The final answer
+    # is", of which a prompt without examples says nothing.
+    release=Prompts(
+        user=lambda row: f"Problem:\n{row['problem']}\n\nSolution:",
+        stop_strings=("Problem:",),
+        gold_text=_solution,
+        filters={"math_verify": release.whole_text},
+        clean=release.release_block,
+        reads_solution=True,
+    ),
     stock_tasks=("minerva_math*", "hendrycks_math*"),
-    version="1.1",
 )

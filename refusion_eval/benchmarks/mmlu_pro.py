@@ -1,6 +1,8 @@
 """MMLU-Pro: questions of fourteen fields with up to ten choices."""
 
-from refusion_eval.benchmarks import LETTERS, Benchmark
+from refusion_eval.benchmarks import LETTERS, Benchmark, Prompts
+from refusion_eval.benchmarks.extract import release
+from refusion_eval.benchmarks.extract.answers import first_letter_stated
 from refusion_eval.benchmarks.multiple_choice import choice_filters, choice_prompt, letter_text
 from refusion_eval.benchmarks.rows import ID, TEXT, TEXTS, Row, Source
 
@@ -8,6 +10,18 @@ from refusion_eval.benchmarks.rows import ID, TEXT, TEXTS, Row, Source
 def _gold(row: Row) -> str:
     # Where `answer_index` disagrees with the letter (question 3983), the letter is the right one.
     return str(row["answer"])
+
+
+def _release_system(row: Row) -> str:
+    return (
+        f"The following are multiple choice questions (with answers) about {row['category']}. Think step by step and "
+        'then finish your answer with "the answer is (X)" where X is the correct letter choice.\n'
+    )
+
+
+def _release_prompt(row: Row) -> str:
+    options = "".join(f"{letter}. {option}\n" for letter, option in zip(LETTERS[:10], row["options"], strict=False))
+    return f"Question:\n{row['question']}\nOptions:\n{options}Answer: Let's think step by step."
 
 
 BENCHMARK = Benchmark(
@@ -22,11 +36,21 @@ BENCHMARK = Benchmark(
         columns={"question_id": ID, "question": TEXT, "options": TEXTS, "answer": TEXT, "category": TEXT},
         labelled=("answer", lambda row: LETTERS[: len(row["options"])]),
     ),
-    prompt=lambda row: choice_prompt(row["question"], row["options"]),
     gold=_gold,
-    gold_text=letter_text(_gold),
-    filters=choice_filters(lambda row: row["options"]),
+    ours=Prompts(
+        user=lambda row: choice_prompt(row["question"], row["options"]),
+        gold_text=letter_text(_gold),
+        filters=choice_filters(lambda row: row["options"]),
+        version="1.1",
+    ),
+    release=Prompts(
+        system=_release_system,
+        user=_release_prompt,
+        stop_strings=("Question:",),
+        gold_text=letter_text(_gold),
+        filters={"first": lambda text, row: first_letter_stated(text, len(row["options"]))},
+        clean=release.release_block,
+    ),
     id_column="question_id",
     stock_tasks=("mmlu_pro*",),
-    version="1.1",
 )

@@ -1,10 +1,11 @@
 """The command `run`, and what `check` shares with it: the choice of a system."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
+from refusion_eval.benchmarks import OURS
 from refusion_eval.cli import Data, Sandbox, System, log_to_stderr, names_of, options_from, say, show
 from refusion_eval.errors import ConfigError
 from refusion_eval.runs.model_args import ModelArgs
@@ -55,6 +56,10 @@ def run(
         typer.Option(help="Folder where samples are recorded and found again. The default is under results/runs."),
     ] = None,
     data: Data = None,
+    prompts: Annotated[
+        Literal["ours", "release"],
+        typer.Option(help="What a benchmark's name in --tasks means: this project's prompts, or the release's."),
+    ] = "ours",
     sandbox: Sandbox = "auto",
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of all random draws. The default is 0.")] = None,
     settings: Annotated[
@@ -73,14 +78,14 @@ def run(
 
     arguments = with_system(system, given)
     loop = arguments["loop"] if arguments["loop"] != "engine" else None
-    parts = (system or arguments["decoder"], arguments.get("preset"), loop)
+    parts = (system or arguments["decoder"], arguments.get("preset"), loop, prompts if prompts != OURS else None)
     run_dir = run_dir or default_run_dir(
         Path("results/runs"), str(arguments["pretrained"]), "-".join(filter(None, parts))
     )
     places = {"run_dir": str(run_dir), "data_dir": None if data is None else str(data)}
     seeds = {} if seed is None else {"seed": seed}
     args = parse_model_args({**arguments, **places, **seeds, **_pairs(settings or [])})
-    names = task_names(names_of(tasks), args.pretrained)
+    names = task_names(names_of(tasks), args.pretrained, prompts=prompts, data=data)
     with Interruption(lambda: resume_hint(run_dir), finish_first=False):
         run_worker_or_return(args)
         outcome = evaluate(args, names, limit=limit, sandbox=sandbox)

@@ -3,9 +3,8 @@
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from refusion_eval.benchmarks import BENCHMARKS, Row, is_mini, is_sealed
+from refusion_eval.benchmarks import Row, Task, Turns, find_task, is_sealed
 from refusion_eval.errors import RefusionEvalError
 from refusion_eval.report.collect import Asked
 from refusion_eval.report.replay import Spell
@@ -32,30 +31,31 @@ class FoundSources:
 
     def __init__(self, data_dir: Path | None) -> None:
         self._data_dir = data_dir
-        self._rows: dict[tuple[str, bool], Mapping[str, Row] | None] = {}
+        self._rows: dict[Task, Mapping[str, Row] | None] = {}
         self._systems: dict[str, System | None] = {}
 
     def asked(self, run: Run, sample: Sample) -> Asked:
         """Returns the question of a sample and its gold answer, if the recorded document is among the rows."""
-        rows = self._rows_of(sample.benchmark, is_mini(sample.key.task))
-        if rows is None:
+        task = find_task(sample.key.task)
+        rows = self._rows_of(task)
+        if task is None or rows is None:
             return Asked(None, None, "The benchmark's rows are not at hand: name their folder with --data.")
         row = rows.get(sample.key.doc_hash)
         if row is None:
             return Asked(None, None, "The recorded document is not among the benchmark's rows here.")
-        benchmark = BENCHMARKS[sample.benchmark]
+        benchmark = task.benchmark
         if is_sealed(sample.key.task, sample.benchmark):
             return Asked(None, benchmark.gold(row))
-        turn = benchmark.prompt(row)
-        sent = self._rendered(run, turn)
-        for text in filter(None, (sent, turn)):
+        turns = benchmark.turns(row)
+        sent = self._rendered(run, turns)
+        for text in filter(None, (sent, turns.user)):
             if prompt_hash(text) == sample.key.prompt_hash:
                 return Asked(text, benchmark.gold(row), AS_SENT)
-        return Asked(turn, benchmark.gold(row), TURN_ONLY)
+        return Asked(turns.user, benchmark.gold(row), TURN_ONLY)
 
     def num_items(self, run: Run, task: str, benchmark: str) -> int | None:
         """Returns the number of items of the whole benchmark; None if its rows cannot be loaded."""
-        rows = self._rows_of(benchmark, is_mini(task))
+        rows = self._rows_of(find_task(task))
         return None if rows is None else len(rows)
 
     def spell(self, run: Run) -> Spell | None:
@@ -63,16 +63,16 @@ class FoundSources:
         system = self._system(run)
         return None if system is None else system.detokenizer.spelled
 
-    def _rows_of(self, benchmark: str, mini: bool) -> Mapping[str, Row] | None:
-        if benchmark not in BENCHMARKS:
+    def _rows_of(self, task: Task | None) -> Mapping[str, Row] | None:
+        if task is None:
             return None
-        if (benchmark, mini) not in self._rows:
-            self._rows[benchmark, mini] = None
+        if task not in self._rows:
+            self._rows[task] = None
             try:
-                self._rows[benchmark, mini] = rows_by_hash(benchmark, mini, self._data_dir)
+                self._rows[task] = rows_by_hash(task, self._data_dir)
             except RefusionEvalError as problem:
-                log.warning("%s is shown without questions and right answers: %s", benchmark, problem)
-        return self._rows[benchmark, mini]
+                log.warning("%s is shown without questions and right answers: %s", task.benchmark.name, problem)
+        return self._rows[task]
 
     def _system(self, run: Run) -> System | None:
         if run.run_id not in self._systems:
@@ -85,11 +85,6 @@ class FoundSources:
                 log.warning("%s is shown with token numbers instead of words: %s", run.run_id, problem)
         return self._systems[run.run_id]
 
-    def _rendered(self, run: Run, turn: str) -> str | None:
+    def _rendered(self, run: Run, turns: Turns) -> str | None:
         system = self._system(run)
-        if system is None or not system.model.tokenizer.inner.chat_template:
-            return None
-        settings: Mapping[str, Any] = run.manifest.settings
-        thinking = settings.get("enable_thinking")
-        messages = [{"role": "user", "content": turn}]
-        return system.model.tokenizer.render_chat(messages, enable_thinking=thinking)
+        return None if system is None else system.render_turns(turns)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from refusion_eval.benchmarks import BENCHMARKS, Item, Task
+from refusion_eval.benchmarks import BENCHMARKS, OURS, RELEASE, RELEASED, Item, Task
 from refusion_eval.config import check_keys
 from refusion_eval.errors import ConfigError, ScaleOutError
 from refusion_eval.paths import embedded_name, tasks_path
@@ -30,9 +30,6 @@ from refusion_eval.store.records import Hardware, Manifest, Sample, SampleKey
 from refusion_eval.store.run_store import RunStore
 
 log = logging.getLogger(__name__)
-
-# A chat model ends its turn itself. The length belongs to the system under test, not to the task.
-NO_STOP_STRINGS: Mapping[str, list[str]] = {"until": []}
 
 # scaleout is imported inside functions: torch.distributed and Ray load slowly, and most runs have one process.
 
@@ -51,29 +48,48 @@ class Outcome:
         return not self.failed and not self.unscored
 
 
-def task_names(names: Sequence[str], model: str) -> list[str]:
+def task_names(names: Sequence[str], model: str, *, prompts: str = OURS, data: str | Path | None = None) -> list[str]:
     """The names of the tasks that a user means.
 
     Args:
         names: names of tasks, suites or benchmarks; none means all benchmarks.
         model: the checkpoint: for the embedded checkpoints a benchmark's name means its mini task.
+        prompts: the prompts that a benchmark's name means, `OURS` or `RELEASE`.
+        data: folder with the rows of benchmarks, if the user named one.
+
+    Raises:
+        ConfigError: a mini task is meant beside rows of the benchmark or prompts that it does not have.
     """
     mini = embedded_name(model, "") is not None
-    task_of = {name: Task(benchmark, mini).name for name, benchmark in BENCHMARKS.items()}
-    return [task_of.get(name, name) for name in names] or ["mini_suite" if mini else "refusion_suite"]
+    benchmarks = {name: Task(one, mini) for name, one in (RELEASED if prompts == RELEASE else BENCHMARKS).items()}
+    suite = f"refusion_suite{'' if prompts == OURS else f'_{prompts}'}"
+    meant = next((name for name in names if name in benchmarks), None if names else "the default")
+    if mini and meant is not None:
+        look_alike = f"with --model {model}, {meant} means synthetic mini tasks"
+        if data is not None:
+            raise ConfigError(
+                f"{look_alike}, which do not read --data {data}; name the benchmark itself, such as --tasks "
+                f"refusion_{meant if meant in benchmarks else 'gsm8k'}, or leave --data out"
+            )
+        if prompts != OURS:
+            raise ConfigError(f"{look_alike}, which have no --prompts {prompts}; leave it out")
+    return [benchmarks[name].name if name in benchmarks else name for name in names] or [
+        "mini_suite" if mini else suite
+    ]
 
 
 def find_tasks(names: Sequence[str]) -> list[Task]:
     """The tasks of the given names, each once, in the order in which they are named first.
 
     Args:
-        names: names of this project's tasks, `mini_suite` or `refusion_suite`.
+        names: names of this project's tasks, `mini_suite`, `refusion_suite` or `refusion_suite_release`.
 
     Raises:
         ConfigError: a name belongs to none of them.
     """
     suites = {
         "refusion_suite": [Task(benchmark) for benchmark in BENCHMARKS.values()],
+        "refusion_suite_release": [Task(benchmark) for benchmark in RELEASED.values()],
         "mini_suite": [Task(benchmark, mini=True) for benchmark in BENCHMARKS.values() if benchmark.has_mini],
     }
     known = suites | {task.name: [task] for suite in suites.values() for task in suite}
@@ -114,7 +130,7 @@ def evaluate(
         raise ConfigError("a run needs a run directory: give --run-dir")
     choose_preset(tasks_path() / "settings" / f"{args.decoder}.yaml", args.preset)  # before data is looked for
     items = {task: of_task[:limit] for task, of_task in load_items(tasks, args.data_dir).items()}
-    versions = {task.name: task.benchmark.version for task in items}
+    versions = {task.name: task.benchmark.prompts.version for task in items}
     with Session(args, task_versions=versions, model_cache=model_cache) as session:
         requests = [(_job(session.system, task, item), task, item) for task in items for item in items[task]]
         questions = {job.key: (task, item.row) for job, task, item in requests}
@@ -125,16 +141,18 @@ def evaluate(
 
 
 def _job(system: System, task: Task, item: Item) -> Job:
-    """The request of an item: a conversation of one user turn, under the settings of the task."""
-    resolved = system.resolve(task.name, NO_STOP_STRINGS)
-    prompt = system.user_prompt(item.prompt)
+    """The request of an item, under the settings of the task: their length is the system's, not the task's."""
+    prompts = task.benchmark.prompts
+    resolved = system.resolve(task.name, {"until": list(prompts.stop_strings)})
+    prompt = system.render_turns(item.turns)
     real_prompt, sealed = item.sealing.unseal(prompt)  # hashes and records are of the markers of sealed texts
     return Job(
-        key=sample_key(task.name, task.benchmark.version, item.row, prompt, resolved),
+        key=sample_key(task.name, prompts.version, item.row, prompt, resolved),
         benchmark=task.benchmark.name,
         item_id=item.id,
         prompt_ids=system.encode(real_prompt),
         resolved=resolved,
+        prompts=task.benchmark.prompts_name,
         sealed=sealed,
         alone=item.number < system.args.tps_samples,
     )

@@ -16,7 +16,7 @@ from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
 
 from refusion_eval import api
-from refusion_eval.benchmarks import Task, is_sealed
+from refusion_eval.benchmarks import OTHER, Task, find_task, is_sealed
 from refusion_eval.benchmarks.rows import texts_of
 from refusion_eval.engine.scoring import TokenScore
 from refusion_eval.errors import ConfigError, DecodeError
@@ -174,9 +174,18 @@ class RefusionLM(TemplateLM):
             item_id=_item_id(request.doc, doc_number, resolved.task),
             prompt_ids=self.tok_encode(real_prompt),
             resolved=resolved,
+            prompts=self._prompts_name(task, request.doc, prompt),
             sealed=sealed,
             alone=alone,
         )
+
+    def _prompts_name(self, name: str, doc: Mapping[str, Any], prompt: str) -> str:
+        """Which prompts an item is asked with: those of its task, unless options of lm-eval or a user changed them."""
+        task = find_task(name)
+        if task is None or task.name != name:
+            return OTHER
+        benchmark = task.benchmark
+        return benchmark.prompts_name if prompt == self.system.render_turns(benchmark.turns(doc)) else OTHER
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str] | None, list[int], list[int]]], **kwargs: Any

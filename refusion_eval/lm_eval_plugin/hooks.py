@@ -1,9 +1,9 @@
 """What the lm-eval task files call: rows, prompts, gold answers, and the scoring of a whole task at once.
 
 Every benchmark has the functions `<benchmark>_rows`, `<benchmark>_mini_rows`, `<benchmark>_prompt`,
-`<benchmark>_gold` and `<benchmark>_score`, made when a task file asks for them; `answer_metrics` and `code_metrics`
-serve all. lm-eval loses every text of a run if one of these raises after generation, so scoring turns every failure
-into a value.
+`<benchmark>_gold` and `<benchmark>_score`, made when a task file asks for them, and with the prompts of the release
+`<benchmark>_release_rows` and so on; `answer_metrics` and `code_metrics` serve all. lm-eval loses every text of a run
+if one of these raises after generation, so scoring turns every failure into a value.
 """
 
 import logging
@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from refusion_eval.benchmarks import BENCHMARKS, Benchmark, Row, Task
+from refusion_eval.benchmarks import BENCHMARKS, RELEASED, Benchmark, Row, Task
 from refusion_eval.benchmarks.rows import Sealing
 from refusion_eval.scoring.judge import ERROR, Verdict, judge_texts
 
@@ -32,34 +32,34 @@ SEALING = Sealing()
 
 def __getattr__(name: str) -> Callable[..., Any]:
     """Makes a function that a task file names."""
-    for benchmark in BENCHMARKS.values():
+    for benchmark in (*RELEASED.values(), *BENCHMARKS.values()):
         functions: dict[str, Callable[..., Any]] = {
-            "rows": partial(_rows, benchmark.name, False),
-            "mini_rows": partial(_rows, benchmark.name, True),
-            "prompt": benchmark.prompt,
+            "rows": partial(_rows, Task(benchmark)),
+            "mini_rows": partial(_rows, Task(benchmark, mini=True)),
+            "prompt": benchmark.prompts.user,
             "gold": benchmark.gold,
-            "score": partial(score_responses, benchmark.name),
+            "score": partial(score_responses, benchmark),
         }
-        role = name.removeprefix(f"{benchmark.name}_")
+        role = name.removeprefix(Task(benchmark).name.removeprefix("refusion_") + "_")
         if role != name and role in functions:
             return functions[role]
     raise AttributeError(f"module {__name__} has no attribute {name!r}")
 
 
-def _rows(benchmark: str, mini: bool, data_dir: str | Path | None = None, **_other: Any) -> Any:
+def _rows(task: Task, data_dir: str | Path | None = None, **_other: Any) -> Any:
     """Loads the rows as lm-eval wants them; called with the task's metadata and every model argument."""
     import datasets
 
-    items = Task(BENCHMARKS[benchmark], mini).items(data_dir)
+    items = task.items(data_dir)
     SEALING.update(items[0].sealing)
     return datasets.DatasetDict({"test": datasets.Dataset.from_list([dict(item.row) for item in items])})
 
 
-def score_responses(benchmark: str, resps: Iterable[Sequence[str]], docs: Iterable[Row]) -> Scored:
+def score_responses(benchmark: Benchmark, resps: Iterable[Sequence[str]], docs: Iterable[Row]) -> Scored:
     """Scores a task's responses and never raises.
 
     Args:
-        benchmark: a key of `BENCHMARKS`.
+        benchmark: extracts the answers and knows the right ones.
         resps: for each document, its responses.
         docs: the documents, possibly a part of the task's.
 
@@ -68,15 +68,15 @@ def score_responses(benchmark: str, resps: Iterable[Sequence[str]], docs: Iterab
         under); and where the benchmark has a strict rule, strict (whether the answer in exactly the asked-for form is
         right).
     """
-    bench, resps = BENCHMARKS[benchmark], list(resps)
+    resps = list(resps)
     items = [(doc, text) for doc, texts in zip(docs, resps, strict=True) for text in texts]
-    verdicts = _judge_guarded(bench, items, None)
+    verdicts = _judge_guarded(benchmark, items, None)
     entries = [{"extracted": None, "passed": verdict.passed, **verdict._asdict()} for verdict in verdicts]
     for entry in entries:
         if not entry["tier"]:
             del entry["tier"]
-    if bench.has_strict_score:
-        for entry, verdict in zip(entries, _judge_guarded(bench, items, "strict"), strict=True):
+    if benchmark.has_strict_score:
+        for entry, verdict in zip(entries, _judge_guarded(benchmark, items, "strict"), strict=True):
             entry["strict"] = verdict.passed
     remaining = iter(entries)
     return [[next(remaining) for _ in texts] for texts in resps]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from refusion_eval.benchmarks import OURS
 from refusion_eval.benchmarks.rows import redact
 from refusion_eval.runs.settings import Resolved
 from refusion_eval.store.records import Sample, SampleKey
@@ -108,6 +109,7 @@ class Job:
         item_id: the benchmark's id of the item.
         prompt_ids: token ids of the prompt, with the real texts in place of markers.
         resolved: the settings of the task.
+        prompts: the prompts that it is asked with, `OURS`, `RELEASE` or `OTHER`.
         sealed: texts in the prompt that must not be written anywhere.
         alone: whether the request is decoded alone whatever the batch size, so that its time measures speed.
     """
@@ -117,6 +119,7 @@ class Job:
     item_id: str
     prompt_ids: Sequence[int]
     resolved: Resolved
+    prompts: str = OURS
     sealed: tuple[str, ...] = ()
     alone: bool = False
 
@@ -190,6 +193,7 @@ def _identity(job: Job, batch_size: int) -> dict[str, Any]:
         "settings_source": dict(job.resolved.sources),
         "prompt_num_tokens": len(job.prompt_ids),
         "batch_size": batch_size,
+        "prompts": job.prompts,
     }
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from refusion_eval import api
-from refusion_eval.benchmarks import find_task
+from refusion_eval.benchmarks import Turns, find_task
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Request
 from refusion_eval.engine.width import WidthCost
@@ -175,10 +175,14 @@ class System:
             enable_thinking=self.args.enable_thinking,
         )
 
-    def user_prompt(self, text: str) -> str:
-        """The prompt of a conversation that is one user turn; the text itself where there is no chat template."""
-        has_template = bool(self.model.tokenizer.inner.chat_template)
-        return self.render([{"role": "user", "content": text}]) if has_template else text
+    def render_turns(self, turns: Turns) -> str:
+        """The prompt of an item; without a chat template, its texts as lm-eval puts them together."""
+        user, system, opened = turns
+        if not self.model.tokenizer.inner.chat_template:
+            return f"{system}{user}{opened and ' '}{opened}"
+        by_role = {"system": system, "user": user, "assistant": opened}
+        messages = [{"role": role, "content": text} for role, text in by_role.items() if text or role == "user"]
+        return self.render(messages, add_generation_prompt=not opened)
 
     def encode(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
         """Token ids of a rendered prompt, or of a part of a text.

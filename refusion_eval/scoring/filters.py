@@ -13,11 +13,11 @@ from typing import Literal, NamedTuple
 
 from refusion_eval.benchmarks import BENCHMARKS, Benchmark, Extraction, Extractor, Row
 from refusion_eval.benchmarks.extract.programs import NO_CODE, fenced_blocks
+from refusion_eval.benchmarks.extract.release import release_block
 from refusion_eval.errors import ConfigError
 
 OURS = "ours"  # the filter that must give what a run recorded
 LIST = "list"  # as a filter's name: print them all
-_OPENING, _CLOSING = "```python\n", "\n```"
 
 Items = Sequence[tuple[Row, str]]
 UserFunction = Callable[[str, Row], str | None]
@@ -64,7 +64,7 @@ def _own(filter_name: str | None) -> dict[str, Rule]:
     return {
         name: each(partial(bench.extract, filter_name=filter_name))
         for name, bench in BENCHMARKS.items()
-        if filter_name is None or filter_name in bench.filters
+        if filter_name is None or filter_name in bench.prompts.filters
     }
 
 
@@ -81,13 +81,6 @@ def _first_block_after_prompt(text: str, row: Row) -> Extraction:
 
 def _release(benchmark: Benchmark) -> Rule:
     return each(lambda text, row: benchmark.extract(release_block(text), row))
-
-
-def release_block(text: str) -> str:
-    """The text as the release's adapter hands it to every task: the inside of its first closed Python block, if any."""
-    start = text.find(_OPENING)
-    end = text.find(_CLOSING, start + len(_OPENING))
-    return text if start < 0 or end < 0 else text[start + len(_OPENING) : end]
 
 
 def custom_filter(name: str) -> AnswerFilter:

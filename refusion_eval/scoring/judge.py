@@ -130,7 +130,8 @@ def judge_extractions(
 
 
 def _key(benchmark: Benchmark, row: Row, extraction: Extraction) -> str:
-    identity = json.dumps([benchmark.name, row, extraction.answer, extraction.how], sort_keys=True, default=str)
+    asked = (benchmark.name, benchmark.prompts_name)
+    identity = json.dumps([*asked, row, extraction.answer, extraction.how], sort_keys=True, default=str)
     return hashlib.sha256(identity.encode("ascii")).hexdigest()
 
 
@@ -191,9 +192,10 @@ class Judge:
         """
 
         def judge() -> None:
-            on_verdict(self._verdict(benchmark, row, extract, is_right or _COMPARISONS.get(benchmark.kind)))
+            on_verdict(self._verdict(benchmark, row, extract, compare))
 
-        if is_right is not None or benchmark.kind in _COMPARISONS:
+        compare = is_right or benchmark.prompts.is_right or _COMPARISONS.get(benchmark.kind)
+        if compare is not None:
             judge()
             return
         if benchmark.kind == "mathematics" and self._comparer is None:
@@ -225,7 +227,9 @@ class Judge:
                 equal = compare(gold, extraction.answer)
             else:
                 assert self._comparer is not None
-                equal, why = self._comparer.compare(gold, extraction.answer)
+                whole = benchmark.prompts.reads_solution
+                right = benchmark.prompts.gold_text(row) if whole else gold
+                equal, why = self._comparer.compare(right, extraction.answer, whole)
                 reason += f": {why}"
             return Verdict(extraction.answer, CORRECT if equal else WRONG, reason)
         except Exception as problem:
@@ -238,9 +242,10 @@ class Judge:
             return Verdict(None, ERROR, reason)
 
     def _verdict_on_program(self, benchmark: Benchmark, row: Row, extraction: Extraction) -> Verdict:
-        if benchmark.test is None:
+        test_of = benchmark.prompts.test or benchmark.test
+        if test_of is None:
             raise DataError(f"{benchmark.name} is a code benchmark without tests")
-        test = benchmark.test(row)
+        test = test_of(row)
         program = str(extraction.answer)
         result = check_program(program, test.test, test.timeout_s, helpers=test.helpers, sandbox=self._sandbox)
         reason = f"{extraction.how}; {f'{result.reason} {result.detail}'.strip()}"

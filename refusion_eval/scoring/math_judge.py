@@ -30,6 +30,14 @@ class Comparison(NamedTuple):
     reason: str
 
 
+class Pair(NamedTuple):
+    """A right answer and a given one as found in their boxes; with `whole`, a solution and a response as they are."""
+
+    gold: str
+    answer: str
+    whole: bool = False
+
+
 class _Child:
     """One worker process, started when first asked and again after each kill."""
 
@@ -37,13 +45,13 @@ class _Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_given_up = False
 
-    def equal(self, gold: str, answer: str, timeout_s: float) -> bool | None:
+    def equal(self, pair: Pair, timeout_s: float) -> bool | None:
         """The library's verdict; None if it took too long, or if the process died and another one as well."""
         for _ in range(2):
             if self._is_given_up:
                 break
             process = self._process or self._start()
-            line = self._ask(process, gold, answer, timeout_s)
+            line = self._ask(process, pair, timeout_s)
             if line is not None and line.endswith(b"\n"):
                 return bool(json.loads(line))
             self.close()
@@ -52,12 +60,12 @@ class _Child:
         return None
 
     @staticmethod
-    def _ask(process: subprocess.Popen[bytes], gold: str, answer: str, timeout_s: float) -> bytes | None:
+    def _ask(process: subprocess.Popen[bytes], pair: Pair, timeout_s: float) -> bytes | None:
         """The answer's line, not a whole one if the process died; None if there is none in time."""
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(json.dumps([gold, answer]).encode() + b"\n")
+            process.stdin.write(json.dumps(pair).encode() + b"\n")
             process.stdin.flush()
         except BrokenPipeError:
             return b""
@@ -72,7 +80,7 @@ class _Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
-        if self._ask(self._process, "1", "1", _START_SECONDS) != b"true\n":
+        if self._ask(self._process, Pair("1", "1"), _START_SECONDS) != b"true\n":
             raise DataError("math-verify does not run; install it: pip install 'math-verify[antlr4_11_0]'")
         return self._process
 
@@ -105,19 +113,21 @@ class Comparer:
         self._busy: set[_Child] = set()
         self._is_closed = False
 
-    def compare(self, gold: str, answer: str) -> Comparison:
-        """Compares two answers as found in their boxes.
+    def compare(self, gold: str, answer: str, whole: bool = False) -> Comparison:
+        """Compares two answers as found in their boxes, by their normal forms first; or two whole texts.
 
         Raises:
             DataError: the library is not installed, or `close` came first.
         """
+        if whole:
+            return self._compare_by_library(Pair(gold, answer, whole))
         form = (normalise(gold), normalise(answer))
         ordered = in_one_order(*form)
         if ordered is None:
             return Comparison(False, "a tuple and a set")
         equal = equal_by_form(*ordered)
         if equal is None:
-            comparison = self._compare_by_library(ordered)
+            comparison = self._compare_forms(Pair(*ordered))
         else:
             comparison = Comparison(
                 equal, "the same after normalisation" if equal else "another number base or half of the day"
@@ -127,15 +137,18 @@ class Comparer:
             return Comparison(True, f"{comparison.reason}, but for a percent sign")
         return comparison
 
-    def _compare_by_library(self, form: tuple[str, str]) -> Comparison:
+    def _compare_forms(self, form: Pair) -> Comparison:
         r"""Asks about the normal forms: as written, "111, \!111" would be read as a set that holds 111 once."""
-        if max(map(len, form)) > _LONGEST_ANSWER:
+        if max(len(form.gold), len(form.answer)) > _LONGEST_ANSWER:
             return Comparison(False, f"longer than {_LONGEST_ANSWER} characters")
+        return self._compare_by_library(form)
+
+    def _compare_by_library(self, pair: Pair) -> Comparison:
         with self._lock:
             child = self._idle.pop() if self._idle else _Child()
             self._busy.add(child)
         try:
-            equal = child.equal(*form, self._timeout_s)
+            equal = child.equal(pair, self._timeout_s)
         finally:
             with self._lock:
                 self._busy.discard(child)

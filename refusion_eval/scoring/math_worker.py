@@ -1,7 +1,7 @@
 """A child process that compares mathematical expressions; run as a script by `math_judge`, one pair a line.
 
-Reads JSON lines `[gold, answer]` and writes JSON lines `true` or `false`. It may hang or use up its memory on a hostile
-expression: the parent kills it. It imports nothing of this project, so that it starts quickly.
+Reads JSON lines `[gold, answer, whole]` and writes JSON lines `true` or `false`. It may hang or use up its memory on a
+hostile expression: the parent kills it. It imports nothing of this project, so that it starts quickly.
 """
 
 import json
@@ -22,6 +22,12 @@ def parsed(answer: str) -> tuple[Any, ...]:
     return tuple(parse(f"\\boxed{{{answer}}}", parsing_timeout=None))
 
 
+def equal_in_texts(solution: str, text: str) -> bool:
+    """Whether the answers that the library finds in a solution and in a text are equal, as `minerva_math` asks it."""
+    gold, target = (list(parse(whole, parsing_timeout=None)) for whole in (solution, text))
+    return bool(verify(gold, target, timeout_seconds=None))
+
+
 def equal(gold: str, answer: str) -> bool:
     """Whether the library calls the two equal.
 
@@ -39,8 +45,8 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     for line in sys.stdin:
-        gold, answer = json.loads(line)
-        sys.stdout.write(json.dumps(equal(gold, answer)) + "\n")
+        gold, answer, whole = json.loads(line)
+        sys.stdout.write(json.dumps((equal_in_texts if whole else equal)(gold, answer)) + "\n")
         sys.stdout.flush()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from refusion_eval.benchmarks import BENCHMARKS, Extraction, Row, Task, is_mini
+from refusion_eval.benchmarks import BENCHMARKS, Extraction, Row, Task, find_task
 from refusion_eval.benchmarks.rows import redact, texts_of
 from refusion_eval.config import check_keys
 from refusion_eval.errors import ConfigError, DataError
@@ -22,7 +22,7 @@ from refusion_eval.runs.job import Detokenizer, doc_hash
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.system import System
 from refusion_eval.runs.terminal import ProgressDisplay
-from refusion_eval.scoring.filters import OURS, AnswerFilter
+from refusion_eval.scoring.filters import OURS, AnswerFilter, each
 from refusion_eval.scoring.judge import Verdict, judge_extractions
 from refusion_eval.scoring.rescored import (
     RecordedText,
@@ -43,8 +43,8 @@ FOLDER = "rescored"
 
 _MOST_SHOWN = 5
 
-# (benchmark, mini) -> its rows by the hash that records hold of their document.
-RowsOf = Callable[[str, bool], Mapping[str, Row]]
+# A task -> its rows by the hash that records hold of their document.
+RowsOf = Callable[[Task], Mapping[str, Row]]
 
 
 def rescore_command(
@@ -175,17 +175,20 @@ def _judge_task(
         return f"no text is recorded: all {len(texts)} attempts failed"
     if not usable:
         return "its records hold no tokens, which this filter reads"
-    task = Task(BENCHMARKS[first.benchmark], is_mini(first.key.task))
-    documents = rows_of(first.benchmark, task.mini)
+    task = find_task(first.key.task) or Task(BENCHMARKS[first.benchmark])
+    documents = rows_of(task)
     found = [text for text in usable if text.sample.key.doc_hash in documents]
     if not found:
         return f"none of its documents is among the rows of {first.benchmark} here"
     rows = [documents[text.sample.key.doc_hash] for text in found]
-    rule = answer_filter.rules[first.benchmark]
+    # A filter finds and compares answers in its own way, except that of the task, which is that of its prompts.
+    is_own = answer_filter.name == OURS
+    benchmark = task.benchmark if is_own else BENCHMARKS[first.benchmark]
+    rule = each(benchmark.extract) if is_own else answer_filter.rules[first.benchmark]
     extractions = rule.find([(row, str(text.text)) for row, text in zip(rows, found, strict=True)])
     if task.sealed:
         extractions = [_redacted(row, extraction) for row, extraction in zip(rows, extractions, strict=True)]
-    verdicts = judge(task.benchmark, rows, extractions, is_right=rule.is_right)
+    verdicts = judge(benchmark, rows, extractions, is_right=rule.is_right)
     return [text.judged(verdict) for text, verdict in zip(found, verdicts, strict=True)]
 
 
@@ -195,9 +198,8 @@ def _redacted(row: Row, extraction: Extraction) -> Extraction:
     return extraction if answer is None else replace(extraction, answer=redact(answer, texts_of(row, "")))
 
 
-def rows_by_hash(benchmark: str, mini: bool, data_dir: str | Path | None) -> dict[str, Row]:
-    """Rows of a benchmark by the hash that records hold of their document. Raises DataError if they are not found."""
-    task = Task(BENCHMARKS[benchmark], mini)
+def rows_by_hash(task: Task, data_dir: str | Path | None) -> dict[str, Row]:
+    """Rows of a task by the hash that records hold of their document. Raises DataError if they are not found."""
     # The hash is of the item's row, which holds markers in place of sealed questions.
     return {doc_hash(item.row): row for item, row in zip(task.items(data_dir), task.rows(data_dir), strict=True)}
 
@@ -223,4 +225,5 @@ def recorded_system(run: Run) -> System:
     """
     manifest = run.manifest
     names: dict[str, Any] = {"pretrained": manifest.checkpoint, "decoder": manifest.decoder, "device": "cpu"}
+    names["enable_thinking"] = manifest.settings.get("enable_thinking", True)
     return System(parse_model_args({**names, "revision": manifest.checkpoint_revision or None}))

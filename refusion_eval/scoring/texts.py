@@ -78,7 +78,7 @@ def default_csv_path(task: str, outputs: str) -> Path:
 
 def gold_texts(benchmark: Benchmark, rows: Sequence[Row]) -> dict[str, list[str]]:
     """Returns id -> the row's own answer, written as a model would write it."""
-    return {benchmark.id_of(row, number): [benchmark.gold_text(row)] for number, row in enumerate(rows)}
+    return {benchmark.id_of(row, number): [benchmark.prompts.gold_text(row)] for number, row in enumerate(rows)}
 
 
 def read_outputs(path: Path, known: Container[str]) -> dict[str, list[str]]:

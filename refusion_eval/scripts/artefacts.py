@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from refusion_eval.benchmarks import find_task
+from refusion_eval.benchmarks import RELEASE, RELEASED, Task, find_task
 from refusion_eval.paths import embedded_names
 from refusion_eval.scripts.steps import base_name
 
@@ -87,9 +87,9 @@ class Artefacts:
     def _stock_loop(self) -> None:
         """Runs the autoregressive system by transformers' generate, so that speed is known for both loops."""
         suite = self._suite
-        run_dir = f"{suite.results}/runs/{base_name(self._baseline)}-autoregressive-generate"
-        thinking = () if self._baseline == EMBEDDED else ("--no-thinking",)
-        arguments = ("--model", self._baseline, "--decoder", "autoregressive", *thinking, "--loop", "generate")
+        run_dir = f"{suite.runs}/{base_name(self._baseline)}-autoregressive-generate"
+        of_real = () if self._baseline == EMBEDDED else suite.real_autoregressive
+        arguments = ("--model", self._baseline, "--decoder", "autoregressive", *of_real, "--loop", "generate")
         status = suite.evaluate(run_dir, *arguments)
         suite.go_on_without(status, f"{run_dir} failed, and speed-ups over it are missing")
 
@@ -120,7 +120,8 @@ class Artefacts:
         file = f"{folder}/{figure}.yaml"
         if not suite.given.dry_run:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            write_spec(figure, task, Path(file), model=self._model, baseline=self._baseline)
+            asked = Task(RELEASED[task]).name if suite.prompts == RELEASE and task in RELEASED else task
+            write_spec(figure, asked, Path(file), model=self._model, baseline=self._baseline)
         self._part("sweep", file, "--out", folder, *suite.options("limit", "data", "sandbox"))
         if suite.given.dry_run or Path(folder, "sweep.csv").is_file():
             self._part("plot", figure, folder, "--task", task, "--out", self._out)

@@ -8,12 +8,18 @@ from argparse import ArgumentTypeError
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from refusion_eval.benchmarks import OURS, RELEASE
 from refusion_eval.paths import embedded_decoder, embedded_names, tasks_path
 from refusion_eval.scripts.artefacts import EMBEDDED, PUBLISHED, PUBLISHED_BASELINE, Artefacts
 from refusion_eval.scripts.steps import EXIT_INCOMPLETE, Parser, Steps, base_name, whole_number
 
 DESCRIPTION = """Without options: the tiny embedded models on the seven mini tasks, on any machine, in minutes.
-With --model: that checkpoint on the real benchmarks. Run again to continue an interrupted run."""
+With --model: that checkpoint on the real benchmarks, with the prompts of ReFusion's release.
+Run again to continue an interrupted run."""
+
+# The settings table of autoregressive systems beside the paper's: responses of Qwen3-8B there have up to 810 tokens on
+# average, and the length of the others, 512, would cut many of them short.
+LONG_RESPONSES = "paper_implied"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -74,6 +80,12 @@ def suite_parser(arguments: Sequence[str]) -> Parser:
         action="store_true",
         help="instead of an evaluation: check tokens, kernels, memory and speed on this machine's GPU, in RESULTS/gpu",
     )
+    add(
+        "--prompts",
+        metavar="P",
+        type=_prompts,
+        help=f"{RELEASE}: those of ReFusion's release, as for real checkpoints by default; {OURS}: this project's",
+    )
     add("--sandbox", metavar="S", type=_sandbox, help="auto, or none to run model-written code without isolation")
     add(
         "--artefacts",
@@ -91,6 +103,12 @@ def _sandbox(text: str) -> str:
     return text
 
 
+def _prompts(text: str) -> str:
+    if text not in (OURS, RELEASE):
+        raise ArgumentTypeError(f" is '{text}', it must be {OURS} or {RELEASE}")
+    return text
+
+
 class Suite:
     """The systems to run, in order, and what was run so far.
 
@@ -98,6 +116,8 @@ class Suite:
         given: the options.
         model: the checkpoint, `EMBEDDED` or `PUBLISHED`.
         baseline: the autoregressive checkpoint to compare with; empty for none.
+        prompts: the prompts of all runs, `OURS` or `RELEASE`.
+        runs: folder of the run directories.
         refusion_settings: options of every run of ReFusion.
         refusion_run: folder of the run of ReFusion that the artefacts are about.
         run_dirs: folders of the finished runs.
@@ -128,6 +148,10 @@ class Suite:
             self.model = self.model or EMBEDDED
             default = EMBEDDED if self.model == EMBEDDED else PUBLISHED_BASELINE
             self.baseline = "" if given.no_baseline else self.baseline or default
+        self.prompts = given.prompts or (OURS if self.model == EMBEDDED else RELEASE)
+        if self.model == EMBEDDED and self.prompts == RELEASE:
+            parser.error(f"--prompts {RELEASE} is for real benchmarks: --model embedded runs the mini tasks")
+        self.runs = f"{self.results}/runs" if self.prompts == OURS else f"{self.results}/runs/{self.prompts}"
         if given.artefacts and self._systems and "refusion" not in self.names:
             parser.error("--artefacts is about ReFusion: name refusion among --system, or leave --system out")
         # The artefacts stand beside published ones, so ReFusion's forwards are those of the paper's algorithm.
@@ -153,9 +177,9 @@ class Suite:
             if name == "refusion":
                 self.refusion_run = run_dir
         if self.baseline:
-            run_dir = f"{self.results}/runs/{base_name(self.baseline)}-autoregressive"
-            thinking = [] if default_baseline else ["--no-thinking"]
-            status = self.evaluate(run_dir, "--model", self.baseline, "--decoder", "autoregressive", *thinking)
+            run_dir = f"{self.runs}/{base_name(self.baseline)}-autoregressive"
+            of_real = [] if default_baseline else self.real_autoregressive
+            status = self.evaluate(run_dir, "--model", self.baseline, "--decoder", "autoregressive", *of_real)
             self.go_on_without(status, "the baseline failed, so the table has no speed-up")
         if not self.run_dirs:
             raise SystemExit(self.status)
@@ -174,8 +198,13 @@ class Suite:
     def reference(self) -> list[str]:
         """Options that name the run which speed-ups are relative to, where one has to be named."""
         # The embedded family has two autoregressive systems; this one is the backbone.
-        is_there = f"{self.results}/runs/embedded-autoregressive" in self.run_dirs
+        is_there = f"{self.runs}/embedded-autoregressive" in self.run_dirs
         return ["--baseline", "embedded-autoregressive"] if is_there else []
+
+    @property
+    def real_autoregressive(self) -> list[str]:
+        """Options of an autoregressive checkpoint beside a real ReFusion: as the paper ran Qwen3-8B."""
+        return ["--no-thinking", "--preset", LONG_RESPONSES]
 
     def options(self, *names: str) -> list[str]:
         """Returns those of these options that the user gave, with their values."""
@@ -210,7 +239,8 @@ class Suite:
             As `step`.
         """
         tasks = self.given.tasks if tasks is None else tasks
-        chosen = ["--tasks", tasks] if tasks else []
+        chosen = [] if self.prompts == OURS else ["--prompts", self.prompts]
+        chosen += ["--tasks", tasks] if tasks else []
         chosen += ["--no-cuda-graphs"] if self.given.no_cuda_graphs else []
         status = self.step("run", "--run-dir", run_dir, *arguments, *chosen, *self.options("limit", "data", "sandbox"))
         if not status:
@@ -259,7 +289,9 @@ class Suite:
                 parser.error("--adapter needs --model with its checkpoint")
         elif len(self.names) != 1:
             parser.error(f"--model {self.model} is one checkpoint, and --system names {len(self.names)} systems")
-        if given.preset and not (self.model != EMBEDDED and any(map(self._has_preset, self.names))):
+        if given.preset and not (
+            self.model != EMBEDDED and any(self._has_preset(name, given.preset) for name in self.names)
+        ):
             parser.error(f"--preset: no settings table of these systems is called '{given.preset}'")
 
     def _decoder_of(self, system: str) -> str:
@@ -269,12 +301,12 @@ class Suite:
         file = Path(__file__).parents[1] / "decoders" / f"{system}.py"
         return system if re.fullmatch(r"\w+", system) and file.is_file() else ""
 
-    def _has_preset(self, system: str) -> bool:
-        """Whether the decoder of a system has a settings table of the preset's name."""
+    def _has_preset(self, system: str, preset: str) -> bool:
+        """Whether the decoder of a system has a settings table of that name."""
         # The tables are YAML, which the standard library does not read; the run itself checks them in full.
         table = tasks_path() / "settings" / f"{self._decoder_of(system)}.yaml"
         text = table.read_text(encoding="utf-8") if table.is_file() else ""
-        return re.search(rf"^  {re.escape(self.given.preset)}:", text, re.MULTILINE) is not None
+        return re.search(rf"^  {re.escape(preset)}:", text, re.MULTILINE) is not None
 
     def _check_baseline(self) -> None:
         """Says within seconds whether the baseline can run, because the first run may take hours."""
@@ -284,7 +316,7 @@ class Suite:
 
     def _runs(self) -> Iterator[tuple[str, str, list[str]]]:
         """Yields name, folder and arguments of each system's run, the baseline's excepted."""
-        runs = f"{self.results}/runs"
+        runs = self.runs
         if not self._systems:
             arguments = ["--model", self.model, "--decoder", "refusion", *self.refusion_settings]
             yield "refusion", f"{runs}/{base_name(self.model)}-refusion{self._refusion_suffix}", arguments
@@ -302,12 +334,12 @@ class Suite:
 
     def _published_run(self, name: str) -> tuple[str, list[str]]:
         """Returns folder and arguments of the run of one published system."""
-        arguments, run_dir = ["--system", name], f"{self.results}/runs/{name}"
+        arguments, run_dir = ["--system", name], f"{self.runs}/{name}"
         if self.model != PUBLISHED:
             arguments += ["--model", self.model, *self.options("adapter")]
-            run_dir = f"{self.results}/runs/{base_name(self.model)}-{name}"
-        preset = self.given.preset
-        if preset and self._has_preset(name):
+            run_dir = f"{self.runs}/{base_name(self.model)}-{name}"
+        preset = self.given.preset or (LONG_RESPONSES if self._decoder_of(name) == "autoregressive" else "")
+        if preset and self._has_preset(name, preset):
             arguments += ["--preset", preset]
             run_dir += f"-{preset}"
         elif preset:

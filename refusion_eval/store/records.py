@@ -79,6 +79,7 @@ class Sample:
         created: ISO time; the store fills it in if empty.
         joules: energy that the device used in `seconds`, from its own counter; None, and no key in the record, where it
             was not measured.
+        prompts: the prompts that the item was asked with: ours, release (those of ReFusion's release) or other.
     """
 
     key: SampleKey
@@ -101,6 +102,7 @@ class Sample:
     created: str = ""
     prefill_seconds: float | None = None
     joules: float | None = None
+    prompts: str = "ours"  # earlier versions had no others
 
     def __post_init__(self) -> None:
         where = f"{self.key.task} {self.item_id}"

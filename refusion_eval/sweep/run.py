@@ -135,7 +135,7 @@ def _job(spec: SweepSpec, out: Path, common: Mapping[str, Any], system: SweptSys
     run_dir = out / "runs" / f"{system.name}-{point.name}"
     settings = {**system.settings, **point.settings}
     args = parse_model_args({**system.arguments, **common, **settings, "run_dir": str(run_dir)})
-    tasks = task_names(spec.tasks, args.pretrained)
+    tasks = task_names(spec.tasks, args.pretrained, data=args.data_dir)
     return _Job(system=system, point=point, args=args, run_dir=run_dir, tasks=tasks)
 
 

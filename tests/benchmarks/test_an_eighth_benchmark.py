@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).parents[2] / "refusion_eval"
 BENCHMARK = '''
 """Toy sums."""
 
-from refusion_eval.benchmarks import Benchmark
+from refusion_eval.benchmarks import Benchmark, Prompts
 from refusion_eval.benchmarks.extract import answers
 from refusion_eval.benchmarks.rows import ID, TEXT, Source
 
@@ -28,13 +28,15 @@ BENCHMARK = Benchmark(
     title="Toy",
     kind="number",
     source=Source(hub="nobody/toy", split="test", num_rows=2, columns={"id": ID, "sum": TEXT, "total": TEXT}),
-    prompt=lambda row: f"What is {row['sum']}? End with: The answer is <number>.",
     gold=lambda row: row["total"],
-    gold_text=lambda row: f"The answer is {row['total']}.",
-    filters={
-        "last": lambda text, _: answers.last_number_stated(text),
-        "strict": lambda text, _: answers.strict_number(text),
-    },
+    ours=Prompts(
+        user=lambda row: f"What is {row['sum']}? End with: The answer is <number>.",
+        gold_text=lambda row: f"The answer is {row['total']}.",
+        filters={
+            "last": lambda text, _: answers.last_number_stated(text),
+            "strict": lambda text, _: answers.strict_number(text),
+        },
+    ),
     id_column="id",
 )
 '''

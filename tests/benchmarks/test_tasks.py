@@ -72,7 +72,7 @@ def test_other_questions_are_not_sealed(name):
 def test_the_task_files_have_the_version_of_the_benchmark(benchmark):
     text = (tasks_path() / benchmark.name / f"{Task(benchmark).name}.yaml").read_text(encoding="utf-8")
     content = yaml.safe_load(text.replace("!function", ""))
-    assert str(content["metadata"]["version"]) == benchmark.version
+    assert str(content["metadata"]["version"]) == benchmark.prompts.version
 
 
 def test_items_are_hashed_as_lm_eval_hands_rows_over(tmp_path):
@@ -100,9 +100,9 @@ def test_sealed_items_hold_markers_and_the_way_back(tmp_path):
     (tmp_path / "train.jsonl").write_text(json.dumps(row) + "\n")
     task = get_task("gpqa")
     (item,), (real,) = task.items(tmp_path), task.rows(tmp_path)
-    assert not any(text in str(item.row) + item.prompt for text in ("asked", "right", "wrong"))
-    prompt, texts = item.sealing.unseal(item.prompt)
-    assert prompt == task.benchmark.prompt(real)
+    assert not any(text in str(item.row) + item.turns.user for text in ("asked", "right", "wrong"))
+    prompt, texts = item.sealing.unseal(item.turns.user)
+    assert prompt == task.benchmark.prompts.user(real)
     assert texts == (real["question"], *real["choices"])
 
 

@@ -41,7 +41,7 @@ def test_every_sample_is_recorded_and_scored_once(finished):
 def test_records_carry_the_task_version(finished):
     samples, _ = read(finished[0])
     for sample in samples:
-        assert sample.key.task_version == BENCHMARKS[sample.benchmark].version
+        assert sample.key.task_version == BENCHMARKS[sample.benchmark].prompts.version
 
 
 def test_running_again_changes_nothing_and_more_items_are_added(finished, checkpoint):
@@ -91,6 +91,27 @@ def test_benchmark_names_mean_mini_tasks_for_the_embedded_checkpoint_only():
     assert task_names([], "embedded") == ["mini_suite"]
     assert task_names(["gsm8k"], "embedded:autoregressive_sft") == ["mini_gsm8k"]
     assert task_names([], "GSAI-ML/ReFusion") == ["refusion_suite"]
+
+
+def test_prompts_of_the_release_are_tasks_of_their_own():
+    assert task_names(["gsm8k", "mini_math"], "M", prompts="release") == ["refusion_gsm8k_release", "mini_math"]
+    (suite,) = task_names([], "M", prompts="release")
+    assert [task.name for task in find_tasks([suite])] == [f"refusion_{name}_release" for name in BENCHMARKS]
+
+
+@pytest.mark.parametrize("names", [["gsm8k"], [], ["mini_math", "gsm8k"]])
+def test_mini_tasks_are_never_run_where_rows_or_prompts_of_the_benchmark_are_named(names, tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"mini tasks, which do not read --data .*; name the benchmark itself.*_gsm8k"
+    ):
+        task_names(names, "embedded", data=tmp_path)
+    with pytest.raises(ConfigError, match=r"mini tasks, which have no --prompts release; leave it out"):
+        task_names(names, "embedded:llada", prompts="release")
+
+
+def test_the_benchmark_itself_reads_the_rows_for_any_checkpoint(tmp_path):
+    assert task_names(["refusion_gsm8k"], "embedded", data=tmp_path) == ["refusion_gsm8k"]
+    assert task_names(["mini_gsm8k"], "embedded", data=tmp_path) == ["mini_gsm8k"]
 
 
 def test_suites_hold_every_benchmark_and_a_task_that_is_named_twice_is_run_once():

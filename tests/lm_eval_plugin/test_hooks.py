@@ -11,13 +11,14 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
-from refusion_eval.benchmarks import BENCHMARKS, Task, get_task
+from refusion_eval.benchmarks import BENCHMARKS, RELEASED, Task, get_task
 from refusion_eval.errors import SandboxError
 from refusion_eval.lm_eval_plugin import hooks as task_hooks
 from refusion_eval.paths import tasks_path
 from refusion_eval.scoring import judge as score_module
 
 TASKS = {Task(benchmark, mini).name for mini in (False, True) for benchmark in BENCHMARKS.values()}
+TASKS |= {Task(benchmark).name for benchmark in RELEASED.values()}
 QUESTION = "Which invented particle decays into two invented bosons when the moon of Zorb is full?"
 GPQA_ROWS = [
     {
@@ -69,11 +70,11 @@ def evaluate(task: str, answer: Callable[[Instance], str], **metadata: Any) -> d
 
 
 def test_every_task_and_group_is_listed() -> None:
-    assert set(manager().all_tasks) == TASKS | {"refusion_suite", "mini_suite"}
+    assert set(manager().all_tasks) == TASKS | {"refusion_suite", "refusion_suite_release", "mini_suite"}
 
 
 def mini_gold(request: Instance) -> str:
-    return get_task(request.task_name).benchmark.gold_text(request.doc)
+    return get_task(request.task_name).benchmark.prompts.gold_text(request.doc)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +94,7 @@ def test_gold_answers_score_100_percent_through_lm_eval(mini_suite: dict[str, An
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_the_prompt_is_the_shared_one(mini_suite: dict[str, Any], name: str) -> None:
     for sample in mini_suite["samples"][f"mini_{name}"]:
-        assert sample["arguments"][0][0] == BENCHMARKS[name].prompt(sample["doc"])
+        assert sample["arguments"][0][0] == BENCHMARKS[name].prompts.user(sample["doc"])
 
 
 def test_a_text_without_an_answer_lowers_the_extraction_rate() -> None:
@@ -129,7 +130,7 @@ def test_a_sandbox_that_refuses_costs_no_texts_and_no_score(monkeypatch: pytest.
 
 def test_several_responses_are_averaged_over_the_document() -> None:
     docs = [{"question": "q", "answer": "#### 5"}]
-    scored = task_hooks.score_responses("gsm8k", [["The answer is 5.", "The answer is 6."]], docs)
+    scored = task_hooks.score_responses(BENCHMARKS["gsm8k"], [["The answer is 5.", "The answer is 6."]], docs)
     assert task_hooks.answer_metrics(docs[0], scored)["acc"] == 0.5
 
 

@@ -60,13 +60,18 @@ def test_ids_and_prompts_are_unique(benchmark: str) -> None:
     rows = _rows(benchmark)
     for column in {"question_id", "id", "Record ID", "task_id"} & set(rows[0]):
         assert len({row[column] for row in rows}) == 200
-    assert len({normalised(BENCHMARKS[benchmark].prompt(item.prompt_row)) for item in held_out_items(benchmark)}) == 200
+    assert (
+        len({normalised(BENCHMARKS[benchmark].prompts.user(item.prompt_row)) for item in held_out_items(benchmark)})
+        == 200
+    )
 
 
 @pytest.mark.parametrize("benchmark", DRAWS)
 def test_training_items_share_no_prompt_with_the_test_items(benchmark: str) -> None:
-    tested = {normalised(BENCHMARKS[benchmark].prompt(item.prompt_row)) for item in held_out_items(benchmark)}
-    trained = (normalised(BENCHMARKS[benchmark].prompt(item.prompt_row)) for item in islice(_train(benchmark), 3000))
+    tested = {normalised(BENCHMARKS[benchmark].prompts.user(item.prompt_row)) for item in held_out_items(benchmark)}
+    trained = (
+        normalised(BENCHMARKS[benchmark].prompts.user(item.prompt_row)) for item in islice(_train(benchmark), 3000)
+    )
     assert tested.isdisjoint(trained)
 
 

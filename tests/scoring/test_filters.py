@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from refusion_eval.benchmarks import BENCHMARKS, get_task
+from refusion_eval.benchmarks.extract.release import release_block
 from refusion_eval.benchmarks.rows import json_lines
 from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError
 from refusion_eval.lm_eval_plugin.filters import FILTERS, describe
-from refusion_eval.scoring.filters import release_block
 from refusion_eval.scoring.judge import judge_texts
 from tests.examples import examples
 
@@ -192,6 +192,7 @@ def test_bodies_behind_the_prompt_get_their_published_verdicts(reference_data: P
     rows = {row["task_id"]: row for row in get_task("humaneval").rows(reference_data / "benchmarks")}
     outputs = [row for _, row in json_lines(reference_data / "outputs" / "humaneval_gpt-4_body_only.jsonl.gz")]
     rule = FILTERS["raw-continuation"].rules["humaneval"]
-    bench = replace(BENCHMARKS["humaneval"], filters={"raw": lambda text, row: rule.find([(row, text)])[0]})
+    of_text = {"raw": lambda text, row: rule.find([(row, text)])[0]}
+    bench = replace(BENCHMARKS["humaneval"], ours=replace(BENCHMARKS["humaneval"].ours, filters=of_text))
     judged = judge_texts(bench, [(rows[line["task_id"]], line["solution"]) for line in outputs])
     assert [it.passed for it in judged] == [line["is_solved"] for line in outputs]

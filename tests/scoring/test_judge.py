@@ -97,8 +97,8 @@ def test_the_first_filter_is_the_default(name: str) -> None:
 
 
 def test_gold_text_reads_as_the_prompt_asks() -> None:
-    assert BENCHMARKS["gsm8k"].gold_text(WORD_PROBLEMS[0]) == "It is 42.\nThe answer is 42."
-    assert BENCHMARKS["mbpp"].gold_text(PROGRAM) == "```python\ndef add(x):\n    return x + 1\n```"
+    assert BENCHMARKS["gsm8k"].prompts.gold_text(WORD_PROBLEMS[0]) == "It is 42.\nThe answer is 42."
+    assert BENCHMARKS["mbpp"].prompts.gold_text(PROGRAM) == "```python\ndef add(x):\n    return x + 1\n```"
 
 
 def test_malformed_gold_is_refused() -> None:

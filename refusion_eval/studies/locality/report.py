@@ -148,7 +148,7 @@ def gold_pairs(data: Path | None) -> list[tuple[str, str]]:
         DataError: the rows cannot be found.
     """
     benchmark = BENCHMARKS[BENCHMARK]
-    return [(benchmark.prompt(row), benchmark.gold_text(row)) for row in Task(benchmark).rows(data)]
+    return [(benchmark.prompts.user(row), benchmark.prompts.gold_text(row)) for row in Task(benchmark).rows(data)]
 
 
 def mini_gold_pairs() -> list[tuple[str, str]]:
@@ -160,7 +160,9 @@ def mini_gold_pairs() -> list[tuple[str, str]]:
     pairs = []
     for row in Task(benchmark, mini=True).rows():
         first, second = re.findall(r"<<(.+?)>>", row["answer"])
-        pairs.append((benchmark.prompt(row), f"First {first}. Then {second}. The answer is {benchmark.gold(row)}."))
+        pairs.append(
+            (benchmark.prompts.user(row), f"First {first}. Then {second}. The answer is {benchmark.gold(row)}.")
+        )
     return pairs
 
 

@@ -146,10 +146,10 @@ def test_a_child_that_is_killed_costs_no_verdict(monkeypatch: pytest.MonkeyPatch
 def test_a_comparison_that_ends_every_child_counts_as_unequal(monkeypatch: pytest.MonkeyPatch) -> None:
     ask = math_judge._Child._ask
 
-    def ask_and_kill(process: Any, gold: str, *arguments: Any) -> bytes | None:
-        if gold != "1":
+    def ask_and_kill(process: Any, pair: math_judge.Pair, *arguments: Any) -> bytes | None:
+        if pair.gold != "1":
             process.kill()
-        return ask(process, gold, *arguments)
+        return ask(process, pair, *arguments)
 
     monkeypatch.setattr(math_judge._Child, "_ask", staticmethod(ask_and_kill))
     (comparison,) = compared([("\\frac12", "0.5")])
