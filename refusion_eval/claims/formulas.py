@@ -72,6 +72,34 @@ class Reader:
         """Mean seconds of a request."""
         return self._pick("latency_mean", systems, tasks)
 
+    def points(self, system: str, setting: str = "", metric: str = "") -> list[tuple[str, float, str]]:
+        """The points of a system in a sweep: keys of their systems, values of the setting, and benchmarks, ascending.
+
+        Without a setting the points of all settings, each with the value of its own; with a metric those that have it.
+
+        Raises:
+            MissingFigure: there is none.
+        """
+        found = set()
+        for key, benchmark, name_of_figure in self._figures:
+            base, _, pair = key.partition("@")
+            name, equals, value = pair.partition("=")
+            if base == system and equals and setting in ("", name) and metric in ("", name_of_figure):
+                found.add((float(value), key, benchmark))
+        if not found:
+            raise MissingFigure(f"there is no sweep of {setting or 'any setting'} by {system}", ())
+        return [(key, value, benchmark) for value, key, benchmark in sorted(found)]
+
+    def benchmarks(self, system: str) -> list[str]:
+        """The benchmarks that a system has any figure on. Raises MissingFigure if there is none."""
+        if found := sorted({benchmark for key, benchmark, _ in self._figures if key == system}):
+            return found
+        raise MissingFigure(f"there is no run of {system}", ())
+
+    def metric(self, name: str, systems: str, task: str) -> Values:
+        """Any metric by its name, [systems, 1 task, 1 + RESAMPLES]."""
+        return self._pick(name, systems, task)
+
     def _pick(self, name: str, systems: str, tasks: str) -> Values:
         """[systems, tasks, 1 + RESAMPLES]; both are names separated by spaces, and no tasks means all benchmarks."""
         names = tasks.split() or TASKS
@@ -129,6 +157,11 @@ class Computed:
     def fewest_items(self) -> int:
         """Benchmark items of the figure that has fewest; 0 if no figure states a number."""
         return min((figure.n for figure in self.figures), default=0)
+
+    @property
+    def prompts(self) -> str:
+        """The prompts that the figures were measured with, joined by `|`."""
+        return "|".join(sorted({figure.prompts for figure in self.figures}))
 
     @property
     def fused(self) -> bool:

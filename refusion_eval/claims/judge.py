@@ -1,19 +1,22 @@
 """Judges the claims of the paper by its own tables and by measured figures.
 
 A claim is judged only by measured figures of the same systems (name and backbone) on the same benchmarks, of which
-every item was asked and answered. Where the claim is about speed, the figures have to be of one machine and without
-fused forwards, which the paper's algorithm does not have. Mini look-alikes are never the benchmarks: they are kept
-apart, and they only show whether they point in the same direction.
+every item was asked and answered, with the prompts of the paper's release. Where the claim is about speed, the figures
+have to be of one machine with the paper's GPU and without fused forwards, which the paper's algorithm does not have.
+Mini look-alikes are never the benchmarks: they are kept apart, and they only show whether they point in the same
+direction. For speed that takes several runs (rounds): within one run the speed of all items shifts together.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from refusion_eval.benchmarks import BENCHMARKS
-from refusion_eval.claims.formulas import FORMULAS, NOTHING, Computed, Formula, MissingFigure, compute, speedup_averages
+from refusion_eval.benchmarks import BENCHMARKS, RELEASE
+from refusion_eval.claims.curves import ALL_FORMULAS
+from refusion_eval.claims.formulas import NOTHING, Computed, Formula, MissingFigure, compute, speedup_averages
 from refusion_eval.claims.statements import Claim, read_claims
+from refusion_eval.claims.studies import OF_SOME_ITEMS
 from refusion_eval.errors import DataError
-from refusion_eval.metrics import Interval
+from refusion_eval.metrics import bootstrap_mean
 from refusion_eval.results.figure import (
     GENERATE,
     SPEED_METRICS,
@@ -32,8 +35,14 @@ NOT_REPRODUCED = "not reproduced"
 NOT_MEASURED = "not measured"
 DOES_NOT_FOLLOW = "does not follow from the paper's own table"
 NO_FORMULA = "no formula over cells"
+OTHER_PROMPTS = "measured with other prompts"
+OTHER_GPU = "measured on another GPU"
+ARITHMETIC = "right, by arithmetic"
 
 AGREES, DISAGREES, OPEN = "agrees in direction", "disagrees in direction", "direction open"
+ONE_ROUND = "speed of one round only"
+
+PAPER_GPU = "A100"
 
 # On the mini tasks the tiny backbone of the embedded family stands where the paper has Qwen3-8B, its fine-tune where
 # that is retrained, and each other fine-tune where the paper has a published or a retrained system.
@@ -56,7 +65,7 @@ class JudgedClaim:
         on_published: result of the formula on the paper's own figures; None without a formula.
         follows: whether that result is what the paper prints.
         measured: result on measured figures.
-        verdict: one of the six verdicts above.
+        verdict: one of the nine verdicts above.
         reason: why the verdict was given.
         mini: result on the mini look-alikes, where the claim has a direction that they can agree with.
         mini_verdict: whether the mini tasks point in the claimed direction; empty if they say nothing.
@@ -116,7 +125,7 @@ class Evidence:
                 mini += _roles(figure)
             else:
                 real.append(figure)
-        self._real, self._mini = by_key(real), by_key(mini)
+        self._real, self._mini = by_key(real), _over_rounds(mini)
 
     def compute(self, formula: Formula, *, mini: bool = False) -> Computed:
         """Result of a formula on the real benchmarks, or on the mini look-alikes."""
@@ -150,28 +159,38 @@ def judge(claim: Claim, evidence: Evidence) -> JudgedClaim:
     if not claim.formula:
         reason = f"{claim.note}; see {claim.look}" if claim.look else claim.note
         return JudgedClaim(claim=claim, verdict=NO_FORMULA, reason=reason)
-    formula = FORMULAS[claim.id]
-    printed = compute(formula, by_key(published_figures(claim.artefacts.split()))).interval.value
-    follows = claim.follows(printed)
-    measured = evidence.compute(formula)
+    formula = ALL_FORMULAS[claim.id]
+    printed = _on_published(claim, formula)
+    follows = None if printed is None else claim.follows(printed.interval.value)
+    measured = NOTHING if printed is not None and not printed.figures else evidence.compute(formula)
     # A figure without a neutral value, for example an accuracy itself, has no direction to agree with.
     mini = evidence.compute(formula, mini=True) if claim.neutral else NOTHING
-    if not follows:
-        verdict, reason = DOES_NOT_FOLLOW, f"it gives {printed:.6g}: {claim.note}"
+    if printed is not None and not follows:
+        verdict, reason = DOES_NOT_FOLLOW, f"it gives {printed.interval.value:.6g}: {claim.note}"
+    elif printed is not None and not printed.figures:
+        verdict, reason = ARITHMETIC, claim.note
     elif not measured.is_defined:
         verdict, reason = NOT_MEASURED, measured.reason
     else:
         verdict, reason = _compared(claim, measured)
     return JudgedClaim(
         claim=claim,
-        on_published=printed,
+        on_published=None if printed is None else printed.interval.value,
         follows=follows,
         measured=measured,
         verdict=verdict,
         reason=reason,
         mini=mini,
-        mini_verdict=_direction(claim, mini.interval) if mini.is_defined else "",
+        mini_verdict=_direction(claim, mini) if mini.is_defined else "",
     )
+
+
+def _on_published(claim: Claim, formula: Formula) -> Computed | None:
+    """The result of a formula on the paper's figures; None if it needs figures that the paper does not print."""
+    try:
+        return compute(formula, by_key(published_figures(claim.artefacts.split())) if claim.artefacts else {})
+    except MissingFigure:
+        return None
 
 
 def averages(claim: Claim, evidence: Evidence) -> list[Average]:
@@ -211,7 +230,8 @@ def _exclusion(figure: Figure) -> str:
         return f"{figure.run_id} lacks samples: {'; '.join(figure.notes)}"
     if figure.mini:
         return ""
-    num_items = BENCHMARKS[figure.benchmark].source.num_rows if figure.benchmark in BENCHMARKS else 0
+    needs_all = figure.benchmark in BENCHMARKS and figure.metric not in OF_SOME_ITEMS
+    num_items = BENCHMARKS[figure.benchmark].source.num_rows if needs_all else 0
     if figure.n < num_items:
         return f"{figure.run_id} has {figure.n} of the {num_items} items of {figure.benchmark}"
     if figure.fused:
@@ -224,16 +244,52 @@ def _exclusion(figure: Figure) -> str:
 
 def _roles(figure: Figure) -> list[Figure]:
     """A mini figure under the names of the systems that it stands for."""
-    roles = _MINI_ROLES.get(figure.system, (figure.system, f"{figure.system}+{_RETRAINED}"))
-    return [replace(figure, system=role) for role in roles]
+    system, at, point = figure.system.partition("@")
+    roles = _MINI_ROLES.get(system, (system, f"{system}+{_RETRAINED}"))
+    return [replace(figure, system=f"{role}{at}{point}") for role in roles]
+
+
+def _over_rounds(figures: Sequence[Figure]) -> dict[FigureKey, Figure]:
+    """Figures by their keys; speeds of several runs of a system become one, with an interval over the runs.
+
+    Raises:
+        StoreError: other figures than speeds are there several times, and differ.
+    """
+    groups: dict[FigureKey, list[Figure]] = {}
+    for figure in figures:
+        groups.setdefault(figure.key, []).append(figure)
+    result: dict[FigureKey, Figure] = {}
+    for key, rounds in groups.items():
+        if len(rounds) > 1 and rounds[0].metric in SPEED_METRICS:
+            interval = bootstrap_mean([figure.value for figure in rounds]).interval()
+            result[key] = replace(
+                rounds[0],
+                run_id="|".join(figure.run_id for figure in rounds),
+                value=interval.value,
+                ci_low=interval.low,
+                ci_high=interval.high,
+                num_rounds=len(rounds),
+            )
+        elif len({figure.value for figure in rounds}) == 1:
+            result[key] = rounds[0]
+        else:
+            result |= by_key(rounds)  # names the runs and refuses them
+    return result
 
 
 def _compared(claim: Claim, measured: Computed) -> tuple[str, str]:
     """Verdict and reason of a claim whose formula follows from the paper's figures and has a measured result."""
     interval = measured.interval
+    others = sorted(
+        {f"{figure.prompts} in {figure.run_id}" for figure in measured.figures if figure.prompts != RELEASE}
+    )
+    if others:
+        return OTHER_PROMPTS, f"{', '.join(others)}; the paper's are those of --prompts {RELEASE}"
     runs = sorted({figure.run_id for figure in measured.figures})
     machines = sorted({figure.hardware for figure in measured.figures if figure.metric in SPEED_METRICS})
     origin = f"from {', '.join(runs)}" + (f" on {machines[0]}" if machines else "")
+    if elsewhere := [machine for machine in machines if PAPER_GPU not in machine]:
+        return OTHER_GPU, f"on {elsewhere[0] or 'an unnamed machine'}, and the paper's speed is that of an {PAPER_GPU}"
     if claim.leaves_open(interval):
         return CONSISTENT, f"[{interval.low:.4g}, {interval.high:.4g}] does not tell, {origin}"
     if claim.holds(interval):
@@ -241,11 +297,16 @@ def _compared(claim: Claim, measured: Computed) -> tuple[str, str]:
     return NOT_REPRODUCED, f"{'more' if interval.value > float(claim.value) else 'less'} than is claimed, {origin}"
 
 
-def _direction(claim: Claim, mini: Interval) -> str:
-    """Whether the mini tasks lie on the claimed side of the neutral value."""
+def _direction(claim: Claim, mini: Computed) -> str:
+    """Whether the mini tasks lie on the claimed side of the neutral value.
+
+    A claim whose value is the neutral one says that nothing lies below it.
+    """
+    if any(figure.metric in SPEED_METRICS and figure.num_rounds < 2 for figure in mini.figures):
+        return ONE_ROUND
     neutral = float(claim.neutral)
-    claims_more = claim.reading == "above" or float(claim.value) > neutral
-    low, high = mini.bounds
+    claims_more = claim.reading == "above" or float(claim.value) >= neutral
+    low, high = mini.interval.bounds
     if low <= neutral <= high:
         return OPEN
     return AGREES if (low > neutral) == claims_more else DISAGREES

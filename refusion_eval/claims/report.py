@@ -10,8 +10,10 @@ from refusion_eval.store.atomic_write import write_output
 
 HOW = (
     "Intervals: 95%, each cell drawn within its own bootstrap interval, cells independently. A verdict is about the "
-    "same systems on the same benchmarks only. Mini: this project's synthetic look-alikes, which say no more than a "
-    "direction. n: items of the smallest cell. [fused]: with fused forwards, which the paper's algorithm has not."
+    "same systems on the same benchmarks only, asked with the prompts of the release; speed is that of an A100. Mini: "
+    "this project's synthetic look-alikes, which say no more than a direction, about speed only from several rounds "
+    "(runs of one system). n: items of the smallest cell. [fused]: with fused forwards, which the paper's algorithm "
+    "has not."
 )
 _COLUMNS = ("id", "claim", "statement", "location", "published", "value", "unit", "reading", "formula")
 
@@ -104,12 +106,13 @@ def write_claims(judged: Sequence[JudgedClaim], averages: Sequence[Average], fol
     intervals = [f"{prefix}_{name}" for prefix in ("measured", "mini") for name in ("value", "ci_low", "ci_high")]
     head = [*_COLUMNS, "on_published", "follows", "verdict", "reason", *intervals]
     head += ["items", "mini_items", "mini_fused", "mini_verdict", "note", "look"]
+    head += ["prompts"] if any(each.measured.prompts for each in judged) else []
     lines: list[list[object]] = [
         [
             *(getattr(each.claim, name) for name in _COLUMNS),
             *(each.on_published, each.follows, each.verdict, each.reason, *_bounds(each)),
             *(each.measured.fewest_items, each.mini.fewest_items, each.mini.fused, each.mini_verdict),
-            *(each.claim.note, each.claim.look),
+            *(each.claim.note, each.claim.look, *([each.measured.prompts] if head[-1] == "prompts" else [])),
         ]
         for each in judged
     ]

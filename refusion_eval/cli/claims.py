@@ -13,10 +13,12 @@ def claims(
     """Judge the paper's claims by its own tables and by measured figures, with every average of a speed-up."""
     from refusion_eval.claims.judge import judge_all
     from refusion_eval.claims.report import averages_table, claims_table, write_claims
+    from refusion_eval.claims.studies import sort_sources
     from refusion_eval.results.measured import measured_figures
 
     prepare(out and out / "claims.csv")
-    judged, averages = judge_all(measured_figures(results or []))
+    runs, of_studies = sort_sources(results or [])
+    judged, averages = judge_all([*measured_figures(runs), *of_studies])
     show(claims_table(judged))
     show(averages_table(averages))
     if out is not None:

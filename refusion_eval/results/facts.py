@@ -66,6 +66,8 @@ class TaskFacts:
         num_errors: attempts that failed and were not made good since.
         hardware: labels of the machines that the samples come from.
         num_expected: samples that were asked for; 0 if the run does not say.
+        prompts: names of the prompts that the samples were asked with.
+        num_cut: good samples whose response reached the length of the settings, and so may lack its end.
     """
 
     task: str
@@ -76,6 +78,8 @@ class TaskFacts:
     num_errors: int = 0
     hardware: set[str] = field(default_factory=set)
     num_expected: int = 0
+    prompts: set[str] = field(default_factory=set)
+    num_cut: int = 0
 
     @property
     def mini(self) -> bool:
@@ -121,9 +125,11 @@ def read_facts(run_dir: str | os.PathLike[str]) -> RunFacts:
             if key not in tasks:
                 tasks[key] = TaskFacts(*key[:2], sample.benchmark, sample.settings)
             tasks[key].hardware.add(run.hardware(sample.process_id).label())
+            tasks[key].prompts.add(sample.prompts)
             if sample.error is not None:
                 tasks[key].num_errors += 1
             else:
+                tasks[key].num_cut += sample.stop == "length"
                 tasks[key].samples.append(_reduced(sample, run, scores.get(sample.key, {})))
     names = [task.task for task in tasks.values()]
     for task in tasks.values():

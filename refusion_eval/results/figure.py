@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from refusion_eval.benchmarks import BENCHMARKS
+from refusion_eval.benchmarks import BENCHMARKS, OURS, RELEASE
 from refusion_eval.errors import DataError, StoreError
 from refusion_eval.metrics import Interval
 from refusion_eval.runs.model_args import published_systems, system_of_label
@@ -93,6 +93,10 @@ class Figure:
         artefact: table or figure of the paper that it was published in (table1, ...); empty for a measured one.
         defect: what is wrong with a published figure; empty for nothing.
         notes: what else a reader must know, one sentence each.
+        prompts: what the items were asked with: ours, release (those of ReFusion's release), or other; several joined
+            by `|`.
+        num_cut: responses that reached the length of the settings, and so may lack their end.
+        num_rounds: runs that a speed is the mean of.
     """
 
     origin: Origin
@@ -130,6 +134,9 @@ class Figure:
     artefact: str = ""
     defect: str = ""
     notes: tuple[str, ...] = ()
+    prompts: str = OURS
+    num_cut: int = 0
+    num_rounds: int = 1
 
     @property
     def key(self) -> FigureKey:
@@ -206,8 +213,8 @@ def by_key(figures: Iterable[Figure]) -> dict[FigureKey, Figure]:
 def problems(figures: Sequence[Figure]) -> list[str]:
     """Why some figures must not stand in one table, one sentence each; empty if they may.
 
-    The measured figures of a benchmark have to be of one task version, and all real or all mini; speed has to be of one
-    machine. Published speed belongs to the paper's machine and is not checked against ours.
+    The measured figures of a benchmark have to be of one task version and prompt, and all real or all mini; speed has
+    to be of one machine. Published speed belongs to the paper's machine and is not checked against ours.
     """
     measured = [figure for figure in figures if figure.origin == "measured"]
     sentences = []
@@ -216,6 +223,9 @@ def problems(figures: Sequence[Figure]) -> list[str]:
         versions = {figure.task_version: figure.run_id for figure in group if figure.task_version}
         if len(versions) > 1 and benchmark != AVERAGE:
             sentences.append(f"{benchmark} is there in several versions ({_listed(versions)}); run all systems on one")
+        prompts = {figure.prompts: figure.run_id for figure in group}
+        if len(prompts) > 1:
+            sentences.append(f"{benchmark} was asked with several prompts ({_listed(prompts)}); run all systems on one")
         if len({figure.mini for figure in group}) > 1:
             sentences.append(f"{benchmark} is there as benchmark and as mini look-alike; show them in two tables")
     machines = {figure.hardware: figure.run_id for figure in measured if figure.metric in SPEED_METRICS}
@@ -307,6 +317,7 @@ def _published(row: Mapping[str, str]) -> Figure:
         value=float(row["value"]),
         unit=row["unit"],
         artefact=row["artefact"],
+        prompts=RELEASE,
         defect=row["defect"],
         hardware=settings.get("gpu", ""),
         batch_size=settings.get("batch_size", ""),

@@ -155,8 +155,13 @@ def _figures_of_run(facts: RunFacts, runs: Sequence[RunFacts], baseline: str | N
         measured_tasks.append((task, measures))
         for measure in measures:
             yield _figure(facts.run, [task], [measure], [*notes, measure.note])
-    for mini in (False, True):
-        yield from _mean_figures(facts.run, [each for each in measured_tasks if each[0].mini == mini])
+    for kind in dict.fromkeys(map(_kind, facts.tasks)):
+        yield from _mean_figures(facts.run, [each for each in measured_tasks if _kind(each[0]) == kind])
+
+
+def _kind(task: TaskFacts) -> tuple[bool, frozenset[str]]:
+    """What the tasks of a mean have in common: mini or not, and the prompts."""
+    return task.mini, frozenset(task.prompts)
 
 
 def _mean_figures(run: Run, part: Sequence[tuple[TaskFacts, list[Measure]]]) -> Iterator[Figure]:
@@ -218,6 +223,8 @@ def _figure(run: Run, tasks: Sequence[TaskFacts], measures: Sequence[Measure], n
         seconds=math.fsum(sample.seconds for sample in samples),
         settings=settings,
         run_id=run.run_id,
+        prompts="|".join(sorted({name for task in tasks for name in task.prompts})),
+        num_cut=sum(task.num_cut for task in tasks),
         notes=tuple(note for sentence in notes for note in sentence.split("; ") if note),
     )
 

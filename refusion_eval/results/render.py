@@ -12,6 +12,7 @@ from typing import Any, Literal
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from refusion_eval.benchmarks import OURS
 from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Interval
 from refusion_eval.results.figure import (
@@ -329,6 +330,7 @@ _BEFORE_SETTINGS = (
     *("batch_size", "dtype", "device"),
 )
 _ADDED_LATER = ("task_version",)  # files of earlier versions lack these columns
+_WHERE_USED = {"prompts": OURS, "num_cut": 0}  # columns of files in which a figure has another value than this one
 _AFTER_SETTINGS = (
     *("forwards", "tokens", "seconds", "benchmark", "mini", "samples", "errors", "attention", "hardware", "note"),
     *_ADDED_LATER,
@@ -341,12 +343,13 @@ _USUAL_FACTS = {"num_tasks": 1, "finished": True, "scored": True, "isolated": Tr
 def csv_columns(figures: Sequence[Figure]) -> list[str]:
     """Column names in order: identity and figure, conditions, settings of all figures, totals and provenance."""
     settings = sorted({SETTING_PREFIX + name for figure in figures for name in figure.settings})
-    return [*_BEFORE_SETTINGS, *settings, *_AFTER_SETTINGS]
+    used = [name for name, usual in _WHERE_USED.items() if any(getattr(figure, name) != usual for figure in figures)]
+    return [*_BEFORE_SETTINGS, *settings, *_AFTER_SETTINGS, *used]
 
 
 def csv_values(figure: Figure) -> dict[str, Any]:
     """The columns of one figure."""
-    values = {name: getattr(figure, name) for name in _COLUMNS}
+    values = {name: getattr(figure, name) for name in (*_COLUMNS, *_WHERE_USED)}
     values |= {"system": figure.label, "benchmark": "" if figure.is_mean else figure.benchmark}
     return values | {SETTING_PREFIX + name: value for name, value in figure.settings.items()}
 
@@ -387,6 +390,7 @@ def _figure(record: Mapping[str, str], path: str | os.PathLike[str]) -> Figure:
     values: dict[str, Any] = {name: record.get(name) or "" for name in _COLUMNS}
     try:
         values |= {name: int(record[name]) for name in ("n", "forwards", "tokens", "samples", "errors")}
+        values |= {"prompts": record.get("prompts") or OURS, "num_cut": int(record.get("num_cut") or 0)}
         values |= {name: float(record[name] or "nan") for name in ("value", "ci_low", "ci_high", "seconds")}
     except ValueError as error:
         raise StoreError(f"{path}: {error}; write it with the table command") from error

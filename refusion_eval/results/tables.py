@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from refusion_eval.benchmarks import is_mini
+from refusion_eval.benchmarks import OTHER, RELEASE, is_mini
 from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Interval
 from refusion_eval.results.figure import (
@@ -134,6 +134,8 @@ class SummaryLine:
         mini = " (mini)" if figure.mini and not is_mini(self.task) else ""
         marks = [f"{self.errors} errors"] if self.errors else []
         marks += [] if self.isolated else ["no isolation"]
+        marks += [f"{figure.num_cut} cut short"] if figure.num_cut else []
+        marks += ["other prompts"] if OTHER in figure.prompts else []
         system = f"{self.system} [{', '.join(marks)}]" if marks else self.system
         cells = (column.text(self.figure(column.metric), missing="-") for column in SUMMARY_COLUMNS)
         return (self.task + mini, system, str(figure.n), *cells)
@@ -180,6 +182,12 @@ def _caption(lines: Sequence[SummaryLine]) -> str:
         sentences.append(f"{num_errors} samples are errors and in no figure; run the same command again to retry them.")
     if not all(line.isolated for line in lines):
         sentences.append(f"No isolation: {UNISOLATED}.")
+    if any(line.any_figure.num_cut for line in lines):
+        sentences.append("Cut short: responses that reached the length of the settings, and so may lack their answer.")
+    if any(line.any_figure.prompts == RELEASE for line in lines):
+        sentences.append("Tasks with _release: asked with the prompts of ReFusion's release, zero-shot.")
+    if any(OTHER in line.any_figure.prompts for line in lines):
+        sentences.append("Other prompts: neither those of this project nor those of the release.")
     if any(line.figure("tps") is None for line in lines):
         sentences.append("No TPS where no sample was decoded alone after a warm-up, or on several machines.")
     return " ".join(sentences)

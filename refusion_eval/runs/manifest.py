@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import refusion_eval
+from refusion_eval.benchmarks import find_task
 from refusion_eval.engine.width import cache_bytes_per_row, copy_bandwidth, weight_bytes
 from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, ModelArgs
 from refusion_eval.runs.system import NO_TEMPLATE, System, recorded_attention
@@ -34,6 +35,7 @@ def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest
     return replace(
         identity(system),
         tasks=dict(task_versions),
+        prompts={name: task.benchmark.prompts_name for name in task_versions if (task := find_task(name))},
         batch_size=system.batch_size,
         warmup=system.args.warmup,
         hardware=machine(system),

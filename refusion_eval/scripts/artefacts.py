@@ -40,7 +40,6 @@ class Artefacts:
         self._ablation("serial", task)
         self._part("paper-table", "all", *suite.run_dirs, "--out", out)
         self._part("plot", "figure1", *suite.run_dirs, "--task", task, "--out", out)
-        self._part("claims", *suite.run_dirs, "--out", out)
         refusion = suite.refusion_run
         self._part("compare", refusion, f"{refusion}-recompute_kv", *self._files("compare_recompute_kv"))
         self._stock_loop()
@@ -50,6 +49,7 @@ class Artefacts:
         self._locality()
         for figure in ("figure4", "figure6", "figure8"):
             self._sweep(figure)
+        self._claims()
         for figure in ("figure5", "figure9"):
             self._part("plot", figure, "--model", self._model, "--task", case, *suite.options("data"), "--out", out)
         self._part("replay", refusion, "--task", task, "--out", f"{out}/replay.gif")
@@ -61,6 +61,16 @@ class Artefacts:
         if Path(scaling).is_file():
             self._part("plot", "figure7", scaling, "--out", out)
         print(f"Tables and figures: {out}", flush=True)
+
+    def _claims(self) -> None:
+        """Judges the paper's claims by the runs, and by the sweeps and the locality that were measured."""
+        suite, out = self._suite, self._out
+        studies = [f"{out}/locality.csv", *map(self._sweep_folder, ("figure4", "figure6", "figure8"))]
+        measured = [path for path in studies if suite.given.dry_run or Path(path).exists()]
+        self._part("claims", *suite.run_dirs, *measured, "--out", out)
+
+    def _sweep_folder(self, figure: str) -> str:
+        return f"{self._suite.results}/sweeps/{self._family}-{figure}"
 
     def _part(self, *arguments: str) -> None:
         what = f"'{arguments[0]} {base_name(arguments[1])}' failed, and what needs it is missing"
@@ -114,7 +124,7 @@ class Artefacts:
         return models
 
     def _sweep(self, figure: str) -> None:
-        suite, folder = self._suite, f"{self._suite.results}/sweeps/{self._family}-{figure}"
+        suite, folder = self._suite, self._sweep_folder(figure)
         # The tiny models answer every item of mini MBPP right.
         task = self._task("gsm8k" if self._is_embedded else "mbpp")
         file = f"{folder}/{figure}.yaml"

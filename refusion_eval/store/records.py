@@ -295,6 +295,7 @@ class Manifest:
         checkpoint_revision: hub revision, empty for a local directory.
         checkpoint_hash: hash of configuration and weights, empty if not computed.
         tasks: version of each task.
+        prompts: the prompts of each task, by their names; empty in earlier versions, which had none but ours.
         seed: seed of everything random.
         dtype: type of weights and cache.
         device: `cpu` or `cuda`.
@@ -331,6 +332,7 @@ class Manifest:
     command: Sequence[str] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
     roofline: Mapping[str, float] = field(default_factory=dict)
+    prompts: Mapping[str, str] = field(default_factory=dict)
 
     def fingerprint(self) -> dict[str, Any]:
         """Everything that decides a text and so has to be equal for a run to be resumed.

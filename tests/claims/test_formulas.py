@@ -1,14 +1,15 @@
 """Formulas over figures: values by hand, intervals, and the text that claims.csv has for readers."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from refusion_eval.claims import curves
 from refusion_eval.claims.formulas import (
-    FORMULAS,
     MissingFigure,
     Reader,
     compute,
@@ -58,20 +59,70 @@ def test_values_by_hand(formula, value):
     assert compute(formula, FIGURES).interval.value == pytest.approx(value)
 
 
+def study():
+    """A sweep of each setting, two masking ratios and a case study: three points with given scores, TPS and TPF."""
+    figures = []
+    swept = {
+        "tau_slot": (0.5, 0.7, 0.9),
+        "tau_token": (0.1, 0.5, 0.9),
+        "slot_size": (8, 16, 32),
+        "block_size": (32, 128, 512),
+    }
+    for setting, values in swept.items():
+        baseline = f"qwen3@{setting}"
+        figures += [cell(baseline, "mbpp", "pass@1", 50.0), cell(baseline, "mbpp", "tps", 30.0)]
+        for value, score, tps in zip(values, (40.0, 60.0, 57.0), (60.0, 50.0, 20.0), strict=True):
+            system = f"refusion@{setting}={value}"
+            figures += [cell(system, "mbpp", "pass@1", score), cell(system, "mbpp", "tps", tps)]
+            figures += [cell(system, "mbpp", "tpf", tps / 10)]
+    for system, drop in (("llada", 30.0), ("dream", 20.0)):
+        for tpf in (1.0, 2.0):
+            point = f"{system}@threshold={tpf}"
+            figures += [cell(point, "mbpp", "pass@1", 60.0 - drop * (tpf - 1)), cell(point, "mbpp", "tpf", tpf)]
+    for ratio, near, far in ((0.2, 0.8, 0.1), (0.8, 0.4, 0.1)):
+        figures += [cell(f"llada@masking_ratio={ratio}", "gsm8k", "divergence_near", near)]
+        figures += [cell(f"llada@masking_ratio={ratio}", "gsm8k", "divergence_far", far)]
+    counts = {"most_slots_together": 4.0, "most_tokens_of_a_slot": 3.0}
+    return [*figures, *(cell("refusion@case_study", "gsm8k", metric, value) for metric, value in counts.items())]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("P15", 100 / 3),  # of three points one is above the baseline in both
+        ("P18", 50.0),
+        ("P20", 0.788074),
+        ("P21", 0.960769),
+        ("P22", -0.995885),
+        ("P25", 4.0),
+        ("P26", 3.0),
+        ("P38", 5.0),
+        ("P39", 8.0),
+        ("P43", np.log(2)),
+        ("P44", 20 - 17 / 4),
+    ],
+)
+def test_curves_by_hand(name, value):
+    assert compute(curves.ALL_FORMULAS[name], by_key(study())).interval.value == pytest.approx(value, rel=1e-4)
+
+
 @pytest.mark.parametrize("claim", [claim for claim in read_claims() if claim.formula], ids=lambda claim: claim.id)
 def test_a_function_computes_what_its_text_in_claims_csv_says(claim):
-    figures = by_key(published_figures(claim.artefacts.split()))
+    figures = by_key(published_figures(claim.artefacts.split()) if claim.artefacts else study())
     read = Reader(figures)
     names = {"score": read.score, "tps": read.tps, "tokens_mean": read.tokens_mean, "mean": mean, "gmean": gmean}
-    names |= {"min": least, "max": largest, "count": total}
+    names |= {"min": least, "max": largest, "count": total, "minimum": np.minimum}
+    names |= {"first_slot_size": curves.first_slot_size}
+    of_curves = ("sweet_spot", "correlation", "loss_from_peak", "steepness", "fading", "in_case_study")
+    names |= {name: partial(getattr(curves, name), read) for name in of_curves}
     expected = np.ravel(eval(claim.formula, names))[0]
-    result = compute(FORMULAS[claim.id], figures)
+    result = compute(curves.ALL_FORMULAS[claim.id], figures)
     assert result.interval.value == pytest.approx(expected, rel=1e-12)
     assert {figure.key for figure in result.figures} == read.used.keys()
 
 
 def test_every_formula_belongs_to_a_claim():
-    assert FORMULAS.keys() == {claim.id for claim in read_claims() if claim.formula}
+    assert curves.ALL_FORMULAS.keys() == {claim.id for claim in read_claims() if claim.formula}
 
 
 def test_total_time_counts_each_slow_system_once():
