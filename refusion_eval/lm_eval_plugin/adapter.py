@@ -184,8 +184,11 @@ class RefusionLM(TemplateLM):
         task = find_task(name)
         if task is None or task.name != name:
             return OTHER
-        benchmark = task.benchmark
-        return benchmark.prompts_name if prompt == self.system.render_turns(benchmark.turns(doc)) else OTHER
+        try:
+            turns = task.benchmark.turns(doc)
+        except KeyError:  # a caller's own documents under the name of the task lack its columns
+            return OTHER
+        return task.benchmark.prompts_name if prompt == self.system.render_turns(turns) else OTHER
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str] | None, list[int], list[int]]], **kwargs: Any
