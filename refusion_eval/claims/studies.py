@@ -41,7 +41,7 @@ def sort_sources(sources: Iterable[Path]) -> tuple[list[Path], list[Figure]]:
     """Separates runs and results files from sweeps and locality files, and reads the latter.
 
     Returns:
-        Run directories and results CSV files; the figures of everything else.
+        Run directories and results CSV files; the figures of everything else, runs of the case study included.
 
     Raises:
         DataError: a file of a sweep, or a locality file, is damaged.
@@ -54,9 +54,10 @@ def sort_sources(sources: Iterable[Path]) -> tuple[list[Path], list[Figure]]:
             figures += sweep_figures(source)
         elif source.is_file() and "masking_ratio" in source.open(encoding="utf-8").readline():
             figures += locality_figures(source)
+        elif source.is_dir() and (counts := list(case_study_figures(source))):
+            figures += counts  # its settings are none of the paper's tables
         else:
             results.append(source)
-            figures += [] if source.is_file() else case_study_figures(source)
     return results, figures
 
 

@@ -7,9 +7,7 @@ from refusion_eval.cli import Data, Out, log_to_stderr, prepare
 from refusion_eval.config import unknown_key
 from refusion_eval.errors import ConfigError
 
-# The settings of the paper's case study (caption of Figure 5), by the paper's algorithm, and how many items are tried.
-CASE_STUDY = {"slot_size": 4, "block_size": 16, "tau_slot": 0.6, "tau_token": 0.3, "fuse": False}
-NUM_CASES = 20
+NUM_CASES = 20  # items that the case study tries
 
 
 def plot(
@@ -62,13 +60,15 @@ def plot(
 
 
 def _case_study(model: str, task: str, data: Path | None, run_dir: Path) -> Path:
-    """Runs the first items of a task under the settings of the case study; returns the run directory."""
+    """Runs the first items of a task under the settings of the case study, by the paper's algorithm without fusing."""
+    from refusion_eval.claims.studies import CASE_STUDY
     from refusion_eval.evaluate.loop import evaluate, task_names
     from refusion_eval.runs.model_args import parse_model_args
 
     where = {"pretrained": model, "decoder": "refusion", "run_dir": str(run_dir)}
     where |= {} if data is None else {"data_dir": str(data)}
-    evaluate(parse_model_args({**where, **CASE_STUDY}), task_names([task], model), limit=NUM_CASES)
+    args = parse_model_args({**where, **CASE_STUDY, "fuse": False})
+    evaluate(args, task_names([task], model, data=data), limit=NUM_CASES)
     return run_dir
 
 

@@ -49,9 +49,10 @@ class Artefacts:
         self._locality()
         for figure in ("figure4", "figure6", "figure8"):
             self._sweep(figure)
-        self._claims()
         for figure in ("figure5", "figure9"):
-            self._part("plot", figure, "--model", self._model, "--task", case, *suite.options("data"), "--out", out)
+            model = ("--model", self._model, "--task", self._asked(case))
+            self._part("plot", figure, *model, *suite.options("data"), "--out", out)
+        self._claims()
         self._part("replay", refusion, "--task", task, "--out", f"{out}/replay.gif")
         # The page holds every sample, so it is too large for a folder that is kept in the repository.
         page = f"{suite.results}/reports/{self._family}.html"
@@ -63,11 +64,17 @@ class Artefacts:
         print(f"Tables and figures: {out}", flush=True)
 
     def _claims(self) -> None:
-        """Judges the paper's claims by the runs, and by the sweeps and the locality that were measured."""
+        """Judges the paper's claims by the runs, and by those sweeps, localities and case studies that are there."""
         suite, out = self._suite, self._out
-        studies = [f"{out}/locality.csv", *map(self._sweep_folder, ("figure4", "figure6", "figure8"))]
+        studies = [f"{out}/{name}.csv" for name in self._masked_models()]
+        studies += [*map(self._sweep_folder, ("figure4", "figure6", "figure8")), f"{out}/case_study"]
         measured = [path for path in studies if suite.given.dry_run or Path(path).exists()]
         self._part("claims", *suite.run_dirs, *measured, "--out", out)
+
+    def _asked(self, benchmark: str) -> str:
+        """Returns the task that a benchmark's name means in the runs of the suite."""
+        is_released = self._suite.prompts == RELEASE and benchmark in RELEASED
+        return Task(RELEASED[benchmark]).name if is_released else benchmark
 
     def _sweep_folder(self, figure: str) -> str:
         return f"{self._suite.results}/sweeps/{self._family}-{figure}"
@@ -130,8 +137,7 @@ class Artefacts:
         file = f"{folder}/{figure}.yaml"
         if not suite.given.dry_run:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            asked = Task(RELEASED[task]).name if suite.prompts == RELEASE and task in RELEASED else task
-            write_spec(figure, asked, Path(file), model=self._model, baseline=self._baseline)
+            write_spec(figure, self._asked(task), Path(file), model=self._model, baseline=self._baseline)
         self._part("sweep", file, "--out", folder, *suite.options("limit", "data", "sandbox"))
         if suite.given.dry_run or Path(folder, "sweep.csv").is_file():
             self._part("plot", figure, folder, "--task", task, "--out", self._out)

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from refusion_eval.bench.gpu_report import Check, Result, write_report
+from refusion_eval.claims.studies import CASE_STUDY, MOST_SLOTS, MOST_TOKENS, sort_sources
 from refusion_eval.cli import app, plot
 from refusion_eval.errors import DataError
 from refusion_eval.figures.moments import generation_order, longest_sample, step_by_step
@@ -109,9 +110,11 @@ def test_the_case_study_is_decoded_and_drawn_by_one_command(tmp_path, monkeypatc
     done = RUNNER.invoke(app, ["plot", "figure5", "--model", "embedded", "--task", "gsm8k", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     _, sample = find_sample(tmp_path / "case_study")
-    settings = {name: sample.settings[name] for name in plot.CASE_STUDY}
+    settings = {name: sample.settings[name] for name in (*CASE_STUDY, "fuse")}
     assert settings == {"slot_size": 4, "block_size": 16, "tau_slot": 0.6, "tau_token": 0.3, "fuse": False}
     assert (tmp_path / "figure5_mini.pdf").is_file()
+    runs, counted = sort_sources([tmp_path / "case_study"])
+    assert (runs, {figure.metric for figure in counted}) == ([], {MOST_SLOTS, MOST_TOKENS})
     refused = RUNNER.invoke(app, ["plot", "figure4", "--model", "embedded", "--out", str(tmp_path)])
     assert "name no sources with it" in str(refused.exception)
 

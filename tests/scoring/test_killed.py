@@ -45,7 +45,7 @@ def rows():
 
 def programs(rows):
     """Right answers to the first rows, and wrong ones to the others."""
-    texts = [BENCHMARKS["mbpp"].gold_text(row) for row in rows]
+    texts = [BENCHMARKS["mbpp"].prompts.gold_text(row) for row in rows]
     return [*texts[:3], *(f"{text}\n```python\nnumber = {place}\n```" for place, text in enumerate(texts[3:]))]
 
 
