@@ -16,6 +16,7 @@ from unittest import mock
 
 from refusion_eval.benchmarks import BENCHMARKS, Row, Task, gsm8k
 from refusion_eval.benchmarks.extract import answers as extract
+from refusion_eval.benchmarks.extract import fences
 from refusion_eval.benchmarks.extract import formulas as extract_math
 from refusion_eval.benchmarks.extract import programs as extract_code
 from refusion_eval.lm_eval_plugin.filters import FILTERS
@@ -135,7 +136,7 @@ def pieces() -> list[str]:
     """The pieces of all texts: the literals of all patterns, and `WRITTEN`."""
     patterns = [
         value
-        for module in (extract, extract_math, extract_code, gsm8k)
+        for module in (extract, extract_math, extract_code, fences, gsm8k)
         for value in vars(module).values()
         if isinstance(value, re.Pattern)
     ]

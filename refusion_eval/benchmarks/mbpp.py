@@ -2,7 +2,8 @@
 
 from refusion_eval.benchmarks import Benchmark, CodeTest, Prompts
 from refusion_eval.benchmarks.extract import release
-from refusion_eval.benchmarks.extract.programs import fenced, module_code
+from refusion_eval.benchmarks.extract.fences import fenced
+from refusion_eval.benchmarks.extract.programs import module_code
 from refusion_eval.benchmarks.rows import ID, TEXT, TEXTS, Row, Source
 
 
@@ -55,7 +56,7 @@ BENCHMARK = Benchmark(
     ours=Prompts(
         user=_prompt,
         gold_text=lambda row: fenced(_gold(row)),
-        filters={"first": lambda text, _: module_code(text)},
+        filters={"first": module_code},
         version="1.1",
     ),
     release=Prompts(

@@ -12,7 +12,8 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from refusion_eval.benchmarks import BENCHMARKS, Benchmark, Extraction, Extractor, Row
-from refusion_eval.benchmarks.extract.programs import NO_CODE, fenced_blocks
+from refusion_eval.benchmarks.extract.fences import fenced_blocks
+from refusion_eval.benchmarks.extract.programs import NO_CODE
 from refusion_eval.benchmarks.extract.release import release_block
 from refusion_eval.errors import ConfigError
 

@@ -127,4 +127,4 @@ def test_a_thought_is_no_answer():
     assert BENCHMARKS["gsm8k"].extract("<think>The answer is 5.", row).answer is None
     assert BENCHMARKS["gsm8k"].extract("The answer is 6.<think>The answer is 5.</think>", row).answer == "6"
     code = "<think>```python\ndef f():\n    return 1\n```</think>\n```python\ndef f():\n    return 2\n```"
-    assert "return 2" in str(BENCHMARKS["mbpp"].extract(code, {}).answer)
+    assert "return 2" in str(BENCHMARKS["mbpp"].extract(code, {"test_list": ["assert f() == 2"]}).answer)

@@ -1,37 +1,41 @@
 """Finds the program in what a model wrote.
 
-Code stands in a fence, or it is the whole text. Parsing decides between the forms a model may choose (whole function,
-body only, prose around it); nothing is executed here.
+Code stands in fences, or between lines of prose. Parsing decides between the forms a model may choose (whole function,
+body only, corrected versions, usage examples); nothing is executed here.
 """
 
 import ast
+import builtins
 import re
 import string
+import symtable
 import textwrap
 import warnings
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import lru_cache
-from itertools import islice
+from typing import NamedTuple
 
 from refusion_eval.benchmarks import Extraction
+from refusion_eval.benchmarks.extract.fences import CODE, Block, blocks_of, dedented
 from refusion_eval.benchmarks.rows import Row
 
 NO_CODE = Extraction(None, "no code found")
 
-_PYTHON = ("python", "python3", "py", "py3")
-_CODE_START = re.compile(r"^(?:def|class|import|from|async def)[ \t]|^@\w", re.MULTILINE)
-_FENCE = re.compile(r"`{3,}([^\n]*)\n?")
-_BLANK_LINE = re.compile(r"(?:(?<=\n)|\A)[ \t]+(?=\n|\Z)")
-_INDENT = re.compile(r"^[ \t]*(?=[^ \t\n])", re.MULTILINE)
+_BUILTINS = frozenset(dir(builtins))
+# Assignments and comments that stand in front of a definition or an import belong to it.
+_CODE_LINES = re.compile(
+    rf"^(?:(?:[A-Za-z_]\w*[ \t]*=|#)[^\n]*\n{{1,3}}){{0,20}}(?P<code>{CODE.pattern})", re.MULTILINE
+)
+_DEFINITION = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+_INDENTED = re.compile(r"^(?: {4}|\t)[ \t]*[^ \t\n]", re.MULTILINE)
+_FUTURE = re.compile(r"^from __future__ import[^\n]*\n", re.MULTILINE)
 
 # A text with more characters, or more words and signs, is no solution. The bounds keep hostile or endless text from
 # stalling the scoring.
 _LONGEST_CODE = 8_000
 _MOST_TOKENS = 2_500
 _MOST_CUTS = 12
-_MOST_BLOCKS = 100
-_MOST_FENCES = 4_000
 
 # The time of parsing grows with the number of words and signs, up to 2.5 us each. This is the number that may be parsed
 # for one text in all; parsing an empty text costs as much as the second number.
@@ -75,51 +79,6 @@ def _read(code: str, tree: ast.Module | SyntaxError | None) -> str:
     if not isinstance(tree, SyntaxError) or not tree.lineno or "never closed" in tree.msg:
         return code
     return "\n".join(code.split("\n")[: tree.lineno])
-
-
-def fenced(code: str) -> str:
-    """A program as the prompts ask for it: in a python block."""
-    return f"```python\n{code.strip()}\n```"
-
-
-def fenced_blocks(text: str) -> list[str]:
-    """The contents of the python fences, or of any fences if none is marked as python; the last may be unclosed.
-
-    Of endless repetitions only the first `_MOST_BLOCKS` are returned.
-    """
-    text = text.replace("\r\n", "\n")
-    blocks = list(_blocks(text))
-    python = [block for info, *block in blocks if info in _PYTHON]
-    chosen = (text[slice(*block)] for block in python or [block for _, *block in blocks])
-    return [_dedented(block).rstrip() + "\n" for block in islice(filter(str.strip, chosen), _MOST_BLOCKS)]
-
-
-def _blocks(text: str) -> Iterator[tuple[str, int, int]]:
-    """(word after the opening fence, start, end) of each fenced block; a fence with a word also closes a block."""
-    opened: tuple[str, int] | None = None
-    for fence in islice(_FENCE.finditer(text), _MOST_FENCES):
-        info = fence[1].strip()
-        if opened is not None:
-            yield *opened, fence.start()
-            if not info:
-                opened = None
-                continue
-        elif "```" in info:
-            continue
-        opened = info.split(" ", 1)[0].lower(), fence.end()
-    if opened is not None:
-        yield *opened, len(text)
-
-
-def _dedented(code: str) -> str:
-    """Does what `textwrap.dedent` does, which takes several times as long on endless short lines."""
-    code = _BLANK_LINE.sub("", code)
-    indents = set(_INDENT.findall(code))
-    least, most = min(indents, default=""), max(indents, default="")  # the others lie between them
-    margin = least[
-        : next((at for at, pair in enumerate(zip(least, most, strict=False)) if len({*pair}) > 1), len(least))
-    ]
-    return f"\n{code}".replace(f"\n{margin}", "\n")[1:]
 
 
 @lru_cache(maxsize=8)
@@ -169,83 +128,208 @@ def parsable_prefix(code: str, effort: _Effort | None = None) -> str:
 def function_code(text: str, row: Row) -> Extraction:
     """The program of a HumanEval answer: the function asked for, whole or as a continuation of the prompt.
 
-    If a block (or the whole text) defines the function, the program is the prompt's imports and helper functions
-    followed by that block; otherwise the text continues the prompt.
+    If a block defines the function, the program is the prompt's imports and helper functions followed by that block
+    (see `_find_program`); otherwise the last block that completes the function continues the prompt.
     """
     name, prompt = row["entry_point"], row["prompt"].replace("\r\n", "\n")
-    blocks = fenced_blocks(text)
-    sources = blocks or [_unfenced(text)]
+    text = text.replace("\r\n", "\n")
     effort = _Effort()
-    for source in sources:
-        code = parsable_prefix(source, effort)
-        if _defines(code, name):
-            program = prompt[: _definition_start(prompt, name)] + "\n" + code
-            is_whole = isinstance(effort.parse(program), ast.Module)
-            return Extraction(program if is_whole else code, "whole function")
-    for body in blocks or [text.replace("\r\n", "\n")]:
+    found = _find_program(text, {name}, effort, before=prompt[: _definition_start(prompt, name)])
+    if found:
+        return Extraction(found, "whole function")
+    blocks = [block.code for block in blocks_of(text)]
+    indented = _INDENTED.search(text)
+    started = ""
+    for body in reversed(blocks or [text[indented.start() if indented else 0 :], text]):
         for form in _bodies(_readable(body)):
             program = parsable_prefix(prompt + form, effort)
-            if _has_body(program, name):
+            if _defines(program, {name}):
                 return Extraction(program, "continuation of the prompt")
+            if not started and program[len(prompt) :].strip():
+                started = program
             if effort.is_spent:
                 break
-    return Extraction(prompt + blocks[0], "code that does not parse") if blocks else NO_CODE
+    started = started or (prompt + blocks[-1] if blocks else "")
+    return Extraction(started, "code that does not complete the function") if started else NO_CODE
 
 
 def _bodies(code: str) -> Iterator[str]:
     """Forms that a function body may have: as it is, with its first line indented, and indented by one level."""
     yield code
     yield "    " + code.lstrip(" ")
-    yield textwrap.indent(_dedented(code), "    ")
+    yield textwrap.indent(dedented(code), "    ")
 
 
-def module_code(text: str) -> Extraction:
-    """The program of an MBPP answer: the first block that parses and defines something, else the first block."""
-    blocks = fenced_blocks(text)
-    effort = _Effort()
-    for block in blocks:
-        tree = effort.parse(_readable(block))
-        if isinstance(tree, ast.Module) and _defined_names(tree):
-            return Extraction(block, "fenced block")
-    if blocks:
-        cut = parsable_prefix(blocks[0], effort)
-        return Extraction(cut or blocks[0], "fenced block, cut where it stops parsing")
-    code = parsable_prefix(_unfenced(text), effort)
-    tree = parse(code)
-    if isinstance(tree, ast.Module) and _defined_names(tree):
-        return Extraction(code, "whole text")
-    return NO_CODE
+def module_code(text: str, row: Row) -> Extraction:
+    """The program of an MBPP answer: the block with the function that the tests call (see `_find_program`).
 
-
-def _unfenced(text: str) -> str:
-    """The text from the first line on that begins a definition or an import, else all of it."""
+    Without such a block it is the last one that defines some other function, else the last one.
+    """
     text = text.replace("\r\n", "\n")
-    start = _CODE_START.search(text)
-    return text[start.start() :] if start else text
+    tests = "\n".join(str(test).strip() for test in row["test_list"])
+    setup = str(row.get("test_setup_code") or "")
+    called = _names(tests).unbound - _names(setup).bound
+    effort = _Effort()
+    found = _find_program(text, called - _BUILTINS or called, effort, after=f"{setup}\n{tests}")
+    if found:
+        return Extraction(found, "the tested function")
+    blocks = blocks_of(text)
+    for block in reversed(blocks or list(_unfenced(text, effort))):
+        code = parsable_prefix(block.code, effort)
+        if _defines(code, _names(code).bound):
+            return Extraction(code, "another function")
+    return Extraction(blocks[-1].code, "code without a function") if blocks else NO_CODE
 
 
-def _defined_names(tree: ast.Module) -> set[str]:
-    names: set[str] = set()
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Assign):
-            names.update(target.id for target in node.targets if isinstance(target, ast.Name))
-    return names
+def _find_program(text: str, names: Set[str], effort: _Effort, *, before: str = "", after: str = "") -> str:
+    """The last block of a text that defines one of the names, behind what it needs of the other blocks.
+
+    Fenced blocks come first; where none defines a name, the code in the text does.
+
+    Args:
+        text: what the model wrote.
+        names: the functions or classes of which one must be defined.
+        effort: bounds the parsing for the whole text.
+        before: source that the program continues, and begins with.
+        after: source that runs behind the program.
+
+    Returns:
+        The program; empty if no block defines a name.
+    """
+    blocks = blocks_of(text)
+    code = _last_definition(blocks, names, effort)
+    if not code:
+        blocks = list(_unfenced(text, effort))
+        code = _last_definition(blocks, names, effort)
+    if not code:
+        return ""
+    missing = _names(f"{before}\n{code}\n{after}").unbound - _BUILTINS
+    program = "\n".join(filter(None, (before, _helpers(missing, blocks, effort), code)))
+    return "".join(_FUTURE.findall(program)) + _FUTURE.sub("", program)
 
 
-def _defines(code: str, name: str) -> bool:
+def _last_definition(blocks: Sequence[Block], names: Set[str], effort: _Effort) -> str:
+    """The code of the last block that defines one of the names; one that was cut off comes after all others."""
+    cut_off = ""
+    for block in reversed(blocks):
+        if any(name in block.code for name in names):
+            code = parsable_prefix(block.code, effort)
+            if _defines(code, names):
+                if block.is_closed or code == block.code:
+                    return code
+                cut_off = code
+    return cut_off
+
+
+def _helpers(missing: Iterable[str], blocks: Sequence[Block], effort: _Effort) -> str:
+    """The imports, definitions and assignments of missing names, with what they need themselves, in text order."""
+    wanted = list(missing)
+    parts = [part for block in blocks if wanted for part in _statements(parsable_prefix(block.code, effort))]
+    names = [_names(part) for part in parts]
+    last = {name: number for number, part in enumerate(names) for name in part.bound}
+    chosen: set[int] = set()
+    for name in wanted:
+        number = last.get(name)
+        if number is not None and number not in chosen:
+            chosen.add(number)
+            wanted += names[number].unbound
+    return "\n".join(parts[number] for number in sorted(chosen))
+
+
+def _statements(code: str) -> Iterator[str]:
+    """The source of each statement at top level that does nothing but bind names."""
+    tree, lines = parse(code), code.split("\n")
+    for node in tree.body if isinstance(tree, ast.Module) else ():
+        if isinstance(node, _DEFINITION | ast.Import | ast.ImportFrom | ast.Assign | ast.AnnAssign):
+            decorators = [decorator.lineno for decorator in getattr(node, "decorator_list", ())]
+            yield "\n".join(lines[min([node.lineno, *decorators]) - 1 : node.end_lineno])
+
+
+def _unfenced(text: str, effort: _Effort) -> Iterator[Block]:
+    """The runs of lines that parse, each from a line that begins a definition or an import; other lines are prose."""
+    end = 0
+    for lines in _CODE_LINES.finditer(text):
+        for start in (lines.start(), lines.start("code")):
+            if effort.is_spent:
+                return
+            if start >= end:
+                code = _before_words(parsable_prefix(text[start : start + _LONGEST_CODE], effort))
+                if start + len(code) > lines.start("code"):
+                    end = start + len(code)
+                    yield Block("", code, True)
+
+
+def _before_words(code: str) -> str:
+    """Cuts a program off at a line that is only a word or a list, such as `[DONE]`."""
     tree = parse(code)
-    return isinstance(tree, ast.Module) and name in _defined_names(tree)
+    body = tree.body if isinstance(tree, ast.Module) else ()
+    words = (node for node in body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Name | ast.List))
+    word = next(words, None)
+    return code if word is None else "\n".join(code.split("\n")[: word.lineno - 1])
 
 
-def _has_body(code: str, name: str) -> bool:
-    """Whether the last definition of the function holds more than its docstring."""
+class _Names(NamedTuple):
+    """The names that source code binds at its top level, and those that it reads without binding them."""
+
+    bound: Set[str]
+    unbound: Set[str]
+
+
+def _names(code: str) -> _Names:
+    """Reads the names; none of source code that cannot be compiled."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            module = symtable.symtable(code, "answer", "exec")
+        except (SyntaxError, ValueError, MemoryError, RecursionError):
+            return _Names(frozenset(), frozenset())
+    bound = {
+        symbol.get_name()
+        for symbol in module.get_symbols()
+        if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
+    }
+    scopes, read = [module], set()
+    for scope in scopes:
+        scopes += scope.get_children()
+        read |= {symbol.get_name() for symbol in scope.get_symbols() if symbol.is_global() and symbol.is_referenced()}
+    return _Names(bound, read - bound)
+
+
+def _defines(code: str, names: Set[str]) -> bool:
+    """Whether source code binds one of the names to a function that returns something, or to a class."""
     tree = parse(code)
-    if not isinstance(tree, ast.Module):
+    if not isinstance(tree, ast.Module) or _returns(tree.body):  # which parses, but is no program
         return False
-    bodies = [node.body for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
-    return bool(bodies) and not (len(bodies[-1]) == 1 and isinstance(bodies[-1][0], ast.Expr))
+    bound = _names(code).bound & names
+    return bool(bound) and any(_is_definition(node, bound) for node in ast.walk(tree))
+
+
+def _is_definition(node: ast.AST, names: Set[str]) -> bool:
+    """Whether a node defines one of the names in earnest: no stub, no result of a call of itself."""
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            return node.name in names and _returns(node.body)
+        case ast.ClassDef():
+            return node.name in names
+        case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id=called))):
+            return name in names and name != called
+        case ast.Assign(targets=[ast.Name(id=name)], value=ast.Lambda() | ast.Name() | ast.Attribute() | ast.Call()):
+            return name in names
+    return False
+
+
+def _returns(body: Iterable[ast.AST]) -> bool:
+    """Whether statements return or yield more than None; functions inside of them do not count."""
+    inside = list(body)
+    for node in inside:
+        match node:
+            case ast.Return(value=None | ast.Constant(value=None)):
+                continue
+            case ast.Return() | ast.Yield() | ast.YieldFrom():
+                return True
+        if not isinstance(node, _DEFINITION | ast.Lambda):
+            inside += ast.iter_child_nodes(node)
+    return False
 
 
 def _definition_start(prompt: str, name: str) -> int:
