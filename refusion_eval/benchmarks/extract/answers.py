@@ -50,6 +50,14 @@ _MIXED = re.compile(r"(?<![\d.,])(\d{1,9})\s(\d{1,9})/(\d{1,9})(?!\d)")
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\{(-?\d{1,30})\}\{(\d{1,30})\}")
 _SENTENCE_END = re.compile(r"\.(?=\s|$|[*$)])|\n|;")
 _NOT_BUT = re.compile(r"\s{0,4}not\b[^.\n=]{1,60}?\bbut\b")
+# Blanks around a minus, because "5-6 hours" is a range.
+_SIGN = r"(?:\s[-−]\s|\s?(?:[+*×÷·]|x(?=\s?\$?\d)|\\(?:times|cdot|div)(?![a-z]))\s?)"
+_UNKNOWN = r"[b-hj-z](?!\s?\$?\d)"
+_TERM = rf"(?:{_NUMBER.pattern}(?:\s?{_UNKNOWN})?|{_UNKNOWN})(?![A-Za-z]|\s?\^)"
+_EXPRESSION = re.compile(rf"{_TERM}(?:{_SIGN}{_TERM}){{1,9}}")
+_MARKUP = re.compile(r"\\(?:text|mathrm|mbox)\b|[{}]")
+_COUNT = rf"\$?{_DIGITS}(?:\.\d+)?(?: {{1,3}}[A-Za-z%]{{1,20}}){{0,2}}"
+_COUNTS = re.compile(rf"{_COUNT}(?:(?:,| {{1,3}}(?:and|or|&)|, (?:and|or)) {{1,3}}{_COUNT}){{1,9}}[\s*$)\].]*\Z")
 _STRICT_NUMBER = re.compile(rf"The answer is (-?{_DIGITS}(?:\.\d+)?)\.?[ \t]{{0,8}}(?:\n|\Z)")
 
 _OPENING = r"(?:[\s*_$`\"':(\[{}]|\\[(\[]|\\boxed\b|\\(?:text|math)(?:bf|rm|it|sf)?\b|\b(?i:option|choice|letter)\b)"
@@ -114,9 +122,9 @@ def last_number_stated(text: str) -> Extraction:
     """The number of the last statement of an answer; without any statement, the last number of the text."""
     plain = _plain_numbers(text)
     for start in last_statements(_NUMBER_LEAD, plain):
-        number = _number_after(plain, start)
-        if number is not None:
-            return Extraction(number, "statement")
+        found = _number_after(plain, start)
+        if found is not None:
+            return found
     written = _NUMBER.findall(_MIXED.sub(_improper, plain[-_TAIL:]))
     number = next((value for value in map(_value, reversed(written)) if value is not None), None)
     return NOTHING if number is None else Extraction(number, "last number")
@@ -126,9 +134,9 @@ def first_number_stated(text: str) -> Extraction:
     """The number of the first statement of an answer, for text that runs on; no other number counts."""
     plain = _plain_numbers(text)
     for lead in islice(_NUMBER_LEAD.finditer(plain), MOST_STATEMENTS):
-        number = _number_after(plain, lead.end())
-        if number is not None:
-            return Extraction(number, "statement")
+        found = _number_after(plain, lead.end())
+        if found is not None:
+            return found
     return NOTHING
 
 
@@ -182,19 +190,43 @@ def _value(text: str) -> str | None:
     return None if value is None else show_number(value)
 
 
-def _number_after(text: str, start: int) -> str | None:
-    """The number of the sentence that begins at `start`: after its last "=", after "not 5 but", else its first."""
+def _number_after(text: str, start: int) -> Extraction | None:
+    """The number of the sentence that begins at `start`: after its last "=", after "not 5 but", else its first.
+
+    Of arithmetic it is the value. An expression with unknowns and several different counts are no number, but they are
+    a statement. None if the sentence has no number.
+    """
     denied = _NOT_BUT.match(text, start)
     start = denied.end() if denied else start
     sentence = _MIXED.sub(_improper, text[start : start + STATEMENT_REACH]).lstrip(" \t\n*_$:\\[({")
     sentence = _SENTENCE_END.split(sentence, maxsplit=1)[0]
     _, equals, result = sentence.rpartition("=")
-    for part in (result, sentence) if equals else (sentence,):
-        for number in _NUMBER.findall(part):
-            shown = _value(number)
-            if shown is not None:
-                return shown
+    for part in (result.lstrip(" $("), sentence) if equals else (sentence,):
+        expression = _EXPRESSION.match(part)
+        if expression:
+            return Extraction(_arithmetic(expression[0]), "statement of an expression")
+        numbers = [value for value in map(_value, _NUMBER.findall(part)) if value is not None]
+        if len(set(numbers)) > 1 and _COUNTS.match(_MARKUP.sub(" ", part)):
+            return Extraction(None, "a statement of several numbers")
+        if numbers:
+            return Extraction(numbers[0], "statement")
     return None
+
+
+def _arithmetic(expression: str) -> str | None:
+    """The value of numbers between signs; None with unknowns, or after a division by zero."""
+    number, *others = re.split(f"({_SIGN})", expression)
+    total, product = Fraction(0), parse_number(number)
+    for sign, number in zip(map(str.strip, others[::2]), others[1::2], strict=True):
+        factor = parse_number(number)
+        is_division = sign in ("÷", "\\div")
+        if product is None or factor is None or (is_division and not factor):
+            return None
+        if sign in ("+", "-", "−"):
+            total, product = total + product, factor if sign == "+" else -factor
+        else:
+            product = product / factor if is_division else product * factor
+    return None if product is None else show_number(total + product)
 
 
 def _letter_after(text: str, start: int, valid: str) -> str | None:

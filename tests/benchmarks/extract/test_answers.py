@@ -45,6 +45,34 @@ def test_a_stated_number_is_read_as_people_write_it(text: str, number: str) -> N
     assert first_number_stated(text).answer == number
 
 
+@pytest.mark.parametrize(
+    ("statement", "number"),
+    [
+        ("The answer is 16 - 3.", "13"),
+        ("\\boxed{5 \\times 4 + $2}", "22"),
+        ("The answer is 12 ÷ 4 eggs.", "3"),
+        ("The answer is 2 x 3.5 x 2", "14"),
+        ("The answer is 5-6 hours.", "5"),
+        ("The answer is 5.1 x 10^3", "5.1"),
+        ("The answer is 5 - a good number.", "5"),
+        ("The answer is 3 for each - 4 of them.", "3"),
+        ("The answer is 1 * 0 ÷ 0.", None),
+        ("\\boxed{50x - 200}", None),
+        ("Answer: y = 3n + 7", None),
+        ("\\boxed{230 miles and 300 miles}", None),
+        ("\\boxed{230\\text{ miles and }300\\text{ miles}}", None),
+        ("The answer is 3 apples, 4 pears and 1,000 plums.", None),
+        ("The answer is $5 or $6.", None),
+        ("The answer is 7 apples and 7 pears.", "7"),
+        ("The answer is 18 dollars for 3 dozen eggs.", "18"),
+    ],
+)
+def test_of_an_expression_the_value_counts_and_several_counts_are_no_number(statement: str, number: str | None) -> None:
+    for text in (statement, f"He has 9. {statement}", f"{statement}\n"):
+        assert last_number_stated(text).answer == number
+        assert first_number_stated(text).answer == number
+
+
 def test_the_last_statement_counts_and_the_first_where_text_runs_on() -> None:
     text = "The answer is 5. No, that is wrong. The answer is 6.\nIt costs 7."
     assert last_number_stated(text).answer == "6"
