@@ -11,6 +11,7 @@ import functools
 import importlib
 import os
 import pkgutil
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -44,15 +45,35 @@ __all__ = [
     "is_sealed",
 ]
 
+THINK_START, THINK_END = "<think>", "</think>"
+_THINK_TAG = re.compile(f"{THINK_START}|{THINK_END}")
+
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # labels of choices, by position
 
 
+def thinking_blocks(text: str, *, is_open: bool = False) -> list[tuple[int, int]]:
+    """The (start, end) of every `<think>` block with its tags; the last may be cut off by the end of the text.
+
+    Args:
+        text: a response.
+        is_open: whether the prompt opened the first block. A first tag that closes a block says so too.
+    """
+    tags = list(_THINK_TAG.finditer(text))
+    start = 0 if is_open or (tags and tags[0][0] == THINK_END) else None
+    blocks = []
+    for tag in tags:
+        if tag[0] == THINK_START:
+            start = tag.start() if start is None else start
+        elif start is not None:
+            blocks.append((start, tag.end()))
+            start = None
+    return blocks if start is None else [*blocks, (start, len(text))]
+
+
 def without_thoughts(text: str) -> str:
-    """The text outside `<think>` blocks; the first may be opened by the prompt, and the last be cut off."""
-    before, end, _ = text.partition("</think>")
-    is_open = bool(end) and "<think>" not in before
-    blocks = (f"<think>{text}" if is_open else text).split("<think>")
-    return blocks[0] + "".join(block.partition("</think>")[2] for block in blocks[1:])
+    """The text outside thinking blocks."""
+    ends = [0, *(offset for block in thinking_blocks(text) for offset in block), len(text)]
+    return "".join(text[start:end] for start, end in zip(ends[::2], ends[1::2], strict=True))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -22,7 +22,7 @@ from refusion_eval.engine.scoring import TokenScore
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.evaluate.loop import Session, run_worker_or_return
 from refusion_eval.lm_eval_plugin.hooks import SEALING
-from refusion_eval.runs.job import Job, sample_key
+from refusion_eval.runs.job import Job, response, sample_key
 from refusion_eval.runs.likelihood import LocalScorer, Scorer, fit, scores
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args
 from refusion_eval.runs.terminal import Interruption, ProgressDisplay
@@ -136,9 +136,9 @@ class RefusionLM(TemplateLM):
 
         def take(job: Job, sample: Sample) -> None:
             nonlocal num_failed
-            texts[job.key] = sample.text
+            texts[job.key] = response(sample)
             if sample.error is None:
-                self.cache_hook.add_partial("generate_until", request_of[job.key].args, sample.text)
+                self.cache_hook.add_partial("generate_until", request_of[job.key].args, texts[job.key])
             else:
                 num_failed += 1
 

@@ -27,6 +27,9 @@ class SampleFacts(Timing):
             are not recorded.
         later_tokens: tokens kept that the forwards after the first one fixed; None in the same cases.
         later_seconds: seconds of these forwards; None in the same cases.
+        thinks: whether the text has a thinking block.
+        thought_tokens: tokens of thinking blocks, their tags included.
+        cut_in_thought: whether the text ends inside a thinking block.
         bytes_read: bytes that the forwards had to read, None without a trace or a measured roofline.
         weight_bytes: bytes of the weights that one forward reads, None in the same cases.
         copy_bytes_per_second: measured bandwidth of the device, None in the same cases.
@@ -42,10 +45,18 @@ class SampleFacts(Timing):
     prefill_seconds: float | None = None
     later_tokens: int | None = None
     later_seconds: float | None = None
+    thinks: bool = False
+    thought_tokens: int = 0
+    cut_in_thought: bool = False
     bytes_read: float | None = None
     weight_bytes: float | None = None
     copy_bytes_per_second: float | None = None
     joules: float | None = None
+
+    @property
+    def answer_tokens(self) -> int:
+        """Tokens kept outside thinking blocks."""
+        return self.tokens - self.thought_tokens
 
     @property
     def verdict(self) -> ScoreRow | None:
@@ -152,6 +163,9 @@ def _reduced(sample: Sample, run: Run, scores: Mapping[str, ScoreRow]) -> Sample
         scores=scores,
         tokens_no_eos=sample.num_tokens - (sample.stop == "eos"),
         joules=sample.joules,
+        thinks=sample.num_thought_tokens is not None,
+        thought_tokens=sample.num_thought_tokens or 0,
+        cut_in_thought=bool(sample.cut_in_thought),
         **_from_trace(sample, run.processes[sample.process_id].get("roofline")),
     )
 

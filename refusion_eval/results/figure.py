@@ -31,6 +31,8 @@ SCORES = (ACCURACY, PASS_AT_1)
 SPEEDUP, SPEEDUP_STOCK = "speedup", "speedup_stock"
 # Energy of a response and of a token, where the device has a counter.
 JOULES, JOULES_PER_TOKEN = "joules_mean", "joules_per_token"
+# Share of the texts that end inside a thinking block.
+CUT_IN_THOUGHT = "cut_in_thought"
 # Metrics that depend on the machine.
 SPEED_METRICS = (
     *("tps", "tps_mean", "decode_tps", "prefill_seconds", "latency_mean", "latency_p50", "latency_p95"),

@@ -31,6 +31,7 @@ from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, read_f
 from refusion_eval.results.figure import (
     ACCURACY,
     AVERAGE,
+    CUT_IN_THOUGHT,
     HALF_WRITTEN,
     JOULES,
     JOULES_PER_TOKEN,
@@ -73,6 +74,10 @@ _COUNTED = {
     "tpf": ("tokens/forward", "tokens", "forwards"),
     "tpf_canvas": ("tokens/forward", "tokens_canvas", "forwards"),
     "tpf_release": ("tokens/forward", "tpf_release"),
+}
+_OF_THOUGHTS = {
+    "thought_tokens_mean": ("tokens", "thought_tokens"),
+    "answer_tokens_mean": ("tokens", "answer_tokens"),
 }
 
 
@@ -144,7 +149,7 @@ def _figures_of_run(facts: RunFacts, runs: Sequence[RunFacts], baseline: str | N
         except DataError as error:
             notes += [f"no speed: {error}"] if task.samples else []
             alone = []
-        measures = [*_scores(task), *_speed(task, alone), *_from_table(_COUNTED, task, task.samples)]
+        measures = [*_scores(task), *_speed(task, alone), *_from_table(_COUNTED, task, task.samples), *_thoughts(task)]
         for metric, (reference, _) in references.items():
             if reference is not None and alone:
                 try:
@@ -374,6 +379,14 @@ def _speed(task: TaskFacts, alone: Sequence[SampleFacts]) -> Iterator[Measure]:
         # exceeds 1 with one token a forward. Reading the cache, which would only lower the limit, is left out.
         tps = rate(alone, "tokens", "seconds", seed=seed)
         yield Measure("one_token_share", _PERCENT, tps.scaled(100 * weight_bytes / bandwidth), alone)
+
+
+def _thoughts(task: TaskFacts) -> Iterator[Measure]:
+    """What thinking blocks cost, where any text of the task has one; the other texts count with no thought."""
+    if any(sample.thinks for sample in task.samples):
+        yield from _from_table(_OF_THOUGHTS, task, task.samples)
+        share = mean(task.samples, CUT_IN_THOUGHT, seed=seed_of(task.task)).scaled(100)
+        yield Measure(CUT_IN_THOUGHT, _PERCENT, share, task.samples)
 
 
 def _from_table(

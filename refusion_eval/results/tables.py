@@ -17,6 +17,7 @@ from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Interval
 from refusion_eval.results.figure import (
     ACCURACY,
+    CUT_IN_THOUGHT,
     JOULES,
     JOULES_PER_TOKEN,
     MEAN_TASK,
@@ -64,6 +65,8 @@ SUMMARY_COLUMNS = (
     Column("tpf", "TPF", 2, with_bounds=True),
     Column(SPEEDUP, "Speed-up", 2, with_bounds=True),
 )
+# A column of its own where a text has a thinking block.
+_THOUGHT_COLUMN = Column(CUT_IN_THOUGHT, "Cut in thought %")
 SPEED_COLUMNS = (
     Column("tps", "TPS", with_bounds=True),
     Column("forwards_per_second", "Fwd/s"),
@@ -128,8 +131,8 @@ class SummaryLine:
         """Whether no program ran without isolation."""
         return all(figure.isolated for figure in self.figures.values())
 
-    def texts(self) -> tuple[str, ...]:
-        """The cells of the line."""
+    def texts(self, columns: Sequence[Column] = SUMMARY_COLUMNS) -> tuple[str, ...]:
+        """The cells of the line under some columns."""
         figure = self.any_figure
         mini = " (mini)" if figure.mini and not is_mini(self.task) else ""
         marks = [f"{self.errors} errors"] if self.errors else []
@@ -137,7 +140,7 @@ class SummaryLine:
         marks += [f"{figure.num_cut} cut short"] if figure.num_cut else []
         marks += ["other prompts"] if OTHER in figure.prompts else []
         system = f"{self.system} [{', '.join(marks)}]" if marks else self.system
-        cells = (column.text(self.figure(column.metric), missing="-") for column in SUMMARY_COLUMNS)
+        cells = (column.text(self.figure(column.metric), missing="-") for column in columns)
         return (self.task + mini, system, str(figure.n), *cells)
 
 
@@ -166,11 +169,13 @@ def summary(figures: Iterable[Figure]) -> list[SummaryLine]:
 
 def summary_table(lines: Sequence[SummaryLine]) -> Table:
     """The lines as a table, with what a reader must know below it."""
+    thinks = any(line.figure(CUT_IN_THOUGHT) for line in lines)
+    shown = (*SUMMARY_COLUMNS, _THOUGHT_COLUMN) if thinks else SUMMARY_COLUMNS
     rows = [
-        TableRow(cells=text_cells(*line.texts()), begins_group=number > 0 and line.task != lines[number - 1].task)
+        TableRow(cells=text_cells(*line.texts(shown)), begins_group=number > 0 and line.task != lines[number - 1].task)
         for number, line in enumerate(lines)
     ]
-    columns = ("Task", "System", "n", *(column.heading for column in SUMMARY_COLUMNS))
+    columns = ("Task", "System", "n", *(column.heading for column in shown))
     return Table(columns=columns, rows=rows, num_left=2, notes=(_caption(lines),))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from refusion_eval.benchmarks import OURS
+from refusion_eval.benchmarks import OURS, THINK_END, THINK_START, thinking_blocks
 from refusion_eval.benchmarks.rows import redact
 from refusion_eval.runs.settings import Resolved
 from refusion_eval.store.records import Sample, SampleKey
@@ -46,14 +46,14 @@ class Detokenizer:
         return "".join(text for text, _ in self._pieces(tokens))
 
     def text(self, tokens: Sequence[int], until: Sequence[str] = ()) -> str:
-        """The text without special tokens, up to the first occurrence of any stop string."""
+        """The text without special tokens but the tags of thoughts, up to the first occurrence of any stop string."""
         pieces = self._pieces(tokens)
         whole = "".join(text for text, _ in pieces)
         starts = [start for stop in until if (start := whole.find(stop)) >= 0]
         num_left = min(starts, default=len(whole))
         kept = []
         for text, is_special in pieces:
-            if not is_special:
+            if not is_special or text in (THINK_START, THINK_END):
                 kept.append(text[:num_left])
             num_left -= len(text)
             if num_left <= 0:
@@ -176,7 +176,39 @@ def record(job: Job, decoded: Decoded, detokenizer: Detokenizer, *, batch_size: 
         stop=decoded.stop,
         trace=trace.to_json(),
         warm=warm,
+        **_thoughts(tokens, job.prompt_ids, detokenizer),
     )
+
+
+# Tokens at the end of a prompt among which the tag that opens a thought stands, if the prompt opens one.
+_PROMPT_END = 12
+
+
+def _thoughts(tokens: Sequence[int], prompt_ids: Sequence[int], detokenizer: Detokenizer) -> dict[str, Any]:
+    """The fields of a record with a thinking block, none without one.
+
+    A token that stands on both sides of a block's border counts as the part before the border.
+    """
+
+    def num_characters(length: int) -> int:  # never fewer with more tokens: a half character may become a whole one
+        return len(detokenizer.spelled(tokens[:length]).rstrip("\ufffd"))
+
+    text = detokenizer.spelled(tokens)
+    is_open = detokenizer.spelled(prompt_ids[-_PROMPT_END:]).rstrip().endswith(THINK_START)
+    blocks = thinking_blocks(text, is_open=is_open)
+    if not blocks:
+        return {}
+    numbers = [bisect.bisect_left(range(len(tokens)), end, key=num_characters) for block in blocks for end in block]
+    return {
+        "num_thought_tokens": sum(numbers[1::2]) - sum(numbers[::2]),
+        "cut_in_thought": blocks[-1][1] == len(text) and not text.endswith(THINK_END),
+    }
+
+
+def response(sample: Sample) -> str:
+    """The text that is judged: with the tag of a thought that the prompt opened and the text does not close."""
+    is_open = sample.cut_in_thought and THINK_START not in sample.text
+    return f"{THINK_START}{sample.text}" if is_open else sample.text
 
 
 def record_error(job: Job, error: str, *, batch_size: int) -> Sample:

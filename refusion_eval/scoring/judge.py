@@ -20,6 +20,7 @@ import refusion_eval
 from refusion_eval.benchmarks import Benchmark, Extraction, Row, Task
 from refusion_eval.benchmarks.extract import answers
 from refusion_eval.errors import DataError
+from refusion_eval.runs.job import response
 from refusion_eval.sandbox import DaemonThreads, check_program, default_workers
 from refusion_eval.scoring.math_judge import Comparer
 from refusion_eval.store.records import PASSED, Sample, ScoreRow
@@ -294,7 +295,7 @@ class ScoreWriter(Judge):
         self._judged.add((sample.key, scorer))
         # A verdict is written by the thread that reached it: the main thread may be decoding for minutes.
         write = partial(self._write, benchmark, row, sample, scorer)
-        self.submit(benchmark, row, partial(benchmark.extract, sample.text, row), write)
+        self.submit(benchmark, row, partial(benchmark.extract, response(sample), row), write)
         self.wait(None if self._waits and sample.batch_size == 1 else 0)
 
     def _write(self, benchmark: Benchmark, row: Row, sample: Sample, scorer: str, verdict: Verdict) -> None:
@@ -314,6 +315,6 @@ class ScoreWriter(Judge):
             )
         ]
         if benchmark.has_strict_score:
-            (strict,) = judge_texts(benchmark, [(row, sample.text)], filter_name=STRICT)
+            (strict,) = judge_texts(benchmark, [(row, response(sample))], filter_name=STRICT)
             rows.append(row_of(metric=STRICT, value=float(strict.passed)))
         self._store.append_scores(rows)

@@ -18,7 +18,7 @@ from refusion_eval.benchmarks import BENCHMARKS, Extraction, Row, Task, find_tas
 from refusion_eval.benchmarks.rows import redact, texts_of
 from refusion_eval.config import check_keys
 from refusion_eval.errors import ConfigError, DataError
-from refusion_eval.runs.job import Detokenizer, doc_hash
+from refusion_eval.runs.job import Detokenizer, doc_hash, response
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.system import System
 from refusion_eval.runs.terminal import ProgressDisplay
@@ -136,7 +136,7 @@ def _rescore_run(
         for sample in reader.samples(traces=reads_canvas):
             key = sample.key
             if key.task in names:
-                text = sample.text if detokenizer is None else canvas_text(sample, detokenizer)
+                text = response(sample) if detokenizer is None else canvas_text(sample, detokenizer)
                 text = None if sample.error is not None else text
                 group = groups.setdefault((key.task, key.task_version, key.settings_hash), [])
                 group.append(RecordedText(sample, text, recorded.get(key)))

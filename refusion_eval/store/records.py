@@ -27,6 +27,9 @@ PASSED = "passed"
 # ScoreRow.tier of a program that ran with the rights of the user and so could read the answers or forge a verdict.
 NO_ISOLATION = "none"
 
+# Fields of a Sample that its record leaves out where they are None: energy, and thinking blocks.
+_WHERE_KNOWN = ("joules", "num_thought_tokens", "cut_in_thought")
+
 
 @dataclass(frozen=True, slots=True)
 class SampleKey:
@@ -67,6 +70,8 @@ class Sample:
         num_forwards: model calls.
         seconds: from the prompt on the device to the last token on the host.
         prefill_seconds: part of `seconds` up to the end of the first forward, which reads the prompt; None if unknown.
+        num_thought_tokens: those of `num_tokens` that belong to thinking blocks, tags included; None without a block.
+        cut_in_thought: whether the text ends inside a thinking block; None without a block.
         stop: why decoding ended.
         settings: the decoder settings in force.
         settings_source: origin of the value of each setting.
@@ -103,6 +108,8 @@ class Sample:
     prefill_seconds: float | None = None
     joules: float | None = None
     prompts: str = "ours"  # earlier versions had no others
+    num_thought_tokens: int | None = None
+    cut_in_thought: bool | None = None
 
     def __post_init__(self) -> None:
         where = f"{self.key.task} {self.item_id}"
@@ -120,8 +127,8 @@ class Sample:
             raise StoreError(f"{where}: num_tokens is {self.num_tokens}, but {len(self.tokens)} tokens are given")
 
     def body(self) -> str:
-        """All fields but the trace, as ASCII JSON."""
-        left_out = ("key", "trace") if self.joules is not None else ("key", "trace", "joules")
+        """All fields but the trace, as ASCII JSON; those of energy and of thinking blocks only where they are known."""
+        left_out = {"key", "trace", *(name for name in _WHERE_KNOWN if getattr(self, name) is None)}
         fields = {name: getattr(self, name) for name in self.__slots__ if name not in left_out}
         return dump({"key": asdict(self.key), **fields})
 

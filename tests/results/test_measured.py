@@ -164,6 +164,24 @@ def test_a_metric_that_a_scorer_names_has_a_row_of_its_own(write_run, make_sampl
     assert figures(run_figures([write_run("refusion", samples, scores)]))["strict"].value == 50.0
 
 
+def test_thoughts_have_figures_and_a_column_only_where_there_are_any(write_run, make_sample):
+    plain = [make_sample(item) for item in range(2)]
+    thinking = [
+        make_sample(0, num_thought_tokens=1, cut_in_thought=False),
+        make_sample(1, num_thought_tokens=3, cut_in_thought=True),
+        *(make_sample(item) for item in (2, 3)),
+    ]
+    without = run_figures([write_run("plain", plain)])
+    assert not any("thought" in figure.metric or "answer_tokens" in figure.metric for figure in without)
+    rows = run_figures([write_run("refusion", thinking)])
+    by_metric = figures(rows)
+    assert by_metric["cut_in_thought"].value == 25
+    assert by_metric["thought_tokens_mean"].value == 1
+    assert by_metric["answer_tokens_mean"].value == 2
+    assert "Cut in thought %" in summary_table(summary(rows)).columns
+    assert "Cut in thought %" not in summary_table(summary(without)).columns
+
+
 def test_batched_and_warm_up_samples_have_no_speed_but_count_otherwise(write_run, make_sample):
     samples = [make_sample(1, batch_size=8), make_sample(2, warm=False)]
     rows = figures(run_figures([write_run("refusion", samples)]))

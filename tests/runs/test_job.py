@@ -4,13 +4,16 @@ from dataclasses import dataclass
 
 import pytest
 
-from refusion_eval.runs.job import Detokenizer, Job, record
+from refusion_eval.benchmarks import BENCHMARKS
+from refusion_eval.runs.job import Detokenizer, Job, record, response
 from refusion_eval.runs.settings import Resolved
-from refusion_eval.store.records import SampleKey
+from refusion_eval.store.records import Sample, SampleKey
 from refusion_eval.types import Decoded, Trace
 
 END = 1000
 DETOKENIZER = Detokenizer(decode=lambda tokens: bytes(tokens).decode("utf-8", "replace"), special={END: "<end>"})
+
+KEY = SampleKey(task="t", task_version="1", doc_hash="0" * 32, prompt_hash="1" * 32, sample=0, settings_hash="2" * 16)
 
 
 @dataclass(frozen=True)
@@ -18,17 +21,14 @@ class Settings:
     gen_length: int = 99
 
 
-def recorded(text, until, *, stop, sealed=()):
-    tokens = tuple(END if letter == "$" else ord(letter) for letter in text)
+def recorded(text, until, *, stop, sealed=(), prompt="?"):
+    tokens = tuple(END if byte == ord("$") else byte for byte in text.encode())
     trace = Trace()
     trace.forward("plan", len(tokens), 0)
     trace.fix(range(len(tokens)), tokens)
     trace.stop(stop, len(tokens))
-    key = SampleKey(
-        task="t", task_version="1", doc_hash="0" * 32, prompt_hash="1" * 32, sample=0, settings_hash="2" * 16
-    )
     resolved = Resolved(settings=Settings(), sources={"gen_length": "default"}, until=until)
-    job = Job(key=key, benchmark="t", item_id="0", prompt_ids=[1], resolved=resolved, sealed=sealed)
+    job = Job(key=KEY, benchmark="t", item_id="0", prompt_ids=list(prompt.encode()), resolved=resolved, sealed=sealed)
     decoded = Decoded(tokens=tokens, stop=stop, num_forwards=1, seconds=0.5, trace=trace)
     return record(job, decoded, DETOKENIZER, batch_size=1, warm=True)
 
@@ -51,6 +51,59 @@ def test_without_a_stop_string_every_token_is_counted_the_eos_included():
 def test_sealed_tokens_are_counted_alike_and_withheld():
     sample = recorded("4 Q: next", ("Q:",), stop="stop_string", sealed=("a question",))
     assert (sample.num_tokens, sample.tokens) == (4, None)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "num_thought_tokens", "cut"),
+    [
+        ("?", "<think>abc</think>4$", len("<think>abc</think>"), False),
+        ("?<think>\n", "abc</think>4$", len("abc</think>"), False),
+        ("?", "abc</think>4", len("abc</think>"), False),
+        ("?", "1<think>abc$", len("<think>abc") + 1, True),
+        ("?<think>", "abc", 3, True),
+        ("?<think>", "abc$", 4, True),
+        ("?", "<think>a</think>4<think>b</think>5", len("<think>a</think>") * 2, False),
+        ("?", "<think>a</think>", len("<think>a</think>"), False),
+        ("?<think>\n\n</think>\n\n", "4 <think>a", len("<think>a"), True),
+    ],
+)
+def test_tokens_of_thoughts_are_counted_apart(prompt, text, num_thought_tokens, cut):
+    sample = recorded(text, (), stop="eos", prompt=prompt)
+    assert (sample.num_thought_tokens, sample.cut_in_thought) == (num_thought_tokens, cut)
+    assert Sample.from_stored(sample.body(), None).num_thought_tokens == num_thought_tokens
+
+
+@pytest.mark.parametrize("prompt", ["?", "<think>\n\n</think>\n\n", "What does <think> mean in a prompt?"])
+def test_a_record_without_a_thought_has_no_field_of_thoughts(prompt):
+    sample = recorded("4 apples$", (), stop="eos", prompt=prompt)
+    assert "thought" not in sample.body()
+
+
+def test_thoughts_are_counted_in_tokens_that_may_be_longer_than_a_letter_or_shorter():
+    words = {1: "<th", 2: "ink>", 3: "some words ", 4: "</think>", 5: "an answer"}
+    of_words = Detokenizer(decode=lambda tokens: "".join(words[token] for token in tokens), special={4: "</think>"})
+    tokens = (1, 2, 3, 3, 4, 5, 5)
+    job = Job(
+        key=KEY,
+        benchmark="t",
+        item_id="0",
+        prompt_ids=[5],
+        resolved=Resolved(settings=Settings(), sources={}, until=()),
+    )
+    decoded = Decoded(tokens=tokens, stop="length", num_forwards=1, seconds=0.5, trace=Trace())
+    sample = record(job, decoded, of_words, batch_size=1, warm=True)
+    assert sample.text == "<think>some words some words </think>an answeran answer"
+    assert (sample.num_thought_tokens, sample.cut_in_thought) == (5, False)
+    emoji = recorded("é\U0001f600<think>\U0001f600", (), stop="length")
+    assert emoji.num_thought_tokens == len("<think>") + 4
+
+
+def test_a_thought_that_the_prompt_opened_and_nothing_closed_is_never_judged():
+    sample = recorded("The answer is 5.", (), stop="length", prompt="?<think>\n")
+    assert response(sample) == "<think>The answer is 5."
+    assert BENCHMARKS["gsm8k"].extract(response(sample), {}).answer is None
+    for text in ("The answer is 5.", "<think>5", "5</think>6"):
+        assert response(recorded(text, (), stop="length")) == text
 
 
 def test_the_trace_still_tells_what_was_decoded_behind_a_stop_string():
