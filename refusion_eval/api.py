@@ -7,8 +7,13 @@ Example:
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
 
 from refusion_eval.config import check_keys
 from refusion_eval.decoders import DECODERS, fitting_decoders
@@ -17,7 +22,10 @@ from refusion_eval.engine.scoring import MaskedReading, TokenScore, estimate_man
 from refusion_eval.engine.width import WidthCost
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.loading import LoadedModel, load_model
-from refusion_eval.types import Decoded
+from refusion_eval.types import Decoded, Decoding, Trace
+
+# Token ids as users have them: an integer tensor or array may have the shape [L] or [1, L].
+TokenIds = Sequence[int] | Tensor | npt.NDArray[np.integer]
 
 __all__ = [
     "LoadedModel",
@@ -112,34 +120,38 @@ def needs_width_cost(settings: Any) -> bool:
     return getattr(settings, "fused", False) and settings.row_cost is None
 
 
-def check_prompt(model: LoadedModel, prompt_ids: Sequence[int], num_positions: int) -> None:
-    """Refuses a prompt that cannot be decoded, before anything is computed.
+def check_prompt(model: LoadedModel, prompt_ids: TokenIds, num_positions: int) -> list[int]:
+    """Reads a prompt, and refuses one that cannot be decoded, before anything is computed.
 
     Args:
         model: the checkpoint.
-        prompt_ids: token ids.
+        prompt_ids: token ids: integers, or an integer tensor or array of shape [L] or [1, L].
         num_positions: number of positions after the prompt that decoding may use.
 
+    Returns:
+        The token ids.
+
     Raises:
-        ConfigError: the prompt is empty, holds ids outside the vocabulary, or leaves no room for the response.
+        ConfigError: the prompt is empty, holds anything but ids of the vocabulary, or leaves no room for the response.
     """
-    if len(prompt_ids) == 0:
+    prompt_ids = _token_ids(model, prompt_ids)
+    if not prompt_ids:
         raise ConfigError("the prompt is empty; give at least one token id")
-    _check_vocabulary(model, prompt_ids)
     max_positions = model.config.max_positions
     if len(prompt_ids) + num_positions > max_positions:
         raise ConfigError(
             f"prompt of {len(prompt_ids)} tokens and {num_positions} generated positions exceed the context of "
             f"{max_positions}; shorten the prompt or lower gen_length"
         )
+    return prompt_ids
 
 
-def generate(model: LoadedModel, prompt_ids: Sequence[int], decoder: str = "refusion", **settings: Any) -> Decoded:
+def generate(model: LoadedModel, prompt_ids: TokenIds, decoder: str = "refusion", **settings: Any) -> Decoded:
     """Decodes one prompt.
 
     Args:
         model: from `load_model`.
-        prompt_ids: token ids, at least one.
+        prompt_ids: token ids, at least one; see `check_prompt`.
         decoder: name in `DECODERS`.
         **settings: fields of the decoder's settings class.
 
@@ -151,13 +163,13 @@ def generate(model: LoadedModel, prompt_ids: Sequence[int], decoder: str = "refu
         DecodeError: decoding failed.
     """
     resolved = decoder_settings(model, decoder, **settings)
-    check_prompt(model, prompt_ids, resolved.num_positions)
+    prompt = check_prompt(model, prompt_ids, resolved.num_positions)
     settings_here = with_width_cost(resolved, lambda: model.width_cost)
-    return model.engine.run(DECODERS[decoder].decode, prompt_ids, settings_here)
+    return model.engine.run(DECODERS[decoder].decode, prompt, settings_here)
 
 
 def generate_stream(
-    model: LoadedModel, requests: Iterable[tuple[str, Sequence[int], Any]], batch_size: int
+    model: LoadedModel, requests: Iterable[tuple[str, TokenIds, Any]], batch_size: int
 ) -> Iterator[tuple[int, Decoded | DecodeError]]:
     """Decodes many prompts with continuous batching and yields each result when it is ready.
 
@@ -167,33 +179,48 @@ def generate_stream(
         batch_size: largest number of requests at once, >= 1.
 
     Yields:
-        (index of the request, its result or the error that ended it).
+        (index of the request, its result or the error that ended it); a request that is refused ends no other.
 
     Raises:
-        ConfigError: batch_size is below 1, or a prompt is refused when its turn comes.
+        ConfigError: batch_size is below 1.
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size={batch_size}; it must be at least 1")
 
     def checked() -> Iterator[Request]:
         for decoder, prompt_ids, settings in requests:
-            check_prompt(model, prompt_ids, settings.num_positions)
-            settings_here = with_width_cost(settings, lambda: model.width_cost)
-            yield Request(DECODERS[decoder].decode, prompt_ids, settings_here)
+            try:
+                yield _request(model, decoder, prompt_ids, settings)
+            except ConfigError as error:
+                yield Request(_refuse, (), error)
 
     return model.engine.run_many(checked(), batch_size)
 
 
+def _request(model: LoadedModel, decoder: str, prompt_ids: TokenIds, settings: Any) -> Request:
+    check_decoder(decoder)
+    if not isinstance(settings, DECODERS[decoder].Settings):
+        raise ConfigError(f"settings of {decoder} are {type(settings).__name__}; make them with decoder_settings")
+    prompt = check_prompt(model, prompt_ids, settings.num_positions)
+    return Request(DECODERS[decoder].decode, prompt, with_width_cost(settings, lambda: model.width_cost))
+
+
+def _refuse(prompt: Sequence[int], settings: ConfigError, trace: Trace) -> Decoding:
+    """A decoder that ends before its first forward, with the error that it is given in place of settings."""
+    raise DecodeError(f"the request is refused: {settings}") from settings
+    yield  # which makes it a decoder
+
+
 def generate_many(
     model: LoadedModel,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[TokenIds],
     decoder: str = "refusion",
     batch_size: int = 16,
     **settings: Any,
 ) -> list[Decoded]:
     """Decodes many prompts with continuous batching; returns one result for each prompt, in their order.
 
-    The other arguments and the errors are those of `generate`.
+    The other arguments and the ConfigErrors are those of `generate`.
 
     Args:
         model: from `load_model`.
@@ -201,23 +228,35 @@ def generate_many(
         decoder: name in `DECODERS`.
         batch_size: largest number of requests at once, >= 1; in float32 it does not change the tokens.
         **settings: fields of the decoder's settings class.
+
+    Raises:
+        ConfigError: a prompt or a setting is refused; nothing was computed.
+        DecodeError: prompts could not be decoded. All others were; `results` has the result or error of each prompt.
     """
     resolved = decoder_settings(model, decoder, **settings)
-    for prompt_ids in prompts:
-        check_prompt(model, prompt_ids, resolved.num_positions)
-    requests = ((decoder, prompt_ids, resolved) for prompt_ids in prompts)
-    results: dict[int, Decoded] = {}
-    for index, result in generate_stream(model, requests, batch_size):
-        if isinstance(result, DecodeError):
-            raise result
-        results[index] = result
-    return [results[index] for index in range(len(prompts))]
+    requests = []
+    for number, prompt_ids in enumerate(prompts):
+        try:
+            requests.append((decoder, check_prompt(model, prompt_ids, resolved.num_positions), resolved))
+        except ConfigError as error:
+            raise ConfigError(f"prompt {number} (from 0): {error}") from error
+    by_index = dict(generate_stream(model, requests, batch_size))
+    results = [by_index[index] for index in range(len(requests))]
+    failed = [index for index, result in enumerate(results) if isinstance(result, DecodeError)]
+    if failed:
+        failure = DecodeError(
+            f"{len(failed)} of {len(results)} prompts could not be decoded, the first of them number {failed[0]} (from "
+            f"0): {results[failed[0]]}; the attribute `results` of this error has the others"
+        )
+        failure.results = results
+        raise failure
+    return [result for result in results if isinstance(result, Decoded)]
 
 
 def score_tokens(
     model: LoadedModel,
-    prefix_ids: Sequence[int],
-    continuation_ids: Sequence[int],
+    prefix_ids: TokenIds,
+    continuation_ids: TokenIds,
     mc_samples: int = 128,
     seed: int = 0,
 ) -> TokenScore:
@@ -227,7 +266,7 @@ def score_tokens(
 
 def score_tokens_many(
     model: LoadedModel,
-    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    pairs: Sequence[tuple[TokenIds, TokenIds]],
     batch_size: int = 16,
     mc_samples: int = 128,
     seed: int = 0,
@@ -239,7 +278,7 @@ def score_tokens_many(
 
     Args:
         model: from `load_model`.
-        pairs: (prefix, continuation) token ids; neither may be empty.
+        pairs: (prefix, continuation) token ids, as in `check_prompt`; neither may be empty.
         batch_size: pairs computed together, >= 1; it changes no score.
         mc_samples: noised copies of each continuation in an estimate, >= 1.
         seed: seed of the noise, >= 0; the noise of a pair depends on its tokens and the seed only.
@@ -255,19 +294,19 @@ def score_tokens_many(
         if value < low:
             raise ConfigError(f"scoring: {name}={value}; it must be at least {low}")
     longest = longest_scored(model)
-    for prefix_ids, continuation_ids in pairs:
+    read = [(_token_ids(model, prefix), _token_ids(model, continuation)) for prefix, continuation in pairs]
+    for prefix_ids, continuation_ids in read:
         if not prefix_ids or not continuation_ids:
             raise ConfigError("scoring needs at least one prefix token and one continuation token")
-        _check_vocabulary(model, [*prefix_ids, *continuation_ids])
         if (num_tokens := len(prefix_ids) + len(continuation_ids)) > longest:
             raise ConfigError(f"a text of {num_tokens} tokens cannot be scored; {model.name} takes at most {longest}")
     shift = _logit_shift(model)
     if shift is None:
-        return score_many(model.engine.model, pairs, batch_size)
+        return score_many(model.engine.model, read, batch_size)
     if model.card.mask_id is None:
         raise ConfigError(f"{model.name} names no mask token; give its id as mask_token_id in its config.json")
     reading = MaskedReading(mask_id=model.card.mask_id, shift=shift, num_samples=mc_samples, seed=seed)
-    return estimate_many(model.engine.model, pairs, batch_size, reading)
+    return estimate_many(model.engine.model, read, batch_size, reading)
 
 
 def longest_scored(model: LoadedModel) -> int:
@@ -296,8 +335,26 @@ def _logit_shift(model: LoadedModel) -> int | None:
     )
 
 
-def _check_vocabulary(model: LoadedModel, token_ids: Sequence[int]) -> None:
-    last = model.config.vocab_size - 1
-    for token in token_ids:
-        if not 0 <= token <= last:
-            raise ConfigError(f"token {token} lies outside the vocabulary, 0..{last}")
+def _token_ids(model: LoadedModel, given: Any) -> list[int]:
+    """Reads token ids. Raises ConfigError for anything else, and for ids outside the vocabulary."""
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        advice = "its input_ids" if isinstance(given, Mapping) else "integers, as model.tokenizer.encode makes them"
+        raise ConfigError(f"token ids are of the type {type(given).__name__}; give {advice}")
+    tokens = given.tolist() if hasattr(given, "tolist") else list(given)
+    tokens = tokens if isinstance(tokens, list) else [tokens]  # of a tensor without a dimension
+    last, ids = model.config.vocab_size - 1, []
+    for token in tokens:
+        if isinstance(token, list | tuple) or getattr(token, "ndim", 0) > 0:
+            if len(tokens) == 1:
+                return _token_ids(model, token)
+            raise ConfigError(f"token ids are {len(tokens)} rows; give each as a prompt of its own")
+        try:
+            number = operator.index(token)
+        except TypeError:
+            number = None
+        if number is None or isinstance(token, bool):
+            raise ConfigError(f"token id {token!r} is no integer; give integers, as model.tokenizer.encode makes them")
+        if not 0 <= number <= last:
+            raise ConfigError(f"token {number} lies outside the vocabulary, 0..{last}")
+        ids.append(number)
+    return ids

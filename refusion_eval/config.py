@@ -248,8 +248,14 @@ def _none(value: Any, texts: Collection[str]) -> Any:
     return None if isinstance(value, str) and value in texts else value
 
 
+def _plain(value: Any) -> Any:
+    """Python's own number or list in place of one of numpy or torch."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 def _items(value: Any) -> Any:
     """Splits a list that arrived as text at commas, spaces or plus signs: lm-eval keeps commas for itself."""
+    value = _plain(value)
     if isinstance(value, str):
         if value.lower() in ("", "none", "null"):
             return []
@@ -268,6 +274,7 @@ def _refused(wanted: str, hint: str = "") -> PydanticCustomError:
 
 
 def _bool(value: Any) -> bool:
+    value = _plain(value)
     # lm-eval turns true and false into bools, but leaves 1 and 0 as ints; --set and JSON carry text.
     known = {"true": True, "1": True, "false": False, "0": False}
     if isinstance(value, bool | int) and value in (0, 1):
@@ -278,6 +285,7 @@ def _bool(value: Any) -> bool:
 
 
 def _int(value: Any) -> int:
+    value = _plain(value)
     if not isinstance(value, bool) and not (isinstance(value, float) and not value.is_integer()):
         try:
             return int(value)
@@ -287,6 +295,7 @@ def _int(value: Any) -> int:
 
 
 def _float(value: Any) -> float:
+    value = _plain(value)
     if not isinstance(value, bool):
         try:
             number = float(value)
@@ -298,6 +307,7 @@ def _float(value: Any) -> float:
 
 
 def _str(value: Any) -> str:
+    value = _plain(value)
     # An int keeps its digits ("2025"); the spelling of a float is lost ("1e5" arrives as 100000.0).
     if isinstance(value, str | int) and not isinstance(value, bool):
         return str(value)

@@ -1,5 +1,8 @@
 """One error class per cause, all with one plain sentence: what was wrong, where, and what to do."""
 
+from collections.abc import Sequence
+from typing import Any
+
 
 class RefusionEvalError(Exception):
     """Anything this project refuses on purpose; the command line prints its message without a traceback."""
@@ -22,7 +25,13 @@ class DataError(RefusionEvalError):
 
 
 class DecodeError(RefusionEvalError):
-    """One request cannot be decoded."""
+    """One request cannot be decoded.
+
+    Attributes:
+        results: of requests that were decoded together, the result or the error of each; empty for a single request.
+    """
+
+    results: Sequence[Any] = ()
 
 
 class SandboxError(RefusionEvalError):

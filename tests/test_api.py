@@ -5,13 +5,15 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
 import refusion_eval
 from refusion_eval import api
+from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.width import WidthCost
-from refusion_eval.errors import CheckpointError, ConfigError
+from refusion_eval.errors import CheckpointError, ConfigError, DecodeError
 from tests.models import tiny
 
 SMALL = {"gen_length": 16, "slot_size": 4, "block_size": 8}
@@ -93,6 +95,105 @@ def test_numpy_and_tensor_prompts_are_taken(model):
     expected = refusion_eval.generate(model, [1, 2, 3], **SMALL).tokens
     assert refusion_eval.generate(model, torch.tensor([1, 2, 3]), **SMALL).tokens == expected
     assert refusion_eval.generate(model, torch.tensor([1, 2, 3]).numpy(), **SMALL).tokens == expected
+
+
+IDS = [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        torch.tensor([IDS]),
+        np.array([IDS], dtype=np.uint16),
+        [IDS],
+        (IDS,),
+        [torch.tensor(IDS)],
+        [torch.tensor(token) for token in IDS],
+        [np.int64(token) for token in IDS],
+        range(1, 4),
+    ],
+)
+def test_prompts_are_taken_as_transformers_makes_them(model, prompt):
+    expected = refusion_eval.generate(model, IDS, **SMALL).tokens
+    assert refusion_eval.generate(model, prompt, **SMALL).tokens == expected
+    assert [out.tokens for out in refusion_eval.generate_many(model, [prompt, IDS], **SMALL)] == [expected, expected]
+    assert api.score_tokens(model, prompt, prompt) == api.score_tokens(model, IDS, IDS)
+
+
+def test_a_single_id_and_an_iterator_are_prompts(model):
+    single, expected = (refusion_eval.generate(model, prompt, **SMALL) for prompt in (torch.tensor(1), [1]))
+    assert single.tokens == expected.tokens
+    (out,) = refusion_eval.generate_many(model, [iter(IDS)], **SMALL)
+    assert out.tokens == refusion_eval.generate(model, IDS, **SMALL).tokens
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("a text", "of the type str; give integers"),
+        (b"a text", "of the type bytes"),
+        (None, "of the type NoneType"),
+        (5, "of the type int"),
+        ({"input_ids": IDS}, "of the type dict; give its input_ids"),
+        (["a"], "token id 'a' is no integer"),
+        ([5.7], "token id 5.7 is no integer"),
+        ([True], "token id True is no integer"),
+        (torch.tensor([1.0, 2.0]), "token id 1.0 is no integer"),
+        ([torch.tensor(1.5)], "is no integer"),
+        (torch.tensor([IDS, IDS]), "token ids are 2 rows"),
+        ([torch.tensor(IDS), torch.tensor(IDS)], "token ids are 2 rows"),
+        (torch.empty(0), "prompt is empty"),
+    ],
+)
+def test_what_is_no_row_of_token_ids_is_refused(unloaded, prompt, message):
+    with pytest.raises(ConfigError, match=message):
+        refusion_eval.generate(unloaded, prompt, **SMALL)
+    with pytest.raises(ConfigError, match=rf"prompt 1 \(from 0\): .*{message}"):
+        refusion_eval.generate_many(unloaded, [IDS, prompt], **SMALL)
+    with pytest.raises(ConfigError, match="token"):
+        api.score_tokens(unloaded, prompt, IDS)
+
+
+@pytest.mark.parametrize("eos_ids", [[5, 4], torch.tensor([5, 4]), np.array([5, 4]), (5, np.int32(4)), "5,4"])
+def test_end_tokens_are_a_tuple_whatever_they_came_as(unloaded, eos_ids):
+    settings = api.decoder_settings(unloaded, "refusion", eos_ids=eos_ids, **SMALL)
+    assert settings.eos_ids == (5, 4)
+    assert {type(token) for token in settings.eos_ids} == {int}
+
+
+def test_a_request_that_is_refused_ends_no_other(model):
+    settings = api.decoder_settings(model, "refusion", **SMALL)
+    requests = [
+        ("refusion", IDS, settings),
+        ("refusion", [1.5], settings),
+        ("refuson", IDS, settings),
+        ("refusion", IDS, {"gen_length": 8}),
+        ("refusion", IDS, settings),
+    ]
+    results = dict(api.generate_stream(model, requests, batch_size=2))
+    assert results[0].tokens == results[4].tokens == refusion_eval.generate(model, IDS, **SMALL).tokens
+    refusals = ["token id 1.5 is no integer", "did you mean refusion", "make them with decoder_settings"]
+    for index, message in enumerate(refusals, start=1):
+        assert isinstance(results[index], DecodeError)
+        assert message in str(results[index])
+
+
+def test_the_results_of_other_prompts_survive_one_that_fails(model, monkeypatch):
+    decode = DECODERS["refusion"].decode
+
+    def failing_at_four(prompt, settings, trace):
+        if len(prompt) == 4:
+            raise ZeroDivisionError("on purpose")
+        return (yield from decode(prompt, settings, trace))
+
+    prompts = [[1, 2, 3], [1, 2, 3, 4], [5], [6, 7, 8, 9]]
+    expected = [refusion_eval.generate(model, prompt, **SMALL).tokens for prompt in prompts]
+    monkeypatch.setitem(api.DECODERS, "refusion", dataclasses.replace(DECODERS["refusion"], decode=failing_at_four))
+    with pytest.raises(DecodeError, match=r"^2 of 4 prompts .*, the first of them number 1 ") as caught:
+        refusion_eval.generate_many(model, prompts, batch_size=2, **SMALL)
+    results = caught.value.results
+    assert [isinstance(result, DecodeError) for result in results] == [False, True, False, True]
+    assert [results[index].tokens for index in (0, 2)] == [expected[0], expected[2]]
 
 
 @pytest.mark.parametrize(

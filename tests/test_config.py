@@ -3,6 +3,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
+import numpy as np
 import pytest
 
 from refusion_eval.config import (
@@ -52,6 +53,14 @@ from refusion_eval.errors import ConfigError
         ("none", float | None, None),
         ("none", str | None, "none"),
         ("cpu", Literal["cpu", "cuda"], "cpu"),
+        (np.int64(8), int, 8),
+        (np.float32(8.0), int, 8),
+        (np.float32(0.5), float, 0.5),
+        (np.int16(3), float | None, 3.0),
+        (np.bool_(True), bool, True),
+        (np.array([5, 7]), tuple[int, ...], (5, 7)),
+        (np.array(5), tuple[int, ...], (5,)),
+        (np.int64(2025), str, "2025"),
     ],
 )
 def test_value_with_one_reading_is_converted(value, wanted, expected):
@@ -77,6 +86,11 @@ def test_value_with_one_reading_is_converted(value, wanted, expected):
         (True, int | None),
         ("tpu", Literal["cpu", "cuda"]),
         (5, tuple[str, ...]),
+        (np.float32(8.5), int),
+        (np.bool_(True), int),
+        (np.array([8]), int),
+        (np.array([5.5]), tuple[int, ...]),
+        ({5, 7}, tuple[int, ...]),
     ],
 )
 def test_value_without_one_reading_is_refused_by_name(value, wanted):
