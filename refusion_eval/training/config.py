@@ -9,16 +9,25 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le, Lt
 
-from refusion_eval.config import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, settings_class
+from refusion_eval.config import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    added_setting,
+    recorded_values,
+    settings_class,
+)
 from refusion_eval.errors import ConfigError
 from refusion_eval.training.data.collate import Normalisation
 from refusion_eval.training.data.rows import OnBad
-from refusion_eval.training.objectives.corrupt import SLOT_SIZES
+from refusion_eval.training.objectives.corrupt import SLOT_SIZES, Masking
 
 Objective = Literal["pretrain", "sft", "refusion", "llada", "bd3lm"]
 Parallelism = Literal["ddp", "zero2", "fsdp"]
 Attention = Literal["auto", "flash"]
 Dtype = Literal["bfloat16", "float32"]
+NewRows = Literal["spare", "mean"]
 BelowOne = Annotated[float, Ge(0), Lt(1)]
 
 MASKED_OBJECTIVES: tuple[Objective, ...] = ("llada", "bd3lm")  # not causal
@@ -59,6 +68,9 @@ class BackboneConfig:
         gradient_checkpointing: compute activations again in the backward pass instead of keeping them.
         lora: None trains every weight.
         seed: seed of random weights.
+        new_rows: embeddings that new tokens begin with: the spare rows that a checkpoint has beyond its tokenizer's
+            ids, as in the release of ReFusion ("spare"; the mean where there are too few), or the mean of the rows of
+            all known tokens ("mean").
     """
 
     model: str | None = None
@@ -69,6 +81,7 @@ class BackboneConfig:
     gradient_checkpointing: bool = True
     lora: LoraSettings | None = None
     seed: int = 0
+    new_rows: NewRows = added_setting("spare")
 
     def __post_init__(self) -> None:
         if (self.model is None) == (self.shape is None):
@@ -87,7 +100,8 @@ class DataConfig:
     """Data to train on.
 
     Attributes:
-        files: files, folders or patterns of rows, see `rows.RowReader`.
+        files: files, folders or patterns of rows, or data sets of the hub (owner/name, or owner/name@revision), see
+            `rows.RowReader`.
         max_length: samples with more tokens (prompt and answer) are left out.
         on_bad: "fail" stops at a malformed row, "skip" leaves the row out and counts it.
         workers: processes that tokenise; 0 tokenises in the first process of the run.
@@ -109,7 +123,9 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         if not self.files:
-            raise ConfigError("data.files is empty; name files of rows, such as data.files=train.jsonl")
+            raise ConfigError(
+                "data.files is empty; name files of rows, such as data.files=train.jsonl, or a data set of the hub"
+            )
         if self.max_samples is not None and self.share is not None:
             raise ConfigError(f"data: max_samples is {self.max_samples} and share {self.share}; give one of them")
         if self.share == 0:
@@ -129,6 +145,8 @@ class ObjectiveConfig:
         block_size: tokens of a block, a divisor of `eos_multiple` (bd3lm); 0 for the other objectives.
         normalisation: normalisation of the losses, see `collate`; llada and bd3lm have their own, under "release".
         mdm_weight: lambda of Eq. 3, the factor of the MDM term in the hybrid loss (refusion); 1 for the others.
+        masking: how many slots are masked (refusion): each with one probability, as in the release ("bernoulli"), or
+            exactly floor(t K) of K, as in the paper ("exact").
     """
 
     objective: Objective
@@ -137,6 +155,7 @@ class ObjectiveConfig:
     block_size: NonNegativeInt = 0
     normalisation: Normalisation = "release"
     mdm_weight: NonNegativeFloat = 1.0
+    masking: Masking = added_setting("bernoulli")
 
     def __post_init__(self) -> None:
         if not self.slot_sizes:
@@ -157,6 +176,8 @@ class ObjectiveConfig:
             raise ConfigError(
                 f"normalisation={self.normalisation}; objective={self.objective} has its own, so leave it out"
             )
+        if self.objective != "refusion" and self.masking != "bernoulli":
+            raise ConfigError(f"masking={self.masking}; objective={self.objective} has no slots, so leave it out")
         if self.objective != "refusion" and self.mdm_weight != 1:
             raise ConfigError(
                 f"mdm_weight is {self.mdm_weight}; objective={self.objective} has one term only, so leave it out"
@@ -317,6 +338,9 @@ class RunConfig:
     def identity(self) -> dict[str, Any]:
         """Settings that must be equal for a run to be continued: all but what changes where and how fast it runs."""
         settings = asdict(self)
+        for name in ("backbone", "objective"):  # runs of earlier versions lack added settings
+            recorded = recorded_values(getattr(self, name))
+            settings[name] = {key: value for key, value in settings[name].items() if key in recorded}
         del settings["output"], settings["optimisation"]["offload_optimizer"]
         for name in ("workers", "loader_workers", "cache_dir"):
             del settings["data"][name]

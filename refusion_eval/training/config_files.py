@@ -12,6 +12,7 @@ import yaml
 from refusion_eval.config import build, check_keys, read_yaml
 from refusion_eval.errors import ConfigError
 from refusion_eval.training.config import RunConfig
+from refusion_eval.training.data.hub import is_hub_id
 
 FOLDER = Path(__file__).parent / "configs"
 COMMAND_LINE = "--set"
@@ -76,7 +77,8 @@ def _absolute(values: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Values with absolute paths in place of those that are relative to the file."""
     data, backbone = values.get("data"), values.get("backbone")
     if isinstance(data, dict) and isinstance(data.get("files"), list):
-        data["files"] = [str(folder / Path(file).expanduser()) for file in data["files"]]
+        files = {file: folder / Path(file).expanduser() for file in data["files"]}
+        data["files"] = [file if is_hub_id(file) and not path.exists() else str(path) for file, path in files.items()]
     for name in ("model", "tokenizer"):
         if isinstance(backbone, dict) and str(backbone.get(name)).startswith(("./", "../")):
             backbone[name] = str((folder / backbone[name]).resolve())

@@ -93,9 +93,17 @@ def test_new_rows_are_the_mean_of_the_known_ones_which_stay(tmp_path: Path, fami
     assert model.config.vocab_size == NUM_ROWS + 2
 
 
-def test_new_tokens_take_spare_rows_and_spare_rows_do_not_count(tmp_path: Path) -> None:
+def test_new_tokens_begin_with_the_spare_rows_of_their_ids_as_in_the_release(tmp_path: Path) -> None:
     stock = save_backbone_of(tmp_path, num_words=50)
     model, tokenizer = _loaded(tmp_path)
+    assert (tokenizer.bos_token_id, tokenizer.mask_token_id) == (50, 51)
+    assert torch.equal(model.lm_head.weight, stock.lm_head.weight)
+    assert torch.equal(model.get_input_embeddings().weight, stock.get_input_embeddings().weight)
+
+
+def test_the_mean_of_known_rows_leaves_spare_ones_out(tmp_path: Path) -> None:
+    stock = save_backbone_of(tmp_path, num_words=50)
+    model, tokenizer = _loaded(tmp_path, new_rows="mean")
     assert (tokenizer.bos_token_id, tokenizer.mask_token_id) == (50, 51)
     before, after = stock.lm_head.weight, model.lm_head.weight
     assert after.shape == before.shape

@@ -70,6 +70,26 @@ def test_masked_share_follows_the_drawn_probability() -> None:
     assert all(0.001 <= draws.mask_probability < 1 for draws in drawn)
 
 
+def test_exact_masking_masks_floor_of_t_times_the_slots() -> None:
+    rng = np.random.default_rng(2)
+    for _ in range(300):
+        uniform = np.random.Generator(type(rng.bit_generator)())
+        uniform.bit_generator.state = rng.bit_generator.state
+        t = float(uniform.random())
+        draws = draw(rng, 37, 4, "exact")
+        assert len(draws.masked_slots) == int(t * 10)
+        assert sorted(draws.masked_slots + draws.clean_slots) == list(range(10))
+        assert draws.mask_probability == (len(draws.masked_slots) / 10 or 1)
+
+
+def test_exact_masking_masks_every_slot_equally_often() -> None:
+    rng = np.random.default_rng(4)
+    counts = np.zeros(10)
+    for _ in range(2000):
+        counts[list(draw(rng, 40, 4, "exact").masked_slots)] += 1
+    assert counts / 2000 == pytest.approx(np.full(10, 0.45), abs=0.05)
+
+
 def test_slot_sizes_are_drawn_uniformly_from_the_setting() -> None:
     rng = np.random.default_rng(3)
     sizes = [draw_slot_size(rng, (4, 8)) for _ in range(1000)]

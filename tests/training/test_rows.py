@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -227,6 +228,53 @@ def test_paths_without_files_are_refused(tmp_path: Path) -> None:
     for wrong in (tmp_path, tmp_path / "a.json", f"{tmp_path}/*.jsonl"):
         with pytest.raises(DataError, match="no such file"):
             RowReader(wrong)
+
+
+@pytest.fixture
+def on_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that `load_dataset` reads in place of the hub, and where data sets of it are kept."""
+    folder, loaded = tmp_path / "GSAI-ML" / "ReFusion", datasets.load_dataset
+
+    def load(name: str, *, revision: str | None, **options: Any) -> Any:
+        assert (name, revision) == ("GSAI-ML/ReFusion", "v1")
+        return loaded(str(folder), cache_dir=str(tmp_path / "cache"), **options)
+
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["train.json", "train.jsonl"])
+def test_a_data_set_of_the_hub_is_read_like_a_file_of_its_rows(on_hub: Path, tmp_path: Path, name: str) -> None:
+    rows = [{"query": f"q{n}", "response": f"r{n}\n", "source": "x"} for n in range(30)]
+    own = write(on_hub / name, as_list(rows, 1) if name == "train.json" else as_lines(rows))
+    check_rows("GSAI-ML/ReFusion@v1")
+    reader = RowReader(["GSAI-ML/ReFusion@v1"])
+    assert list(reader) == list(RowReader(own))
+    assert [path.suffix for path in reader.files] == [".arrow"]
+    assert reader.report.num_read == 30
+
+
+def test_a_bad_row_of_a_data_set_is_named(on_hub: Path) -> None:
+    write(on_hub / "train.jsonl", as_lines([{"query": "a", "response": "b"}, {"query": "c", "response": ""}]))
+    check_rows("GSAI-ML/ReFusion@v1")
+    with pytest.raises(DataError, match=r"\.arrow, row 2: the response is empty"):
+        list(RowReader("GSAI-ML/ReFusion@v1"))
+    write(on_hub / "train.jsonl", as_lines([{"prompt": "a", "response": "b"}]))
+    with pytest.raises(DataError, match=r"GSAI-ML/ReFusion@v1, row 1: there is no query"):
+        check_rows("GSAI-ML/ReFusion@v1")
+
+
+def test_a_data_set_that_cannot_be_reached_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise ConnectionError("Couldn't reach the Hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    for act in (check_rows, RowReader):
+        with pytest.raises(DataError, match=r"some/where: there is no such file or folder here.*reach the Hub"):
+            act("some/where")
+    with pytest.raises(DataError, match=r"rows\.jsonl: no such file"):  # a path, not a data set
+        RowReader("data/rows.jsonl")
 
 
 def test_files_without_a_row_or_with_a_bad_first_one_are_refused_at_once(tmp_path: Path) -> None:

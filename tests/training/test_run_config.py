@@ -182,3 +182,20 @@ def test_rank_and_world_size_come_from_the_environment(monkeypatch: pytest.Monke
     monkeypatch.setenv("WORLD_SIZE", "four")
     with pytest.raises(ConfigError, match="are not numbers"):
         process_from_environment("ddp")
+
+
+def test_the_papers_training_is_on_the_papers_data() -> None:
+    for name in ("refusion_8b", "refusion_qwen25_7b", "controlled_refusion", "controlled_bd3lm"):
+        assert read_run_config(name).data.files == ("GSAI-ML/ReFusion",)
+    fixed = read_run_config("refusion_8b", ["data.files=GSAI-ML/ReFusion@abc123"])
+    assert fixed.data.files == ("GSAI-ML/ReFusion@abc123",)
+
+
+def test_settings_that_were_added_later_count_only_where_they_are_used() -> None:
+    default = read_run_config("refusion_8b").identity()
+    assert "masking" not in default["objective"]
+    assert "new_rows" not in default["backbone"]
+    used = read_run_config("refusion_8b", ["objective.masking=exact", "backbone.new_rows=mean"]).identity()
+    assert (used["objective"]["masking"], used["backbone"]["new_rows"]) == ("exact", "mean")
+    with pytest.raises(ConfigError, match="masking=exact; objective=sft has no slots"):
+        read_run_config("controlled_sft", ["objective.masking=exact"])

@@ -150,8 +150,9 @@ def random_config(shape: Mapping[str, Any], num_rows: int, ids: Mapping[str, int
 def load_backbone(config: BackboneConfig, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
     """Loads the model on the CPU, in training mode; with adapters (a model of peft) if `config.lora` is set.
 
-    The rows of new tokens are the mean of the rows of all known tokens, computed in float32, in the embedding and in
-    an untied output layer. Rows beyond the ids of the tokenizer stay as they are. With random weights no row is a mean.
+    New tokens begin with the spare rows of the checkpoint, or with the mean of the rows of all known tokens, computed
+    in float32, in the embedding and in an untied output layer (`BackboneConfig.new_rows`). Rows beyond the ids of the
+    tokenizer stay as they are. With random weights no row is a mean.
 
     Raises:
         ConfigError: a setting does not fit the model.
@@ -162,7 +163,7 @@ def load_backbone(config: BackboneConfig, tokenizer: PreTrainedTokenizerFast) ->
     else:
         model = _load(config)
         new_ids = _new_ids(config, tokenizer)
-        grow_vocabulary(model, num_ids(tokenizer), new_ids)
+        grow_vocabulary(model, num_ids(tokenizer), new_ids, keep_spare=config.new_rows == "spare")
     ids = special_ids(tokenizer)
     model.config.update(ids)
     if model.generation_config is not None:
@@ -175,25 +176,27 @@ def load_backbone(config: BackboneConfig, tokenizer: PreTrainedTokenizerFast) ->
 
 
 @torch.no_grad()
-def grow_vocabulary(model: PreTrainedModel, num_rows: int, new_ids: list[int]) -> None:
+def grow_vocabulary(model: PreTrainedModel, num_rows: int, new_ids: list[int], *, keep_spare: bool) -> None:
     """Grows embedding and output layer to at least `num_rows` rows and sets new rows to the mean of the known rows.
 
     Args:
         model: is changed.
         num_rows: number of ids of the tokenizer.
         new_ids: ids that the model was not trained with. Every other id below `num_rows` is known; spare rows are not.
+        keep_spare: whether new ids that have a spare row already keep it.
     """
     embedding = model.get_input_embeddings()
+    filled_ids = [number for number in new_ids if number >= embedding.num_embeddings] if keep_spare else new_ids
     if num_rows > embedding.num_embeddings:
         model.resize_token_embeddings(num_rows, mean_resizing=False)
-    if not new_ids:
+    if not filled_ids:
         return
     known = torch.ones(num_rows, dtype=torch.bool)
     known[new_ids] = False
     # A tied output layer is the same parameter.
     layers: tuple[Any, Any] = model.get_input_embeddings(), model.get_output_embeddings()
     for weight in {id(layer.weight): layer.weight for layer in layers}.values():
-        weight[new_ids] = weight[:num_rows][known].float().mean(dim=0).to(weight.dtype)
+        weight[filled_ids] = weight[:num_rows][known].float().mean(dim=0).to(weight.dtype)
 
 
 def _new_ids(config: BackboneConfig, tokenizer: PreTrainedTokenizerFast) -> list[int]:

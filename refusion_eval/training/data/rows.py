@@ -1,4 +1,4 @@
-"""Streams rows of fine-tuning data from JSON lists and JSON Lines, plain or gzipped, in one file or many.
+"""Streams rows of fine-tuning data from JSON lists, JSON Lines, plain or gzipped, and data sets of the hub.
 
 A row is an object with the texts `query` and `response`; other keys are ignored. A query may be empty, as the chat
 template is a prompt too. A response must not be empty; white space is a valid response.
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from refusion_eval.errors import DataError
+from refusion_eval.training.data.hub import arrow_rows, download, first_row, is_hub_id
 from refusion_eval.training.data.json_values import Broken, holds_list, values
 
 OnBad = Literal["fail", "skip"]
@@ -99,8 +100,9 @@ class RowReader:
 
     Args:
         paths: one path or a list: files, folders (all files that end in `ENDINGS`, at any depth) and patterns such as
-            `data/**/*.jsonl`. The files of a folder or pattern are sorted by name; a file that is named twice is read
-            once. `.jsonl` is JSON Lines; other files are a list if they begin with a bracket, else JSON Lines.
+            `data/**/*.jsonl`, and data sets of the hub (`hub`). The files of a folder or pattern are sorted by name; a
+            file that is named twice is read once. `.jsonl` is JSON Lines, `.arrow` a data set; other files are a list
+            if they begin with a bracket, else JSON Lines.
         on_bad: "fail" stops at the first malformed row; "skip" leaves malformed rows out and counts them. A row is
             malformed if it is not UTF-8 or JSON, is not an object, lacks a key, has a value that is not a text or not
             valid Unicode, or has an empty response. After a syntax error in a list, and in damaged gzip data, the rest
@@ -118,22 +120,13 @@ class RowReader:
     def __iter__(self) -> Iterator[Row]:
         self.report = RowReport()
         for path in self.files:
-            try:
-                file = path.open("rb")
-            except OSError as problem:
-                raise DataError(
-                    f"{path} cannot be opened ({problem.strerror}); make it readable or leave it out"
-                ) from problem
-            with file:
-                is_list = holds_list(path, file)
-                for number, value in values(path, file, is_list=is_list):
-                    self.report.num_read += 1
-                    broken = value if isinstance(value, Broken) else _defect(value)
-                    if broken is None:
-                        yield Row(value["query"], value["response"])
-                    else:
-                        unit = "row" if is_list else "line"
-                        self._refuse(BadRow(str(path), unit, number, broken.reason), broken.ends_file)
+            for unit, number, value in _values(path):
+                self.report.num_read += 1
+                broken = value if isinstance(value, Broken) else _defect(value)
+                if broken is None:
+                    yield Row(value["query"], value["response"])
+                else:
+                    self._refuse(BadRow(str(path), unit, number, broken.reason), broken.ends_file)
 
     def _refuse(self, place: BadRow, ends_file: bool) -> None:
         report = self.report
@@ -147,14 +140,40 @@ class RowReader:
 
 
 def check_rows(paths: Paths, *, on_bad: OnBad = "fail") -> None:
-    """Checks the first row of each file; see `RowReader`.
+    """Checks the first row of each file and data set, without downloading whole data sets; see `RowReader`.
 
     Raises:
         DataError: a path has no file, a file has no valid row, or its first row is malformed under "fail".
     """
-    for path in _find_files(paths):
+    entries = [paths] if isinstance(paths, str | os.PathLike) else paths
+    hub_ids = [str(entry) for entry in entries if _is_on_hub(entry)]
+    for name in hub_ids:
+        broken = _defect(first_row(name))
+        if broken is not None:
+            raise DataError(f"{name}, row 1: {broken.reason}; expected rows of {{query, response}}")
+    for path in _find_files([entry for entry in entries if str(entry) not in hub_ids]):
         if next(iter(RowReader(path, on_bad=on_bad)), None) is None:
             raise DataError(f"{path} holds no row of {{query, response}}; correct the file, or leave it out")
+
+
+def _values(path: Path) -> Iterator[tuple[str, int, Any]]:
+    """The values of a file: unit of their numbers ("line" or "row"), number, and value or `Broken`."""
+    if path.suffix == ".arrow":
+        yield from (("row", number, value) for number, value in arrow_rows(path))
+        return
+    try:
+        file = path.open("rb")
+    except OSError as problem:
+        raise DataError(f"{path} cannot be opened ({problem.strerror}); make it readable or leave it out") from problem
+    with file:
+        is_list = holds_list(path, file)
+        unit = "row" if is_list else "line"
+        yield from ((unit, number, value) for number, value in values(path, file, is_list=is_list))
+
+
+def _is_on_hub(entry: str | os.PathLike[str]) -> bool:
+    """Whether an entry names a data set of the hub: it has the form of one and is no path here."""
+    return is_hub_id(str(entry)) and not Path(entry).exists()
 
 
 def _find_files(paths: Paths) -> list[Path]:
@@ -163,6 +182,8 @@ def _find_files(paths: Paths) -> list[Path]:
         path = Path(entry).expanduser()
         if path.is_file():  # tested before patterns, as names may contain brackets
             files = [path]
+        elif _is_on_hub(entry):
+            files = download(str(entry))
         else:
             pattern = f"{glob.escape(str(path))}/**/*" if path.is_dir() else str(path)
             names = sorted(glob.glob(pattern, recursive=True))

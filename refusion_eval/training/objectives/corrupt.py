@@ -6,13 +6,14 @@ it: a clean token predicts the next token of its slot, a mask predicts the token
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
 from refusion_eval.training.objectives.example import IGNORED, Example
 
 SLOT_SIZES = (4, 8, 16, 32)
+Masking = Literal["bernoulli", "exact"]
 
 Number = TypeVar("Number", float, np.ndarray)
 
@@ -22,7 +23,7 @@ class Draws:
     """The random choices for one sample."""
 
     slot_size: int  # number k of tokens of a slot
-    mask_probability: float  # probability q with which each slot was masked
+    mask_probability: float  # probability q with which each slot was masked; with exact masking their share
     masked_slots: tuple[int, ...]  # masked slots in ascending order
     clean_slots: tuple[int, ...]  # the other slots in shuffled order
 
@@ -37,14 +38,25 @@ def mask_probability(uniform: Number) -> Number:
     return 0.999 * uniform + 0.001
 
 
-def draw(rng: np.random.Generator, answer_length: int, slot_size: int) -> Draws:
-    """Masks each slot independently with one probability q, and shuffles the others.
+def draw(rng: np.random.Generator, answer_length: int, slot_size: int, masking: Masking = "bernoulli") -> Draws:
+    """Masks some of the K slots of an answer and shuffles the others.
 
-    The release draws slots independently, too; the paper masks exactly floor(t K) slots.
+    Args:
+        rng: random generator.
+        answer_length: tokens of the answer.
+        slot_size: k.
+        masking: "bernoulli" masks each slot independently with one probability q, as the release does; "exact" masks
+            floor(t K) slots with t uniform in [0, 1), as the paper writes (Sec. 4.3).
     """
     num_slots = -(-answer_length // slot_size)
-    probability = mask_probability(float(rng.random()))
-    masked = rng.random(num_slots) < probability
+    uniform = float(rng.random())
+    if masking == "exact":
+        num_masked = int(uniform * num_slots)
+        probability = num_masked / num_slots if num_masked else 1.0  # nothing is divided by it without a mask
+        masked = rng.permutation(num_slots) < num_masked
+    else:
+        probability = mask_probability(uniform)
+        masked = rng.random(num_slots) < probability
     return Draws(
         slot_size=slot_size,
         mask_probability=probability,

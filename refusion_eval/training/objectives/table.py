@@ -40,7 +40,7 @@ def _refusion(sample: TrainingSample, rng: np.random.Generator, config: Objectiv
     """Predicts the next token in clean slots and the masked tokens in the other slots."""
     answer = _filled(sample, config, ids)
     slot_size = draw_slot_size(rng, config.slot_sizes)
-    return arrange(sample.prompt, answer, draw(rng, len(answer), slot_size), mask=ids.mask)
+    return arrange(sample.prompt, answer, draw(rng, len(answer), slot_size, config.masking), mask=ids.mask)
 
 
 def _llada(sample: TrainingSample, rng: np.random.Generator, config: ObjectiveConfig, ids: SpecialIds) -> Example:
