@@ -146,6 +146,7 @@ class Readout:
         given: probability of each token in `Read.given`; None if none were requested.
         entropy: entropy of the same distribution in nats; None if not requested.
         margin: largest minus second largest probability; None if not requested.
+        rounded_to: dtype of the weights, such as "bfloat16", if probabilities were rounded to it; else empty.
     """
 
     tokens: TokenArray
@@ -153,6 +154,7 @@ class Readout:
     given: ProbArray | None = None
     entropy: ProbArray | None = None
     margin: ProbArray | None = None
+    rounded_to: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.types import CheckpointKind, Decode
+from refusion_eval.types import CheckpointKind, Decode, Readout
 
 LineStyle = str | tuple[int, tuple[float, ...]]
 
@@ -103,6 +103,21 @@ def above_or_best(scores: npt.NDArray[np.floating], threshold: float) -> list[in
         At least one index; the lowest one wins among equal best scores.
     """
     return np.flatnonzero(scores > threshold).tolist() or [int(np.argmax(scores))]
+
+
+def rounded_threshold(threshold: float, readout: Readout) -> float:
+    """The threshold at the precision of the probabilities that are compared with it.
+
+    torch compares numbers of a short dtype with a threshold rounded to that dtype, as the releases do: 0.9 is 0.8984375
+    in bfloat16.
+    """
+    if readout.rounded_to == "float16":
+        return float(np.float16(threshold))
+    if readout.rounded_to == "bfloat16":  # the upper half of a float32, rounded to the nearest even number
+        bits = int(np.float32(threshold).view(np.uint32))
+        bits += 0x7FFF + (bits >> 16 & 1)
+        return float(np.uint32(bits & 0xFFFF0000).view(np.float32))
+    return threshold
 
 
 def at_least_or_best(scores: npt.NDArray[np.floating], threshold: float) -> list[int]:

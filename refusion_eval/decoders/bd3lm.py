@@ -11,7 +11,7 @@ from itertools import count
 from typing import ClassVar
 
 from refusion_eval.config import NonNegativeFloat, PositiveInt, settings_class
-from refusion_eval.decoders import Decoder, Reads, Style, at_least_or_best, first_eos, most_confident
+from refusion_eval.decoders import Decoder, Reads, Style, at_least_or_best, first_eos, most_confident, rounded_threshold
 from refusion_eval.decoders.canvas import Canvas, MaskedSettings, Remasking, rounded_quotas
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import (
@@ -110,7 +110,7 @@ def decode(prompt: Sequence[int], settings: Bd3lmSettings, trace: Trace) -> Deco
             if settings.threshold is None:
                 chosen = most_confident(scores, next(quotas))
             else:
-                chosen = at_least_or_best(scores, settings.threshold)
+                chosen = at_least_or_best(scores, rounded_threshold(settings.threshold, readout))
             canvas.fix_chosen(masked, readout, scores, chosen)
             if reason := canvas.settled():
                 return canvas.finish(reason)

@@ -68,8 +68,8 @@ class MaskedSettings:
         mask_id: the mask token. It is never chosen, though some releases let it through.
         eos_ids: tokens that end the response; everything after the first of them is cut. The first id is the one with
             which the model was taught to fill the end of a response.
-        confidence_dtype: precision in which confidences are computed; "model" is that of the weights. The releases
-            differ, and the precision changes which tokens are committed.
+        confidence_dtype: precision in which confidences are computed; "model" is that of the weights, to which
+            thresholds are rounded too. The releases differ, and the precision changes which tokens are committed.
         early_stop: end as soon as a stop token or a stop string and everything before it are final: later steps cannot
             change the text up to there. The releases decode all positions.
         stop_rule: with `early_stop`, gets the tokens decoded without a gap from the start; decoding ends when it

@@ -15,7 +15,7 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 
 from refusion_eval.config import Fraction, NonNegativeInt, PositiveInt, settings_class
-from refusion_eval.decoders import Decoder, Reads, Style, most_confident
+from refusion_eval.decoders import Decoder, Reads, Style, most_confident, rounded_threshold
 from refusion_eval.decoders.canvas import Canvas, MaskedSettings
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import Commit, Confidence, Decoding, Forward, Read, Readout, Trace, block_causal
@@ -165,6 +165,7 @@ class Pipeline:
         self._num_final_rows = 0
         self._positions_read: list[int] = []
         self._guesses: dict[int, _Guess] = {}
+        self._skip_threshold = settings.skip_threshold
 
     @property
     def num_finished(self) -> int:
@@ -208,6 +209,7 @@ class Pipeline:
         """Fixes tokens, and counts the blocks that were finished before the last forward as cached."""
         for readout in readouts:
             self._guesses.update(zip(self._positions_read, _guesses(readout), strict=True))
+            self._skip_threshold = rounded_threshold(self._settings.skip_threshold, readout)
         num_finished, unfinished = self.num_finished, range(self.num_finished, len(self.blocks))
         positions = [position for number in unfinished for position in self._chosen(number)]
         tokens = [self._guesses[position].token for position in positions]
@@ -225,7 +227,7 @@ class Pipeline:
             return []
         guesses = [self._guesses[position] for position in masked]
         scores = np.array([guess.prob for guess in guesses])
-        chosen = np.flatnonzero(scores > self._settings.skip_threshold).tolist()
+        chosen = np.flatnonzero(scores > self._skip_threshold).tolist()
         if not chosen and self.is_full(number):
             scores = np.array([guess.score for guess in guesses])
             chosen = most_confident(scores, 1)

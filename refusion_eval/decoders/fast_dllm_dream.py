@@ -11,7 +11,16 @@ from itertools import count
 from typing import ClassVar, Literal
 
 from refusion_eval.config import Fraction, NonNegativeFloat, PositiveInt, settings_class
-from refusion_eval.decoders import Decoder, Reads, Style, at_least_or_best, caches, dream, most_confident
+from refusion_eval.decoders import (
+    Decoder,
+    Reads,
+    Style,
+    at_least_or_best,
+    caches,
+    dream,
+    most_confident,
+    rounded_threshold,
+)
 from refusion_eval.decoders.caches import Cache
 from refusion_eval.decoders.canvas import Canvas, check_blocks
 from refusion_eval.decoders.dream import RANKING_ALGS, DreamSettings
@@ -34,8 +43,7 @@ class FastDllmDreamSettings(DreamSettings):
         steps: steps of quotas for the whole response, divided evenly among the blocks. With confidence_threshold and a
             cache it has no effect; without a cache each of the first `steps` forwards adds gen_length / steps positions
             to those that may be committed (8 steps in the release's scripts).
-        threshold: commit each candidate whose confidence is at least this, and always the best one. The release first
-            rounds it to the dtype of the weights: 0.9 is 0.8984375 in bfloat16.
+        threshold: commit each candidate whose confidence is at least this, and always the best one.
         block_length: positions that are filled before the next ones begin; without a cache it has no effect.
         cache: which keys and values are kept while a block is filled (see `refusion_eval.decoders.caches`). The
             release of Sparse-dLLM commits quotas, by entropy in its scripts. Its layers are published code; its loop
@@ -127,7 +135,8 @@ def _decode_uncached(prompt: Sequence[int], settings: FastDllmDreamSettings, tra
         # Positions that a step did not commit are candidates of the next step again, also after the last step.
         num_candidates = settings.gen_length // steps * min(step + 1, steps) - (settings.gen_length - len(masked))
         candidates = most_confident(readout.probs, num_candidates)
-        chosen = [candidates[index] for index in at_least_or_best(readout.probs[candidates], settings.threshold)]
+        threshold = rounded_threshold(settings.threshold, readout)
+        chosen = [candidates[index] for index in at_least_or_best(readout.probs[candidates], threshold)]
         canvas.fix_chosen(masked, readout, readout.probs, chosen)
         if reason := canvas.settled():
             return canvas.finish(reason)
@@ -158,7 +167,7 @@ def _decode_cached(prompt: Sequence[int], settings: FastDllmDreamSettings, trace
             if candidates:
                 scores = settings.scores(readouts[0], step, candidates)
                 if quota is None:
-                    chosen = at_least_or_best(scores, settings.threshold)
+                    chosen = at_least_or_best(scores, rounded_threshold(settings.threshold, readouts[0]))
                 else:
                     chosen = most_confident(scores, quota)
                 canvas.fix_chosen(candidates, readouts[0], scores, chosen)

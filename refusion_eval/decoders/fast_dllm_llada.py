@@ -10,11 +10,20 @@ from itertools import count
 from typing import ClassVar
 
 from refusion_eval.config import Fraction, NonNegativeFloat, PositiveInt, settings_class
-from refusion_eval.decoders import Decoder, Reads, Style, at_least_or_best, caches, most_confident, num_within_factor
+from refusion_eval.decoders import (
+    Decoder,
+    Reads,
+    Style,
+    at_least_or_best,
+    caches,
+    most_confident,
+    num_within_factor,
+    rounded_threshold,
+)
 from refusion_eval.decoders.caches import Cache
 from refusion_eval.decoders.canvas import BlockSettings, Canvas, even_quotas
 from refusion_eval.errors import ConfigError
-from refusion_eval.types import ConfidenceDtype, Decoding, ProbArray, Trace
+from refusion_eval.types import ConfidenceDtype, Decoding, Readout, Trace
 
 
 @settings_class("fast_dllm_llada")
@@ -77,7 +86,7 @@ def decode(prompt: Sequence[int], settings: FastDllmLladaSettings, trace: Trace)
             )
             rows = [canvas.start + position - forward.positions[0] for position in masked]
             (readout,) = yield replace(forward, reads=(settings.read(rows, next(steps), masked),))
-            chosen = _choose(readout.probs, settings, num_before)
+            chosen = _choose(readout, settings, num_before)
             canvas.fix_chosen(masked, readout, readout.probs, chosen)
             if reason := canvas.settled():
                 return canvas.finish(reason)
@@ -85,10 +94,11 @@ def decode(prompt: Sequence[int], settings: FastDllmLladaSettings, trace: Trace)
     return canvas.finish()
 
 
-def _choose(scores: ProbArray, settings: FastDllmLladaSettings, num_before: int) -> list[int]:
+def _choose(readout: Readout, settings: FastDllmLladaSettings, num_before: int) -> list[int]:
     """Indices of the candidates that become final; `num_before` is the number of forwards of the block before."""
+    scores = readout.probs
     if settings.threshold is not None:
-        return at_least_or_best(scores, settings.threshold)
+        return at_least_or_best(scores, rounded_threshold(settings.threshold, readout))
     if settings.factor is None:
         return most_confident(scores, even_quotas(settings.block_length, settings.steps_per_block)[num_before])
     num_chosen = num_within_factor(scores, settings.factor)

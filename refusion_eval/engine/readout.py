@@ -172,13 +172,13 @@ class ReadPlan:
         """Whether all reads are."""
         return all(options.simple for options, _ in self.groups)
 
-    def readouts(self, table: npt.NDArray[np.floating[Any]]) -> list[Readout]:
+    def readouts(self, table: npt.NDArray[np.floating[Any]], model_dtype: torch.dtype) -> list[Readout]:
         """The answers from the statistics of all rows, [5, N], in the order of `_readout`."""
         readouts: dict[int, Readout] = {}
         start = 0
         for index in self._order:
             read = self._reads[index].read
-            readouts[index] = _readout(read, table[:, start : start + len(read.rows)])
+            readouts[index] = _readout(read, table[:, start : start + len(read.rows)], model_dtype)
             start += len(read.rows)
         return [readouts[index] for index in range(len(self._reads))]
 
@@ -219,12 +219,13 @@ def read_out(
                 free_NV = head(_rows(hidden_TC, np.array(plan.guides[part]), guides_N))
                 logits_NV = free_NV + (options.guidance_scale + 1) * (logits_NV - free_NV)
             columns.append(_statistics(logits_NV, options, given_N, draws_N, model_dtype))
-    return plan.readouts(fetch(torch.cat(columns, dim=1)) if columns else np.empty((5, 0), dtype=np.float32))
+    table = fetch(torch.cat(columns, dim=1)) if columns else np.empty((5, 0), dtype=np.float32)
+    return plan.readouts(table, model_dtype)
 
 
 def read_native(plan: ReadPlan, hidden_TC: Tensor, model: Transformer) -> list[Readout]:
     """As `read_out`, for simple reads of a model whose forwards are compiled."""
-    return plan.readouts(model.native.read(hidden_TC, plan.numbers, plan.suppressed)[STATISTICS_OF_SIMPLE])
+    return plan.readouts(model.native.read(hidden_TC, plan.numbers, plan.suppressed)[STATISTICS_OF_SIMPLE], model.dtype)
 
 
 def fetch(table: Tensor) -> npt.NDArray[np.floating[Any]]:
@@ -356,7 +357,7 @@ def _probability(logit_N: Tensor, log_normaliser_N: Tensor) -> Tensor:
     return (logit_N - log_normaliser_N).exp().clamp(max=1)
 
 
-def _readout(read: Read, table: npt.NDArray[np.floating[Any]]) -> Readout:
+def _readout(read: Read, table: npt.NDArray[np.floating[Any]], model_dtype: torch.dtype) -> Readout:
     if read.confidence.dtype != "float64":
         table = table.astype(np.float32, copy=False)
     tokens, probs, given, entropy, margin = table
@@ -366,6 +367,7 @@ def _readout(read: Read, table: npt.NDArray[np.floating[Any]]) -> Readout:
         given=given if read.given is not None else None,
         entropy=entropy if read.entropy else None,
         margin=margin if read.margin else None,
+        rounded_to=str(model_dtype).removeprefix("torch.") if read.confidence.dtype == "model" else "",
     )
 
 

@@ -182,9 +182,9 @@ class RecordedForwards:
                 return read_out(plan, hidden_WC, model.logits, model.config.vocab_size, model.dtype, columns[6:9])
             self._replays[width]()
             if not plan.is_simple:
-                return plan.readouts(fetch(statistics_of(plan, self._logits, columns[6:9])))
+                return plan.readouts(fetch(statistics_of(plan, self._logits, columns[6:9])), self._model.dtype)
             answers_3W = fetch(self._answers[: 3 * width]).reshape(3, width)
-        return plan.readouts(answers_3W[STATISTICS_OF_SIMPLE, : len(plan.suppressed)])
+        return plan.readouts(answers_3W[STATISTICS_OF_SIMPLE, : len(plan.suppressed)], self._model.dtype)
 
     def _hidden(self, width: int, words: int) -> tuple[Tensor, Tensor]:
         """The residual stream of the rows in the staging buffer and its final norm, both [W, C]."""

@@ -216,6 +216,7 @@ def test_confidence_dtypes():
     hidden = [PackedRead(Read([0, 1], confidence=Confidence(dtype="model")), 0)]
     (short,) = read_out(ReadPlan(hidden), logits, lambda rows: rows, 4, torch.bfloat16)
     np.testing.assert_array_equal(short.probs, logits.bfloat16().softmax(-1).max(-1).values.float())
+    assert (double.rounded_to, single.rounded_to, short.rounded_to) == ("", "", "bfloat16")
 
 
 def test_the_most_probable_token_at_low_precision_can_be_another_than_the_largest_logit():

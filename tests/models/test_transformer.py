@@ -115,6 +115,12 @@ def test_bfloat16_stays_near_float32(tmp_path):
     torch.testing.assert_close(first, second, atol=0.05 * first.abs().max().item(), rtol=0)
 
 
+# How far float32 logits may be from those in float64, in rounding errors (2**-24) of the largest logit. This forward
+# and the recorded ones of the public models were at most 28 off where it was measured, and 37 were seen on another
+# machine; a forward that computes something else is off by whole logits.
+ROUNDING_ERRORS = 100
+
+
 @pytest.mark.parametrize("number", range(1, 6))
 @pytest.mark.parametrize("family", ["llada", "dream", "qwen3"])
 def test_reference_logits_of_public_models(shared, family, number):
@@ -128,7 +134,10 @@ def test_reference_logits_of_public_models(shared, family, number):
         patterns["causal"] = causal(len(tokens))
     for name, attention in patterns.items():
         got = tiny.forward(model, tiny.new_cache(model), tokens, range(len(tokens)), attention)
-        np.testing.assert_allclose(got.numpy(), stored[f"logits_{name}"], atol=1e-4, rtol=0)
+        exact = tiny.exact(model, tokens, naive_visible(attention, 0))
+        bound = ROUNDING_ERRORS * 2**-24 * exact.abs().max().item()
+        for logits in (got.double(), torch.from_numpy(stored[f"logits_{name}"]).double()):
+            torch.testing.assert_close(logits, exact, atol=bound, rtol=0)
 
 
 def test_release_checkpoint_layout_is_read(shared):

@@ -186,3 +186,38 @@ def oracle(
         use_cache=False,
     )
     return output.logits[0]
+
+
+def exact(model: Transformer, tokens: Sequence[int], visible: torch.Tensor) -> torch.Tensor:
+    """Logits in float64 from the definitions, without a cache, under a dense mask [rows, rows]; positions from 0.
+
+    Only the angles of the rotary embedding are rounded to float32, as in training.
+    """
+    config, weights = model.config, model.weights
+    heads, groups, width = config.num_heads, config.num_kv_heads, config.head_dim
+
+    def norm(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return x / (x.pow(2).mean(-1, keepdim=True) + config.rms_norm_eps).sqrt() * scale.double()
+
+    exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
+    angles = (torch.arange(len(tokens))[:, None] * (1.0 / config.rope_theta**exponents)).double().repeat(1, 2)[:, None]
+
+    def rotated(x: torch.Tensor) -> torch.Tensor:
+        first, second = x.chunk(2, dim=-1)
+        return x * angles.cos() + torch.cat((-second, first), dim=-1) * angles.sin()
+
+    x = weights.embedding[torch.tensor(tokens)].double()
+    for layer in weights.layers:
+        qkv = norm(x, layer.input_norm) @ layer.qkv.double().t()
+        if layer.qkv_bias is not None:
+            qkv = qkv + layer.qkv_bias.double()
+        q, k, v = qkv.unflatten(-1, (-1, width)).split((heads, groups, groups), dim=1)
+        if layer.qk_norm is not None:
+            q, k = norm(q, layer.qk_norm[:heads]), norm(k, layer.qk_norm[heads:])
+        q, k, v = rotated(q), *(part.repeat_interleave(heads // groups, dim=1) for part in (rotated(k), v))
+        scores = torch.einsum("qhd,khd->hqk", q, k) / width**0.5
+        shares = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+        x = x + torch.einsum("hqk,khd->qhd", shares, v).flatten(1) @ layer.out.double().t()
+        gate, up = (norm(x, layer.mlp_norm) @ layer.gate_up.double().t()).chunk(2, dim=-1)
+        x = x + (torch.nn.functional.silu(gate) * up) @ layer.down.double().t()
+    return norm(x, weights.final_norm) @ weights.head.double().t()
