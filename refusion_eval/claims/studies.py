@@ -52,7 +52,7 @@ def sort_sources(sources: Iterable[Path]) -> tuple[list[Path], list[Figure]]:
     for source in sources:
         if (source / POINTS).is_file():
             figures += sweep_figures(source)
-        elif source.is_file() and "masking_ratio" in source.open(encoding="utf-8").readline():
+        elif source.is_file() and b"masking_ratio" in source.read_bytes().partition(b"\n")[0]:
             figures += locality_figures(source)
         elif source.is_dir() and (counts := list(case_study_figures(source))):
             figures += counts  # its settings are none of the paper's tables

@@ -219,7 +219,7 @@ ARGUMENTS = {
     "no workers": (("cost", "SOUND", "--workers", "0"), ("--workers", "at least 1")),
     "workers in words": (("cost", "SOUND", "--workers", "a,b"), ("--workers",)),
     "a file for claims": (("claims", "--out", "FILE"), ("FILE",)),
-    "no such paper table": (("paper-table", "table99", "SOUND", "--out", "OUT"), ("Table 99", "1 to 7")),
+    "no such paper table": (("paper-table", "table99", "SOUND", "--out", "OUT"), ("table99", "1 to 8")),
     "no such sweep": (("sweep", "MISSING", "--out", "OUT"), ("MISSING",)),
     "a folder for a sweep": (("sweep", "FOLDER", "--out", "OUT"), ("FOLDER",)),
     "a sweep in a file": (("sweep", "mini_figure4", "--out", "FILE"), ("FILE",)),
