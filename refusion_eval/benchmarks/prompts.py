@@ -47,7 +47,6 @@ class Prompts:
         user: a row -> the text of the user turn.
         system: a row -> the text of the system turn before it; None for no such turn.
         opened: beginning of the response, which the prompt ends with and the model continues.
-        num_shots: solved examples in the prompt.
         stop_strings: the text of a response ends at the first occurrence of any of them.
         filters: extraction rules by name; scores are reported with the first. The others are for text of another kind
             (base models whose text runs on) and for comparison with published extraction rules.
@@ -65,7 +64,6 @@ class Prompts:
     user: Callable[[Row], str]
     system: Callable[[Row], str] | None = None
     opened: str = ""
-    num_shots: int = 0
     stop_strings: Sequence[str] = ()
     filters: Mapping[str, Extractor]
     gold_text: Callable[[Row], str]

@@ -1,11 +1,13 @@
 """A run on two hosts, one of which falls silent during the run: the other decodes its requests."""
 
+import contextlib
 import importlib.util
 import subprocess
 import sys
 import time
 
 import pytest
+import torch
 
 from refusion_eval.evaluate.loop import evaluate
 from refusion_eval.runs.model_args import parse_model_args
@@ -66,6 +68,17 @@ def decoding_processes(run_dir):
 
 
 @pytest.mark.slow
+@contextlib.contextmanager
+def one_thread():
+    """Has torch compute with one thread in the block, as the workers of the cluster do."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_a_host_that_falls_silent_in_mid_run_costs_no_request(tmp_path):
     if importlib.util.find_spec("ray") is None:
         pytest.skip("needs Ray: pip install -e '.[ray]'")
@@ -88,10 +101,10 @@ def test_a_host_that_falls_silent_in_mid_run_costs_no_request(tmp_path):
     assert len(samples) == LIMIT
     assert not any(sample.error for sample in samples.values())
     args = parse_model_args({"pretrained": "embedded", "warmup": 0, "run_dir": str(tmp_path / "alone"), **SETTINGS})
-    evaluate(args, ["mini_gsm8k"], limit=COMPARED)
+    # The last digits of a probability depend on how threads divide the sums.
+    with one_thread():
+        evaluate(args, ["mini_gsm8k"], limit=COMPARED)
     with RunReader.open(tmp_path / "alone") as run:
         for sample in run.samples():
             there = samples[sample.key]
-            # Hosts have other numbers of threads, with which the last digits of probabilities in a trace differ.
-            expected = (sample.text, sample.tokens, sample.num_forwards)
-            assert (there.text, there.tokens, there.num_forwards) == expected
+            assert (there.text, there.tokens, there.trace) == (sample.text, sample.tokens, sample.trace)
