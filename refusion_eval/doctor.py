@@ -11,7 +11,7 @@ import torch
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.benchmarks.rows import DATA_VARIABLE
 from refusion_eval.errors import ConfigError
-from refusion_eval.models.device import possible_backends
+from refusion_eval.models.device import choose_backend
 from refusion_eval.paths import code_metric_path, embedded_decoders, embedded_path, tasks_path
 from refusion_eval.sandbox import probe
 from refusion_eval.store.records import package_versions
@@ -49,8 +49,8 @@ def _devices() -> Iterator[str]:
         yield "cuda: none"
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        possible_backends("flash", torch.bfloat16, device)
-        yield "attention: sdpa or flash, whichever a measurement finds faster"
+        choose_backend("flash", torch.bfloat16, device)
+        yield "attention: sdpa; flash where it is asked for"
     except ConfigError as error:
         yield f"attention: sdpa; {error}"
 

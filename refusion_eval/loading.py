@@ -1,6 +1,5 @@
 """Loads checkpoints: config and card first, tokenizer, weights and engine when they are needed."""
 
-from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -9,13 +8,13 @@ import torch
 from refusion_eval.decoders import fitting_decoders
 from refusion_eval.engine.engine import Engine
 from refusion_eval.engine.recorded import recorder
-from refusion_eval.engine.width import WidthCost, fastest_backend, measure
+from refusion_eval.engine.width import WidthCost, measure
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.adapter import LoraAdapter, lora_config
 from refusion_eval.models.attention import Backend
 from refusion_eval.models.checkpoint import Card, Location, checkpoint_card, fetch_weights, locate
 from refusion_eval.models.config import ModelConfig, model_config
-from refusion_eval.models.device import choose_device, device_label, possible_backends
+from refusion_eval.models.device import choose_backend, choose_device, device_label
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.models.weights import load_weights
@@ -33,6 +32,7 @@ class LoadedModel:
         config: shapes of the model.
         card: mask id, EOS ids, backbone and kind of the checkpoint.
         dtype, device: dtype and device of the weights.
+        attention: the attention backend.
         cuda_graphs: whether forwards are recorded as CUDA graphs.
         adapter: path or hub id of the LoRA adapter that is merged into the weights; None for none.
         adapter_revision: commit of the adapter on the hub; None for a local directory.
@@ -44,7 +44,7 @@ class LoadedModel:
         config: ModelConfig,
         dtype: torch.dtype,
         device: torch.device,
-        backends: Sequence[Backend],
+        attention: Backend,
         kv_budget: int | None = None,
         cuda_graphs: bool = False,
         adapter: Location | None = None,
@@ -57,7 +57,7 @@ class LoadedModel:
         self.card: Card = checkpoint_card(location.name, location.directory)
         self.dtype = dtype
         self.device = device
-        self._backends = backends
+        self.attention = attention
         self._kv_budget = kv_budget
         self.cuda_graphs = cuda_graphs
         self.adapter = None if adapter is None else adapter.name
@@ -82,13 +82,15 @@ class LoadedModel:
         config = model_config(location.directory)
         torch_device = choose_device(device)
         torch_dtype = _dtype(dtype, config, torch_device)
-        backends = possible_backends(attention, torch_dtype, torch_device)
+        backend = choose_backend(attention, torch_dtype, torch_device)
         kv_budget = None if kv_budget_gib is None else int(kv_budget_gib * 2**30)
         if cuda_graphs and torch_device.type != "cuda":
             raise ConfigError(f"cuda_graphs needs a CUDA device, not {torch_device.type}; leave it out")
-        graphs = torch_device.type == "cuda" if cuda_graphs is None else cuda_graphs
+        if cuda_graphs and backend == "flash":
+            raise ConfigError("attention='flash' is not recorded as graphs; leave out one of the two")
+        graphs = torch_device.type == "cuda" and backend != "flash" if cuda_graphs is None else cuda_graphs
         adapter_location = None if adapter is None else locate(str(adapter), None)
-        opened = cls(location, config, torch_dtype, torch_device, backends, kv_budget, graphs, adapter_location)
+        opened = cls(location, config, torch_dtype, torch_device, backend, kv_budget, graphs, adapter_location)
         _ = opened._lora  # refuses a wrong adapter before gigabytes of weights are loaded
         return opened
 
@@ -136,11 +138,6 @@ class LoadedModel:
         return Transformer(self.config, weights)
 
     @cached_property
-    def attention(self) -> Backend:
-        """The attention backend: the requested one, or the faster one of several, measured on this model."""
-        return fastest_backend(self.transformer, self._backends) if len(self._backends) > 1 else self._backends[0]
-
-    @cached_property
     def engine(self) -> Engine:
         """The engine over the checkpoint's weights."""
         record = recorder(self.device) if self.cuda_graphs else None
@@ -170,12 +167,12 @@ def load_model(
             "embedded:NAME".
         dtype: "float32", "bfloat16" or "float16"; "auto" is the checkpoint's own on CUDA and float32 on a CPU.
         device: "cpu", "cuda", "cuda:1", ...; "auto" is CUDA where there is one.
-        attention: "sdpa", "flash", or "native", the compiled forward of a CPU in float32; "auto" takes the fastest that
-            can run here, by measurement where there are several.
+        attention: "sdpa", "flash" (causal forwards by flash-attn, the others as "sdpa"; no graphs), or "native", the
+            compiled forward of a CPU in float32; "auto" is "native" where it can run, else "sdpa".
         revision: branch, tag or commit of a hub id.
         kv_budget_gib: GiB for the keys and values of a batch; None is the free memory when a batch begins.
         cuda_graphs: record forwards, one CUDA graph for each of a few widths, for single requests and for a batch; None
-            is yes on CUDA.
+            is yes on CUDA, except with flash-attn.
         adapter: directory or hub id of a LoRA adapter in peft's layout, merged into the weights.
 
     Raises:

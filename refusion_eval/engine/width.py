@@ -25,8 +25,6 @@ RECORDED_WIDTHS = (*WIDTHS, 384, 512)  # where rows cost less, decoders ask for 
 CONTEXT = 128
 NUM_ROUNDS = 5
 MAX_SECONDS = 10.0  # a wider forward is not timed once this is spent
-ATTENTION_WIDTHS = (1, 32, 256)
-ATTENTION_CONTEXT = 1024
 WORTH_KEEPING = 1.1  # a forward that takes at most this multiple of one of a single row counts as free
 
 NUM_COPIES = 5
@@ -151,20 +149,6 @@ def measure(model: Transformer, attention: Backend, recorded: RecordedForwards |
     widths = WIDTHS if recorded is None else RECORDED_WIDTHS
     times = time_forwards(model, attention, widths, recorded=recorded)
     return fit({width: statistics.median(seconds) for width, seconds in times.items()})
-
-
-def fastest_backend(model: Transformer, backends: Sequence[Backend]) -> Backend:
-    """The backend whose forwards of different widths take the least time on this device.
-
-    Args:
-        model: the transformer.
-        backends: backends that work here; the first one wins among equally fast ones.
-    """
-    costs: list[float] = []
-    for backend in backends:
-        times = time_forwards(model, backend, ATTENTION_WIDTHS, min(ATTENTION_CONTEXT, model.config.max_positions // 2))
-        costs.append(math.fsum(math.log(statistics.median(seconds)) for seconds in times.values()))
-    return backends[costs.index(min(costs))]
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:

@@ -15,7 +15,7 @@ from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.loading import DTYPES, LoadedModel
 from refusion_eval.models.checkpoint import Location
 from refusion_eval.models.config import ModelConfig, model_config
-from refusion_eval.models.device import leave_out_cudnn_attention, possible_backends
+from refusion_eval.models.device import choose_backend, leave_out_cudnn_attention
 from refusion_eval.models.transformer import Transformer, Weights, dense_along_first
 from refusion_eval.models.weights import arrange_weights, head_name
 
@@ -100,8 +100,8 @@ def _host(module: Qwen3ForCausalLM) -> LoadedModel:
             raise CheckpointError(str(error).replace(str(path), f"the config of {name}")) from None
         if device.type == "cuda":
             leave_out_cudnn_attention()
-        backends = possible_backends("auto", dtype, device)
-        model = LoadedModel(Location(name, Path(directory), None), config, dtype, device, backends)
+        backend = choose_backend("auto", dtype, device)
+        model = LoadedModel(Location(name, Path(directory), None), config, dtype, device, backend)
     model.transformer = Transformer(config, _weights(name, tensors, config))
     return model
 

@@ -47,10 +47,12 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def possible_backends(name: str, dtype: torch.dtype, device: torch.device) -> tuple[Backend, ...]:
-    """The backends to choose from: the named one, or with "auto" those that can be the fastest here.
+def choose_backend(name: str, dtype: torch.dtype, device: torch.device) -> Backend:
+    """The backend of a name; "auto" is the same for every decoder, so that all are timed on the same kernels.
 
-    On a CPU in float32 that is "native" alone, whose whole forward is compiled (`refusion_eval.models.native`).
+    On a CPU in float32 "auto" is "native", whose whole forward is compiled (`refusion_eval.models.native`), and "sdpa"
+    elsewhere. Flash-attn is used where it is named only, because it can serve nothing but causal forwards: all of an
+    autoregressive decoder, few of the others.
 
     Args:
         name: "auto", "sdpa", "flash" or "native".
@@ -63,12 +65,11 @@ def possible_backends(name: str, dtype: torch.dtype, device: torch.device) -> tu
     if name not in ("auto", *BACKENDS):
         raise ConfigError(f"attention={name!r} is unknown; choose auto, {', '.join(BACKENDS)}")
     if name == "auto":
-        possible = tuple(each for each in BACKENDS if _obstacle(each, dtype, device) is None)
-        return ("native",) if "native" in possible else possible
+        return "sdpa" if _obstacle("native", dtype, device) else "native"
     backend = cast("Backend", name)
     if obstacle := _obstacle(backend, dtype, device):
         raise ConfigError(f"attention={name!r} is not possible: {obstacle}; use attention='sdpa'")
-    return (backend,)
+    return backend
 
 
 def _obstacle(backend: Backend, dtype: torch.dtype, device: torch.device) -> str | None:

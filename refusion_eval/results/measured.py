@@ -144,16 +144,19 @@ def _figures_of_run(facts: RunFacts, runs: Sequence[RunFacts], baseline: str | N
     measured_tasks: list[tuple[TaskFacts, list[Measure]]] = []
     for task in facts.tasks:
         notes = _notes(task)
+        if facts.run.manifest.attention == "flash":
+            notes.append("flash-attn computed causal forwards and torch's attention the others")
         try:
             alone = _timed(task)
         except DataError as error:
             notes += [f"no speed: {error}"] if task.samples else []
             alone = []
-        measures = [*_scores(task), *_speed(task, alone), *_from_table(_COUNTED, task, task.samples), *_thoughts(task)]
+        decoded = [sample for sample in task.samples if sample.forwards]
+        measures = [*_scores(task), *_speed(task, alone), *_from_table(_COUNTED, task, decoded), *_thoughts(task)]
         for metric, (reference, _) in references.items():
             if reference is not None and alone:
                 try:
-                    measures += _speedup(metric, task, alone, reference)
+                    measures += _speedup(metric, task, alone, facts.run, reference)
                 except DataError as error:
                     notes.append(f"no {metric} over {reference.run.run_id}: {error}")
         notes += [refusal for _, refusal in references.values() if refusal]
@@ -353,6 +356,8 @@ def _score_name(task: TaskFacts) -> str:
 
 def _timed(task: TaskFacts) -> list[SampleFacts]:
     """The samples that speed is computed from. Raises DataError if there are none, with the reason."""
+    if not any(sample.forwards for sample in task.samples):
+        raise DataError("texts were scored by their log-likelihoods, and none was decoded")
     alone = measured(task.samples)
     if not alone:
         raise DataError("no sample was decoded alone after the warm-up")
@@ -403,7 +408,9 @@ def _from_table(
         yield Measure(metric, unit, combined, samples)
 
 
-def _speedup(metric: str, task: TaskFacts, alone: Sequence[SampleFacts], reference: RunFacts) -> list[Measure]:
+def _speedup(
+    metric: str, task: TaskFacts, alone: Sequence[SampleFacts], run: Run, reference: RunFacts
+) -> list[Measure]:
     """TPS over that of a reference run, if it has the task in this version once. Raises DataError without a ratio."""
     identity = (task.task, task.task_version)
     same = [other for other in reference.tasks if (other.task, other.task_version) == identity]
@@ -412,4 +419,6 @@ def _speedup(metric: str, task: TaskFacts, alone: Sequence[SampleFacts], referen
     ratio, num_left_out = speedup(task.samples, same[0].samples, seed=seed_of(task.task))
     note = f"over {reference.run.run_id}, {ratio.n} common items"
     note += f", {num_left_out} others left out" if num_left_out else ""
+    here, there = run.manifest.attention, reference.run.manifest.attention
+    note += f", attention by other kernels ({here} against {there})" if here != there else ""
     return [Measure(metric, "x", ratio, alone, note)]

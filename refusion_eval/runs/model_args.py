@@ -50,7 +50,7 @@ class ModelArgs:
         revision: Branch, tag or commit of a hub id.
         dtype: Type of weights and cache. auto is bfloat16 on a GPU and float32 on a CPU.
         device: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one.
-        attention: Attention backend: sdpa, flash, or native (CPU, float32). auto takes the fastest one that works here.
+        attention: Attention backend: sdpa, flash, or native (CPU, float32). auto is native where it can run, else sdpa.
         batch_size: Requests decoded together, as far as the KV budget allows, or auto. Speed is measured at 1 only.
         tps_samples: Items of every task that are decoded alone, to measure speed beside a batch.
         kv_budget_gib: GiB that the keys and values of a batch may take. The default is the free memory.

@@ -3,8 +3,7 @@
 import pytest
 
 from refusion_eval.decoders.refusion_fused import ForwardCost
-from refusion_eval.engine import width as measurement
-from refusion_eval.engine.width import WidthCost, fastest_backend, fit, measure, time_forwards
+from refusion_eval.engine.width import WidthCost, fit, measure, time_forwards
 from tests.engine.random_model import random_transformer
 
 
@@ -43,12 +42,3 @@ def test_what_is_measured_can_be_used():
     cost = measure(random_transformer(), "sdpa")
     assert cost.free_rows >= 0
     assert cost.row_cost >= 0
-
-
-def test_the_backend_with_the_shortest_forwards_is_taken(monkeypatch):
-    seconds = {"sdpa": {1: [2.0, 1.0, 3.0], 32: [3.0]}, "flash": {1: [1.0], 32: [5.0, 5.0]}}
-    monkeypatch.setattr(measurement, "time_forwards", lambda model, backend, *rest: seconds[backend])
-    model = random_transformer()
-    assert fastest_backend(model, ("sdpa", "flash")) == "flash"  # 2 * 3 against 1 * 5
-    seconds["flash"][32] = [6.5]
-    assert fastest_backend(model, ("sdpa", "flash")) == "sdpa"

@@ -1,11 +1,11 @@
-"""Which attention backends can serve: open, named, or refused with the reason."""
+"""Which attention backend serves: by itself, by its name, or refused with the reason."""
 
 import pytest
 import torch
 
 from refusion_eval.errors import ConfigError
 from refusion_eval.models import attention, native
-from refusion_eval.models.device import possible_backends
+from refusion_eval.models.device import choose_backend
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -20,28 +20,26 @@ def flash_installed(monkeypatch):
     [("auto", torch.float32, "native"), ("sdpa", torch.float32, "sdpa"), ("auto", torch.bfloat16, "sdpa")],
 )
 def test_a_cpu_compiles_forwards_in_float32(name, dtype, expected, flash_installed):
-    assert possible_backends(name, dtype, CPU) == (expected,)
+    assert choose_backend(name, dtype, CPU) == expected
 
 
 def test_without_the_products_of_torch_a_cpu_takes_sdpa(monkeypatch):
     monkeypatch.setattr(native, "obstacle", lambda: "this build of torch has no products")
-    assert possible_backends("auto", torch.float32, CPU) == ("sdpa",)
+    assert choose_backend("auto", torch.float32, CPU) == "sdpa"
     with pytest.raises(ConfigError, match="no products; use attention='sdpa'"):
-        possible_backends("native", torch.float32, CPU)
+        choose_backend("native", torch.float32, CPU)
 
 
-def test_where_flash_can_run_both_are_open_unless_one_is_named(flash_installed):
-    assert possible_backends("auto", torch.bfloat16, CUDA) == ("sdpa", "flash")
-    assert possible_backends("auto", torch.float32, CUDA) == ("sdpa",)
-    assert possible_backends("sdpa", torch.bfloat16, CUDA) == ("sdpa",)
-    assert possible_backends("flash", torch.bfloat16, CUDA) == ("flash",)
+def test_flash_runs_only_where_it_is_named(flash_installed):
+    assert choose_backend("auto", torch.bfloat16, CUDA) == "sdpa"
+    assert choose_backend("flash", torch.bfloat16, CUDA) == "flash"
 
 
 def test_without_flash_everything_is_sdpa(monkeypatch):
     monkeypatch.setattr(attention, "flash_attn_func", None)
-    assert possible_backends("auto", torch.bfloat16, CUDA) == ("sdpa",)
+    assert choose_backend("auto", torch.bfloat16, CUDA) == "sdpa"
     with pytest.raises(ConfigError, match="not installed"):
-        possible_backends("flash", torch.bfloat16, CUDA)
+        choose_backend("flash", torch.bfloat16, CUDA)
 
 
 @pytest.mark.parametrize(
@@ -50,9 +48,9 @@ def test_without_flash_everything_is_sdpa(monkeypatch):
 )
 def test_flash_is_refused_where_it_cannot_run(flash_installed, dtype, device, reason):
     with pytest.raises(ConfigError, match=reason):
-        possible_backends("flash", dtype, device)
+        choose_backend("flash", dtype, device)
 
 
 def test_unknown_backend():
     with pytest.raises(ConfigError, match="choose auto, sdpa, flash, native"):
-        possible_backends("eager", torch.float32, CPU)
+        choose_backend("eager", torch.float32, CPU)

@@ -227,6 +227,16 @@ def test_another_dtype_is_no_baseline(two_systems, write_run, make_sample):
     assert "dtype differ" in named["tps"].note
 
 
+def test_a_speedup_says_where_the_kernels_of_attention_differ(two_systems, write_run, make_sample):
+    samples = [make_sample(i, seconds=4.0) for i in range(10)]
+    flash = write_run("flash", samples, decoder="autoregressive", attention="flash")
+    rows = figures(run_figures([two_systems[0], flash]))
+    assert "attention by other kernels (sdpa against flash)" in rows["speedup"].note
+    alone = figures(run_figures([flash]), run_id="flash")
+    assert "flash-attn computed causal forwards" in alone["tps"].note
+    assert "kernels" not in figures(run_figures(two_systems))["speedup"].note
+
+
 def test_the_mean_weighs_tasks_equally_and_keeps_mini_apart(write_run, make_sample):
     samples = [make_sample(i) for i in range(4)] + [make_sample(i, task="mini_mbpp") for i in range(2)]
     samples += [make_sample(0, task="refusion_gsm8k")]
