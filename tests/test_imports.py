@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "scaleout": BASE | {"api", "benchmarks", "config", "runs", "scoring", "store"},
     "evaluate": BASE | {"benchmarks", "config", "paths", "results", "runs", "scaleout", "scoring", "store"},
     "lm_eval_plugin": BASE
-    | {"api", "benchmarks", "config", "engine", "evaluate", "runs", "scaleout", "scoring", "store"},
+    | {"api", "benchmarks", "config", "engine", "evaluate", "metrics", "runs", "scaleout", "scoring", "store"},
     "sweep": BASE | {"config", "decoders", "evaluate", "results", "runs", "store"},
     "claims": BASE | {"benchmarks", "metrics", "results", "store"},
     "report": BASE | {"benchmarks", "metrics", "results", "store"},

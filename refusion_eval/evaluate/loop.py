@@ -164,10 +164,11 @@ class Session:
     Attributes:
         system: the checkpoint and its decoder, as far as this process opens them.
         failed: records of the requests that could not be decoded.
+        task_versions: task name -> version, recorded in the manifest when the run directory is opened.
 
     Args:
         args: what to load and how to run it.
-        task_versions: task name -> version, recorded in the manifest.
+        task_versions: see above.
         model_cache: shares the opened model with other sessions of this process.
     """
 
@@ -180,7 +181,7 @@ class Session:
     ) -> None:
         self.args = args
         self.failed: list[Sample] = []
-        self._task_versions = dict(task_versions or {})
+        self.task_versions = dict(task_versions or {})
         self._store: RunStore | None = None
         self._runner: JobRunner | None = None
         if args.engine == "ray":  # this process opens less than was asked for, because only workers decode
@@ -232,11 +233,11 @@ class Session:
     def manifest(self) -> Manifest:
         """Describes the run: as the first worker sees it where this process decodes nothing."""
         if self.args.engine != "ray":
-            return build_manifest(self.system, self._task_versions)
+            return build_manifest(self.system, self.task_versions)
         from refusion_eval.scaleout.ray_runner import RayRunner
 
         assert isinstance(self.runner, RayRunner)
-        return self.runner.manifest(self._task_versions)
+        return self.runner.manifest(self.task_versions)
 
     def _choose_runner(self) -> JobRunner:
         """Raises ScaleOutError in a worker of a launcher's processes, which decodes for rank 0 and drives no run."""

@@ -16,13 +16,14 @@ from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
 
 from refusion_eval import api
-from refusion_eval.benchmarks import OTHER, Task, find_task, is_sealed
+from refusion_eval.benchmarks import OTHER, Task, is_sealed
 from refusion_eval.benchmarks.rows import texts_of
 from refusion_eval.engine.scoring import TokenScore
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.evaluate.loop import Session, run_worker_or_return
+from refusion_eval.lm_eval_plugin.evaluation import Evaluation, observe, own_task
 from refusion_eval.lm_eval_plugin.hooks import SEALING
-from refusion_eval.runs.job import Job, response, sample_key
+from refusion_eval.runs.job import Job, response
 from refusion_eval.runs.likelihood import LocalScorer, Scorer, fit, scores
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args
 from refusion_eval.runs.terminal import Interruption, ProgressDisplay
@@ -46,7 +47,9 @@ class RefusionLM(TemplateLM):
         self.args = args
         self.session = Session(args)
         self.system = self.session.system
+        self._evaluation = Evaluation(self.session)
         self._chat_applied = False
+        observe(RefusionLM)
         # lm-eval closes no model: a second evaluation in the same process may want the same run directory.
         weakref.finalize(self, self.session.close_store)
 
@@ -62,6 +65,14 @@ class RefusionLM(TemplateLM):
     def create_from_arg_string(cls, arg_string: str, additional_config: dict[str, Any] | None = None) -> Self:
         """What lm-eval's Python API calls when the model arguments are a string; see `create_from_arg_obj`."""
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
+
+    def begin_evaluation(self, versions: Mapping[str, str]) -> None:
+        """Called before an evaluation; see `Evaluation.begin`."""
+        self._evaluation.begin(versions)
+
+    def end_evaluation(self, results: dict[str, Any]) -> None:
+        """Called with lm-eval's results; see `Evaluation.end`."""
+        self._evaluation.end(results)
 
     def close(self) -> None:
         """Releases the run directory, and other processes."""
@@ -139,10 +150,13 @@ class RefusionLM(TemplateLM):
             texts[job.key] = response(sample)
             if sample.error is None:
                 self.cache_hook.add_partial("generate_until", request_of[job.key].args, texts[job.key])
+                self._evaluation.add(sample)
             else:
                 num_failed += 1
+            judge(request_of[job.key].doc, sample)
 
-        self.session.run(jobs, take, check_all=True)
+        with self._evaluation.judging() as judge:
+            self.session.run(jobs, take, check_all=True)
         if num_failed:
             kept = f"the others are in {self.args.run_dir}; run again to retry" if self.args.run_dir else "see the log"
             raise DecodeError(f"{num_failed} of {len(jobs)} samples could not be decoded; {kept}")
@@ -169,7 +183,7 @@ class RefusionLM(TemplateLM):
         if not sealed and is_sealed(task):
             sealed = texts_of(request.doc, real_prompt)
         return Job(
-            key=sample_key(task, "", request.doc, prompt, resolved, sample),  # lm-eval tells a model no version
+            key=self._evaluation.key(task, request.doc, request.args, sample),
             benchmark=resolved.task.benchmark.name if resolved.task else task,
             item_id=_item_id(request.doc, doc_number, resolved.task),
             prompt_ids=self.tok_encode(real_prompt),
@@ -181,8 +195,8 @@ class RefusionLM(TemplateLM):
 
     def _prompts_name(self, name: str, doc: Mapping[str, Any], prompt: str) -> str:
         """Which prompts an item is asked with: those of its task, unless options of lm-eval or a user changed them."""
-        task = find_task(name)
-        if task is None or task.name != name:
+        task = own_task(name)
+        if task is None:
             return OTHER
         try:
             turns = task.benchmark.turns(doc)

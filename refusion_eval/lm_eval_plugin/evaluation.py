@@ -1,0 +1,256 @@
+"""What a run directory and lm-eval's results learn from one evaluation by lm-eval: verdicts, and the speed beside them.
+
+lm-eval tells a model neither the version of a task nor how its texts were judged, and it calls nothing when an
+evaluation ends. Its function `evaluate` is therefore wrapped as soon as a model of this project is made (`observe`).
+
+The texts of this project's own tasks are judged as they come, as in `refusion-eval run`. Every other task is judged by
+lm-eval, for each of its filters, when all texts are there.
+"""
+
+import functools
+import inspect
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import lm_eval
+import numpy as np
+from lm_eval import evaluator
+from lm_eval.api.model import CachingLM
+
+from refusion_eval.benchmarks import OTHER, Row, Task, find_task, is_sealed
+from refusion_eval.errors import DataError
+from refusion_eval.evaluate.loop import Session
+from refusion_eval.lm_eval_plugin.filters import INVALID
+from refusion_eval.lm_eval_plugin.hooks import SANDBOX_VARIABLE
+from refusion_eval.metrics import Bootstrap, Timing, mean, measured, rate
+from refusion_eval.runs.job import sample_key
+from refusion_eval.scoring.judge import CORRECT, NO_ANSWER, WRONG, ScoreWriter
+from refusion_eval.store.records import PASSED, Sample, SampleKey, ScoreRow
+from refusion_eval.store.run_store import RunStore
+
+Logged = Mapping[str, Any]  # a document under one filter, as lm-eval logs it
+
+SCORED = "scored"  # why "decoding" ended where a text was scored and nothing was decoded
+
+# Metrics of speed, named as in results.csv -> whether more is better.
+SPEED = {"tps": True, "latency_mean": False, "tpf": True, "forwards_mean": False}
+
+
+class Observed(Protocol):
+    """A model that is told of the evaluations that it serves."""
+
+    def begin_evaluation(self, versions: Mapping[str, str]) -> None:
+        """Called before an evaluation with name and version of its tasks."""
+
+    def end_evaluation(self, results: dict[str, Any]) -> None:
+        """Called after an evaluation with lm-eval's results, samples included, which it may add to."""
+
+
+def observe(kind: type[Observed]) -> None:
+    """Has lm-eval's `evaluate` tell models of a kind when an evaluation begins and ends; further calls do nothing."""
+    original = evaluator.evaluate
+    if hasattr(original, "observed"):
+        return
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def evaluate(*args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        model = call.arguments["lm"]
+        model = model.lm if isinstance(model, CachingLM) else model
+        if not isinstance(model, kind):
+            return original(*args, **kwargs)
+        tasks = call.arguments["task_dict"]
+        tasks = tasks.get("tasks", tasks)
+        model.begin_evaluation({name: str(task.VERSION) for name, task in tasks.items() if hasattr(task, "VERSION")})
+        keeps_samples = call.arguments["log_samples"]
+        call.arguments["log_samples"] = True
+        results = original(*call.args, **call.kwargs)
+        if results is not None:
+            model.end_evaluation(results)
+            if not keeps_samples:
+                del results["samples"]
+        return results
+
+    evaluate.observed = kind  # type: ignore[attr-defined] # says that there is nothing left to wrap
+    evaluator.evaluate = evaluate
+
+
+class Evaluation:
+    """The records of one evaluation after another.
+
+    Args:
+        session: has the run directory, if there is one.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._versions: dict[str, str] = {}
+        self._samples: dict[str, list[Sample]] = {}
+
+    def begin(self, versions: Mapping[str, str]) -> None:
+        """Takes note of the tasks' versions; those of this project's own tasks are its own."""
+        own = {name: own_task(name) for name in versions}
+        self._versions = {
+            name: version if (task := own[name]) is None else task.benchmark.prompts.version
+            for name, version in versions.items()
+        }
+        self._samples = {}
+        self._session.task_versions.update(self._versions)
+        if store := self._session.store:  # earlier versions recorded none, and such a run goes on as it was begun
+            keys = {(sample.key.task, sample.key.task_version) for sample in store.samples(traces=False)}
+            self._versions = {name: "" if (name, "") in keys else of for name, of in self._versions.items()}
+
+    def key(self, task: str, doc: Row, args: Sequence[Any], sample: int = 0) -> SampleKey:
+        """The identity of a request, from the arguments that lm-eval asks it with."""
+        prompt, *others = args
+        generation_kwargs = next((other for other in others if isinstance(other, Mapping)), {})
+        resolved = self._session.system.resolve(task, generation_kwargs)
+        return sample_key(task, self._versions.get(task, ""), doc, prompt, resolved, sample)
+
+    def add(self, sample: Sample) -> None:
+        """Takes note of a decoded sample, for the speed of its task."""
+        self._samples.setdefault(sample.key.task, []).append(sample)
+
+    @contextmanager
+    def judging(self) -> Iterator[Callable[[Row, Sample], None]]:
+        """Yields what judges the sample of a document, if its task is this project's and there is a run directory."""
+        store = self._session.store
+        if store is None:
+            yield lambda doc, sample: None
+            return
+        sandbox = os.environ.get(SANDBOX_VARIABLE, "auto")
+        with ScoreWriter(store, sandbox=sandbox, waits=self._session.decodes_on_cpu) as scores:
+
+            def judge(doc: Row, sample: Sample) -> None:
+                task = own_task(sample.key.task)
+                if task is not None:
+                    scores.judge(task, doc, sample)
+
+            yield judge
+
+    def end(self, results: dict[str, Any]) -> None:
+        """Records lm-eval's verdicts, and puts the speed of every task beside its scores."""
+        store = self._session.store
+        for task, logged in results["samples"].items():
+            if store and own_task(task) is None:
+                self._record(store, task, logged)
+        for task, samples in self._samples.items():
+            results["results"][task] |= speed(_timings(samples, store))
+            results["higher_is_better"].setdefault(task, {}).update(SPEED)
+
+    def _record(self, store: RunStore, task: str, logged: Sequence[Logged]) -> None:
+        """Appends the scores of a task that lm-eval judged, and the documents that it only scored."""
+        decides = deciding_metric(logged)
+        rows: list[ScoreRow] = []
+        for doc in logged:
+            key = self.key(task, doc["doc"], doc["arguments"][0])
+            sample = store.get(key)
+            if sample is None and not any(isinstance(arg, Mapping) for arg in doc["arguments"][0]):
+                sample = self._scored(key, task, doc)
+                store.append(sample)
+            if sample is not None and sample.error is None:  # a text from lm-eval's cache has no record
+                rows += score_rows(doc, sample, decides)
+        store.expect({task: len({doc["doc_id"] for doc in logged})})
+        store.append_scores(rows)
+
+    def _scored(self, key: SampleKey, task: str, doc: Logged) -> Sample:
+        """The record of a document whose continuations were scored; its text is the most likely of them."""
+        resolved = self._session.system.resolve(task, {})
+        likelihoods = [responses[0][0] if isinstance(responses[0], Sequence) else 0.0 for responses in doc["resps"]]
+        best = doc["arguments"][int(np.argmax(likelihoods))]
+        return Sample(
+            key=key,
+            benchmark=resolved.task.benchmark.name if resolved.task else task,
+            item_id=str(doc["doc_id"]),
+            text="" if is_sealed(task) else "".join(best[1:2]),
+            stop=SCORED,
+            settings=resolved.values,
+            settings_source=dict(resolved.sources),
+            prompts=OTHER,
+            warm=False,
+        )
+
+
+def own_task(name: str) -> Task | None:
+    """The task of this project that has exactly this name."""
+    task = find_task(name)
+    return task if task is not None and task.name == name else None
+
+
+def deciding_metric(logged: Sequence[Logged]) -> tuple[str, str] | None:
+    """Metric and filter whose value says whether a document is right: the first that is only ever 0 or 1."""
+    candidates = dict.fromkeys((metric, doc["filter"]) for doc in logged for metric in doc["metrics"])
+    for metric, filter_name in candidates:
+        values = {_number(doc.get(metric)) for doc in logged if doc["filter"] == filter_name}
+        if values <= {0.0, 1.0}:
+            return metric, filter_name
+    return None
+
+
+def score_rows(doc: Logged, sample: Sample, decides: tuple[str, str] | None) -> Iterator[ScoreRow]:
+    """The metrics of a document under one filter, named as lm-eval names them; what is no number is left out."""
+    row = functools.partial(ScoreRow, key=sample.key, item_id=sample.item_id, scorer=f"lm_eval {lm_eval.__version__}")
+    for metric in doc["metrics"]:
+        value = _number(doc[metric])
+        if value is None:
+            continue
+        yield row(metric=f"{metric},{doc['filter']}", value=value)
+        if (metric, doc["filter"]) == decides:
+            answer = doc["filtered_resps"][0] if sample.stop != SCORED else sample.text
+            extracted = str(answer) if isinstance(answer, str) and answer not in INVALID else None
+            verdict = CORRECT if value else WRONG if extracted is not None else NO_ANSWER
+            reason = f"{metric} of lm_eval's {sample.key.task}, filter {doc['filter']}"
+            yield row(metric=PASSED, value=value, extracted=extracted, verdict=verdict, reason=reason)
+
+
+def _number(value: Any) -> float | None:
+    """A finite number as lm-eval's metrics give it for one document; None for all else, such as pairs to be summed."""
+    is_number = isinstance(value, bool | int | float | np.number)
+    return float(value) if is_number and math.isfinite(value) else None
+
+
+def _timings(samples: Sequence[Sample], store: RunStore | None) -> list[Timing]:
+    """The costs of samples; without a run directory all are of this machine."""
+    run = store.read_run() if store else None
+
+    def machine(sample: Sample) -> str:
+        return run.hardware(sample.process_id or store.process_id).fingerprint() if store and run else ""
+
+    return [
+        Timing(
+            item=sample.key.doc_hash,
+            tokens=sample.num_tokens,
+            forwards=sample.num_forwards,
+            seconds=sample.seconds,
+            batch_size=sample.batch_size,
+            warm=sample.warm,
+            hardware=machine(sample),
+        )
+        for sample in samples
+    ]
+
+
+def speed(timings: Sequence[Timing]) -> dict[str, Any]:
+    """Speed as lm-eval's results hold metrics, with standard errors over items; time only where it may be compared."""
+    figures = {"tpf": rate(timings, "tokens", "forwards"), "forwards_mean": mean(timings, "forwards")}
+    try:
+        alone = measured(timings)
+    except DataError:  # of several machines
+        alone = []
+    if alone:
+        figures |= {"tps": rate(alone, "tokens", "seconds"), "latency_mean": mean(alone, "seconds")}
+    return {
+        f"{name}{suffix},none": value
+        for name, figure in figures.items()
+        for suffix, value in (("", figure.value), ("_stderr", _standard_error(figure)))
+    }
+
+
+def _standard_error(figure: Bootstrap) -> float | str:
+    defined = figure.replicates[np.isfinite(figure.replicates)]
+    return float(defined.std()) if len(defined) > 1 and figure.n > 1 else "N/A"
