@@ -1,16 +1,21 @@
-"""Writes the tables of README.md again from the CSV files they come from; `--check` only compares.
+"""Writes the tables of README.md again from the files in results/; `--check` only compares.
 
 python plots/readme_table.py results/embedded/results.csv
 
-The compact table is between `<!-- results:begin -->` and `<!-- results:end -->`. Tables of the paper are between
-`<!-- tableN:begin FILE.csv ... -->` and `<!-- tableN:end -->` and come from the files that are named there. The cost of
-whole benchmarks is between `<!-- cost:begin -->` and `<!-- cost:end -->`. What `gpu-check` found, in the folders of
-`results/gpu`, is between `<!-- gpu:begin -->` and `<!-- gpu:end -->`.
+A table is between `<!-- NAME:begin WORDS -->` and `<!-- NAME:end -->`:
+
+- results: the compact table of the CSV file, of all tasks or of those that are named;
+- table1 to table7: the paper's table with the figures of the files that are named;
+- cost: hours of whole benchmarks on A100s;
+- gpu: what `gpu-check` found, in the folders of `results/gpu`.
+
+The documentation is built with the same function (`docs/hooks.py`), which knows more tables.
 """
 
 import argparse
 import re
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from refusion_eval.bench.gpu_report import results_rows
@@ -22,68 +27,67 @@ from refusion_eval.results.tables import summary, summary_table
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
-BEGIN, END = "<!-- results:begin -->\n", "<!-- results:end -->\n"
-COST_TABLE = re.compile(r"(<!-- cost:begin -->\n).*?(<!-- cost:end -->\n)", re.DOTALL)
+RESULTS = Path("results/embedded/results.csv")
+BLOCK = re.compile(r"(<!-- (\w+):begin ?([^>]*?) ?-->\n).*?(<!-- \2:end -->\n)", re.DOTALL)
 COST_WORKERS = (1, 8, 64)
-GPU_TABLE = re.compile(r"(<!-- gpu:begin -->\n).*?(<!-- gpu:end -->\n)", re.DOTALL)
 GPU_RESULTS = ROOT / "results" / "gpu"
 NO_GPU = "No result of a GPU is in this repository: every speed and every memory need of one is an estimate.\n"
-PAPER_TABLE = re.compile(r"(<!-- table(\d):begin ?([^>]*?) ?-->\n).*?(<!-- table\2:end -->\n)", re.DOTALL)
+
+Maker = Callable[[Sequence[str]], str]  # words behind the name -> Markdown
 
 
-def results_block(csv: Path) -> str:
-    """The compact table with its picture and hardware."""
-    rows = read_csv(ROOT / csv)
-    hardware = ", ".join(sorted({row.hardware for row in rows if row.hardware}))
-    picture = (csv.parent / "overview.png").as_posix()
-    parts = (
-        f"![accuracy, speed and parallelism]({picture})",
-        summary_table(summary(rows)).markdown(),
-        f"Measured on {hardware}.",
-    )
-    return "\n\n".join(part.strip() for part in parts) + "\n"
-
-
-def regenerated(readme: str, csv: Path) -> str:
+def regenerated(text: str, csv: Path = RESULTS, more: Mapping[str, Maker] | None = None) -> str:
     """The text with every table written again between its markers.
 
     Args:
-        readme: text of README.md.
+        text: text of README.md, or of a page.
         csv: file of the compact table, relative to the project's folder.
+        more: makers of further tables, by name.
+
+    Raises:
+        KeyError: a marker names no table.
     """
-    before, rest = readme.split(BEGIN)
-    _, after = rest.split(END)
-    text = PAPER_TABLE.sub(_paper_table, f"{before}{BEGIN}{results_block(csv)}{END}{after}")
-    return GPU_TABLE.sub(_gpu_table, COST_TABLE.sub(_cost_table, text))
+    makers: dict[str, Maker] = {"results": lambda tasks: results_block(csv, tasks), "cost": cost_block}
+    makers |= {"gpu": gpu_block, **{f"table{number}": _paper_block(number) for number in range(1, 8)}, **(more or {})}
+    return BLOCK.sub(lambda found: f"{found[1]}{makers[found[2]](found[3].split())}{found[4]}", text)
 
 
-def _paper_table(match: re.Match[str]) -> str:
-    begin, number, files, end = match.groups()
-    table = paper_table(int(number), measured_figures([ROOT / file for file in files.split()]))
-    return f"{begin}{_without_heading(table.markdown())}{end}"
+def results_block(csv: Path, tasks: Sequence[str] = ()) -> str:
+    """The compact table with its hardware; of all tasks if none is named, else of these and the mean."""
+    rows = [row for row in read_csv(ROOT / csv) if not tasks or row.task in tasks or row.is_mean]
+    hardware = ", ".join(sorted({row.hardware for row in rows if row.hardware}))
+    return f"{summary_table(summary(rows)).markdown().strip()}\n\nMeasured on {hardware}.\n"
 
 
-def _cost_table(match: re.Match[str]) -> str:
-    begin, end = match.groups()
-    return f"{begin}{_without_heading(published_table(COST_WORKERS).markdown())}{end}"
+def cost_block(_: Sequence[str]) -> str:
+    """Hours of whole benchmarks."""
+    return _without_heading(published_table(COST_WORKERS).markdown())
 
 
-def _gpu_table(match: re.Match[str]) -> str:
-    begin, end = match.groups()
+def gpu_block(_: Sequence[str]) -> str:
+    """What was found on GPUs, or that nothing was."""
     rows = results_rows(GPU_RESULTS)
     columns = ["Results", "GPU", "Check", "Verdict", "What was found"]
-    return f"{begin}{Table(columns=columns, rows=rows, num_left=5).markdown() if rows else NO_GPU}{end}"
+    return Table(columns=columns, rows=rows, num_left=5).markdown() if rows else NO_GPU
+
+
+def _paper_block(number: int) -> Maker:
+    def block(files: Sequence[str]) -> str:
+        table = paper_table(number, measured_figures([ROOT / file for file in files]))
+        return _without_heading(table.markdown())
+
+    return block
 
 
 def _without_heading(markdown_text: str) -> str:
-    """README has headings of its own."""
+    """The text around the table has headings of its own."""
     return markdown_text.partition("\n\n")[2]
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("csv", type=Path, nargs="?", default=Path("results/embedded/results.csv"))
+    parser.add_argument("csv", type=Path, nargs="?", default=RESULTS)
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
     csv = arguments.csv.resolve().relative_to(ROOT) if arguments.csv.is_absolute() else arguments.csv

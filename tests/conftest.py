@@ -37,6 +37,7 @@ GROUPS = {
         "scaleout",
         "scoring/test_killed.py",
         "test_eval_sh.py",
+        "test_examples.py",
         "test_train_sh.py",
         "training/test_run.py",
     ),

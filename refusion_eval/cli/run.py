@@ -43,7 +43,6 @@ HELPS = {
     "workers",
     "worker_cpus",
     "ray_address",
-    "tune",
     without_default=(*SYSTEM_FIELDS, "enable_thinking"),
     helps=HELPS,
 )

@@ -55,7 +55,7 @@ class RefusionSettings:
             `fuse=False`.
         verify_independently: begin a completion by verifying every slot on its own, as Eq. 7 is written, instead of
             keeping the prefixes that the global verification found.
-        release_compatible: reproduce the defects of the public release (README, "Paper and release").
+        release_compatible: reproduce the defects of the public release (docs/explanations/paper-and-release.md).
         fuse: let verifications carry likely next plans and predictions, which gives the same tokens in fewer forwards.
             False is the paper's algorithm; None is True, except with `release_compatible`, which reproduces the forward
             counts of the release.

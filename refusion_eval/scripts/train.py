@@ -20,6 +20,22 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         SystemExit: an option is wrong (status 2), or a signal arrived.
     """
+    parser = train_parser(arguments)
+    given = parser.read()
+    num_nodes = int(given.n)
+    if not given.config and not (parser.script and given.setup):
+        parser.error("--config is missing")
+    if num_nodes > 1 and not (given.r and given.m):
+        parser.error(f"-n {num_nodes} needs -r RANK and -m MASTER on every machine")
+    if num_nodes > 1 and int(given.r) >= num_nodes:
+        parser.error(f"-r is '{given.r}', with -n {num_nodes} it goes from 0 to {num_nodes - 1}")
+    if num_nodes == 1 and int(given.r or 0):
+        parser.error(f"-r is '{given.r}', and there is one machine only; give -n")
+    return 0 if parser.checks_only else _train(given, parser)
+
+
+def train_parser(arguments: Sequence[str]) -> Parser:
+    """Returns the parser of the training's options."""
     parser = Parser(arguments, "train", DESCRIPTION)
     add, positive = parser.add_argument, whole_number("of at least 1", 1)
     add(
@@ -46,17 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     add("--check", action="store_true", help="check the settings and files, and stop")
     if parser.script:
         add("--deepspeed", action="store_true", help="install DeepSpeed too, which parallelism=zero2 needs")
-    given = parser.read()
-    num_nodes = int(given.n)
-    if not given.config and not (parser.script and given.setup):
-        parser.error("--config is missing")
-    if num_nodes > 1 and not (given.r and given.m):
-        parser.error(f"-n {num_nodes} needs -r RANK and -m MASTER on every machine")
-    if num_nodes > 1 and int(given.r) >= num_nodes:
-        parser.error(f"-r is '{given.r}', with -n {num_nodes} it goes from 0 to {num_nodes - 1}")
-    if num_nodes == 1 and int(given.r or 0):
-        parser.error(f"-r is '{given.r}', and there is one machine only; give -n")
-    return 0 if parser.checks_only else _train(given, parser)
+    return parser
 
 
 def _setting(text: str) -> str:

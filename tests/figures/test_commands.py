@@ -31,19 +31,31 @@ def load(name):
 def test_readme_tables_are_those_that_the_csv_gives():
     script = load("readme_table")
     text = script.README.read_text(encoding="utf-8")
-    assert script.BEGIN in text
+    assert {"results", "gpu"} <= {found[2] for found in script.BLOCK.finditer(text)}
     assert script.regenerated(text, Path("results/embedded/results.csv")) == text
+    assert "| mean (mini) | ReFusion |" in text
 
 
 def test_a_stale_table_in_a_readme_is_replaced():
     script = load("readme_table")
     csv = Path("results/embedded/results.csv")
-    stale = f"a\n{script.BEGIN}old\n{script.END}b\n<!-- table6:begin -->\nold\n<!-- table6:end -->\n"
+    blocks = ("results:begin mini_gsm8k", "results:end", "table6:begin", "table6:end", "cost:begin", "cost:end")
+    stale = "a\n" + "".join(f"<!-- {name} -->\n{'old' if 'begin' in name else 'b'}\n" for name in blocks)
     fresh = script.regenerated(stale, csv)
     assert "old" not in fresh
-    assert fresh.startswith(f"a\n{script.BEGIN}![")
+    assert fresh.startswith("a\n<!-- results:begin mini_gsm8k -->\n| Task | System |")
+    assert {line.split(" | ")[0] for line in fresh.partition("results:end")[0].splitlines() if "ReFusion" in line} == {
+        "| mini_gsm8k",
+        "| mean (mini)",
+    }
+    assert "| LLaDA-8B-Instruct | printed |" in fresh
     assert "| *MMLU-Pro* | *paper* |" in fresh
     assert script.regenerated(fresh, csv) == fresh
+
+
+def test_a_marker_that_names_no_table_is_an_error():
+    with pytest.raises(KeyError, match="tabel1"):
+        load("readme_table").regenerated("<!-- tabel1:begin -->\n<!-- tabel1:end -->\n")
 
 
 def test_the_table_of_gpus_is_made_of_their_results(tmp_path, monkeypatch):

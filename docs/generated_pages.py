@@ -1,0 +1,244 @@
+"""Pages of the documentation that are made from the code, or that lie elsewhere in the repository, by their path."""
+
+import re
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+import yaml
+from generated_tables import table_of
+from typer.main import get_command
+
+from refusion_eval.benchmarks import BENCHMARKS
+from refusion_eval.cli import COMMANDS, app
+from refusion_eval.decoders import DECODERS
+from refusion_eval.results.data_frames import FIGURE_FACTS, SAMPLE_COLUMNS
+from refusion_eval.results.figure import Figure
+from refusion_eval.runs.model_args import ModelArgs, published_systems
+from refusion_eval.scripts.suite import suite_parser
+from refusion_eval.scripts.train import train_parser
+from refusion_eval.store import records
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Files of the repository that are pages too: path of the page -> path of the file.
+FILES = {
+    "project/changelog.md": "CHANGELOG.md",
+    "project/contributing.md": "CONTRIBUTING.md",
+    "project/security.md": "SECURITY.md",
+    "project/benchmarks.md": "benchmarks/README.md",
+    "reference/goldens.md": "tests/data/README.md",
+    "reference/published.md": "results/published/README.md",
+    "reference/tasks/mini.md": "tasks/mini/README.md",
+    **{f"reference/tasks/{name}.md": f"tasks/{name}/README.md" for name in BENCHMARKS},
+}
+
+
+def pages() -> dict[str, str]:
+    """All of these pages: path below docs/ -> Markdown."""
+    copied = {page: (ROOT / file).read_text(encoding="utf-8") for page, file in FILES.items()}
+    return copied | {
+        "reference/command-line.md": "\n".join(command_line()),
+        "reference/settings.md": "\n".join(decoder_settings()),
+        "reference/settings-tables.md": "\n".join(settings_tables()),
+        "reference/model-arguments.md": "\n".join(model_arguments()),
+        "reference/records.md": "\n".join(record_fields()),
+    }
+
+
+# --- Command line ---
+
+
+def command_line() -> Iterator[str]:
+    """Every command with its arguments and options, from the parsers that read them."""
+    group = get_command(app)
+    yield "# Command line\n"
+    yield "This page is made from the parsers of the commands, so it shows every option that there is.\n"
+    for script, name, parser in (
+        ("eval.sh", "suite", suite_parser(_CALLED_BY_EVAL)),
+        ("train.sh", "train", train_parser(_CALLED_BY_TRAIN)),
+    ):
+        yield f"## bash {script} {{ #{name} }}\n"
+        yield f"`refusion-eval {name}` takes the same options in an environment of your own.\n"
+        yield f"{parser.description}\n"
+        rows = [
+            (_code(f"{', '.join(each.option_strings)} {each.metavar or ''}"), _plain(each.help))
+            for each in parser._actions
+        ]
+        yield table_of(("Option", "Meaning"), rows, 2)
+    for name in COMMANDS:
+        if name in ("suite", "train"):
+            continue
+        command = group.get_command(typer.Context(group), name)
+        context = typer.Context(command)
+        yield f"## refusion-eval {name}\n"
+        yield f"{_plain(command.help)}\n"
+        if name == "lm-eval":
+            yield "All arguments go to lm-eval.\n"
+        described = filter(None, (each.get_help_record(context) for each in command.params))
+        if rows := [(_code(given), _plain(meaning)) for given, meaning in described]:
+            yield table_of(("Argument or option", "Meaning"), rows, 2)
+
+
+_CALLED_BY_EVAL = ["--called-by", "eval.sh", str(ROOT), "python", "check"]
+_CALLED_BY_TRAIN = ["--called-by", "train.sh", str(ROOT), "python", "check"]
+
+
+# --- Settings classes ---
+
+
+def decoder_settings() -> Iterator[str]:
+    """The settings of every decoder, and where the values for each benchmark come from."""
+    yield "# Settings of the decoders\n"
+    yield (
+        "Give a setting with `--set NAME=VALUE` (`refusion-eval run`), among the `--model_args` of `lm_eval`, or as "
+        "an argument of `generate`. This page is made from the settings classes. The "
+        "[settings tables](settings-tables.md) have the values for each benchmark with their source.\n"
+    )
+    for name, decoder in DECODERS.items():
+        yield f"## {name} {{ #{name} }}\n"
+        yield f"{decoder.label}. Attention: {decoder.reads.attention.replace('_', '-')}.\n"
+        yield settings_table(decoder.Settings)
+
+
+def model_arguments() -> Iterator[str]:
+    """The arguments of `--model_args`, and the published systems."""
+    yield "# Model arguments\n"
+    yield (
+        "These are the `--model_args` of `lm_eval --model refusion`; most are options of `refusion-eval run` too "
+        "([command line](command-line.md#refusion-eval-run)). The [settings of the decoder](settings.md) are given "
+        "beside them.\n"
+    )
+    yield settings_table(ModelArgs)
+    yield "## Published systems\n"
+    yield "`--system NAME` stands for a decoder, a checkpoint and an adapter (`tasks/settings/systems.toml`).\n"
+    rows = [
+        (f"`{name}`", each.label, f"`{each.decoder}`", _code(each.pretrained), _code(each.adapter))
+        for name, each in published_systems().items()
+    ]
+    yield table_of(("Name", "System", "Decoder", "Checkpoint", "Adapter"), rows, 5)
+
+
+def settings_table(cls: type) -> str:
+    """Name, type, range, default and meaning of every field of a settings class."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    meanings = attributes(cls)
+    rows = [
+        (f"`{each.name}`", *_type_and_range(hints[each.name]), _default(each), _plain(meanings.get(each.name, "")))
+        for each in fields(cls)
+        if each.compare or each.name == "settings"
+    ]
+    return table_of(("Name", "Type", "Range", "Default", "Meaning"), rows, 5)
+
+
+def attributes(cls: type) -> dict[str, str]:
+    """Field -> description, from the sections "Attributes" of a class and of its bases."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        section = re.search(r"^ *Attributes:\n(.*?)(?=^ *\w+:\n|\Z)", base.__doc__ or "", re.MULTILINE | re.DOTALL)
+        entries = re.split(r"\n(?=        \w[\w, ]*: )", f"\n{section[1]}") if section else []
+        for entry in entries:
+            names, separator, text = entry.strip().partition(": ")
+            if separator:
+                found |= dict.fromkeys(names.split(", "), " ".join(text.split()))
+    return found
+
+
+def _type_and_range(annotation: Any) -> tuple[str, str]:
+    """A type as people write it, and the bounds of its values."""
+    if typing.get_origin(annotation) is Annotated:
+        inner, *metadata = typing.get_args(annotation)
+        name, bounds = _type_and_range(inner)
+        own = [
+            f"{sign} {getattr(each, key)}"
+            for each in metadata
+            for key, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
+            if getattr(each, key, None) is not None
+        ]
+        return name, ", ".join(filter(None, (bounds, *own)))
+    parts = typing.get_args(annotation)
+    if typing.get_origin(annotation) is Literal:
+        return "choice", ", ".join(f"`{choice}`" for choice in parts)
+    if type(None) in parts:
+        name, bounds = _type_and_range(next(each for each in parts if each is not type(None)))
+        return f"{name} or none", bounds
+    if typing.get_origin(annotation) in (tuple, Sequence):
+        name, bounds = _type_and_range(parts[0])
+        return f"list of {name}", bounds
+    return getattr(annotation, "__name__", str(annotation)).lower(), ""
+
+
+def _default(entry: Field) -> str:
+    if entry.name in ("mask_id", "eos_ids"):
+        return "of the checkpoint"
+    if entry.default is MISSING:
+        return "" if entry.default_factory is not MISSING else "needed"
+    is_word = entry.default is None or isinstance(entry.default, bool)
+    return f"`{str(entry.default).lower() if is_word else entry.default}`"
+
+
+def settings_tables() -> Iterator[str]:
+    """The format of the settings files, and all of them."""
+    yield (ROOT / "tasks/settings/README.md").read_text(encoding="utf-8")
+    for path in sorted((ROOT / "tasks/settings").glob("*.yaml")):
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        yield f"## {path.stem} {{ #{path.stem} }}\n"
+        for preset, table in content.get("presets", {"": content}).items():
+            name = f"Table `{preset}`. " if preset else ""
+            yield f"{name}Source: {_plain(table.get('source', ''))}.\n"
+            yield table_of(("Benchmark", "Settings", "Other source"), list(_preset_rows(table)), 3)
+
+
+def _preset_rows(table: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    for benchmark, values in table["benchmarks"].items():
+        settings = {**table.get("common", {}), **values}
+        source = settings.pop("source", "")
+        yield benchmark, ", ".join(f"`{key}={value}`" for key, value in settings.items()), _plain(source)
+
+
+# --- Records ---
+
+
+def record_fields() -> Iterator[str]:
+    """What a run directory holds, and the columns of the CSV files."""
+    yield "# Records and CSV columns\n"
+    yield (
+        "A run directory holds `run.json` (what was run, for people and programs), `records.sqlite` (every sample and "
+        "every verdict), `results.csv` and `table.md`. Open it with `refusion_eval.results.load` "
+        "([Python](python.md#results)) rather than by its tables, which may change.\n"
+    )
+    for title, cls in (
+        ("A run (`run.json`)", records.Manifest),
+        ("A machine", records.Hardware),
+        ("A sample", records.Sample),
+        ("A verdict", records.ScoreRow),
+    ):
+        yield f"## {title}\n"
+        yield _fields_table(cls)
+    yield "## Columns of the CSV of figures\n"
+    yield (
+        "`refusion-eval table --csv` and `results.figures` have one row for each figure. The columns are fields of a "
+        "figure, and `setting_NAME` for each setting of the decoder. `system` is the label.\n"
+    )
+    yield _fields_table(Figure)
+    yield f"`results.figures` adds {', '.join(f'`{name}`' for name in FIGURE_FACTS)}.\n"
+    yield "## Columns of `results.load`\n"
+    yield ", ".join(f"`{name}`" for name in SAMPLE_COLUMNS) + "\n"
+
+
+def _fields_table(cls: type) -> str:
+    meanings = attributes(cls)
+    rows = [(f"`{each.name}`", _plain(meanings.get(each.name, ""))) for each in fields(cls)]
+    return table_of(("Field", "Meaning"), rows, 2)
+
+
+def _plain(text: str | None) -> str:
+    """Text in one line without literal blocks of reStructuredText, safe inside a table."""
+    return " ".join((text or "").replace("<", "&lt;").split())
+
+
+def _code(text: str | None) -> str:
+    return f"`{text.strip()}`" if text else ""
