@@ -8,7 +8,7 @@ import torch
 from refusion_eval.decoders import fitting_decoders
 from refusion_eval.engine.engine import Engine
 from refusion_eval.engine.recorded import recorder
-from refusion_eval.engine.width import WidthCost, measure
+from refusion_eval.engine.width import SHIPPED_COSTS, WidthCost, measure
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.adapter import LoraAdapter, lora_config
 from refusion_eval.models.attention import Backend
@@ -48,6 +48,7 @@ class LoadedModel:
         kv_budget: int | None = None,
         cuda_graphs: bool = False,
         adapter: Location | None = None,
+        tune: bool = False,
     ) -> None:
         self._location = location
         self._adapter = adapter
@@ -60,6 +61,7 @@ class LoadedModel:
         self.attention = attention
         self._kv_budget = kv_budget
         self.cuda_graphs = cuda_graphs
+        self._tune = tune
         self.adapter = None if adapter is None else adapter.name
         self.adapter_revision = None if adapter is None else adapter.revision
 
@@ -75,6 +77,7 @@ class LoadedModel:
         kv_budget_gib: float | None = None,
         cuda_graphs: bool | None = None,
         adapter: str | None = None,
+        tune: bool = False,
     ) -> "LoadedModel":
         """Reads a checkpoint's config and card without its weights; arguments and errors as `load_model`."""
         packaged = embedded_name(str(name), "refusion")
@@ -90,7 +93,7 @@ class LoadedModel:
             raise ConfigError("attention='flash' is not recorded as graphs; leave out one of the two")
         graphs = torch_device.type == "cuda" and backend != "flash" if cuda_graphs is None else cuda_graphs
         adapter_location = None if adapter is None else locate(str(adapter), None)
-        opened = cls(location, config, torch_dtype, torch_device, backend, kv_budget, graphs, adapter_location)
+        opened = cls(location, config, torch_dtype, torch_device, backend, kv_budget, graphs, adapter_location, tune)
         _ = opened._lora  # refuses a wrong adapter before gigabytes of weights are loaded
         return opened
 
@@ -145,7 +148,9 @@ class LoadedModel:
 
     @cached_property
     def width_cost(self) -> WidthCost:
-        """How the time of a forward grows with its rows on this device; measured at the first use."""
+        """How the time of a forward grows with its rows: as shipped for this kind of device, or measured (`tune`)."""
+        if not self._tune:
+            return SHIPPED_COSTS[self.device.type]
         return measure(self.engine.model, self.attention, self.engine.recorded)
 
 
@@ -159,6 +164,7 @@ def load_model(
     kv_budget_gib: float | None = None,
     cuda_graphs: bool | None = None,
     adapter: str | None = None,
+    tune: bool = False,
 ) -> LoadedModel:
     """Loads a checkpoint.
 
@@ -174,6 +180,8 @@ def load_model(
         cuda_graphs: record forwards, one CUDA graph for each of a few widths, for single requests and for a batch; None
             is yes on CUDA, except with flash-attn.
         adapter: directory or hub id of a LoRA adapter in peft's layout, merged into the weights.
+        tune: measure what a wider forward costs here, by which forwards of ReFusion are fused. By default that is a
+            shipped value for each kind of device, so that TPF is equal on all machines.
 
     Raises:
         CheckpointError: the checkpoint cannot be found or loaded.
@@ -188,6 +196,7 @@ def load_model(
         kv_budget_gib=kv_budget_gib,
         cuda_graphs=cuda_graphs,
         adapter=adapter,
+        tune=tune,
     )
     _ = model.engine
     return model

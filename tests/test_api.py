@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import refusion_eval
-from refusion_eval import api
+from refusion_eval import api, loading
 from refusion_eval.decoders import DECODERS
-from refusion_eval.engine.width import WidthCost
+from refusion_eval.engine.width import SHIPPED_COSTS, WidthCost
 from refusion_eval.errors import CheckpointError, ConfigError, DecodeError
 from tests.models import tiny
 
@@ -327,6 +327,13 @@ def test_what_the_device_decides_is_measured_only_where_it_is_left_open(model):
     assert api.with_width_cost(plain, never) is plain
     greedy = api.decoder_settings(model, "autoregressive", gen_length=4)
     assert api.with_width_cost(greedy, never) is greedy
+
+
+def test_the_cost_of_rows_is_shipped_and_measured_only_where_asked(checkpoint, monkeypatch):
+    monkeypatch.setattr(loading, "measure", lambda *args: WidthCost(7, 0.5))
+    shipped, tuned = (refusion_eval.load_model(checkpoint, device="cpu", tune=tune) for tune in (False, True))
+    assert shipped.width_cost == SHIPPED_COSTS["cpu"]
+    assert tuned.width_cost == WidthCost(7, 0.5)
 
 
 def test_graphs_are_refused_where_there_is_no_gpu(checkpoint):

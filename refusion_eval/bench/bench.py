@@ -229,7 +229,7 @@ def measure(
         with_profile: whether to measure the time of each part of fused ReFusion too.
         progress: called with a line of text before each step.
     """
-    model = api.load_model(str(directory), dtype=dtype, device=device)
+    model = api.load_model(str(directory), dtype=dtype, device=device, tune=True)
     systems = _systems(model, directory if with_baseline else None, settings)
     speeds = compare(systems, prompts, num_rounds, progress)
     progress("forwards where rows are free")

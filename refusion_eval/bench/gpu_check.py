@@ -288,7 +288,7 @@ class GpuCheck:
         return Result(passed, f"{growth} bytes more after 4 further rounds of {len(prompts)} prompts", {"bytes": held})
 
     def _model(self, path: Path, dtype: str, device: str | None = None) -> api.LoadedModel:
-        return api.load_model(str(path), dtype=dtype, device=device or str(self.device))
+        return api.load_model(str(path), dtype=dtype, device=device or str(self.device), tune=True)
 
     def _settings(self, model: api.LoadedModel, decoder: str, **settings: Any) -> Any:
         """Settings of a decoder; ReFusion's forwards are fused."""

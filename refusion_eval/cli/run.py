@@ -43,6 +43,7 @@ HELPS = {
     "workers",
     "worker_cpus",
     "ray_address",
+    "tune",
     without_default=(*SYSTEM_FIELDS, "enable_thinking"),
     helps=HELPS,
 )

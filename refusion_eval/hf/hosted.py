@@ -54,9 +54,6 @@ def hosted(module: nn.Module) -> LoadedModel:
     # Tensors made in the caller's inference mode could not be written to outside of it.
     with torch.inference_mode(False):
         model = _host(module)
-    # What was measured of a forward does not depend on the values of the weights.
-    if known is not None and (known.config, known.dtype, known.device) == (model.config, model.dtype, model.device):
-        vars(model).update({name: vars(known)[name] for name in ("attention", "width_cost") if name in vars(known)})
     _HOSTED[module] = state, model
     return model
 

@@ -72,6 +72,8 @@ class ModelArgs:
         workers: Largest number of Ray workers. The default is as many as fit.
         worker_cpus: Processor cores of a Ray worker without a GPU.
         ray_address: HOST:PORT of a Ray cluster, or auto for the one of this machine. By default one is started here.
+        tune: Measure what a wider forward costs here, by which forwards of ReFusion are fused. By default TPF does not
+            depend on the machine.
         settings: The decoder's settings that were given beside these.
     """
 
@@ -101,6 +103,7 @@ class ModelArgs:
     workers: PositiveInt | None = None
     worker_cpus: PositiveInt = 1
     ray_address: str | None = None
+    tune: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:

@@ -107,7 +107,7 @@ class System:
             ConfigError: dtype, device or attention are impossible here.
         """
         args = self.args
-        names = ("dtype", "device", "attention", "revision", "kv_budget_gib", "cuda_graphs", "adapter")
+        names = ("dtype", "device", "attention", "revision", "kv_budget_gib", "cuda_graphs", "adapter", "tune")
         wanted = {name: getattr(args, name) for name in names} | {"attention": self.wanted_attention()}
         if args.loop != "engine":
             wanted["cuda_graphs"] = False
@@ -230,7 +230,7 @@ class System:
 
     @functools.cached_property
     def width_cost(self) -> WidthCost:
-        """The width curve that decides how forwards are fused; a run keeps one, so that continuing changes no count."""
+        """What decides how forwards are fused; a run keeps it, so that continuing changes no count."""
         cost = WidthCost(**self.get_or_compute("width_cost", lambda: self.model.width_cost._asdict()))
         log.info("fusing for a device with %d free rows, %g of a forward for each further one", *cost)
         return cost

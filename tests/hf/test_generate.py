@@ -239,14 +239,12 @@ def loaded_anew(model):
 @pytest.mark.parametrize("change", [changed_in_place, trained, loaded_anew])
 def test_changed_weights_are_seen(model, change, tmp_path):
     before = generate(model, ids(PROMPT))
-    measured = hosted(model).width_cost
     change(model)
     model.save_pretrained(tmp_path)
     expected = refusion_eval.generate(refusion_eval.load_model(tmp_path, device="cpu"), PROMPT, gen_length=16, **EAGER)
     after = generate(model, ids(PROMPT))
     assert after[0, 3:].tolist() == list(expected.tokens)
     assert not after.equal(before)
-    assert hosted(model).width_cost is measured
 
 
 def test_a_cast_model_is_made_anew(model):
