@@ -47,7 +47,7 @@ DECODER = Decoder(decode, LeftmostSettings, label="Leftmost", reads=Reads("causa
 
 DECODERS["leftmost"] = DECODER
 model = refusion_eval.load_model("embedded")
-question = "Omar buys 6 packs of 6 apples and finds 9 more. How many apples does Omar have?"
+question = "A shelf has 7 rows of 4 balls. Anna adds 9. How many balls are on the shelf now?"
 question += "\n\nSolve this step by step. End with: The answer is <number>."
 prompt = model.tokenizer.encode(model.tokenizer.render_chat([{"role": "user", "content": question}]))
 for count in (1, 4, 8):
