@@ -76,6 +76,7 @@ class Reader:
         """The points of a system in a sweep: keys of their systems, values of the setting, and benchmarks, ascending.
 
         Without a setting the points of all settings, each with the value of its own; with a metric those that have it.
+        A setting that is off (`threshold=null`) has an infinite value.
 
         Raises:
             MissingFigure: there is none.
@@ -85,7 +86,7 @@ class Reader:
             base, _, pair = key.partition("@")
             name, equals, value = pair.partition("=")
             if base == system and equals and setting in ("", name) and metric in ("", name_of_figure):
-                found.add((float(value), key, benchmark))
+                found.add((math.inf if value == "null" else float(value), key, benchmark))
         if not found:
             raise MissingFigure(f"there is no sweep of {setting or 'any setting'} by {system}", ())
         return [(key, value, benchmark) for value, key, benchmark in sorted(found)]

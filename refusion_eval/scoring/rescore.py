@@ -35,7 +35,7 @@ from refusion_eval.scoring.rescored import (
 )
 from refusion_eval.scoring.verdict_file import VerdictFile
 from refusion_eval.store.atomic_write import prepare_output, write_output
-from refusion_eval.store.records import PASSED, Sample
+from refusion_eval.store.records import PASSED, STOCK_GENERATE, Sample
 from refusion_eval.store.run_reader import Run, RunReader
 from refusion_eval.types import Trace
 
@@ -224,6 +224,7 @@ def recorded_system(run: Run) -> System:
         CheckpointError: its files are not at hand.
     """
     manifest = run.manifest
-    names: dict[str, Any] = {"pretrained": manifest.checkpoint, "decoder": manifest.decoder, "device": "cpu"}
+    decoder = "autoregressive" if manifest.decoder == STOCK_GENERATE else manifest.decoder
+    names: dict[str, Any] = {"pretrained": manifest.checkpoint, "decoder": decoder, "device": "cpu"}
     names["enable_thinking"] = manifest.settings.get("enable_thinking", True)
     return System(parse_model_args({**names, "revision": manifest.checkpoint_revision or None}))

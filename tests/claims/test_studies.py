@@ -1,13 +1,16 @@
 """Sweeps, locality files and decodings with the settings of the case study, as the claims read them."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
+from refusion_eval.claims.formulas import Reader
 from refusion_eval.claims.judge import Evidence, judge
 from refusion_eval.claims.statements import read_claims
 from refusion_eval.claims.studies import CASE_STUDY, case_study_figures, sort_sources
 from refusion_eval.errors import DataError
+from refusion_eval.results.figure import by_key
 from refusion_eval.types import Trace
 from tests.figures.conftest import write_sweep
 from tests.results.conftest import sample
@@ -25,6 +28,15 @@ def test_a_sweep_is_judged_point_by_point(tmp_path):
     # Speed is above the baseline at every point, and the score at all but the first.
     assert judged.mini.interval.value == pytest.approx(200 / 3)
     assert judge(CLAIMS["P20"], Evidence(figures)).mini.interval.value == pytest.approx(1)
+
+
+def test_a_point_whose_setting_is_off_is_the_last(tmp_path):
+    folder = write_sweep(tmp_path / "sweep", "threshold", [0.5, 0.7], operating=0.5)
+    for path in folder.iterdir():
+        path.write_text(path.read_text().replace("threshold=0.7", "threshold=null"))
+    _, figures = sort_sources([folder])
+    points = Reader(by_key(figures)).points("refusion", metric="tps")
+    assert [value for _, value, _ in points] == [0.5, math.inf]
 
 
 def test_a_locality_file_is_recognised_by_its_columns(tmp_path):
