@@ -11,6 +11,7 @@ from typing import Any
 from readme_table import Maker
 
 from refusion_eval.results.render import Table, read_csv
+from refusion_eval.sandbox.jail import PROFILES
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results" / "embedded"
@@ -65,6 +66,12 @@ def sandbox(_: Sequence[str]) -> str:
     rows = [(name, f"{median(rates):.0f}", len(rates)) for name, rates in found["rates"].items()]
     head = f"`python benchmarks/sandbox.py --rounds 7`: {found['num_programs']} references of HumanEval"
     return table_of((head, f"Checks a second, {found['workers']} at a time", "Rounds"), rows)
+
+
+def tiers(_: Sequence[str]) -> str:
+    """The ways to isolate a program, the strongest first."""
+    rows = [(profile.tier, name, ", ".join(profile.layers)) for name, profile in PROFILES.items()]
+    return table_of(("Tier", "Profile", "Layers"), rows, 3)
 
 
 def scaling(_: Sequence[str]) -> str:
@@ -124,6 +131,7 @@ MAKERS: dict[str, Maker] = {
     "bench_train": bench_train,
     "soak": soak,
     "sandbox": sandbox,
+    "tiers": tiers,
     "scaling": scaling,
     "slot_sizes": slot_sizes,
     "training_memory": training_memory_table,

@@ -2,7 +2,7 @@
 
 import ast
 import csv
-import importlib.util
+import importlib
 import re
 import shlex
 import sys
@@ -213,16 +213,17 @@ def test_readme_is_short() -> None:
 
 
 @pytest.fixture(scope="module")
-def generated() -> dict[str, str]:
-    """The pages that are made when the site is built."""
+def site():
+    """The module docs/generated_pages.py, beside which docs/generated_tables.py and plots/readme_table.py are found."""
     sys.path[:0] = [str(ROOT / "plots"), str(DOCS)]
-    try:
-        spec = importlib.util.spec_from_file_location("generated_pages", DOCS / "generated_pages.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module.pages()
-    finally:
-        del sys.path[:2]
+    yield importlib.import_module("generated_pages")
+    del sys.path[:2]
+
+
+@pytest.fixture(scope="module")
+def generated(site) -> dict[str, str]:
+    """The pages that are made when the documentation is built."""
+    return site.pages()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -248,6 +249,21 @@ def test_the_generated_pages_hold_every_command_decoder_setting_and_argument(gen
     assert [name for name in field_types(ModelArgs) if f"| `{name}` |" not in arguments] == []
 
 
+@pytest.mark.process
+def test_every_table_of_a_page_is_made_of_the_files_of_results(site) -> None:
+    tool, makers = importlib.import_module("readme_table"), importlib.import_module("generated_tables").MAKERS
+    shown = set()
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        markers = [(found[2], found[3]) for found in tool.BLOCK.finditer(text)]
+        assert len(markers) == text.count(":begin"), name_of(page)
+        shown.update(name for name, _ in markers)
+        for found in tool.BLOCK.finditer(tool.regenerated(text, more=makers)):
+            made = found[0].removeprefix(found[1]).removesuffix(found[4])
+            assert "| :-- |" in made or "| --: |" in made or made == tool.NO_GPU, found[2]
+    assert makers.keys() <= shown
+
+
 def test_every_metric_of_a_results_file_is_defined() -> None:
     defined = (DOCS / "reference" / "metrics.md").read_text(encoding="utf-8")
     with (ROOT / "results/embedded/artefacts/results.csv").open(encoding="utf-8", newline="") as file:
@@ -255,6 +271,7 @@ def test_every_metric_of_a_results_file_is_defined() -> None:
     assert {name for name in metrics if f"`{name.removesuffix('_mean')}" not in defined} == set()
 
 
+@pytest.mark.process
 def test_the_example_of_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert len(code.splitlines()) <= 10
