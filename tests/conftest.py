@@ -12,6 +12,9 @@ from refusion_eval.paths import embedded_path
 if not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Small tests gain nothing from more threads, and several test processes share the cores. Set before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Hypothesis must not fail a test because the machine is busy, so no example has a deadline. A run of the unit tests
 # alone tries a quarter of the examples of each property; `bash test.sh` and CI try all of them.
 settings.register_profile("full", deadline=None, max_examples=100)

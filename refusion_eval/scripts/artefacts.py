@@ -29,7 +29,7 @@ class Artefacts:
         self._is_embedded = self._model == EMBEDDED
         self._baseline = EMBEDDED if self._is_embedded else suite.given.baseline or PUBLISHED_BASELINE
         self._family = base_name(self._model)
-        self._out = f"{suite.results}/{self._family}/artefacts"
+        self._out = f"{suite.tables}/{self._family}/artefacts"
 
     def make(self) -> None:
         """Makes all parts."""

@@ -69,7 +69,12 @@ def suite_parser(arguments: Sequence[str]) -> Parser:
     add("--tasks", metavar="T", type=text, help=f"benchmarks, separated by commas (default: {tasks})")
     add("--limit", metavar="N", type=whole_number("above 0", 1), help="only the first N items of each task")
     add("--data", metavar="DIR", type=parser.folder, help="benchmark rows, DIR/<benchmark>/<split>.jsonl[.gz]")
-    add("--results", metavar="DIR", type=parser.path, help="folder for the results (default: results)")
+    add(
+        "--results",
+        metavar="DIR",
+        type=parser.path,
+        help="folder for runs, tables and pages (default: results, with tables in results/local, which git ignores)",
+    )
     add(
         "--no-cuda-graphs",
         action="store_true",
@@ -137,6 +142,8 @@ class Suite:
         self._rows = tomllib.loads((tasks_path() / "settings" / "systems.toml").read_text(encoding="utf-8"))
         self.model, self.baseline, self._systems = given.model, given.baseline, given.system
         self.results = given.results or "results"
+        # The tables that a clone comes with stay as they are.
+        self.tables = given.results or "results/local"
         self.names: list[str] = []
         if given.artefacts and not self.model and not self._systems:
             self._systems = "all"
@@ -185,7 +192,7 @@ class Suite:
             raise SystemExit(self.status)
         preset = f"-{self.given.preset}" if self.given.preset else ""
         name = f"{self._systems.replace(',', '+')}{preset}" if self._systems else base_name(self.model)
-        self.write_table(f"{self.results}/{name}")
+        self.write_table(f"{self.tables}/{name}")
         if self.given.artefacts:
             Artefacts(self).make()
         return self.status
