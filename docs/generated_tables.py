@@ -65,7 +65,8 @@ def sandbox(_: Sequence[str]) -> str:
     found = json.loads((RESULTS / "sandbox.json").read_text(encoding="utf-8"))
     rows = [(name, f"{median(rates):.0f}", len(rates)) for name, rates in found["rates"].items()]
     head = f"`python benchmarks/sandbox.py --rounds 7`: {found['num_programs']} references of HumanEval"
-    return table_of((head, f"Checks a second, {found['workers']} at a time", "Rounds"), rows)
+    columns = (head, f"Checks a second, {found['workers']} at a time", "Rounds")
+    return table_of(columns, rows) + f"\nMeasured on {found['conditions']['cpu']}.\n"
 
 
 def tiers(_: Sequence[str]) -> str:
@@ -81,7 +82,8 @@ def scaling(_: Sequence[str]) -> str:
     values = {(row["samples"], row["metric"]): _with_interval(row) for row in means}
     samples = dict.fromkeys(row["samples"] for row in means)
     rows = [(f"{int(each):,}", values[each, "accuracy"], values[each, "tps"]) for each in samples]
-    return table_of(("Training samples", "Accuracy, %", "TPS"), rows, 0)
+    hardware = ", ".join(sorted({row["hardware"] for row in means}))
+    return table_of(("Training samples", "Accuracy, %", "TPS"), rows, 0) + f"\nMeasured on {hardware}.\n"
 
 
 def _with_interval(row: dict[str, str]) -> str:
