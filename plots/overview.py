@@ -79,7 +79,7 @@ def _bars(
 def _caption(rows: Sequence[Figure]) -> str:
     hardware = ", ".join(sorted({row.hardware for row in rows if row.hardware}))
     mini = "Mini tasks (synthetic), not the real benchmarks. " if any(row.mini for row in rows) else ""
-    return f"{mini}Bars: 95% bootstrap intervals. {hardware}"
+    return f"{mini}Bars: 95% intervals. {hardware}"
 
 
 def main() -> None:

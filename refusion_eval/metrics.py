@@ -1,4 +1,4 @@
-"""The paper's metrics with their bootstrap intervals: accuracy of several samples, and speed with what explains it.
+"""The paper's metrics with their intervals: accuracy of several samples, and speed with what explains it.
 
 Only samples decoded alone (batch size 1) after the warm-up are timed, and only on one machine: a figure over two
 machines is a figure of neither. Seconds run from the prompt on the device to the last token on the host; tokens are
@@ -26,13 +26,14 @@ from refusion_eval.types import Fix, ForwardDone, Select, Trace
 _MAX_DRAWS_AT_ONCE = 2_000_000
 
 RESAMPLES = 2000
+_Z = 1.959964  # of a two-sided 95% interval
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A value with its 95% bootstrap interval.
+    """A value with its 95% interval.
 
     Attributes:
         value: the statistic on all items.
@@ -77,6 +78,30 @@ class Bootstrap:
         return Bootstrap(self.value * factor, self.replicates * factor, self.n)
 
 
+@dataclass(frozen=True)
+class Share(Bootstrap):
+    """The share of items that have a property, as a number between 0 and `whole`.
+
+    Its interval is Wilson's score interval, which has a width even where all items have the property, or none has.
+    """
+
+    whole: float = 1.0
+
+    def interval(self) -> Interval:
+        """The share with Wilson's interval; without bounds for a single item."""
+        if self.n < 2:
+            return Interval(self.value, math.nan, math.nan, self.n)
+        share, correction = self.value / self.whole, _Z**2 / self.n
+        centre = (share + correction / 2) / (1 + correction)
+        half = _Z / (1 + correction) * math.sqrt((share * (1 - share) + correction / 4) / self.n)
+        low, high = max(centre - half, 0.0), min(centre + half, 1.0)
+        return Interval(self.value, self.whole * low, self.whole * high, self.n)
+
+    def scaled(self, factor: float) -> Share:
+        """The same share in another unit."""
+        return Share(self.value * factor, self.replicates * factor, self.n, self.whole * factor)
+
+
 def bootstrap(columns: Sequence[ArrayLike], statistic: Callable[..., Array], *, seed: int = 0) -> Bootstrap:
     """Resamples items and evaluates a statistic on each resample.
 
@@ -114,8 +139,10 @@ def mean_of(parts: Sequence[Bootstrap]) -> Bootstrap:
     """Unweighted mean over strata (at least one), resampled within each: a stratified bootstrap.
 
     Args:
-        parts: one bootstrap for each stratum, drawn with different seeds.
+        parts: one bootstrap for each stratum, drawn with different seeds; one alone is its own mean.
     """
+    if len(parts) == 1:
+        return parts[0]
     return Bootstrap(
         value=float(np.mean([part.value for part in parts])),
         replicates=np.mean([part.replicates for part in parts], axis=0),
@@ -132,6 +159,14 @@ def ratio_statistic(numerators: Array, denominators: Array) -> Array:
 def bootstrap_mean(values: ArrayLike, *, seed: int = 0) -> Bootstrap:
     """Mean of one number for each item, [items]. Raises DataError without values."""
     return bootstrap([values], lambda drawn: np.asarray(drawn.mean(axis=1)), seed=seed)
+
+
+def accuracy(values: ArrayLike, *, seed: int = 0) -> Bootstrap:
+    """Mean of the share of right samples of each item, [items]; a `Share` where every item is right or wrong."""
+    mean_of_items = bootstrap_mean(values, seed=seed)
+    if not np.isin(values, (0.0, 1.0)).all():
+        return mean_of_items
+    return Share(mean_of_items.value, mean_of_items.replicates, mean_of_items.n)
 
 
 def bootstrap_ratio(numerators: ArrayLike, denominators: ArrayLike, *, seed: int = 0) -> Bootstrap:

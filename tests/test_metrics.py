@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from refusion_eval.errors import DataError
 from refusion_eval.metrics import (
     Timing,
+    accuracy,
     bootstrap_mean,
     bootstrap_ratio,
     bytes_read,
@@ -326,3 +327,20 @@ def test_each_forward_reads_the_weights_and_the_cache_before_it():
     for cached in (0, 10, 20):
         trace.forward("decode", 1, cached)
     assert bytes_read(trace, weight_bytes=1000, cache_bytes_per_row=8) == 3 * 1000 + 30 * 8
+
+
+@pytest.mark.parametrize(
+    ("right", "count", "bounds"),
+    # 81 of 263: Newcombe, "Two-sided confidence intervals for the single proportion" (1998), Table I.
+    [(0, 6, (0.0, 0.3903)), (6, 6, (0.6097, 1.0)), (81, 263, (0.2553, 0.3662))],
+)
+def test_a_share_has_wilsons_interval(right, count, bounds):
+    interval = accuracy([1.0] * right + [0.0] * (count - right)).scaled(100).interval()
+    assert (interval.low / 100, interval.high / 100) == pytest.approx(bounds, abs=5e-5)
+    assert interval.value == pytest.approx(100 * right / count)
+
+
+def test_shares_of_several_samples_are_resampled():
+    values = [0.0, 0.5, 1.0, 1.0]
+    assert accuracy(values).interval() == bootstrap_mean(values).interval()
+    assert math.isnan(accuracy([1.0]).interval().low)

@@ -61,7 +61,7 @@ def caption(points: Sequence[Point], unit: str = "items") -> list[str]:
     machines = sorted({point.hardware for point in points if point.hardware})
     notes = sorted({point.note for point in points if point.note})
     return [
-        f"Filled: measured, n = {shown} {unit} a point{', bars: 95% bootstrap intervals' if with_bars else ''}.",
+        f"Filled: measured, n = {shown} {unit} a point{', bars: 95% intervals' if with_bars else ''}.",
         f"Hardware: {', '.join(machines)}." if machines else "",
         fused_sentence(points),
         f"\u2020 {'; '.join(notes)}." if notes else "",

@@ -283,7 +283,7 @@ def _notes(measured: Sequence[Figure]) -> list[str]:
     machines = sorted({figure.hardware for figure in measured if figure.metric == "tps" and figure.hardware})
     incomplete = ", ".join(sorted({figure.run_id for figure in measured if not figure.complete}))
     sentences = [
-        f"Here: n = {items}, in brackets 95% bootstrap intervals.",
+        f"Here: n = {items}, in brackets 95% intervals.",
         f"Speed at batch 1 on {'; '.join(machines)}." if machines else "",
         fused_sentence(measured),
         mini_sentence(measured),

@@ -48,6 +48,7 @@ class TaskComparison:
         left_out: number of items that only one of the runs has.
         difference: accuracy of B minus accuracy of A in points, paired by item.
         detectable: smallest true difference in points that such a sample shows; NaN with one item.
+        p_value: of McNemar's exact test, two-sided, for items that are right more often and less often.
         settings: decoder settings that differ, one line each.
         speed: TPS of B over TPS of A on the same items; None if there is no such ratio.
         no_speed: why there is no ratio.
@@ -59,6 +60,7 @@ class TaskComparison:
     left_out: int
     difference: Interval
     detectable: float
+    p_value: float
     settings: Sequence[str]
     speed: Interval | None
     no_speed: str
@@ -146,6 +148,13 @@ def detectable_difference(differences_of_items: ArrayLike) -> float:
     return (_Z_SIGNIFICANCE + _Z_POWER) * spread / math.sqrt(num_items)
 
 
+def mcnemar(gained: int, lost: int) -> float:
+    """The two-sided p value of McNemar's exact test: as likely to gain as to lose, `gained` and `lost` are chance."""
+    total, fewer = gained + lost, min(gained, lost)
+    tail = sum(math.comb(total, count) for count in range(fewer + 1))
+    return min(1.0, 2 * tail / 2**total)
+
+
 def _tasks(facts: RunFacts) -> dict[str, TaskFacts]:
     tasks: dict[str, TaskFacts] = {}
     for task in facts.tasks:
@@ -183,6 +192,7 @@ def _compare_task(before: TaskFacts, after: TaskFacts, common_items: bool) -> Ta
         left_out=left_out,
         difference=bootstrap_mean(differences_of_items, seed=seed).scaled(100).interval(),
         detectable=100 * detectable_difference(differences_of_items),
+        p_value=mcnemar(*(sum(item.change == name for item in items) for name in ("gained", "lost"))),
         settings=differences(before.settings, after.settings, ("A", "B")),
         speed=speed,
         no_speed=no_speed,
@@ -222,6 +232,7 @@ def comparison_table(comparison: Comparison) -> Table:
             *(f"{accuracy:.1f}" for accuracy in task.accuracies),
             interval_text(task.difference),
             "" if math.isnan(task.detectable) else f"{task.detectable:.2f}",
+            f"{task.p_value:.2g}",
             *(str(len(items)) for items in task.flips.values()),
             interval_text(task.speed),
         )
@@ -229,14 +240,26 @@ def comparison_table(comparison: Comparison) -> Table:
     ]
     notes = [
         "B - A: points, paired by item, 95% bootstrap interval. Detectable: true difference in points that a sample "
-        "like this finds significant (5%) four times out of five.",
+        "like this finds significant (5%) four times out of five. p: McNemar's exact test.",
         "Gained, lost: items that only B, only A has right (of several samples: more often).",
     ]
     if any(task.mini for task in comparison.tasks):
         notes.append(f"mini: {MINI_NOTE}.")
     return Table(
         title=f"A = {comparison.before}, B = {comparison.after}",
-        columns=("Task", "n", "A %", "B %", "B - A", "Detectable", "Gained", "Lost", "Other prompts", "Speed B / A"),
+        columns=(
+            "Task",
+            "n",
+            "A %",
+            "B %",
+            "B - A",
+            "Detectable",
+            "p",
+            "Gained",
+            "Lost",
+            "Other prompts",
+            "Speed B / A",
+        ),
         rows=rows,
         notes=notes,
     )
@@ -273,14 +296,15 @@ def comparison_csv(comparison: Comparison) -> str:
     head = [
         *("before", "after", "task", "mini", "n", "left_out", "accuracy_before", "accuracy_after"),
         *("difference", "difference_ci_low", "difference_ci_high", "detectable", "gained", "lost", "other_prompts"),
-        *("speed_ratio", "speed_ratio_ci_low", "speed_ratio_ci_high", "no_speed"),
+        *("speed_ratio", "speed_ratio_ci_low", "speed_ratio_ci_high", "no_speed", "p_value"),
     ]
     rows = []
     for task in comparison.tasks:
         speed = (None, None, None) if task.speed is None else (task.speed.value, task.speed.low, task.speed.high)
         difference = (task.difference.value, task.difference.low, task.difference.high, task.detectable)
         identity = (comparison.before, comparison.after, task.task, task.mini, len(task.items), task.left_out)
-        rows.append((*identity, *task.accuracies, *difference, *map(len, task.flips.values()), *speed, task.no_speed))
+        flips = map(len, task.flips.values())
+        rows.append((*identity, *task.accuracies, *difference, *flips, *speed, task.no_speed, task.p_value))
     return csv_text(head, rows)
 
 

@@ -74,7 +74,7 @@ def figures(run_dirs: RunDirs, *, baseline: str | None = None) -> pd.DataFrame:
         The columns of the CSV of `refusion-eval table` that every such file has, then `FIGURE_FACTS`:
 
         - run_id, system, backbone, task, n (items): what was measured.
-        - metric, value, ci_low, ci_high, unit: the figure and its 95% bootstrap interval by item, NaN for none.
+        - metric, value, ci_low, ci_high, unit: the figure and its 95% interval by item, NaN for none.
         - batch_size, dtype, device, setting_NAME (one column for each decoder setting, as text): how.
         - forwards, tokens, seconds, samples, errors: totals over the samples; failed ones are in no figure.
         - benchmark, mini, attention, hardware, note, task_version: the rest, as `Figure` documents it.

@@ -73,7 +73,7 @@ class Figure:
         num_tasks: tasks that the figure is a mean over, 1 for a single task.
         metric: what was measured: accuracy, pass@1, tps, tpf, ...
         value: the figure; NaN where nothing could be computed.
-        ci_low: lower bound of the 95% bootstrap interval by item; NaN for none (published figures have none).
+        ci_low: lower bound of the 95% interval by item; NaN for none (published figures have none).
         ci_high: upper bound of the same interval.
         unit: unit of value and bounds.
         n: benchmark items; 0 where it is not published.

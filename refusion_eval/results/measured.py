@@ -15,6 +15,7 @@ from refusion_eval.errors import DataError, StoreError
 from refusion_eval.metrics import (
     RESAMPLES,
     Bootstrap,
+    accuracy,
     bootstrap_mean,
     by_item,
     latency,
@@ -324,7 +325,8 @@ def _scores(task: TaskFacts) -> Iterator[Measure]:
             yield from _accuracy(task, judged, scores, means)
         else:  # what is only ever 0 or 1 is a share
             is_share = {score.value for item in scores for score in item} <= {0.0, 1.0}
-            combined = bootstrap_mean(means, seed=seed_of(task.task)).scaled(100 if is_share else 1)
+            combined = (accuracy if is_share else bootstrap_mean)(means, seed=seed_of(task.task))
+            combined = combined.scaled(100 if is_share else 1)
             yield Measure(metric, _PERCENT if is_share else "", combined, judged)
 
 
@@ -337,7 +339,7 @@ def _accuracy(
     note = f"judged by {len(scorers)} scorers ({', '.join(scorers)}); score again" if len(scorers) > 1 else ""
 
     def percent(metric: str, values: ArrayLike) -> Measure:
-        return Measure(metric, _PERCENT, bootstrap_mean(values, seed=seed_of(task.task)).scaled(100), judged, note)
+        return Measure(metric, _PERCENT, accuracy(values, seed=seed_of(task.task)).scaled(100), judged, note)
 
     yield percent(_score_name(task), means)
     yield percent("extracted", [np.mean([answer is not None for answer in item]) for item in answers])

@@ -81,7 +81,7 @@ SPEED_COLUMNS = (
 )
 ENERGY_COLUMNS = (Column(JOULES, "J/response"), Column(JOULES_PER_TOKEN, "J/token", 3))
 _SPEED_NOTES = (
-    "In brackets: 95% bootstrap interval by item. At batch 1; TPS = forwards/s x tokens/forward.",
+    "In brackets: 95% interval by item. At batch 1; TPS = forwards/s x tokens/forward.",
     "Limit: share of the TPS of one token a forward at this device's copy bandwidth, which no engine exceeds that way.",
     "Prefill: up to the end of the first forward, which reads the prompt; Decode TPS: of all forwards after it.",
     "x AR: over the autoregressive loop of this engine, and over that of transformers' generate, on the same items.",
@@ -180,7 +180,7 @@ def summary_table(lines: Sequence[SummaryLine]) -> Table:
 
 
 def _caption(lines: Sequence[SummaryLine]) -> str:
-    sentences = ["In brackets: 95% bootstrap interval by item."] if lines else []
+    sentences = ["In brackets: 95% interval by item."] if lines else []
     if any(line.any_figure.mini for line in lines):
         sentences.append(MINI_CAPTION)
     if num_errors := sum(line.errors for line in lines if line.task != MEAN_TASK):

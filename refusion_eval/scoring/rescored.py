@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from refusion_eval.benchmarks import is_mini
-from refusion_eval.metrics import Interval, bootstrap_mean
+from refusion_eval.metrics import Interval, accuracy
 from refusion_eval.results.figure import UNISOLATED
 from refusion_eval.results.measured import seed_of
 from refusion_eval.results.render import Table, csv_text, interval_text
@@ -87,7 +87,7 @@ class RescoredTask:
             if text[column] is not None:
                 items.setdefault(text["doc_hash"], []).append(text[column])
         means = [np.mean(items[item]) for item in sorted(items)]
-        return bootstrap_mean(means, seed=seed_of(self.task)).scaled(100).interval() if means else None
+        return accuracy(means, seed=seed_of(self.task)).scaled(100).interval() if means else None
 
     @property
     def flips(self) -> tuple[int, int]:
@@ -152,7 +152,7 @@ def rescored_table(filter_name: str, results: Sequence[RescoredTask]) -> Table:
         rows=rows,
         num_left=2,
         notes=[
-            "In brackets: 95% bootstrap interval by item.",
+            "In brackets: 95% interval by item.",
             MINI_CAPTION if any(is_mini(task.task) for task in results) else "",
         ],
     )

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from refusion_eval.benchmarks import Benchmark, Row
 from refusion_eval.benchmarks.rows import json_lines
 from refusion_eval.errors import DataError
-from refusion_eval.metrics import bootstrap_mean, majority_passed, pass_at_k, reported_ks
+from refusion_eval.metrics import accuracy, majority_passed, pass_at_k, reported_ks
 from refusion_eval.results.render import csv_text
 from refusion_eval.scoring.judge import ERROR, MISSING, NO_ANSWER, Verdict, judge_texts
 from refusion_eval.store.records import NO_ISOLATION
@@ -169,7 +169,7 @@ def scores_csv(scores: Sequence[Score], *, allow_partial: bool = False) -> str:
 
 def _percent(shares: Iterable[float]) -> str:
     """The mean over rows with its interval."""
-    mean = bootstrap_mean(list(shares)).interval()
+    mean = accuracy(list(shares)).interval()
     if math.isnan(mean.low):
         return f"{100 * mean.value:.2f}% (one row gives no interval)"
     return f"{100 * mean.value:.2f}% (95% interval {100 * mean.low:.2f} to {100 * mean.high:.2f})"

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from refusion_eval.cli import app
 from refusion_eval.errors import StoreError
-from refusion_eval.results.compare import compare_runs, details, detectable_difference
+from refusion_eval.results.compare import compare_runs, details, detectable_difference, mcnemar
 from refusion_eval.store.records import Hardware
 from tests.results.conftest import sample
 
@@ -88,6 +88,12 @@ def test_several_samples_of_an_item_count_as_shares(write_run):
     b = write_run("b", twice, right=right(0, 1))
     (task,) = compare_runs(a, b).tasks
     assert [(item.before, item.after) for item in task.items] == [(1, 1), (0, 1), (0, 0)]
+
+
+def test_mcnemars_p_value_is_that_of_a_fair_coin():
+    assert mcnemar(0, 0) == 1
+    assert mcnemar(5, 0) == pytest.approx(2 / 32)
+    assert mcnemar(1, 7) == mcnemar(7, 1) == pytest.approx(2 * 9 / 256)
 
 
 def test_no_flip_does_not_promise_that_nothing_is_hidden():

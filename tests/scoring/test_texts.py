@@ -58,7 +58,7 @@ def test_the_score_its_interval_and_the_counts_are_printed(data: Path, tmp_path:
         {"id": 3, "text": says(3)},
     ]
     printed = run(data, outputs(tmp_path, lines))
-    assert re.match(r"gsm8k \(filter last\): acc 50\.00% \(95% interval 0\.00 to 100\.00\) over 4 of 4 rows\n", printed)
+    assert re.match(r"gsm8k \(filter last\): acc 50\.00% \(95% interval 15\.00 to 85\.00\) over 4 of 4 rows\n", printed)
     assert "nothing extracted from 1 of 4 texts (25.0%)" in printed
 
 

@@ -32,7 +32,7 @@ const overview = (() => {
             filters.choice("Tasks", pairs(store.cells.map(format.task)), chosen.tasks, refresh),
             filters.choice("Metrics", format.columns.map((name) => [name, format.metricLabel(name)]), chosen.metrics, refresh))),
         table,
-        dom.el("p.caption", {}, "In brackets: 95% bootstrap interval by item. ",
+        dom.el("p.caption", {}, "In brackets: 95% interval by item. ",
           "TPS: tokens kept a second, one request at a time. TPF: tokens kept a forward.")),
       plots.node,
       runs());
