@@ -22,7 +22,8 @@ _NUM_OPEN_FILES = 64
 _NUM_PROCESSES = 32
 _NUM_QUEUED_SIGNALS = 64  # timers too, counted over all processes of the uid
 _FIRST_UID, _NUM_UIDS = 20000, 20000  # two per worker, chosen by its pid; below 65536, where containers stop
-_SEALED = linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
+_READ_ONLY = linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID
+_SEALED = _READ_ONLY | linux.MOUNT_ATTR_NODEV
 _KEPT = "/.kept"  # where folders below /tmp stay while /tmp is mounted anew
 _MOUNT_POINTS = ("/mnt", "/media", "/srv", "/opt", "/home", "/tmp")
 
@@ -138,6 +139,8 @@ def build_root(folders: list[str]) -> None:
     for device in layout.DEVICES:
         os.close(os.open(base + device, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o666))
         linux.mount(device, base + device, flags=linux.MS_BIND)
+        # Read-only devices can be written to; their times and owners cannot be changed.
+        linux.set_mount_attributes(base + device, _READ_ONLY, recursive=False)
     os.makedirs(f"{base}/tmp", exist_ok=True)
     for number, folder in enumerate(below_tmp(folders)):
         copy = f"{base}{_KEPT}/{number}"
@@ -148,7 +151,7 @@ def build_root(folders: list[str]) -> None:
     linux.pivot_root(".", ".")
     linux.unmount_lazily(".")
     os.chdir("/")
-    linux.set_mount_attributes("/", linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID, recursive=False)
+    linux.set_mount_attributes("/", _READ_ONLY, recursive=False)
 
 
 def below_tmp(folders: list[str]) -> list[str]:
@@ -285,4 +288,4 @@ def filter_program(profile: Profile) -> bytes:
         return b""
     if not seccomp.supported():
         raise OSError(f"no system call numbers are known for {os.uname().machine}")
-    return seccomp.deny_program(with_landlock=profile.restrict_files)
+    return seccomp.allow_program(with_landlock=profile.restrict_files)

@@ -81,14 +81,17 @@ class WorkerProcess:
         package = Path(refusion_eval.__file__).parent
         packages = [("refusion_eval", str(package)), ("refusion_eval.sandbox", str(package / "sandbox"))]
         code = _START.format(packages=packages, control_fd=other.fileno(), profile=profile_name)
-        with other:
+        reading, writing = os.pipe()  # programs can read the command line that they were forked from
+        os.write(writing, code.encode())
+        os.close(writing)
+        with other, open(reading, "rb") as source:
             try:  # a bare interpreter that inherits one descriptor and nothing else
                 self._process = subprocess.Popen(
-                    [_interpreter(profile_name), "-s", "-S", "-B", "-c", code],
+                    [_interpreter(profile_name), "-s", "-S", "-B", "-"],
                     env={"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1"},  # the same set order in every run
                     cwd="/",
                     pass_fds=[other.fileno()],
-                    stdin=subprocess.DEVNULL,
+                    stdin=source,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     start_new_session=True,

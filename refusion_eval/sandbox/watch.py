@@ -3,7 +3,7 @@
 The time of a check is the wall clock less the time that its processes were ready to run and had no processor. So a busy
 machine changes no verdict, and a program that sleeps is stopped as soon as one that computes. A program that takes the
 processor from itself by its own children gains nothing: it cannot have them collected unseen
-(`seccomp.REFUSED_ARGUMENTS`: SIGCHLD), so their processor time counts.
+(`seccomp.RESTRICTED`: SIGCHLD), so their processor time counts.
 """
 
 import contextlib
@@ -15,115 +15,22 @@ import socket
 import time
 from typing import NamedTuple
 
+from refusion_eval.sandbox.procfs import Proc, Usage
 from refusion_eval.sandbox.result import hard_wall_s
 
 JUDGE_KILLED = "judge_killed"
 GOES_ON = b"+"  # a judge's answer to a check that is done
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)  # sent when memory is short, or at a shutdown
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _TICK_MS = 50
 _GRACE_S = 0.5  # for a judge to end by itself once its guest was stopped
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-
-
-class Usage(NamedTuple):
-    """Sums over a process and all its descendants."""
-
-    cpu_s: float  # processor seconds, ended and waited-for children included
-    memory_bytes: int  # resident memory now
-    starved_s: float  # seconds the first process was ready to run and had no processor
-    num_tasks: int  # processes and threads
-
-
-class Proc:
-    """The /proc of the machine, kept open so that it can be read from inside another root."""
-
-    def __init__(self) -> None:
-        self._fd = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-
-    def _read(self, path: str) -> str:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
-        try:
-            return os.read(fd, 65536).decode("ascii", "replace")
-        finally:
-            os.close(fd)
-
-    def own_pid(self) -> int:
-        """This process's number as this /proc counts (another than os.getpid() in a pid namespace)."""
-        return int(os.readlink("self", dir_fd=self._fd))
-
-    def children(self, pid: int) -> list[int]:
-        """Child processes of all threads of a process; none if it is gone."""
-        children: list[int] = []
-        try:
-            fd = os.open(f"{pid}/task", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
-        except OSError:
-            return children
-        try:
-            threads = os.listdir(fd)
-        except OSError:
-            threads = []
-        finally:
-            os.close(fd)
-        for thread in threads:
-            with contextlib.suppress(OSError):
-                children += [int(word) for word in self._read(f"{pid}/task/{thread}/children").split()]
-        return children
-
-    def tree(self, pid: int) -> list[int]:
-        """A process and all its descendants."""
-        members = [pid]
-        for member in members:
-            members += [child for child in self.children(member) if child not in members]
-        return members
-
-    def usage(self, pids: list[int]) -> Usage:
-        """Sums over processes; those that are gone count nothing."""
-        cpu_ticks = memory_pages = num_tasks = 0
-        starved_s = 0.0
-        for index, pid in enumerate(pids):
-            try:
-                after_name = self._read(f"{pid}/stat").rpartition(")")[2].split()
-                cpu_ticks += sum(int(word) for word in after_name[11:15])
-                memory_pages += int(after_name[21])
-                num_tasks += int(after_name[17])
-                if index == 0:
-                    starved_s = int(self._read(f"{pid}/schedstat").split()[1]) / 1e9
-            except (OSError, IndexError):
-                continue
-        return Usage(cpu_ticks / _TICKS_PER_SECOND, memory_pages * _PAGE_BYTES, starved_s, num_tasks)
-
-    def open_pid_namespace(self) -> int:
-        """File descriptor of this process's pid namespace."""
-        return os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
-
-    def address_space_bytes(self, pid: int) -> int:
-        """Address space of a process."""
-        return int(self._read(f"{pid}/statm").split()[0]) * _PAGE_BYTES
-
-    def die_first(self) -> None:
-        """Offer this process to the kernel when memory runs out."""
-        fd = os.open("self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC, dir_fd=self._fd)
-        try:
-            os.write(fd, b"1000")
-        finally:
-            os.close(fd)
-
-    def num_tasks_of(self, uid: int) -> int:
-        """Processes and threads of a uid."""
-        total = 0
-        for name in filter(str.isdecimal, os.listdir("/proc")):
-            with contextlib.suppress(OSError):
-                if os.stat(f"/proc/{name}").st_uid == uid:
-                    total += len(os.listdir(f"/proc/{name}/task"))
-        return total
+_GROWN_JUDGE_BYTES = 256 << 20  # by what it took from the program; killed then, it was killed for its size
 
 
 class Limits(NamedTuple):
     """Limits of one check, and when it began."""
 
     timeout_s: float  # own time and processor seconds
-    memory_bytes: int  # resident memory of all processes of the guest together
+    memory_bytes: int  # of all processes of the guest together, and what the judge grows by
     started_s: float  # `time.monotonic()`
 
 
@@ -176,12 +83,19 @@ class JudgeProcess:
 
     def usage(self) -> Usage:
         """Usage of this check so far, including the process that the judge may have forked for it."""
-        now = self._total()
-        return now._replace(cpu_s=now.cpu_s - self._base.cpu_s, starved_s=now.starved_s - self._base.starved_s)
+        now, base = self._total(), self._base
+        return Usage(
+            now.cpu_s - base.cpu_s,
+            max(0, now.memory_bytes - base.memory_bytes),
+            now.starved_s - base.starved_s,
+            now.num_tasks,
+        )
 
     def _total(self) -> Usage:
+        """Sums over the judge and its child; their memory is that of the larger one, because they share most of it."""
         parts = [self._proc.usage([number]) for number in self._proc.tree(self.number)]
-        return Usage(*(sum(column) for column in zip(*parts, strict=True)))
+        total = Usage(*(sum(column) for column in zip(*parts, strict=True)))
+        return total._replace(memory_bytes=max(part.memory_bytes for part in parts))
 
     def kill(self) -> None:
         """Kill the judge; the processes that it started end with it."""
@@ -208,21 +122,26 @@ class Watched:
         guest_status: wait status of a guest that ended by itself; None if it was killed here.
         waited_s: seconds not counted, because others had the processor.
 
-    The guest's process number is `guest_pid` as this process counts, and `guest_number` as /proc counts.
+    The guest's process number is `guest_pid` as this process counts, and `guest_number` as /proc counts; `first_number`
+    is that of the first process of its pid namespace, if it has one, which does nothing itself.
     """
 
-    def __init__(self, proc: Proc, limits: Limits, guest_pid: int, guest_number: int, judge: JudgeProcess) -> None:
+    def __init__(
+        self, proc: Proc, limits: Limits, guest_pid: int, guest_number: int, first_number: int, judge: JudgeProcess
+    ) -> None:
         self.stopped: str | None = None
         self.guest_status: int | None = None
         self._proc = proc
         self._limits = limits
         self._guest_pid = guest_pid
         self._guest_number = guest_number
+        self._first_number = first_number
         self._judge = judge
         self._own_number = proc.own_pid()
         self.waited_s = 0.0
         self._judge_busy = True
         self._had_company = False
+        self._judge_bytes = 0
         self._pool_gone = False
         self._deadline_s = math.inf
 
@@ -251,7 +170,7 @@ class Watched:
         self._judge.note_end()
         self._judge_busy = False
         if self._judge.killed:
-            self.stopped = JUDGE_KILLED
+            self.stopped = "memory" if self._judge_bytes > _GROWN_JUDGE_BYTES else JUDGE_KILLED
 
     def _note_pool(self) -> None:
         self._pool_gone = True
@@ -264,8 +183,8 @@ class Watched:
                 self._judge_busy = False
             return
         # All below this process but the judge: orphans of the guest may be children of this process.
-        left_out = {self._own_number, self._guest_number, *self._proc.tree(self._judge.number)}
-        others = [pid for pid in self._proc.tree(self._own_number) if pid not in left_out]
+        ours = (self._own_number, self._guest_number, self._first_number, *self._proc.tree(self._judge.number))
+        others = [pid for pid in self._proc.tree(self._own_number) if pid not in ours]
         self.stopped = self._over(
             self._proc.usage([self._guest_number, *others]),
             self._judge.usage(),
@@ -282,7 +201,8 @@ class Watched:
         self._had_company |= guest.num_tasks > 1
         self.waited_s = min(wall_s, guest.starved_s + judge.starved_s)
         own_s = wall_s - self.waited_s
-        if guest.memory_bytes > self._limits.memory_bytes:
+        self._judge_bytes = judge.memory_bytes  # grown by what the program made it hold
+        if guest.memory_bytes + judge.memory_bytes > self._limits.memory_bytes:
             return "memory"
         if guest.cpu_s > timeout_s:
             return "timeout_cpu"

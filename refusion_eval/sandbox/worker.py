@@ -21,7 +21,8 @@ from typing import Any, NoReturn
 
 from refusion_eval.sandbox import guest, jail, judge, layout, linux, wire
 from refusion_eval.sandbox.jail import PROFILES, Profile
-from refusion_eval.sandbox.watch import JudgeProcess, Limits, Proc, Watched
+from refusion_eval.sandbox.procfs import Proc
+from refusion_eval.sandbox.watch import JudgeProcess, Limits, Watched
 
 _CPU_SLACK_S = 2  # the kernel's limit on processor seconds comes after the watchdog's
 _JUDGE_MIB = 2048
@@ -64,6 +65,7 @@ class Worker:
         self._tmp = jail.PrivateTmp(folders) if profile.namespaces else None
         self._sweeper = Sweeper(profile, proc, self._guest_uid)
         self._judge: JudgeProcess | None = None
+        self._first = (-1, -1)  # of the guest's pid namespace
 
     def serve(self) -> None:
         """Check one program after another until the pool closes the connection."""
@@ -82,19 +84,18 @@ class Worker:
         started_s = time.monotonic()
         judge_process = self._ready_judge()
         guest_end, judge_end = socket.socketpair()
-        others = self._proc.children(self._own_pid)
-        guest_pid = self._fork_guest(guest_end, timeout_s, memory_mb, [result_fd, judge_end.fileno()])
-        guest_number = next(child for child in self._proc.children(self._own_pid) if child not in others)
+        guest_pid, guest_number = self._fork_guest(guest_end, timeout_s, memory_mb, [result_fd, judge_end.fileno()])
         judge_process.begin(result_fd, judge_end)
         guest_end.close()
         judge_end.close()
         os.close(result_fd)
         limits = Limits(timeout_s, memory_mb * _MIB + self._base.memory_bytes, started_s)
-        watched = Watched(self._proc, limits, guest_pid, guest_number, judge_process)
+        watched = Watched(self._proc, limits, guest_pid, guest_number, self._first[1], judge_process)
         try:
             watched.wait(self._control)
         finally:
             watched.reap()
+            self._end_pid_namespace()
             self._sweeper.sweep(judge_process)
             if self._tmp is not None:
                 self._tmp.renew()
@@ -104,14 +105,20 @@ class Worker:
         """The judge of the last check, or a new one."""
         if self._judge is None or self._judge.ended:
             ours, theirs = socket.socketpair()
-            others = self._proc.children(self._own_pid)
-            pid = _fork(lambda: self._be_judge(theirs))
+            pid, number = self._start(lambda: self._be_judge(theirs))
             theirs.close()
-            number = next(child for child in self._proc.children(self._own_pid) if child not in others)
             self._judge = JudgeProcess(self._proc, pid, number, ours)
         return self._judge
 
-    def _fork_guest(self, sock: socket.socket, timeout_s: float, memory_mb: int, others: list[int]) -> int:
+    def _start(self, body: Callable[[], None]) -> tuple[int, int]:
+        """Fork; returns the number of the new process here and in the machine's /proc."""
+        others = self._proc.children(self._own_pid)
+        pid = _fork(body)
+        return pid, next(child for child in self._proc.children(self._own_pid) if child not in others)
+
+    def _fork_guest(
+        self, sock: socket.socket, timeout_s: float, memory_mb: int, others: list[int]
+    ) -> tuple[int, int]:
         limits = jail.guest_limits(
             self._profile,
             self._base_bytes + memory_mb * _MIB,
@@ -119,11 +126,18 @@ class Worker:
             self._num_other_processes,
         )
         if not self._profile.namespaces:
-            return _fork(lambda: self._be_guest(sock, limits, others))
+            return self._start(lambda: self._be_guest(sock, limits, others))
         linux.unshare(linux.CLONE_NEWPID)
-        pid = _fork(lambda: self._be_guest(sock, limits, others))
+        self._first = self._start(_be_first)
+        guest = self._start(lambda: self._be_guest(sock, limits, others))
         linux.setns(self._pid_namespace_fd, linux.CLONE_NEWPID)  # or the judge would be born inside
-        return pid
+        return guest
+
+    def _end_pid_namespace(self) -> None:
+        """End the first process of the guest's pid namespace, and with it all others in there."""
+        if self._profile.namespaces:
+            os.kill(self._first[0], signal.SIGKILL)
+            os.waitpid(self._first[0], 0)
 
     def _be_guest(self, sock: socket.socket, limits: dict[int, int], others: list[int]) -> None:
         try:
@@ -132,6 +146,7 @@ class Worker:
                 os.close(fd)
             os.chdir("/tmp" if self._profile.namespaces else "/")
             os.setsid()  # or a signal to its process group would reach this worker
+            _open_streams()
             jail.lock_down(self._profile, self._guest_uid, self._ruleset_fd, limits, self._filter)
             os.dup2(sock.detach(), _ONLY_FD)
             os.closerange(_ONLY_FD + 1, 1 << 20)
@@ -140,7 +155,7 @@ class Worker:
             return
         os.environ.clear()
         sys.path[:] = self._path
-        sys.argv[:] = [""]
+        sys.argv[:] = sys.orig_argv[:] = [""]
         for hooks in self._fork_hooks:
             os.register_at_fork(**hooks)
         guest.Guest(socket.socket(fileno=_ONLY_FD)).serve()
@@ -233,6 +248,23 @@ def _kill_all_of(uid: int) -> None:
 def _kill(pid: int, signal_number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal_number)
+
+
+def _open_streams() -> None:
+    """Open standard streams anew, at a null device: what one program sets on its own reaches no other program's."""
+    streams = os.open(os.devnull, os.O_RDWR)
+    for fd in range(_ONLY_FD):
+        os.dup2(streams, fd)
+
+
+def _be_first() -> None:
+    """Be the first process of a pid namespace, for whose program signals then act as they do anywhere else.
+
+    The kernel spares a first process all signals that it has no handler for.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    os.closerange(0, 1 << 20)  # or the judge would not see that the program has ended
+    signal.pause()
 
 
 def _fork(body: Callable[[], None]) -> int:
