@@ -259,22 +259,20 @@ def restrict_judge(profile: Profile, uid: int, memory_bytes: int) -> None:
     linux.die_with_parent(signal.SIGKILL)  # after the change of uid, which clears it
 
 
-def guest_limits(profile: Profile, memory_bytes: int, cpu_s: int, num_other_processes: int) -> dict[int, int]:
+def guest_limits(memory_bytes: int, cpu_s: int, num_other_processes: int) -> dict[int, int]:
     """Resource limits of a program.
 
     Args:
-        profile: in user namespaces and for an own uid processes are counted apart.
         memory_bytes: address space, what the interpreter already uses included.
         cpu_s: processor seconds after which the kernel kills; the watchdog comes first.
-        num_other_processes: processes and threads of the caller's uid, which count where the uid is shared.
+        num_other_processes: processes and threads that the kernel counts together with those of the program.
     """
-    shared = not (profile.change_uid or profile.user_namespace)
     return {
         resource.RLIMIT_AS: memory_bytes,
         resource.RLIMIT_CPU: cpu_s,
         resource.RLIMIT_FSIZE: _FILE_MIB * _MIB,
         resource.RLIMIT_NOFILE: _NUM_OPEN_FILES,
-        resource.RLIMIT_NPROC: _NUM_PROCESSES + (num_other_processes if shared else 0),
+        resource.RLIMIT_NPROC: _NUM_PROCESSES + num_other_processes,
         resource.RLIMIT_SIGPENDING: _NUM_QUEUED_SIGNALS,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _PIPE_PAGES = 16
+_EXITING = 0x4  # PF_EXITING of the kernel
 _LAST_MESSAGE_BYTES = 64 << 10  # a socket takes one more message when its buffer is almost full
 
 
@@ -88,9 +89,9 @@ class Proc:
         return Usage(cpu_ticks / _TICKS_PER_SECOND, memory_bytes, starved_s, num_tasks)
 
     def _memory_bytes(self, thread: str) -> int:
-        """Resident memory and page tables, which grow by pages that are only read, of a thread's process."""
+        """Memory of a thread's process: pages, those swapped out, and page tables, which count pages only read, too."""
         lines = self._read(f"{thread}/status").splitlines()
-        return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("VmRSS:", "VmPTE:")))
+        return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("VmRSS:", "VmSwap:", "VmPTE:")))
 
     def _files(self, folder: str) -> set[tuple[int, int]]:
         """Device and inode of the open files of a process, so that a file that several have open counts once."""
@@ -100,6 +101,10 @@ class Proc:
                 status = os.stat(f"{folder}/{name}", dir_fd=self._fd)
                 found.add((status.st_dev, status.st_ino))
         return found
+
+    def is_ending(self, pid: int) -> bool:
+        """Whether a child of this process, not waited for yet, has begun to end."""
+        return bool(int(self._read(f"{pid}/stat").rpartition(")")[2].split()[6]) & _EXITING)
 
     def open_pid_namespace(self) -> int:
         """File descriptor of this process's pid namespace."""

@@ -218,8 +218,7 @@ class Watched:
         if self._judge_busy:
             self._judge.kill()
         if self.guest_status is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._guest_pid, signal.SIGKILL)
+            by_itself = self._proc.is_ending(self._guest_number)
+            os.kill(self._guest_pid, signal.SIGKILL)
             _, status = os.waitpid(self._guest_pid, 0)
-            killed_here = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-            self.guest_status = None if killed_here else status
+            self.guest_status = status if by_itself or status != signal.SIGKILL else None

@@ -29,6 +29,7 @@ _JUDGE_MIB = 2048
 _MIB = 1 << 20
 _ONLY_FD = 3
 _PAUSE_S = 0.002
+_NUM_OWN_PROCESSES = 4  # the worker, the first process beside a guest, the judge and its child
 _MOST_REAPED = 64  # in one round; some processes fork faster than they can be reaped
 
 
@@ -59,8 +60,11 @@ class Worker:
         self._base_bytes = proc.address_space_bytes(self._own_pid)
         self._path = layout.search_path()
         self._fork_hooks = fork_hooks
-        shares_uid = not profile.namespaces and not profile.change_uid
-        self._num_other_processes = proc.num_tasks_of(os.getuid()) if shares_uid else 0
+        self._num_other_processes = 0
+        if profile.user_namespace:
+            self._num_other_processes = _NUM_OWN_PROCESSES
+        elif not profile.change_uid:
+            self._num_other_processes = proc.num_tasks_of(os.getuid())
         self._pid_namespace_fd = proc.open_pid_namespace() if profile.namespaces else -1
         self._tmp = jail.PrivateTmp(folders) if profile.namespaces else None
         self._sweeper = Sweeper(profile, proc, self._guest_uid)
@@ -120,7 +124,6 @@ class Worker:
         self, sock: socket.socket, timeout_s: float, memory_mb: int, others: list[int]
     ) -> tuple[int, int]:
         limits = jail.guest_limits(
-            self._profile,
             self._base_bytes + memory_mb * _MIB,
             math.ceil(timeout_s) + _CPU_SLACK_S,
             self._num_other_processes,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from refusion_eval.sandbox import seccomp
+from tests.sandbox.refused import REFUSED
 
 _GONE_WITHIN_S = 3.0
 _KILLED_WITHIN_S = 0.2
@@ -84,11 +85,12 @@ class Scene:
             "ABSTRACT": self._mark + "a",
             "QUEUE": self._queue,
             "SHARED_MEMORY": self._shared_memory,
-            "DENIED_CALLS": {name: both[column] for name, both in seccomp.DENIED.items() if both[column] is not None},
+            "REFUSED_CALLS": {name: both[column] for name, both in REFUSED.items() if both[column] is not None},
             "CLONE": (56, 220)[column],
-            "IOPRIO_SET": seccomp.DENIED["ioprio_set"][column],
-            "KEYCTL": seccomp.DENIED["keyctl"][column],
-            "MOVE_PAGES": seccomp.DENIED["move_pages"][column],
+            "EXIT": (60, 93)[column],
+            "IOPRIO_SET": REFUSED["ioprio_set"][column],
+            "KEYCTL": REFUSED["keyctl"][column],
+            "MOVE_PAGES": REFUSED["move_pages"][column],
         }
         for path in self._files():
             os.utime(path, (1, 2))  # read before it was last changed: the next read shows
@@ -141,6 +143,9 @@ class Scene:
                 state[f"{who}: limits"] = [resource.prlimit(pid, getattr(resource, name)) for name in names]
             except OSError as error:
                 state[who] = error.strerror
+        for device in ("/dev/null", "/dev/random", "/dev/urandom"):
+            info = os.stat(device)
+            state[f"{device}: owner, times"] = (info.st_mode, info.st_uid, info.st_atime_ns, info.st_mtime_ns)
         state["host name"] = os.uname().nodename
         for kind in _SYSV:
             lines = Path(f"/proc/sysvipc/{kind}").read_text().splitlines()[1:]

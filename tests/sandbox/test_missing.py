@@ -24,7 +24,8 @@ linux.drop_capabilities()
 _REFUSED = """
 import os, struct
 from refusion_eval.sandbox import linux, seccomp
-number = seccomp.DENIED["unshare"][seccomp.ARCHITECTURES[os.uname().machine][0]]
+from tests.sandbox.refused import REFUSED
+number = REFUSED["unshare"][seccomp.ARCHITECTURES[os.uname().machine][0]]
 steps = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)]
 linux.no_new_privileges()
 linux.install_seccomp(b"".join(struct.pack("=HBBI", *step) for step in steps))
