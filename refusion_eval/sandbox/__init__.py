@@ -5,11 +5,17 @@ The test runs in a judge process; the program runs in a guest process that is lo
 hold on this machine and names it in its verdict; without any, it refuses. The order of sets of strings and the numbers
 of `random` are the same in every check, so a program gets the same verdict each time.
 
-A program may use threads and forked children (32 together), pipes, deep recursion, its memory limit, and in tier A a
-/tmp of 64 MiB. It has no network, no other program to run, no named semaphore (so no `multiprocessing.Pool` or `Queue`)
-and no shared anonymous mapping. Known limits: in tiers B and C it can ask for sizes and times of files whose names it
-guesses, and what it forked lives on if its worker is killed by others meanwhile; in tier C the programs checked at one
-time share the user's count of processes. tests/sandbox attacks all tiers.
+A program may use threads and forked children (32 together), pipes and pairs of sockets, signals to itself, deep
+recursion, its memory limit, and in tier A a /tmp of 64 MiB. Its standard input is at its end, and what it prints is
+dropped. Page tables, buffers of pipes and sockets, and what the judge grows by while it holds the program's values
+count as its memory. It may make the system calls that `seccomp` lists. It has no network, no other program to run, no
+named semaphore (so no `multiprocessing.Pool` or `Queue`), no shared anonymous mapping and no locks on files (so
+`sqlite3` needs a database in memory, or `vfs=unix-dotfile`).
+
+Known limits: in tiers B and C a program can ask for sizes and times of files whose names it guesses, and what it forked
+lives on if its worker is killed by others meanwhile; in tier C the programs checked at one time share the user's count
+of processes. Memory is added up twenty times a second, so more than the limit can be held for that long.
+tests/sandbox attacks all tiers.
 """
 
 import sys

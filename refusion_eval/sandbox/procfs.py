@@ -1,4 +1,4 @@
-"""What the kernel tells about processes in /proc: their usage of memory, processors and open files, and their children."""
+"""What the kernel tells about processes in /proc: their children, and their usage of memory, processors and files."""
 
 import contextlib
 import os

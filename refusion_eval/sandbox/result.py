@@ -29,7 +29,7 @@ class Program:
         candidate: source text of the untrusted program (for HumanEval the prompt plus the completion).
         test: source text of the trusted test; it may call whatever the candidate defines by name.
         timeout_s: seconds the check may take, on a processor or asleep; waiting for a busy processor is free.
-        memory_mb: mebibytes the candidate may use, all its processes together.
+        memory_mb: mebibytes the candidate may use, all its processes together and with what it makes the test hold.
         helpers: trusted source text that the test needs (for HumanEval the prompt). Its functions win over functions of
             the same name in the candidate; a function with nothing but a docstring is a placeholder and does not.
     """

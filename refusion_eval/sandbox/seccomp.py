@@ -1,10 +1,11 @@
 """The filter of system calls: those that a program under test may make, as data, and a BPF program made of them.
 
-Every other call fails, because no list of harmful ones is complete. Some calls look harmless and are missing on purpose:
-locks on files, signals for their input and notes of changes reach the files of the standard library, which all programs
-share (flock, and most of fcntl); a pipe holds pages of memory that nobody counts (splice, tee, vmsplice, sendfile), a
-socket as much as it is told to (setsockopt) and descriptors of others (sendmsg); and some limits belong to the whole
-machine (io_setup, inotify_init).
+Every other call fails, because no list of harmful ones is complete. Some calls look harmless and are missing on purpose.
+Locks on files, signals on input and notes of changes (flock, and most of fcntl) reach files of the standard library,
+which all programs share. Pipes and sockets would hold memory that nobody counts: pages (splice, tee, vmsplice,
+sendfile), descriptors (sendmsg), or as much as they are told to (setsockopt). Some limits belong to the whole machine
+(io_setup, inotify_init). Without namespaces, a program that runs under the harness's own uid might change the priority
+and processors of the harness, the modes and times of its files and its System V memory.
 """
 
 import errno
@@ -82,7 +83,7 @@ _ALL_BITS = 0xFFFFFFFF
 class Argument(NamedTuple):
     """What one argument of a call may be: its low 32 bits, as far as `mask` has them, are one of `values`."""
 
-    index: int  # from 0
+    position: int  # from 0
     values: tuple[int, ...]
     mask: int = _ALL_BITS
 
@@ -127,7 +128,8 @@ RESTRICTED = {
     "madvise": Restricted((28, 233), (Argument(2, (0, 1, 2, 3, 4, 8, 9, 10, 11, 14, 15, 16, 17, 18, 19, 102, 103)),)),
     # PR_SET_NAME, PR_GET_NAME, PR_GET_SECCOMP, PR_GET_NO_NEW_PRIVS, PR_SET_VMA.
     "prctl": Restricted((157, 167), (Argument(0, (15, 16, 21, 39, 0x53564D41)),)),
-    # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL (O_ASYNC does nothing without an owner), F_DUPFD_CLOEXEC, F_GETPIPE_SZ.
+    # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL (its O_ASYNC does nothing without an owner), F_DUPFD_CLOEXEC,
+    # F_GETPIPE_SZ.
     "fcntl": Restricted((72, 25), (Argument(1, (0, 1, 2, 3, 4, 1030, 1032)),)),
     # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX. The error is what isatty() expects of others.
     "ioctl": Restricted((16, 29), (Argument(1, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)),), errno.ENOTTY),
@@ -182,7 +184,7 @@ def _check_arguments(restricted: Restricted) -> list[Step]:
     """Allow a call, or refuse it, by its arguments."""
     steps: list[Step] = []
     for argument in restricted.arguments:
-        steps.append((_LOAD, 0, 0, _OFFSET_ARGUMENTS + _ARGUMENT_BYTES * argument.index))
+        steps.append((_LOAD, 0, 0, _OFFSET_ARGUMENTS + _ARGUMENT_BYTES * argument.position))
         steps.append((_AND, 0, 0, argument.mask))
         for number, value in enumerate(argument.values):
             steps.append((_JUMP_EQUAL, len(argument.values) - number, 0, value))  # behind the refusal

@@ -120,9 +120,7 @@ class Worker:
         pid = _fork(body)
         return pid, next(child for child in self._proc.children(self._own_pid) if child not in others)
 
-    def _fork_guest(
-        self, sock: socket.socket, timeout_s: float, memory_mb: int, others: list[int]
-    ) -> tuple[int, int]:
+    def _fork_guest(self, sock: socket.socket, timeout_s: float, memory_mb: int, others: list[int]) -> tuple[int, int]:
         limits = jail.guest_limits(
             self._base_bytes + memory_mb * _MIB,
             math.ceil(timeout_s) + _CPU_SLACK_S,

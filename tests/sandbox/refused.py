@@ -1,4 +1,4 @@
-"""Numbers of system calls that no program may make: the attacks try each, and the unit tests ask the filter about it."""
+"""Numbers of system calls that no program may make: attacks try each, and unit tests ask the filter about it."""
 
 from refusion_eval.sandbox.seccomp import Numbers
 

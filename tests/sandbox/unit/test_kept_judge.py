@@ -173,6 +173,32 @@ def test_a_judge_killed_at_work_is_no_fault_of_the_program(worker, first, number
         worker.check(slow)
 
 
+_ENDLESS = "def f():\n    text = 'x' * (4 << 20)\n    while True:\n        yield text"
+
+
+def test_what_a_program_makes_its_judge_hold_counts(worker):
+    for test in ("assert list(f())", "import os\nassert list(f())"):
+        verdict = worker.check(Program(candidate=_ENDLESS, test=test, memory_mb=128, timeout_s=60))
+        assert (verdict.status, verdict.reason) == ("killed", "memory"), verdict
+        assert _check(worker, _ONE, "assert f() == 1").passed
+
+
+def test_a_judge_that_the_machine_has_no_memory_for_is_the_programs_fault(worker):
+    """A kernel short of memory kills the judge, which the program made large."""
+    _check(worker, _ONE, "assert f() == 1")
+
+    def kill(pid: int) -> None:
+        while int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") < 400 << 20:
+            time.sleep(0.01)
+        os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill, args=(_judge_pid(worker),))
+    killer.start()
+    verdict = worker.check(Program(candidate=_ENDLESS, test="assert list(f())", memory_mb=4096, timeout_s=60))
+    killer.join()
+    assert (verdict.status, verdict.reason) == ("killed", "memory"), verdict
+
+
 def test_what_a_program_leaves_in_tmp_is_gone(worker):
     if not PROFILES[probe().profile].namespaces:
         pytest.skip("this machine's isolation has no /tmp for programs")
