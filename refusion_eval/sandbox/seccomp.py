@@ -1,11 +1,11 @@
 """The filter of system calls: those that a program under test may make, as data, and a BPF program made of them.
 
-Every other call fails, because no list of harmful ones is complete. Some calls look harmless and are missing on purpose.
-Locks on files, signals on input and notes of changes (flock, and most of fcntl) reach files of the standard library,
-which all programs share. Pipes and sockets would hold memory that nobody counts: pages (splice, tee, vmsplice,
-sendfile), descriptors (sendmsg), or as much as they are told to (setsockopt). Some limits belong to the whole machine
-(io_setup, inotify_init). Without namespaces, a program that runs under the harness's own uid might change the priority
-and processors of the harness, the modes and times of its files and its System V memory.
+Every other call fails, because no list of harmful ones is complete. Some look harmless and are missing on purpose.
+Locks on files, signals on input, notes of changes and advice (flock, most of fcntl, fadvise64) reach files of the
+standard library, which all programs share. Pipes and sockets would hold memory that nobody counts: pages (splice, tee,
+vmsplice, sendfile), descriptors (sendmsg), or as much as they are told to (setsockopt). Some limits belong to the whole
+machine (io_setup, inotify_init). Without namespaces, a program that runs under the harness's own uid might change the
+priority and processors of the harness, the modes and times of its files and its System V memory.
 """
 
 import errno
@@ -21,9 +21,9 @@ ALLOWED: dict[str, Numbers] = {
     # Open files.
     "read": (0, 63), "write": (1, 64), "readv": (19, 65), "writev": (20, 66), "pread64": (17, 67),
     "pwrite64": (18, 68), "preadv": (295, 69), "pwritev": (296, 70), "preadv2": (327, 286), "pwritev2": (328, 287),
-    "lseek": (8, 62), "close": (3, 57), "close_range": (436, 436), "dup": (32, 23), "dup2": (33, None),
+    "lseek": (8, 62), "close": (3, 57), "dup": (32, 23), "dup2": (33, None),
     "dup3": (292, 24), "pipe": (22, None), "pipe2": (293, 59), "fsync": (74, 82), "fdatasync": (75, 83),
-    "ftruncate": (77, 46), "fallocate": (285, 47), "fadvise64": (221, 223), "copy_file_range": (326, 285),
+    "ftruncate": (77, 46), "fallocate": (285, 47), "copy_file_range": (326, 285),
     "fstat": (5, 80), "fstatfs": (138, 44), "getdents64": (217, 61), "fchdir": (81, 50),
     # Files by name; which ones is up to namespaces and Landlock.
     "open": (2, None), "openat": (257, 56), "creat": (85, None), "stat": (4, None), "lstat": (6, None),
@@ -114,6 +114,8 @@ RESTRICTED = {
             ),
         ),
     ),
+    # Not CLOSE_RANGE_UNSHARE, for the same reason.
+    "close_range": Restricted((436, 436), (Argument(2, (0, 4)),)),
     # The times of ended children count once they are waited for, and with SIGCHLD ignored they never are.
     "rt_sigaction": Restricted((13, 134), (Argument(0, tuple(sorted({*range(1, 65)} - {_SIGCHLD}))),)),
     # Limits of the process itself only.

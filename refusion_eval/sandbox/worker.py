@@ -147,7 +147,7 @@ class Worker:
                 os.close(fd)
             os.chdir("/tmp" if self._profile.namespaces else "/")
             os.setsid()  # or a signal to its process group would reach this worker
-            _open_streams()
+            jail.open_streams()
             jail.lock_down(self._profile, self._guest_uid, self._ruleset_fd, limits, self._filter)
             os.dup2(sock.detach(), _ONLY_FD)
             os.closerange(_ONLY_FD + 1, 1 << 20)
@@ -249,13 +249,6 @@ def _kill_all_of(uid: int) -> None:
 def _kill(pid: int, signal_number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal_number)
-
-
-def _open_streams() -> None:
-    """Open standard streams anew, at a null device: what one program sets on its own reaches no other program's."""
-    streams = os.open(os.devnull, os.O_RDWR)
-    for fd in range(_ONLY_FD):
-        os.dup2(streams, fd)
 
 
 def _be_first() -> None:

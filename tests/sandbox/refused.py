@@ -39,8 +39,8 @@ REFUSED: dict[str, Numbers] = {
     "clock_settime": (227, 112), "adjtimex": (159, 171), "clock_adjtime": (305, 266), "syslog": (103, 116),
     "vhangup": (153, 58), "iopl": (172, None), "ioperm": (173, None),
     # Other programs, locks, and memory that nobody counts.
-    "execve": (59, 221), "execveat": (322, 281), "flock": (73, 32), "io_setup": (206, 0), "sendfile": (40, 71),
-    "splice": (275, 76), "tee": (276, 77), "vmsplice": (278, 75), "mlock": (149, 228), "mlockall": (151, 230),
-    "remap_file_pages": (216, 234), "sync": (162, 81), "uselib": (134, None),
+    "execve": (59, 221), "execveat": (322, 281), "flock": (73, 32), "fadvise64": (221, 223), "io_setup": (206, 0),
+    "sendfile": (40, 71), "splice": (275, 76), "tee": (276, 77), "vmsplice": (278, 75), "mlock": (149, 228),
+    "mlockall": (151, 230), "remap_file_pages": (216, 234), "sync": (162, 81), "uselib": (134, None),
 }
 # fmt: on

@@ -80,6 +80,8 @@ def test_another_machines_calls_kill(ask):
         ("clone", (0x4111,), _ALLOW),  # as posix_spawn does
         ("clone", (0x10000000,), _EPERM),
         ("clone", (0x8000 | 17,), _EPERM),
+        ("close_range", (4, 1 << 20, 0), _ALLOW),
+        ("close_range", (4, 1 << 20, 2), _EPERM),  # the same
         ("rt_sigaction", (17,), _EPERM),
         ("rt_sigaction", (1,), _ALLOW),
         ("rt_sigaction", (14,), _ALLOW),
