@@ -3,10 +3,13 @@
 import ctypes
 import functools
 import os
+import signal
 import stat
 import struct
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
+_CLONE_VM, _CLONE_FILES = 0x100, 0x400
+_STACK_BYTES, _STACK_ALIGNMENT = 1 << 14, 16
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 
 MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x1000, 0x4000, 0x40000
@@ -65,6 +68,28 @@ def unshare(flags: int) -> None:
 def setns(fd: int, flags: int) -> None:
     """Enter the namespace that `fd` names."""
     _call("setns", fd, flags)
+
+
+@functools.cache
+def _stack() -> "ctypes.Array[ctypes.c_char]":
+    return ctypes.create_string_buffer(_STACK_BYTES)
+
+
+def start_first_process() -> int:
+    """Start a process that waits until it is killed, for instance as the first of a new pid namespace; returns its pid.
+
+    The kernel spares the first process of a namespace every signal that it has no handler for, and ends the others with
+    it. This one has the memory and the open files of its parent, because a copy would take forty times as long; it
+    never comes back from the C library's pause(), because it takes no signals. Only one at a time may run.
+    """
+    top = (ctypes.addressof(_stack()) + _STACK_BYTES) // _STACK_ALIGNMENT * _STACK_ALIGNMENT
+    pause = ctypes.cast(_libc().pause, ctypes.c_void_p)
+    flags = _CLONE_VM | _CLONE_FILES | signal.SIGCHLD
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        return _check(_libc().clone(pause, ctypes.c_void_p(top), flags, None), "clone")
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:

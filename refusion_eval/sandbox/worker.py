@@ -109,15 +109,15 @@ class Worker:
         """The judge of the last check, or a new one."""
         if self._judge is None or self._judge.ended:
             ours, theirs = socket.socketpair()
-            pid, number = self._start(lambda: self._be_judge(theirs))
+            pid, number = self._start(_fork, lambda: self._be_judge(theirs))
             theirs.close()
             self._judge = JudgeProcess(self._proc, pid, number, ours)
         return self._judge
 
-    def _start(self, body: Callable[[], None]) -> tuple[int, int]:
-        """Fork; returns the number of the new process here and in the machine's /proc."""
+    def _start(self, start: Callable[..., int], *args: Callable[[], None]) -> tuple[int, int]:
+        """Start a process; returns its number here and in the machine's /proc."""
         others = self._proc.children(self._own_pid)
-        pid = _fork(body)
+        pid = start(*args)
         return pid, next(child for child in self._proc.children(self._own_pid) if child not in others)
 
     def _fork_guest(self, sock: socket.socket, timeout_s: float, memory_mb: int, others: list[int]) -> tuple[int, int]:
@@ -127,10 +127,10 @@ class Worker:
             self._num_other_processes,
         )
         if not self._profile.namespaces:
-            return self._start(lambda: self._be_guest(sock, limits, others))
+            return self._start(_fork, lambda: self._be_guest(sock, limits, others))
         linux.unshare(linux.CLONE_NEWPID)
-        self._first = self._start(_be_first)
-        guest = self._start(lambda: self._be_guest(sock, limits, others))
+        self._first = self._start(linux.start_first_process)
+        guest = self._start(_fork, lambda: self._be_guest(sock, limits, others))
         linux.setns(self._pid_namespace_fd, linux.CLONE_NEWPID)  # or the judge would be born inside
         return guest
 
@@ -249,16 +249,6 @@ def _kill_all_of(uid: int) -> None:
 def _kill(pid: int, signal_number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal_number)
-
-
-def _be_first() -> None:
-    """Be the first process of a pid namespace, for whose program signals then act as they do anywhere else.
-
-    The kernel spares a first process all signals that it has no handler for.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    os.closerange(0, 1 << 20)  # or the judge would not see that the program has ended
-    signal.pause()
 
 
 def _fork(body: Callable[[], None]) -> int:
