@@ -169,17 +169,26 @@ def allow_program(with_landlock: bool) -> bytes:
     ]
     if column == 0:
         steps += [(_JUMP_AT_LEAST, 0, 1, X32_BIT), (_RETURN, 0, 0, _KILL)]
-    for restricted in RESTRICTED.values():  # first: the kernel knows the others to be allowed without running this
+    for restricted in RESTRICTED.values():
         body = _check_arguments(restricted)
         steps += [(_JUMP_EQUAL, 0, len(body), restricted.numbers[column]), *body]
-    allowed = ALLOWED | ({} if with_landlock else ALLOWED_WITHOUT_LANDLOCK)
-    for numbers in allowed.values():
-        number = numbers[column]
-        if number is not None:
-            steps += [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
-    steps += [(_JUMP_AT_LEAST, 0, 1, FIRST_RECENT), (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)]
-    steps.append((_RETURN, 0, 0, _ERRNO | errno.EPERM))
+    known = [*ALLOWED.values(), *([] if with_landlock else ALLOWED_WITHOUT_LANDLOCK.values())]
+    known += [restricted.numbers for restricted in RESTRICTED.values()]
+    allowed = {number for numbers in known if (number := numbers[column]) is not None}
+    # One comparison for each range of numbers that end alike: the kernel compiles the program anew for each check.
+    for number in range(max(*allowed, FIRST_RECENT) + 1, 0, -1):
+        end = _end_of(number, allowed)
+        if end != _end_of(number - 1, allowed):
+            steps += [(_JUMP_AT_LEAST, 0, 1, number), (_RETURN, 0, 0, end)]
+    steps.append((_RETURN, 0, 0, _end_of(0, allowed)))
     return b"".join(struct.pack("=HBBI", *step) for step in steps)
+
+
+def _end_of(number: int, allowed: set[int]) -> int:
+    """What the filter returns for a call."""
+    if number in allowed:
+        return _ALLOW
+    return _ERRNO | (errno.ENOSYS if number >= FIRST_RECENT else errno.EPERM)
 
 
 def _check_arguments(restricted: Restricted) -> list[Step]:

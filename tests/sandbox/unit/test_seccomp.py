@@ -67,6 +67,14 @@ def test_properties_of_files_are_refused_with_landlock_alone(ask):
     assert {verdict(number, with_landlock=True) for number in numbers} == {_EPERM, _ENOSYS}
 
 
+@pytest.mark.parametrize("with_landlock", [False, True])
+def test_every_jump_stays_inside_the_program(with_landlock):
+    program = seccomp.allow_program(with_landlock=with_landlock)
+    steps = [struct.unpack_from("=HBBI", program, offset) for offset in range(0, len(program), 8)]
+    jumps = [(at, step) for at, step in enumerate(steps) if step[0] in (0x15, 0x35)]
+    assert all(at + 1 + max(if_true, if_false) < len(steps) for at, (_, if_true, if_false, _) in jumps)
+
+
 def test_another_machines_calls_kill(ask):
     assert _verdict(seccomp.allow_program(with_landlock=False), 0x40000003, 1) == _KILL
 
