@@ -23,7 +23,7 @@ GOES_ON = b"+"  # a judge's answer to a check that is done
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)  # sent when memory is short, or at a shutdown
 _TICK_MS = 50
 _GRACE_S = 0.5  # for a judge to end by itself once its guest was stopped
-_GROWN_JUDGE_BYTES = 256 << 20  # by what it took from the program; killed then, it was killed for its size
+_GROWN_JUDGE_BYTES = 256 << 20  # no judge of an earlier check is kept that large; killed then, it was for its size
 
 
 class Limits(NamedTuple):
@@ -41,6 +41,7 @@ class JudgeProcess:
         number: its process number in the machine's /proc.
         killed: whether a process other than its worker has killed it.
         collected: whether it has ended and been waited for; another process may have its number then.
+        peak_bytes: the most memory it ever had; 0 as long as it runs.
 
     `pid` is its process number in the worker's pid namespace, and `sock` the connection to it.
     """
@@ -49,6 +50,7 @@ class JudgeProcess:
         self.number = number
         self.killed = False
         self.collected = False
+        self.peak_bytes = 0
         self._proc = proc
         self._pid = pid
         self._sock = sock
@@ -108,7 +110,8 @@ class JudgeProcess:
         """Wait for the judge and return its wait status."""
         status = 0
         with contextlib.suppress(ChildProcessError):  # collected with the orphans
-            _, status = os.waitpid(self._pid, 0)
+            _, status, used = os.wait4(self._pid, 0)
+            self.peak_bytes = used.ru_maxrss << 10
         self._sock.close()
         self.collected = True
         return status
@@ -141,7 +144,6 @@ class Watched:
         self.waited_s = 0.0
         self._judge_busy = True
         self._had_company = False
-        self._judge_bytes = 0
         self._pool_gone = False
         self._deadline_s = math.inf
 
@@ -170,7 +172,7 @@ class Watched:
         self._judge.note_end()
         self._judge_busy = False
         if self._judge.killed:
-            self.stopped = "memory" if self._judge_bytes > _GROWN_JUDGE_BYTES else JUDGE_KILLED
+            self.stopped = "memory" if self._judge.peak_bytes > _GROWN_JUDGE_BYTES else JUDGE_KILLED
 
     def _note_pool(self) -> None:
         self._pool_gone = True
@@ -201,7 +203,6 @@ class Watched:
         self._had_company |= guest.num_tasks > 1
         self.waited_s = min(wall_s, guest.starved_s + judge.starved_s)
         own_s = wall_s - self.waited_s
-        self._judge_bytes = judge.memory_bytes  # grown by what the program made it hold
         if guest.memory_bytes + judge.memory_bytes > self._limits.memory_bytes:
             return "memory"
         if guest.cpu_s > timeout_s:
