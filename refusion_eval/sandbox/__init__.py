@@ -2,8 +2,14 @@
 
 The test runs in a judge process; the program runs in a guest process that is locked in and answers calls with data only
 (`wire`), so nothing a program does can declare itself correct. A check uses the best isolation that `probe()` finds to
-hold on this machine and names it in its verdict; without any, it refuses. The order of sets of strings and the numbers
-of `random` are the same in every check, so a program gets the same verdict each time.
+hold on this machine and names it in its verdict; without any, it refuses. For a program, the order of sets of strings
+and the numbers of `random` are the same in every check, so it gets the same verdict each time; what a test draws, no
+program can know.
+
+Verdicts are those of program and test as one file run by Python, as by `code_eval`, except for what would let a program
+claim to be right: its objects are not asked how they compare with the test's data, and builtins, modules, helpers and
+the test's own names are the judge's. There are no installed packages. A test that needs the program's own process is
+an error, `inseparable`. docs/explanations/sandbox.md lists the differences.
 
 A program may use threads and forked children (32 together), pipes and pairs of sockets, signals to itself, deep
 recursion, its memory limit, and in tier A a /tmp of 64 MiB. Its standard input is at its end, and what it prints is

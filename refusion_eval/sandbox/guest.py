@@ -4,14 +4,23 @@ Everything here shares its process with untrusted code, which may take the proce
 values and do nothing else, because the judge reads data only.
 """
 
-import operator
+import builtins
+import contextlib
+import copy
+import functools
+import importlib
+import io
 import socket
 import sys
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
 
 from refusion_eval.sandbox import wire
+from refusion_eval.sandbox.containers import CONTAINERS, DATA, data_class
+from refusion_eval.sandbox.mirror import SPECIAL
+from refusion_eval.sandbox.table import Table, exception_of
 
 MODULE_NAME = "candidate"  # not "__main__": blocks that read input() must not run
 RECURSION_LIMIT = 2000  # room for a program that recurses 1000 deep below our own frames
@@ -23,93 +32,199 @@ class Guest:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._objects: list[Any] = []
-        self._number_of: dict[int, int] = {}
+        self._table = Table(1, self._describe, self._build)
+        self._classes: dict[type, Any] = {}  # packed
+        self._library = frozenset(sys.modules)  # the judge has these modules too
         self._module = types.ModuleType(MODULE_NAME)
+        self._names: tuple[str, ...] = ()  # that the test reads
+        self._bound: dict[str, Any] = {}  # what the judge knows them as
+        self._nonce = ""
+        self._printed = io.StringIO()
+        self._one_at_a_time = threading.RLock()  # a program's threads may call functions of the test
         self._operations: dict[str, Callable[..., Any]] = {
             "load": self._load,
-            "call": self._call,
+            "call": lambda function, args, kwargs: function(*args, **dict(kwargs)),
             "getattr": getattr,
             "setattr": setattr,
             "delattr": delattr,
-            "getitem": operator.getitem,
-            "setitem": operator.setitem,
-            "len": len,
-            "iter": iter,
-            "next": next,
-            "str": str,
-            "repr": repr,
-            "bool": bool,
-            "hash": hash,
-            "eq": operator.eq,
-            "lt": operator.lt,
             "isinstance": isinstance,
+            "copy": copy.copy,
+            "deepcopy": copy.deepcopy,
+            "special": lambda value, name, *operands: getattr(type(value), name)(value, *operands),
         }
 
     def serve(self) -> None:
         """Answer requests until the judge closes the connection."""
         wire.send(self._sock, ["ready"])
-        while True:
-            try:
-                nonce, name, packed = wire.receive(self._sock)
-            except wire.PeerGone:
-                return
-            try:
-                wire.send(self._sock, self._answer(nonce, name, packed))
-            except wire.FrameTooLarge as error:
-                wire.send(self._sock, [nonce, "oversized", "", "", str(error)])
+        with contextlib.suppress(wire.PeerGone):
+            while True:
+                self._answer(*self._receive())
 
-    def _answer(self, nonce: str, name: str, packed: list[Any]) -> list[Any]:
+    def _receive(self) -> tuple[str, str, list[Any], bool]:
+        """The next message of the judge: its nonce, the operation, operands, and whether to return what is printed."""
+        nonce, name, packed, entries, forgotten, captures = wire.receive(self._sock)
+        self._table.forget(forgotten)
+        return nonce, name, self._table.unpack_all(packed, entries), captures
+
+    def _send(self, nonce: str, how: str, *values: Any) -> None:
+        known = self._module.__dict__
+        changed = {
+            name: known[name]
+            for name in self._names
+            if name in known and known[name] is not self._bound.get(name, self)
+        }
+        self._bound |= changed
+        printed = self._printed.getvalue()
+        if printed:
+            self._printed.seek(0)
+            self._printed.truncate()
+        packed, entries = self._table.pack_all((tuple(changed.items()), *values))
+        wire.send(self._sock, [nonce, how, packed, entries, printed])
+
+    def _answer(self, nonce: str, name: str, operands: list[Any], captures: bool) -> None:
+        outer_nonce, self._nonce = self._nonce, nonce
+        outer_stdout = sys.stdout
+        if captures:
+            sys.stdout = self._printed
         try:
-            operands = [wire.unpack(item, self._objects.__getitem__) for item in packed]
-            result = self._operations[name](*operands)
-            answer = self._pack_result(name, operands, result)
-            changes = [
-                [index, after]
-                for index, (before, operand) in enumerate(zip(packed, operands, strict=True))
-                if name == "call" and (after := wire.pack(operand, self._handle_of)) != before
-            ]
-            return [nonce, "ok", answer, changes]
+            answer = ["ok", self._operations[name](*operands)]
         except Exception as error:  # noqa: BLE001 - a failure of the candidate becomes a record
-            return [nonce, "raised", *_describe(error)]
+            # A traceback would keep alive all that its frames hold.
+            answer = ["raised", BaseException.with_traceback(error, None), *_describe_error(error)]
         except BaseException as error:  # noqa: BLE001 - sys.exit() and the like
-            return [nonce, "exited", *_describe(error)]
+            answer = ["exited", None, *_describe_error(error)]
+        finally:
+            if captures:
+                sys.stdout = outer_stdout
+            self._nonce = outer_nonce
+        with self._one_at_a_time:
+            try:
+                self._send(nonce, *answer)
+            except wire.FrameTooLarge as error:
+                wire.send(self._sock, [nonce, "oversized", [["t"], None, "", str(error)], [], ""])
 
-    def _pack_result(self, name: str, operands: list[Any], result: Any) -> Any:
-        """Pack a result; what calling a class of the candidate made stays an object, even if it is a tuple."""
-        if name == "call" and isinstance(operands[0], type) and operands[0].__module__ != "builtins":
-            return ["h", self._handle_of(result)]
-        return wire.pack(result, self._handle_of)
+    def _ask(self, how: str, lent: Any, args: tuple[Any, ...], kwargs: tuple[Any, ...]) -> Any:
+        """Have the judge use an object of the test."""
+        with self._one_at_a_time:
+            self._send(self._nonce, "ask", how, lent, args, kwargs)
+            while True:
+                nonce, name, operands, captures = self._receive()
+                if name == "told":
+                    return operands[0]
+                if name == "raise":
+                    raise operands[0]
+                self._answer(nonce, name, operands, captures)
 
-    def _handle_of(self, value: Any) -> int:
-        number = self._number_of.get(id(value))
-        if number is None:
-            number = self._number_of[id(value)] = len(self._objects)
-            self._objects.append(value)  # keeps it alive, so its id() stays its own
-        return number
-
-    def _load(self, source: str, names: list[str]) -> list[tuple[str, Any]]:
-        """Run the program; returns pairs of name and object for those of the names that it defines."""
+    def _load(self, source: str, names: tuple[str, ...], imports: str) -> None:
+        """Run the program, then the imports of the test."""
         try:
             code = compile(source, f"{MODULE_NAME}.py", "exec", dont_inherit=True)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise SyntaxError(str(error)) from None
         sys.modules[MODULE_NAME] = self._module
         sys.setrecursionlimit(RECURSION_LIMIT)
+        self._names = names
         exec(code, self._module.__dict__)  # the purpose of this process
-        known = self._module.__dict__
-        return [(name, known[name]) for name in names if name in known]
+        if imports:
+            with contextlib.suppress(ImportError):
+                exec(imports, self._module.__dict__)
 
-    @staticmethod
-    def _call(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
-        return function(*args, **kwargs)
+    def _describe(self, value: Any) -> Any:
+        """Pack an object that is no plain data."""
+        kind = type(value)
+        if issubclass(kind, type):
+            return self._class(value)
+        base = data_class(kind)
+        if base in CONTAINERS:
+            return self._table.add_container(value, base, self._mirrored(kind))
+        if base is not None:
+            return self._table.add(value, "v", self._mirrored(kind), self._table.pack_as(value, base))
+        mirrored = self._mirrored(kind)
+        if issubclass(kind, BaseException):
+            return self._table.add(value, "x", mirrored, self._table.pack(value.args))
+        return self._table.add(value, "h", mirrored)
+
+    def _class(self, kind: type) -> Any:
+        """Pack a class."""
+        return self._shared(kind) or self._mirrored(kind)
+
+    def _shared(self, kind: type) -> Any:
+        """Pack a class of data or exceptions by its name; None if the judge does not have it."""
+        if kind in DATA or issubclass(kind, BaseException):
+            if kind.__module__ == "builtins":
+                return ["T", kind.__name__]
+            if kind.__module__ in self._library and vars(sys.modules[kind.__module__]).get(kind.__name__) is kind:
+                return ["n", kind.__module__, kind.__name__]
+        return None
+
+    def _mirrored(self, kind: type) -> Any:
+        """Pack a class by what the judge needs to stand in for it."""
+        if kind not in self._classes:
+            shared = self._shared(kind)
+            bases = [shared] if shared else [self._class(base) for base in kind.__bases__ if base is not object]
+            above = kind.__mro__[: kind.__mro__.index(data_class(kind) or object)]
+            names = [name for base in above for name in vars(base) if not name.startswith("__")]
+            own = [*_special_names(kind), *(names if data_class(kind) else [])]
+            builtin = kind.__module__ == "builtins"
+            entry = ["k", str(kind.__name__), builtin, bases, own, _special_names(type(kind))]
+            self._classes[kind] = self._table.add(kind, *entry)
+        return self._classes[kind]
+
+    def _build(self, tag: str, rest: list[Any]) -> Any:
+        """Make what stands for an object of the test."""
+        if tag == "n":
+            found: Any = importlib.import_module(rest[0])
+            for part in rest[1].split("."):
+                found = getattr(found, part)
+            return found
+        if tag == "call":
+
+            def function(*args: Any, **kwargs: Any) -> Any:
+                return self._ask("call", function, args, tuple(kwargs.items()))
+
+            function.__name__ = rest[0]
+            return function
+        if tag == "next":
+            return _Iterator(self._ask)
+        return exception_of(vars(builtins)[rest[0]], rest[1:])
 
 
-def _describe(error: BaseException) -> list[str]:
-    """Class name, nearest builtin class name and message of an exception."""
-    builtin = next(base for base in type(error).__mro__ if base.__module__ == "builtins")
+class _Iterator:
+    """An iterator of the test."""
+
+    def __init__(self, ask: Callable[..., Any]) -> None:
+        self._ask = ask
+
+    def __iter__(self) -> "_Iterator":
+        return self
+
+    def __next__(self) -> Any:
+        return self._ask("next", self, (), ())
+
+
+@functools.cache
+def _special_names(kind: type) -> list[str]:
+    """Special methods of a class's objects that are not those of every object, nor those of data.
+
+    "-__hash__" stands for objects that have no hash.
+    """
+    found = []
+    for name in SPECIAL:
+        owner = next((base for base in kind.__mro__ if name in vars(base)), object)
+        is_builtin_error = issubclass(owner, BaseException) and owner.__module__ == "builtins"
+        if owner not in (object, type) and owner not in DATA and not is_builtin_error:
+            found.append(name if vars(owner)[name] is not None else f"-{name}")
+    return found
+
+
+for _kind in (types.FunctionType, type):  # of every program, so found once for all
+    _special_names(_kind)
+
+
+def _describe_error(error: BaseException) -> tuple[str, str]:
+    """Class name and message of an exception."""
     try:
         text = str(error)[:_MAX_MESSAGE_CHARS]
     except Exception:  # noqa: BLE001 - a hostile __str__
         text = ""
-    return [str(type(error).__name__), builtin.__name__, text]
+    return str(type(error).__name__), text

@@ -17,6 +17,7 @@ STATUS_OF_REASON = {
     "memory": "killed",
     "output_limit": "killed",
     "signal": "killed",
+    "inseparable": "error",
     "sandbox_error": "error",
 }
 

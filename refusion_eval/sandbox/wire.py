@@ -1,8 +1,7 @@
-"""Values as tagged, data-only JSON between the judge and the candidate; neither side can send the other code.
+"""Messages of data-only JSON between the judge and the candidate, and single values in them.
 
 None, booleans, finite floats, strings and small integers are themselves; everything else is a list whose first item is
-a tag. Subclasses are flattened to their base, so an object that claims to equal everything arrives as the plain value
-it is. What is not data is turned into a handle: a number that names an object living on the candidate's side.
+a tag. Neither side can send the other code. `table` adds values that hold others, and objects that are no data.
 """
 
 import builtins
@@ -11,14 +10,12 @@ import json
 import math
 import socket
 import struct
-from collections import deque
-from collections.abc import Callable, ItemsView, KeysView
+from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 MAX_FRAME_BYTES = 32 << 20
-MAX_DEPTH = 100
 _JSON_INT_LIMIT = 1 << 53
 _HEADER = struct.Struct(">I")
 
@@ -76,113 +73,82 @@ def _read(sock: socket.socket, num_bytes: int) -> bytes:
     return b"".join(parts)
 
 
-# tag -> (base class, iterator over the bare items, constructor from a list of items)
-_SEQUENCES: dict[str, tuple[type, Callable[[Any], Any], Callable[[list[Any]], Any]]] = {
-    "l": (list, list.__iter__, list),
-    "t": (tuple, tuple.__iter__, tuple),
-    "s": (set, set.__iter__, set),
-    "z": (frozenset, frozenset.__iter__, frozenset),
-    "q": (deque, deque.__iter__, deque),
+def _pack_int(value: int) -> Any:
+    number = int.__int__(value)
+    return number if -_JSON_INT_LIMIT < number < _JSON_INT_LIMIT else ["i", hex(number)]
+
+
+def _pack_float(value: float) -> Any:
+    real = float.__float__(value)
+    return real if math.isfinite(real) else ["f", repr(real)]
+
+
+def _pack_complex(value: complex) -> Any:
+    plain = complex.__pos__(value)
+    return ["c", _pack_float(plain.real), _pack_float(plain.imag)]
+
+
+# class -> (tag, text of a value, value of a text)
+_TEXT_TYPES: dict[type, tuple[str, Callable[[Any], str], Callable[[str], Any]]] = {
+    bytes: ("b", bytes.hex, bytes.fromhex),
+    Decimal: ("D", Decimal.__str__, Decimal),
+    Fraction: ("F", Fraction.__str__, Fraction),
+    datetime.datetime: ("ts", datetime.datetime.isoformat, datetime.datetime.fromisoformat),
+    datetime.date: ("da", datetime.date.isoformat, datetime.date.fromisoformat),
+    datetime.time: ("ti", datetime.time.isoformat, datetime.time.fromisoformat),
 }
-_VIEWS = (KeysView, ItemsView)
-# tag -> (class, text of a value, value of a text)
-_TEXT_TYPES: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
-    "b": (bytes, bytes.hex, bytes.fromhex),
-    "B": (bytearray, bytearray.hex, bytearray.fromhex),
-    "D": (Decimal, Decimal.__str__, Decimal),
-    "F": (Fraction, Fraction.__str__, Fraction),
-    "ts": (datetime.datetime, datetime.datetime.isoformat, datetime.datetime.fromisoformat),
-    "da": (datetime.date, datetime.date.isoformat, datetime.date.fromisoformat),
-    "ti": (datetime.time, datetime.time.isoformat, datetime.time.fromisoformat),
+_OF_TEXT = {tag: value_of for tag, _, value_of in _TEXT_TYPES.values()}
+
+
+def _text_packer(tag: str, text_of: Callable[[Any], str]) -> Callable[[Any], Any]:
+    return lambda value: [tag, text_of(value)]
+
+
+# Class -> packer of its values and of its subclasses' values, which are flattened to the plain value that they are.
+PACKERS: dict[type, Callable[[Any], Any]] = {
+    str: str.__str__,
+    int: _pack_int,
+    float: _pack_float,
+    complex: _pack_complex,
+    **{kind: _text_packer(tag, text_of) for kind, (tag, text_of, _) in _TEXT_TYPES.items()},
+    datetime.timedelta: lambda value: ["td", value.days, value.seconds, value.microseconds],
 }
+_SINGLE = {"E": Ellipsis, "N": NotImplemented}
+_TAG_OF_SINGLE = {id(value): tag for tag, value in _SINGLE.items()}
 
 
-def pack(value: Any, handle_of: Callable[[Any], int], depth: int = 0) -> Any:
-    """Turn any object into JSON types.
-
-    `handle_of` gives the number that names an object which is not data; it may raise to refuse. `depth` is the current
-    nesting, for the limit `MAX_DEPTH`; deeper containers become handles.
-    """
-    kind = type(value)
-    if value is None or kind is bool or kind is str:
+def pack(value: Any) -> Any:
+    """Turn a single value without parts that may be objects into JSON types; None stands for any other value too."""
+    if (packer := PACKERS.get(type(value))) is not None:
+        return packer(value)
+    if isinstance(value, bool):
         return value
-    if isinstance(value, int):
-        number = int.__int__(value)
-        return number if -_JSON_INT_LIMIT < number < _JSON_INT_LIMIT else ["i", hex(number)]
-    if isinstance(value, float):
-        real = float.__float__(value)
-        return real if math.isfinite(real) else ["f", repr(real)]
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, complex):
-        return ["c", pack(value.real, handle_of), pack(value.imag, handle_of)]
-    if depth < MAX_DEPTH:
-        container = _pack_container(value, handle_of, depth + 1)
-        if container is not None:
-            return container
-    for tag, (base, text_of, _) in _TEXT_TYPES.items():
-        if isinstance(value, base):
-            return [tag, text_of(value)]
-    if kind is range:
-        return ["r", *(pack(bound, handle_of) for bound in (value.start, value.stop, value.step))]
-    if kind is datetime.timedelta:
-        return ["td", value.days, value.seconds, value.microseconds]
-    if kind is type and vars(builtins).get(name := str(value.__name__)) is value:
+    if (tag := _TAG_OF_SINGLE.get(id(value))) is not None:
+        return [tag]
+    if type(value) is type and vars(builtins).get(name := str(value.__name__)) is value:
         return ["T", name]
-    if value is ...:
-        return ["E"]
-    return ["h", handle_of(value)]
-
-
-def _pack_container(value: Any, handle_of: Callable[[Any], int], depth: int) -> list[Any] | None:
-    for tag, (base, items_of, _) in _SEQUENCES.items():
-        if isinstance(value, base):
-            return [tag, *[pack(item, handle_of, depth) for item in items_of(value)]]
-    if isinstance(value, dict):
-        return ["d", *[[pack(key, handle_of, depth), pack(item, handle_of, depth)] for key, item in dict.items(value)]]
-    if isinstance(value, _VIEWS):
-        return ["s", *[pack(item, handle_of, depth) for item in value]]
     return None
 
 
-def unpack(message: Any, object_of: Callable[[int], Any], depth: int = 0) -> Any:
-    """Turn JSON types back into a value: the inverse of `pack`, with the function from a handle's number to its object.
+def unpack(tag: str, items: list[Any]) -> Any:
+    """Turn a tag and what follows it back into a value: the inverse of `pack`.
 
     Raises:
-        WireError: the message is not what `pack` makes. It may be hostile.
+        WireError: the tag is unknown.
+        Exception: the items are not what `pack` makes. They may be hostile.
     """
-    if message is None or isinstance(message, bool | int | float | str):
-        return message
-    if not isinstance(message, list) or not message or depth > MAX_DEPTH + 2:
-        raise WireError("malformed value")
-    tag, *items = message
-    try:
-        if tag in _SEQUENCES:
-            return _SEQUENCES[tag][2]([unpack(item, object_of, depth + 1) for item in items])
-        if tag == "d":
-            return {unpack(key, object_of, depth + 1): unpack(item, object_of, depth + 1) for key, item in items}
-        return _unpack_scalar(tag, items, object_of)
-    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
-        raise WireError(f"malformed value: {type(error).__name__}") from None
-
-
-def _unpack_scalar(tag: str, items: list[Any], object_of: Callable[[int], Any]) -> Any:
     if tag == "i":
         return int(items[0], 16)
     if tag == "f":
         return float(items[0])
-    if tag == "h":
-        return object_of(int(items[0]))
-    if tag in _TEXT_TYPES:
-        return _TEXT_TYPES[tag][2](items[0])
+    if tag in _OF_TEXT:
+        return _OF_TEXT[tag](items[0])
     if tag == "c":
-        return complex(*(unpack(item, object_of) for item in items))
-    if tag == "r":
-        return range(*(unpack(item, object_of) for item in items))
+        return complex(*(float(item if isinstance(item, float) else item[1]) for item in items))
     if tag == "td":
         return datetime.timedelta(*items)
+    if tag in _SINGLE:
+        return _SINGLE[tag]
     if tag == "T" and isinstance(vars(builtins).get(items[0]), type):
         return vars(builtins)[items[0]]
-    if tag == "E":
-        return Ellipsis
     raise WireError(f"unknown tag {str(tag)[:20]!r}")

@@ -27,6 +27,27 @@ def write_everywhere(data):
         except OSError:
             pass
 """
+# A program that speaks for its process from the first request on; FUNCTION is what it defines under the number 2.
+_TAKEOVER = """
+import json, os, struct, sys
+def send(message):
+    data = json.dumps(message).encode()
+    os.write(3, struct.pack(">I", len(data)) + data)
+def answer(nonce, value, entries=(), names=()):
+    send([nonce, "ok", [["t", *names], value], list(entries), ""])
+def receive():
+    size = struct.unpack(">I", os.read(3, 4))[0]
+    data = b""
+    while len(data) < size:
+        data += os.read(3, size - len(data))
+    return json.loads(data)
+FUNCTION = [[1, "k", "function", True, [], ["__call__"], []], [2, "h", ["@", 1]]]
+SOLVE = [["t", "solve", ["@", 2]]]
+found = sys._getframe()
+while "nonce" not in found.f_locals:
+    found = found.f_back
+nonce = found.f_locals["nonce"]
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +74,7 @@ class Case:
 
     def placed(self, places: dict[str, object]) -> str:
         """The program with the places of a scene filled in."""
-        source = self.source.replace("$WRITE_EVERYWHERE", _WRITE_EVERYWHERE)
+        source = self.source.replace("$WRITE_EVERYWHERE", _WRITE_EVERYWHERE).replace("$TAKEOVER", _TAKEOVER)
         return re.sub(r"\$([A-Z_]+)", lambda found: repr(places[found[1]]), source)
 
 

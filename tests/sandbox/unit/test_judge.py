@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from refusion_eval.sandbox.judge import analyse
+from refusion_eval.sandbox.analysis import analyse
 
 
 def _names(test: str, known: set[str] | None = None):
@@ -57,6 +57,53 @@ def test_a_standard_module_is_imported_by_the_judge():
 def test_each_end_has_its_reason(judge, program, test, reason):
     verdict = judge(program, test)
     assert verdict.reason == reason, verdict
+
+
+@pytest.mark.parametrize(
+    ("program", "test"),
+    [
+        ("def f(x):\n    return 1", "class A:\n    pass\nassert f(A()) == 1"),
+        ("def f(xs, key):\n    return sorted(xs, key=key)", "import functools\nf([1], functools.cmp_to_key(max))"),
+        ("class A:\n    pass", "assert isinstance(A(), A) and A() == 1"),
+        ("class A:\n    def __lt__(self, other):\n        return True", "assert isinstance(A(), A) and A() < 1"),
+        ("def f():\n    return input()", "import sys, io\nsys.stdin = io.StringIO('a')\nassert f() == 'a'"),
+        (
+            "def f():\n    print(1)",
+            "from unittest.mock import patch\nwith patch('builtins.print') as p:\n    assert f()",
+        ),
+    ],
+)
+def test_what_only_one_process_could_tell_is_an_error_and_not_a_failure(judge, program, test):
+    verdict = judge(program, test)
+    assert (verdict.status, verdict.reason) == ("error", "inseparable"), verdict
+    assert "the test" in verdict.detail
+
+
+@pytest.mark.parametrize(
+    ("test", "classes"),
+    [
+        ("assert f(1) == 2 and Sum(3) == 3", set()),
+        ("x = f(1)\nx.sort()\nassert f(1).upper()", set()),
+        ("x = Node(1)\nx.left = Node(2)", {"Node"}),
+        ("assert Node(1).left is None", {"Node"}),
+        ("assert isinstance(f(1), Node)", {"Node"}),
+        ("try:\n    f(1)\nexcept (Own, ValueError):\n    pass", {"Own", "ValueError"}),
+        ("assert Vec(1) + 2 == Vec(3)", {"Vec"}),
+        ("assert f(1) == f(2) and Colour.RED", {"Colour"}),
+    ],
+)
+def test_a_class_is_known_by_its_use(test, classes):
+    assert analyse(ast.parse(test)).classes == classes
+
+
+def test_no_program_knows_the_random_numbers_of_a_test(judge):
+    details = {judge("def f():\n    return 1", "raise ValueError(f'{f()} {random.random()}')").detail for _ in range(3)}
+    assert len(details) == 3
+
+
+def test_a_program_draws_the_same_numbers_in_every_check(judge):
+    program = "import random\ndef f():\n    return random.random()"
+    assert len({judge(program, "raise ValueError(f())").detail for _ in range(3)}) == 1
 
 
 def test_a_broken_test_is_an_error_and_not_a_failure(judge):

@@ -11,8 +11,8 @@ import pytest
 
 from refusion_eval.errors import SandboxError
 from refusion_eval.sandbox import Program, probe
+from refusion_eval.sandbox.analysis import analyse
 from refusion_eval.sandbox.jail import PROFILES
-from refusion_eval.sandbox.judge import analyse
 from refusion_eval.sandbox.pool import WorkerProcess
 
 _TRY = "import os\ndef f():\n    try:\n        {}\n    except OSError:\n        pass\n    return ['x']"
@@ -94,12 +94,8 @@ def test_tests_that_may_reach_further_get_one(text):
         ("import decimal\ndecimal.getcontext().prec = 2", "assert str(decimal.Decimal(1) / 3) == '0.' + 28 * '3'"),
         ("import sys\nsys.setrecursionlimit(50)", "import sys\nassert sys.getrecursionlimit() > 50"),
         ("import os\nos.environ['X'] = '1'", "import os\nassert 'X' not in os.environ"),
-        ("random.seed(5)", "assert random.getstate()[1] == random.Random(0).getstate()[1]"),
-        ("random.random()", "assert random.getstate()[1] == random.Random(0).getstate()[1]"),
-        (
-            "import random\nrandom.gauss(0, 1)",
-            "import sys\nassert sys.modules['random'].gauss(0, 1) == 0.9417154046806644",
-        ),
+        ("random.seed(5)", "assert random.getstate() != random.Random(5).getstate()"),
+        ("random.gauss(0, 1)", "assert random.getstate()[2] is None"),
         ("f_is_mine = f", "assert 'f_is_mine' not in globals()"),
         ("__builtins__['abs'] = None", "assert abs(-1) == 1"),
         ("def g(eval):\n    pass\neval('math.__dict__.update(pi=3)', {'math': math})\nmath.pi", "assert math.pi > 3.1"),

@@ -1,0 +1,271 @@
+"""Analysis of a test's text: what the program must define for it, and what the test does that is special."""
+
+import ast
+import builtins
+import importlib
+import sys
+from types import FunctionType, GeneratorType, ModuleType
+from typing import NamedTuple
+
+from refusion_eval.sandbox.containers import DATA
+
+TEST_FILE = "<test>"
+
+# A judge that is kept from check to check must not carry anything from one test to the next. So it runs by itself only
+# tests that can be seen to work on their own names alone, and forks for all others.
+
+# Modules whose functions keep no state but caches. The numbers of `random` begin anew with every check.
+# fmt: off
+_STATELESS_MODULES = frozenset((
+    "bisect", "cmath", "collections", "copy", "datetime", "fractions", "functools", "hashlib", "heapq", "itertools",
+    "json", "math", "numbers", "operator", "random", "re", "statistics", "string", "typing",
+))
+# Names that reach further, wherever they are read from and whatever they are called afterwards.
+_REACHING_NAMES = frozenset((
+    "breakpoint", "compile", "delattr", "eval", "exec", "exit", "getattr", "globals", "help", "input", "locals", "open",
+    "quit", "setattr", "vars", "attrgetter", "get_type_hints", "gi_frame", "methodcaller", "register",
+    "total_ordering", "update_wrapper", "wraps",
+))
+# fmt: on
+_BUILTINS = frozenset(vars(builtins))
+_ATTRIBUTES_OF_DATA = frozenset(
+    name
+    for kind in (*DATA, BaseException, FunctionType, GeneratorType, memoryview, range, slice, type(None))
+    for name in dir(kind)
+)
+_TELLING = frozenset(
+    (ast.Assign, ast.Attribute, ast.Call, ast.ClassDef, ast.Compare, ast.ExceptHandler, ast.Import, ast.ImportFrom)
+)
+_MAY_BE_CHANGED = (("sys", "stdout"),)  # what is printed comes to the judge
+_INTO_PROGRAMS = ("unittest.mock.", "inspect.", "dis.", "gc.", "tracemalloc.")
+
+
+def _shared() -> frozenset[str]:
+    """Names under which the stateless modules hold objects that can be changed: other modules, and containers."""
+    return frozenset(
+        name
+        for module in _STATELESS_MODULES
+        for name, value in vars(importlib.import_module(module)).items()
+        if isinstance(value, ModuleType | list | dict | set) and name not in _STATELESS_MODULES | {"abc"}
+    )
+
+
+_REACHING = _REACHING_NAMES | _shared()
+
+
+class Names(NamedTuple):
+    """Names that a test must be given: those that only the candidate can supply, and standard modules."""
+
+    wanted: list[str]
+    modules: list[str]
+
+
+class Analysis(NamedTuple):
+    """Result of the analysis of a test or of its helpers.
+
+    Attributes:
+        foreign: names that the source reads and does not define.
+        owners: names whose attributes the source reads.
+        reaches_out: whether a statement may change more than names of the source, whatever these names are.
+        classes: names that the source can only mean for classes.
+        needs_one_process: what it does that has its effect on a program only in the program's own process; or "".
+    """
+
+    foreign: frozenset[str]
+    owners: frozenset[str]
+    reaches_out: bool
+    classes: frozenset[str]
+    needs_one_process: str
+
+    @property
+    def may_leave_traces(self) -> bool:
+        """Whether running the source may change more than its own names."""
+        modules = self.foreign & self.owners & sys.stdlib_module_names
+        return self.reaches_out or not modules <= _STATELESS_MODULES
+
+    def names(self, known: set[str]) -> Names:
+        """Find the names that the test must be given besides those that trusted helpers define (`known`).
+
+        A builtin stays the judge's own, or a candidate could redefine abs() and agree with everything. Only a test that
+        names nothing else (MBPP 126 tests a function called `sum`) takes builtins from the candidate.
+        """
+        read = self.foreign - known
+        modules = read & self.owners & sys.stdlib_module_names
+        wanted = read - modules - _BUILTINS or read & _BUILTINS
+        return Names(sorted(wanted), sorted(modules))
+
+
+def analyse(tree: ast.Module) -> Analysis:
+    """Analyse a parsed test, or its helpers."""
+    defined: set[str] = set()
+    used: set[str] = set()
+    owners: set[str] = set()
+    reaches_out = False
+    nodes = list(ast.walk(tree))
+    for node in nodes:
+        if isinstance(node, ast.Name):
+            (used if isinstance(node.ctx, ast.Load) else defined).add(node.id)
+            reaches_out |= node.id.startswith("__") or node.id in _REACHING
+        elif isinstance(node, ast.Attribute):
+            if isinstance(node.value, ast.Name):
+                owners.add(node.value.id)
+            # An attribute that is changed, or a private one.
+            reaches_out |= not isinstance(node.ctx, ast.Load) or node.attr.startswith("_") or node.attr in _REACHING
+        elif isinstance(node, ast.arg):
+            defined.add(node.arg)
+        elif isinstance(node, ast.FunctionDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.ClassDef | ast.AsyncFunctionDef):
+            defined.add(node.name)
+            reaches_out = True  # not followed
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            defined.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+            reaches_out |= not all(map(_is_harmless, _imported(node)))
+    foreign = frozenset(used - defined)
+    telling = [node for node in nodes if type(node) in _TELLING]
+    callees = _callees(telling)
+    classes = foreign & _class_names(telling, callees, any(name[0].isupper() for name in used))
+    needs = _needs_one_process(telling) or _compared_with_data(telling, callees, classes)
+    return Analysis(foreign, frozenset(owners), reaches_out, classes, needs)
+
+
+def _callees(nodes: list[ast.AST]) -> dict[str, str]:
+    """Variable -> name of what was called to give it its value."""
+    return {
+        target.id: node.value.func.id
+        for node in nodes
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Name)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+
+def _class_names(nodes: list[ast.AST], callees: dict[str, str], capitalised: bool) -> set[str]:
+    """Names that are used as only those of classes are; names of variables may be among them.
+
+    They are named in `except`, `isinstance` and the like; or attributes are read from them; or what a call of them
+    returns has attributes that no data has; or calls of a capitalised name stand on both sides of a comparison.
+    """
+    found: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.ExceptHandler) and node.type:
+            found |= _names_in(node.type)
+        elif isinstance(node, ast.ClassDef):
+            found |= {name for base in node.bases for name in _names_in(base)}
+        elif isinstance(node, ast.Call) and node.args:
+            called = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            if called in ("isinstance", "issubclass", "assertIsInstance", "assertRaises"):
+                found |= _names_in(node.args[0 if called == "assertRaises" else -1])
+        elif isinstance(node, ast.Compare) and capitalised:
+            first, *others = ({name for name in _called_in(side) if name[0].isupper()} for side in _sides(node))
+            found |= first.intersection(*others)
+        elif isinstance(node, ast.Attribute):
+            if isinstance(node.value, ast.Name):
+                found.add(node.value.id)
+            if node.attr not in _ATTRIBUTES_OF_DATA:
+                found |= _called_in(node.value) | {callees[name] for name in _names_in(node.value) if name in callees}
+    return found
+
+
+def _sides(node: ast.Compare) -> list[ast.expr]:
+    return [node.left, *node.comparators]
+
+
+def _names_in(tree: ast.expr) -> set[str]:
+    """Names that an expression is, or that are in it if it is a tuple."""
+    parts = tree.elts if isinstance(tree, ast.Tuple) else [tree]
+    return {part.id for part in parts if isinstance(part, ast.Name)}
+
+
+def _called_in(tree: ast.expr) -> set[str]:
+    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return {function.id for function in calls if isinstance(function, ast.Name)}
+
+
+def _compared_with_data(nodes: list[ast.AST], callees: dict[str, str], classes: frozenset[str]) -> str:
+    """Say which object of a class the test makes and compares with data; empty if none."""
+    for node in nodes:
+        if classes and isinstance(node, ast.Compare):
+            sides = _sides(node)
+            made = {callees.get(getattr(side, "id", "")) for side in sides}
+            made |= {getattr(side.func, "id", None) for side in sides if isinstance(side, ast.Call)}
+            if (found := made & classes) and any(_is_literal(side) for side in sides):
+                return f"the test compares an object of a {min(map(str, found))} with data"
+    return ""
+
+
+def _is_literal(tree: ast.expr) -> bool:
+    try:
+        ast.literal_eval(tree)
+    except ValueError:
+        return False
+    return True
+
+
+def _needs_one_process(nodes: list[ast.AST]) -> str:
+    """Say what a test does to the modules that it would share with a program; empty if nothing."""
+    modules: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            modules.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+            if used := next((name for name in _imported(node) if f"{name}.".startswith(_INTO_PROGRAMS)), ""):
+                return f"the test looks into the program's process by {used}"
+        elif isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+            owner = getattr(node.value, "id", "")
+            if owner in modules and (owner, node.attr) not in _MAY_BE_CHANGED:
+                return f"the test changes {owner}.{node.attr}, which the program would see in one process with it"
+    return ""
+
+
+def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """Dotted names that a statement imports, each from its top-level module on."""
+    start = f"{node.module or ''}." if isinstance(node, ast.ImportFrom) else ""
+    return [start + alias.name for alias in node.names]
+
+
+def _is_harmless(dotted: str) -> bool:
+    module, *parts = dotted.split(".")
+    return module in _STATELESS_MODULES and not any(part.startswith("_") or part in _REACHING for part in parts)
+
+
+class Case(NamedTuple):
+    """A parsed test and its helpers. Helpers that are placeholders (a docstring and imports only) are left out."""
+
+    test: ast.Module
+    helpers: ast.Module
+    analysis: Analysis
+
+    @property
+    def may_leave_traces(self) -> bool:
+        """Whether running the test may change the judge's process."""
+        return self.analysis.may_leave_traces or analyse(self.helpers).may_leave_traces
+
+    @property
+    def raises(self) -> frozenset[int]:
+        """Lines of `raise` statements that stand directly in a `with`: what its context manager is to see."""
+        withs = [node for node in ast.walk(self.test) if isinstance(node, ast.With)]
+        return frozenset(step.lineno for node in withs for step in node.body if isinstance(step, ast.Raise))
+
+    @property
+    def imports(self) -> str:
+        """The import statements of the test: a program in one file with it would find them done."""
+        nodes = [node for node in self.test.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        return "\n".join(map(ast.unparse, nodes))
+
+
+def case_of(job: dict[str, str]) -> Case:
+    """Parse a job's trusted texts; any exception is a fault of the dataset."""
+    test = ast.parse(job["test"], TEST_FILE)
+    helpers = ast.parse(job["helpers"])
+    helpers.body = [node for node in helpers.body if not _is_placeholder(node)]
+    return Case(test, helpers, analyse(test))
+
+
+def _is_placeholder(node: ast.stmt) -> bool:
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return False
+    return all(
+        isinstance(step, ast.Pass | ast.Import | ast.ImportFrom)
+        or (isinstance(step, ast.Expr) and isinstance(step.value, ast.Constant))
+        for step in node.body
+    )

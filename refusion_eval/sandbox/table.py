@@ -1,0 +1,221 @@
+"""Objects that the judge and the candidate both know by number, and values that hold such objects.
+
+Tuples and other immutable values are copied. A container that can be changed has a number and one copy on each side,
+and every message carries the new contents of those that have changed since the last one. So two names for one list stay
+two names for one list, and what either side does to it in place, however deep, the other side sees.
+"""
+
+import builtins
+import sys
+from collections.abc import Callable, Container, Iterable
+from typing import Any
+
+from refusion_eval.sandbox import wire
+from refusion_eval.sandbox.containers import BOUNDS, BY_TAG, KINDS, LATE, VIEW_TAGS, VIEWS, frozen, same
+from refusion_eval.sandbox.wire import WireError
+
+_MAX_DEPTH = 100  # of tuples and frozen sets
+_ONLY_OURS = 2  # references to an object that nobody holds but a table: the table's and that of the count's argument
+
+
+class Table:
+    """One side's objects by number.
+
+    Args:
+        sign: of the numbers that this side gives out.
+        describe: returns a packed value for an object that is no plain data; it may call `add`, or raise to refuse.
+        build: makes the object that an entry of the other side describes, from its tag and its other fields.
+
+    Attributes:
+        mentioned: numbers that have occurred in what was unpacked, until somebody clears it.
+    """
+
+    def __init__(self, sign: int, describe: Callable[[Any], Any], build: Callable[[str, list[Any]], Any]) -> None:
+        self._sign = sign
+        self._describe = describe
+        self._build = build
+        self._next = sign
+        self._objects: dict[int, Any] = {}
+        self._number_of: dict[int, int] = {}
+        self._contents: dict[int, tuple[str, list[Any]]] = {}  # of containers, as both sides know them
+        self._entries: list[list[Any]] = []
+        self._pending: list[tuple[int, list[Any]]] = []
+        self._filling = False
+        self.mentioned: set[int] = set()
+
+    def number_of(self, value: Any) -> int | None:
+        """Number of an object; None if the other side does not know it."""
+        return self._number_of.get(id(value))
+
+    def pack_all(self, values: Iterable[Any]) -> tuple[list[Any], list[list[Any]]]:
+        """Pack values. Returns them with the entries that the other side needs first: new objects, changed contents."""
+        entries: list[list[Any]] = []
+        pending: list[tuple[int, list[Any]]] = []
+        self._entries, self._pending = entries, pending
+        if not self._filling:
+            for number, (tag, _) in self._contents.items():
+                if (items := self._changed(number)) is not None:
+                    self._note(number, tag, None, None, items)
+        packed = [self.pack(value) for value in values]
+        for number, entry in pending:  # grows while containers are found in containers
+            entry[4] = [self.pack(item) for item in self._contents[number][1]]
+        return packed, entries
+
+    def pack(self, value: Any, depth: int = 0) -> Any:
+        """Pack one value of a message that `pack_all` has begun."""
+        kind = type(value)
+        if value is None or kind is bool or kind is str:
+            return value
+        if (packer := wire.PACKERS.get(kind)) is not None:
+            return packer(value)
+        number = self._number_of.get(id(value))
+        if number is not None:
+            return ["@", number]
+        if depth < _MAX_DEPTH:
+            if kind is tuple:
+                return ["t", *[self.pack(item, depth + 1) for item in value]]
+            if kind is frozenset:
+                return ["z", *[self.pack(item, depth + 1) for item in value]]
+        if kind in KINDS:
+            return self.add_container(value, kind, None)
+        if kind is range or kind is slice:
+            bounds = (value.start, value.stop, value.step)
+            return ["r" if kind is range else "sl", *[self.pack(bound, depth + 1) for bound in bounds]]
+        if kind in VIEW_TAGS:
+            return [VIEW_TAGS[kind], *[self.pack(item, depth + 1) for item in value]]
+        if kind.__module__ == "builtins" and issubclass(kind, BaseException) and not value.__dict__:
+            return ["X", kind.__name__, [self.pack(item, depth + 1) for item in value.args]]
+        packed = wire.pack(value)
+        return self._describe(value) if packed is None else packed
+
+    def pack_as(self, value: Any, base: type) -> Any:
+        """Pack a value of a subclass of immutable data as the plain value that it is."""
+        if base is tuple or base is frozenset:
+            return self.pack(base(base.__iter__(value)))  # type: ignore[attr-defined]
+        return wire.PACKERS[base](value)
+
+    def add_container(self, value: Any, base: type, kind: Any) -> list[Any]:
+        """Begin to share a container; `kind` is its packed class where that is a subclass of `base`."""
+        container = KINDS[base]
+        option = self.pack(container.option(value))
+        number = self._number(value)
+        self._note(number, container.tag, kind, option, container.items(value))
+        return ["@", number]
+
+    def add(self, value: Any, *entry: Any) -> list[Any]:
+        """Begin to share an object that is no container; its entry is a tag and packed fields."""
+        number = self._number(value)
+        self._entries.append([number, *entry])
+        return ["@", number]
+
+    def _number(self, value: Any) -> int:
+        number = self._next
+        self._next += self._sign
+        self._keep(number, value)
+        return number
+
+    def _keep(self, number: int, value: Any) -> None:
+        self._objects[number] = value
+        self._number_of[id(value)] = number
+
+    def _note(self, number: int, tag: str, kind: Any, option: Any, items: list[Any]) -> None:
+        entry = [number, tag, kind, option, None]
+        self._contents[number] = tag, items
+        self._entries.append(entry)
+        self._pending.append((number, entry))
+
+    def unpack_all(self, packed: list[Any], entries: list[list[Any]]) -> list[Any]:
+        """Take up the entries of a message and return its values.
+
+        Raises:
+            WireError: they are not what `pack_all` makes. They may be hostile.
+        """
+        filling = self._filling
+        try:
+            to_fill = [(number, tag, rest[-1]) for number, tag, *rest in entries if self._take_up(number, tag, rest)]
+            self._filling = True  # a container that is half filled is no news
+            for number, tag, contents in sorted(to_fill, key=lambda item: item[1] in LATE):
+                items = [self.unpack(item) for item in contents]
+                container = BY_TAG[tag][1]
+                container.fill(self._objects[number], items)
+                self._contents[number] = tag, container.items(self._objects[number])
+            return [self.unpack(item) for item in packed]
+        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+            raise WireError(f"malformed value: {type(error).__name__}") from None
+        finally:
+            self._filling = filling
+
+    def _take_up(self, number: Any, tag: Any, rest: list[Any]) -> bool:
+        """Make a new object; returns whether it is a container, which is to be filled."""
+        known = self._contents[number][0] if number in self._contents else None
+        if type(number) is not int or (number in self._objects and known != tag):
+            raise WireError("malformed entry")
+        if known is None:
+            if number * self._sign >= 0:
+                raise WireError("a number of ours")
+            self._keep(number, self._start(tag, *rest[:2]) if tag in BY_TAG else self._build(tag, rest))
+        return tag in BY_TAG
+
+    def _start(self, tag: str, kind: Any, option: Any) -> Any:
+        """A new container, still empty."""
+        base, container = BY_TAG[tag]
+        made: Any = base.__new__(base if kind is None else self.unpack(kind))  # type: ignore[call-overload]
+        container.start(made, self.unpack(option))
+        return made
+
+    def unpack(self, message: Any, depth: int = 0) -> Any:
+        """Turn a packed value into the value, as `unpack_all`, whose errors it leaves as they are."""
+        if message is None or isinstance(message, bool | int | float | str):
+            return message
+        if not isinstance(message, list) or depth > _MAX_DEPTH + 2:
+            raise WireError("malformed value")
+        tag, *items = message
+        if tag == "@":
+            self.mentioned.add(items[0])
+            return self._objects[items[0]]
+        if tag in ("t", "z", "r", "sl") or tag in VIEWS:
+            parts = [self.unpack(item, depth + 1) for item in items]
+            if tag in VIEWS:
+                return VIEWS[tag][1](parts)
+            return tuple(parts) if tag == "t" else frozen(parts) if tag == "z" else BOUNDS[tag](*parts)
+        if tag == "n":
+            return self._build(tag, items)
+        if tag == "X":
+            return exception_of(vars(builtins)[items[0]], [self.unpack(item, depth + 1) for item in items[1]])
+        return wire.unpack(tag, items)
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Stop sharing objects."""
+        for number in numbers:
+            value = self._objects.pop(number)
+            del self._number_of[id(value)]
+            self._contents.pop(number, None)
+
+    def forget_unused(self, kept: Container[int]) -> list[int]:
+        """Stop sharing what nobody on this side can see any more, except some numbers; returns what was forgotten.
+
+        Containers with changes that the other side does not know yet are left for later.
+        """
+        forgotten: list[int] = []
+        for number in [] if self._filling else list(self._objects):
+            unused = sys.getrefcount(self._objects[number]) <= _ONLY_OURS and number not in kept
+            if unused and (number not in self._contents or self._changed(number) is None):
+                forgotten.append(number)
+                self.forget([number])
+        return forgotten
+
+    def _changed(self, number: int) -> list[Any] | None:
+        """Contents of a container; None if the other side knows them."""
+        tag, before = self._contents[number]
+        items = BY_TAG[tag][1].items(self._objects[number])
+        return None if same(items, before) else items
+
+
+def exception_of(kind: Any, arguments: list[Any]) -> BaseException:
+    """An exception of a builtin class. Raises TypeError if it is no class of exceptions."""
+    if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+        raise TypeError("no exception")
+    try:
+        return kind(*arguments)
+    except TypeError:  # UnicodeDecodeError and its like are particular
+        return Exception(*arguments)
