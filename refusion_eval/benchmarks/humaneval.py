@@ -37,7 +37,7 @@ BENCHMARK = Benchmark(
     ),
     gold=_gold,
     ours=Prompts(
-        user=_prompt, gold_text=lambda row: fenced(_gold(row)), filters={"first": function_code}, version="1.1"
+        user=_prompt, gold_text=lambda row: fenced(_gold(row)), filters={"first": function_code}, version="1.2"
     ),
     release=Prompts(
         user=lambda row: (
@@ -50,6 +50,7 @@ BENCHMARK = Benchmark(
         clean=release.release_block,
         # The release runs the program and the test as one text, so the test gets no function but the program's.
         test=lambda row: replace(_test(row), helpers=""),
+        version="1.1",
     ),
     id_column="task_id",
     test=_test,

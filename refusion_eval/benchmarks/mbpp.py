@@ -57,7 +57,7 @@ BENCHMARK = Benchmark(
         user=_prompt,
         gold_text=lambda row: fenced(_gold(row)),
         filters={"first": module_code},
-        version="1.1",
+        version="1.2",
     ),
     release=Prompts(
         user=_release_prompt,
@@ -66,6 +66,7 @@ BENCHMARK = Benchmark(
         filters={"whole": release.whole_text},
         clean=release.release_block,
         test=_release_test,
+        version="1.1",
     ),
     id_column="task_id",
     test=_test,
