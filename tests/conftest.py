@@ -47,6 +47,7 @@ GROUPS = {
     "rehearsal": ("engine/test_fake_cuda.py", "engine/test_recorded.py", "models/test_kernels.py"),
     "sandbox": ("sandbox",),
     "browser": ("report/test_browser.py",),
+    "slow": ("scaleout/test_ray.py",),
 }
 GOLDEN_FIXTURES = {"shared", "reference_data"}
 
@@ -70,7 +71,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(group)
         if GOLDEN_FIXTURES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("golden")
-        if not any(item.get_closest_marker(group) for group in (*GROUPS, "golden", "slow")):
+        if not any(item.get_closest_marker(group) for group in (*GROUPS, "golden")):
             item.add_marker("unit")
 
 
