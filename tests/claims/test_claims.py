@@ -242,6 +242,14 @@ def test_a_loss_contradicts_that_none_is_lost(lost, verdict):
     assert judge(CLAIMS["P24-min"], Evidence(cells)).mini_verdict == verdict
 
 
+def test_the_largest_of_equal_scores_that_vary_has_no_direction():
+    bounds = {"ci_low": 75.0, "ci_high": 85.0, "mini": True}
+    names = ("refusion", "refusion+recompute_kv")
+    judged = judge(CLAIMS["P24-max"], Evidence([cell(s, t, "accuracy", 80.0, **bounds) for s in names for t in TASKS]))
+    assert judged.mini.interval.low > judged.mini.interval.value == 0
+    assert judged.mini_verdict == OPEN
+
+
 def test_a_claim_that_its_table_contradicts_stays_so_whatever_is_measured():
     cells = [one for name in DIFFUSION for one in measured(name, "tps", same(1.0))]
     judged = judge(CLAIMS["P02-mean"], Evidence([*cells, *measured("refusion", "tps", same(18.2))]))
