@@ -20,7 +20,9 @@ def plot(
     out: Out = Path("figures"),
     task: Annotated[
         str | None,
-        typer.Option(help="Benchmark. The default is mbpp, for figures 5 and 9 the first benchmark of the run."),
+        typer.Option(
+            help="Benchmark. Default: that of a sweep of one, else mbpp; for figures 5 and 9 the first of the run."
+        ),
     ] = None,
     item: Annotated[
         str | None, typer.Option(help="Item of figures 5 and 9. The default is the item with the most steps.")

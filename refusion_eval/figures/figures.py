@@ -69,7 +69,7 @@ def rows_of(name: str, sources: Sequence[Path], task: str | None = None) -> Sequ
     Args:
         name: name of the figure.
         sources: files and folders that the user named.
-        task: benchmark; the paper's if None.
+        task: benchmark; if None that of a sweep of only one, else the paper's.
 
     Returns:
         None if the rows have to be taken from the samples of a run.
@@ -86,7 +86,7 @@ def rows_of(name: str, sources: Sequence[Path], task: str | None = None) -> Sequ
         return read_rows(own[0], figure.kind)
     if not sources and name != "figure1":
         raise ConfigError(f"{name} is drawn from {figure.sources}; name them, or the CSV that it was drawn from")
-    return None if figure.read is None else figure.read(sources, task or points.TASK)
+    return None if figure.read is None else figure.read(sources, task or points.only_task(sources) or points.TASK)
 
 
 def write_figure(name: str, rows: Sequence[Any], out: Path) -> list[Path]:

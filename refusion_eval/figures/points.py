@@ -187,6 +187,15 @@ def frontier(folders: Sequence[Path], task: str = TASK) -> list[Point]:
     return sorted(points, key=lambda point: (point.series, point.x, point.y))
 
 
+def only_task(folders: Sequence[Path]) -> str | None:
+    """The benchmark of sweeps that have only one; None for several, and for sources that are no sweeps."""
+    files = [folder / "points.csv" for folder in folders]
+    if not all(file.is_file() for file in files):
+        return None
+    tasks = {_benchmark_of(record["task"]) for file in files for _, record in read_records(file, _POINTS)}
+    return tasks.pop() if len(tasks) == 1 else None
+
+
 def _read_sweep(folder: Path, benchmark: str) -> list[_SweptRun]:
     missing = [name for name in ("points.csv", "sweep.csv") if not (folder / name).is_file()]
     if missing:

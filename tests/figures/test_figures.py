@@ -21,6 +21,7 @@ from refusion_eval.figures.points import (
     against_baseline,
     frontier,
     locality_points,
+    only_task,
     scaling_points,
     swept,
 )
@@ -28,6 +29,7 @@ from refusion_eval.figures.rows import OPERATING_POINT, Point, TokenCell, read_r
 from refusion_eval.figures.style import ORDERED
 from refusion_eval.results.render import read_csv, write_csv
 from refusion_eval.studies.locality.report import COLUMNS
+from tests.figures.conftest import write_sweep
 
 POINT = {"label": "ReFusion", "origin": "measured", "metric": "delta_score", "panel": "tau_slot"}
 
@@ -220,6 +222,15 @@ def test_scaling_of_several_machines_is_refused_by_name(made, tmp_path):
     path = made["scaling"](tmp_path / "s.csv", hardware=("GPU A", "GPU B"))
     with pytest.raises(DataError, match="GPU A, GPU B"):
         scaling_points([path])
+
+
+def test_a_sweep_of_one_task_needs_no_name_of_it(tmp_path):
+    folder = write_sweep(tmp_path / "sweep", "tau_slot", [0.5, 0.7], operating=0.5)
+    for path in folder.iterdir():
+        path.write_text(path.read_text().replace("mbpp", "gsm8k"))
+    assert only_task([folder]) == "gsm8k"
+    assert len(rows_of("figure4", [folder])) == 4
+    assert only_task([folder, tmp_path]) is None
 
 
 def test_what_is_missing_is_named(made, tmp_path, sources):
