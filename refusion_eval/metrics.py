@@ -26,7 +26,7 @@ from refusion_eval.types import Fix, ForwardDone, Select, Trace
 _MAX_DRAWS_AT_ONCE = 2_000_000
 
 RESAMPLES = 2000
-_Z = 1.959964  # of a two-sided 95% interval
+Z_95 = 1.959964  # 97.5th percentile of the standard normal distribution
 
 Array = NDArray[Any]
 
@@ -91,9 +91,9 @@ class Share(Bootstrap):
         """The share with Wilson's interval; without bounds for a single item."""
         if self.n < 2:
             return Interval(self.value, math.nan, math.nan, self.n)
-        share, correction = self.value / self.whole, _Z**2 / self.n
+        share, correction = self.value / self.whole, Z_95**2 / self.n
         centre = (share + correction / 2) / (1 + correction)
-        half = _Z / (1 + correction) * math.sqrt((share * (1 - share) + correction / 4) / self.n)
+        half = Z_95 / (1 + correction) * math.sqrt((share * (1 - share) + correction / 4) / self.n)
         low, high = max(centre - half, 0.0), min(centre + half, 1.0)
         return Interval(self.value, self.whole * low, self.whole * high, self.n)
 

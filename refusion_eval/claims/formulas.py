@@ -25,10 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refusion_eval.errors import DataError
-from refusion_eval.metrics import RESAMPLES, Bootstrap, Interval
+from refusion_eval.metrics import RESAMPLES, Z_95, Bootstrap, Interval
 from refusion_eval.results.figure import SCORES, TASKS, Figure, FigureKey
-
-_Z = 1.959964  # 97.5th percentile of the standard normal distribution
 
 Values = NDArray[Any]  # [..., 1 + RESAMPLES]: the value itself, then its draws
 
@@ -122,7 +120,7 @@ def _draws(identity: str, value: float, low: float, high: float, is_score: bool)
     values = np.full(1 + RESAMPLES, float(value))
     if np.isfinite(low) and np.isfinite(high):
         normal = np.random.default_rng(zlib.crc32(identity.encode())).standard_normal(RESAMPLES)
-        values[1:] += normal * np.where(normal > 0, high - value, value - low) / _Z
+        values[1:] += normal * np.where(normal > 0, high - value, value - low) / Z_95
         if value >= 0:
             np.clip(values, 0, 100 if is_score else None, out=values)
     values.flags.writeable = False

@@ -26,6 +26,7 @@ from refusion_eval.evaluate.loop import Session
 from refusion_eval.lm_eval_plugin.filters import INVALID
 from refusion_eval.lm_eval_plugin.hooks import SANDBOX_VARIABLE
 from refusion_eval.metrics import Bootstrap, Timing, mean, measured, rate
+from refusion_eval.results.facts import costs
 from refusion_eval.runs.job import sample_key
 from refusion_eval.scoring.judge import CORRECT, NO_ANSWER, WRONG, ScoreWriter
 from refusion_eval.store.records import PASSED, Sample, SampleKey, ScoreRow
@@ -216,21 +217,11 @@ def _number(value: Any) -> float | None:
 
 def _timings(samples: Sequence[Sample], store: RunStore | None) -> list[Timing]:
     """The costs of samples; without a run directory all are of this machine."""
-    run = store.read_run() if store else None
-
-    def machine(sample: Sample) -> str:
-        return run.hardware(sample.process_id or store.process_id).fingerprint() if store and run else ""
-
+    if store is None:
+        return [Timing(**costs(sample)) for sample in samples]
+    machine_of = store.read_run().hardware
     return [
-        Timing(
-            item=sample.key.doc_hash,
-            tokens=sample.num_tokens,
-            forwards=sample.num_forwards,
-            seconds=sample.seconds,
-            batch_size=sample.batch_size,
-            warm=sample.warm,
-            hardware=machine(sample),
-        )
+        Timing(**costs(sample), hardware=machine_of(sample.process_id or store.process_id).fingerprint())
         for sample in samples
     ]
 

@@ -10,14 +10,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from refusion_eval.errors import DataError, StoreError
-from refusion_eval.metrics import Interval, bootstrap_mean, by_item, speedup
+from refusion_eval.metrics import Z_95, Interval, bootstrap_mean, by_item, speedup
 from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, read_facts
 from refusion_eval.results.figure import MINI_NOTE
 from refusion_eval.results.measured import seed_of
 from refusion_eval.results.render import Table, csv_text, interval_text
 from refusion_eval.store.records import PASSED, as_json, differences
 
-_Z_SIGNIFICANCE = 1.959964  # two-sided 5%
 _Z_POWER = 0.841621  # 80%
 
 # Parts of a manifest that differ between any two runs, or that are compared task by task.
@@ -48,7 +47,6 @@ class TaskComparison:
         left_out: number of items that only one of the runs has.
         difference: accuracy of B minus accuracy of A in points, paired by item.
         detectable: smallest true difference in points that such a sample shows; NaN with one item.
-        p_value: of McNemar's exact test, two-sided, for items that are right more often and less often.
         settings: decoder settings that differ, one line each.
         speed: TPS of B over TPS of A on the same items; None if there is no such ratio.
         no_speed: why there is no ratio.
@@ -60,7 +58,6 @@ class TaskComparison:
     left_out: int
     difference: Interval
     detectable: float
-    p_value: float
     settings: Sequence[str]
     speed: Interval | None
     no_speed: str
@@ -79,6 +76,11 @@ class TaskComparison:
             "lost": [item.item_id for item in self.items if item.change == "lost"],
             "other prompts": [item.item_id for item in self.items if not item.same_prompt],
         }
+
+    @property
+    def p_value(self) -> float:
+        """Of McNemar's exact test, two-sided, for items that are right more often and less often."""
+        return mcnemar(len(self.flips["gained"]), len(self.flips["lost"]))
 
 
 class Comparison(NamedTuple):
@@ -145,7 +147,7 @@ def detectable_difference(differences_of_items: ArrayLike) -> float:
         return math.nan
     single_flip = math.sqrt((1 - 1 / num_items) / num_items)
     spread = max(float(values.std(ddof=1)), single_flip)
-    return (_Z_SIGNIFICANCE + _Z_POWER) * spread / math.sqrt(num_items)
+    return (Z_95 + _Z_POWER) * spread / math.sqrt(num_items)
 
 
 def mcnemar(gained: int, lost: int) -> float:
@@ -192,7 +194,6 @@ def _compare_task(before: TaskFacts, after: TaskFacts, common_items: bool) -> Ta
         left_out=left_out,
         difference=bootstrap_mean(differences_of_items, seed=seed).scaled(100).interval(),
         detectable=100 * detectable_difference(differences_of_items),
-        p_value=mcnemar(*(sum(item.change == name for item in items) for name in ("gained", "lost"))),
         settings=differences(before.settings, after.settings, ("A", "B")),
         speed=speed,
         no_speed=no_speed,
@@ -248,17 +249,8 @@ def comparison_table(comparison: Comparison) -> Table:
     return Table(
         title=f"A = {comparison.before}, B = {comparison.after}",
         columns=(
-            "Task",
-            "n",
-            "A %",
-            "B %",
-            "B - A",
-            "Detectable",
-            "p",
-            "Gained",
-            "Lost",
-            "Other prompts",
-            "Speed B / A",
+            *("Task", "n", "A %", "B %", "B - A", "Detectable", "p", "Gained", "Lost"),
+            *("Other prompts", "Speed B / A"),
         ),
         rows=rows,
         notes=notes,

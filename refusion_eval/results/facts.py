@@ -149,14 +149,21 @@ def read_facts(run_dir: str | os.PathLike[str]) -> RunFacts:
     return RunFacts(run, [tasks[key] for key in sorted(tasks)])
 
 
+def costs(sample: Sample) -> dict[str, Any]:
+    """The fields of `Timing` that a sample itself holds: all but the machine."""
+    return {
+        "item": sample.key.doc_hash,
+        "tokens": sample.num_tokens,
+        "forwards": sample.num_forwards,
+        "seconds": sample.seconds,
+        "batch_size": sample.batch_size,
+        "warm": sample.warm,
+    }
+
+
 def _reduced(sample: Sample, run: Run, scores: Mapping[str, ScoreRow]) -> SampleFacts:
     return SampleFacts(
-        item=sample.key.doc_hash,
-        tokens=sample.num_tokens,
-        forwards=sample.num_forwards,
-        seconds=sample.seconds,
-        batch_size=sample.batch_size,
-        warm=sample.warm,
+        **costs(sample),
         hardware=run.hardware(sample.process_id).fingerprint(),
         item_id=sample.item_id,
         prompt_hash=sample.key.prompt_hash,

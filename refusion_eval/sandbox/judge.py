@@ -20,11 +20,10 @@ from typing import Any, NamedTuple
 from refusion_eval.sandbox import linux, wire
 from refusion_eval.sandbox.analysis import TEST_FILE, Case, case_of
 from refusion_eval.sandbox.proxy import Broken, Candidate
-from refusion_eval.sandbox.watch import GOES_ON
+from refusion_eval.sandbox.watch import GOES_ON, KEPT_JUDGE_BYTES
 
 _MAX_DETAIL_CHARS = 300
 _BY_VALUE = ("failed_assertion", "wrong_type", "raised")
-_MOST_KEPT_KIB = 256 << 10  # peak resident memory; the allocator does not always return that of a large value
 
 
 class JudgeResult(NamedTuple):
@@ -126,7 +125,7 @@ def serve(control: socket.socket, fork_hooks: list[dict[str, Callable[[], object
         with socket.socket(fileno=fds[0]) as result, socket.socket(fileno=fds[1]) as candidate:
             _serve_one(control, result, candidate, fork_hooks)
         gc.collect()  # an exception holds the frames it passed, and these the test's memory
-        if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > _MOST_KEPT_KIB:
+        if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10 > KEPT_JUDGE_BYTES:
             return
         control.send(GOES_ON)
 

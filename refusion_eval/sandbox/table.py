@@ -22,7 +22,7 @@ class Table:
     """One side's objects by number.
 
     Args:
-        sign: of the numbers that this side gives out.
+        sign: 1 or -1; the numbers that this side gives out have it.
         describe: returns a packed value for an object that is no plain data; it may call `add`, or raise to refuse.
         build: makes the object that an entry of the other side describes, from its tag and its other fields.
 

@@ -23,7 +23,9 @@ GOES_ON = b"+"  # a judge's answer to a check that is done
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)  # sent when memory is short, or at a shutdown
 _TICK_MS = 50
 _GRACE_S = 0.5  # for a judge to end by itself once its guest was stopped
-_GROWN_JUDGE_BYTES = 256 << 20  # no judge of an earlier check is kept that large; killed then, it was for its size
+# Peak resident memory; the allocator does not always return that of a large value. A judge that has had more is not
+# kept for the next check, so one that is killed with more was killed for its size.
+KEPT_JUDGE_BYTES = 256 << 20
 
 
 class Limits(NamedTuple):
@@ -172,7 +174,7 @@ class Watched:
         self._judge.note_end()
         self._judge_busy = False
         if self._judge.killed:
-            self.stopped = "memory" if self._judge.peak_bytes > _GROWN_JUDGE_BYTES else JUDGE_KILLED
+            self.stopped = "memory" if self._judge.peak_bytes > KEPT_JUDGE_BYTES else JUDGE_KILLED
 
     def _note_pool(self) -> None:
         self._pool_gone = True
