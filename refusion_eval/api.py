@@ -48,7 +48,7 @@ __all__ = [
 def decoder_settings(model: LoadedModel, decoder: str, **settings: Any) -> Any:
     """Builds a decoder's settings from fields of its settings class.
 
-    Mask and EOS ids that are not given come from the checkpoint's card.
+    Mask and EOS ids that are not given come from the checkpoint's card, and `fuse` is False: the paper's algorithm.
 
     Raises:
         ConfigError: unknown decoder or setting, a value out of range, or a mask token is needed and there is none.
@@ -62,6 +62,8 @@ def decoder_settings(model: LoadedModel, decoder: str, **settings: Any) -> Any:
         settings.setdefault("eos_ids", model.card.eos_ids)
     if "mask_id" in names:
         settings.setdefault("mask_id", model.card.mask_id)
+    if "fuse" in names:
+        settings.setdefault("fuse", False)
     resolved = settings_class(**settings)
     vocab_size = model.config.vocab_size
     ids = (*getattr(resolved, "eos_ids", ()), *([resolved.mask_id] if "mask_id" in names else []))

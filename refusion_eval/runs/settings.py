@@ -3,7 +3,7 @@
 Precedence, highest first: model arguments of the command line; the task's generation arguments (its YAML's
 generation_kwargs, updated by `--gen_kwargs`: lm-eval merges the two before a model sees them); the settings table of
 the decoder (`tasks/settings/<decoder>.yaml`, for mini tasks `mini_<decoder>.yaml`); settings from the checkpoint (its
-mask and end tokens); the decoder's defaults.
+mask and end tokens); the paper's algorithm, where the decoder's defaults are another one; the decoder's defaults.
 """
 
 import hashlib
@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 MODEL_ARGS = "model_args"
 GENERATION_KWARGS = "generation_kwargs"
 CHECKPOINT = "checkpoint"
+PAPER = "paper"
 DEFAULT = "default"
 
 # Names of lm-eval for the length of the response. The first one that is given counts, as in lm-eval.
@@ -74,8 +75,8 @@ class Resolved:
 
     Attributes:
         settings: instance of the decoder's settings class.
-        sources: setting -> source of its value: model_args, generation_kwargs, a file and benchmark, checkpoint or
-            default.
+        sources: setting -> source of its value: model_args, generation_kwargs, a file and benchmark, checkpoint, paper
+            or default.
         until: strings at whose first occurrence the text is cut.
         task: the task of this project, or the one that a task of lm-eval corresponds to; None for any other.
         values: the settings as a mapping, without callbacks.
@@ -231,6 +232,7 @@ def resolve(
     generation: Generation,
     table: Table | None,
     checkpoint: Mapping[str, Any],
+    paper: Mapping[str, Any] | None = None,
 ) -> Resolved:
     """Merges the sources of one task's settings by their precedence.
 
@@ -241,12 +243,13 @@ def resolve(
         generation: generation arguments of the request.
         table: settings table for this kind of task, or None.
         checkpoint: settings from the checkpoint, such as mask_id.
+        paper: settings that make the paper's algorithm of the decoder's defaults.
 
     Raises:
         ConfigError: the merged values contradict each other.
     """
     known = find_task(task)
-    layers: list[tuple[str, Mapping[str, Any]]] = [(CHECKPOINT, checkpoint)]
+    layers: list[tuple[str, Mapping[str, Any]]] = [(PAPER, paper or {}), (CHECKPOINT, checkpoint)]
     if table is not None and known is not None and known.benchmark.name in table.benchmarks:
         name = known.benchmark.name
         layers.append((f"{table.label}:{name}", table.benchmarks[name]))
