@@ -319,7 +319,7 @@ def test_what_the_device_decides_is_measured_only_where_it_is_left_open(model):
     def never():
         raise AssertionError("measured for nothing")
 
-    settings = api.decoder_settings(model, "refusion", **SMALL)
+    settings = api.decoder_settings(model, "refusion", fuse=True, **SMALL)
     filled = api.with_width_cost(settings, lambda: WidthCost(free_rows=5, row_cost=0.5))
     assert (filled.free_rows, filled.row_cost) == (5, 0.5)
     assert api.with_width_cost(filled, never) is filled

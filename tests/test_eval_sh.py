@@ -62,7 +62,8 @@ def test_a_real_model_is_compared_with_its_backbone_by_default():
 def test_a_real_model_is_asked_with_the_prompts_of_the_release_unless_others_are_wanted():
     assert [run.split("--prompts ")[1] for run in runs_of("--model", "some/model")] == ["release", "release"]
     ours = runs_of("--model", "some/model", "--prompts", "ours")
-    assert ours[0] == "--run-dir results/runs/model-refusion --model some/model --decoder refusion"
+    unfused = "--model some/model --decoder refusion --set fuse=false"
+    assert ours[0] == f"--run-dir results/runs/model-refusion-unfused {unfused}"
     assert not any("--prompts" in run for run in (*ours, *runs_of()))
 
 
@@ -103,7 +104,7 @@ def run_with(environment, tmp_path):
 def test_a_failed_baseline_leaves_the_table_of_the_first_run_and_a_status(fake_environment, tmp_path):
     status, lines, errors = run_with(fake_environment("run*autoregressive", 1), tmp_path)
     assert status == 1
-    assert f" table {tmp_path}/results/runs/release/model-refusion --csv " in lines[-1]
+    assert f" table {tmp_path}/results/runs/release/model-refusion-unfused --csv " in lines[-1]
     assert "the baseline failed, so the table has no speed-up" in errors
 
 
@@ -170,8 +171,9 @@ def test_the_environment_is_made_anew_when_what_it_was_made_from_changes(tmp_pat
     assert subprocess.run(stamp, cwd=tmp_path, capture_output=True, check=True).stdout != before
 
 
-def test_no_baseline_runs_one_system():
-    assert sum(" run " in line for line in commands("--no-baseline")) == 1
+def test_no_baseline_runs_refusion_alone():
+    assert len(runs_of("--no-baseline", "--model", "some/model")) == 1
+    assert all("--decoder refusion" in run for run in runs_of("--no-baseline"))
 
 
 def test_options_reach_every_run(tmp_path):
@@ -185,7 +187,9 @@ def test_relative_paths_mean_where_the_user_stands(tmp_path):
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "rows").mkdir()
     lines = commands("--model", "checkpoint", "--data", "rows", "--results", "out", "--no-baseline", cwd=tmp_path)
-    assert f"--run-dir {tmp_path}/out/runs/release/checkpoint-refusion --model {tmp_path}/checkpoint" in lines[-3]
+    assert (
+        f"--run-dir {tmp_path}/out/runs/release/checkpoint-refusion-unfused --model {tmp_path}/checkpoint" in lines[-3]
+    )
     assert f"--data {tmp_path}/rows" in lines[-3]
     assert f"--csv {tmp_path}/out/checkpoint/results.csv" in lines[-1]
 
@@ -237,7 +241,7 @@ def test_systems_run_as_published_and_all_is_the_embedded_family():
         "--run-dir results/runs/release/dream --system dream --prompts release",
         "--run-dir results/runs/release/qwen3-paper_implied --system qwen3 --preset paper_implied --prompts release",
     ]
-    decoders = [run.split("--decoder ")[1] for run in runs_of("--system", "all")]
+    decoders = [run.split("--decoder ")[1].split()[0] for run in runs_of("--system", "all")]
     assert list(dict.fromkeys(decoders)) == embedded_decoders()  # of one of them there are two checkpoints
     published = [name for name, system in published_systems().items() if system.pretrained]
     runs = runs_of("--system", "all", "--model", "published")
@@ -245,14 +249,18 @@ def test_systems_run_as_published_and_all_is_the_embedded_family():
 
 
 def test_embedded_ones_are_chosen_by_their_decoder():
-    (run,) = runs_of("--system", "refusion", "--model", "embedded")
-    assert run == "--run-dir results/runs/embedded-refusion --model embedded --decoder refusion"
+    runs = runs_of("--system", "refusion", "--model", "embedded")
+    arguments = "--model embedded --decoder refusion --set fuse="
+    assert runs == [
+        f"--run-dir results/runs/embedded-refusion-unfused {arguments}false",
+        f"--run-dir results/runs/embedded-refusion-fused {arguments}true",
+    ]
 
 
 def test_a_preset_is_for_the_systems_that_have_it():
     runs = runs_of("--system", "refusion,llada", "--preset", "paper_implied")
     assert runs == [
-        "--run-dir results/runs/release/refusion --system refusion --prompts release",
+        "--run-dir results/runs/release/refusion-unfused --system refusion --set fuse=false --prompts release",
         "--run-dir results/runs/release/llada-paper_implied --system llada --preset paper_implied --prompts release",
     ]
 
@@ -279,7 +287,7 @@ def test_artefacts_has_every_table_figure_and_page_from_the_runs_before(argument
     assert "--decoder autoregressive" in lines[loop]
     assert loop < made.index("speed")
     assert all(run_dir in lines[made.index("speed")] for run_dir in run_dirs)
-    (refusion,) = (one for one in run_dirs if one.removesuffix("-unfused").endswith("refusion"))
+    (refusion,) = (one for one in run_dirs if one.endswith("refusion-unfused"))
     for part in ("replay", "compare"):
         assert f" {refusion} " in lines[made.index(part)]
     for part in ("figure5", "figure9"):
@@ -287,15 +295,18 @@ def test_artefacts_has_every_table_figure_and_page_from_the_runs_before(argument
     assert {f"{refusion}-recompute_kv", f"{refusion}-serial"} <= set(run_dirs)
 
 
-def test_artefacts_are_of_the_papers_algorithm_without_fused_forwards():
-    for arguments in ([], ["--model", "embedded"], ["--model", "GSAI-ML/ReFusion"], ["--system", "refusion,qwen3"]):
-        runs = [line for line in parts_of(*arguments) if line.startswith("run ")]
-        refusion = [line for line in runs if "refusion" in line]
-        assert len(refusion) == 3
-        assert all("-unfused" in line and "--set fuse=false" in line for line in refusion)
-        assert not any("fuse=false" in line for line in runs if line not in refusion)
-    assert not any("fuse" in line for line in commands("--model", "GSAI-ML/ReFusion"))
-    assert not any("fuse" in line for line in commands())
+@pytest.mark.parametrize("more", [[], ["--artefacts"]])
+def test_refusion_is_the_papers_algorithm_and_fused_forwards_are_rows_beside_it(more):
+    real = (["--model", "GSAI-ML/ReFusion"], ["--system", "refusion,qwen3"])
+    for arguments in ([], ["--system", "all"], ["--model", "embedded"], *real, [*real[0], "--fused"]):
+        runs = runs_of(*arguments, *more)
+        refusion = [run for run in runs if "refusion" in run]
+        fused = [run for run in refusion if "-fused " in run]
+        assert len(fused) == ("--fused" in arguments or arguments not in real)
+        assert len(refusion) - len(fused) == 1 + 2 * len(more)
+        assert all("--set fuse=true" in run for run in fused)
+        assert all("-unfused" in run and "--set fuse=false" in run for run in refusion if run not in fused)
+        assert not any("fuse=" in run for run in runs if run not in refusion)
 
 
 @pytest.mark.parametrize(

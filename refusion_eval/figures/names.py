@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from refusion_eval.benchmarks import BENCHMARKS, find_task
 from refusion_eval.figures.rows import Point
-from refusion_eval.results.figure import TASKS, Figure, read_published
+from refusion_eval.results.figure import FUSED, TASKS, Figure, read_published
 
 TASK_NAMES: Mapping[str, str] = {task: BENCHMARKS[task].title for task in TASKS}
 MINI_SENTENCE = "Mini tasks are synthetic look-alikes, not the real benchmarks, and compare with no published figure."
@@ -32,8 +32,8 @@ def system_label(figure: Figure) -> str:
     if figure.origin == "published" or (figure.mini and not figure.variants):
         return figure.label
     labels = {row["system"]: row["label"] for row in read_published("published.csv")}
-    orders = "".join(f", {name.replace('_', ' ')}" for name in figure.variants if name.startswith("slots_"))
-    return labels.get(figure.system, figure.label + orders)
+    own = (name.replace("_", " ") for name in figure.variants if name == FUSED or name.startswith("slots_"))
+    return labels.get(figure.system, ", ".join((figure.label, *own)))
 
 
 def mini_sentence(figures: Iterable[Figure | Point]) -> str:

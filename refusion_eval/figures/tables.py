@@ -18,6 +18,7 @@ from refusion_eval.figures.names import TASK_NAMES, fused_sentence, mini_sentenc
 from refusion_eval.paths import tasks_path
 from refusion_eval.results.figure import (
     AVERAGE,
+    FUSED,
     PASS_AT_1,
     SCORES,
     TASKS,
@@ -208,7 +209,8 @@ def _shown(spec: Comparison, order: Sequence[str], mini: bool, measured: Sequenc
         and (not figure.is_mean or figure.num_tasks == len(TASKS))
     ]
     if spec.with_others:
-        others = dict.fromkeys(figure.system for figure in fitting if not set(figure.variants) & set(VARIANTS))
+        elsewhere = set(VARIANTS) - {FUSED}  # in tables of their own
+        others = dict.fromkeys(figure.system for figure in fitting if not elsewhere.intersection(figure.variants))
         systems += [system for system in others if system not in systems]
     return [figure for system in systems for figure in fitting if figure.system == system]
 

@@ -181,15 +181,20 @@ class Figure:
         return self.finished and self.scored and not self.errors
 
     @property
-    def fused(self) -> bool:
-        """Whether fused forwards are in the figure: forwards that verify and plan at once, which the paper has not.
+    def decoded_fused(self) -> bool:
+        """Whether forwards were fused, so that they verify and plan at once, which the paper's algorithm does not.
 
-        A mean is fused if any of its tasks is. Scores never are, because fusing changes no token.
+        A mean is fused if any of its tasks is.
         """
         fuse = self.settings.get("fuse", "false")
         never = ("release_compatible", "serial")
         by_default = fuse == "null" and not any(self.settings.get(name) == "true" for name in never)
-        return self.metric in FORWARD_METRICS and (fuse in ("true", VARIES) or by_default)
+        return fuse in ("true", VARIES) or by_default
+
+    @property
+    def fused(self) -> bool:
+        """Whether fused forwards are in the figure. In scores they never are, because fusing changes no token."""
+        return self.metric in FORWARD_METRICS and self.decoded_fused
 
     @property
     def note(self) -> str:
@@ -246,6 +251,8 @@ def _listed(run_ids: Mapping[str, str]) -> str:
     return ", ".join(f"{value} in {run_id}" for value, run_id in sorted(run_ids.items()))
 
 
+# The variant of ReFusion whose forwards the user asked to be fused.
+FUSED = "fused"
 # Name of a variant of a system -> the decoder settings, any of which makes it. The paper's left-to-right decoding is
 # serial; the setting `left_to_right` is the former name of an order of slots.
 VARIANTS: Mapping[str, Mapping[str, str]] = {
@@ -253,6 +260,7 @@ VARIANTS: Mapping[str, Mapping[str, str]] = {
     "left_to_right": {"serial": "true"},
     "slots_in_order": {"order": "left_to_right", "left_to_right": "true"},
     "slots_at_random": {"order": "random"},
+    FUSED: {"fuse": "true"},
 }
 # The variant of systems that transformers' own loop decodes.
 GENERATE = "generate"

@@ -151,9 +151,10 @@ def summary(figures: Iterable[Figure]) -> list[SummaryLine]:
     settings: dict[tuple, set[tuple]] = {}
     for figure in figures:
         in_force = tuple(sorted(figure.settings.items()))
-        key = (figure.mini, figure.is_mean, figure.task, figure.label, figure.run_id, in_force)
+        label = f"{figure.label}, fused" if figure.decoded_fused else figure.label
+        key = (figure.mini, figure.is_mean, figure.task, label, figure.run_id, in_force)
         groups.setdefault(key, {})[figure.metric] = figure
-        run_ids.setdefault(figure.label, set()).add(figure.run_id)
+        run_ids.setdefault(label, set()).add(figure.run_id)
         settings.setdefault(key[:-1], set()).add(in_force)
     lines = []
     for key in sorted(groups):
@@ -187,6 +188,8 @@ def _caption(lines: Sequence[SummaryLine]) -> str:
         sentences.append(f"{num_errors} samples are errors and in no figure; run the same command again to retry them.")
     if not all(line.isolated for line in lines):
         sentences.append(f"No isolation: {UNISOLATED}.")
+    if any(line.any_figure.decoded_fused for line in lines):
+        sentences.append("Fused: fewer forwards for the same tokens than the paper's algorithm makes.")
     if any(line.any_figure.num_cut for line in lines):
         sentences.append("Cut short: responses that reached the length of the settings, and so may lack their answer.")
     if any(line.any_figure.prompts == RELEASE for line in lines):

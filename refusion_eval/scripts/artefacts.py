@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 SPECS = Path(__file__).parents[1] / "sweep" / "specs"
 PUBLISHED_REFUSION, PUBLISHED_BASELINE = "GSAI-ML/ReFusion", "Qwen/Qwen3-8B"
 EMBEDDED, PUBLISHED = "embedded", "published"
+# Options of the paper's algorithm: the default, but no folder of an earlier version must be continued by it.
+UNFUSED = ("--set", "fuse=false")
 
 
 class Artefacts:
@@ -97,7 +99,7 @@ class Artefacts:
         """Runs ReFusion with a setting that is off by default."""
         suite = self._suite
         run_dir = f"{suite.refusion_run}-{setting}"
-        options = (*suite.refusion_settings, "--set", f"{setting}=true")
+        options = (*UNFUSED, "--set", f"{setting}=true")
         status = suite.evaluate(run_dir, "--model", self._model, "--decoder", "refusion", *options, tasks=tasks)
         suite.go_on_without(status, f"{run_dir} failed")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from refusion_eval.benchmarks import OURS, RELEASE
 from refusion_eval.paths import embedded_decoder, embedded_names, tasks_path
-from refusion_eval.scripts.artefacts import EMBEDDED, PUBLISHED, PUBLISHED_BASELINE, Artefacts
+from refusion_eval.scripts.artefacts import EMBEDDED, PUBLISHED, PUBLISHED_BASELINE, UNFUSED, Artefacts
 from refusion_eval.scripts.steps import EXIT_INCOMPLETE, Parser, Steps, base_name, whole_number
 
 DESCRIPTION = """Without options: the tiny embedded models on the seven mini tasks, on any machine, in minutes.
@@ -96,8 +96,13 @@ def suite_parser(arguments: Sequence[str]) -> Parser:
         "--artefacts",
         action="store_true",
         help="also make every table and figure of the paper that these systems support, in RESULTS/<model>/artefacts, "
-        "and a page of all samples, RESULTS/reports/<model>.html; for the embedded family this takes up to an hour. "
-        "ReFusion then runs as the paper's algorithm, without fused forwards",
+        "and a page of all samples, RESULTS/reports/<model>.html; for the embedded family this takes up to an hour",
+    )
+    add(
+        "--fused",
+        action="store_true",
+        help="also run ReFusion with fused forwards, in rows of its own beside the paper's algorithm; the embedded "
+        "models always do",
     )
     return parser
 
@@ -123,7 +128,6 @@ class Suite:
         baseline: the autoregressive checkpoint to compare with; empty for none.
         prompts: the prompts of all runs, `OURS` or `RELEASE`.
         runs: folder of the run directories.
-        refusion_settings: options of every run of ReFusion.
         refusion_run: folder of the run of ReFusion that the artefacts are about.
         run_dirs: folders of the finished runs.
         status: exit status so far.
@@ -161,9 +165,6 @@ class Suite:
         self.runs = f"{self.results}/runs" if self.prompts == OURS else f"{self.results}/runs/{self.prompts}"
         if given.artefacts and self._systems and "refusion" not in self.names:
             parser.error("--artefacts is about ReFusion: name refusion among --system, or leave --system out")
-        # The artefacts stand beside published ones, so ReFusion's forwards are those of the paper's algorithm.
-        self.refusion_settings = ["--set", "fuse=false"] if given.artefacts else []
-        self._refusion_suffix = "-unfused" if given.artefacts else ""
         self.refusion_run = ""
         self.run_dirs: list[str] = []
         self.status = 0
@@ -325,19 +326,28 @@ class Suite:
         """Yields name, folder and arguments of each system's run, the baseline's excepted."""
         runs = self.runs
         if not self._systems:
-            arguments = ["--model", self.model, "--decoder", "refusion", *self.refusion_settings]
-            yield "refusion", f"{runs}/{base_name(self.model)}-refusion{self._refusion_suffix}", arguments
+            arguments = ["--model", self.model, "--decoder", "refusion"]
+            yield from self._of_refusion(f"{runs}/{base_name(self.model)}-refusion", arguments)
         for name in self.names:
             if self.model == EMBEDDED:
                 decoder = embedded_decoder(name)
                 model = EMBEDDED if decoder == name else f"{EMBEDDED}:{name}"
-                arguments, run_dir = ["--model", model, "--decoder", decoder], f"{runs}/embedded-{name}"
-                if name == "refusion":
-                    arguments += self.refusion_settings
-                    run_dir += self._refusion_suffix
-                yield name, run_dir, arguments
+                run_dir, arguments = f"{runs}/embedded-{name}", ["--model", model, "--decoder", decoder]
             else:
-                yield name, *self._published_run(name)
+                run_dir, arguments = self._published_run(name)
+            if name == "refusion":
+                yield from self._of_refusion(run_dir, arguments)
+            else:
+                yield name, run_dir, arguments
+
+    def _of_refusion(self, run_dir: str, arguments: list[str]) -> Iterator[tuple[str, str, list[str]]]:
+        """Yields the run of the paper's algorithm, and that with fused forwards where it is wanted.
+
+        Both say so in their folder, because earlier versions fused forwards in the folder without either word.
+        """
+        yield "refusion", f"{run_dir}-unfused", [*arguments, *UNFUSED]
+        if self.given.fused or self.model == EMBEDDED:
+            yield "refusion with fused forwards", f"{run_dir}-fused", [*arguments, "--set", "fuse=true"]
 
     def _published_run(self, name: str) -> tuple[str, list[str]]:
         """Returns folder and arguments of the run of one published system."""
@@ -351,9 +361,6 @@ class Suite:
             run_dir += f"-{preset}"
         elif preset:
             self._say(f"{name} has no settings table '{preset}' and runs with its own")
-        if name == "refusion":
-            arguments += self.refusion_settings
-            run_dir += self._refusion_suffix
         return run_dir, arguments
 
 

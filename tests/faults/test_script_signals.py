@@ -130,7 +130,7 @@ def test_a_real_run_finishes_its_sample_and_says_how_to_continue(tmp_path):
     results = tmp_path / "results"
     options = ["--no-baseline", "--tasks", "gsm8k", "--limit", "40", "--results", results]
     script = Script(tmp_path, python, ["eval.sh", *options])
-    run_dir = results / "runs" / "embedded-refusion"
+    run_dir = results / "runs" / "embedded-refusion-unfused"
     wait_until(lambda: script.process.poll() is not None or num_recorded(run_dir), "no sample is recorded")
     status, said = script.end(signal.SIGTERM)
     assert status == 128 + signal.SIGTERM, script.errors()
