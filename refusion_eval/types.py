@@ -372,17 +372,16 @@ class Trace:
     @classmethod
     def from_json(cls, rows: Sequence[Sequence[Any]]) -> Self:
         """Rebuilds a trace from `to_json`."""
-        events = [_event(*row) for row in rows]
+        events = [
+            _EVENTS[tag](*[tuple(value) if isinstance(value, list) else value for value in values])
+            for tag, *values in rows
+        ]
         return cls(events, sum(isinstance(event, ForwardDone) for event in events))
 
 
 def _values(event: Event) -> list[Any]:
     values = (getattr(event, name) for name in event.__slots__)
     return [list(value) if isinstance(value, tuple) else value for value in values]
-
-
-def _event(tag: str, *values: Any) -> Event:
-    return _EVENTS[tag](*(tuple(value) if isinstance(value, list) else value for value in values))
 
 
 @dataclass(frozen=True, slots=True)

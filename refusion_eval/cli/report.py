@@ -16,13 +16,15 @@ def report(
 ) -> None:
     """Write one HTML page about runs: figures, frontier plots, and every sample with each step of its decoding."""
     from refusion_eval.cli.sources import FoundSources
+    from refusion_eval.decoders import DECODERS
     from refusion_eval.report.assemble import page
     from refusion_eval.report.collect import collect
     from refusion_eval.store.atomic_write import write_output
 
     log_to_stderr()
     prepare(out)
-    collected = collect(run_dirs, FoundSources(data), baseline=baseline)
+    colours = {name: decoder.style.colour for name, decoder in DECODERS.items()}
+    collected = collect(run_dirs, FoundSources(data), baseline=baseline, colours=colours)
     for warning in collected.index["warnings"]:
         say(f"note: {warning}")
     write_output(out, page(collected.index, collected.chunks))

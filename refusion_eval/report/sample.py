@@ -65,12 +65,18 @@ def _some(names: Sequence[str], wanted: str | None) -> str:
     return ", ".join(listed[:_MOST_NAMED]) + (", ..." if len(listed) > _MOST_NAMED else "")
 
 
-def sample_replay(sample: Sample) -> Replay:
-    """The replay of a sample that has a trace."""
-    assert sample.trace is not None
+def sample_replay(sample: Sample, trace: Trace | None = None) -> Replay:
+    """The replay of a sample that has a trace.
+
+    Args:
+        sample: the sample.
+        trace: its trace, if it was already read from the record.
+    """
+    if trace is None:
+        assert sample.trace is not None
+        trace = Trace.from_json(sample.trace)
     slot_size = sample.settings.get("slot_size")
     num_kept = sample.num_tokens if sample.tokens is not None else None
-    trace = Trace.from_json(sample.trace)
     return replay_of(trace, slot_size=slot_size if isinstance(slot_size, int) else 1, num_kept=num_kept)
 
 
@@ -105,7 +111,9 @@ def list_row(sample: Sample, scores: Mapping[str, ScoreRow], sealed: bool) -> di
     }
 
 
-def body(sample: Sample, scores: Mapping[str, ScoreRow], sealed: bool, speller: Speller) -> dict[str, Any]:
+def body(
+    sample: Sample, scores: Mapping[str, ScoreRow], sealed: bool, speller: Speller, trace: Trace | None
+) -> dict[str, Any]:
     """Everything about a sample except its question.
 
     A sealed task has no texts, and its replay shows positions and times only.
@@ -131,7 +139,7 @@ def body(sample: Sample, scores: Mapping[str, ScoreRow], sealed: bool, speller: 
         "warm": sample.warm,
         "created": sample.created,
         "process": sample.process_id,
-        "replay": None if sample.trace is None else _encoded_replay(sample, speller),
+        "replay": None if trace is None else _encoded_replay(sample, speller, trace),
     }
 
 
@@ -146,9 +154,9 @@ def _extracted(verdict: ScoreRow | None, sealed: bool) -> str | None:
     return "[withheld]" if sealed and not _LETTER.fullmatch(verdict.extracted) else verdict.extracted
 
 
-def _encoded_replay(sample: Sample, speller: Speller) -> dict[str, Any]:
+def _encoded_replay(sample: Sample, speller: Speller, trace: Trace) -> dict[str, Any]:
     """A replay as the page reads it. Each text is stored once and named by its index; withheld texts are not there."""
-    replay = sample_replay(sample)
+    replay = sample_replay(sample, trace)
     shows_text = not is_withheld(sample)
     final = final_pieces(replay, speller) if shows_text else {}
     table: dict[str, int] = {}

@@ -1,7 +1,7 @@
 """A run reduced to what figures need: the samples of each task as numbers, joined with their scores."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ from refusion_eval.benchmarks import BENCHMARKS, is_mini
 from refusion_eval.metrics import Timing, bytes_read, tpf_release
 from refusion_eval.store.records import NO_ISOLATION, PASSED, Sample, ScoreRow
 from refusion_eval.store.run_reader import Run, RunReader
-from refusion_eval.types import Draft, Trace
+from refusion_eval.types import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +125,20 @@ class RunFacts(NamedTuple):
     tasks: list[TaskFacts]
 
 
-def read_facts(run_dir: str | os.PathLike[str]) -> RunFacts:
-    """Reads a run directory. Raises StoreError if it holds no readable run."""
+# Is shown every sample while a run is read: the run, the sample, its scores by metric, and its trace if it has one.
+Visit = Callable[[Run, Sample, Mapping[str, ScoreRow], Trace | None], None]
+
+
+def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None) -> RunFacts:
+    """Reads a run directory.
+
+    Args:
+        run_dir: the directory.
+        visit: called with every sample, failed ones as well, so that a reader of whole samples reads them only once.
+
+    Raises:
+        StoreError: the directory holds no readable run.
+    """
     with RunReader.open(run_dir) as reader:
         run = reader.run
         scores = reader.scores_by_sample()
@@ -137,11 +149,14 @@ def read_facts(run_dir: str | os.PathLike[str]) -> RunFacts:
                 tasks[key] = TaskFacts(*key[:2], sample.benchmark, sample.settings)
             tasks[key].hardware.add(run.hardware(sample.process_id).label())
             tasks[key].prompts.add(sample.prompts)
+            trace = None if sample.trace is None else Trace.from_json(sample.trace)
+            if visit is not None:
+                visit(run, sample, scores.get(sample.key, {}), trace)
             if sample.error is not None:
                 tasks[key].num_errors += 1
             else:
                 tasks[key].num_cut += sample.stop == "length"
-                tasks[key].samples.append(_reduced(sample, run, scores.get(sample.key, {})))
+                tasks[key].samples.append(_reduced(sample, run, scores.get(sample.key, {}), trace))
     names = [task.task for task in tasks.values()]
     for task in tasks.values():
         if names.count(task.task) == 1:  # the run does not say how many each of two settings should have
@@ -161,7 +176,7 @@ def costs(sample: Sample) -> dict[str, Any]:
     }
 
 
-def _reduced(sample: Sample, run: Run, scores: Mapping[str, ScoreRow]) -> SampleFacts:
+def _reduced(sample: Sample, run: Run, scores: Mapping[str, ScoreRow], trace: Trace | None) -> SampleFacts:
     return SampleFacts(
         **costs(sample),
         hardware=run.hardware(sample.process_id).fingerprint(),
@@ -173,15 +188,14 @@ def _reduced(sample: Sample, run: Run, scores: Mapping[str, ScoreRow]) -> Sample
         thinks=sample.num_thought_tokens is not None,
         thought_tokens=sample.num_thought_tokens or 0,
         cut_in_thought=bool(sample.cut_in_thought),
-        **_from_trace(sample, run.processes[sample.process_id].get("roofline")),
+        **_from_trace(sample, trace, run.processes[sample.process_id].get("roofline")),
     )
 
 
-def _from_trace(sample: Sample, roofline: Mapping[str, float] | None) -> dict[str, Any]:
+def _from_trace(sample: Sample, trace: Trace | None, roofline: Mapping[str, float] | None) -> dict[str, Any]:
     """What the trace of a sample tells, and the roofline of its device beside it; nothing without a trace."""
-    if sample.trace is None:
+    if trace is None:
         return {}
-    trace = Trace.from_json([event for event in sample.trace if event[0] != Draft.tag])
     fixed_at = trace.fixed_at()
     facts: dict[str, Any] = {"tokens_canvas": len(fixed_at)}
     if sample.prefill_seconds is not None:

@@ -28,7 +28,7 @@ from refusion_eval.metrics import (
     reported_ks,
     speedup,
 )
-from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, read_facts
+from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, Visit, read_facts
 from refusion_eval.results.figure import (
     ACCURACY,
     AVERAGE,
@@ -111,13 +111,16 @@ def measured_figures(sources: Iterable[str | os.PathLike[str]], *, baseline: str
     return [figure for figure in figures if not math.isnan(figure.value)]
 
 
-def run_figures(run_dirs: Iterable[str | os.PathLike[str]], *, baseline: str | None = None) -> list[Figure]:
+def run_figures(
+    run_dirs: Iterable[str | os.PathLike[str]], *, baseline: str | None = None, visit: Visit | None = None
+) -> list[Figure]:
     """Every figure of some runs.
 
     Args:
         run_dirs: run directories.
         baseline: run id that speed-ups are relative to. Without it each run is compared with the one autoregressive
             run of its backbone, dtype and device among them, if there is exactly one.
+        visit: called with every sample, run after run, as by `read_facts`.
 
     Returns:
         Figures sorted by label, run, task (means last) and metric.
@@ -125,7 +128,7 @@ def run_figures(run_dirs: Iterable[str | os.PathLike[str]], *, baseline: str | N
     Raises:
         StoreError: a directory cannot be read, two have the same name, or the baseline is not among them.
     """
-    runs = [read_facts(run_dir) for run_dir in run_dirs]
+    runs = [read_facts(run_dir, visit) for run_dir in run_dirs]
     names = [facts.run.run_id for facts in runs]
     if doubled := sorted({name for name in names if names.count(name) > 1}):
         raise StoreError(f"two run directories are called {doubled[0]}; name each once, and rename one if they differ")

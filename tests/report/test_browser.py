@@ -9,7 +9,8 @@ import time
 import pytest
 
 from refusion_eval.report.assemble import page
-from refusion_eval.report.collect import Asked, collect
+from refusion_eval.report.collect import collect
+from refusion_eval.report.questions import Asked
 
 from .conftest import LetterSources, make_sample, make_score, spell, write_run
 
@@ -112,19 +113,28 @@ def shown(browser, runs, tmp_path_factory):
 
 def test_the_overview_sorts_and_filters(shown):
     shown.open()
-    rows = ".figures tbody tr"
+    rows = "[aria-labelledby=figures] tbody tr"
     assert len(shown.all(rows)) == 6  # two systems on two tasks, and their means
     assert all("mini" in text for text in shown.texts(f"{rows} th"))
     shown.all('[data-key="accuracy"]')[0].click()
-    values = [float(text) for text in shown.texts(f'{rows} td[data-label^="Accuracy"] b')]
+    of_tasks = f'{rows}:not(.mean) td[data-label^="Accuracy"] b'
+    values = [float(text) for text in shown.texts(of_tasks)]
     assert values == sorted(values, reverse=True)
     assert len(set(values)) > 1
+    assert len(shown.all(f"{rows}.mean ~ tr:not(.mean)")) == 0  # means are not sorted in among the tasks
     shown.all('[data-key="accuracy"]')[0].send_keys(Keys.ENTER)
-    assert [float(text) for text in shown.texts(f'{rows} td[data-label^="Accuracy"] b')] == sorted(values)
+    assert [float(text) for text in shown.texts(of_tasks)] == sorted(values)
     assert shown.all('[aria-sort="ascending"]')
     shown.all("details.choice summary")[1].send_keys(Keys.ENTER)
     shown.all("details.choice[open] label")[0].click()
     assert len(shown.all(rows)) == 4
+    address = shown.browser.current_url
+    shown.browser.get("about:blank")
+    shown.browser.get(address)  # the address holds what was chosen
+    shown.wait("html[data-ready]")
+    assert len(shown.all(rows)) == 4
+    assert shown.all(f'{rows.split(" ")[0]} [aria-sort="ascending"] [data-key="accuracy"]')
+    shown.all("details.choice summary")[1].send_keys(Keys.ENTER)
     shown.press(Keys.ESCAPE)
     assert not shown.all("details.choice[open]")
     assert len(shown.all("canvas")) == 2
@@ -152,20 +162,16 @@ def test_a_sample_is_reached_and_replayed_by_keyboard(shown):
     slider = shown.wait("input[type=range]")
     last = int(slider.get_attribute("max"))
     assert last == 8
-    assert shown.text(".decoded") == "abce"
-    shown.press(Keys.HOME)
     assert slider.get_attribute("value") == "-1"
+    width = shown.all(".decoded .pos")[3].rect["x"]
     assert shown.text(".decoded") == "····"
     states = []
     for _ in range(4):
         shown.press(Keys.ARROW_RIGHT)
         states.append(
-            [
-                node.split()[-1]
-                for node in shown.browser.execute_script(
-                    "return [...document.querySelectorAll('.decoded .pos')].map((node) => node.className)"
-                )
-            ]
+            shown.browser.execute_script(
+                "return [...document.querySelectorAll('.decoded .pos')].map((node) => node.dataset.state)"
+            )
         )
     assert states == [
         ["mask", "mask", "planned", "planned"],
@@ -176,12 +182,15 @@ def test_a_sample_is_reached_and_replayed_by_keyboard(shown):
     assert "Drafted 1 token" in shown.text(".what")
     slider.send_keys(Keys.ARROW_LEFT)
     assert slider.get_attribute("value") == "2"
+    assert shown.browser.current_url.endswith("?step=3")
+    assert "rejected in forward 2; chosen with score 0.900" in shown.all(".decoded .pos")[3].get_attribute("title")
     shown.press(" ")
     assert shown.all('button[aria-label="Pause"]')
     shown.press(" ")
     assert shown.all('button[aria-label="Play"]')
     shown.press(Keys.END)
     assert shown.text(".decoded") == "abce"
+    assert shown.all(".decoded .pos")[3].rect["x"] == width  # the text stayed where it was
     shown.all('button[aria-label="Step back"]')[0].click()
     assert slider.get_attribute("aria-valuetext") == "step 8 of 9"
     shown.check_clean()
@@ -211,9 +220,70 @@ def test_lists_filter(shown):
     shown.open("task/mini_gsm8k")
     shown.wait(".list .row")
     assert "12 of 12" in shown.text("[role=status]")
-    shown.all("label.field select")[1].send_keys("wrong")
+    select(shown, "Verdict").send_keys("wrong")
     shown.until(lambda: "5 of 12" in shown.text("[role=status]"))
     assert {text.strip("✗") for text in shown.texts(".row .verdict")} == {"wrong"}
+
+
+def select(shown, title):
+    """The list of a filter."""
+    return shown.browser.find_element(By.XPATH, f"//label[span='{title}']/select")
+
+
+def test_flips_of_two_systems_are_side_by_side(shown):
+    shown.open("task/mini_gsm8k")
+    shown.wait(".list .row")
+    select(shown, "Verdict").send_keys("flips")
+    shown.until(lambda: "1 of 12" in shown.text("[role=status]"))  # item 3: the second system has four right, not three
+    assert shown.texts(".row .id") == ["3"]
+    assert [text[1:] for text in shown.texts(".row .verdict")] == ["wrong", "right"]
+    assert "system=" in shown.browser.current_url
+    shown.all(".row")[0].click()
+    shown.until(lambda: len(shown.all("[aria-label^=Output]")) == 2)
+    assert "Item 3" in shown.text("h1")
+    shown.check_clean()
+
+
+def test_the_search_finds_words_of_prompts_and_outputs(shown):
+    shown.open("task/mini_gsm8k")
+    shown.wait(".list .row")
+    assert all(node.get_attribute("href") for node in shown.all(".row"))  # rows are links
+    field = shown.wait("input[type=search]")
+    field.send_keys("window.hacked = 2")  # the prompts have it, and the output of item 5
+    shown.until(lambda: "12 of 12" in shown.text("[role=status]"))
+    field.send_keys("00")
+    shown.until(lambda: "0 of 12" in shown.text("[role=status]"))
+    shown.check_clean()
+
+
+def test_colours_can_be_chosen_and_are_kept(shown):
+    shown.open()
+    background = "return getComputedStyle(document.body).backgroundColor"
+    colours = set()
+    for name in ("light", "dark"):
+        select_theme = shown.wait(".theme select")
+        select_theme.send_keys(name)
+        shown.open()
+        assert shown.browser.execute_script("return document.documentElement.dataset.theme") == name
+        colours.add(shown.browser.execute_script(background))
+    assert len(colours) == 2
+    shown.wait(".theme select").send_keys("system")
+
+
+def test_the_ranking_comes_first_and_what_is_shown_can_be_saved(shown, browser, tmp_path):
+    shown.open()
+    browser.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
+    assert shown.texts("h2")[0] == "Systems by tasks"
+    assert shown.texts(".matrix .rank") == ["1", "1"]  # their intervals meet
+    scores = [float(text) for text in shown.texts(".matrix td:nth-child(3) > :first-child")]
+    assert scores == sorted(scores, reverse=True)
+    for ending in ("csv", "json"):
+        shown.browser.find_element(By.XPATH, f"//button[@title='Save as figures.{ending}']").click()
+        shown.until(lambda path=tmp_path / f"figures.{ending}": path.exists())
+    rows = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))
+    assert {row["task"] for row in rows} == {"mini_gsm8k", "mini_math", "mean"}
+    assert len((tmp_path / "figures.csv").read_text(encoding="utf-8").splitlines()) > len(rows)
+    shown.check_clean()
 
 
 @pytest.mark.parametrize("width", [375, 320, 768])
@@ -226,7 +296,7 @@ def test_nothing_scrolls_sideways_on_a_phone(shown, width):
 
 
 def test_every_control_has_a_name_and_shows_its_focus(shown):
-    for view in ("", "task/mini_gsm8k", "sample/0/1"):
+    for view in ("", "task/mini_gsm8k", "sample/0/1", "pair/0/1/3/1"):
         shown.open(view)
         time.sleep(0.2)
         nameless = shown.browser.execute_script(
@@ -288,6 +358,6 @@ def test_twenty_thousand_samples_open_in_two_seconds(browser, tmp_path):
     assert len(large.all(".row")) < 60
     large.wait(".list").send_keys(Keys.END, Keys.ENTER)
     large.wait("input[type=range]")
-    assert "Item 9999" in large.text("h1")  # records come in the order of their names
+    assert "Item 19999" in large.text("h1")
     large.check_clean()
     assert min(opening) < 4, "twice the two seconds that it has to open in, for a busy machine"

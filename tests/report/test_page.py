@@ -7,7 +7,9 @@ import pytest
 
 from refusion_eval.errors import ConfigError, StoreError
 from refusion_eval.report.assemble import page
-from refusion_eval.report.collect import Asked, collect, limit_of
+from refusion_eval.report.collect import collect
+from refusion_eval.report.marks import limit_of
+from refusion_eval.report.questions import Asked
 from refusion_eval.report.sample import find_sample
 from refusion_eval.store.records import Hardware
 from refusion_eval.store.run_store import RunStore
@@ -73,7 +75,6 @@ def test_figures_and_failures_are_those_of_the_table(small_run):
     cell = data.index["cells"][0]
     assert cell["metrics"]["accuracy"]["value"] == 50
     assert cell["metrics"]["accuracy"]["n"] == 2
-    assert "mini" in marks(data)
     assert "errors 1" in marks(data)
     assert opened(data, row=2)[1]["error"] == "it broke"
     assert opened(data, row=2)[1]["replay"] is None
@@ -153,7 +154,7 @@ def test_a_run_that_has_not_ended_says_so(tmp_path):
     tasks = {"mini_gsm8k": "1", "mini_math": "1"}
     run = write_run(tmp_path / "run", [make_sample("1"), make_sample("2")], [], tasks=tasks)
     data = collect([run], LetterSources(num_items=200))
-    assert marks(data) == ["mini", "unfinished 2/200", "unscored 2"]
+    assert marks(data) == ["unfinished 2/200", "unscored 2"]
     assert data.index["cells"][1]["task"] == "mini_math"
     assert marks(data, 1) == ["no samples"]
 
@@ -162,8 +163,8 @@ def test_a_limited_run_says_so(tmp_path):
     run = write_run(
         tmp_path / "run", [make_sample("1"), make_sample("2")], command=["refusion-eval", "run", "--limit=2"]
     )
-    assert marks(collect([run], LetterSources(num_items=200))) == ["mini", "limited 2/200"]
-    assert marks(collect([run], LetterSources())) == ["mini", "limited 2"]
+    assert marks(collect([run], LetterSources(num_items=200))) == ["limited 2/200"]
+    assert marks(collect([run], LetterSources())) == ["limited 2"]
     assert limit_of(["lm_eval", "-L", "7"]) == 7
     assert limit_of(["--limits", "7"]) is None
 
@@ -174,7 +175,7 @@ def test_a_mean_over_tasks_has_the_marks_of_its_tasks(tmp_path):
     run = write_run(tmp_path / "run", samples, tasks=tasks, command=["refusion-eval", "run", "--limit", "3"])
     data = collect([run], LetterSources(num_items=200))
     mean = next(cell for cell in data.index["cells"] if cell["mean"])
-    assert [name for name, _ in mean["marks"]] == ["mini", "limited"]
+    assert [name for name, _ in mean["marks"]] == ["limited"]
     assert dict(mean["marks"])["limited"] == (
         "mini_gsm8k: 3 of 200 items (--limit 3). mini_math: 3 of 200 items (--limit 3)."
     )
@@ -231,3 +232,28 @@ def test_a_sample_is_found_by_its_names(small_run):
         find_sample(small_run, None, "1", 4)
     with pytest.raises(StoreError, match="no trace"):
         find_sample(small_run, None, "3")
+
+
+def test_lists_have_item_2_before_item_10_and_what_is_asked_without_what_all_prompts_share(tmp_path):
+    class Prompts(LetterSources):
+        def asked(self, run, sample):
+            return Asked(f"<user>\nSolve.\nHow  much is {sample.item_id}?\n", f"gold {sample.item_id}")
+
+    run = write_run(tmp_path / "run", [make_sample(item) for item in ("10", "2", "1")])
+    data = collect([run], Prompts())
+    chunks = unpacked(data)
+    columns = chunks[data.index["cells"][0]["list"]][0]
+    questions = chunks[data.index["questions"]["mini_gsm8k"]][0]
+    assert columns["item_id"] == ["1", "2", "10"]
+    assert [questions["question"][number] for number in columns["question"]] == [
+        "How much is 1?",
+        "How much is 2?",
+        "How much is 10?",
+    ]
+    assert [questions["gold"][number] for number in columns["question"]] == ["gold 1", "gold 2", "gold 10"]
+
+
+def test_a_run_says_when_it_was_made_and_how_long_it_took(tmp_path):
+    samples = [make_sample(item, created=f"2026-11-0{item}T10:00:00+00:00", seconds=1.5) for item in "21"]
+    about = collect([write_run(tmp_path / "run", samples)], LetterSources()).index["runs"][0]
+    assert (about["began"][:10], about["ended"][:10], about["seconds"]) == ("2026-11-01", "2026-11-02", 3.0)

@@ -1,13 +1,23 @@
 // Figures as text.
 const format = (() => {
   const LABELS = {
-    accuracy: "Accuracy %", extracted: "Answer found %", strict: "Strict form %",
-    tps: "TPS", tps_mean: "TPS, mean", tpf: "TPF", tpf_release: "TPF, release's",
-    speedup: "Speed-up", mbu: "MBU %", latency_mean: "Latency mean, s", latency_p50: "Latency p50, s", latency_p95: "Latency p95, s",
-    one_token_share: "Share of the one-token limit %", tokens_mean: "Tokens a sample", forwards_mean: "Forwards a sample",
+    accuracy: "Accuracy, %", extracted: "Answer found, %", strict: "Strict form, %", cut_in_thought: "Cut in a thought, %",
+    tps: "TPS", tps_mean: "TPS, mean of samples", decode_tps: "TPS after the first forward", tpf: "TPF", tpf_release: "TPF as in the release",
+    speedup: "Speed-up", speedup_stock: "Speed-up over transformers", forwards_per_second: "Forwards per second", mbu: "MBU, %",
+    latency_mean: "Latency, mean, s", latency_p50: "Latency, median, s", latency_p95: "Latency, 95th percentile, s", prefill_seconds: "First forward, s",
+    one_token_share: "Share of the one-token limit, %", tokens_mean: "Tokens per sample", forwards_mean: "Forwards per sample",
+    joules_mean: "Energy per sample, J", joules_per_token: "Energy per token, J",
   };
   const ACCURACY = "accuracy";
   const PASS = "pass@1";
+
+  // Whether less of a metric is better.
+  const isCost = (metric) => /^(latency|prefill|joules|forwards_mean|cut_in)/.test(metric);
+
+  // Figures of these metrics compare on one machine only.
+  const isSpeed = (metric) => store.index.speed.includes(metric);
+
+  const machine = (cell) => cell.about.hardware.join(" | ");
 
   function number(value, digits) {
     if (value === null || value === undefined) return "–";
@@ -17,8 +27,13 @@ const format = (() => {
 
   function seconds(value) {
     if (value === null) return "–";
-    return value < 1 ? `${number(value * 1000, 0)} ms` : `${number(value, 2)} s`;
+    if (value < 1) return `${number(value * 1000, 0)} ms`;
+    if (value < 120) return `${number(value, 2)} s`;
+    return value < 7200 ? `${number(value / 60, 1)} min` : `${number(value / 3600, 1)} h`;
   }
+
+  // A time as it was recorded, to the minute.
+  const date = (text) => (text ? `${text.slice(0, 16).replace("T", " ")} UTC` : "unknown");
 
   function count(value, one, many = `${one}s`) {
     return `${value.toLocaleString("en")} ${value === 1 ? one : many}`;
@@ -42,5 +57,5 @@ const format = (() => {
   const columns = store.index.metrics.map((name) => (name === PASS ? ACCURACY : name))
     .filter((name, place, all) => all.indexOf(name) === place);
 
-  return { number, seconds, count, metricLabel, figure, task, columns, ACCURACY, MAIN };
+  return { number, seconds, date, count, metricLabel, figure, task, machine, isCost, isSpeed, columns, ACCURACY, MAIN };
 })();

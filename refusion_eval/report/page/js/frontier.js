@@ -1,22 +1,24 @@
-// Accuracy against parallelism and against speed, one point a system and task, by Chart.js.
+// Accuracy against parallelism and against speed, one curve for each system, by Chart.js.
 const frontier = (() => {
-  // Okabe and Ito's colours, and a shape each: told apart without colour too.
-  const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f"];
+  // Systems have the colours of the figures for print, and a shape each: told apart without colour too.
   const SHAPES = ["circle", "triangle", "rect", "rectRot", "star", "crossRot", "cross", "rectRounded"];
-  const ALL = "";
   const PLANES = [["tpf", "Tokens per forward"], ["tps", "Tokens per second, batch 1"]];
-  let task = null;
+  const LEAST_RANGE = 5; // points of accuracy, so that differences of single items look small
 
-  const systems = [...new Set(store.cells.map(store.systemName))];
-  const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  // Runs that differ in settings only are one system here.
+  const backbones = new Set(store.index.runs.map((run) => run.backbone));
+  const system = ({ about }) => (backbones.size > 1 ? `${about.system} · ${about.backbone}` : about.system);
+  const systems = [...new Map(store.cells.map((cell) => [system(cell), cell.about.colour]))];
+  const BLACK = "#000000"; // the ink of the page, which is light on a dark one
 
   function section(visible) {
     const tasks = [...new Set(store.cells.filter((cell) => PLANES.some(([metric]) => point(cell, metric))).map(format.task))];
-    const canvases = PLANES.map(([, label]) => dom.el("canvas", { role: "img", "aria-label": `Accuracy against ${label.toLowerCase()}; the table above has the numbers` }));
-    if (!tasks.length) {
-      return { node: null, draw() {}, close() {} };
-    }
-    if (task === null || !(task === ALL || tasks.includes(task))) task = tasks.find((name) => name.startsWith("mean")) || tasks[0];
+    if (!tasks.length) return { node: null, draw() {}, close() {} };
+    const asked = router.query().get("plot");
+    let task = tasks.includes(asked) ? asked : tasks.find((name) => name.startsWith(matrix.MEAN)) || tasks[0];
+    const planes = PLANES.map(([metric, label]) => ({ metric, label, machine: "",
+      canvas: dom.el("canvas", { role: "img", "aria-label": `Accuracy against ${label.toLowerCase()}; the tables have the numbers` }),
+      note: dom.el("p.caption") }));
     let charts = [];
     const close = () => {
       for (const chart of charts) chart.destroy();
@@ -24,21 +26,28 @@ const frontier = (() => {
     };
     const draw = () => {
       close();
-      charts = PLANES.map(([metric, label], place) => chart(canvases[place], visible(), metric, label));
+      const cells = visible().filter((cell) => format.task(cell) === task);
+      charts = planes.map((plane) => {
+        const points = cells.map((cell) => point(cell, plane.metric)).filter(Boolean);
+        const [first, ...others] = format.isSpeed(plane.metric) ? [...new Set(points.map(({ cell }) => format.machine(cell)))] : [];
+        dom.replace(plane.note, others.length > 0 && `Only speeds of ${first} are shown; ${others.join(" and ")} cannot be compared with it.`);
+        return chart(plane, others.length ? points.filter(({ cell }) => format.machine(cell) === first) : points);
+      });
     };
-    const choice = filters.select("Task", [...tasks.map((name) => [name, name]), [ALL, "every task"]], task, (value) => {
+    const choice = filters.select("Task", tasks.map((name) => [name, name]), task, (value) => {
       task = value;
+      router.note({ plot: value });
       draw();
     });
-    const dark = matchMedia("(prefers-color-scheme: dark)");
-    dark.addEventListener("change", draw);
+    theme.changed.addEventListener("change", draw);
     const node = dom.el("section", { "aria-labelledby": "frontier" },
       dom.el("div.section-head", {}, dom.el("h2", { id: "frontier" }, "Frontier"), dom.el("div.controls", {}, choice)),
-      dom.el("div.planes", {}, PLANES.map(([, label], place) => dom.el("figure", {},
-        dom.el("figcaption", {}, `Accuracy against ${label.toLowerCase()}`), dom.el("div.canvas", {}, canvases[place])))),
-      dom.el("p.caption", {}, "Measured here; whiskers are 95% intervals. The dashed line joins the systems that no other beats in both."));
+      dom.el("div.planes", {}, planes.map(({ label, canvas, note }) => dom.el("figure", {},
+        dom.el("figcaption", {}, `Accuracy against ${label.toLowerCase()}`), dom.el("div.canvas", {}, canvas), note))),
+      dom.el("p.caption", {}, "Bars are 95% intervals. A line joins the settings of one system that no other of its settings beats in both directions; ",
+        "the dashed line does so for all systems."));
     return { node, draw, close: () => {
-      dark.removeEventListener("change", draw);
+      theme.changed.removeEventListener("change", draw);
       close();
     } };
   }
@@ -59,10 +68,11 @@ const frontier = (() => {
     beforeDatasetsDraw(chart) {
       const { ctx, scales: { x, y } } = chart;
       ctx.save();
+      ctx.lineWidth = 1.5;
       for (const [place, set] of chart.data.datasets.entries()) {
         if (set.showLine || !chart.isDatasetVisible(place)) continue;
         ctx.strokeStyle = set.borderColor;
-        ctx.globalAlpha = 0.55;
+        ctx.globalAlpha = set.data.length > 4 ? 0.4 : 0.9;
         ctx.beginPath();
         for (const { x: px, y: py, xs, ys } of set.data) {
           if (xs.low !== null) line(ctx, x.getPixelForValue(xs.low), y.getPixelForValue(py), x.getPixelForValue(xs.high), y.getPixelForValue(py));
@@ -79,37 +89,40 @@ const frontier = (() => {
     ctx.lineTo(x2, y2);
   }
 
-  function datasets(cells, metric) {
-    const points = cells.filter((cell) => task === ALL ? !cell.mean : format.task(cell) === task)
-      .map((cell) => point(cell, metric)).filter(Boolean);
-    const bySystem = systems.map((name, number) => ({
-      label: name,
-      data: points.filter((one) => store.systemName(one.cell) === name),
-      pointStyle: SHAPES[number % SHAPES.length],
-      borderColor: COLOURS[number % COLOURS.length],
-      backgroundColor: COLOURS[number % COLOURS.length],
-      pointRadius: 7, pointHoverRadius: 9, borderWidth: 2, clip: 12,
-    })).filter((set) => set.data.length);
-    if (task === ALL || points.length < 2) return bySystem;
-    return [...bySystem, { label: "frontier", data: best(points), showLine: true, pointRadius: 0, pointHitRadius: 0,
-      borderColor: ink("--muted"), borderDash: [5, 5], borderWidth: 1.5 }];
+  function datasets(points) {
+    const curve = (data, more) => ({ label: "", data, showLine: true, pointRadius: 0, pointHitRadius: 0, borderWidth: 1.5, ...more });
+    const sets = systems.flatMap(([name, given], number) => {
+      const data = points.filter(({ cell }) => system(cell) === name);
+      const colour = given === BLACK ? theme.colour("--ink") : given;
+      const dots = { label: name, data, pointStyle: SHAPES[number % SHAPES.length], borderColor: colour, backgroundColor: colour,
+        pointRadius: data.length > 4 ? 4 : 7, pointHoverRadius: 9, borderWidth: 2, clip: 12 };
+      return data.length > 1 ? [dots, curve(best(data), { borderColor: colour })] : data.length ? [dots] : [];
+    });
+    const all = best(points);
+    return all.length > 1 ? [...sets, curve(all, { borderColor: theme.colour("--muted"), borderDash: [5, 5] })] : sets;
   }
 
-  function chart(canvas, cells, metric, label) {
-    const [text, grid] = [ink("--muted"), ink("--line")];
-    const axis = (title, more) => ({ title: { display: true, text: title, color: text }, ticks: { color: text },
-      grid: { color: grid }, border: { color: grid }, ...more });
+  // The range of accuracies with their intervals, at least `LEAST_RANGE` wide, within 0 to 100.
+  function range(points) {
+    const bounds = points.flatMap(({ y, ys }) => [y, ys.low ?? y, ys.high ?? y]);
+    const [low, high] = [Math.min(...bounds), Math.max(...bounds)];
+    const room = Math.max((high - low) * 0.08, (LEAST_RANGE - (high - low)) / 2, 0.5);
+    return { min: Math.max(0, low - room), max: high + room > 100 ? 100.5 : high + room };
+  }
+
+  function chart({ canvas, label }, points) {
+    const [text, grid] = [theme.colour("--muted"), theme.colour("--line")];
+    const axis = (title, more) => ({ title: { display: true, text: title, color: text }, grid: { color: grid }, border: { color: grid }, ...more,
+      ticks: { color: text, includeBounds: false } });
     return new Chart(canvas, {
       type: "scatter",
-      data: { datasets: datasets(cells, metric) },
+      data: { datasets: datasets(points) },
       plugins: [whiskers],
       options: {
         animation: false, responsive: true, maintainAspectRatio: false, layout: { padding: { right: 12 } },
-        scales: { x: axis(label, { beginAtZero: true, grace: "8%" }), y: axis("Accuracy %", { min: 0, max: 104,
-          afterBuildTicks: (scale) => { scale.ticks = [0, 20, 40, 60, 80, 100].map((value) => ({ value })); } }) },
+        scales: { x: axis(label, { min: 0, max: 1.08 * Math.max(...points.map(({ x, xs }) => xs.high ?? x)) }), y: axis("Accuracy, %", points.length ? range(points) : {}) },
         plugins: {
-          legend: { position: "bottom", labels: { color: ink("--ink"), usePointStyle: true, boxHeight: 8,
-            filter: (item) => item.text !== "frontier" } },
+          legend: { position: "bottom", labels: { color: theme.colour("--ink"), usePointStyle: true, boxHeight: 8, filter: (item) => item.text !== "" } },
           tooltip: { filter: (item) => !item.dataset.showLine, callbacks: { label: hover } },
         },
       },
@@ -119,7 +132,7 @@ const frontier = (() => {
   function hover({ raw: { cell, xs, ys, x, y }, chart: { options } }) {
     const range = ({ low, high }) => (low === null ? "" : ` [${format.number(low)}, ${format.number(high)}]`);
     return [
-      `${store.systemName(cell)} · ${format.task(cell)}`,
+      `${store.title(cell)} · ${format.task(cell)}`,
       `accuracy ${format.number(y, 1)}${range(ys)}, n ${ys.n}`,
       `${options.scales.x.title.text.toLowerCase()} ${format.number(x)}${range(xs)}`,
       ...cell.marks.map(([word]) => word),

@@ -3,8 +3,8 @@ const list = (() => {
   const ROW = 44;
   const BEYOND = 8;
 
-  // rows: what to show; draw(row): the cells of one; open(row): on a click or Enter.
-  function create({ label, draw, open }) {
+  // rows: what to show; draw(row): the cells of one; href(row): where it leads; css(row): further classes.
+  function create({ label, draw, href, css }) {
     let rows = [];
     let current = 0;
     const space = dom.el("div.space");
@@ -25,9 +25,9 @@ const list = (() => {
       const last = Math.min(rows.length, Math.ceil((box.scrollTop + box.clientHeight) / ROW) + BEYOND);
       const nodes = [];
       for (let place = first; place < last; place += 1) {
-        const node = dom.el(place === current ? "div.row.current" : "div.row", {
-          role: "option", id: `row-${place}`, "aria-selected": place === current ? "true" : "false",
-          "aria-setsize": rows.length, "aria-posinset": place + 1, onclick: () => open(rows[place]),
+        const node = dom.el(`a.row${css(rows[place])}${place === current ? ".current" : ""}`, {
+          role: "option", id: `row-${place}`, "aria-selected": place === current ? "true" : "false", tabindex: "-1",
+          "aria-setsize": rows.length, "aria-posinset": place + 1, href: href(rows[place]),
         }, draw(rows[place]));
         node.style.transform = `translateY(${place * ROW}px)`;
         nodes.push(node);
@@ -41,7 +41,7 @@ const list = (() => {
       const page = Math.max(1, Math.floor(box.clientHeight / ROW) - 1);
       const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -rows.length, End: rows.length };
       if (event.key in moves) move(current + moves[event.key]);
-      else if (event.key === "Enter" && rows.length) open(rows[current]);
+      else if (event.key === "Enter" && rows.length) location.hash = href(rows[current]);
       else return;
       event.preventDefault();
     }

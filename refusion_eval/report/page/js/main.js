@@ -1,5 +1,6 @@
 // Names the views and shows the one that the address asks for.
-Object.assign(router.views, { "": overview.view, task: task.view, sample: sample.view });
+Object.assign(router.views, { "": overview.view, task: task.view, sample: sample.view, pair: pair.view });
+document.querySelector("header.bar").append(theme.button());
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();
   document.getElementById("main").focus();

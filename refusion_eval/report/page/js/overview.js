@@ -1,112 +1,154 @@
-// The first view: every system on every task with its figures, sorted and filtered; and the frontier plots.
+// The first view: systems by tasks with their ranking, the frontier plots, every figure, and how the runs were made.
 const overview = (() => {
-  // What the reader chose stays while the page is open.
-  const chosen = { systems: null, tasks: null, metrics: null, sort: ["task", 1] };
+  const KINDS = ["systems", "tasks", "metrics"];
+  const options = {
+    systems: () => store.cells.map(store.systemName), tasks: () => store.cells.map(format.task), metrics: () => format.columns,
+  };
 
-  function prepare() {
-    if (chosen.systems) return;
-    chosen.systems = new Set(store.cells.map(store.systemName));
-    chosen.tasks = new Set(store.cells.map(format.task));
+  // What is ticked: all but what the address leaves out; at first only the main metrics.
+  function chosen() {
+    const query = router.query();
+    const ticked = Object.fromEntries(KINDS.map((kind) => {
+      const left = new Set(JSON.parse(query.get(kind) || "[]"));
+      return [kind, new Set(options[kind]().filter((name) => !left.has(name)))];
+    }));
     const main = format.MAIN.filter((name) => format.columns.includes(name));
-    chosen.metrics = new Set(main.length ? main : format.columns);
+    if (!query.has("metrics") && main.length) ticked.metrics = new Set(main);
+    const sort = (name, first) => (query.has(name) ? JSON.parse(query.get(name)) : first);
+    return { ...ticked, metric: query.get("metric") || main[0] || format.columns[0], sort: sort("sort", ["task", 1]), rank: sort("rank", [matrix.MEAN, -1]) };
   }
 
   function view(main) {
-    prepare();
+    const now = safely(chosen);
     router.trail(["Overview", null]);
-    const table = dom.el("div.table-place");
+    const ranking = dom.el("div.table-place.limited", { tabindex: "0", role: "region", "aria-label": "Ranking" });
+    const figures = dom.el("div.table-place");
+    const visible = () => store.cells.filter((cell) => now.systems.has(store.systemName(cell)) && now.tasks.has(format.task(cell)));
     const plots = frontier.section(visible);
-    const refresh = () => {
-      dom.replace(table, rows());
+    const sorted = (place, name, draw) => (key, direction) => {
+      now[name] = [key, direction];
+      router.note({ [name]: JSON.stringify(now[name]) });
+      draw();
+      const again = place.querySelector(`[data-key="${CSS.escape(key)}"]`);
+      if (again && again.offsetParent) again.focus();
+    };
+    const drawRanking = () => dom.replace(ranking, matrix.table(visible(), now.metric, now.rank, sorted(ranking, "rank", drawRanking)));
+    const drawFigures = () => dom.replace(figures, rows(visible().sort(compare(now.sort)), now, sorted(figures, "sort", drawFigures)));
+    const refresh = (kind) => {
+      const all = [...new Set(options[kind]())];
+      const left = all.filter((name) => !now[kind].has(name));
+      router.note({ [kind]: left.length ? JSON.stringify(left) : null });
+      drawRanking();
+      drawFigures();
       plots.draw();
     };
-    const pairs = (values) => [...new Set(values)].map((value) => [value, value]);
+    const pairs = (kind) => [...new Set(options[kind]())].map((name) => [name, kind === "metrics" ? format.metricLabel(name) : name]);
+    const choice = (kind, title) => filters.choice(title, pairs(kind), now[kind], () => refresh(kind));
     dom.replace(main,
       dom.el("div.headline", {}, dom.el("h1", {}, "Runs"), dom.el("p.lead", {}, lead())),
       store.index.warnings.length > 0 && dom.el("ul.notes", { "aria-label": "What to know before comparing" },
         store.index.warnings.map((text) => dom.el("li", {}, text))),
-      dom.el("section", { "aria-labelledby": "figures" },
-        dom.el("div.section-head", {}, dom.el("h2", { id: "figures" }, "Figures"),
+      dom.el("section", { "aria-labelledby": "ranking" },
+        dom.el("div.section-head", {}, dom.el("h2", { id: "ranking" }, "Systems by tasks"),
           dom.el("div.controls", { role: "group", "aria-label": "Filters" },
-            filters.choice("Systems", pairs(store.cells.map(store.systemName)), chosen.systems, refresh),
-            filters.choice("Tasks", pairs(store.cells.map(format.task)), chosen.tasks, refresh),
-            filters.choice("Metrics", format.columns.map((name) => [name, format.metricLabel(name)]), chosen.metrics, refresh))),
-        table,
+            filters.select("Metric", pairs("metrics"), now.metric, (value) => {
+              now.metric = value;
+              now.rank = [matrix.MEAN, -1];
+              router.note({ metric: value, rank: null });
+              drawRanking();
+            }),
+            choice("systems", "Systems"), choice("tasks", "Tasks"))),
+        ranking,
+        dom.el("p.caption", {}, "Rank: one more than the number of systems whose whole 95% interval is better in the first column; only systems with ",
+          "every task have one, and speeds rank within one machine. Bars: the interval, on the range of its column.")),
+      plots.node,
+      dom.el("section", { "aria-labelledby": "figures" },
+        dom.el("div.section-head", {}, dom.el("h2", { id: "figures" }, "All figures"),
+          dom.el("div.controls", {}, choice("metrics", "Metrics"), files.buttons("figures", () => exported(visible())))),
+        figures,
         dom.el("p.caption", {}, "In brackets: 95% interval by item. ",
           "TPS: tokens kept a second, one request at a time. TPF: tokens kept a forward.")),
-      plots.node,
-      runs());
-    refresh();
+      runs.section());
+    drawRanking();
+    drawFigures();
+    plots.draw();
     return plots.close;
+  }
+
+  // An address that was cut or edited is read as one without choices.
+  function safely(read) {
+    try {
+      return read();
+    } catch {
+      router.note(Object.fromEntries([...router.query().keys()].map((name) => [name, null])));
+      return read();
+    }
   }
 
   function lead() {
     const samples = store.cells.reduce((sum, cell) => sum + (cell.mean ? 0 : cell.samples), 0);
     const tasks = new Set(store.cells.filter((cell) => !cell.mean).map((cell) => cell.task));
-    return [format.count(store.index.runs.length, "run"), format.count(tasks.size, "task"), format.count(samples, "sample")].join(" · ");
+    const dates = store.index.runs.flatMap((run) => [run.began, run.ended]).filter(Boolean).sort();
+    const seconds = store.index.runs.reduce((sum, run) => sum + run.seconds, 0);
+    return [format.count(store.index.runs.length, "run"), format.count(tasks.size, "task"), format.count(samples, "sample"),
+      dates.length > 0 && `${format.date(dates[0])} to ${format.date(dates.at(-1))}`, `${format.seconds(seconds)} of decoding`].filter(Boolean).join(" · ");
   }
 
-  const visible = () => store.cells.filter((cell) =>
-    chosen.systems.has(store.systemName(cell)) && chosen.tasks.has(format.task(cell)));
+  function exported(cells) {
+    return cells.flatMap((cell) => Object.entries(cell.metrics).map(([metric, { value, low, high, unit, n, note }]) => ({
+      run: cell.about.id, system: cell.about.system, settings: store.variant(cell), task: cell.task, version: cell.version, mini: cell.mini,
+      metric, value, ci_low: low, ci_high: high, unit, n, hardware: format.machine(cell), note,
+    })));
+  }
 
   function sortValue(cell, key) {
     if (key === "system") return store.systemName(cell);
     if (key === "task") return format.task(cell);
     if (key === "n") return cell.items;
-    const figure = format.figure(cell, key);
-    return figure && figure.value !== null ? figure.value : null;
+    const found = format.figure(cell, key);
+    return found && found.value !== null ? found.value : null;
   }
 
-  // By the chosen column; what has no figure comes last either way, means follow tasks, and ties go by task and system.
-  function compare(one, other) {
-    const [key, direction] = chosen.sort;
-    if (key === "task" && one.mean !== other.mean) return one.mean ? 1 : -1;
-    const [a, b] = [sortValue(one, key), sortValue(other, key)];
-    if ((a === null) !== (b === null)) return a === null ? 1 : -1;
-    const order = typeof a === "string" ? a.localeCompare(b, "en", { numeric: true }) : a - b;
-    return direction * order || format.task(one).localeCompare(format.task(other)) || one.number - other.number;
+  // What has no value comes last either way.
+  function order(a, b, direction) {
+    if (a === null || b === null) return (a === null) - (b === null);
+    return direction * (typeof a === "string" ? a.localeCompare(b, "en", { numeric: true }) : a - b);
   }
 
-  function rows() {
-    const metrics = format.columns.filter((name) => chosen.metrics.has(name));
-    const cells = visible().sort(compare);
-    const heads = [["task", "Task"], ["system", "System"], ["n", "n"], ...metrics.map((name) => [name, format.metricLabel(name)])];
-    const table = dom.el("table.figures", {},
-      dom.el("caption.hidden", {}, "Figures of every system on every task"),
-      dom.el("thead", {}, dom.el("tr", {}, heads.map(head))),
-      dom.el("tbody", {}, cells.map((cell) => row(cell, metrics))));
+  // Means are never sorted in among the tasks: they come after them.
+  const compare = ([key, direction]) => (one, other) => one.mean - other.mean
+    || order(sortValue(one, key), sortValue(other, key), direction)
+    || order(format.task(one), format.task(other), 1) || one.number - other.number;
+
+  function rows(cells, { metrics: ticked, sort }, sortBy) {
     if (!cells.length) return dom.el("p.empty", {}, "Nothing matches: tick a system and a task.");
-    return [sorter(heads), table];
+    const metrics = format.columns.filter((name) => ticked.has(name));
+    const heads = [["task", "Task"], ["system", "System"], ["n", "n"], ...metrics.map((name) => [name, format.metricLabel(name)])];
+    return [sorter(heads, sort, sortBy), table(cells, metrics, heads, sort, sortBy)];
   }
 
-  function sortBy(key) {
-    const [before, direction] = chosen.sort;
-    const first = key === "task" || key === "system" ? 1 : -1;
-    chosen.sort = [key, before === key ? -direction : first];
-    const place = document.querySelector(".table-place");
-    dom.replace(place, rows());
-    const again = place.querySelector(`[data-key="${CSS.escape(key)}"]`);
-    if (again && again.offsetParent) again.focus();
+  function table(cells, metrics, heads, sort, sortBy) {
+    return dom.el("table.figures", {},
+      dom.el("caption.hidden", {}, "Figures of every system on every task"),
+      dom.el("thead", {}, dom.el("tr", {}, heads.map((one) => head(one, sort, sortBy, ["task", "system"].includes(one[0]) ? "th" : "th.number")))),
+      dom.el("tbody", {}, cells.map((cell) => row(cell, metrics))));
   }
 
-  function head([key, label]) {
-    const [by, direction] = chosen.sort;
-    const order = by === key ? (direction > 0 ? "ascending" : "descending") : "none";
-    const name = key === "task" || key === "system" ? "th" : "th.number";
-    return dom.el(name, { scope: "col", "aria-sort": order },
-      dom.el("button.sort", { type: "button", "data-key": key, onclick: () => sortBy(key) }, label,
+  function head([key, label], [by, direction], sortBy, css) {
+    const state = by === key ? (direction > 0 ? "ascending" : "descending") : "none";
+    const first = key === "task" || key === "system" || format.isCost(key) ? 1 : -1;
+    return dom.el(css, { scope: "col", "aria-sort": state },
+      dom.el("button.sort", { type: "button", "data-key": key, onclick: () => sortBy(key, by === key ? -direction : first) }, label,
         dom.el("span.arrow", { "aria-hidden": "true" }, by === key ? (direction > 0 ? "▲" : "▼") : "")));
   }
 
   // On a phone a row is a card without column heads, so sorting has a list of its own.
-  function sorter(heads) {
-    const options = heads.flatMap(([key, label]) => [[`${key} 1`, `${label}, rising`], [`${key} -1`, `${label}, falling`]]);
-    const list = filters.select("Sort by", options, chosen.sort.join(" "), (value) => {
+  function sorter(heads, sort, sortBy) {
+    const choices = heads.flatMap(([key, label]) => [[`${key} 1`, `${label}, rising`], [`${key} -1`, `${label}, falling`]]);
+    return dom.el("div.narrow-only", {}, filters.select("Sort by", choices, sort.join(" "), (value) => {
       const at = value.lastIndexOf(" ");
-      chosen.sort = [value.slice(0, at), Number(value.slice(at + 1))];
-      dom.replace(document.querySelector(".table-place"), rows());
-    });
-    return dom.el("div.narrow-only", {}, list);
+      sortBy(value.slice(0, at), Number(value.slice(at + 1)));
+    }));
   }
 
   function row(cell, metrics) {
@@ -120,26 +162,23 @@ const overview = (() => {
       metrics.map((metric) => dom.el("td.number", { "data-label": format.metricLabel(metric) }, figure(cell, metric))));
   }
 
-  function figure(cell, metric) {
+  function figure(cell, metric, isBest = true) {
     const found = format.figure(cell, metric);
     if (!found || found.value === null) return dom.el("span.none", { title: "not measured" }, "–");
     const digits = found.unit === "percent" ? 1 : undefined;
-    const parts = [dom.el("b", { title: found.note || null }, format.number(found.value, digits))];
-    if (found.low !== null) {
-      parts.push(" ", dom.el("span.interval", {}, `[${format.number(found.low, digits)}, ${format.number(found.high, digits)}]`));
-    }
-    if (found.unit === "percent" && found.low !== null) parts.push(whisker(found));
-    return parts;
+    return [dom.el(isBest ? "b" : "span", { title: found.note || null }, format.number(found.value, digits)),
+      found.low !== null && [" ", dom.el("span.interval", {}, `[${format.number(found.low, digits)}, ${format.number(found.high, digits)}]`)]];
   }
 
-  // The interval on a line from 0 to 100.
-  function whisker({ value, low, high }) {
-    const place = (node, property, share) => {
-      node.style[property] = `${Math.min(100, Math.max(0, share))}%`;
-      return node;
-    };
-    const range = place(place(dom.el("i.range"), "left", low), "right", 100 - high);
-    return dom.el("span.whisker", { "aria-hidden": "true" }, range, place(dom.el("i.point"), "left", value));
+  // An interval on a line between two bounds.
+  function whisker({ value, low, high }, from, to) {
+    if (low === null || !(to > from)) return null;
+    const share = (at) => `${(100 * (at - from)) / (to - from)}%`;
+    const [range, point] = [dom.el("i.range"), dom.el("i.point")];
+    range.style.left = share(low);
+    range.style.width = share(from + high - low);
+    point.style.left = share(value);
+    return dom.el("span.whisker", { "aria-hidden": "true" }, range, point);
   }
 
   function marks(cell) {
@@ -147,18 +186,5 @@ const overview = (() => {
       dom.el(`span.mark-word.${word.split(" ")[0]}`, { title: why }, word, dom.el("span.hidden", {}, `: ${why}`))));
   }
 
-  function runs() {
-    const facts = (run) => [
-      ["Run", run.id], ["Decoder", run.decoder], ["Checkpoint", `${run.checkpoint}${run.revision ? ` @ ${run.revision}` : ""}`],
-      ["Numbers", `${run.dtype} on ${run.device}, attention ${run.attention}`], ["Machine", run.hardware.join(" | ") || "unknown"],
-      ["Seed", run.seed], ["Warm-up", run.warmup], ["Version", `${run.package}${run.commit ? ` (${run.commit.slice(0, 12)})` : ""}`],
-      ["Command", run.command || "not recorded"],
-    ];
-    return dom.el("section", { "aria-labelledby": "runs" }, dom.el("h2", { id: "runs" }, "How they were made"),
-      store.index.runs.map((run) => dom.el("details.run", {},
-        dom.el("summary", {}, dom.el("b", {}, run.system), dom.el("span.muted", {}, ` ${run.backbone} · ${run.id}`)),
-        dom.el("dl.facts", {}, facts(run).map(([name, value]) => [dom.el("dt", {}, name), dom.el("dd", {}, value)])))));
-  }
-
-  return { view, marks, figure };
+  return { view, marks, figure, whisker, head, order, table };
 })();

@@ -9,16 +9,28 @@ const player = (() => {
 
   function create(record) {
     const steps = record.steps.map(read);
+    // The text that each position ends with; undefined where it never becomes final.
+    const finals = [];
+    for (const { changes } of steps) {
+      for (const [state, positions, texts] of changes) {
+        if (state === "fixed" && texts.length) positions.forEach((position, place) => { finals[position] = record.pieces[texts[place]]; });
+      }
+    }
 
-    // state, text (null if none) and the step that gave them, of every position after step `last`; -1 is the beginning.
-    function cellsAt(last) {
-      const cells = Array.from({ length: record.positions }, () => ({ state: MASK, text: null, step: -1 }));
+    // state, text (null if none), the step that gave them, and the last score of its choice, of every position after step
+    // `last`; -1 is the beginning. A slot is chosen by the score of its first position.
+    function cellsAt(last, slotSize) {
+      const cells = Array.from({ length: record.positions }, () => ({ state: MASK, text: null, step: -1, score: null }));
       let rejected = [];
       for (let number = 0; number <= last; number += 1) {
         for (const cell of rejected) {
           if (cell.state === "rejected") Object.assign(cell, { state: MASK, text: null });
         }
         rejected = [];
+        for (const [first, score] of steps[number].scores) {
+          const end = steps[number].action === "plan" ? first + slotSize : first + 1;
+          for (const cell of cells.slice(first, end)) cell.score = score;
+        }
         for (const [state, positions, texts] of steps[number].changes) {
           positions.forEach((position, place) => {
             const cell = cells[position];
@@ -38,7 +50,7 @@ const player = (() => {
       return { fixed, forwards: last < 0 ? 0 : steps[last].forward + 1 };
     }
 
-    return { steps, cellsAt, counts, forwards: record.forwards, positions: record.positions, kept: record.kept };
+    return { steps, finals, cellsAt, counts, forwards: record.forwards, positions: record.positions, kept: record.kept };
   }
 
   const total = (step, state) => step.changes.reduce((sum, [name, positions]) => sum + (name === state ? positions.length : 0), 0);

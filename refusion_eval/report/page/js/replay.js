@@ -4,6 +4,7 @@ const replay = (() => {
   const SPEEDS = [["0.5", "½×"], ["1", "1×"], ["2", "2×"], ["4", "4×"]];
   const LEGEND = [["mask", "masked"], ["planned", "planned"], ["draft", "drafted"], ["new", "just accepted"],
     ["fixed", "final"], ["rejected", "rejected"], ["dropped", "not kept"]];
+  const NAMES = new Map(LEGEND);
   const ICONS = { first: "M6 5v14M19 5l-9 7 9 7z", back: "M16 5l-9 7 9 7z", play: "M7 4l13 8-13 8z", pause: "M8 5v14M16 5v14",
     next: "M8 5l9 7-9 7z", last: "M18 5v14M5 5l9 7-9 7z" };
   const OWN_SPACE = "button, a, summary, select, textarea, input:not([type=range])";
@@ -13,11 +14,14 @@ const replay = (() => {
   function create(record, slotSize) {
     const film = player.create(record);
     const last = film.steps.length - 1;
-    let at = last;
+    const asked = Number(router.query().get("step") || 0);
+    let at = -1;
     let timer = null;
 
     const spans = Array.from({ length: film.positions }, (_, position) =>
-      dom.el(slotSize > 1 && position % slotSize === 0 && position > 0 ? "span.pos.slot" : "span.pos"));
+      dom.el(slotSize > 1 && position % slotSize === 0 && position > 0 ? "span.pos.slot" : "span.pos", {}, dom.el("i")));
+    // Every position takes the room of its final text from the start, so that the text does not move.
+    spans.forEach((span, position) => { span.dataset.room = film.finals[position] || "·"; });
     const used = new Set(film.steps.flatMap((step) => step.changes.map(([state]) => state)));
     const text = dom.el("div.decoded", { tabindex: "0", role: "group", "aria-label": "Text as it is decoded" }, spans);
     const slider = dom.el("input", { type: "range", min: "-1", max: String(last), step: "1", "aria-label": "Step", oninput: () => go(Number(slider.value)) });
@@ -43,11 +47,12 @@ const replay = (() => {
       at = Math.min(last, Math.max(-1, to));
       slider.value = String(at);
       slider.setAttribute("aria-valuetext", at < 0 ? "before the first step" : `step ${at + 1} of ${last + 1}`);
+      if (!playing) router.note({ step: at < 0 ? null : at + 1 });
       paint();
     }
 
     function paint() {
-      film.cellsAt(at).forEach((cell, position) => {
+      film.cellsAt(at, slotSize).forEach((cell, position) => {
         const span = spans[position];
         const fresh = cell.state === "fixed" && cell.step === at;
         const state = fresh && at < last ? "new" : cell.state;
@@ -57,7 +62,9 @@ const replay = (() => {
           span.classList.add(state);
           span.dataset.state = state;
         }
-        if (span.textContent !== shown) span.textContent = shown;
+        span.classList.toggle("settled", shown === span.dataset.room);
+        if (span.firstChild.textContent !== shown) span.firstChild.textContent = shown;
+        span.title = about(cell, position);
       });
       const { fixed, forwards } = film.counts(at);
       const step = film.steps[at];
@@ -66,6 +73,15 @@ const replay = (() => {
       dom.replace(where, dom.el("span", {}, `step ${at + 1}/${last + 1}`),
         dom.el("span", {}, `forward ${forwards}/${film.forwards.length}`, call ? ` ${call[0]}: ${call[1]} rows, ${call[2]} cached` : ""),
         dom.el("span", {}, `${fixed} final${forwards ? `, ${format.number(fixed / forwards, 2)} a forward` : ""}`));
+    }
+
+    // What the pointer is told about a position.
+    function about(cell, position) {
+      const step = film.steps[cell.step];
+      return [`position ${position + 1}${slotSize > 1 ? `, slot ${Math.floor(position / slotSize) + 1}` : ""}`,
+        `${NAMES.get(cell.state)}${step && step.forward >= 0 ? ` in forward ${step.forward + 1}` : ""}`,
+        cell.score !== null && `chosen with score ${format.number(cell.score, 3)}`,
+        cell.text !== null && cell.state !== "fixed" && JSON.stringify(cell.text)].filter(Boolean).join("; ");
     }
 
     // A withheld text has states but no words: blocks stand for them.
@@ -95,7 +111,7 @@ const replay = (() => {
       what.removeAttribute("role"); // a screen reader would be told more than it can say
       const tick = () => {
         go(at + 1, true);
-        if (at >= last) stop();
+        if (at >= last) go(at);
         else timer = setTimeout(tick, DELAY / Number(speed));
       };
       timer = setTimeout(tick, DELAY / Number(speed));
@@ -113,7 +129,7 @@ const replay = (() => {
 
     document.addEventListener("keydown", key);
     stop();
-    go(last);
+    go(Number.isInteger(asked) ? asked - 1 : -1);
     return { node, close: () => {
       stop();
       document.removeEventListener("keydown", key);

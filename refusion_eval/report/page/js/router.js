@@ -1,4 +1,5 @@
-// Which view the address names, and the way back. #/  #/task/NAME  #/sample/CELL/ROW
+// Which view the address names, and the way back. #/  #/task/NAME  #/sample/CELL/ROW  #/pair/CELL/ROW/CELL/ROW
+// Behind a question mark are the reader's choices in the view, so that an address shows what its sender saw.
 const router = (() => {
   const views = {};
   let leave = null;
@@ -9,10 +10,22 @@ const router = (() => {
 
   function parts() {
     try {
-      return location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decodeURIComponent);
+      return location.hash.replace(/^#\/?/, "").split("?")[0].split("/").filter(Boolean).map(decodeURIComponent);
     } catch {
       return [];
     }
+  }
+
+  const query = () => new URLSearchParams(location.hash.split("?")[1] || "");
+
+  // Writes choices into the address without a step in the history; null leaves one out.
+  function note(choices) {
+    const all = query();
+    for (const [name, value] of Object.entries(choices)) {
+      if (value === null || value === "") all.delete(name);
+      else all.set(name, value);
+    }
+    history.replaceState(null, "", [location.hash.split("?")[0] || "#/", String(all)].filter(Boolean).join("?"));
   }
 
   async function show() {
@@ -41,5 +54,5 @@ const router = (() => {
     return show();
   }
 
-  return { views, link, trail, start, show };
+  return { views, link, query, note, trail, start };
 })();

@@ -35,6 +35,31 @@ const store = (() => {
     return cell.list === null ? null : (await chunk(cell.list))[0];
   }
 
+  // Shortened questions and right answers of a task, by number.
+  async function questions(cell) {
+    const name = index.questions[cell.task];
+    return name ? (await chunk(name))[0] : { question: [], gold: [] };
+  }
+
+  // What was asked and what came out, of every sample of a cell, in small letters. Kept, because readers search again.
+  const searched = new Map();
+  function texts(cell) {
+    if (!searched.has(cell.number)) searched.set(cell.number, read(cell));
+    return searched.get(cell.number);
+  }
+
+  async function read(cell) {
+    const { bodies, asked } = await list(cell);
+    const place = (row) => Number(bodies[row][0].slice(1));
+    const rows = [...bodies.keys()].sort((one, other) => place(one) - place(other)); // so that a chunk is unpacked once
+    const found = [];
+    for (const row of rows) {
+      const [body, { prompt }] = [await entry(bodies[row]), await entry(asked[row])];
+      found[row] = [prompt, body.output, body.error].filter(Boolean).join("\n").toLowerCase();
+    }
+    return found;
+  }
+
   const cells = index.cells.map((cell, number) => ({ ...cell, number, about: index.runs[cell.run] }));
   const doubled = new Set();
   const systems = new Map();
@@ -60,5 +85,7 @@ const store = (() => {
     return parts.join(", ");
   }
 
-  return { index, cells, chunk, entry, list, systemName, variant };
+  const title = (cell) => [systemName(cell), variant(cell)].filter(Boolean).join(" · ");
+
+  return { index, cells, entry, list, questions, texts, systemName, variant, title };
 })();

@@ -1,34 +1,50 @@
 // One task: its figures by system, and its samples.
 const task = (() => {
   const STATES = { right: ["✓", "right"], wrong: ["✗", "wrong"], error: ["!", "error"], unscored: ["?", "unscored"] };
-  const chosen = { system: "", state: "", text: "", order: "item" };
+  const FLIPS = "flips";
+  const natural = new Intl.Collator("en", { numeric: true });
+  const byItem = (one, other) => natural.compare(one.id, other.id) || one.cell.number - other.cell.number || one.number - other.number;
   const ORDERS = {
-    item: (one, other) => one.place - other.place || one.cell.number - other.cell.number, "most tokens": (one, other) => other.tokens - one.tokens, slowest: (one, other) => other.seconds - one.seconds,
+    item: byItem, "most tokens": (one, other) => other.tokens - one.tokens, slowest: (one, other) => other.seconds - one.seconds,
     "highest TPF": (one, other) => other.tpf - one.tpf, "lowest TPF": (one, other) => one.tpf - other.tpf,
   };
+  const NAMES = ["system", "against", "verdict", "order", "find"];
 
   async function view(main, name) {
     const cells = store.cells.filter((cell) => cell.task === name && !cell.mean);
     if (!cells.length) return overview.view(main);
     router.trail(["Overview", "#/"], [format.task(cells[0]), null]);
+    const chosen = Object.fromEntries(NAMES.map((kind) => [kind, router.query().get(kind) || ""]));
+    for (const kind of ["system", "against"]) {
+      if (!cells.some((cell) => String(cell.number) === chosen[kind])) chosen[kind] = "";
+    }
     const rows = (await Promise.all(cells.map(samples))).flat();
-    if (!cells.some((cell) => String(cell.number) === chosen.system)) chosen.system = "";
     const number = dom.el("p.caption", { role: "status" });
-    const samplesList = list.create({ label: "Samples; arrows move, Enter opens", draw, open: (row) => {
-      location.hash = router.link("sample", row.cell.number, row.place);
-    } });
-    const refresh = () => {
-      const found = select(rows);
+    const href = (row) => (row.other ? router.link("pair", row.cell.number, row.place, row.other.cell.number, row.other.place)
+      : router.link("sample", row.cell.number, row.place));
+    const samplesList = list.create({ label: "Samples; arrows move, Enter opens", draw, href, css: (row) => (row.other ? ".against" : "") });
+    let found = [];
+    let last = 0;
+    const refresh = async () => {
+      const turn = ++last;
+      if (chosen.find.trim()) dom.replace(number, "Searching …");
+      const next = await select(cells, rows, chosen);
+      if (turn !== last) return; // the reader has typed on
+      found = next;
       samplesList.show(found);
       dom.replace(number, `${found.length.toLocaleString("en")} of ${format.count(rows.length, "sample")}`);
     };
+    const metrics = format.columns.filter((metric) => cells.some((cell) => format.figure(cell, metric)));
+    const heads = [["task", "Task"], ["system", "System"], ["n", "n"], ...metrics.map((metric) => [metric, format.metricLabel(metric)])];
     dom.replace(main,
       dom.el("div.headline", {}, dom.el("h1", {}, format.task(cells[0])), about(cells[0])),
-      dom.el("div.cards", {}, cells.map(card)),
       dom.el("section", { "aria-labelledby": "samples" },
-        dom.el("div.section-head", {}, dom.el("h2", { id: "samples" }, "Samples"), controls(cells, refresh)),
-        number, samplesList.node));
-    refresh();
+        dom.el("div.section-head", {}, dom.el("h2", { id: "samples" }, "Samples"), controls(cells, chosen, refresh)),
+        dom.el("div.section-head", {}, number, files.buttons(name, () => found.map(exported))), samplesList.node),
+      dom.el("section", { "aria-labelledby": "figures" }, dom.el("div.section-head", {}, dom.el("h2", { id: "figures" }, "Figures")),
+        dom.el("div.table-place.limited.narrow", { tabindex: "0", role: "region", "aria-label": "Figures by system" },
+          overview.table(cells, metrics, heads, ["", 1], () => {}))));
+    await refresh();
     return samplesList.close;
   }
 
@@ -41,47 +57,60 @@ const task = (() => {
   async function samples(cell) {
     const columns = await store.list(cell);
     if (!columns) return [];
+    const { question, gold } = await store.questions(cell);
     return columns.item_id.map((id, place) => ({
       cell, place, id, number: columns.number[place], state: columns.state[place], tokens: columns.tokens[place],
       forwards: columns.forwards[place], seconds: columns.seconds[place], extracted: columns.extracted[place],
-      tpf: columns.forwards[place] ? columns.tokens[place] / columns.forwards[place] : 0,
+      question: question[columns.question[place]] || "", gold: gold[columns.question[place]] || "",
+      tpf: columns.forwards[place] ? columns.tokens[place] / columns.forwards[place] : 0, other: null,
     }));
   }
 
-  function select(rows) {
-    const text = chosen.text.trim().toLowerCase();
-    const found = rows.filter((row) => (!chosen.system || String(row.cell.number) === chosen.system)
-      && (!chosen.state || row.state === chosen.state)
-      && (!text || row.id.toLowerCase().includes(text) || (row.extracted || "").toLowerCase().includes(text)));
-    return found.sort(ORDERS[chosen.order]);
+  // The rows that the choices leave. Against another system, each row has that system's sample of the same item.
+  async function select(cells, rows, { system, against, verdict, order, find }) {
+    const others = new Map(rows.filter((row) => String(row.cell.number) === against).map((row) => [`${row.id} ${row.number}`, row]));
+    let found = rows.filter((row) => !system || String(row.cell.number) === system);
+    if (others.size) {
+      found = found.filter((row) => String(row.cell.number) !== against && others.has(`${row.id} ${row.number}`))
+        .map((row) => ({ ...row, other: others.get(`${row.id} ${row.number}`) }));
+    }
+    if (verdict === FLIPS) found = found.filter((row) => row.other && (row.state === "right") !== (row.other.state === "right"));
+    else if (verdict) found = found.filter((row) => row.state === verdict);
+    const text = find.trim().toLowerCase();
+    if (text) {
+      const texts = new Map(await Promise.all(cells.map(async (cell) => [cell, cell.list === null ? [] : await store.texts(cell)])));
+      const has = (row) => [row.id, row.extracted || "", row.gold].some((one) => one.toLowerCase().includes(text)) || texts.get(row.cell)[row.place].includes(text);
+      found = found.filter((row) => has(row) || (row.other && has(row.other)));
+    }
+    return found.sort((one, other) => (ORDERS[order] || byItem)(one, other) || byItem(one, other));
   }
 
-  const title = (cell) => [store.systemName(cell), store.variant(cell)].filter(Boolean).join(" · ");
-
-  function controls(cells, refresh) {
+  function controls(cells, chosen, refresh) {
     const set = (name) => (value) => {
       chosen[name] = value;
+      router.note({ [name]: value });
       refresh();
     };
-    const search = dom.el("input", { type: "search", value: chosen.text, placeholder: "id or answer", oninput: () => set("text")(search.value) });
+    const names = cells.map((cell) => [String(cell.number), store.title(cell)]);
+    const search = dom.el("input", { type: "search", value: chosen.find, placeholder: "prompt, output, id, answer", oninput: () => set("find")(search.value) });
+    const verdict = filters.select("Verdict", [["", "all"], ...Object.entries(STATES).map(([key, [, word]]) => [key, word]), [FLIPS, "flips only"]], chosen.verdict, (value) => {
+      if (value === FLIPS && !chosen.against) for (const [name, list] of [["system", system], ["against", against]]) pick(name, list);
+      set("verdict")(value);
+    });
+    const [system, against] = [["System", "system", "all"], ["Against", "against", "none"]].map(([title, name, none]) =>
+      filters.select(title, [["", none], ...names], chosen[name], set(name)));
+    // Flips are between two systems: the first two, unless the reader has chosen.
+    function pick(name, node) {
+      if (chosen[name]) return;
+      const free = names.find(([key]) => key !== chosen.system && key !== chosen.against) || ["", ""];
+      [chosen[name]] = free;
+      node.querySelector("select").value = chosen[name];
+      router.note({ [name]: chosen[name] });
+    }
     return dom.el("div.controls", { role: "group", "aria-label": "Filters" },
-      cells.length > 1 && filters.select("System", [["", "all"], ...cells.map((cell) => [String(cell.number), title(cell)])], chosen.system, set("system")),
-      filters.select("Verdict", [["", "all"], ...Object.entries(STATES).map(([key, [, word]]) => [key, word])], chosen.state, set("state")),
-      filters.select("Order", Object.keys(ORDERS).map((key) => [key, key]), chosen.order, set("order")),
+      cells.length > 1 && [system, against], verdict,
+      filters.select("Order", Object.keys(ORDERS).map((key) => [key, key]), chosen.order || "item", set("order")),
       dom.el("label.field", {}, dom.el("span", {}, "Find"), search));
-  }
-
-  function card(cell) {
-    const metrics = format.columns.filter((name) => format.figure(cell, name));
-    const main = metrics.filter((name) => format.MAIN.includes(name));
-    const more = metrics.filter((name) => !format.MAIN.includes(name));
-    const figures = (names) => dom.el("dl.figures-list", {}, names.map((name) => dom.el("div", {},
-      dom.el("dt", {}, format.metricLabel(name)), dom.el("dd", {}, overview.figure(cell, name)))));
-    return dom.el("section.card", { "aria-label": title(cell) },
-      dom.el("h2", {}, title(cell), overview.marks(cell)),
-      figures(main),
-      more.length > 0 && dom.el("details", {}, dom.el("summary.more", {}, `${more.length} more figures`), figures(more)),
-      metrics.length === 0 && dom.el("p.muted", {}, "No figures yet."));
   }
 
   function verdict(state) {
@@ -90,14 +119,22 @@ const task = (() => {
   }
 
   function draw(row) {
-    return [
-      verdict(row.state),
-      dom.el("span.id", {}, row.number ? `${row.id} #${row.number}` : row.id),
-      dom.el("span.system", {}, title(row.cell)),
-      dom.el("span.answer", {}, row.extracted === null ? "" : row.extracted),
-      dom.el("span.cost", {}, `${row.tokens} tok · ${row.forwards} fwd`, dom.el("span.time", {}, ` · ${format.seconds(row.seconds)}`)),
-    ];
+    const answer = ({ extracted }) => dom.el("span.answer", {}, extracted === null ? "–" : extracted);
+    const gold = dom.el("span.gold", {}, row.gold && [dom.el("span.hidden", {}, "right answer: "), row.gold]);
+    const name = dom.el("span.id", {}, row.number ? `${row.id} #${row.number}` : row.id);
+    const question = dom.el("span.question", {}, row.question);
+    if (row.other) return [name, verdict(row.state), answer(row), verdict(row.other.state), answer(row.other), gold, question];
+    return [name, verdict(row.state), answer(row), gold, question, dom.el("span.system", {}, store.title(row.cell)),
+      dom.el("span.cost", {}, `${row.tokens} tok · ${row.forwards} fwd`, dom.el("span.time", {}, ` · ${format.seconds(row.seconds)}`))];
   }
 
-  return { view, verdict, title };
+  function exported(row) {
+    const own = ({ id, number, cell, state, question, gold, extracted, tokens, forwards, seconds }) =>
+      ({ item: id, sample: number, system: store.title(cell), verdict: state, question, gold, answer: extracted, tokens, forwards, seconds });
+    if (!row.other) return own(row);
+    const { system, verdict: state, answer, tokens, forwards, seconds } = own(row.other);
+    return { ...own(row), against: system, against_verdict: state, against_answer: answer, against_tokens: tokens, against_forwards: forwards, against_seconds: seconds };
+  }
+
+  return { view, verdict };
 })();

@@ -1,0 +1,88 @@
+// Systems by tasks in one metric, best first: the ranking that a reader looks for.
+const matrix = (() => {
+  const MEAN = "mean";
+
+  // One entry for each run, or for each of several settings within a run, with its cells by task.
+  function entries(cells, metric) {
+    const found = new Map();
+    for (const cell of cells) {
+      if (!measured(cell, metric)) continue;
+      const key = `${cell.run} ${store.variant(cell)}`;
+      if (!found.has(key)) found.set(key, { first: cell, byTask: new Map() });
+      found.get(key).byTask.set(format.task(cell), cell);
+    }
+    return [...found.values()];
+  }
+
+  function measured(cell, metric) {
+    const figure = format.figure(cell, metric);
+    return figure && figure.value !== null ? figure : null;
+  }
+
+  // The columns in order; the first is the one that the ranking goes by, the mean if there is one.
+  function columns(rows) {
+    const cells = rows.flatMap(({ byTask }) => [...byTask.values()]);
+    const names = [...new Set(cells.map(format.task))].sort((one, other) => one.localeCompare(other, "en", { numeric: true }));
+    const isMean = (name) => cells.some((cell) => cell.mean && format.task(cell) === name);
+    return [...names.filter(isMean), ...names.filter((name) => !isMean(name))];
+  }
+
+  // The place of each entry in a column: one more than the number of entries that are clearly better, by whole intervals.
+  // Entries that lack a task have none, nor have speeds of other machines than the entry's a say in it.
+  function ranks(rows, column, all, metric) {
+    const sign = format.isCost(metric) ? -1 : 1;
+    const bounds = (row) => {
+      const { value, low, high } = measured(row.byTask.get(column), metric);
+      return [sign * (low ?? value), sign * (high ?? value)].sort((one, other) => one - other);
+    };
+    const complete = rows.filter((row) => all.every((name) => row.byTask.has(name)));
+    return new Map(complete.map((row) => [row, 1 + complete.filter((other) => bounds(other)[0] > bounds(row)[1]
+      && (!format.isSpeed(metric) || format.machine(other.first) === format.machine(row.first))).length]));
+  }
+
+  function table(cells, metric, sort, sortBy) {
+    const rows = entries(cells, metric);
+    if (!rows.length) return dom.el("p.empty", {}, "Nothing matches: tick a system and a task.");
+    const names = columns(rows);
+    const place = ranks(rows, names[0], names, metric);
+    const [key, direction] = names.includes(sort[0]) || sort[0] === "system" ? sort : [names[0], format.isCost(metric) ? 1 : -1];
+    const value = (row) => (key === "system" ? store.title(row.first) : row.byTask.has(key) ? measured(row.byTask.get(key), metric).value : null);
+    rows.sort((one, other) => overview.order(value(one), value(other), direction) || one.first.number - other.first.number);
+    const scales = new Map(names.map((name) => [name, scale(rows, name, metric)]));
+    const machines = new Set(rows.map(({ first }) => format.machine(first)));
+    // The notes above the table say once that all tasks are mini.
+    const short = (name) => (names.every((one) => /^mini_|\(mini\)$/.test(one)) ? name.replace(/^mini_/, "") : name);
+    const head = (name, label, css) => overview.head([name, label], [key, direction], sortBy, css);
+    return dom.el("table.figures.matrix", {},
+      dom.el("caption.hidden", {}, `${format.metricLabel(metric)} of every system on every task`),
+      dom.el("thead", {}, dom.el("tr", {}, dom.el("th.number", { scope: "col" }, dom.el("span.sort", {}, "Rank")), head("system", "System", "th"),
+        names.map((name) => head(name, short(name), "th.number")))),
+      dom.el("tbody", {}, rows.map((row) => dom.el("tr", {},
+        dom.el("td.number.rank", { "data-label": "Rank" }, place.get(row) ?? "–"),
+        dom.el("th.system", { scope: "row" }, store.title(row.first),
+          format.isSpeed(metric) && machines.size > 1 && dom.el("small", {}, format.machine(row.first))),
+        names.map((name) => entry(row.byTask.get(name), name, metric, scales.get(name)))))));
+  }
+
+  // The range of a column's intervals, and its best value.
+  function scale(rows, name, metric) {
+    const figures = rows.filter((row) => row.byTask.has(name)).map((row) => measured(row.byTask.get(name), metric));
+    const values = figures.map(({ value }) => value);
+    return {
+      low: Math.min(...figures.map(({ value, low }) => low ?? value)),
+      high: Math.max(...figures.map(({ value, high }) => high ?? value)),
+      best: figures.length > 1 ? (format.isCost(metric) ? Math.min(...values) : Math.max(...values)) : null,
+    };
+  }
+
+  function entry(cell, name, metric, { low, high, best }) {
+    const attributes = { "data-label": name };
+    if (!cell) return dom.el("td.number", attributes, dom.el("span.none", { title: "not measured" }, "–"));
+    const figure = format.figure(cell, metric);
+    const shown = overview.figure(cell, metric, figure.value === best);
+    const body = cell.mean ? shown : dom.el("a.plain", { href: `${router.link("task", cell.task)}?system=${cell.number}` }, shown);
+    return dom.el("td.number", attributes, body, cell.mean ? null : overview.marks(cell), overview.whisker(figure, low, high));
+  }
+
+  return { table, entries, MEAN };
+})();
