@@ -1,5 +1,6 @@
 """Loads checkpoints: config and card first, tokenizer, weights and engine when they are needed."""
 
+import os
 from functools import cached_property
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import torch
 from refusion_eval.decoders import fitting_decoders
 from refusion_eval.engine.engine import Engine
 from refusion_eval.engine.recorded import recorder
-from refusion_eval.engine.width import SHIPPED_COSTS, WidthCost, measure
+from refusion_eval.engine.width import SHIPPED_COSTS, WidthCost, measure, weight_bytes
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.adapter import LoraAdapter, lora_config
 from refusion_eval.models.attention import Backend
@@ -19,6 +20,10 @@ from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.models.weights import load_weights
 from refusion_eval.paths import embedded_name, embedded_path
+from refusion_eval.types import ONE_THREAD_BYTES
+
+# Threads that torch computes with if nobody chooses.
+ALL_THREADS = torch.get_num_threads()
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -93,6 +98,8 @@ class LoadedModel:
             raise ConfigError("attention='flash' is not recorded as graphs; leave out one of the two")
         graphs = torch_device.type == "cuda" and backend != "flash" if cuda_graphs is None else cuda_graphs
         adapter_location = None if adapter is None else locate(str(adapter), None)
+        if torch_device.type == "cpu":
+            _choose_threads(weight_bytes(config, torch_dtype))
         opened = cls(location, config, torch_dtype, torch_device, backend, kv_budget, graphs, adapter_location, tune)
         _ = opened._lora  # refuses a wrong adapter before gigabytes of weights are loaded
         return opened
@@ -200,6 +207,16 @@ def load_model(
     )
     _ = model.engine
     return model
+
+
+def _choose_threads(num_bytes: float) -> None:
+    """Computes with one thread where more are slower, unless the user has chosen a number.
+
+    A number is chosen by OMP_NUM_THREADS or `torch.set_num_threads`. One thread is for weights of up to
+    `ONE_THREAD_BYTES`; it stays when another checkpoint is opened.
+    """
+    if num_bytes <= ONE_THREAD_BYTES and "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() == ALL_THREADS:
+        torch.set_num_threads(1)
 
 
 def _dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:

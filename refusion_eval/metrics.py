@@ -102,13 +102,17 @@ class Share(Bootstrap):
         return Share(self.value * factor, self.replicates * factor, self.n, self.whole * factor)
 
 
-def bootstrap(columns: Sequence[ArrayLike], statistic: Callable[..., Array], *, seed: int = 0) -> Bootstrap:
+def bootstrap(
+    columns: Sequence[ArrayLike], statistic: Callable[..., Array], *, seed: int = 0, rounds: Sequence[int] = ()
+) -> Bootstrap:
     """Resamples items and evaluates a statistic on each resample.
 
     Args:
         columns: arrays of equal length, first axis = items; more axes stay attached to their item.
         statistic: takes the columns with a leading resample axis ([resamples, items, ...] each), returns [resamples].
         seed: seed of the item draws; the same seed and number of items give the same draws.
+        rounds: [items], the round in which each item was timed. Several rounds are resampled too, the items of each
+            drawn one within it. Their draws do not depend on the seed, because the tasks of a mean share their rounds.
 
     Returns:
         The statistic on the items themselves and on every resample. With one item the replicates are NaN.
@@ -126,14 +130,40 @@ def bootstrap(columns: Sequence[ArrayLike], statistic: Callable[..., Array], *, 
     if num_items == 1:
         return Bootstrap(value, np.full(RESAMPLES, np.nan), 1)
     rng = np.random.default_rng(seed)
+    by_round = _RoundDraws(rounds) if len(set(rounds)) > 1 else None
     rows_at_once = max(1, _MAX_DRAWS_AT_ONCE // num_items)
     replicates = np.empty(RESAMPLES)
     for start in range(0, RESAMPLES, rows_at_once):
         stop = min(start + rows_at_once, RESAMPLES)
-        draws = rng.integers(0, num_items, size=(stop - start, num_items), dtype=np.int32).astype(np.intp)
+        if by_round is None:
+            draws = rng.integers(0, num_items, size=(stop - start, num_items), dtype=np.int32).astype(np.intp)
+        else:
+            draws = by_round.draw(start, stop, rng)
         # `take` with platform integers is several times as fast as indexing, and most of the time goes here.
         replicates[start:stop] = statistic(*(array.take(draws, axis=0) for array in arrays))
     return Bootstrap(value, replicates, num_items)
+
+
+class _RoundDraws:
+    """Draws rounds, and items within them. A resample has as many items as there are, spread evenly over its rounds.
+
+    Args:
+        rounds: [items], round of each item, of several rounds.
+    """
+
+    def __init__(self, rounds: Sequence[int]) -> None:
+        _, self._sizes = np.unique(rounds, return_counts=True)
+        self._items = np.argsort(rounds, kind="stable")  # the items of the first round, then those of the second, ...
+        self._starts = np.cumsum(self._sizes) - self._sizes
+        num_rounds = len(self._sizes)
+        self._drawn = np.random.default_rng(0).integers(0, num_rounds, size=(RESAMPLES, num_rounds))
+
+    def draw(self, start: int, stop: int, rng: np.random.Generator) -> Array:
+        """Item numbers of the resamples from `start` up to `stop`, [resamples, items]."""
+        num_items = len(self._items)
+        rounds = self._drawn[start:stop, np.arange(num_items) % len(self._sizes)]
+        within = rng.random(rounds.shape) * self._sizes[rounds]
+        return self._items[self._starts[rounds] + within.astype(np.int64)]
 
 
 def mean_of(parts: Sequence[Bootstrap]) -> Bootstrap:
@@ -157,9 +187,9 @@ def ratio_statistic(numerators: Array, denominators: Array) -> Array:
     return np.divide(numerators.sum(axis=1), total, out=np.full(total.shape, np.nan), where=total != 0)
 
 
-def bootstrap_mean(values: ArrayLike, *, seed: int = 0) -> Bootstrap:
-    """Mean of one number for each item, [items]. Raises DataError without values."""
-    return bootstrap([values], lambda drawn: np.asarray(drawn.mean(axis=1)), seed=seed)
+def bootstrap_mean(values: ArrayLike, *, seed: int = 0, rounds: Sequence[int] = ()) -> Bootstrap:
+    """Mean of one number for each item, [items]; `rounds` as in `bootstrap`. Raises DataError without values."""
+    return bootstrap([values], lambda drawn: np.asarray(drawn.mean(axis=1)), seed=seed, rounds=rounds)
 
 
 def accuracy(values: ArrayLike, *, seed: int = 0) -> Bootstrap:
@@ -170,14 +200,18 @@ def accuracy(values: ArrayLike, *, seed: int = 0) -> Bootstrap:
     return Share(mean_of_items.value, mean_of_items.replicates, mean_of_items.n)
 
 
-def bootstrap_ratio(numerators: ArrayLike, denominators: ArrayLike, *, seed: int = 0) -> Bootstrap:
+def bootstrap_ratio(
+    numerators: ArrayLike, denominators: ArrayLike, *, seed: int = 0, rounds: Sequence[int] = ()
+) -> Bootstrap:
     """Sum of numerators / sum of denominators (tokens / seconds, tokens / forwards), [items] each.
+
+    The rounds are as in `bootstrap`.
 
     Raises:
         DataError: no items, or denominators that sum to zero.
     """
     check_denominators(denominators)
-    return bootstrap([numerators, denominators], ratio_statistic, seed=seed)
+    return bootstrap([numerators, denominators], ratio_statistic, seed=seed, rounds=rounds)
 
 
 def check_denominators(denominators: ArrayLike) -> None:
@@ -231,6 +265,7 @@ class Timing:
         batch_size: requests that could run at the same time.
         warm: whether the warm-up was over.
         hardware: fingerprint of the machine.
+        round: which of the alternating rounds of several systems timed it.
     """
 
     item: Hashable
@@ -240,6 +275,7 @@ class Timing:
     batch_size: int = 1
     warm: bool = True
     hardware: str = ""
+    round: int = 1
 
     @property
     def counts(self) -> bool:
@@ -291,19 +327,28 @@ def by_item(samples: Sequence[T]) -> list[list[T]]:
     return [groups[item] for item in sorted(groups, key=repr)]
 
 
-def mean(samples: Sequence[Timing], name: str, *, seed: int = 0) -> Bootstrap:
+def _rounds(samples: Sequence[Timing]) -> list[int]:
+    """The round of each item, in the order of `by_item`; all samples of an item belong to one."""
+    return [item[0].round for item in by_item(samples)]
+
+
+def mean(samples: Sequence[Timing], name: str, *, seed: int = 0, timed: bool = False) -> Bootstrap:
     """Mean over items of the mean of their samples, so that every item weighs the same.
 
     Args:
         samples: at least one.
         name: attribute of a sample.
         seed: seed of the resampling.
+        timed: whether the attribute depends on time, so that the rounds are resampled too.
     """
     value = attrgetter(name)
-    return bootstrap_mean([np.mean([value(sample) for sample in item]) for item in by_item(samples)], seed=seed)
+    values = [np.mean([value(sample) for sample in item]) for item in by_item(samples)]
+    return bootstrap_mean(values, seed=seed, rounds=_rounds(samples) if timed else ())
 
 
-def rate(samples: Sequence[Timing], numerator: str, denominator: str, *, seed: int = 0) -> Bootstrap:
+def rate(
+    samples: Sequence[Timing], numerator: str, denominator: str, *, seed: int = 0, timed: bool = False
+) -> Bootstrap:
     """Sum over all samples / sum over all samples, resampled by item: TPS is the rate of tokens and seconds.
 
     Args:
@@ -311,15 +356,17 @@ def rate(samples: Sequence[Timing], numerator: str, denominator: str, *, seed: i
         numerator: attribute of a sample.
         denominator: attribute of a sample.
         seed: seed of the resampling.
+        timed: as in `mean`.
 
     Raises:
         DataError: no samples, or denominators that sum to zero.
     """
-    return bootstrap_ratio(*_sums(samples, numerator, denominator), seed=seed)
+    rounds = _rounds(samples) if timed else ()
+    return bootstrap_ratio(*_sums(samples, numerator, denominator), seed=seed, rounds=rounds)
 
 
 def latency(samples: Sequence[Timing], quantile: float, *, seed: int = 0) -> Bootstrap:
-    """A quantile of the seconds that a request takes (linear interpolation), resampled by item.
+    """A quantile of the seconds that a request takes (linear interpolation), resampled by round and item.
 
     Args:
         samples: at least one.
@@ -337,11 +384,11 @@ def latency(samples: Sequence[Timing], quantile: float, *, seed: int = 0) -> Boo
         values = padded.take(drawn.astype(np.intp), axis=0).reshape(len(drawn), -1)
         return np.asarray(of_values(values, quantile, axis=1))
 
-    return bootstrap([np.arange(len(groups))], statistic, seed=seed)
+    return bootstrap([np.arange(len(groups))], statistic, seed=seed, rounds=_rounds(samples))
 
 
 def speedup(samples: Sequence[Timing], baseline: Sequence[Timing], *, seed: int = 0) -> Speedup:
-    """TPS / TPS of a baseline on the items both answered, paired: an item is drawn for both systems at once.
+    """TPS / TPS of a baseline on the items both answered, paired: rounds, and items in them, are drawn for both.
 
     Raises:
         DataError: the machines differ, no item is common, or no time was recorded.
@@ -357,11 +404,13 @@ def speedup(samples: Sequence[Timing], baseline: Sequence[Timing], *, seed: int 
     common = items & base_items
     if not common:
         raise DataError("the two systems have no measured item in common; run both on the same items at batch size 1")
-    tokens, seconds = _sums([sample for sample in samples if sample.item in common], "tokens", "seconds")
+    shared = [sample for sample in samples if sample.item in common]
+    tokens, seconds = _sums(shared, "tokens", "seconds")
     base = _sums([sample for sample in baseline if sample.item in common], "tokens", "seconds")
     for denominators in (seconds, base[1]):
         check_denominators(denominators)
-    return Speedup(bootstrap([tokens, seconds, *base], _speedup_statistic, seed=seed), len(items ^ base_items))
+    ratio = bootstrap([tokens, seconds, *base], _speedup_statistic, seed=seed, rounds=_rounds(shared))
+    return Speedup(ratio, len(items ^ base_items))
 
 
 def _speedup_statistic(tokens: Array, seconds: Array, base_tokens: Array, base_seconds: Array) -> Array:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 
@@ -362,3 +363,22 @@ def test_a_mask_id_says_that_a_causal_checkpoint_was_trained_with_masks(shared):
     assert api.decoder_settings(opened, "llada", mask_id=5).mask_id == 5
     with pytest.raises(ConfigError, match="does not fit decoder=dream"):
         api.decoder_settings(opened, "dream", mask_id=5)
+
+
+@pytest.mark.parametrize(
+    ("environment", "chosen", "threads"), [({}, 0, 1), ({"OMP_NUM_THREADS": "2"}, 0, 2), ({}, 3, 3)]
+)
+def test_a_small_model_computes_with_one_thread_unless_somebody_chose(environment, chosen, threads):
+    code = "import sys, torch, refusion_eval.loading as loading; loading.ALL_THREADS = 2; chosen = int(sys.argv[1]);"
+    code += "torch.set_num_threads(chosen or 2); loading.LoadedModel.open('embedded', device='cpu');"
+    code += "print(torch.get_num_threads())"
+    unset = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    command = [sys.executable, "-c", code, str(chosen)]
+    done = subprocess.run(command, env=unset | environment, capture_output=True, text=True, check=True)
+    assert int(done.stdout) == threads
+
+
+def test_a_large_model_keeps_all_threads(monkeypatch):
+    monkeypatch.setattr(loading.torch, "set_num_threads", lambda number: pytest.fail("a number was chosen"))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    loading._choose_threads(16e9)

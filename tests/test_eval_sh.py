@@ -55,6 +55,7 @@ def test_a_dry_run_sets_up_torch_first_then_runs_both_systems_and_the_table():
 def test_a_real_model_is_compared_with_its_backbone_by_default():
     lines = commands("--model", "GSAI-ML/ReFusion")
     runs = [line for line in lines if " run " in line]
+    assert len(runs) == 6
     assert "--model GSAI-ML/ReFusion --decoder refusion" in runs[0]
     assert "--model Qwen/Qwen3-8B --decoder autoregressive --no-thinking --preset paper_implied" in runs[1]
 
@@ -233,7 +234,20 @@ def test_help_names_every_option():
 
 
 def runs_of(*arguments):
-    return [line.split(" run ", 1)[1] for line in commands(*arguments) if " run " in line]
+    """The runs of one round, without the option that says so."""
+    runs = [line.split(" run ", 1)[1] for line in commands(*arguments, "--rounds", "1") if " run " in line]
+    return [run.replace(" --round 1/1", "") for run in runs]
+
+
+def test_systems_take_turns_in_rounds_of_which_none_is_empty():
+    def order(*arguments):
+        runs = [line for line in commands(*arguments) if " run " in line]
+        return [(line.split("--run-dir results/runs/")[1].split()[0], line.split("--round ")[1][:3]) for line in runs]
+
+    systems = ["embedded-refusion-unfused", "embedded-refusion-fused", "embedded-autoregressive"]
+    assert order() == [(system, f"{number}/3") for number in (1, 2, 3) for system in systems]
+    assert order("--limit", "2") == [(system, f"{number}/2") for number in (1, 2) for system in systems]
+    assert [number for _, number in order("--model", "some/model", "--no-baseline")] == ["1/1"]
 
 
 def test_systems_run_as_published_and_all_is_the_embedded_family():
@@ -287,7 +301,7 @@ def test_artefacts_has_every_table_figure_and_page_from_the_runs_before(argument
     assert "--decoder autoregressive" in lines[loop]
     assert loop < made.index("speed")
     assert all(run_dir in lines[made.index("speed")] for run_dir in run_dirs)
-    (refusion,) = (one for one in run_dirs if one.endswith("refusion-unfused"))
+    (refusion,) = {one for one in run_dirs if one.endswith("refusion-unfused")}
     for part in ("replay", "compare"):
         assert f" {refusion} " in lines[made.index(part)]
     for part in ("figure5", "figure9"):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -344,3 +345,19 @@ def test_shares_of_several_samples_are_resampled():
     values = [0.0, 0.5, 1.0, 1.0]
     assert accuracy(values).interval() == bootstrap_mean(values).interval()
     assert math.isnan(accuracy([1.0]).interval().low)
+
+
+def test_intervals_of_speed_cover_rounds_as_well_as_items():
+    # Every item takes as long as the others of its round, and the second of three rounds was slow.
+    samples = [
+        Timing(item=item, tokens=10, forwards=5, seconds=(1, 3, 1)[item % 3], round=item % 3) for item in range(60)
+    ]
+    by_items, by_rounds = (rate(samples, "tokens", "seconds", timed=timed).interval() for timed in (False, True))
+    assert by_items.value == by_rounds.value == pytest.approx(6.0)
+    assert by_rounds.low == pytest.approx(10 / 3)  # the slow round was drawn alone
+    assert by_rounds.high == pytest.approx(10.0)
+    assert by_rounds.high - by_rounds.low > 2 * (by_items.high - by_items.low)
+    one_round = [replace(sample, round=2) for sample in samples]
+    assert rate(one_round, "tokens", "seconds", timed=True).interval() == by_items
+    paired = speedup(samples, [replace(sample, seconds=2 * sample.seconds) for sample in samples]).ratio.interval()
+    assert (paired.low, paired.value, paired.high) == (2.0, 2.0, 2.0)  # what slows both at a time is no difference

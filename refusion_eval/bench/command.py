@@ -1,5 +1,6 @@
 """Prompts and settings of `refusion-eval bench` for embedded, real and random checkpoints."""
 
+import os
 import random
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +42,7 @@ def run_bench(
     random weights get random token ids. Without a number of threads torch chooses. All else is as in `measure`.
     """
     if threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(threads)  # so that it counts as chosen
         torch.set_num_threads(threads)
     measure_with = partial(
         measure,

@@ -92,11 +92,12 @@ class _Stopwatches:
 
 
 def profile(model: api.LoadedModel, prompts: Sequence[Sequence[int]], settings: Mapping[str, Any]) -> Profile:
-    """Decodes token ids with ReFusion at batch size 1, once without stopwatches and once with one on every part.
+    """Decodes token ids with fused ReFusion at batch size 1, once without stopwatches and once with one on every part.
 
     Its forwards are made of separate operations: one that is recorded or compiled as a whole has no parts to time.
     """
-    resolved = api.with_width_cost(api.decoder_settings(model, "refusion", **settings), lambda: model.width_cost)
+    fused = api.decoder_settings(model, "refusion", **settings, fuse=True)
+    resolved = api.with_width_cost(fused, lambda: model.width_cost)
     decode = DECODERS["refusion"].decode
     engine = Engine(model.transformer, "sdpa" if model.attention == "native" else model.attention)
     engine.run(decode, prompts[0], resolved)

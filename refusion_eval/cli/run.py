@@ -1,7 +1,7 @@
 """The command `run`, and what `check` shares with it: the choice of a system."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -10,6 +10,9 @@ from refusion_eval.cli import Data, Sandbox, System, log_to_stderr, names_of, op
 from refusion_eval.errors import ConfigError
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.scripts.steps import EXIT_INCOMPLETE
+
+if TYPE_CHECKING:
+    from refusion_eval.evaluate.loop import Turn
 
 SYSTEM_FIELDS = ("decoder", "pretrained")
 HELPS = {
@@ -63,6 +66,15 @@ def run(
     ] = "ours",
     sandbox: Sandbox = "auto",
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of all random draws. The default is 0.")] = None,
+    turn: Annotated[
+        str | None,
+        typer.Option(
+            "--round",
+            metavar="K/N",
+            help="Evaluate only every N-th item, from the K-th on, and print no table. In N rounds several systems "
+            "take turns, so that what slows the machine for a while slows all of them.",
+        ),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="A decoder setting, KEY=VALUE. It outranks the settings table. May be repeated."),
@@ -89,10 +101,11 @@ def run(
     names = task_names(names_of(tasks), args.pretrained, prompts=prompts, data=data)
     with Interruption(lambda: resume_hint(run_dir), finish_first=False):
         run_worker_or_return(args)
-        outcome = evaluate(args, names, limit=limit, sandbox=sandbox)
-        figures = run_figures([run_dir])
-        show(summary_table(summary(figures)), run_dir / "table.md")
-        write_csv(figures, run_dir / "results.csv")
+        outcome = evaluate(args, names, limit=limit, sandbox=sandbox, turn=_turn(turn))
+        if turn is None:
+            figures = run_figures([run_dir])
+            show(summary_table(summary(figures)), run_dir / "table.md")
+            write_csv(figures, run_dir / "results.csv")
     if not outcome.is_complete:
         say(
             f"error: {len(outcome.failed)} samples could not be decoded and {outcome.unscored} could not be judged; "
@@ -119,6 +132,18 @@ def with_system(system: str | None, given: dict[str, Any]) -> dict[str, Any]:
 def default_run_dir(runs: Path, model: str, name: str) -> Path:
     """Returns the folder of a system's records if the user names none, for example runs/ReFusion-refusion."""
     return runs / f"{Path(model).name.replace(':', '-')}-{name}"
+
+
+def _turn(text: str | None) -> "Turn | None":
+    """Reads the value of --round."""
+    from refusion_eval.evaluate.loop import Turn
+
+    if text is None:
+        return None
+    number, _, total = text.partition("/")
+    if not (number.isdecimal() and total.isdecimal() and 1 <= int(number) <= int(total)):
+        raise ConfigError(f"--round {text}: write it as K/N, the K-th of N rounds, for example 1/3")
+    return Turn(int(number), int(total))
 
 
 def _pairs(texts: list[str]) -> dict[str, Any]:

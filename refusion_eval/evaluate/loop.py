@@ -7,20 +7,21 @@ instant therefore loses at most the requests in flight and the verdicts that wer
 again decodes what has no record, and judges what has no verdict.
 """
 
+import contextlib
 import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from refusion_eval.benchmarks import BENCHMARKS, OURS, RELEASE, RELEASED, Item, Task
 from refusion_eval.config import check_keys
-from refusion_eval.errors import ConfigError, ScaleOutError
+from refusion_eval.errors import ConfigError, ScaleOutError, StoreError
 from refusion_eval.paths import embedded_name, tasks_path
 from refusion_eval.runs.job import Job, JobRunner, sample_key
-from refusion_eval.runs.manifest import build_manifest
+from refusion_eval.runs.manifest import build_manifest, machine_state
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.settings import choose_preset
 from refusion_eval.runs.system import ModelCache, System
@@ -46,6 +47,16 @@ class Outcome:
     def is_complete(self) -> bool:
         """Whether every sample was decoded and judged."""
         return not self.failed and not self.unscored
+
+
+class Turn(NamedTuple):
+    """A share of the items: every item whose number leaves `number` - 1 when divided by `of`.
+
+    Several systems that are to be compared take turns, so that what slows a machine for a while slows all of them.
+    """
+
+    number: int
+    of: int
 
 
 def task_names(names: Sequence[str], model: str, *, prompts: str = OURS, data: str | Path | None = None) -> list[str]:
@@ -110,6 +121,7 @@ def evaluate(
     limit: int | None = None,
     sandbox: str = "auto",
     model_cache: ModelCache | None = None,
+    turn: Turn | None = None,
 ) -> Outcome:
     """Runs tasks, and records every sample and every verdict.
 
@@ -119,6 +131,7 @@ def evaluate(
         limit: evaluates only the first items of every task.
         sandbox: "auto", or "none" to run model-written code without isolation.
         model_cache: shares the opened model with other evaluations of this process.
+        turn: evaluates only the items of this turn.
 
     Raises:
         ConfigError: a task is unknown, or an argument is wrong.
@@ -131,10 +144,14 @@ def evaluate(
     choose_preset(tasks_path() / "settings" / f"{args.decoder}.yaml", args.preset)  # before data is looked for
     items = {task: of_task[:limit] for task, of_task in load_items(tasks, args.data_dir).items()}
     versions = {task.name: task.benchmark.prompts.version for task in items}
-    with Session(args, task_versions=versions, model_cache=model_cache) as session:
+    totals = {task.name: len(of_task) for task, of_task in items.items()}
+    if turn is not None:
+        items = {task: of_task[turn.number - 1 :: turn.of] for task, of_task in items.items()}
+    with Session(args, task_versions=versions, model_cache=model_cache, turn=turn) as session:
         requests = [(_job(session.system, task, item), task, item) for task in items for item in items[task]]
         questions = {job.key: (task, item.row) for job, task, item in requests}
         assert session.store is not None
+        session.store.expect(totals)
         with ScoreWriter(session.store, sandbox=sandbox, waits=session.decodes_on_cpu) as scores:
             session.run([job for job, _, _ in requests], lambda job, sample: scores.judge(*questions[job.key], sample))
     return Outcome(run_dir=Path(args.run_dir), failed=session.failed, unscored=scores.num_unscored)
@@ -170,6 +187,7 @@ class Session:
         args: what to load and how to run it.
         task_versions: see above.
         model_cache: shares the opened model with other sessions of this process.
+        turn: the turn of the system, recorded with the processes of this session.
     """
 
     def __init__(
@@ -178,8 +196,10 @@ class Session:
         *,
         task_versions: Mapping[str, str] | None = None,
         model_cache: ModelCache | None = None,
+        turn: Turn | None = None,
     ) -> None:
         self.args = args
+        self._facts = {} if turn is None else {"round": turn.number}
         self.failed: list[Sample] = []
         self.task_versions = dict(task_versions or {})
         self._store: RunStore | None = None
@@ -208,6 +228,9 @@ class Session:
     def close_store(self) -> None:
         """Releases the run directory; harmless if it is not open."""
         if self._store is not None:
+            if self.args.engine == "local":
+                with contextlib.suppress(StoreError):  # of a disk that the run has just failed on
+                    self._store.note(self._store.process_id, after=machine_state(self.system))
             self._store.close()
             self._store = None
 
@@ -215,8 +238,26 @@ class Session:
     def store(self) -> RunStore | None:
         """The run store, opened when it is first asked for; None without a run directory."""
         if self._store is None and self.args.run_dir is not None:
-            self._store = RunStore.open(self.args.run_dir, self.manifest())
+            self._store = self._open_store(self.args.run_dir)
         return self._store
+
+    def _open_store(self, run_dir: str) -> RunStore:
+        """Opens the store, and says what makes the times that are measured now worse, or other ones than before."""
+        manifest = self.manifest()
+        store = RunStore.open(run_dir, manifest)
+        if self.args.engine == "local":
+            state = machine_state(self.system)
+            store.note(store.process_id, before=state, **self._facts)
+            weights = manifest.roofline.get("weight_bytes", 0)
+            for sentence in manifest.hardware.slowed_by(state.get("load"), weights):
+                log.warning("speed will be lower than need be: %s", sentence)
+        if others := store.other_machines(manifest.hardware):
+            log.warning(
+                "%s was begun on other hardware (%s; here %s): its tasks get no common speed. OMP_NUM_THREADS sets the "
+                "threads",
+                *(run_dir, " and ".join(others), manifest.hardware.label()),
+            )
+        return store
 
     @property
     def runner(self) -> JobRunner:
@@ -264,7 +305,11 @@ class Session:
         return compute() if self._store is None else self._store.get_or_compute(name, compute)
 
     def _register_process(self, hardware: Hardware, pid: int) -> str:
-        return self.store.register_process(hardware, pid=pid) if self.store else ""
+        if self.store is None:
+            return ""
+        process_id = self.store.register_process(hardware, pid=pid)
+        self.store.note(process_id, **self._facts)
+        return process_id
 
     def run(self, jobs: Sequence[Job], on_sample: Callable[[Job, Sample], None], *, check_all: bool = False) -> None:
         """Sees to it that every job has a good record: decodes the jobs whose record is missing or failed.

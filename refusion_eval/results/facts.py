@@ -79,6 +79,7 @@ class TaskFacts:
         num_expected: samples that were asked for; 0 if the run does not say.
         prompts: names of the prompts that the samples were asked with.
         num_cut: good samples whose response reached the length of the settings, and so may lack its end.
+        slowed_by: what made times longer than they need be, a sentence each.
     """
 
     task: str
@@ -91,6 +92,7 @@ class TaskFacts:
     num_expected: int = 0
     prompts: set[str] = field(default_factory=set)
     num_cut: int = 0
+    slowed_by: set[str] = field(default_factory=set)
 
     @property
     def mini(self) -> bool:
@@ -142,6 +144,7 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None) -> R
     with RunReader.open(run_dir) as reader:
         run = reader.run
         scores = reader.scores_by_sample()
+        slowed_by = {process_id: run.slowed_by(process_id) for process_id in run.processes}
         tasks: dict[tuple[str, str, str], TaskFacts] = {}
         for sample in reader.samples():
             key = (sample.key.task, sample.key.task_version, sample.key.settings_hash)
@@ -152,6 +155,7 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None) -> R
             trace = None if sample.trace is None else Trace.from_json(sample.trace)
             if visit is not None:
                 visit(run, sample, scores.get(sample.key, {}), trace)
+            tasks[key].slowed_by.update(slowed_by[sample.process_id])
             if sample.error is not None:
                 tasks[key].num_errors += 1
             else:
@@ -180,6 +184,7 @@ def _reduced(sample: Sample, run: Run, scores: Mapping[str, ScoreRow], trace: Tr
     return SampleFacts(
         **costs(sample),
         hardware=run.hardware(sample.process_id).fingerprint(),
+        round=run.round(sample.process_id),
         item_id=sample.item_id,
         prompt_hash=sample.key.prompt_hash,
         scores=scores,

@@ -51,6 +51,8 @@ MINI_NOTE = "synthetic look-alike, not the real benchmark"
 HALF_WRITTEN = "half-written"
 NOT_SCORED = "samples are not scored"
 MEAN_OVER = "unweighted mean over"
+TIMED_IN = "timed in"
+SLOWED = "lower than need be: "
 UNISOLATED = "programs ran without isolation (--sandbox none), so their verdicts can be forged"
 
 

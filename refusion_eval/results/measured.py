@@ -41,8 +41,10 @@ from refusion_eval.results.figure import (
     METRIC_ORDER,
     NOT_SCORED,
     PASS_AT_1,
+    SLOWED,
     SPEEDUP,
     SPEEDUP_STOCK,
+    TIMED_IN,
     UNISOLATED,
     VARIES,
     Figure,
@@ -307,6 +309,9 @@ def _notes(task: TaskFacts) -> list[str]:
         notes.append(f"{task.num_unscored} of {num_samples} {NOT_SCORED}")
     if not task.isolated:
         notes.append(UNISOLATED)
+    notes += [f"{SLOWED}{sentence}" for sentence in sorted(task.slowed_by)]
+    if len(rounds := {sample.round for sample in task.samples}) > 1:
+        notes.append(f"{TIMED_IN} {len(rounds)} rounds")
     return notes
 
 
@@ -376,18 +381,19 @@ def _speed(task: TaskFacts, alone: Sequence[SampleFacts]) -> Iterator[Measure]:
     if not alone:
         return
     seed = seed_of(task.task)
-    yield from _from_table(_TIMED, task, alone)
+    yield from _from_table(_TIMED, task, alone, timed=True)
     yield Measure("latency_p50", "s", latency(alone, 0.5, seed=seed), alone)
     yield Measure("latency_p95", "s", latency(alone, 0.95, seed=seed), alone)
     bandwidth, *others = {sample.copy_bytes_per_second for sample in alone}
     if others or not bandwidth or not all(sample.bytes_read for sample in alone):
         return
-    yield Measure("mbu", _PERCENT, rate(alone, "bytes_read", "seconds", seed=seed).scaled(100 / bandwidth), alone)
+    used = rate(alone, "bytes_read", "seconds", seed=seed, timed=True)
+    yield Measure("mbu", _PERCENT, used.scaled(100 / bandwidth), alone)
     weight_bytes, *others = {sample.weight_bytes for sample in alone}
     if not others and weight_bytes:
         # TPS over that of one token a forward where a forward takes no longer than reading the weights once: no engine
         # exceeds 1 with one token a forward. Reading the cache, which would only lower the limit, is left out.
-        tps = rate(alone, "tokens", "seconds", seed=seed)
+        tps = rate(alone, "tokens", "seconds", seed=seed, timed=True)
         yield Measure("one_token_share", _PERCENT, tps.scaled(100 * weight_bytes / bandwidth), alone)
 
 
@@ -400,16 +406,16 @@ def _thoughts(task: TaskFacts) -> Iterator[Measure]:
 
 
 def _from_table(
-    table: Mapping[str, tuple[str, ...]], task: TaskFacts, samples: Sequence[SampleFacts]
+    table: Mapping[str, tuple[str, ...]], task: TaskFacts, samples: Sequence[SampleFacts], *, timed: bool = False
 ) -> Iterator[Measure]:
-    """The metrics of a table that these samples have."""
+    """The metrics of a table that these samples have; intervals of timed ones cover rounds as well as items."""
     for metric, (unit, *names) in table.items():
         columns = [[getattr(sample, name) for sample in samples] for name in names]
         # Tokens per second of later forwards mean nothing where the first forward fixed all tokens.
         divided = columns if metric == "decode_tps" else columns[1:]
         if any(None in column for column in columns) or not all(map(any, divided)) or not samples:
             continue
-        combined = (rate if len(names) == 2 else mean)(samples, *names, seed=seed_of(task.task))
+        combined = (rate if len(names) == 2 else mean)(samples, *names, seed=seed_of(task.task), timed=timed)
         yield Measure(metric, unit, combined, samples)
 
 

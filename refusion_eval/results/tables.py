@@ -22,8 +22,10 @@ from refusion_eval.results.figure import (
     JOULES_PER_TOKEN,
     MEAN_TASK,
     PASS_AT_1,
+    SLOWED,
     SPEEDUP,
     SPEEDUP_STOCK,
+    TIMED_IN,
     UNISOLATED,
     Figure,
     require_comparable,
@@ -182,6 +184,11 @@ def summary_table(lines: Sequence[SummaryLine]) -> Table:
 
 def _caption(lines: Sequence[SummaryLine]) -> str:
     sentences = ["In brackets: 95% interval by item."] if lines else []
+    notes = [note for line in lines for figure in line.figures.values() for note in figure.notes]
+    if any(note.startswith(TIMED_IN) for note in notes):
+        sentences.append("Intervals of speed also cover the rounds in which the systems took turns.")
+    if slowed := sorted({note.removeprefix(SLOWED) for note in notes if note.startswith(SLOWED)}):
+        sentences.append(f"Speed is {SLOWED}{', '.join(slowed)}.")
     if any(line.any_figure.mini for line in lines):
         sentences.append(MINI_CAPTION)
     if num_errors := sum(line.errors for line in lines if line.task != MEAN_TASK):

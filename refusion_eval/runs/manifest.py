@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,21 @@ def machine(system: System) -> Hardware:
     """The hardware that a system runs on."""
     device = system.model.device
     return collect_hardware(torch.get_num_threads(), device if device.type == "cuda" else None, system.num_processes)
+
+
+def machine_state(system: System) -> dict[str, Any]:
+    """What else decides times: threads, load of the last minute, mean clock of the processors, clocks of the GPU."""
+    device = system.model.device
+    clocks = [float(text) for name, text in _cpuinfo() if name == "cpu MHz"]
+    state: dict[str, Any] = {"threads": torch.get_num_threads()}
+    if hasattr(os, "getloadavg"):
+        state["load"] = round(os.getloadavg()[0], 2)
+    if clocks:
+        state["cpu_mhz"] = round(sum(clocks) / len(clocks))
+    if device.type == "cuda":
+        detail = read_gpu(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        state |= {name: value for name, value in detail.items() if name.startswith("clocks")}
+    return state
 
 
 def run_arguments(args: ModelArgs) -> dict[str, Any]:
@@ -179,13 +194,19 @@ def read_gpu(uuid: str) -> dict[str, str]:
 def _cpu_model() -> str:
     """Model name from /proc/cpuinfo with the family numbers, because the names that clouds give are generic."""
     fields: dict[str, str] = {}
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text(errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            fields.setdefault(name.strip(), value.strip())
+    for name, value in _cpuinfo():
+        fields.setdefault(name, value)
     name = fields.get("model name") or platform.processor() or platform.machine()
     numbers = [
         f"{short} {fields[key]}" for short, key in (("family", "cpu family"), ("model", "model")) if key in fields
     ]
     return f"{name} ({', '.join(numbers)})" if numbers else name
+
+
+def _cpuinfo() -> Iterator[tuple[str, str]]:
+    """Names and values of /proc/cpuinfo, those of every processor one after the other; nothing where there is none."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            yield name.strip(), value.strip()

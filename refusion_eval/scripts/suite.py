@@ -1,6 +1,5 @@
 """Evaluates one or several systems and writes one table of all: eval.sh and `refusion-eval suite`."""
 
-import os
 import re
 import sys
 import tomllib
@@ -20,6 +19,13 @@ Run again to continue an interrupted run."""
 # The settings table of autoregressive systems beside the paper's: responses of Qwen3-8B there have up to 810 tokens on
 # average, and the length of the others, 512, would cut many of them short.
 LONG_RESPONSES = "paper_implied"
+
+# Systems take turns in so many rounds: enough for an interval, and checkpoints are not loaded too often.
+DEFAULT_ROUNDS = 3
+
+# Names in messages of the run that the artefacts are about, and of the run that speed-ups are relative to.
+REFUSION, BASELINE = "refusion", "the baseline"
+FAILED = {BASELINE: "the baseline failed, so the table has no speed-up"}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -99,6 +105,12 @@ def suite_parser(arguments: Sequence[str]) -> Parser:
         "and a page of all samples, RESULTS/reports/<model>.html; for the embedded family this takes up to an hour",
     )
     add(
+        "--rounds",
+        metavar="N",
+        type=whole_number("above 0", 1),
+        help=f"systems take turns in N rounds over the items, so that their speeds compare (default: {DEFAULT_ROUNDS})",
+    )
+    add(
         "--fused",
         action="store_true",
         help="also run ReFusion with fused forwards, in rows of its own beside the paper's algorithm; the embedded "
@@ -171,24 +183,15 @@ class Suite:
 
     def run(self) -> int:
         """Runs all systems, writes the table and makes the artefacts; returns the exit status."""
-        if self.model == EMBEDDED:
-            # The embedded models are so small that several threads would mostly wait for each other.
-            os.environ.setdefault("OMP_NUM_THREADS", "1")
         default_baseline = self.baseline == EMBEDDED and not self.given.baseline
         if self.baseline and not default_baseline:
             self._check_baseline()
-        for name, run_dir, arguments in self._runs():
-            status = self.evaluate(run_dir, *arguments)
-            if not self._systems:
-                self._need(status)
-            self.go_on_without(status, f"{name} failed")
-            if name == "refusion":
-                self.refusion_run = run_dir
+        systems = list(self._runs())
         if self.baseline:
             run_dir = f"{self.runs}/{base_name(self.baseline)}-autoregressive"
             of_real = [] if default_baseline else self.real_autoregressive
-            status = self.evaluate(run_dir, "--model", self.baseline, "--decoder", "autoregressive", *of_real)
-            self.go_on_without(status, "the baseline failed, so the table has no speed-up")
+            systems.append((BASELINE, run_dir, ["--model", self.baseline, "--decoder", "autoregressive", *of_real]))
+        self._run_in_turn(systems)
         if not self.run_dirs:
             raise SystemExit(self.status)
         preset = f"-{self.given.preset}" if self.given.preset else ""
@@ -197,6 +200,24 @@ class Suite:
         if self.given.artefacts:
             Artefacts(self).make()
         return self.status
+
+    def _run_in_turn(self, systems: Sequence[tuple[str, str, list[str]]]) -> None:
+        """Runs systems, given by name, folder and arguments, in alternating rounds; one that failed is left out."""
+        wanted = int(self.given.rounds or DEFAULT_ROUNDS) if len(systems) > 1 else 1
+        rounds = min(wanted, int(self.given.limit or wanted))
+        failed: set[str] = set()
+        for number in range(1, rounds + 1):
+            for name, run_dir, arguments in systems:
+                if run_dir in failed:
+                    continue
+                status = self.evaluate(run_dir, *arguments, "--round", f"{number}/{rounds}")
+                if not self._systems and name == REFUSION:
+                    self._need(status)
+                self.go_on_without(status, FAILED.get(name, f"{name} failed"))
+                if status:
+                    failed.add(run_dir)
+                elif name == REFUSION:
+                    self.refusion_run = run_dir
 
     def check_gpu(self) -> int:
         """Checks the GPU of this machine; returns the exit status."""
@@ -251,7 +272,7 @@ class Suite:
         chosen += ["--tasks", tasks] if tasks else []
         chosen += ["--no-cuda-graphs"] if self.given.no_cuda_graphs else []
         status = self.step("run", "--run-dir", run_dir, *arguments, *chosen, *self.options("limit", "data", "sandbox"))
-        if not status:
+        if not status and run_dir not in self.run_dirs:
             self.run_dirs.append(run_dir)
         return status
 
@@ -335,7 +356,7 @@ class Suite:
                 run_dir, arguments = f"{runs}/embedded-{name}", ["--model", model, "--decoder", decoder]
             else:
                 run_dir, arguments = self._published_run(name)
-            if name == "refusion":
+            if name == REFUSION:
                 yield from self._of_refusion(run_dir, arguments)
             else:
                 yield name, run_dir, arguments
@@ -345,7 +366,7 @@ class Suite:
 
         Both say so in their folder, because earlier versions fused forwards in the folder without either word.
         """
-        yield "refusion", f"{run_dir}-unfused", [*arguments, *UNFUSED]
+        yield REFUSION, f"{run_dir}-unfused", [*arguments, *UNFUSED]
         if self.given.fused or self.model == EMBEDDED:
             yield "refusion with fused forwards", f"{run_dir}-fused", [*arguments, "--set", "fuse=true"]
 

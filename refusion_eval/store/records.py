@@ -20,12 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from refusion_eval.errors import StoreError
+from refusion_eval.types import ONE_THREAD_BYTES
 
 # ScoreRow.metric of the verdict. Tables call it accuracy, or pass@1 if the answer is a program.
 PASSED = "passed"
 
 # ScoreRow.tier of a program that ran with the rights of the user and so could read the answers or forge a verdict.
 NO_ISOLATION = "none"
+
+# Begins the sentence about a machine whose other programs took time from a run.
+BUSY = "busy machine"
 
 # Fields of a Sample that its record leaves out where they are None: energy, and thinking blocks.
 _WHERE_KNOWN = ("joules", "num_thought_tokens", "cut_in_thought")
@@ -282,6 +286,21 @@ class Hardware:
             return processor
         gpus = f"{self.num_gpus} x {self.gpu}" if self.num_gpus > 1 else self.gpu
         return f"{gpus} (driver {self.gpu_driver or 'unknown'}; {processor})"
+
+    def slowed_by(self, load: float | None, weight_bytes: float) -> list[str]:
+        """What makes times on this machine longer than they need be, a sentence each; empty for nothing.
+
+        Args:
+            load: mean number of processes of others that ran or waited; None if it is not known.
+            weight_bytes: bytes of the weights that a forward reads.
+        """
+        busy = 1 if self.gpu else self.threads * self.num_processes
+        sentences = []
+        if load is not None and load + busy > self.cores + 1:  # one is what another run that has just ended leaves
+            sentences.append(f"{BUSY}: a load of {load:.1f} beside the run's {busy} threads on {self.cores} cores")
+        if not self.gpu and self.threads > 1 and 0 < weight_bytes <= ONE_THREAD_BYTES:
+            sentences.append(f"{self.threads} threads, where one is faster for so small a model (OMP_NUM_THREADS=1)")
+        return sentences
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Hardware:

@@ -56,6 +56,19 @@ class Run:
         """The machine that a process ran on."""
         return Hardware.from_json(self.processes[process_id]["hardware"])
 
+    def round(self, process_id: str) -> int:
+        """Which of the rounds, in which several systems take turns, a process belongs to; 1 without rounds."""
+        return int(self.processes[process_id].get("round", 1))
+
+    def slowed_by(self, process_id: str) -> list[str]:
+        """What made the times of a process longer than they need be; see `Hardware.slowed_by`."""
+        process, hardware = self.processes[process_id], self.hardware(process_id)
+        before, after = (process.get(name, {}).get("load") for name in ("before", "after"))
+        own = 1 if hardware.gpu else hardware.threads * hardware.num_processes
+        loads = [load for load in (before, None if after is None else after - own) if load is not None]
+        weights = process.get("roofline", {}).get("weight_bytes", 0)
+        return hardware.slowed_by(max(loads, default=None), weights)
+
     def to_json(self) -> dict[str, Any]:
         """Content of run.json."""
         return {

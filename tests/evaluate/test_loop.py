@@ -1,12 +1,16 @@
 import logging
+import os
 
 import pytest
 
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.errors import ConfigError, DataError
-from refusion_eval.evaluate.loop import evaluate, find_tasks, task_names
+from refusion_eval.evaluate.loop import Turn, evaluate, find_tasks, task_names
+from refusion_eval.results.facts import read_facts
+from refusion_eval.results.measured import run_figures
+from refusion_eval.runs import manifest
 from refusion_eval.runs.model_args import parse_model_args
-from refusion_eval.store.records import PASSED
+from refusion_eval.store.records import BUSY, PASSED
 from refusion_eval.store.run_reader import RunReader
 
 TASKS = ["mini_gsm8k", "mini_mbpp"]
@@ -120,3 +124,48 @@ def test_suites_hold_every_benchmark_and_a_task_that_is_named_twice_is_run_once(
     assert [task.name for task in find_tasks(["mini_math", "mini_suite"])][:2] == ["mini_math", "mini_mmlu_pro"]
     assert set(find_tasks(["mini_math", "mini_suite"])) == set(suite)
     assert not any(task.mini for task in find_tasks(["refusion_suite"]))
+
+
+def test_in_turns_every_item_is_decoded_once_and_its_round_recorded(checkpoint, tmp_path):
+    args = arguments(checkpoint, tmp_path)
+    for number in (2, 1):
+        evaluate(args, ["mini_gsm8k"], limit=5, turn=Turn(number, 2))
+        with RunReader.open(tmp_path) as reader:
+            run = reader.run
+            rounds = [run.round(sample.process_id) for sample in reader.samples()]
+        assert run.expected == {"mini_gsm8k": 5}
+        assert rounds == ([2, 2] if number == 2 else [1, 2, 1, 2, 1])
+    (task,) = read_facts(tmp_path).tasks
+    assert [sample.round for sample in task.samples] == rounds
+
+
+def test_two_runs_of_one_command_have_equal_tpf_and_intervals_of_speed_and_the_state_of_the_machine(
+    checkpoint, tmp_path
+):
+    figures = []
+    for name in ("one", "two"):
+        for number in (1, 2):
+            args = arguments(checkpoint, tmp_path / name, warmup=1)
+            evaluate(args, ["mini_gsm8k"], limit=4, turn=Turn(number, 2))
+        figures.append({figure.metric: figure for figure in run_figures([tmp_path / name])})
+        with RunReader.open(tmp_path / name) as reader:
+            for process in reader.run.processes.values():
+                assert process["before"].keys() == process["after"].keys() >= {"threads", "load"}
+    one, two = (each["tpf"] for each in figures)
+    assert (one.value, one.interval) == (two.value, two.interval)
+    assert all(each[metric].has_interval for each in figures for metric in ("tps", "latency_mean"))
+    assert "timed in 2 rounds" in figures[0]["tps"].notes
+
+
+def test_a_busy_machine_and_a_run_that_goes_on_elsewhere_are_told(checkpoint, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(os, "getloadavg", lambda: (99.0, 0.0, 0.0))
+    with caplog.at_level(logging.WARNING):
+        evaluate(arguments(checkpoint, tmp_path), ["mini_gsm8k"], limit=1)
+        assert "speed will be lower than need be: busy machine: a load of 99.0 beside" in caplog.text
+        assert "was begun on other hardware" not in caplog.text
+        (task,) = read_facts(tmp_path).tasks
+        assert any(sentence.startswith(BUSY) for sentence in task.slowed_by)
+        monkeypatch.setattr(manifest, "_cpu_model", lambda: "another processor")
+        evaluate(arguments(checkpoint, tmp_path), ["mini_gsm8k"], limit=2)
+    assert "was begun on other hardware" in caplog.text
+    assert "another processor" in caplog.text
