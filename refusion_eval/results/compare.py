@@ -235,7 +235,7 @@ def comparison_table(comparison: Comparison) -> Table:
             "" if math.isnan(task.detectable) else f"{task.detectable:.2f}",
             f"{task.p_value:.2g}",
             *(str(len(items)) for items in task.flips.values()),
-            interval_text(task.speed),
+            interval_text(task.speed, missing="-"),
         )
         for task in comparison.tasks
     ]
@@ -244,6 +244,7 @@ def comparison_table(comparison: Comparison) -> Table:
         "like this finds significant (5%) four times out of five. p: McNemar's exact test.",
         "Gained, lost: items that only B, only A has right (of several samples: more often).",
     ]
+    notes += [f"No speed ratio: {reason}." for reason in sorted({task.no_speed for task in comparison.tasks} - {""})]
     if any(task.mini for task in comparison.tasks):
         notes.append(f"mini: {MINI_NOTE}.")
     return Table(

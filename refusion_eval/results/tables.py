@@ -133,11 +133,17 @@ class SummaryLine:
         """Whether no program ran without isolation."""
         return all(figure.isolated for figure in self.figures.values())
 
-    def texts(self, columns: Sequence[Column] = SUMMARY_COLUMNS) -> tuple[str, ...]:
-        """The cells of the line under some columns."""
+    @property
+    def hardware(self) -> str:
+        """The machine, with its threads, that the speed of the line was measured on; empty without a speed."""
+        return self.figures["tps"].hardware if "tps" in self.figures else ""
+
+    def texts(self, columns: Sequence[Column] = SUMMARY_COLUMNS, *, fewer: bool = False) -> tuple[str, ...]:
+        """The cells of the line under some columns; `fewer` says that another line of the task has more items."""
         figure = self.any_figure
         mini = " (mini)" if figure.mini and not is_mini(self.task) else ""
         marks = [f"{self.errors} errors"] if self.errors else []
+        marks += ["fewer items"] if fewer else []
         marks += [] if self.isolated else ["no isolation"]
         marks += [f"{figure.num_cut} cut short"] if figure.num_cut else []
         marks += ["other prompts"] if OTHER in figure.prompts else []
@@ -174,12 +180,27 @@ def summary_table(lines: Sequence[SummaryLine]) -> Table:
     """The lines as a table, with what a reader must know below it."""
     thinks = any(line.figure(CUT_IN_THOUGHT) for line in lines)
     shown = (*SUMMARY_COLUMNS, _THOUGHT_COLUMN) if thinks else SUMMARY_COLUMNS
-    rows = [
-        TableRow(cells=text_cells(*line.texts(shown)), begins_group=number > 0 and line.task != lines[number - 1].task)
-        for number, line in enumerate(lines)
-    ]
     columns = ("Task", "System", "n", *(column.heading for column in shown))
-    return Table(columns=columns, rows=rows, num_left=2, notes=(_caption(lines),))
+    machines = list(dict.fromkeys(line.hardware for line in lines if line.hardware))
+    numbers = {machine: str(number) for number, machine in enumerate(machines, start=1)}
+    notes = [_caption(lines)]
+    if len(machines) > 1:  # no speed stands above another machine's without a word
+        columns = (*columns, "Machine")
+        listed = "; ".join(f"{number}: {machine}" for machine, number in numbers.items())
+        notes.append(f"Speeds compare within one machine and number of threads only. {listed}.")
+    most: dict[str, int] = {}
+    for line in lines:
+        most[line.task] = max(line.any_figure.n, most.get(line.task, 0))
+    fewer = [line.any_figure.n < most[line.task] for line in lines]
+    if any(fewer):
+        notes.append(_FEWER_NOTE)
+    rows = []
+    for number, line in enumerate(lines):
+        cells = line.texts(shown, fewer=fewer[number])
+        cells += (numbers.get(line.hardware, "-"),) if len(machines) > 1 else ()
+        begins_group = number > 0 and line.task != lines[number - 1].task
+        rows.append(TableRow(cells=text_cells(*cells), begins_group=begins_group))
+    return Table(columns=columns, rows=rows, num_left=2, notes=notes)
 
 
 def _caption(lines: Sequence[SummaryLine]) -> str:

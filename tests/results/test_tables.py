@@ -13,8 +13,8 @@ from refusion_eval.cli import app
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError, DecodeError, StoreError
 from refusion_eval.hf.stock import StockLoop
-from refusion_eval.results.measured import measured_figures
-from refusion_eval.results.tables import speed_csv, speed_rows, speed_table
+from refusion_eval.results.measured import measured_figures, run_figures
+from refusion_eval.results.tables import speed_csv, speed_rows, speed_table, summary, summary_table
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.store.records import Hardware
 from refusion_eval.store.run_reader import RunReader
@@ -204,3 +204,19 @@ def test_a_run_by_the_stock_loop_says_so(checkpoint, tmp_path):
         row.tps.run_id: row.figures for row in speed_rows(measured_figures([tmp_path / "engine", tmp_path / "stock"]))
     }
     assert rows["engine"]["speedup_stock"].value == pytest.approx(1 / rows["stock"]["speedup"].value)
+
+
+def test_speeds_of_other_threads_and_of_fewer_items_are_marked(write_run):
+    few = [sample(i) for i in range(2)]
+    many = [sample(i) for i in range(4)]
+    machine = {"cpu": "Test CPU", "cores": 2}
+    runs = [
+        write_run("one", many, hardware=Hardware(**machine, threads=1)),
+        write_run("two", few, hardware=Hardware(**machine, threads=2)),
+    ]
+    table = summary_table(summary(run_figures(runs)))
+    assert table.columns[-1] == "Machine"
+    assert [line.cells[-1].text for line in table.lines] == ["1", "2"]
+    assert ["fewer items" in line.cells[1].text for line in table.lines] == [False, True]
+    assert "1: Test CPU, 1 threads; 2: Test CPU, 2 threads" in table.caption
+    assert "Machine" not in summary_table(summary(run_figures(runs[:1]))).columns
