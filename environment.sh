@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # What eval.sh, train.sh and test.sh share: the virtual environment. To be sourced; `set_up` and `add_extra` work in this
 # folder and read dry_run (true or false).
 
@@ -16,6 +17,10 @@ run() { # prints a command; runs it unless this is a dry run
 }
 
 quietly() { # as run, with the output in a log that is shown if the command fails
+    if $dry_run; then
+        run "$@"
+        return
+    fi
     run "$@" >>"$venv/setup.log" 2>&1 || {
         tail -n 30 "$venv/setup.log" >&2
         echo "$(basename "$0"): set-up failed; the whole output is in $venv/setup.log" >&2
@@ -23,12 +28,36 @@ quietly() { # as run, with the output in a log that is shown if the command fail
     }
 }
 
-warn_of_cuda() { # without a GPU the gigabytes of CUDA libraries are of no use
-    if [ -z "${REFUSION_EVAL_TORCH_INDEX:-}" ] && ! nvidia-smi -L >/dev/null 2>&1 &&
-        "$python" -m pip install --quiet --dry-run --ignore-installed --report - "$1" 2>/dev/null | grep -q '"nvidia-'; then
-        echo "  no NVIDIA GPU here, and pip brings PyTorch with CUDA (gigabytes, works on the CPU too); for the small CPU build"
-        echo "  set REFUSION_EVAL_TORCH_INDEX to the CPU index that PyTorch's installation page names"
+choose_index() { # TORCH==VERSION: says what will be installed; sets index, empty for the one that pip or uv has by itself
+    index=${REFUSION_EVAL_TORCH_INDEX:-}
+    local cpu_index=https://download.pytorch.org/whl/cpu size="0.5 GB to download, 2 GB on the disk"
+    local large="3 GB to download, 6 GB on the disk"
+    if [ "$index" = default ]; then
+        index='' size=$large
+    elif [ -n "$index" ]; then
+        size="$size; with CUDA $large"
+    elif [ "$(uname -s)" != Linux ]; then
+        : # Elsewhere the default index has builds without CUDA.
+    elif nvidia-smi -L >/dev/null 2>&1; then
+        size=$large
+    elif $dry_run || has_torch "$cpu_index" "$1"; then
+        index=$cpu_index
+        echo "  There is no NVIDIA GPU here, so PyTorch's CPU build is taken; REFUSION_EVAL_TORCH_INDEX=default takes CUDA's."
+    else
+        size="$size; with CUDA $large"
+        echo "  $cpu_index cannot be used from here, so PyTorch comes from the default index."
     fi
+    echo "  About 100 libraries ($size) in 2 to 10 minutes; what is in the cache of $installer is not downloaded."
+}
+
+has_torch() { # INDEX TORCH==VERSION: whether the index answers within seconds and has this build for this Python
+    "${PYTHON:-python3}" - "$1/torch/" "${2/==/-}" 2>/dev/null <<'TEXT'
+import signal, sys, urllib.request
+url, build = sys.argv[1:]
+signal.alarm(10)  # the timeout below does not cover the search for the name's address
+page = urllib.request.urlopen(url, timeout=5).read().decode()
+sys.exit(f">{build}+cpu-cp{sys.version_info[0]}{sys.version_info[1]}-" not in page)
+TEXT
 }
 
 stamp() { # changes whenever the environment has to be made anew
@@ -42,11 +71,17 @@ print(hashlib.sha256(b"".join([*parts, sys.version.encode(), str(pathlib.Path.cw
 TEXT
 }
 
-find_python() { # sets venv and python
+find_python() { # sets venv, python, installer and install
     venv=${REFUSION_EVAL_VENV:-.venv}
     python=$venv/bin/python
     "${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
         fail "Python 3.11 or later is needed; name one with PYTHON=..."
+    installer=pip install=("$python" -m pip install)
+    # uv reads nothing of pip's configuration, so an index or a folder of wheels that is named there needs pip.
+    if command -v uv >/dev/null &&
+        ! "${PYTHON:-python3}" -m pip config list 2>/dev/null | grep -qE '(index-url|no-index|find-links)='; then
+        installer=uv install=(uv pip install --python "$python")
+    fi
 }
 
 set_up() { # makes the environment, unless it is there
@@ -56,44 +91,35 @@ set_up() { # makes the environment, unless it is there
     fi
     local torch
     torch=$(grep '^torch==' constraints.txt)
-    echo "Setting up $venv (the first time takes minutes; the details go to $venv/setup.log)"
     if [ -e "$venv" ] && [ ! -f "$venv/setup.log" ]; then
         fail "$venv exists and was not made by this script: move it away, or name another place with REFUSION_EVAL_VENV"
     fi
+    echo "Setting up $venv with $installer; the details go to $venv/setup.log"
+    choose_index "$torch"
     $dry_run || { rm -rf "$venv" && mkdir -p "$venv" && : >"$venv/setup.log"; }
     run "${PYTHON:-python3}" -m venv "$venv" ||
         fail "no virtual environment could be made; on Debian and Ubuntu install python3-venv"
-    if $dry_run; then
-        run "$python" -m pip install "$torch"
-        run "$python" -m pip install -e . -c constraints.txt
-        return
-    fi
-    warn_of_cuda "$torch"
     echo "  installing $torch"
-    quietly "$python" -m pip install "$torch" ${REFUSION_EVAL_TORCH_INDEX:+--index-url "$REFUSION_EVAL_TORCH_INDEX"}
+    quietly "${install[@]}" "$torch" ${index:+--index-url "$index"}
     echo "  installing refusion_eval and what it needs"
-    quietly "$python" -m pip install -e . -c constraints.txt
-    stamp >"$venv/set-up"
+    quietly "${install[@]}" -e . -c constraints.txt
+    $dry_run || stamp >"$venv/set-up"
 }
 
 add_extra() { # one of pyproject.toml's extras, on top of what set_up made
     if [ -f "$venv/set-up-$1" ] && cmp -s "$venv/set-up" "$venv/set-up-$1"; then
         return
     fi
-    if $dry_run; then
-        run "$python" -m pip install -e ".[$1]" -c constraints.txt
-        return
-    fi
     echo "  installing what the extra '$1' needs"
-    quietly "$python" -m pip install -e ".[$1]" -c constraints.txt
-    cp "$venv/set-up" "$venv/set-up-$1"
+    quietly "${install[@]}" -e ".[$1]" -c constraints.txt
+    $dry_run || cp "$venv/set-up" "$venv/set-up-$1"
 }
 
 start() { # MODULE EXTRAS OPTION...: makes the environment and becomes a module of refusion_eval.scripts with these options
     local script here=$PWD module=refusion_eval.scripts.$1 extras=$2 option setup_only=false interpreter=${PYTHON:-python3}
     script=$(basename "$0")
     shift 2
-    cd "$(dirname "${BASH_SOURCE[0]}")"
+    cd "$(dirname "${BASH_SOURCE[0]}")" || exit
     dry_run=false
     for option in "$@"; do
         case $option in

@@ -5,6 +5,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -50,6 +53,90 @@ def test_a_dry_run_sets_up_torch_first_then_runs_both_systems_and_the_table():
     found = [next(number for number, line in enumerate(lines) if step in line) for step in steps]
     assert found == sorted(found)
     assert not (ROOT / "no-such-environment").exists()
+
+
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
+
+@pytest.fixture
+def stand_ins(tmp_path, monkeypatch):
+    """A folder at the front of PATH for programs that this machine may lack; pip has no configuration."""
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+
+    def make(name, status=0):
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {status}\n")
+        (tmp_path / name).chmod(0o755)
+
+    return make
+
+
+def torch_command(**environment):
+    (line,) = [line for line in commands("--setup", **environment) if "torch==" in line]
+    return line
+
+
+@pytest.mark.parametrize(
+    ("without_gpu", "named", "index"),
+    [
+        (1, "", f" --index-url {CPU_INDEX}"),
+        (0, "", ""),
+        (1, "default", ""),
+        (1, "https://example.org/whl", " --index-url https://example.org/whl"),
+        (0, "https://example.org/whl", " --index-url https://example.org/whl"),
+    ],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the default index has builds without CUDA")
+def test_a_machine_without_a_gpu_gets_pytorchs_cpu_build_unless_an_index_is_named(stand_ins, without_gpu, named, index):
+    stand_ins("nvidia-smi", without_gpu)
+    assert torch_command(REFUSION_EVAL_TORCH_INDEX=named).partition("torch==")[2].partition(" ")[2] == index.strip()
+
+
+def sourced(code, **environment):
+    """What bash prints of some code with the functions of environment.sh."""
+    return subprocess.run(
+        ["bash", "-c", f"set -eu; source ./environment.sh; dry_run=false installer=pip; {code}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHON": sys.executable, **environment},
+    ).stdout
+
+
+@pytest.fixture
+def package_index(tmp_path):
+    """The address of an index that has one build of torch, for this Python."""
+    build = f"torch-9.9.9+cpu-cp{sys.version_info[0]}{sys.version_info[1]}-any.whl"
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "index.html").write_text(f'<a href="/{build}">{build}</a>')
+    handler = partial(SimpleHTTPRequestHandler, directory=tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(("version", "has_it"), [("9.9.9", "yes"), ("9.9.8", "no")])
+def test_the_cpu_index_is_used_if_it_answers_with_the_build(package_index, version, has_it):
+    asked = f"if has_torch {package_index} torch=={version}; then echo yes; else echo no; fi"
+    assert sourced(asked, no_proxy="127.0.0.1").strip() == has_it
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the default index has builds without CUDA")
+def test_without_the_cpu_index_torch_comes_from_the_default_one(stand_ins):
+    stand_ins("nvidia-smi", 1)
+    said = sourced('has_torch() { return 1; }; choose_index torch==9.9.9; echo "index=$index."')
+    assert f"{CPU_INDEX} cannot be used from here" in said
+    assert said.endswith("index=.\n")
+
+
+def test_uv_installs_where_it_is_there_and_pip_where_pip_has_an_index_of_its_own(stand_ins):
+    assert "/bin/python -m pip install torch==" in torch_command()
+    stand_ins("uv")
+    assert " uv pip install --python no-such-environment/bin/python torch==" in f" {torch_command()}"
+    assert "/bin/python -m pip install torch==" in torch_command(PIP_EXTRA_INDEX_URL="https://example.org/simple")
 
 
 def test_a_real_model_is_compared_with_its_backbone_by_default():

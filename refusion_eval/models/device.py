@@ -30,7 +30,8 @@ def choose_device(name: str) -> torch.device:
             raise ConfigError(
                 f"this machine has a GPU ({gpu}), and torch {torch.__version__} (CUDA {torch.version.cuda}) cannot use "
                 "it: its driver may be too old for this build, or this is a build for CPUs. Set "
-                "REFUSION_EVAL_TORCH_INDEX to an index with builds for this driver and set the environment up again. "
+                "REFUSION_EVAL_TORCH_INDEX to an index with builds for this driver (`default`: the one of pip), remove "
+                ".venv and run bash eval.sh --setup. "
                 "To go on with the CPU all the same, give device=cpu, or hide the GPU with CUDA_VISIBLE_DEVICES=''"
             )
         name = "cuda" if torch.cuda.is_available() else "cpu"

@@ -35,7 +35,10 @@ class Parser(argparse.ArgumentParser):
         if arguments[:1] == ["--called-by"]:
             _, self.script, here, self.python, stage, *self.options = arguments
         self.here, self.checks_only = Path(here), stage == "check"
-        variables = "Environment: PYTHON (python3), REFUSION_EVAL_VENV (.venv), REFUSION_EVAL_TORCH_INDEX (for torch)."
+        variables = (
+            "Environment: PYTHON (python3), REFUSION_EVAL_VENV (.venv), REFUSION_EVAL_TORCH_INDEX (index of PyTorch's\n"
+            "builds; `default` is that of pip or uv; unset, a Linux machine without an NVIDIA GPU gets the CPU build)."
+        )
         super().__init__(
             prog=f"bash {self.script}" if self.script else f"refusion-eval {command}",
             description=description,

@@ -5,6 +5,7 @@ A fresh environment sees the libraries of this one (lm_eval, torch, ...), but no
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -100,6 +101,21 @@ def test_a_wheel_from_the_source_distribution_is_the_same(wheel, tmp_path):
     (source,) = (path for path in tmp_path.iterdir() if path.is_dir())
     again = build("wheel", tmp_path, source)
     assert sorted(zipfile.ZipFile(again).namelist()) == sorted(zipfile.ZipFile(wheel).namelist())
+
+
+def test_an_image_is_built_from_all_that_a_wheel_needs(wheel, tmp_path):
+    rules = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert rules[1] == "*"
+    for path in (path for rule in rules if rule.startswith("!") for path in tracked(rule[1:])):
+        copy = tmp_path / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    for name in re.findall(r"(?m)^COPY (\S+) ", dockerfile):
+        assert (tmp_path / name).exists()
+    (tmp_path / "dist").mkdir()
+    built = build("wheel", tmp_path / "dist", tmp_path)
+    assert sorted(zipfile.ZipFile(built).namelist()) == sorted(zipfile.ZipFile(wheel).namelist())
 
 
 def test_editable_wheel_copies_no_task(editable):

@@ -1,6 +1,7 @@
 """The files that start a run on many machines: well-formed, and in step with the command line."""
 
 import os
+import re
 import shlex
 import subprocess
 import time
@@ -55,6 +56,14 @@ def test_kubernetes_lets_nobody_else_in_and_decodes_nothing_on_the_head(kuberay)
     assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
     gpus = [one["resources"]["limits"].get("nvidia.com/gpu") for one in containers(kuberay)]
     assert gpus == [None, "1"]
+
+
+def test_the_user_of_the_image_may_write_to_the_volume_of_kubernetes(kuberay):
+    user, group = re.search(r"(?m)^USER (\d+):(\d+)$", (ROOT / "Dockerfile").read_text(encoding="utf-8")).groups()
+    assert user != "0"
+    cluster = kuberay["spec"]["rayClusterSpec"]
+    for pods in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        assert pods["template"]["spec"]["securityContext"] == {"runAsNonRoot": True, "fsGroup": int(group)}
 
 
 def test_kubernetes_has_the_ray_of_the_constraints(kuberay):
