@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from refusion_eval.cli import Data, Sandbox, log_to_stderr, names_of, say
+from refusion_eval.cli import Data, Sandbox, log_to_stderr, names_of, say, show
 from refusion_eval.scripts.steps import EXIT_INCOMPLETE
 
 
@@ -13,6 +13,9 @@ def sweep(
         str, typer.Argument(help="A YAML file, or the name of a sweep of the package; list prints these names.")
     ],
     out: Annotated[Path | None, typer.Option(help="Folder of the sweep. The default is results/sweeps/NAME.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Checkpoint of the file's ReFusion systems: a folder, a hub id, or embedded.")
+    ] = None,
     tasks: Annotated[str, typer.Option(help="Other tasks than the file's, separated by commas.")] = "",
     limit: Annotated[int | None, typer.Option(min=1, help="Another number of items than the file's.")] = None,
     data: Data = None,
@@ -23,17 +26,18 @@ def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the points and stop.")] = False,
 ) -> None:
     """Run many settings, each as a run of its own, and write sweep.csv and points.csv. Run it again to continue."""
-    from refusion_eval.sweep.spec import read_spec, shipped_specs
+    from refusion_eval.sweep.spec import read_spec, shipped_specs, with_model
 
     if spec == "list":
         print("\n".join(shipped_specs()))
         return
-    read = read_spec(spec)
+    read = read_spec(spec) if model is None else with_model(read_spec(spec), model)
     if tasks:
         read = dataclasses.replace(read, tasks=tuple(names_of(tasks)))
     if limit is not None:
         read = dataclasses.replace(read, limit=limit)
     log_to_stderr()
+    from refusion_eval.results.tables import summary, summary_table
     from refusion_eval.runs.terminal import Interruption
     from refusion_eval.sweep.run import planned_points, run_sweep
 
@@ -44,7 +48,18 @@ def sweep(
     to_continue = f"the points that are finished are in {folder}; run the same command again to continue"
     with Interruption(lambda: to_continue, finish_first=False):
         result = run_sweep(read, folder, data=data, sandbox=sandbox, batch_size=batch_size, on_point=say)
+    show(summary_table(summary(result.figures)))
+    print(f"{len(result.run_dirs)} points: {folder / 'sweep.csv'}")
+    print(f"Next: {_next_command(read.name, folder)}")
     if result.incomplete:
         names = ", ".join(path.name for path in result.incomplete)
         say(f"error: samples of {names} failed; run the same command again to retry them")
         raise typer.Exit(EXIT_INCOMPLETE)
+
+
+def _next_command(name: str, folder: Path) -> str:
+    """The command that draws a sweep whose file says by its name which figure it is for, or else shows its samples."""
+    figure = name.removeprefix("mini_")
+    if figure in ("figure4", "figure6", "figure8"):
+        return f"refusion-eval plot {figure} {folder} --out figures"
+    return f"refusion-eval report {folder}/runs/* --out {folder}/report.html"

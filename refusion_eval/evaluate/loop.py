@@ -209,7 +209,7 @@ class Session:
 
             args = ray_runner.driver_args(args)
         self.system = System(
-            args, model_cache, get_or_compute=self._get_or_compute, num_processes=_num_local_processes()
+            args, model_cache, get_or_compute=self._get_or_compute, num_processes=num_local_processes()
         )
 
     def __enter__(self) -> Self:
@@ -375,13 +375,13 @@ def run_worker_or_return(args: ModelArgs) -> None:
         torchrun.run_worker_or_return(args)
 
 
-def _num_local_processes() -> int:
+def num_local_processes() -> int:
     """Processes of this run on this machine."""
     if not _has_launcher():
         return 1
-    from refusion_eval.scaleout.channel import num_local_processes
+    from refusion_eval.scaleout import channel
 
-    return num_local_processes()
+    return channel.num_local_processes()
 
 
 def _has_launcher() -> bool:

@@ -248,6 +248,8 @@ def _deltas(figures: Sequence[Figure], baseline: Sequence[Figure]) -> tuple[Inte
 def _point(figures: Sequence[Figure], panel: str, x: Interval, y: Interval, *, metric: str, mark: str) -> Point:
     first = figures[0]
     incomplete = next((figure.run_id for figure in figures if not figure.complete), None)
+    notes = [f"{incomplete} is half-written"] if incomplete else []
+    notes += [f"{first.run_id}: same decode as {first.same_decode_as}"] if first.same_decode_as else []
     return Point(
         task=first.benchmark,
         panel=panel,
@@ -262,7 +264,7 @@ def _point(figures: Sequence[Figure], panel: str, x: Interval, y: Interval, *, m
         hardware=next((figure.hardware for figure in figures if figure.metric == "tps"), ""),
         mini=first.mini,
         fused=any(figure.fused for figure in figures),
-        note=f"{incomplete} is half-written" if incomplete else "",
+        note="; ".join(notes),
     )
 
 

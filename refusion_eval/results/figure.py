@@ -101,6 +101,8 @@ class Figure:
             by `|`.
         num_cut: responses that reached the length of the settings, and so may lack their end.
         num_rounds: runs that a speed is the mean of.
+        same_decode_as: another run of a sweep, of other settings, with the same tokens and forwards for every item;
+            empty for none.
     """
 
     origin: Origin
@@ -141,6 +143,7 @@ class Figure:
     prompts: str = OURS
     num_cut: int = 0
     num_rounds: int = 1
+    same_decode_as: str = ""
 
     @property
     def key(self) -> FigureKey:

@@ -363,6 +363,7 @@ def write_csv(figures: Sequence[Figure], path: str | os.PathLike[str]) -> None:
         StoreError: the file cannot be written.
     """
     facts = [name for name, usual in _USUAL_FACTS.items() if any(getattr(figure, name) != usual for figure in figures)]
+    facts += ["same_decode_as"] if any(figure.same_decode_as for figure in figures) else []
     columns = [*csv_columns(figures), *facts]
     rows = (csv_values(figure) | {name: getattr(figure, name) for name in facts} for figure in figures)
     write_output(path, csv_text(columns, ([row.get(column) for column in columns] for row in rows)))
@@ -412,6 +413,7 @@ def _figure(record: Mapping[str, str], path: str | os.PathLike[str]) -> Figure:
             "benchmark": AVERAGE if task == MEAN_TASK else values["benchmark"] or task,
         },
         **facts,
+        same_decode_as=record.get("same_decode_as") or "",
         origin="measured",
         label=label,
         settings=settings,

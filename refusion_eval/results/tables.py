@@ -144,6 +144,7 @@ class SummaryLine:
         mini = " (mini)" if figure.mini and not is_mini(self.task) else ""
         marks = [f"{self.errors} errors"] if self.errors else []
         marks += ["fewer items"] if fewer else []
+        marks += [f"same decode as {figure.same_decode_as}"] if figure.same_decode_as else []
         marks += [] if self.isolated else ["no isolation"]
         marks += [f"{figure.num_cut} cut short"] if figure.num_cut else []
         marks += ["other prompts"] if OTHER in figure.prompts else []

@@ -106,6 +106,14 @@ class RunDatabase:
         measured, expected = _with_prefix(rows, MEASURED), _with_prefix(rows, EXPECTED)
         return Run(self.directory.resolve().name, replace(manifest, tasks=tasks), processes, measured, expected)
 
+    def other_machines(self, hardware: Hardware) -> list[str]:
+        """Labels of the machines of recorded samples whose speeds are not comparable with those of this machine."""
+        run = self.read_run()
+        with refusing(self.directory):
+            query = "SELECT DISTINCT json_extract(body, '$.process_id') FROM samples WHERE NOT failed"
+            machines = [run.hardware(process_id) for (process_id,) in self._connection.execute(query)]
+        return sorted({one.label() for one in machines if one.fingerprint() != hardware.fingerprint()})
+
     def samples(self, *, traces: bool = True) -> Iterator[Sample]:
         """All samples in canonical order (task, item, sample), independent of the order in which they finished.
 

@@ -222,14 +222,6 @@ class RunStore(RunDatabase):
         self._write_run_json()
         return process_id
 
-    def other_machines(self, hardware: Hardware) -> list[str]:
-        """Labels of the machines of recorded samples whose speeds are not comparable with those of this machine."""
-        run = self.read_run()
-        with self._mutex, refusing(self.directory):
-            query = "SELECT DISTINCT json_extract(body, '$.process_id') FROM samples WHERE NOT failed"
-            machines = [run.hardware(process_id) for (process_id,) in self._connection.execute(query)]
-        return sorted({one.label() for one in machines if one.fingerprint() != hardware.fingerprint()})
-
     def note(self, process_id: str, **facts: Any) -> None:
         """Adds facts to the record of a process, such as the state of the machine when it ended."""
         with self._transaction() as connection:

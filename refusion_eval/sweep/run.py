@@ -5,21 +5,27 @@ OUT/sweep.csv                  every figure of every run, as the command `table`
 OUT/points.csv                 system, task and varied settings of each run, and whether it is the operating point
 """
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.evaluate.loop import evaluate, load_items, run_worker_or_return, task_names
+from refusion_eval.evaluate.loop import evaluate, load_items, num_local_processes, run_worker_or_return, task_names
 from refusion_eval.results.facts import read_facts
-from refusion_eval.results.figure import ACCURACY, MEAN_TASK
+from refusion_eval.results.figure import ACCURACY, MEAN_TASK, Figure
 from refusion_eval.results.measured import run_figures
 from refusion_eval.results.render import csv_text, write_csv
 from refusion_eval.results.tables import summary
+from refusion_eval.runs.manifest import machine
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args
 from refusion_eval.runs.system import ModelCache, System
 from refusion_eval.store.atomic_write import prepare_output, write_output
+from refusion_eval.store.run_reader import RunReader
+from refusion_eval.store.run_store import RUN_JSON
 from refusion_eval.sweep.spec import TABLE, SweepPoint, SweepSpec, SweptSystem, TaskResult
 
 POINT_COLUMNS = ("run_id", "system", "decoder", "task", "origin", "varied", "operating_point")
@@ -31,10 +37,12 @@ class SweepResult(NamedTuple):
     Attributes:
         run_dirs: run directories of all points, in the order in which they were run.
         incomplete: run directories with samples that failed; running the sweep again retries them.
+        figures: the figures of all points, as sweep.csv has them.
     """
 
     run_dirs: list[Path]
     incomplete: list[Path]
+    figures: list[Figure]
 
 
 class _Job(NamedTuple):
@@ -67,7 +75,7 @@ def run_sweep(
         on_point: called with a line of text before every point.
 
     Raises:
-        ConfigError: a point is impossible; nothing was run.
+        ConfigError: a point is impossible, or points were measured on another machine; nothing was run.
         DataError: a task's data cannot be found; nothing was run.
     """
     for name in ("sweep.csv", "points.csv"):
@@ -80,7 +88,10 @@ def run_sweep(
     run_worker_or_return(planned[0].args)
     model_cache = ModelCache()
     _check(planned, model_cache)
-    result = SweepResult([], [])
+    _check_machine(planned, model_cache)
+    result = SweepResult([], [], [])
+    decoded: dict[tuple[str, str, str], list[tuple[str, Mapping[str, Any]]]] = {}
+    same: dict[tuple[str, str], str] = {}
     described: list[dict[str, Any]] = []
     total = len({job.run_dir for job in planned}) + sum(
         max(system.frontier.points - 2, 0) for system in spec.systems if system.frontier is not None
@@ -95,9 +106,14 @@ def run_sweep(
             if not outcome.is_complete:
                 result.incomplete.append(job.run_dir)
             described += _described(job)
+            for task, other in _same_decodes(job, decoded):
+                same[job.run_dir.name, task] = other
+                on_point(f"{job.run_dir.name}: {task} is the same decode as {other}: equal tokens and forwards")
     finally:
         if result.run_dirs:  # only once, because every figure of every run is computed for these files
-            write_csv(run_figures(result.run_dirs), out / "sweep.csv")
+            figures = run_figures(result.run_dirs)
+            result.figures.extend(replace(one, same_decode_as=same.get((one.run_id, one.task), "")) for one in figures)
+            write_csv(result.figures, out / "sweep.csv")
             rows = ([row[column] for column in POINT_COLUMNS] for row in described)
             write_output(out / "points.csv", csv_text(POINT_COLUMNS, rows))
     return result
@@ -155,6 +171,45 @@ def _check(jobs: list[_Job], model_cache: ModelCache) -> None:
                 )
         except ConfigError as error:
             raise ConfigError(f"{job.system.name}, point {job.point.name}: {error}") from error
+
+
+def _check_machine(jobs: list[_Job], model_cache: ModelCache) -> None:
+    """Refuses to continue a sweep with other threads or hardware: its speeds could not stand in one figure."""
+    for job in jobs:
+        if job.args.engine != "local" or not (job.run_dir / RUN_JSON).is_file():
+            continue
+        here = machine(System(job.args, model_cache, num_processes=num_local_processes()))
+        with RunReader.open(job.run_dir) as reader:
+            others = reader.other_machines(here)
+        if others:
+            raise ConfigError(
+                f"{job.run_dir.name} was measured on {' and '.join(others)}, and this is {here.label()}: speeds of one "
+                "sweep must compare; set OMP_NUM_THREADS as before, or name another folder with --out"
+            )
+
+
+def _same_decodes(
+    job: _Job, decoded: dict[tuple[str, str, str], list[tuple[str, Mapping[str, Any]]]]
+) -> Iterator[tuple[str, str]]:
+    """Tasks that a point decoded as an earlier point of its system did with other settings, and that point.
+
+    Args:
+        job: the point, which is run.
+        decoded: (system, task, digest of all tokens and forwards) -> points and their settings; this one is added.
+    """
+    digests: dict[str, Any] = {}
+    settings: dict[str, Mapping[str, Any]] = {}
+    with RunReader.open(job.run_dir) as reader:
+        for sample in reader.samples(traces=False):
+            task = sample.key.task
+            settings[task] = sample.settings
+            identity = [sample.key.doc_hash, sample.key.sample, sample.tokens or sample.text, sample.num_forwards]
+            digests.setdefault(task, hashlib.sha256()).update(json.dumps(identity).encode())
+    for task, digest in digests.items():
+        earlier = decoded.setdefault((job.system.name, task, digest.hexdigest()), [])
+        if other := next((name for name, values in earlier if values != settings[task]), None):
+            yield task, other
+        earlier.append((job.run_dir.name, settings[task]))
 
 
 def _without_effect(settings: Any) -> set[str]:

@@ -18,7 +18,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -245,6 +245,23 @@ def read_spec(name: str) -> SweepSpec:
     systems = mapping(content["systems"], f"{where}: systems")
     content["systems"] = [_system(f"{where}: {key}", key, row) for key, row in systems.items()]
     return build(SweepSpec, {**_without_none(content), "name": path.stem}, where)
+
+
+def with_model(spec: SweepSpec, model: str) -> SweepSpec:
+    """A sweep with another checkpoint, without an adapter, for every system that decodes as ReFusion.
+
+    Raises:
+        ConfigError: no system does.
+    """
+
+    def changed(system: SweptSystem) -> SweptSystem:
+        if system.arguments["decoder"] != "refusion":
+            return system
+        return replace(system, arguments={**system.arguments, "pretrained": model, "adapter": None})
+
+    if all(system.arguments["decoder"] != "refusion" for system in spec.systems):
+        raise ConfigError(f"sweep {spec.name} has no system with decoder refusion, so --model {model} changes nothing")
+    return replace(spec, systems=tuple(map(changed, spec.systems)))
 
 
 def _without_none(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,16 +1,19 @@
 import csv
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError
 from refusion_eval.results.facts import read_facts
 from refusion_eval.results.render import read_csv
-from refusion_eval.runs import system
+from refusion_eval.runs import manifest, system
 from refusion_eval.sweep.run import run_sweep
-from refusion_eval.sweep.spec import SweepSpec, read_spec, shipped_specs
+from refusion_eval.sweep.spec import SweepSpec, read_spec, shipped_specs, with_model
 
 ARGUMENTS = {"pretrained": "embedded", "decoder": "refusion"}
 
@@ -126,3 +129,46 @@ def test_a_setting_that_changes_nothing_is_refused_before_anything_runs(tmp_path
 def test_shipped_sweeps_are_of_the_paper_s_algorithm(name: str) -> None:
     (refusion,) = (system for system in read_spec(name).systems if system.name == "refusion")
     assert refusion.settings["fuse"] is False
+
+
+def test_a_point_that_decodes_as_another_one_is_marked_in_log_and_csv(tmp_path: Path) -> None:
+    spec = _spec(tmp_path, around={"tau_slot": [0.9, 0.90001, 0.1]})
+    said: list[str] = []
+    result = run_sweep(spec, tmp_path / "out", on_point=said.append)
+    same = {row.run_id: row.same_decode_as for row in read_csv(tmp_path / "out" / "sweep.csv")}
+    assert same["refusion-tau_slot=0.9"] == ""  # the same settings under another name
+    assert same["refusion-tau_slot=0.90001"] == "refusion-table"
+    assert any("refusion-tau_slot=0.90001: mini_gsm8k is the same decode as refusion-table" in line for line in said)
+    assert {row.run_id: row.same_decode_as for row in result.figures} == same
+    header = (tmp_path / "out" / "sweep.csv").read_text().splitlines()[0]
+    assert header.endswith(",same_decode_as")
+
+
+def test_a_sweep_goes_on_only_on_the_machine_that_it_was_begun_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = _spec(tmp_path)
+    run_sweep(spec, tmp_path / "out")
+    monkeypatch.setattr(manifest, "_cpu_model", lambda: "another processor")
+    with pytest.raises(ConfigError, match=r"refusion-table was measured on .*this is another processor"):
+        run_sweep(spec, tmp_path / "out")
+
+
+def test_another_checkpoint_is_that_of_the_refusion_systems_only() -> None:
+    spec = with_model(read_spec("figure4"), "some/copy")
+    checkpoints = {system.arguments["decoder"]: system.arguments["pretrained"] for system in spec.systems}
+    assert checkpoints == {"autoregressive": "Qwen/Qwen3-8B", "refusion": "some/copy"}
+    with pytest.raises(ConfigError, match="no system with decoder refusion"):
+        with_model(replace(spec, systems=spec.systems[:1]), "some/copy")
+
+
+def test_the_command_ends_with_a_table_the_path_of_its_figures_and_the_next_command(tmp_path: Path) -> None:
+    _spec(tmp_path)
+    done = CliRunner().invoke(
+        app, ["sweep", str(tmp_path / "mine.yaml"), "--model", "embedded", "--out", str(tmp_path)]
+    )
+    assert done.exit_code == 0, done.output
+    *table, points, following = done.stdout.rstrip().splitlines()
+    assert "Accuracy" in "".join(table)
+    assert points == f"1 points: {tmp_path / 'sweep.csv'}"
+    assert following.startswith("Next: refusion-eval report ")
