@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     )
     from refusion_eval.types import Decoded
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 __all__ = [
     "Decoded",

@@ -308,6 +308,10 @@ class Hardware:
         return cls(**{name: fields[name] for name in cls.__slots__ if name in fields})
 
 
+# Version of the package -> the earliest version that gives the same texts for the same settings.
+SAME_TEXTS_AS = {"1.0.0": "0.1.0"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """One invocation of a run.
@@ -363,13 +367,16 @@ class Manifest:
     def fingerprint(self) -> dict[str, Any]:
         """Everything that decides a text and so has to be equal for a run to be resumed.
 
+        Versions of the package that give the same texts are one: a run of one of them continues with another.
         Batch size, rank, hardware and command are left out because they must not change a text. Tasks are left out
         because every sample has its task and version, so that a run can be resumed with more tasks. Weights may move:
         their hash counts, and their name only if there is no hash.
         """
         names = ("system", "backbone", "decoder", "settings", "seed", "dtype", "device", "attention", "package_version")
         weights = self.checkpoint_hash or f"{self.checkpoint}@{self.checkpoint_revision or 'local'}"
-        return as_json({**{name: getattr(self, name) for name in names}, "checkpoint": weights})
+        version = SAME_TEXTS_AS.get(self.package_version, self.package_version)
+        values = {name: getattr(self, name) for name in names}
+        return as_json({**values, "package_version": version, "checkpoint": weights})
 
     def to_json(self) -> dict[str, Any]:
         """All fields as plain JSON types."""

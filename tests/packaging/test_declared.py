@@ -11,6 +11,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import refusion_eval
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
@@ -71,3 +73,11 @@ def test_every_declared_library_has_a_lower_bound_that_its_pinned_version_keeps(
         if version is not None and not requirement.specifier.contains(version, prereleases=True):
             wrong.append(f"{requirement}: constraints.txt pins {version}")
     assert wrong == []
+
+
+def test_the_citation_and_the_changes_name_the_version_of_the_package():
+    version, released = refusion_eval.__version__, r"\d{4}-\d\d-\d\d"
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    date = re.search(rf"(?m)^version: {re.escape(version)}\ndate-released: ({released})$", citation)[1]
+    headings = re.findall(r"(?m)^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
+    assert headings[:2] == ["Unreleased", f"{version} ({date})"]
