@@ -155,6 +155,11 @@ def test_a_real_model_is_asked_with_the_prompts_of_the_release_unless_others_are
     assert not any("--prompts" in run for run in (*ours, *runs_of()))
 
 
+def test_task_files_and_their_folder_are_those_of_the_users_folder(tmp_path):
+    run, *_ = runs_of("--tasks", "own.yaml,lm_eval:gsm8k,math", "--include-path", ".", cwd=tmp_path)
+    assert f"--tasks {tmp_path}/own.yaml,lm_eval:gsm8k,math --include-path {tmp_path}/." in run
+
+
 def test_a_baseline_is_checked_before_the_first_run():
     lines = commands("--model", "GSAI-ML/ReFusion", "--baseline", "some/model")
     (checked,) = (number for number, line in enumerate(lines) if "check --model some/model" in line)
@@ -320,9 +325,9 @@ def test_help_names_every_option():
         assert option in text
 
 
-def runs_of(*arguments):
+def runs_of(*arguments, **options):
     """The runs of one round, without the option that says so."""
-    runs = [line.split(" run ", 1)[1] for line in commands(*arguments, "--rounds", "1") if " run " in line]
+    runs = [line.split(" run ", 1)[1] for line in commands(*arguments, "--rounds", "1", **options) if " run " in line]
     return [run.replace(" --round 1/1", "") for run in runs]
 
 

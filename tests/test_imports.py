@@ -45,7 +45,7 @@ MAY_IMPORT = {
         "scoring",
         "store",
     },
-    "sweep": BASE | {"config", "decoders", "evaluate", "results", "runs", "store"},
+    "sweep": BASE | {"config", "decoders", "evaluate", "lm_eval_plugin", "results", "runs", "store"},
     "claims": BASE | {"benchmarks", "metrics", "results", "store"},
     "report": BASE | {"benchmarks", "metrics", "results", "store"},
     "figures": BASE | {"benchmarks", "claims", "decoders", "metrics", "paths", "report", "results", "runs", "store"},

@@ -124,11 +124,15 @@ Number = TypeVar("Number", int, float)
 WIDTH_WITHOUT_TERMINAL = 140
 
 
-def _folder(path: Path | None) -> Path | None:
-    """Refuses a folder that does not exist, even if the tasks at hand would not have read it."""
-    if path is not None and not path.is_dir():
-        raise ConfigError(f"--data: there is no directory {path}; name the folder of the rows, or leave the option out")
-    return path
+def _folder(option: str, content: str) -> Callable[[Path | None], Path | None]:
+    """Returns what refuses a folder that does not exist, even if the tasks at hand would not have read it."""
+
+    def check(path: Path | None) -> Path | None:
+        if path is not None and not path.is_dir():
+            raise ConfigError(f"{option}: there is no directory {path}; name the folder of {content}, or leave it out")
+        return path
+
+    return check
 
 
 Sandbox = Annotated[
@@ -139,7 +143,23 @@ Sandbox = Annotated[
 ]
 Data = Annotated[
     Path | None,
-    typer.Option(help="Folder with benchmark rows: <benchmark>/<split>.jsonl[.gz].", callback=_folder),
+    typer.Option(
+        help="Folder with benchmark rows: <benchmark>/<split>.jsonl[.gz].", callback=_folder("--data", "the rows")
+    ),
+]
+Tasks = Annotated[
+    str,
+    typer.Option(
+        help="Benchmarks, tasks of this project or of lm-eval (lm_eval:NAME where a benchmark has the same name), and "
+        "YAML files of tasks, separated by commas. The default is all benchmarks."
+    ),
+]
+IncludePath = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder with lm-eval task files, whose tasks --tasks may name.",
+        callback=_folder("--include-path", "the task files"),
+    ),
 ]
 Baseline = Annotated[
     str | None,

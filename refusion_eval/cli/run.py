@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from refusion_eval.benchmarks import OURS
-from refusion_eval.cli import Data, Sandbox, System, log_to_stderr, names_of, options_from, say, show
+from refusion_eval.cli import (
+    Data,
+    IncludePath,
+    Sandbox,
+    System,
+    Tasks,
+    log_to_stderr,
+    names_of,
+    options_from,
+    say,
+    show,
+)
 from refusion_eval.errors import ConfigError
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.scripts.steps import EXIT_INCOMPLETE
@@ -53,7 +64,8 @@ HELPS = {
 def run(
     given: dict[str, Any],
     system: System = None,
-    tasks: Annotated[str, typer.Option(help="Benchmarks or task names, separated by commas. The default is all.")] = "",
+    tasks: Tasks = "",
+    include_path: IncludePath = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Evaluate only the first items of every task.")] = None,
     run_dir: Annotated[
         Path | None,
@@ -82,7 +94,7 @@ def run(
 ) -> None:
     """Run tasks with one system, record every sample, score the samples, and print and write the table."""
     log_to_stderr()
-    from refusion_eval.evaluate.loop import evaluate, run_worker_or_return, task_names
+    from refusion_eval.evaluate.loop import evaluate, own_tasks, run_worker_or_return, task_names
     from refusion_eval.results.measured import run_figures
     from refusion_eval.results.render import write_csv
     from refusion_eval.results.tables import summary, summary_table
@@ -101,7 +113,12 @@ def run(
     names = task_names(names_of(tasks), args.pretrained, prompts=prompts, data=data)
     with Interruption(lambda: resume_hint(run_dir), finish_first=False):
         run_worker_or_return(args)
-        outcome = evaluate(args, names, limit=limit, sandbox=sandbox, turn=_turn(turn))
+        if own_tasks().keys() >= set(names):
+            outcome = evaluate(args, names, limit=limit, sandbox=sandbox, turn=_turn(turn))
+        else:
+            from refusion_eval.lm_eval_plugin.tasks import evaluate_any  # lm_eval takes seconds to import
+
+            outcome = evaluate_any(args, names, include_path, limit=limit, sandbox=sandbox, turn=_turn(turn))
         if turn is None:
             figures = run_figures([run_dir])
             show(summary_table(summary(figures)), run_dir / "table.md")

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from refusion_eval.cli import Data, Sandbox, log_to_stderr, names_of, say, show
+from refusion_eval.cli import Data, IncludePath, Sandbox, log_to_stderr, names_of, say, show
 from refusion_eval.scripts.steps import EXIT_INCOMPLETE
 
 
@@ -16,7 +16,10 @@ def sweep(
     model: Annotated[
         str | None, typer.Option(help="Checkpoint of the file's ReFusion systems: a folder, a hub id, or embedded.")
     ] = None,
-    tasks: Annotated[str, typer.Option(help="Other tasks than the file's, separated by commas.")] = "",
+    tasks: Annotated[
+        str, typer.Option(help="Other tasks than the file's, separated by commas, named as in `run`.")
+    ] = "",
+    include_path: IncludePath = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Another number of items than the file's.")] = None,
     data: Data = None,
     sandbox: Sandbox = "auto",
@@ -47,7 +50,7 @@ def sweep(
     folder = out or Path("results/sweeps") / read.name
     to_continue = f"the points that are finished are in {folder}; run the same command again to continue"
     with Interruption(lambda: to_continue, finish_first=False):
-        result = run_sweep(read, folder, data=data, sandbox=sandbox, batch_size=batch_size, on_point=say)
+        result = run_sweep(read, folder, include_path, data=data, sandbox=sandbox, batch_size=batch_size, on_point=say)
     show(summary_table(summary(result.figures)))
     print(f"{len(result.run_dirs)} points: {folder / 'sweep.csv'}")
     print(f"Next: {_next_command(read.name, folder)}")

@@ -89,23 +89,29 @@ def task_names(names: Sequence[str], model: str, *, prompts: str = OURS, data: s
     ]
 
 
-def find_tasks(names: Sequence[str]) -> list[Task]:
-    """The tasks of the given names, each once, in the order in which they are named first.
-
-    Args:
-        names: names of this project's tasks, `mini_suite`, `refusion_suite` or `refusion_suite_release`.
-
-    Raises:
-        ConfigError: a name belongs to none of them.
-    """
+def own_tasks() -> dict[str, list[Task]]:
+    """This project's tasks by name, each task by its own and the suites by theirs."""
     suites = {
         "refusion_suite": [Task(benchmark) for benchmark in BENCHMARKS.values()],
         "refusion_suite_release": [Task(benchmark) for benchmark in RELEASED.values()],
         "mini_suite": [Task(benchmark, mini=True) for benchmark in BENCHMARKS.values() if benchmark.has_mini],
     }
-    known = suites | {task.name: [task] for suite in suites.values() for task in suite}
+    return suites | {task.name: [task] for suite in suites.values() for task in suite}
+
+
+def find_tasks(names: Sequence[str], offered: Sequence[str] = ()) -> list[Task]:
+    """The tasks of the given names, each once, in the order in which they are named first.
+
+    Args:
+        names: names of this project's tasks, `mini_suite`, `refusion_suite` or `refusion_suite_release`.
+        offered: further names that the message about an unknown one may suggest.
+
+    Raises:
+        ConfigError: a name belongs to none of them.
+    """
+    known = own_tasks()
     # `task_names` reads the names of benchmarks, and they are what a user most likely meant to write.
-    check_keys(names, known, "", what="task", offered=[*BENCHMARKS, *known])
+    check_keys(names, known, "", what="task", offered=[*BENCHMARKS, *known, *offered])
     return list(dict.fromkeys(task for name in names for task in known[name]))
 
 

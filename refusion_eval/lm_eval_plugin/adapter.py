@@ -20,12 +20,14 @@ from refusion_eval.benchmarks import OTHER, Task, is_sealed
 from refusion_eval.benchmarks.rows import texts_of
 from refusion_eval.engine.scoring import TokenScore
 from refusion_eval.errors import ConfigError, DecodeError
-from refusion_eval.evaluate.loop import Session, run_worker_or_return
+from refusion_eval.evaluate.loop import Session, Turn, run_worker_or_return
 from refusion_eval.lm_eval_plugin.evaluation import Evaluation, observe, own_task
 from refusion_eval.lm_eval_plugin.hooks import SEALING
+from refusion_eval.lm_eval_plugin.local_rows import read_local_rows
 from refusion_eval.runs.job import Job, response
 from refusion_eval.runs.likelihood import LocalScorer, Scorer, fit, scores
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args
+from refusion_eval.runs.system import ModelCache
 from refusion_eval.runs.terminal import Interruption, ProgressDisplay
 from refusion_eval.store.records import Sample, SampleKey
 
@@ -40,16 +42,23 @@ class RefusionLM(TemplateLM):
         args: what to load and how to run it.
         session: decodes requests; it keeps their records where there is a run directory.
         system: the checkpoint and its decoder.
+
+    Args:
+        args: see above.
+        model_cache: shares the opened model with other evaluations of this process.
+        turn: the turn of the system, recorded with the run.
     """
 
-    def __init__(self, args: ModelArgs) -> None:
+    def __init__(self, args: ModelArgs, model_cache: ModelCache | None = None, turn: Turn | None = None) -> None:
         super().__init__()
         self.args = args
-        self.session = Session(args)
+        self.session = Session(args, model_cache=model_cache, turn=turn)
         self.system = self.session.system
         self._evaluation = Evaluation(self.session)
         self._chat_applied = False
+        self._chosen: Mapping[str, Sequence[int]] = {}  # task -> numbers of its documents, where not all are asked
         observe(RefusionLM)
+        read_local_rows()
         # lm-eval closes no model: a second evaluation in the same process may want the same run directory.
         weakref.finalize(self, self.session.close_store)
 
@@ -66,13 +75,19 @@ class RefusionLM(TemplateLM):
         """What lm-eval's Python API calls when the model arguments are a string; see `create_from_arg_obj`."""
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
-    def begin_evaluation(self, versions: Mapping[str, str]) -> None:
+    def begin_evaluation(self, versions: Mapping[str, str], chosen: Mapping[str, Sequence[int]]) -> None:
         """Called before an evaluation; see `Evaluation.begin`."""
+        self._chosen = chosen
         self._evaluation.begin(versions)
 
     def end_evaluation(self, results: dict[str, Any]) -> None:
         """Called with lm-eval's results; see `Evaluation.end`."""
         self._evaluation.end(results)
+
+    @property
+    def num_decoded(self) -> int:
+        """Samples of the last evaluation that have a text."""
+        return self._evaluation.num_samples
 
     def close(self) -> None:
         """Releases the run directory, and other processes."""
@@ -185,7 +200,7 @@ class RefusionLM(TemplateLM):
         return Job(
             key=self._evaluation.key(task, request.doc, request.args, sample),
             benchmark=resolved.task.benchmark.name if resolved.task else task,
-            item_id=_item_id(request.doc, doc_number, resolved.task),
+            item_id=_item_id(request.doc, self._chosen.get(task, range(doc_number + 1))[doc_number], resolved.task),
             prompt_ids=self.tok_encode(real_prompt),
             resolved=resolved,
             prompts=self._prompts_name(task, request.doc, prompt),

@@ -43,8 +43,8 @@ SPEED = {"tps": True, "latency_mean": False, "tpf": True, "forwards_mean": False
 class Observed(Protocol):
     """A model that is told of the evaluations that it serves."""
 
-    def begin_evaluation(self, versions: Mapping[str, str]) -> None:
-        """Called before an evaluation with name and version of its tasks."""
+    def begin_evaluation(self, versions: Mapping[str, str], chosen: Mapping[str, Sequence[int]]) -> None:
+        """Called before an evaluation with name and version of its tasks, and the numbers of the chosen documents."""
 
     def end_evaluation(self, results: dict[str, Any]) -> None:
         """Called after an evaluation with lm-eval's results, samples included, which it may add to."""
@@ -67,7 +67,8 @@ def observe(kind: type[Observed]) -> None:
             return original(*args, **kwargs)
         tasks = call.arguments["task_dict"]
         tasks = tasks.get("tasks", tasks)
-        model.begin_evaluation({name: str(task.VERSION) for name, task in tasks.items() if hasattr(task, "VERSION")})
+        versions = {name: str(task.VERSION) for name, task in tasks.items() if hasattr(task, "VERSION")}
+        model.begin_evaluation(versions, call.arguments["samples"] or {})
         keeps_samples = call.arguments["log_samples"]
         call.arguments["log_samples"] = True
         results = original(*call.args, **call.kwargs)
@@ -112,6 +113,11 @@ class Evaluation:
         generation_kwargs = next((other for other in others if isinstance(other, Mapping)), {})
         resolved = self._session.system.resolve(task, generation_kwargs)
         return sample_key(task, self._versions.get(task, ""), doc, prompt, resolved, sample)
+
+    @property
+    def num_samples(self) -> int:
+        """Number of decoded samples."""
+        return sum(map(len, self._samples.values()))
 
     def add(self, sample: Sample) -> None:
         """Takes note of a decoded sample, for the speed of its task."""

@@ -79,6 +79,11 @@ class Parser(argparse.ArgumentParser):
         """A folder, which becomes absolute, or a hub id."""
         return self.path(text) if os.path.isdir(self.path(text)) else text
 
+    def tasks(self, text: str) -> str:
+        """Names of tasks, separated by commas, and task files, which become absolute."""
+        is_file = (".yaml", ".yml")
+        return ",".join(self.path(name) if name.endswith(is_file) else name for name in self.text(text).split(","))
+
     @staticmethod
     def text(text: str) -> str:
         """Text that is not empty."""

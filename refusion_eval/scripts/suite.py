@@ -72,7 +72,14 @@ def suite_parser(arguments: Sequence[str]) -> Parser:
     )
     add("--no-baseline", action="store_true", help="run no baseline; the table then has no speed-up")
     tasks = "mmlu_pro,arc_challenge,gsm8k,math,gpqa,humaneval,mbpp"
-    add("--tasks", metavar="T", type=text, help=f"benchmarks, separated by commas (default: {tasks})")
+    add(
+        "--tasks",
+        metavar="T",
+        type=parser.tasks,
+        help="benchmarks, tasks of lm-eval (lm_eval:NAME) and YAML files of tasks, separated by commas (default: "
+        f"{tasks})",
+    )
+    add("--include-path", metavar="DIR", type=parser.folder, help="task files of lm-eval, which --tasks may name")
     add("--limit", metavar="N", type=whole_number("above 0", 1), help="only the first N items of each task")
     add("--data", metavar="DIR", type=parser.folder, help="benchmark rows, DIR/<benchmark>/<split>.jsonl[.gz]")
     add(
@@ -237,7 +244,7 @@ class Suite:
 
     def options(self, *names: str) -> list[str]:
         """Returns those of these options that the user gave, with their values."""
-        values = {name: getattr(self.given, name) for name in names}
+        values = {name: getattr(self.given, name.replace("-", "_")) for name in names}
         return [word for name, value in values.items() if value for word in (f"--{name}", value)]
 
     def step(self, *arguments: str) -> int:
@@ -271,7 +278,9 @@ class Suite:
         chosen = [] if self.prompts == OURS else ["--prompts", self.prompts]
         chosen += ["--tasks", tasks] if tasks else []
         chosen += ["--no-cuda-graphs"] if self.given.no_cuda_graphs else []
-        status = self.step("run", "--run-dir", run_dir, *arguments, *chosen, *self.options("limit", "data", "sandbox"))
+        status = self.step(
+            "run", "--run-dir", run_dir, *arguments, *chosen, *self.options("include-path", "limit", "data", "sandbox")
+        )
         if not status and run_dir not in self.run_dirs:
             self.run_dirs.append(run_dir)
         return status

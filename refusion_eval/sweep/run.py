@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.evaluate.loop import evaluate, load_items, num_local_processes, run_worker_or_return, task_names
+from refusion_eval.evaluate.loop import load_items, num_local_processes, run_worker_or_return, task_names
+from refusion_eval.lm_eval_plugin.tasks import evaluate_any, find_other_tasks, split_names
 from refusion_eval.results.facts import read_facts
 from refusion_eval.results.figure import ACCURACY, MEAN_TASK, Figure
 from refusion_eval.results.measured import run_figures
@@ -58,6 +59,7 @@ class _Job(NamedTuple):
 def run_sweep(
     spec: SweepSpec,
     out: Path,
+    include_path: Path | None = None,
     *,
     data: Path | None = None,
     sandbox: str = "auto",
@@ -69,6 +71,7 @@ def run_sweep(
     Args:
         spec: the sweep.
         out: folder of the sweep.
+        include_path: folder with task files of lm-eval, whose tasks the sweep may name.
         data: folder with benchmark rows.
         sandbox: "auto", or "none" to run model-written code without isolation.
         batch_size: requests decoded together, or "auto"; None for the value in the file.
@@ -87,7 +90,7 @@ def run_sweep(
     planned = [job_of(system, point) for system in spec.systems for point in system.known_points]
     run_worker_or_return(planned[0].args)
     model_cache = ModelCache()
-    _check(planned, model_cache)
+    _check(planned, include_path, sandbox, model_cache)
     _check_machine(planned, model_cache)
     result = SweepResult([], [], [])
     decoded: dict[tuple[str, str, str], list[tuple[str, Mapping[str, Any]]]] = {}
@@ -101,7 +104,9 @@ def run_sweep(
             if job.run_dir in result.run_dirs:
                 continue
             on_point(f"point {len(result.run_dirs) + 1} of {total}: {job.run_dir.name}")
-            outcome = evaluate(job.args, job.tasks, limit=spec.limit, sandbox=sandbox, model_cache=model_cache)
+            outcome = evaluate_any(
+                job.args, job.tasks, include_path, limit=spec.limit, sandbox=sandbox, model_cache=model_cache
+            )
             result.run_dirs.append(job.run_dir)
             if not outcome.is_complete:
                 result.incomplete.append(job.run_dir)
@@ -155,13 +160,16 @@ def _job(spec: SweepSpec, out: Path, common: Mapping[str, Any], system: SweptSys
     return _Job(system=system, point=point, args=args, run_dir=run_dir, tasks=tasks)
 
 
-def _check(jobs: list[_Job], model_cache: ModelCache) -> None:
+def _check(jobs: list[_Job], include_path: Path | None, sandbox: str, model_cache: ModelCache) -> None:
     """Resolves the settings of every point for every task, so that none is refused after hours of decoding."""
     names: dict[tuple[str, ...], list[str]] = {}
     for job in jobs:
         key = tuple(job.tasks)
         if key not in names:
-            names[key] = [task.name for task in load_items(job.tasks, job.args.data_dir)]
+            own, others = split_names(job.tasks)
+            names[key] = [task.name for task in load_items(own, job.args.data_dir)]
+            if others:
+                names[key] += find_other_tasks(others, include_path, job.args, sandbox).load(others)["tasks"]
         system = System(job.args, model_cache)
         try:
             resolved = [system.resolve(name, {}, announce=False).settings for name in names[key]]

@@ -1,6 +1,6 @@
 """What a sweep runs: a YAML file of systems, tasks and the settings that vary.
 
-    tasks: [gsm8k, mbpp]              # benchmark or task names
+    tasks: [gsm8k, mbpp]              # benchmark or task names, or task files of lm-eval
     limit: 100                        # items of each task; all if left out
     systems:
       refusion:                       # any name; run directories begin with it
@@ -210,7 +210,7 @@ class SweepSpec:
 
     Attributes:
         name: name of the file without its ending.
-        tasks: benchmark or task names; empty for all seven.
+        tasks: benchmark or task names, or task files of lm-eval; empty for all seven.
         limit: items of each task, None for all.
         systems: at least one system.
     """

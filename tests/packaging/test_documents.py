@@ -106,7 +106,7 @@ def check_options(parser) -> None:
     given = parser.read()
     for system in filter(None, getattr(given, "system", "").split(",")):
         assert system in {"all", *published_systems()}
-    find_tasks([f"refusion_{task}" for task in filter(None, getattr(given, "tasks", "").split(","))])
+    check_tasks(getattr(given, "tasks", ""))
 
 
 def check_command(words: list[str]) -> None:
@@ -131,7 +131,12 @@ def check_run(given: dict) -> None:
     arguments = {"pretrained": "embedded"} | {key: given[key] for key in ("decoder",) if key in given}
     settings = dict(text.split("=", 1) for text in given.get("settings", []))
     parse_model_args({**with_system(given.get("system"), arguments if "system" not in given else {}), **settings})
-    names = [name for name in given.get("tasks", "").split(",") if name]
+    check_tasks(given.get("tasks", ""))
+
+
+def check_tasks(text: str) -> None:
+    """Tasks are known, or task files of lm-eval."""
+    names = [name for name in text.split(",") if name and not name.endswith(".yaml")]
     find_tasks([name if name.startswith(("mini_", "refusion_")) else f"refusion_{name}" for name in names])
 
 

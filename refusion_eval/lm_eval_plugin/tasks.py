@@ -1,0 +1,199 @@
+"""Any task of lm-eval under this project's commands, by its name or its file, beside this project's own tasks.
+
+lm-eval loads a task, asks it and judges the texts; the records are those of every run (`adapter`, `evaluation`).
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lm_eval.api.task import Task
+from lm_eval.evaluator import simple_evaluate
+from lm_eval.tasks import TaskManager
+from lm_eval.tasks._yaml_loader import load_yaml
+
+from refusion_eval.errors import ConfigError, DataError, DecodeError, RefusionEvalError
+from refusion_eval.evaluate.loop import Outcome, Session, Turn, evaluate, find_tasks, own_tasks
+from refusion_eval.lm_eval_plugin.adapter import RefusionLM
+from refusion_eval.lm_eval_plugin.hooks import SANDBOX_VARIABLE, code_metrics
+from refusion_eval.lm_eval_plugin.local_rows import read_local_rows
+from refusion_eval.runs.model_args import ModelArgs
+from refusion_eval.runs.system import ModelCache
+
+# What comes before the name of a task of lm-eval where a task or benchmark of this project has the same name.
+PREFIX = "lm_eval:"
+
+
+def evaluate_any(
+    args: ModelArgs,
+    names: Sequence[str],
+    include_path: Path | None = None,
+    *,
+    limit: int | None = None,
+    sandbox: str = "auto",
+    model_cache: ModelCache | None = None,
+    turn: Turn | None = None,
+) -> Outcome:
+    """Runs tasks of this project and of lm-eval into one run directory, as `refusion_eval.evaluate.loop.evaluate` does.
+
+    Prompts of lm-eval's tasks are written with the checkpoint's chat template, if it has one.
+
+    Args:
+        args: the system; its `run_dir` must be set.
+        names: names of this project's tasks, and as in `find_other_tasks`.
+        include_path: as in `find_other_tasks`.
+        limit: evaluates only the first items of every task.
+        sandbox: "auto", or "none" to run model-written code without isolation.
+        model_cache: shares the opened model with other evaluations of this process.
+        turn: evaluates only the items of this turn.
+
+    Raises:
+        ConfigError: a task is unknown, or lm-eval would run model-written code without isolation.
+        DataError: a task or its rows cannot be loaded.
+    """
+    if args.run_dir is None:
+        raise ConfigError("a run needs a run directory: give --run-dir")
+    model_cache = model_cache or ModelCache()
+    own, others = split_names(names)
+    outcomes = []
+    if others:
+        os.environ[SANDBOX_VARIABLE] = sandbox  # lm-eval gives a filter no other way to learn of it
+        manager = find_other_tasks(others, include_path, args, sandbox)
+        outcomes.append(_evaluate(args, others, manager, limit, model_cache, turn))
+    if own:
+        outcomes.append(evaluate(args, own, limit=limit, sandbox=sandbox, model_cache=model_cache, turn=turn))
+    return Outcome(
+        run_dir=Path(args.run_dir),
+        failed=[sample for outcome in outcomes for sample in outcome.failed],
+        unscored=sum(outcome.unscored for outcome in outcomes),
+    )
+
+
+def _evaluate(
+    args: ModelArgs,
+    names: list[str],
+    manager: "OtherTasks",
+    limit: int | None,
+    model_cache: ModelCache,
+    turn: Turn | None,
+) -> Outcome:
+    """Has lm-eval run tasks."""
+    model = RefusionLM(args, model_cache, turn)
+    num_unscored = 0
+    try:
+        items = None if turn is None else _items_of(turn, manager.load(names)["tasks"], limit, model.session)
+        simple_evaluate(
+            model,
+            tasks=names,
+            task_manager=manager,
+            limit=limit if items is None else None,
+            samples=items,
+            bootstrap_iters=0,
+            apply_chat_template=bool(model.tokenizer.chat_template),
+            confirm_run_unsafe_code=True,
+        )
+    except DecodeError:
+        if not model.session.failed:
+            raise
+        num_unscored = model.num_decoded  # lm-eval judges nothing unless every text is there
+    finally:
+        model.close()
+    return Outcome(run_dir=Path(str(args.run_dir)), failed=model.session.failed, unscored=num_unscored)
+
+
+def _items_of(turn: Turn, tasks: Mapping[str, Task], limit: int | None, session: Session) -> dict[str, Sequence[int]]:
+    """Task -> numbers of its items in a turn; records how many there are in all.
+
+    A task that has no item in this turn is asked whole, because lm-eval takes no empty choice. Its items are recorded
+    by the turns before, so nothing is decoded.
+    """
+    totals = {name: min(len(task.eval_docs), limit or len(task.eval_docs)) for name, task in tasks.items()}
+    if session.store is not None:
+        session.store.expect(totals)
+    return {name: range(turn.number - 1, num, turn.of) or range(num) for name, num in totals.items()}
+
+
+def split_names(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The names that are this project's, and all others without the prefix of lm-eval."""
+    known = own_tasks()
+    own = [name for name in names if name in known]
+    return own, [name.removeprefix(PREFIX) for name in names if name not in known]
+
+
+def find_other_tasks(
+    names: Sequence[str], include_path: Path | None, args: ModelArgs, sandbox: str = "auto"
+) -> "OtherTasks":
+    """Finds tasks of lm-eval, without loading them.
+
+    Args:
+        names: names of tasks, groups or tags of lm-eval or of the include path, and YAML files.
+        include_path: folder with task files; None for none.
+        args: the system; tasks read `data_dir`.
+        sandbox: "none" allows tasks that run model-written code without isolation.
+
+    Raises:
+        ConfigError: there is no such task.
+    """
+    read_local_rows()
+    metadata = {"pretrained": args.checkpoint} | ({} if args.data_dir is None else {"data_dir": args.data_dir})
+
+    def manager(*, has_stock: bool) -> OtherTasks:
+        return OtherTasks(sandbox=sandbox, include_path=include_path, include_defaults=has_stock, metadata=metadata)
+
+    of_user = found = manager(has_stock=False)
+    if not all(map(of_user.knows, names)) or any(map(_is_group, names)):
+        found = manager(has_stock=True)  # reads lm-eval's 15,000 task files
+    find_tasks([name for name in names if not found.knows(name)], of_user.all_tasks)  # raises the error, if any
+    return found
+
+
+def _is_group(name: str) -> bool:
+    """Whether a task file is a list of tasks, which may be any of lm-eval's."""
+    return Path(name).is_file() and "group" in load_yaml(name, resolve_func=False)
+
+
+class OtherTasks(TaskManager):
+    """Loads tasks of lm-eval with the errors of this project.
+
+    Args:
+        sandbox: as in `find_other_tasks`.
+        options: those of lm-eval's manager.
+    """
+
+    def __init__(self, *, sandbox: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._sandbox = sandbox
+
+    def knows(self, name: str) -> bool:
+        """Whether a name is that of a task, a group or a tag, or of a file."""
+        return name in self.task_index or Path(name).is_file()
+
+    def load(self, task_list: Any) -> Any:
+        """Loads tasks with their rows, as lm-eval does.
+
+        Raises:
+            DataError: a task or its rows cannot be loaded.
+            ConfigError: a task runs model-written code without isolation, which was not allowed.
+        """
+        try:
+            loaded = super().load(task_list)
+        except RefusionEvalError:
+            raise
+        except Exception as problem:  # whatever a task file, the function that it names or a download raises
+            raise DataError(
+                f"{', '.join(map(str, task_list))}: lm-eval cannot load it ({type(problem).__name__}: {problem}); "
+                "correct the task file, or see to its rows: put them on this machine, or allow the download"
+            ) from problem
+        unsafe = [name for name, task in loaded["tasks"].items() if _is_unsafe(task)]
+        if unsafe and self._sandbox != "none":
+            raise ConfigError(
+                f"{unsafe[0]}: lm-eval runs model-written programs without isolation; allow it with --sandbox none, or "
+                "take this project's humaneval or mbpp"
+            )
+        return loaded
+
+
+def _is_unsafe(task: Task) -> bool:
+    """Whether lm-eval would run programs itself; a user's variants of this project's tasks run them in the sandbox."""
+    return bool(getattr(task, "UNSAFE_CODE", False)) and task.config.process_results is not code_metrics

@@ -1,0 +1,53 @@
+"""The guides for what is a user's own are run as they are printed."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def blocks(guide: str, language: str) -> list[str]:
+    """The code blocks of a guide in one language."""
+    text = (ROOT / "docs" / "guides" / f"{guide}.md").read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def commands(guide: str, word: str) -> list[str]:
+    """The command lines of a guide that have a word in them."""
+    return [line for block in blocks(guide, "bash") for line in block.splitlines() if word in line]
+
+
+def run(command: str, folder: Path) -> str:
+    """What a command line of this project prints."""
+    words = shlex.split(command, comments=True)
+    assert words[0] == "refusion-eval"
+    done = subprocess.run(
+        [sys.executable, "-m", "refusion_eval", *words[1:]],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(folder / "cache")},
+    )
+    assert done.returncode == 0, f"{command}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_a_task_file_of_ones_own_gets_one_table_of_accuracy_and_speed(tmp_path: Path) -> None:
+    (tmp_path / "sums.yaml").write_text(blocks("own-benchmark", "yaml")[0])
+    (tmp_path / "sums.jsonl").write_text(blocks("own-benchmark", "json")[0])
+    suite, *others = [line for line in commands("own-benchmark", "sums.yaml") if "eval.sh" not in line]
+    table = run(f"{suite} --rounds 1", tmp_path).rpartition("┏")[2]
+    rows = [line.split("│") for line in table.splitlines() if line.startswith("│ sums")]
+    assert {row[2].split()[0].strip(",") for row in rows} == {"AR", "ReFusion"}
+    assert all("100.0" in row[4] and row[5].strip() for row in rows)
+    printed = [run(line.replace(",gsm8k", ",gsm8k --limit 3"), tmp_path) for line in others[:2]]
+    assert all("mini_gsm8k" in text and "sums" in text for text in printed)
+    assert "sums" in run(commands("own-benchmark", "compare runs")[0], tmp_path)
