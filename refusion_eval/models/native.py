@@ -1,11 +1,11 @@
 """A forward on a CPU in float32 as one compiled function, and its readout as another.
 
 At a few rows, torch's forward on a CPU is mostly the launching of operations. Here numba compiles everything between
-the matrix products into loops, and the products are calls of the BLAS in torch's own library (MKL's). Where
-that function is absent torch's forward is used, with which the tests compare this one.
+the matrix products into loops. The products are calls of the BLAS in torch's own library (MKL's), or
+`refusion_eval.models.tiles` for a bfloat16 matrix. Without that BLAS torch's forward is used, the oracle in tests.
 
-Shapes: T packed rows, C residual width, H query heads, G key-value heads, P = H + G heads that are rotated, D head
-width, O = (H + 2G) D, I width of the MLP, V vocabulary, L layers, S sequences, K rows of the KV buffer, N rows read.
+Shapes: T packed rows, C residual width, H query heads, G key-value heads, P = H + G rotated heads, D head width,
+O = (H + 2G) D, I width of the MLP, V vocabulary, L layers, S sequences, K rows of the KV buffer, N rows read.
 """
 
 import ctypes
@@ -22,6 +22,7 @@ from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
+from refusion_eval.models import tiles
 from refusion_eval.models.attention import CAUSAL, PATTERN
 from refusion_eval.models.cache import KVCache
 from refusion_eval.models.transformer import Transformer
@@ -33,7 +34,8 @@ Integers = npt.NDArray[np.int64]
 
 _F32 = np.float32
 # `cblas_sgemm_compute` takes layout, how to read each factor, three sizes, then address and step of each matrix.
-BY_ROWS, AS_IS, TRANSPOSED = 101, 111, 112
+# TRANSPOSED is a matrix of weights whose last axis is dense, AS_IS one whose first axis is, BFLOAT16 one for `tiles`.
+BY_ROWS, AS_IS, TRANSPOSED, BFLOAT16 = 101, 111, 112, 0
 _SGEMM = "refusion_eval_sgemm"
 _MATRIX = (types.uintp, types.int32)
 _sgemm = types.ExternalFunction(_SGEMM, types.void(*[types.int32] * 6, *_MATRIX, *_MATRIX, types.float32, *_MATRIX))
@@ -96,15 +98,24 @@ def _exp(x):
 
 
 @_compile
-def _product(left, num_rows, left_step, matrix, by_column, num_columns, inner, add, out, out_step):
+def _product(left, num_rows, left_step, matrix, layout, num_columns, inner, add, out, out_step):
     """`out = left @ matrix.T + add * out`, all three in float32 and given by address.
 
     The shapes are [num_rows, inner], [num_columns, inner] and [num_rows, num_columns]. A row of `left` begins every
-    `left_step` entries, and one of `out` every `out_step`. The matrix has no gaps, and its first axis is dense where
-    `by_column` is true, otherwise its last.
+    `left_step` entries, and one of `out` every `out_step`. The matrix has no gaps.
     """
-    turned, step = (AS_IS, num_columns) if by_column else (TRANSPOSED, inner)
-    _sgemm(BY_ROWS, AS_IS, turned, num_rows, num_columns, inner, left, left_step, matrix, step, add, out, out_step)
+    step = inner if layout == TRANSPOSED else num_columns
+    _sgemm(BY_ROWS, AS_IS, layout, num_rows, num_columns, inner, left, left_step, matrix, step, add, out, out_step)
+
+
+@_compile
+def _multiply(left_TI, place, add, out_TO):
+    """`out = left @ matrix.T + add * out` for a matrix of weights, given by its address and layout; `add` is 0 or 1."""
+    (num_rows, inner), size, (matrix, layout) = left_TI.shape, out_TO.shape[1], place
+    if layout == BFLOAT16:
+        tiles.multiply(left_TI, matrix, add == 1, out_TO)
+    else:
+        _product(left_TI.ctypes.data, num_rows, inner, matrix, layout, size, inner, add, out_TO.ctypes.data, size)
 
 
 @_compile
@@ -200,13 +211,13 @@ def _attend(qkv_TO, width, keys_GKD, values_GKD, start, kind, pattern, scores, o
             keys, values = keys_GKD[group].ctypes.data, values_GKD[group].ctypes.data
             query, out = qkv_TO[begin, part * head :].ctypes.data, out_TX[begin, part * head :].ctypes.data
             step = head if width == 1 else qkv_TO.shape[1]
-            _product(query, height, step, keys, False, num_keys, head, 0, scores.ctypes.data, num_keys)
+            _product(query, height, step, keys, TRANSPOSED, num_keys, head, 0, scores.ctypes.data, num_keys)
             for index in range(height):
                 row = begin + index if together == 1 else 0
                 own = pattern[row * width : (row + 1) * width]
                 _softmax(scores[index * num_keys : (index + 1) * num_keys], num_keys, start, kind, row, own)
             step = head if width == 1 else out_TX.shape[1]
-            _product(scores.ctypes.data, height, num_keys, values, True, head, num_keys, 0, out, step)
+            _product(scores.ctypes.data, height, num_keys, values, AS_IS, head, num_keys, 0, out, step)
 
 
 @_compile
@@ -226,8 +237,7 @@ def _hidden(x_TC, positions, tables, matrices, norms, qkv_bias, qk_norm, eps, si
         x_TC: the residual stream.
         positions: position ids, [T].
         tables: as `RotaryTable.tables`.
-        matrices: the address of each matrix and whether its first axis is dense, [L, 4, 2]: queries, keys and values;
-            attention output; gate and up; down.
+        matrices: address and layout of each layer's `qkv`, `out`, `gate_up` and `down` (`LayerWeights`), [L, 4, 2].
         norms: scales before attention and before the MLP, [L, 2, C].
         qkv_bias: [L, O], or [L, 0] for none.
         qk_norm: [L, P, D], or [L, 0, D] for none.
@@ -235,9 +245,8 @@ def _hidden(x_TC, positions, tables, matrices, norms, qkv_bias, qk_norm, eps, si
         sizes: H and I.
         keys: keys of all sequences, [L, S, G, K, D].
         values: as `keys`.
-        sequences: of each sequence its index in the buffers, its committed rows, its rows, the kind of its pattern, and
-            where that begins in `pattern`.
-        pattern: which rows see which, one row after another.
+        sequences: as `NativeForward.hidden` takes them.
+        pattern: as `sequences`.
     """
     num_heads, inner = sizes
     num_layers, _, num_groups, _, head = keys.shape
@@ -253,14 +262,11 @@ def _hidden(x_TC, positions, tables, matrices, norms, qkv_bias, qk_norm, eps, si
         rows = max(min(sequences[index, 2], MAX_QUERIES), num_heads // num_groups)
         most = max(most, rows * (sequences[index, 1] + sequences[index, 2]))
     scores = np.empty(most, dtype=_F32)
-    x, normed, qkv = x_TC.ctypes.data, normed_TC.ctypes.data, qkv_TO.ctypes.data
     for layer in range(num_layers):
         _norm(x_TC, norms[layer, 0], eps, normed_TC)
-        matrix, by_column = matrices[layer, 0]
         if qkv_bias.shape[1]:
             qkv_TO[:] = qkv_bias[layer]
-        add = 1 if qkv_bias.shape[1] else 0
-        _product(normed, num_rows, width, matrix, by_column, outputs, width, add, qkv, outputs)
+        _multiply(normed_TC, matrices[layer, 0], 1 if qkv_bias.shape[1] else 0, qkv_TO)
         first = 0
         for index in range(len(sequences)):
             sequence, start, count, kind, begin = sequences[index]
@@ -270,18 +276,15 @@ def _hidden(x_TC, positions, tables, matrices, norms, qkv_bias, qk_norm, eps, si
             _rotate_and_store(own, qk_norm[layer], tables, positions[first:end], eps, keys_GKD, values_GKD, start)
             _attend(own, count, keys_GKD, values_GKD, start, kind, pattern[begin:], scores, attended_TX[first:end])
             first = end
-        matrix, by_column = matrices[layer, 1]
-        _product(attended_TX.ctypes.data, num_rows, attended, matrix, by_column, width, attended, 1, x, width)
+        _multiply(attended_TX, matrices[layer, 1], 1, x_TC)
         _norm(x_TC, norms[layer, 1], eps, normed_TC)
-        matrix, by_column = matrices[layer, 2]
-        _product(normed, num_rows, width, matrix, by_column, 2 * inner, width, 0, gate_up_TI.ctypes.data, 2 * inner)
+        _multiply(normed_TC, matrices[layer, 2], 0, gate_up_TI)
         _swiglu(gate_up_TI, inner_TI)
-        matrix, by_column = matrices[layer, 3]
-        _product(inner_TI.ctypes.data, num_rows, inner, matrix, by_column, width, inner, 1, x, width)
+        _multiply(inner_TI, matrices[layer, 3], 1, x_TC)
 
 
 @_compile
-def _read(x_TC, reads, suppressed, norm_C, eps, head, by_column, size, out):
+def _read(x_TC, reads, suppressed, norm_C, eps, head, size, out):
     """The likeliest token of each row that is read, its probability, and that of the given token.
 
     Args:
@@ -290,8 +293,7 @@ def _read(x_TC, reads, suppressed, norm_C, eps, head, by_column, size, out):
         suppressed: an id for each that may not be chosen but counts in the softmax, -1 for none, [N].
         norm_C: scales of the final norm.
         eps: added to mean squares.
-        head: address of the output head, whose first axis is dense where `by_column` is true.
-        by_column: see `head`.
+        head: address and layout of the output head.
         size: V.
         out: receives the results, [3, N]; probabilities are NaN where a logit is not finite.
     """
@@ -303,8 +305,7 @@ def _read(x_TC, reads, suppressed, norm_C, eps, head, by_column, size, out):
         for index in range(count):
             row = reads[0, begin + index]
             _norm(x_TC[row : row + 1], norm_C, eps, normed_NC[index : index + 1])
-        normed, logits = normed_NC.ctypes.data, logits_NV.ctypes.data
-        _product(normed, count, width, head, by_column, size, width, 0, logits, size)
+        _multiply(normed_NC[:count], head, 0, logits_NV[:count])
         for index in range(count):
             _read_row(logits_NV[index], reads[1, begin + index], suppressed[begin + index], out[:, begin + index])
 
@@ -332,7 +333,7 @@ class NativeForward:
     """The compiled forwards of one model.
 
     Args:
-        model: a transformer in float32 on a CPU.
+        model: a transformer that computes in float32 on a CPU.
     """
 
     def __init__(self, model: Transformer) -> None:
@@ -341,10 +342,10 @@ class NativeForward:
         matrices = [_place(matrix) for layer in layers for matrix in (layer.qkv, layer.out, layer.gate_up, layer.down)]
         biases = [layer.qkv_bias for layer in layers if layer.qkv_bias is not None]
         scales = [layer.qk_norm for layer in layers if layer.qk_norm is not None]
-        self._head = tuple(np.array(_place(model.weights.head), dtype=np.uintp))
+        self._head = np.array(_place(model.weights.head), dtype=np.intp)
         self._eps = np.float32(config.rms_norm_eps)
         self._weights = (
-            np.array(matrices, dtype=np.uintp).reshape(-1, 4, 2),
+            np.array(matrices, dtype=np.intp).reshape(-1, 4, 2),
             torch.stack([torch.stack((layer.input_norm, layer.mlp_norm)) for layer in layers]).numpy(),
             torch.stack(biases).numpy() if biases else np.empty((len(layers), 0), dtype=np.float32),
             torch.stack(scales).numpy() if scales else np.empty((len(layers), 0, config.head_dim), dtype=np.float32),
@@ -388,12 +389,12 @@ class NativeForward:
         """
         answers_3N = np.empty((3, reads.shape[1]), dtype=np.float32)
         norm_C, size = self._model.weights.final_norm.numpy(), self._model.config.vocab_size
-        _read(x_TC.numpy(), reads, suppressed, norm_C, self._eps, *self._head, size, answers_3N)
+        _read(x_TC.numpy(), reads, suppressed, norm_C, self._eps, self._head, size, answers_3N)
         return answers_3N
 
 
-def _place(matrix: Tensor) -> tuple[int, bool]:
-    """The address of a matrix, and whether its first axis is dense; the model keeps the matrix."""
-    by_column = matrix.stride(0) == 1 and matrix.shape[0] > 1
-    assert (matrix.t() if by_column else matrix).is_contiguous()
-    return matrix.data_ptr(), by_column
+def _place(matrix: Tensor) -> tuple[int, int]:
+    """The address and the layout of a matrix; the model keeps the matrix."""
+    layout = AS_IS if matrix.stride(0) == 1 and matrix.shape[0] > 1 else TRANSPOSED
+    assert (matrix.t() if layout == AS_IS else matrix).is_contiguous()
+    return matrix.data_ptr(), BFLOAT16 if matrix.dtype == torch.bfloat16 else layout

@@ -68,6 +68,11 @@ class CheckpointFiles:
             )
         return tensor
 
+    def is_bfloat16(self, name: str) -> bool:
+        """Whether a tensor is stored in bfloat16; no tensor that is missing is."""
+        path = self._shard_of.get(name)
+        return path is not None and open_tensors(path).get_slice(name).get_dtype() == "BF16"
+
     def place_of(self, name: str) -> str:
         """File and name of a tensor that exists, for messages."""
         return f"{self._shard_of[name]}: {name}"
@@ -155,6 +160,7 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     merge: Callable[[str, Tensor], Tensor] | None = None,
+    keep_bfloat16: bool = False,
 ) -> Weights:
     """Loads a checkpoint, one tensor in memory at a time besides the model itself, and casts it to `dtype`.
 
@@ -164,6 +170,8 @@ def load_weights(
         dtype: dtype of all weights.
         device: device of all weights.
         merge: changes each tensor, given by its name, before it is cast: `LoraAdapter.merge`.
+        keep_bfloat16: whether matrices that are bfloat16 in the files stay so where this processor multiplies float32
+            rows with them faster than with a copy; none does that `merge` changes.
 
     Raises:
         CheckpointError: as `CheckpointFiles`; or a weight is NaN or infinite.
@@ -171,10 +179,11 @@ def load_weights(
     files = CheckpointFiles(directory)
 
     def stack(shape: tuple[int, ...], parts: Mapping[str, int], *, matrix: bool = False) -> Tensor:
-        if matrix and dense_along_first(math.prod(shape), dtype, device):
+        short = keep_bfloat16 and merge is None and is_multiplied(shape) and all(map(files.is_bfloat16, parts))
+        if matrix and not short and dense_along_first(math.prod(shape), dtype, device):
             target = torch.empty(shape[::-1], dtype=dtype).t()
         else:
-            target = torch.empty(shape, dtype=dtype, device=device)
+            target = torch.empty(shape, dtype=torch.bfloat16 if short else dtype, device=device)
         start = 0
         for name, num_rows in parts.items():
             tensor = files.read(name, (num_rows, *shape[1:]))
@@ -191,6 +200,17 @@ def load_weights(
     if unread:
         log.warning("%s: %d tensors are not used: %s", directory, len(unread), ", ".join(unread[:3]))
     return weights
+
+
+def is_multiplied(shape: tuple[int, ...]) -> bool:
+    """Whether a CPU multiplies float32 rows with a bfloat16 matrix of this shape faster than with a float32 copy.
+
+    This takes a processor with AMX, and one thread: `refusion_eval.models.tiles` does not share its work.
+    """
+    from refusion_eval.models import tiles  # numba takes most of a second to import
+
+    fits = len(shape) == 2 and shape[0] >= tiles.COLUMNS and shape[1] % tiles.ENTRIES == 0
+    return fits and tiles.HAS_UNIT and torch.get_num_threads() == 1
 
 
 def head_name(config: ModelConfig) -> str:

@@ -31,7 +31,7 @@ _NVIDIA_SMI_SECONDS = 20
 
 def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest:
     """Describes this invocation of a system; `task_versions` are those that are known, by task."""
-    model = system.model
+    model, has_engine = system.model, system.args.loop == "engine"
     return replace(
         identity(system),
         tasks=dict(task_versions),
@@ -44,7 +44,7 @@ def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest
         command=sys.argv,
         arguments=run_arguments(system.args) | {"cuda_graphs": model.cuda_graphs},
         roofline={
-            "weight_bytes": weight_bytes(model.config, model.dtype),
+            "weight_bytes": weight_bytes(model.config, model.weight_dtype if has_engine else model.dtype),
             "cache_bytes_per_row": cache_bytes_per_row(model.config, model.dtype),
             "copy_bytes_per_second": copy_bandwidth(model.device),
         },

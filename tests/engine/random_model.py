@@ -14,11 +14,17 @@ CPU = torch.device("cpu")
 VOCAB_SIZE = 23
 
 
-def random_transformer(seed: int = 0, num_layers: int = 2, num_heads: int = 4, num_kv_heads: int = 2) -> Transformer:
-    width, head_dim, mlp = 24, 8, 40
+def random_transformer(
+    seed: int = 0,
+    num_layers: int = 2,
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    sizes: tuple[int, int, int, int] = (24, 8, 40, VOCAB_SIZE),
+) -> Transformer:
+    width, head_dim, mlp, vocab_size = sizes
     config = ModelConfig(
         family="qwen3",
-        vocab_size=VOCAB_SIZE,
+        vocab_size=vocab_size,
         hidden_size=width,
         intermediate_size=mlp,
         num_layers=num_layers,
@@ -51,7 +57,7 @@ def random_transformer(seed: int = 0, num_layers: int = 2, num_heads: int = 4, n
         )
         for _ in range(num_layers)
     )
-    weights = Weights(matrix(VOCAB_SIZE, width), layers, scales(width), matrix(VOCAB_SIZE, width))
+    weights = Weights(matrix(vocab_size, width), layers, scales(width), matrix(vocab_size, width))
     return Transformer(config, weights)
 
 
