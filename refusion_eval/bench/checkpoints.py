@@ -91,7 +91,7 @@ def inflate(source: Path, target: Path, shape: Shape, dtype: torch.dtype) -> Non
         source: a Qwen3 checkpoint with one safetensors file.
         target: folder to create.
         shape: shape that is at least one feature wider than the source and smaller in no dimension.
-        dtype: dtype of the weights.
+        dtype: dtype of the matrices. The scales of residual norms are float32, because they are multiplied by a root.
 
     Raises:
         ConfigError: the source does not fit into the shape.
@@ -202,11 +202,11 @@ class _Builder:
         return self._pool.repeat(-(-size // _POOL_SIZE))[:size].view(num_rows, num_columns)
 
     def _norm(self, name: str | None) -> Tensor:
-        """The scales of a residual norm of the small model, extended by ones; ones alone without a name."""
+        """The scales of a residual norm of the small model, extended by ones; ones alone without a name; float32."""
         norm = torch.ones(self._shape.hidden_size)
         if name is not None:
             norm[: self._width] = self._weights[name].float() * self._scale
-        return norm.to(self._dtype)
+        return norm
 
     def _place_layer(self, tensors: Mapping[str, Tensor], prefix: str) -> None:
         """Writes a layer of the small model into the corner of a large layer."""

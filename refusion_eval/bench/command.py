@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,16 +22,27 @@ RANDOM_PROMPT_LENGTH = 64
 INFLATED = "-inflated"
 
 
+class Extent(NamedTuple):
+    """How much is measured: prompts of a round, rounds, tokens of a response, and whether the plain baseline runs."""
+
+    num_prompts: int = 14
+    num_rounds: int = 3
+    gen_length: int = 128
+    with_baseline: bool = True
+
+
+# A forward of a large shape takes a tenth of a second and more on a CPU; this takes minutes.
+LARGE_ON_CPU = Extent(num_prompts=2, num_rounds=2, gen_length=32, with_baseline=False)
+
+
 def run_bench(
     name: str,
     *,
-    num_prompts: int,
-    num_rounds: int,
+    extent: Mapping[str, Any],
     settings: Mapping[str, Any],
     threads: int | None,
     dtype: str,
     device: str,
-    with_baseline: bool,
     with_profile: bool,
     progress: Callable[[str], None],
 ) -> tuple[Report, str]:
@@ -39,23 +50,26 @@ def run_bench(
 
     The name is a checkpoint folder, a hub id, "embedded", a key of `SHAPES` for random weights, or such a key followed
     by "-inflated" for the embedded checkpoint at the cost of that shape. The prompts come from the mini tasks in turn;
-    random weights get random token ids. Without a number of threads torch chooses. All else is as in `measure`.
+    random weights get random token ids. Without a number of threads torch chooses. Of the fields of `Extent` those in
+    `extent` are given; the others have a default, which is smaller for a shape on a CPU. All else is as in `measure`.
     """
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(threads)  # so that it counts as chosen
         torch.set_num_threads(threads)
+    size = name.removesuffix(INFLATED)
+    on_cpu = device == "cpu" or not torch.cuda.is_available()
+    chosen = (LARGE_ON_CPU if on_cpu and size in SHAPES else Extent())._replace(**extent)
+    settings = {**settings, "gen_length": chosen.gen_length}
     measure_with = partial(
         measure,
         dtype=dtype,
         device=device,
-        num_rounds=num_rounds,
-        with_baseline=with_baseline,
+        num_rounds=chosen.num_rounds,
+        with_baseline=chosen.with_baseline,
         with_profile=with_profile,
         progress=progress,
     )
-    size = name.removesuffix(INFLATED)
-    half = dtype == "bfloat16" or (dtype == "auto" and torch.cuda.is_available() and device != "cpu")
-    weight_dtype = torch.bfloat16 if half else torch.float32
+    weight_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Path(folder) / name
         if name in SHAPES:
@@ -63,7 +77,7 @@ def run_bench(
             random_checkpoint(SHAPES[name], checkpoint, weight_dtype)
             # A threshold of 0 accepts the drafts of random weights, so that slots are decoded in parallel.
             accepting = {**settings, "tau_token": 0.0, "eos_ids": ()}
-            report = measure_with(checkpoint, _random_prompts(num_prompts), accepting)
+            report = measure_with(checkpoint, _random_prompts(chosen.num_prompts), accepting)
             return report, f"{name}: random weights, random prompts, tau_token 0\n{table(report)}"
         if size in SHAPES:
             progress(f"the embedded checkpoint in shape {size}")
@@ -71,7 +85,7 @@ def run_bench(
         else:
             checkpoint = embedded_path("refusion") if name == "embedded" else Path(name)
         model = api.LoadedModel.open(str(checkpoint), dtype=dtype, device=device)
-        report = measure_with(checkpoint, mini_prompts(model, num_prompts), settings)
+        report = measure_with(checkpoint, mini_prompts(model, chosen.num_prompts), settings)
         return report, f"{name}: prompts of the mini tasks (synthetic)\n{table(report)}"
 
 

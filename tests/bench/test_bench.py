@@ -43,13 +43,11 @@ def test_a_report_on_the_embedded_checkpoint_puts_ratios_first(monkeypatch):
     monkeypatch.setattr(bench, "CONTEXTS", (0,))
     report, text = run_bench(
         "embedded",
-        num_prompts=2,
-        num_rounds=1,
-        settings={"gen_length": 32, "slot_size": 8, "block_size": 32},
+        extent={"num_prompts": 2, "num_rounds": 1, "gen_length": 32},
+        settings={"slot_size": 8, "block_size": 32},
         threads=None,
         dtype="float32",
         device="cpu",
-        with_baseline=True,
         with_profile=True,
         progress=lambda text: None,
     )

@@ -24,10 +24,10 @@ SHAPE = Shape(
 SETTINGS = {"gen_length": 64, "slot_size": 8, "block_size": 32, "tau_slot": 0.6, "tau_token": 0.3}
 
 
-@pytest.fixture(scope="module")
-def inflated(checkpoint, tmp_path_factory) -> Path:
+@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=str)
+def inflated(checkpoint, tmp_path_factory, request) -> Path:
     target = tmp_path_factory.mktemp("inflated") / "model"
-    inflate(Path(checkpoint), target, SHAPE, torch.float32)
+    inflate(Path(checkpoint), target, SHAPE, request.param)
     return target
 
 
