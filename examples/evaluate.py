@@ -6,7 +6,7 @@ python examples/evaluate.py [FOLDER]
 import sys
 from pathlib import Path
 
-from refusion_eval.evaluate.loop import evaluate
+from refusion_eval.evaluation.loop import evaluate
 from refusion_eval.results.measured import run_figures
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.runs.model_args import parse_model_args

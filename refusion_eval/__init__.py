@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         generate_stream,
         load_model,
     )
+    from refusion_eval.evaluation.data_frame import evaluate
     from refusion_eval.types import Decoded
 
 __version__ = "1.0.0"
@@ -20,6 +21,7 @@ __all__ = [
     "LoadedModel",
     "__version__",
     "decoder_settings",
+    "evaluate",
     "generate",
     "generate_many",
     "generate_stream",
@@ -31,6 +33,10 @@ def __getattr__(name: str) -> Any:
     """Imports the interface when it is first used: `import refusion_eval` itself loads no torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "evaluate":
+        from refusion_eval.evaluation import data_frame
+
+        return data_frame.evaluate
     from refusion_eval import api
 
     return getattr(api, name)

@@ -148,26 +148,37 @@ def check_prompt(model: LoadedModel, prompt_ids: TokenIds, num_positions: int) -
     return prompt_ids
 
 
-def generate(model: LoadedModel, prompt_ids: TokenIds, decoder: str = "refusion", **settings: Any) -> Decoded:
+def generate(model: LoadedModel, prompt_ids: TokenIds | str, decoder: str = "refusion", **settings: Any) -> Decoded:
     """Decodes one prompt.
 
     Args:
         model: from `load_model`.
-        prompt_ids: token ids, at least one; see `check_prompt`.
+        prompt_ids: token ids, at least one; see `check_prompt`. A text is what a user says under the checkpoint's chat
+            template; without a template it is the beginning of the text to be written.
         decoder: name in `DECODERS`.
         **settings: fields of the decoder's settings class.
 
     Returns:
-        Tokens, why decoding ended, number of forwards, seconds and trace.
+        Tokens, why decoding ended, number of forwards, seconds and trace; for a text also the response as text.
 
     Raises:
         ConfigError: as `decoder_settings` and `check_prompt`, before anything is computed.
         DecodeError: decoding failed.
     """
     resolved = decoder_settings(model, decoder, **settings)
-    prompt = check_prompt(model, prompt_ids, resolved.num_positions)
+    as_text = isinstance(prompt_ids, str)
+    ids = _asked(model, prompt_ids) if isinstance(prompt_ids, str) else prompt_ids
+    prompt = check_prompt(model, ids, resolved.num_positions)
     settings_here = with_width_cost(resolved, lambda: model.width_cost)
-    return model.engine.run(DECODERS[decoder].decode, prompt, settings_here)
+    decoded = model.engine.run(DECODERS[decoder].decode, prompt, settings_here)
+    return dataclasses.replace(decoded, text=model.tokenizer.decode(decoded.tokens)) if as_text else decoded
+
+
+def _asked(model: LoadedModel, text: str) -> list[int]:
+    """Token ids of a text: of the user's turn if the checkpoint has a chat template, else of the text itself."""
+    tokenizer = model.tokenizer
+    has_template = bool(tokenizer.inner.chat_template)
+    return list(tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": text}]) if has_template else text))
 
 
 def generate_stream(

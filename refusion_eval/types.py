@@ -402,6 +402,7 @@ class Decoded:
         prefill_seconds: the part of `seconds` up to the end of the first forward, which reads the prompt; None if it
             was not timed, as in a batch.
         joules: energy that the device used in these seconds; None where it has no counter, and in a batch.
+        text: the response as text, without special tokens, if the prompt was a text; else None.
     """
 
     tokens: tuple[int, ...]
@@ -411,6 +412,7 @@ class Decoded:
     trace: Trace = field(repr=False)
     prefill_seconds: float | None = None
     joules: float | None = None
+    text: str | None = None
 
 
 Decoding = Generator[Forward, tuple[Readout, ...], Response]

@@ -29,7 +29,7 @@ GROUPS = {
         "benchmarks/test_an_eighth_benchmark.py",
         "benchmarks_dev",
         "decoders/test_one_file.py",
-        "evaluate/test_resume.py",
+        "evaluation/test_resume.py",
         "faults",
         "figures/test_commands.py",
         "lm_eval_plugin/test_adapter.py",

@@ -131,7 +131,6 @@ def test_a_single_id_and_an_iterator_are_prompts(model):
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        ("a text", "of the type str; give integers"),
         (b"a text", "of the type bytes"),
         (None, "of the type NoneType"),
         (5, "of the type int"),
@@ -382,3 +381,15 @@ def test_a_large_model_keeps_all_threads(monkeypatch):
     monkeypatch.setattr(loading.torch, "set_num_threads", lambda number: pytest.fail("a number was chosen"))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     loading._choose_threads(16e9)
+
+
+def test_a_text_is_asked_as_the_users_turn_and_answered_as_a_text():
+    embedded = refusion_eval.load_model("embedded", device="cpu")
+    turn = embedded.tokenizer.render_chat([{"role": "user", "content": "How many?"}])
+    by_text, by_ids = (
+        refusion_eval.generate(embedded, prompt, gen_length=16, slot_size=4, block_size=8)
+        for prompt in ("How many?", embedded.tokenizer.encode(turn))
+    )
+    assert by_text.tokens == by_ids.tokens
+    assert by_text.text == embedded.tokenizer.decode(by_ids.tokens)
+    assert by_ids.text is None

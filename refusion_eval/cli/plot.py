@@ -64,7 +64,7 @@ def plot(
 def _case_study(model: str, task: str, data: Path | None, run_dir: Path) -> Path:
     """Runs the first items of a task under the settings of the case study, by the paper's algorithm without fusing."""
     from refusion_eval.claims.studies import CASE_STUDY
-    from refusion_eval.evaluate.loop import evaluate, task_names
+    from refusion_eval.evaluation.loop import evaluate, task_names
     from refusion_eval.runs.model_args import parse_model_args
 
     where = {"pretrained": model, "decoder": "refusion", "run_dir": str(run_dir)}

@@ -15,7 +15,7 @@ def rerun(
 ) -> None:
     """Repeat a recorded run from its record and compare every sample: tokens, text, verdict."""
     log_to_stderr()
-    from refusion_eval.evaluate.rerun import rerun as repeat
+    from refusion_eval.evaluation.rerun import rerun as repeat
     from refusion_eval.runs.terminal import Interruption, resume_hint
 
     second = out or run_dir.with_name(f"{run_dir.name}-again")

@@ -23,7 +23,7 @@ from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.scripts.steps import EXIT_INCOMPLETE
 
 if TYPE_CHECKING:
-    from refusion_eval.evaluate.loop import Turn
+    from refusion_eval.evaluation.loop import Turn
 
 SYSTEM_FIELDS = ("decoder", "pretrained")
 HELPS = {
@@ -94,7 +94,7 @@ def run(
 ) -> None:
     """Run tasks with one system, record every sample, score the samples, and print and write the table."""
     log_to_stderr()
-    from refusion_eval.evaluate.loop import evaluate, own_tasks, run_worker_or_return, task_names
+    from refusion_eval.evaluation.loop import evaluate, own_tasks, run_worker_or_return, task_names
     from refusion_eval.results.measured import run_figures
     from refusion_eval.results.render import write_csv
     from refusion_eval.results.tables import summary, summary_table
@@ -153,7 +153,7 @@ def default_run_dir(runs: Path, model: str, name: str) -> Path:
 
 def _turn(text: str | None) -> "Turn | None":
     """Reads the value of --round."""
-    from refusion_eval.evaluate.loop import Turn
+    from refusion_eval.evaluation.loop import Turn
 
     if text is None:
         return None

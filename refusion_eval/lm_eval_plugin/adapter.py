@@ -20,7 +20,7 @@ from refusion_eval.benchmarks import OTHER, Task, is_sealed
 from refusion_eval.benchmarks.rows import texts_of
 from refusion_eval.engine.scoring import TokenScore
 from refusion_eval.errors import ConfigError, DecodeError
-from refusion_eval.evaluate.loop import Session, Turn, run_worker_or_return
+from refusion_eval.evaluation.loop import Session, Turn, run_worker_or_return
 from refusion_eval.lm_eval_plugin.evaluation import Evaluation, observe, own_task
 from refusion_eval.lm_eval_plugin.hooks import SEALING
 from refusion_eval.lm_eval_plugin.local_rows import read_local_rows

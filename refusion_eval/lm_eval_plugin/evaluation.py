@@ -22,7 +22,7 @@ from lm_eval.api.model import CachingLM
 
 from refusion_eval.benchmarks import OTHER, Row, Task, find_task, is_sealed
 from refusion_eval.errors import DataError
-from refusion_eval.evaluate.loop import Session
+from refusion_eval.evaluation.loop import Session
 from refusion_eval.lm_eval_plugin.filters import INVALID
 from refusion_eval.lm_eval_plugin.hooks import SANDBOX_VARIABLE
 from refusion_eval.metrics import Bootstrap, Timing, mean, measured, rate

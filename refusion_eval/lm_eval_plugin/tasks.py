@@ -14,7 +14,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from refusion_eval.errors import ConfigError, DataError, DecodeError, RefusionEvalError
-from refusion_eval.evaluate.loop import Outcome, Session, Turn, evaluate, find_tasks, own_tasks
+from refusion_eval.evaluation.loop import Outcome, Session, Turn, evaluate, find_tasks, own_tasks
 from refusion_eval.lm_eval_plugin.adapter import RefusionLM
 from refusion_eval.lm_eval_plugin.hooks import SANDBOX_VARIABLE, code_metrics
 from refusion_eval.lm_eval_plugin.local_rows import read_local_rows
@@ -35,7 +35,7 @@ def evaluate_any(
     model_cache: ModelCache | None = None,
     turn: Turn | None = None,
 ) -> Outcome:
-    """Runs tasks of this project and of lm-eval into one run directory, as `refusion_eval.evaluate.loop.evaluate` does.
+    """Runs tasks of this project and of lm-eval into one run directory, as `refusion_eval.evaluation.loop.evaluate` does.
 
     Prompts of lm-eval's tasks are written with the checkpoint's chat template, if it has one.
 

@@ -44,14 +44,21 @@ NO_TEMPLATE = "none"
 
 
 class ModelCache:
-    """Keeps the checkpoint that was opened last, so that successive systems on one checkpoint load its weights once."""
+    """Keeps the checkpoint that was opened last, so that successive systems on one checkpoint load its weights once.
 
-    def __init__(self) -> None:
+    Args:
+        given: a model that stands for every checkpoint that is asked for; None opens what is asked for.
+    """
+
+    def __init__(self, given: api.LoadedModel | None = None) -> None:
+        self._given = given
         self._key: tuple[Any, ...] | None = None
         self._model: api.LoadedModel | None = None
 
     def get(self, key: tuple[Any, ...], open_model: Callable[[], api.LoadedModel]) -> api.LoadedModel:
         """Returns the model of a key; opens it if another one was opened last, after releasing that one."""
+        if self._given is not None:
+            return self._given
         if self._model is None or key != self._key:
             self._model = None
             self._key, self._model = key, open_model()

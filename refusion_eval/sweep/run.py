@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.evaluate.loop import load_items, num_local_processes, run_worker_or_return, task_names
+from refusion_eval.evaluation.loop import load_items, num_local_processes, run_worker_or_return, task_names
 from refusion_eval.lm_eval_plugin.tasks import evaluate_any, find_other_tasks, split_names
 from refusion_eval.results.facts import read_facts
 from refusion_eval.results.figure import ACCURACY, MEAN_TASK, Figure

@@ -107,7 +107,7 @@ def test_it_is_decoded_judged_and_shown_in_the_table(copy: Path) -> None:
 def test_the_papers_seven_and_the_mini_tasks_stay_what_they_are(copy: Path) -> None:
     code = """
 from refusion_eval.benchmarks import BENCHMARKS
-from refusion_eval.evaluate.loop import find_tasks
+from refusion_eval.evaluation.loop import find_tasks
 from refusion_eval.results.figure import TASKS
 print(len(BENCHMARKS), len(TASKS), len(find_tasks(["mini_suite"])), len(find_tasks(["refusion_suite"])))
 """

@@ -15,7 +15,7 @@ import traceback
 from refusion_eval import api
 from refusion_eval.cli import main as command_line
 from refusion_eval.cli import run, table  # noqa: F401 - imported here so that no run has to
-from refusion_eval.evaluate.loop import load_items
+from refusion_eval.evaluation.loop import load_items
 from refusion_eval.paths import embedded_path
 from refusion_eval.results import facts, measured, tables  # noqa: F401
 from refusion_eval.runs import manifest as run_manifest

@@ -8,7 +8,7 @@ import pytest
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import make_table
 
-from refusion_eval.evaluate.loop import evaluate
+from refusion_eval.evaluation.loop import evaluate
 from refusion_eval.paths import tasks_path
 from refusion_eval.results.measured import run_figures
 from refusion_eval.runs.model_args import parse_model_args

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.evaluate.loop import evaluate
+from refusion_eval.evaluation.loop import evaluate
 from refusion_eval.lm_eval_plugin.adapter import RefusionLM
 from refusion_eval.runs.model_args import parse_model_args
 

@@ -9,7 +9,7 @@ import yaml
 from lm_eval.tasks import TaskManager
 
 from refusion_eval.errors import ConfigError, DataError
-from refusion_eval.evaluate.loop import Turn
+from refusion_eval.evaluation.loop import Turn
 from refusion_eval.lm_eval_plugin.local_rows import LocalSplits
 from refusion_eval.lm_eval_plugin.tasks import evaluate_any, find_other_tasks, split_names
 from refusion_eval.runs.model_args import parse_model_args

@@ -17,7 +17,7 @@ from refusion_eval.cli.run import with_system
 from refusion_eval.config import field_types
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError, DataError
-from refusion_eval.evaluate.loop import find_tasks
+from refusion_eval.evaluation.loop import find_tasks
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args, published_systems
 from refusion_eval.scripts.suite import suite_parser
 from refusion_eval.scripts.train import train_parser

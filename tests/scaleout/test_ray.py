@@ -12,7 +12,7 @@ import pytest
 
 from refusion_eval import api
 from refusion_eval.errors import ConfigError, ScaleOutError
-from refusion_eval.evaluate.loop import evaluate
+from refusion_eval.evaluation.loop import evaluate
 from refusion_eval.lm_eval_plugin.adapter import RefusionLM
 from refusion_eval.runs.job import Job
 from refusion_eval.runs.model_args import parse_model_args

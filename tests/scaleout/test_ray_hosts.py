@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from refusion_eval.evaluate.loop import evaluate
+from refusion_eval.evaluation.loop import evaluate
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.store.run_reader import RunReader
 from tests.scaleout.hosts import two_hosts

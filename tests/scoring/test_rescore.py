@@ -13,7 +13,7 @@ from rich.console import Console
 
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.errors import ConfigError, DataError, StoreError
-from refusion_eval.evaluate.loop import evaluate
+from refusion_eval.evaluation.loop import evaluate
 from refusion_eval.lm_eval_plugin import hooks as task_hooks
 from refusion_eval.lm_eval_plugin.filters import find_filter
 from refusion_eval.runs.job import Detokenizer, doc_hash

@@ -303,7 +303,7 @@ class Session:
         if channel.info.rank > 0:
             raise ScaleOutError(
                 f"process {channel.info.rank} of a launcher decodes for process 0 and drives no run of its own; call "
-                "refusion_eval.evaluate.loop.run_worker_or_return(args) before the run"
+                "refusion_eval.evaluation.loop.run_worker_or_return(args) before the run"
             )
         return TorchrunRunner(channel, self.system, self._register_process)
 

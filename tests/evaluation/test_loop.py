@@ -5,7 +5,7 @@ import pytest
 
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.errors import ConfigError, DataError
-from refusion_eval.evaluate.loop import Turn, evaluate, find_tasks, task_names
+from refusion_eval.evaluation.loop import Turn, evaluate, find_tasks, task_names
 from refusion_eval.results.facts import read_facts
 from refusion_eval.results.measured import run_figures
 from refusion_eval.runs import manifest

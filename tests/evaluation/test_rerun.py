@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from refusion_eval.errors import ConfigError, StoreError
-from refusion_eval.evaluate.loop import evaluate
-from refusion_eval.evaluate.rerun import arguments_of, rerun
+from refusion_eval.evaluation.loop import evaluate
+from refusion_eval.evaluation.rerun import arguments_of, rerun
 from refusion_eval.runs.manifest import run_arguments
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args
 from refusion_eval.store.run_reader import RunReader

@@ -4,7 +4,7 @@ import pytest
 from torch.distributed import HashStore
 
 from refusion_eval.errors import ConfigError, ScaleOutError
-from refusion_eval.evaluate.loop import Session
+from refusion_eval.evaluation.loop import Session
 from refusion_eval.lm_eval_plugin.adapter import RefusionLM
 from refusion_eval.runs.job import Job
 from refusion_eval.runs.model_args import parse_model_args

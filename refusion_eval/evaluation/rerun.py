@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from refusion_eval.errors import ConfigError, StoreError
-from refusion_eval.evaluate.loop import evaluate, run_worker_or_return
+from refusion_eval.evaluation.loop import evaluate, run_worker_or_return
 from refusion_eval.runs.manifest import build_manifest
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args
 from refusion_eval.runs.system import ModelCache, System

@@ -1,0 +1,74 @@
+"""`refusion_eval.evaluate`: one system on some tasks in one call, for notebooks and scripts."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from os import PathLike
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pandas as pd
+
+from refusion_eval.api import LoadedModel
+from refusion_eval.benchmarks import OURS
+from refusion_eval.errors import ConfigError
+from refusion_eval.evaluation import loop
+from refusion_eval.paths import EMBEDDED, EMBEDDED_FOLDER
+from refusion_eval.results.data_frames import figures
+from refusion_eval.runs.model_args import parse_model_args
+from refusion_eval.runs.system import ModelCache
+
+# Arguments of a run that a loaded model has decided already.
+DECIDED = ("pretrained", "dtype", "device", "attention", "revision", "adapter", "cuda_graphs", "kv_budget_gib", "tune")
+
+
+def evaluate(
+    model: str | LoadedModel,
+    tasks: str | Sequence[str] = (),
+    *,
+    limit: int | None = None,
+    run_dir: str | PathLike[str] | None = None,
+    data: str | PathLike[str] | None = None,
+    prompts: str = OURS,
+    sandbox: str = "auto",
+    **arguments: Any,
+) -> pd.DataFrame:
+    """Evaluates one system as `refusion-eval run` does, and returns its figures.
+
+    Args:
+        model: "embedded", a folder, a hub id, or what `load_model` returned.
+        tasks: benchmarks or task names, one or several; none means all. For an embedded model a benchmark's name means
+            its mini task.
+        limit: only the first items of every task.
+        run_dir: folder where samples are recorded and found again; None for one that is removed at the end.
+        data: folder with benchmark rows.
+        prompts: what a benchmark's name means: "ours", or "release" for the prompts of ReFusion's release.
+        sandbox: "auto", or "none" to run model-written code without isolation.
+        **arguments: the decoder, its settings and other model arguments, as `lm_eval --model_args` takes them. The
+            default decoder is that of a loaded model, else "refusion".
+
+    Returns:
+        One row for each task and metric, means included, with the columns of `refusion_eval.results.figures`.
+
+    Raises:
+        ConfigError: an argument is wrong, or a loaded model has decided it already.
+        DataError: the rows of a benchmark cannot be found; nothing was decoded.
+        CheckpointError: the checkpoint cannot be loaded.
+        StoreError: the run directory belongs to another run.
+    """
+    name = model
+    if isinstance(model, LoadedModel):
+        if decided := [argument for argument in DECIDED if argument in arguments]:
+            raise ConfigError(f"{', '.join(decided)}: the loaded model has decided that; give it to load_model instead")
+        folder = Path(model.name)
+        name = f"{EMBEDDED}:{folder.name}" if folder.parent == EMBEDDED_FOLDER else model.name
+        arguments = {"decoder": model.decoders[0], **arguments}
+    with ExitStack() as stack:
+        place = run_dir or Path(stack.enter_context(TemporaryDirectory(prefix="refusion_eval_"))) / "run"
+        places = {"run_dir": str(place), "data_dir": None if data is None else str(data)}
+        args = parse_model_args({"pretrained": name, **arguments, **places})
+        asked = [tasks] if isinstance(tasks, str) else tasks
+        names = loop.task_names(asked, args.pretrained, prompts=prompts, data=places["data_dir"])
+        cache = ModelCache(model if isinstance(model, LoadedModel) else None)
+        loop.evaluate(args, names, limit=limit, sandbox=sandbox, model_cache=cache)
+        return figures(place)
