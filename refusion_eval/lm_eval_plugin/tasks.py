@@ -35,7 +35,7 @@ def evaluate_any(
     model_cache: ModelCache | None = None,
     turn: Turn | None = None,
 ) -> Outcome:
-    """Runs tasks of this project and of lm-eval into one run directory, as `evaluation.loop.evaluate` does for the former.
+    """Runs tasks of this project and of lm-eval into one run directory, as `evaluation.loop.evaluate` does its own.
 
     Prompts of lm-eval's tasks are written with the checkpoint's chat template, if it has one.
 
