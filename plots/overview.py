@@ -1,90 +1,97 @@
 """Results CSV -> one picture: accuracy, speed and parallelism of every system on every task, with intervals.
 
 python plots/overview.py results/embedded/results.csv --out results/embedded/overview.png
+
+What the bars rest on is written to OUT with the ending .txt.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from refusion_eval.figures.style import Style, style_of
-from refusion_eval.results.figure import MEAN_TASK, Figure
+from refusion_eval.figures import style
+from refusion_eval.figures.names import mini_sentence, task_title
+from refusion_eval.results.figure import TASKS, Figure
 from refusion_eval.results.render import read_csv
+from refusion_eval.store.atomic_write import prepare_output, write_output
 
 PANELS = (
     (("accuracy", "pass@1"), "Accuracy (%)"),
-    (("tps",), "Tokens per second, batch 1"),
+    (("tps",), "Tokens/s, batch 1"),
     (("tpf",), "Tokens per forward"),
 )
 
 
 def draw(rows: Sequence[Figure], target: Path) -> None:
-    """Writes the picture. A figure that was not measured has no bar."""
-    tasks = sorted({row.task for row in rows if row.task != MEAN_TASK})
-    if any(row.task == MEAN_TASK for row in rows):
-        tasks.append(MEAN_TASK)
-    systems = {row.label: row.system for row in sorted(rows, key=lambda row: row.label, reverse=True)}
-    figure, panels = plt.subplots(
-        1, len(PANELS), figsize=(13, 0.42 * len(tasks) * len(systems) ** 0.5 + 1.6), sharey=True
-    )
-    for axes, (metrics, title) in zip(panels, PANELS, strict=True):
-        for number, system in enumerate(systems):
-            by_task = {row.task: row for row in rows if row.label == system and row.metric in metrics}
-            _bars(axes, tasks, by_task, number, len(systems), system, style_of(systems[system], list(systems.values())))
-        axes.set_title(title, fontsize=11)
-        axes.set_xlim(left=0)
-        axes.spines[["top", "right"]].set_visible(False)
-    benchmarks = {row.task: f"{'mini ' if row.mini else ''}{row.benchmark}" for row in rows} | {MEAN_TASK: MEAN_TASK}
-    panels[0].set_yticks(range(len(tasks)), [benchmarks[task] for task in tasks])
-    panels[0].invert_yaxis()
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.text(0.01, 0.008, _caption(rows), fontsize=8, color="#444444")
-    figure.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 0.025), ncols=len(systems), frameon=False)
-    figure.tight_layout(rect=(0, 0.07, 1, 1))
-    figure.savefig(target, dpi=150, metadata={"Software": None})
-    plt.close(figure)
+    """Writes the picture and its caption. A figure that was not measured has no bar."""
+    order = [*TASKS, *sorted({row.benchmark for row in rows} - set(TASKS))]  # means come last, under no task's name
+    named = {(row.is_mean, order.index(row.benchmark), row.task): _title(row) for row in rows}
+    tasks = {task: named[place, number, task] for place, number, task in sorted(named)}
+    by_label = {row.label: row.system for row in rows}
+    in_order = style.in_order(by_label.values())
+    labels = sorted(by_label, key=lambda label: (in_order.index(by_label[label]), label))
+    with style.paper_style():
+        figure = style.new_figure(style.TEXT_WIDTH, 0.5 + 0.1 * len(tasks) * (len(labels) + 1))
+        panels = figure.subplots(1, len(PANELS), sharey=True)
+        for axes, (metrics, title) in zip(panels, PANELS, strict=True):
+            for number, label in enumerate(labels):
+                by_task = {row.task: row for row in rows if row.label == label and row.metric in metrics}
+                look = style.style_of(by_label[label], list(by_label.values()))
+                _bars(axes, list(tasks), by_task, (number, len(labels)), label, look)
+            axes.set_xlabel(title)
+            axes.set_xlim(left=0)
+            axes.grid(visible=False, axis="y")
+        panels[0].set_yticks(range(len(tasks)), list(tasks.values()))
+        panels[0].invert_yaxis()
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=min(len(labels), 6))
+        prepare_output(target)
+        figure.savefig(target, metadata={"Software": None})
+    write_output(target.with_suffix(".txt"), f"{_caption(rows)}\n")
+
+
+def _title(row: Figure) -> str:
+    return f"{'mini ' if row.mini else ''}mean" if row.is_mean else task_title(row.benchmark, row.mini)
 
 
 def _bars(
-    axes: Axes, tasks: Sequence[str], rows: dict[str, Figure], number: int, count: int, label: str, style: Style
+    axes: Axes,
+    tasks: Sequence[str],
+    rows: Mapping[str, Figure],
+    place: tuple[int, int],
+    label: str,
+    look: style.Style,
 ) -> None:
+    """Draws the bars of one system, the `place[0]`th of `place[1]`."""
+    number, count = place
     height = 0.8 / count
-    places = [place for place, task in enumerate(tasks) if task in rows]
-    values = [rows[tasks[place]] for place in places]
-    centres = [place - 0.4 + height * (number + 0.5) for place in places]
+    shown = [(at - 0.4 + height * (number + 0.5), rows[task]) for at, task in enumerate(tasks) if task in rows]
     errors = [
-        [max(row.value - row.ci_low, 0) for row in values],
-        [max(row.ci_high - row.value, 0) for row in values],
+        [max(row.value - row.ci_low, 0) for _, row in shown],
+        [max(row.ci_high - row.value, 0) for _, row in shown],
     ]
-    bars = [row.value for row in values]
     axes.barh(
-        centres,
-        bars,
+        [centre for centre, _ in shown],
+        [row.value for _, row in shown],
         height,
         xerr=errors,
         label=label,
-        color=style.colour,
+        color=look.colour,
         edgecolor="white",
-        linewidth=0.6,
-        error_kw={"elinewidth": 1, "capsize": 2, "ecolor": "#303030"},
+        linewidth=0.4,
+        error_kw={"elinewidth": 0.6, "capsize": 1.2, "ecolor": style.GREY},
     )
 
 
 def _caption(rows: Sequence[Figure]) -> str:
     hardware = ", ".join(sorted({row.hardware for row in rows if row.hardware}))
-    mini = "Mini tasks (synthetic), not the real benchmarks. " if any(row.mini for row in rows) else ""
-    return f"{mini}Bars: 95% intervals. {hardware}"
+    return " ".join(filter(None, [mini_sentence(rows), "Bars: 95% intervals.", hardware and f"Hardware: {hardware}."]))
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("csv", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -25,6 +26,17 @@ def paper_table(
     item: Annotated[str | None, typer.Option(help="Table 8: the benchmark's id of the problem.")] = None,
     task: Annotated[str | None, typer.Option(help="Table 8: task or benchmark of the problem.")] = None,
     data: Data = None,
+    rows: Annotated[
+        str | None,
+        typer.Option(help="Tables 1 to 4: the systems to show, by label, in this order, separated by commas."),
+    ] = None,
+    row: Annotated[
+        str | None,
+        typer.Option(help="Tables 1 to 4: print one measured system as lines for an existing LaTeX table; no file."),
+    ] = None,
+    intervals: Annotated[
+        bool, typer.Option("--intervals/--no-intervals", help="Whether LaTeX shows intervals.")
+    ] = True,
 ) -> None:
     """Write tables of the paper with published and measured figures side by side: CSV, Markdown and LaTeX.
 
@@ -40,15 +52,30 @@ def paper_table(
         raise ConfigError(f"{table!r}: name tables by number, 1 to {ANSWERS}, or all")
     if (ANSWERS in numbers) != (item is not None) or (ANSWERS in numbers and numbers != [ANSWERS]):
         raise ConfigError("Table 8 shows one problem: paper-table 8 RUN RUN RUN --item ID; other tables take no --item")
-    prepare(out / f"table{numbers[0]}.csv")
+    if row is None:
+        prepare(out / f"table{numbers[0]}.csv")
     if item is not None:
         made = [_answers(results or [], task, item, data)]
     else:
         measured = measured_figures(results or [], baseline=baseline)
-        made = [make_table(number, measured, paper) for number in numbers]
+        systems = [row] if row is not None else [] if rows is None else [name.strip() for name in rows.split(",")]
+        made = [make_table(number, measured, paper, systems) for number in numbers]
     for each in made:
-        for path in each.write(out):
-            print(path)
+        if row is None:
+            for path in each.write(out, intervals=intervals):
+                print(path)
+        else:
+            _print_row(each, row, intervals)
+
+
+def _print_row(table: "Table", name: str, intervals: bool) -> None:
+    """Prints the score and throughput of a measured system, without the columns that say which is which."""
+    lines = [line for line in table.lines if line.origin == "measured"]
+    if not lines:
+        raise ConfigError(f"{name} was not measured; name its run or results CSV")
+    for line in lines:
+        label, _, _, *figures = line.shown
+        print("\n".join(table.latex_lines(replace(line, cells=(label, *figures), num_repeated=0), intervals=intervals)))
 
 
 def _answers(run_dirs: list[Path], task: str | None, item: str, data: Path | None) -> "Table":

@@ -1,5 +1,5 @@
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -35,8 +35,12 @@ def plot(
         ),
     ] = None,
     data: Data = None,
+    width: Annotated[
+        Literal["one", "two"] | None,
+        typer.Option(help="Columns of a paper that the figure takes. Default: as many as it needs."),
+    ] = None,
 ) -> None:
-    """Draw a figure of the paper from measured figures beside the published ones: CSV, PNG and PDF."""
+    """Draw a figure of the paper from measured figures beside the published ones: CSV, PNG, PDF, and its caption."""
     from refusion_eval.figures.figures import FIGURES, rows_of, write_figure
     from refusion_eval.figures.points import TASK
 
@@ -57,7 +61,7 @@ def plot(
     rows = rows_of(name, sources or [], task)
     if rows is None:
         rows = _moments(name, sources or [], task, item)
-    for path in write_figure(name, rows, out):
+    for path in write_figure(name, rows, out, width):
         print(path)
 
 

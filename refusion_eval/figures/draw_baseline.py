@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.collections import LineCollection
 from matplotlib.patheffects import withStroke
 from matplotlib.transforms import Bbox
 
@@ -20,14 +20,16 @@ _POINTS = 72.0
 _CLEARLY = 1.05  # a label clearly belongs to its point if all other points are farther away by this factor
 
 
-def draw_against_baseline(points: Sequence[Point]) -> Figure:
+def draw_against_baseline(points: Sequence[Point], width: style.Width | None = None) -> style.Drawing:
     """Figure 1: score and throughput minus the baseline's, published and measured points in separate axes."""
     published = [point for point in points if point.origin == "published"]
     measured = [point for point in points if point.origin == "measured"]
     groups = [group for group in (published, measured) if group]
     with style.paper_style():
-        figure = style.new_figure(style.TEXT_WIDTH if len(groups) > 1 else style.COLUMN_WIDTH, 2.75)
-        panels = list(zip(figure.subplots(1, len(groups), squeeze=False)[0], groups, strict=True))
+        inches = style.page_width(width, "two" if len(groups) > 1 else "one")
+        shape = (len(groups), 1) if inches == style.COLUMN_WIDTH else (1, len(groups))
+        figure = style.new_figure(inches, 2.6 * shape[0])
+        panels = list(zip(figure.subplots(*shape, squeeze=False).flat, groups, strict=True))
         for number, (axes, group) in enumerate(panels):
             _quadrants(axes, group)
             for point in group:
@@ -35,14 +37,14 @@ def draw_against_baseline(points: Sequence[Point]) -> Figure:
             title = f"published, MBPP ({group[0].hardware})"
             style.panel_title(axes, number, title if group is published else f"measured, {benchmark_title(group)}")
             axes.set_xlabel("Throughput minus AR baseline (tokens/s)")
-            axes.set_ylabel("Score minus AR baseline (points)" if number == 0 else "")
-        style.add_caption(figure, [mini_sentence(measured), _published_note(published), *caption(measured)])
+            axes.set_ylabel("Score minus AR baseline (points)" if number == 0 or shape[1] == 1 else "")
         figure.draw_without_rendering()  # labels are placed in the final layout
         for axes, group in panels:
             labels = [Label(point.label + ("\u2020" if point.note else ""), point.x, point.y) for point in group]
             lines = [line.get_window_extent() for line in axes.get_lines() if line.get_label() == "baseline"]
+            lines += [bar.get_window_extent() for bar in axes.collections if isinstance(bar, LineCollection)]
             place_labels(axes, labels, size=6.5, lines=lines)
-    return figure
+    return style.drawing(figure, [mini_sentence(measured), _published_note(published), *caption(measured)])
 
 
 def _quadrants(axes: Axes, points: Sequence[Point]) -> None:

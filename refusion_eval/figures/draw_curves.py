@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
@@ -37,33 +37,32 @@ _LEAST_RANGE = 6.0  # points of score in Figures 4 and 8, so that differences of
 _SIZES = ("slot_size", "block_size")  # drawn on a logarithmic axis
 
 
-def draw_locality(points: Sequence[Point]) -> Figure:
+def draw_locality(points: Sequence[Point], width: style.Width | None = None) -> style.Drawing:
     """Figure 3: what a revealed token changes, by distance, with one panel for each model."""
     panels = list(dict.fromkeys(point.panel for point in points))
     series = sorted({point.series for point in points}, key=lambda name: float(name.partition("=")[2]))
+    distances = [distance for distance in DISTANCES if any(point.x == distance for point in points)]
+    inches = style.page_width(width, "one" if len(panels) == 1 else "two")
+    stacked = inches == style.COLUMN_WIDTH
     with style.paper_style():
-        figure = style.new_figure(style.COLUMN_WIDTH if len(panels) == 1 else style.TEXT_WIDTH, 2.2)
-        grid = figure.subplots(1, len(panels), squeeze=False)[0]
+        figure = style.new_figure(inches, 2.2 * (len(panels) if stacked else 1) + 0.2)
+        grid = figure.subplots(*((len(panels), 1) if stacked else (1, len(panels))), squeeze=False, sharey=True).flat
         for number, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
             for place, name in enumerate(series):
                 curve = [point for point in points if (point.panel, point.series) == (panel, name)]
                 look = style.ORDERED[place % len(style.ORDERED)]
                 for side in (-1, 1):  # there is no distance 0, so the line has a gap
                     half = [point for point in curve if point.x * side > 0]
-                    label = half[0].label if side < 0 and half else ""
+                    label = half[0].label if side < 0 and half and number == 0 else ""
                     _curve(axes, half, look, label, xs=[_place(point.x) for point in half])
             axes.axvline(0, color=style.BLACK, linewidth=0.6, linestyle=(0, (1, 1)))
-            axes.set_xticks(
-                [_place(d) for d in DISTANCES], [f"{d}".replace("-", "\u2212") for d in DISTANCES], rotation=90
-            )
-            axes.set_ylim(bottom=0)
-            axes.set_xlim(_place(DISTANCES[7]) - 0.4, _place(DISTANCES[-1]) + 0.4)
-            axes.set_xlabel("Distance from the revealed token")
-            axes.set_ylabel("Jensen-Shannon divergence (nats)" if number == 0 else "")
-            axes.legend(title="masked share", title_fontsize=7, loc="upper right")
+            axes.set_xticks([_place(d) for d in distances], [f"{d}".replace("-", "\u2212") for d in distances])
+            axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+            axes.set_xlabel("Distance from the revealed token" if not stacked or number == len(panels) - 1 else "")
+            axes.set_ylabel("JS divergence (nats)" if stacked or number == 0 else "")
             style.panel_title(axes, number if len(panels) > 1 else None, panel)
-        style.add_caption(figure, [mini_sentence(points), *caption(points, "responses"), NO_PUBLISHED])
-    return figure
+        figure.legend(loc="outside upper center", ncols=len(series), title="masked share", title_fontsize=7)
+    return style.drawing(figure, [mini_sentence(points), *caption(points, "responses"), NO_PUBLISHED])
 
 
 def _place(distance: float) -> float:
@@ -71,11 +70,11 @@ def _place(distance: float) -> float:
     return math.copysign(1 + math.log2(abs(distance)), distance)
 
 
-def draw_frontier(points: Sequence[Point]) -> Figure:
+def draw_frontier(points: Sequence[Point], width: style.Width | None = None) -> style.Drawing:
     """Figure 6: score against tokens per forward, with one curve for each system."""
-    series = list(dict.fromkeys(point.series for point in points))
+    series = style.in_order(point.series for point in points)
     with style.paper_style():
-        figure = style.new_figure(style.COLUMN_WIDTH, 2.5)
+        figure = style.new_figure(style.page_width(width, "one"), 2.5)
         axes = figure.subplots()
         for name in series:
             curve = sorted((point for point in points if point.series == name), key=lambda point: point.x)
@@ -87,49 +86,52 @@ def draw_frontier(points: Sequence[Point]) -> Figure:
             handles.append(Line2D([], [], **_RING))
             labels.append("operating point")
         figure.legend(handles, labels, loc="outside upper center", ncols=2, columnspacing=1.4)
-        sentences = [mini_sentence(points), f"{benchmark_title(points)}.", *caption(points), NO_PUBLISHED]
-        style.add_caption(figure, sentences)
-    return figure
+    return style.drawing(figure, [mini_sentence(points), f"{benchmark_title(points)}.", *caption(points), NO_PUBLISHED])
 
 
-def draw_scaling(points: Sequence[Point]) -> Figure:
+def draw_scaling(points: Sequence[Point], width: style.Width | None = None) -> style.Drawing:
     """Figure 7: score above throughput by training samples; a column for each task, `MOST_COLUMNS` in a band."""
     panels = list(dict.fromkeys(point.panel for point in points))
-    series = list(dict.fromkeys(point.series for point in points))
+    series = style.in_order(point.series for point in points)
     num_rows = 2 if any(point.metric == "tps" for point in points) else 1
-    num_columns = min(len(panels), MOST_COLUMNS)
+    inches = style.page_width(width, "one" if len(panels) == 1 else "two")
+    num_columns = min(len(panels), MOST_COLUMNS if inches == style.TEXT_WIDTH else MOST_COLUMNS // 2)
     num_bands = math.ceil(len(panels) / num_columns)
     with style.paper_style():
-        width = style.COLUMN_WIDTH if len(panels) == 1 else style.TEXT_WIDTH
-        figure = style.new_figure(width, (0.7 + 1.1 * num_rows) * num_bands)
-        grid = figure.subplots(num_rows * num_bands, num_columns, squeeze=False)
+        figure = style.new_figure(inches, (0.5 + 1.0 * num_rows) * num_bands + 0.2)
+        grid = figure.subplots(num_rows * num_bands, num_columns, squeeze=False, sharex=True)
+        for row in range(num_rows):  # all axes of one quantity have one scale
+            for axes in grid[row::num_rows].flat:
+                axes.sharey(grid[row, 0]) if axes is not grid[row, 0] else None
         for number, panel in enumerate(panels):
             band, column = divmod(number, num_columns)
             cells = list(grid[num_rows * band : num_rows * (band + 1), column])
-            _scaling_panel(cells, [point for point in points if point.panel == panel], series)
+            _scaling_panel(cells, [point for point in points if point.panel == panel], series, is_first=column == 0)
             style.panel_title(cells[0], number, task_title(panel, points[0].mini))
         for axes in grid[-num_rows:, len(panels) - num_columns * (num_bands - 1) :].flat:
             axes.remove()
         if len(series) > 1:
-            grid[0, 0].legend()
-        style.add_caption(figure, [mini_sentence(points), *caption(points), NO_PUBLISHED])
-    return figure
+            figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=len(series))
+        figure.supxlabel("Training samples", size=8)
+    return style.drawing(figure, [mini_sentence(points), *caption(points), NO_PUBLISHED])
 
 
-def _scaling_panel(cells: Sequence[Axes], points: Sequence[Point], series: Sequence[str]) -> None:
-    """Draws one task: its score, and below it its throughput if there is any."""
+def _scaling_panel(cells: Sequence[Axes], points: Sequence[Point], series: Sequence[str], *, is_first: bool) -> None:
+    """Draws one task: its score, and below it its throughput if there is any. The first one names the axes."""
     values = sorted({point.x for point in points})
     for row, axes in enumerate(cells):
         shown = [point for point in points if (point.metric == "tps") == (row == 1)]
         for name in series:
             curve = [point for point in shown if point.series == name]
             _curve(axes, curve, style.style_of(name, series), curve[0].label if curve else "")
-        if shown:
-            axes.set_ylabel(_SCORES.get(shown[0].metric, shown[0].metric))
+        if is_first:
+            axes.set_ylabel("Tokens/s" if row == 1 else "Score (%)")
         axes.set_xscale("log")
         axes.set_xlim(values[0] / 1.5, values[-1] * 1.5)
-        axes.set_xticks(values, [_amount(value) if axes is cells[-1] else "" for value in values], rotation=45)
-    cells[-1].set_xlabel("Training samples")
+        # The first, the middle and the last value, which have room side by side.
+        ticks = sorted({values[0], values[len(values) // 2], values[-1]})
+        axes.set_xticks(ticks, [_amount(value) for value in ticks])
+        axes.tick_params(labelleft=is_first, labelbottom=axes is cells[-1])
 
 
 def _amount(value: float) -> str:
@@ -139,14 +141,19 @@ def _amount(value: float) -> str:
     return f"{value:g}"
 
 
-def draw_swept(points: Sequence[Point]) -> Figure:
+def draw_swept(points: Sequence[Point], width: style.Width | None = None) -> style.Drawing:
     """Figures 4 and 8: score and throughput minus the baseline's, with the sweet spot of each setting shaded."""
     panels = sorted(dict.fromkeys(point.panel for point in points), key=lambda name: [*_SETTINGS, name].index(name))
-    series = list(dict.fromkeys(point.series for point in points))
+    series = style.in_order(point.series for point in points)
     rows = ((DELTA_SCORE, "$\\Delta$ score (points)"), (DELTA_TPS, "$\\Delta$ TPS (tokens/s)"))
+    inches = style.page_width(width, "one" if len(panels) == 1 else "two")
+    stacked = inches == style.COLUMN_WIDTH and len(panels) > 1
     with style.paper_style():
-        figure = style.new_figure(style.COLUMN_WIDTH if len(panels) == 1 else style.TEXT_WIDTH, 2.7)
-        grid = figure.subplots(2, len(panels), sharex="col", sharey="row", squeeze=False)
+        figure = style.new_figure(inches, 1.75 * len(panels) if stacked else 2.7)
+        if stacked:  # a row for each setting
+            grid = figure.subplots(len(panels), 2, sharex="row", sharey="col", squeeze=False).T
+        else:
+            grid = figure.subplots(2, len(panels), sharex="col", sharey="row", squeeze=False)
         for column, panel in enumerate(panels):
             for (metric, name), axes in zip(rows, grid[:, column], strict=True):
                 _draw_sweet_spot(axes, panel, points)
@@ -154,28 +161,33 @@ def draw_swept(points: Sequence[Point]) -> Figure:
                 for system in series:
                     key = (panel, metric, system)
                     curve = [point for point in points if (point.panel, point.metric, point.series) == key]
-                    _curve(axes, curve, style.style_of(system, series))
-                axes.set_ylabel(name if column == 0 else "")
-            _setting_axis(grid[1, column], panel, points)
+                    # Without lines, which would join the noise of single runs.
+                    _curve(axes, curve, replace(style.style_of(system, series), line="none"))
+                axes.set_ylabel(name if column == 0 or stacked else "")
+                if stacked or metric == DELTA_TPS:
+                    _setting_axis(axes, panel, points)
             if len(panels) > 1:
                 style.panel_title(grid[0, column], column, _SETTINGS.get(panel, (panel,))[0])
         low, high = grid[0, 0].get_ylim()
         if high - low < _LEAST_RANGE:
             middle = (low + high) / 2
             grid[0, 0].set_ylim(middle - _LEAST_RANGE / 2, middle + _LEAST_RANGE / 2)
-        num_columns = 4 if len(panels) > 1 else 2
-        figure.legend(handles=_swept_legend(points), loc="outside upper center", ncols=num_columns, columnspacing=1.4)
+        num_columns = 4 if inches == style.TEXT_WIDTH else 2
+        legend = _swept_legend(points)
+        figure.legend(handles=legend, loc="outside upper center", ncols=num_columns, columnspacing=1.4)
         figure.align_ylabels(grid[:, 0])
-        sentences = [
-            f"{benchmark_title(points)}. $\\Delta$: minus the autoregressive baseline (AR).",
-            mini_sentence(points),
-            *caption(points),
-            "Shaded: values around the operating point with a score no worse than AR's (the upper bound of the "
-            "difference is at least 0) and a higher throughput (its lower bound is above 0).",
-            "" if points[0].mini else "Dotted: bounds of the sweet spot that the paper prints.",
-        ]
-        style.add_caption(figure, sentences)
-    return figure
+    has_spot = any(isinstance(handle, Patch) for handle in legend)
+    sentences = [
+        f"{benchmark_title(points)}. \u0394: minus the autoregressive baseline (AR).",
+        mini_sentence(points),
+        *caption(points),
+        "Shaded: values around the operating point with a score no worse than AR's (the upper bound of the "
+        "difference is at least 0) and a higher throughput (its lower bound is above 0)."
+        if has_spot
+        else "",
+        "" if points[0].mini else "Dotted: bounds of the sweet spot that the paper prints.",
+    ]
+    return style.drawing(figure, sentences)
 
 
 def _setting_axis(axes: Axes, panel: str, points: Sequence[Point]) -> None:
@@ -236,11 +248,11 @@ def _main_series(points: Sequence[Point]) -> str:
 
 
 def _swept_legend(points: Sequence[Point]) -> list[Line2D | Patch]:
-    names = dict.fromkeys((point.series, point.label) for point in points)
+    labels = {point.series: point.label for point in points}
     handles: list[Line2D | Patch] = []
-    for system, label in names:
-        look = style.style_of(system, [name for name, _ in names])
-        handles.append(Line2D([], [], color=look.colour, marker=look.marker, linestyle=look.line, label=label))
+    for system in style.in_order(labels):
+        look = style.style_of(system, list(labels))
+        handles.append(Line2D([], [], color=look.colour, marker=look.marker, linestyle="none", label=labels[system]))
     if any(point.mark == OPERATING_POINT for point in points):
         handles.append(Line2D([], [], **_RING, label="operating point"))
     handles.append(Line2D([], [], color=style.BLACK, linewidth=0.6, linestyle=(0, (4, 2)), label="AR baseline"))

@@ -9,8 +9,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LinearSegmentedColormap, Normalize, to_hex
-from matplotlib.figure import Figure
+from matplotlib.colors import BoundaryNorm, LinearSegmentedColormap, to_hex
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
@@ -22,11 +21,11 @@ _CHARACTER, _LINE = 0.602, 1.75  # width and height of a character in units of t
 _POINTS = 72.0
 _LEAST_LINES = 4  # height that the colour bar needs
 
-# state -> face, edge, text, hatch. The states differ in darkness and hatching, not only in hue.
+# state -> face, edge, text, hatch. The states differ in darkness, hatching and lines, not only in hue.
 _STATES = {
     "mask": ("#ffffff", "#d0d0d0", style.GREY, ""),
     "planned": ("#ffffff", style.BLUE, style.GREY, "...."),
-    "draft": ("#fdeecb", style.ORANGE, style.BLACK, "////"),
+    "draft": ("#fdeecb", style.ORANGE, style.BLACK, ""),
     "fixed": ("#c9dff0", "#9fbfd8", style.BLACK, ""),
     "new": ("#0b4f8a", "#0b4f8a", "#ffffff", ""),
     "rejected": ("#ffffff", style.VERMILLION, style.VERMILLION, ""),
@@ -41,21 +40,21 @@ _NAMES = {
 }
 
 
-def draw_order(cells: Sequence[TokenCell]) -> Figure:
+def draw_order(cells: Sequence[TokenCell], width: style.Width | None = None) -> style.Drawing:
     """Figure 5: the text. Later tokens are darker, and the number of the step stands above the start of each slot."""
     size, line = 6.5, _LINE + 0.35
-    page = style.COLUMN_WIDTH if _longest_line(cells) <= _characters(style.COLUMN_WIDTH, size) else style.TEXT_WIDTH
-    width = _characters(page, size)
-    placed = lay_out(cells, width)
+    page = style.page_width(width, "one" if _longest_line(cells) <= _characters(style.COLUMN_WIDTH, size) else "two")
+    characters = _characters(page, size)
+    placed = lay_out(cells, characters)
     num_moments = max(cell.order for cell in cells)
-    norm = Normalize(1, max(num_moments, 2))
-    # From light to dark, so that greyscale keeps the order; both ends differ from paper and text.
-    colours = LinearSegmentedColormap.from_list("order", colormaps["YlGnBu"](np.linspace(0.08, 0.95, 64)))
+    # From light to dark, so that greyscale keeps the order; both ends differ from paper and text. One colour a step.
+    colours = LinearSegmentedColormap.from_list("order", colormaps["YlGnBu"](np.linspace(0.08, 0.95, 64)), num_moments)
+    norm = BoundaryNorm(np.arange(0.5, num_moments + 1), num_moments)
     with style.paper_style():
         num_lines = max(*(token.line + 1 for token in placed), _LEAST_LINES)
         figure = style.new_figure(page, num_lines * size * line / _POINTS + 0.15)
         axes = figure.subplots()
-        _page(axes, width, line, num_lines)
+        _page(axes, characters, line, num_lines)
         before = (0, -1)  # step and slot of the token before
         for token in placed:
             face = to_hex(colours(norm(token.cell.order)))
@@ -75,35 +74,36 @@ def draw_order(cells: Sequence[TokenCell]) -> Figure:
         scale.set_label("decoding step", size=7)
         scale.ax.tick_params(labelsize=6.5, length=2)
         scale.outline.set_linewidth(0.4)
-        first = cells[0]
-        in_order = sum(a.order <= b.order for a, b in itertools.pairwise(cells))
-        sentences = [
-            *_about(first),
-            f"{len(cells)} tokens in {num_moments} steps; the number at the head of a slot, and the darkness, say in "
-            f"which step its tokens became final. {in_order} of {len(cells) - 1} neighbours came in reading order.",
-        ]
-        style.add_caption(figure, sentences)
-    return figure
+    in_order = sum(a.order <= b.order for a, b in itertools.pairwise(cells))
+    sentences = [
+        *_about(cells[0]),
+        f"{len(cells)} tokens in {num_moments} steps; the number at the head of a slot, and the darkness, say in "
+        f"which step its tokens became final. {in_order} of {len(cells) - 1} neighbours came in reading order.",
+    ]
+    return style.drawing(figure, sentences)
 
 
-def draw_steps(cells: Sequence[TokenCell]) -> Figure:
+def draw_steps(cells: Sequence[TokenCell], width: style.Width | None = None) -> style.Drawing:
     """Figure 9: the same text at several moments, one panel for each."""
     size = 5.4
     panels = sorted({cell.panel for cell in cells})
-    fits = [number for number in (3, 2) if _longest_line(cells) <= _characters(style.TEXT_WIDTH / number, size)]
-    columns = min(len(panels), fits[0] if fits else 2)
-    width = _characters(style.TEXT_WIDTH / columns, size)
-    layouts = {panel: lay_out([cell for cell in cells if cell.panel == panel], width) for panel in panels}
+    inches = style.page_width(width, "two")
+    most = 3 if inches == style.TEXT_WIDTH else 1
+    fits = [number for number in range(most, 0, -1) if _longest_line(cells) <= _characters(inches / number, size)]
+    columns = min(len(panels), fits[0] if fits else min(most, 2))
+    columns = next(number for number in range(columns, 0, -1) if number == 1 or len(panels) % number != 1)
+    characters = _characters(inches / columns, size)
+    layouts = {panel: lay_out([cell for cell in cells if cell.panel == panel], characters) for panel in panels}
     num_lines = max(token.line for placed in layouts.values() for token in placed) + 1
     rows = -(-len(panels) // columns)
     with style.paper_style():
         height = rows * (num_lines * size * _LINE / _POINTS + 0.3) + 0.3
-        figure = style.new_figure(style.TEXT_WIDTH, height)
+        figure = style.new_figure(inches, height)
         grid = figure.subplots(rows, columns, squeeze=False)
         previous: dict[int, str] = {}
         for number, panel in enumerate(panels):
             axes = grid[number // columns, number % columns]
-            _page(axes, width, _LINE, num_lines)
+            _page(axes, characters, _LINE, num_lines)
             for token in layouts[panel]:
                 state = token.cell.state
                 if state == "fixed" and previous.get(token.cell.position) != "fixed":
@@ -119,9 +119,10 @@ def draw_steps(cells: Sequence[TokenCell]) -> Figure:
             if state in shown:
                 face, edge, _, hatch = _STATES[state]
                 handles.append(Patch(facecolor=face, edgecolor=edge, hatch=hatch, label=name))
-        figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), handlelength=1.4)
-        style.add_caption(figure, [*_about(cells[0]), "Accepted now: since the panel before."])
-    return figure
+        figure.legend(
+            handles=handles, loc="outside upper center", ncols=len(handles) if most > 1 else 3, handlelength=1.4
+        )
+    return style.drawing(figure, [*_about(cells[0]), "Accepted now: since the panel before."])
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +198,16 @@ def _box(axes: Axes, token: Placed, look: tuple[str, str, str, str], size: float
     extent = max(token.length, 1) * _CHARACTER
     left, top = token.column * _CHARACTER, token.line * line + (line - 1.45)
     axes.add_patch(
-        Rectangle((left + 0.03, top), extent - 0.06, 1.35, facecolor=face, edgecolor=edge, linewidth=0.4, hatch=hatch)
+        Rectangle(
+            (left + 0.03, top),
+            extent - 0.06,
+            1.35,
+            facecolor=face,
+            edgecolor=edge,
+            linewidth=0.4,
+            hatch=hatch,
+            linestyle="--" if look is _STATES["draft"] else "-",
+        )
     )
     middle = top + 0.70
     # One text for each character, so that the grid is monospaced whatever advance widths the renderer has.

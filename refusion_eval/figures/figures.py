@@ -1,16 +1,18 @@
 """Every figure of the paper by name: what it is drawn from, and what draws it."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from matplotlib.figure import Figure
-
+from refusion_eval.benchmarks import find_task
 from refusion_eval.errors import ConfigError
 from refusion_eval.figures import draw_curves, draw_text, points
 from refusion_eval.figures.draw_baseline import draw_against_baseline
 from refusion_eval.figures.rows import Point, TokenCell, is_rows_file, read_rows, write_rows
-from refusion_eval.figures.style import save_figure
+from refusion_eval.figures.style import COLUMN_WIDTH, Drawing, Width, save_figure
+from refusion_eval.results.render import latex_text
+from refusion_eval.store.atomic_write import write_output
 
 
 class PaperFigure(NamedTuple):
@@ -20,19 +22,20 @@ class PaperFigure(NamedTuple):
         shows: what the figure shows, for readers.
         sources: what its rows are read from, for readers.
         read: reads the rows from sources for a benchmark; None if a run's samples and tokenizer are needed.
-        draw: draws the rows.
+        draw: draws the rows for one or two columns of a paper, by default as many as they need.
         kind: class of its rows.
     """
 
     shows: str
     sources: str
     read: Callable[[Sequence[Path], str], Sequence[Any]] | None
-    draw: Callable[[Sequence[Any]], Figure]
+    draw: Callable[[Sequence[Any], Width | None], Drawing]
     kind: type[Point] | type[TokenCell] = Point
 
 
 _SWEEPS = "folders of sweeps (refusion-eval sweep)"
 _RUN = "a run directory"
+_OF_ONE_TASK = ("figure1", "figure5", "figure9")
 
 FIGURES: Mapping[str, PaperFigure] = {
     "figure1": PaperFigure(
@@ -89,13 +92,55 @@ def rows_of(name: str, sources: Sequence[Path], task: str | None = None) -> Sequ
     return None if figure.read is None else figure.read(sources, task or points.only_task(sources) or points.TASK)
 
 
-def write_figure(name: str, rows: Sequence[Any], out: Path) -> list[Path]:
-    """Writes OUT/NAME.csv, .png and .pdf, or OUT/NAME_mini for mini tasks. The figure is drawn from the written CSV.
+def write_figure(name: str, rows: Sequence[Any], out: Path, width: Width | None = None) -> list[Path]:
+    """Writes a figure as .csv, .png and .pdf, and its caption as .txt and .tex. It is drawn from the written CSV.
+
+    The files are called after the figure, with `_mini` for mini tasks. Those of Figures 1, 5 and 9 name the task, and
+    the item if there is one, so that figures of several do not replace each other.
+
+    Args:
+        name: name of the figure.
+        rows: its rows.
+        out: folder of the files.
+        width: columns of a paper that the figure takes; None for as many as it needs.
 
     Raises:
         StoreError: a file cannot be written.
     """
     figure = FIGURES[name]
-    csv = out / (f"{name}_mini.csv" if any(row.mini for row in rows) else f"{name}.csv")
+    stem = out / _stem(name, rows)
+    csv, text, latex = (stem.with_name(f"{stem.name}.{ending}") for ending in ("csv", "txt", "tex"))
     write_rows(csv, figure.kind, rows)
-    return [csv, *save_figure(figure.draw(read_rows(csv, figure.kind)), csv.with_suffix(""))]
+    drawn = figure.draw(read_rows(csv, figure.kind), width)
+    pictures = save_figure(drawn.figure, stem)
+    write_output(text, f"{drawn.caption}\n")
+    write_output(latex, _float(stem.name, drawn))
+    return [csv, *pictures, text, latex]
+
+
+def _stem(name: str, rows: Sequence[Any]) -> str:
+    mini = "_mini" if any(row.mini for row in rows) else ""
+    if name not in _OF_ONE_TASK:
+        return f"{name}{mini}"
+    measured = [row for row in rows if isinstance(row, TokenCell) or row.origin == "measured"]
+    if not measured:
+        return name
+    known = find_task(measured[0].task)
+    task = measured[0].task if known is None else known.benchmark.name
+    item = f"_{measured[0].item}" if isinstance(measured[0], TokenCell) else ""
+    return re.sub(r"[^\w.-]+", "-", f"{name}{mini}_{task}{item}")
+
+
+def _float(name: str, drawn: Drawing) -> str:
+    """The figure with its caption for LaTeX, over as many columns as it was drawn for."""
+    kind = "figure" if drawn.figure.get_figwidth() <= COLUMN_WIDTH else "figure*"
+    lines = [
+        r"% needs \usepackage{graphicx}",
+        rf"\begin{{{kind}}}[t]",
+        r"\centering",
+        rf"\includegraphics[width=\linewidth]{{{name}.pdf}}",
+        rf"\caption{{{latex_text(drawn.caption)}}}",
+        rf"\label{{fig:{name.replace('_', '-')}}}",
+        rf"\end{{{kind}}}",
+    ]
+    return "\n".join(lines) + "\n"

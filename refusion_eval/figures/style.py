@@ -6,17 +6,16 @@ coloured, published ones hollow and grey.
 """
 
 import io
-import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from refusion_eval.decoders import DECODERS, Style
 from refusion_eval.figures.rows import Point
@@ -25,14 +24,12 @@ from refusion_eval.store.atomic_write import prepare_output
 COLUMN_WIDTH, TEXT_WIDTH = 3.4, 6.9  # inches, of a two-column paper
 DPI = 300
 
-BLACK, GREY, LIGHT = "#000000", "#6b6b6b", "#d9d9d9"
+BLACK, DARK, GREY, LIGHT = "#000000", "#404040", "#6b6b6b", "#d9d9d9"
 BLUE, VERMILLION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 ORANGE, SKY = "#E69F00", "#56B4E9"
 SWEET_SPOT, SWEET_EDGE = "#e2ecf5", "#9db9d3"
 
-_CAPTION_SIZE = 6.0
-_CAPTION_LINE = 0.127  # inches; STIX has tall lines
-_CAPTION_CHARACTERS = 28.0  # an inch
+Width = Literal["one", "two"]  # columns of a paper that a figure takes
 
 # STIX comes with matplotlib, so that a figure has the same bytes on machines with other fonts.
 _RC = {
@@ -72,7 +69,8 @@ _RC = {
 _STYLES: Mapping[str, Style] = {
     **{name: decoder.style for name, decoder in DECODERS.items()},
     "qwen3": Style(BLACK, "s", (0, (5, 1.5))),
-    "llama3": Style("#404040", "p", (0, (1, 1))),
+    "llama3": Style(DARK, "p", (0, (1, 1))),
+    "autoregressive_sft": Style(DARK, "P", (0, (3, 1))),
     "refusion+left_to_right": Style(BLUE, "d", ":"),
     "refusion+slots_in_order": Style(BLUE, "<", ":"),
     "refusion+slots_at_random": Style(BLUE, "v", ":"),
@@ -100,6 +98,37 @@ def style_of(series: str, others: Sequence[str] = ()) -> Style:
     return Style(GREY, marker, (0, (1, 1)))
 
 
+def in_order(series: Iterable[str]) -> list[str]:
+    """Systems in the order of every legend and axis: autoregressive ones first, ReFusion and its variants last."""
+
+    def place(name: str) -> tuple[int, str]:
+        base = name.partition("+")[0].partition(" on ")[0]
+        if base == "refusion":
+            return len(DECODERS), name
+        if base in DECODERS:
+            return DECODERS[base].style.order, name
+        return (1 if style_of(name).colour in (BLACK, DARK) else len(DECODERS) - 1), name
+
+    return sorted(dict.fromkeys(series), key=place)
+
+
+class Drawing(NamedTuple):
+    """A figure without any sentence on it, and the caption that belongs below it."""
+
+    figure: Figure
+    caption: str
+
+
+def drawing(figure: Figure, sentences: Sequence[str]) -> Drawing:
+    """A figure with its caption; empty sentences are left out."""
+    return Drawing(figure, " ".join(filter(None, sentences)))
+
+
+def page_width(width: Width | None, default: Width) -> float:
+    """Inches of one or two columns of a paper."""
+    return COLUMN_WIDTH if (width or default) == "one" else TEXT_WIDTH
+
+
 @contextmanager
 def paper_style() -> Iterator[None]:
     """Matplotlib's settings while a figure is drawn, independent of the user's own settings."""
@@ -114,30 +143,11 @@ def new_figure(width: float, height: float) -> Figure:
 
     Args:
         width: width in inches.
-        height: height in inches, without the caption.
+        height: height in inches.
     """
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
-
-
-def add_caption(figure: Figure, sentences: Sequence[str]) -> None:
-    """Writes sentences below the axes and makes the figure higher by the room that they take.
-
-    Args:
-        figure: figure with all its axes; nothing may be added to it afterwards.
-        sentences: sentences about items, intervals and hardware; empty ones are left out.
-    """
-    width, height = figure.get_size_inches()
-    lines = textwrap.wrap(" ".join(filter(None, sentences)), int(width * _CAPTION_CHARACTERS), break_on_hyphens=False)
-    room = len(lines) * _CAPTION_LINE + 0.14
-    figure.set_size_inches(width, height + room)
-    share = room / (height + room)
-    engine = figure.get_layout_engine()
-    assert isinstance(engine, ConstrainedLayoutEngine)
-    engine.set(rect=(0, share, 1, 1 - share))
-    text = "\n".join(lines)
-    figure.text(0.04 / width, share - 0.03 / (height + room), text, ha="left", va="top", size=_CAPTION_SIZE, color=GREY)
 
 
 def panel_title(axes: Axes, number: int | None, text: str) -> None:

@@ -122,21 +122,40 @@ _FIRST_TABLE_2 = _COMPARISONS[2]._replace(
 )
 
 
-def paper_table(number: int, measured: Sequence[Figure] = (), paper: PaperVersion = "v2") -> Table:
+# How LaTeX sets the formulas of Tables 5 and 6.
+_FORMULAS = {
+    "tau_slot": r"$\tau_{\mathrm{slot}}$",
+    "tau_token": r"$\tau_{\mathrm{token}}$",
+    "k": "$k$",
+    "b": "$b$",
+    "sum_{l=1..L} C(L,l) ~ 2^L": r"$\sum_{l=1}^{L} \binom{L}{l} \approx 2^L$",
+    "2^k * L/k": r"$2^k \cdot L/k$",
+    "sum_{i=1..L/k} C(L/k,i)*i! = floor((L/k)!*e) - 1": (
+        r"$\sum_{i=1}^{L/k} \binom{L/k}{i}\, i! = \lfloor (L/k)!\, e \rfloor - 1$"
+    ),
+}
+
+
+def paper_table(
+    number: int, measured: Sequence[Figure] = (), paper: PaperVersion = "v2", systems: Sequence[str] = ()
+) -> Table:
     """A table of the paper.
 
     Args:
         number: 1 to 7.
         measured: figures of runs, either all of benchmarks or all of mini tasks; none shows what is published.
         paper: version of the paper; only the values of Table 2 differ, and the numbers are those of the first.
+        systems: labels or keys of the systems that Tables 1 to 4 show, in this order; none shows all, ReFusion last.
 
     Raises:
-        ConfigError: there is no such table.
+        ConfigError: there is no such table, or no such system in it.
         StoreError: the figures must not stand in one table; says why.
     """
     if number in _COMPARISONS:
         spec = _FIRST_TABLE_2 if (number, paper) == (2, "v1") else _COMPARISONS[number]
-        return _comparison(number, spec, measured)
+        return _comparison(number, spec, measured, systems)
+    if systems:
+        raise ConfigError(f"Table {number} compares no systems; rows are chosen in Tables 1 to 4")
     others = {5: _designs, 6: _hyperparameters, 7: _other_models}
     if number not in others:
         raise ConfigError(f"the paper has no Table {number}; its tables are 1 to {NUMBERS[-1]}")
@@ -145,10 +164,22 @@ def paper_table(number: int, measured: Sequence[Figure] = (), paper: PaperVersio
 
 def _table(*, sentences: Sequence[str], **parts: Any) -> Table:
     """A table whose texts are shown character by character, with one paragraph of sentences below it."""
-    return Table(**parts, notes=(" ".join(sentences),), literal=True)
+    return Table(**parts, notes=(" ".join(sentences),), literal=True, formulas=_FORMULAS)
 
 
-def _comparison(number: int, spec: Comparison, measured: Sequence[Figure]) -> Table:
+def _chosen(figures: Sequence[Figure], systems: Sequence[str]) -> list[Figure]:
+    """The figures of some systems in their order; without any the figures of all, those of ReFusion last."""
+    if not systems:
+        return sorted(figures, key=lambda figure: figure.system.partition("+")[0].partition(" on ")[0] == "refusion")
+    return [
+        figure
+        for name in systems
+        for figure in figures
+        if name.casefold() in (figure.system.casefold(), system_label(figure).casefold())
+    ]
+
+
+def _comparison(number: int, spec: Comparison, measured: Sequence[Figure], systems: Sequence[str]) -> Table:
     """Tables 1 to 4."""
     published = published_figures((spec.artefact,))
     labels = {figure.system: figure.label for figure in reversed(published)}
@@ -156,6 +187,11 @@ def _comparison(number: int, spec: Comparison, measured: Sequence[Figure]) -> Ta
     shown = _shown(spec, order, _is_mini(measured), measured)
     mini = _is_mini(shown)
     require_comparable(shown)
+    known = {name.casefold() for figure in (*published, *shown) for name in (figure.system, system_label(figure))}
+    if missing_rows := [name for name in systems if name.casefold() not in known]:
+        names = ", ".join(dict.fromkeys(system_label(figure) for figure in (*published, *shown)))
+        raise ConfigError(f"Table {number} has no system {missing_rows[0]!r}; it has {names}")
+    published, shown = _chosen(published, systems), _chosen(shown, systems)
     paper = _rows_by_system(published, _printed(spec.artefact), spec.apart)
     ours = _rows_by_system(shown, {}, spec.apart)
     rows: list[TableRow | Section] = []
@@ -163,11 +199,11 @@ def _comparison(number: int, spec: Comparison, measured: Sequence[Figure]) -> Ta
         rows += [Section(text=PUBLISHED_HEADING), *itertools.chain(*paper.values())]
         rows += [Section(text=MINI_HEADING), *itertools.chain(*ours.values())]
     else:
-        for system in dict.fromkeys([*paper, *ours]):
+        for system in dict.fromkeys(figure.system for figure in _chosen([*published, *shown], systems)):
             both = [*paper.get(system, ()), *ours.get(system, ())]
             rows += [replace(row, begins_group=at == 0) for at, row in enumerate(both)]
     machine = next((figure.hardware for figure in published if figure.hardware), "machine not stated")
-    missing = [] if mini or not ours else [labels[system] for system in order if system not in ours]
+    missing = [] if mini or not ours or systems else [labels[system] for system in order if system not in ours]
     return _table(
         name=f"table{number}{'_mini' if mini else ''}",
         title=f"{spec.title}{', mini' if mini else ''} (Table {number} of the paper)",
@@ -315,7 +351,7 @@ def _designs(measured: Sequence[Figure]) -> Table:
     """Table 5, which holds no figures."""
     rows = read_published("designs.csv")
     names = ("label", "scope", "attention", "generation_order", "full_kv_cache_reuse", "masking_patterns")
-    notes = dict.fromkeys(row["note"].split(";")[0] for row in rows)
+    notes = dict.fromkeys(f"{row['label']}: {row['note'].split(';')[0]}" for row in rows)
     return _table(
         name="table5",
         title="Designs of masked diffusion models (Table 5 of the paper)",

@@ -5,7 +5,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -111,6 +111,7 @@ class Table:
         literal: whether Markdown has to show every text character by character, as names and settings of a paper need;
             otherwise texts may hold Markdown, and only separators of columns are escaped.
         published_in_italics: whether italics tell published figures from measured ones.
+        formulas: how LaTeX sets texts that are formulas.
     """
 
     title: str = ""
@@ -121,6 +122,7 @@ class Table:
     name: str = "table"
     literal: bool = False
     published_in_italics: bool = True
+    formulas: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def lines(self) -> list[TableRow]:
@@ -175,25 +177,31 @@ class Table:
         text = _marked(self._markdown_text(cell.text), cell, italic, _MARKDOWN_MARKS)
         return text + (DAGGER if cell.dagger else "") + self._markdown_text(cell.bounds)
 
-    def latex(self) -> str:
-        """A floating table over both columns, for booktabs and graphicx. Intervals stand below their figures."""
+    def latex(self, *, intervals: bool = True) -> str:
+        """A floating table over both columns, for amsmath, booktabs and graphicx, with the title as its caption.
+
+        Args:
+            intervals: whether the line below a row has its intervals.
+        """
         width = len(self.columns)
         body: list[str] = []
         for row in map(_as_row, self.rows):
             if isinstance(row, Section):
                 heading = rf"\multicolumn{{{width}}}{{l}}{{\textbf{{{latex_text(row.text)}}}}} \\"
-                body += [r"\midrule", heading, r"\midrule"]
+                body += [*([] if body[-1:] == [r"\midrule"] else [r"\midrule"]), heading, r"\midrule"]
                 continue
             if row.begins_group and body and body[-1] != r"\midrule":
                 body.append(r"\addlinespace")
-            body.append(" & ".join(_latex_cell(cell, self._is_italic(row)) for cell in row.shown) + r" \\")
-        head = " & ".join(map(latex_text, self.columns))
+            body += self.latex_lines(row, intervals=intervals)
+        head = " & ".join(map(self._latex_text, self.columns))
         lines = [
-            "% needs \\usepackage{booktabs,graphicx}",
+            "% needs \\usepackage{amsmath,booktabs,graphicx}",
+            *([f"% notes: {self.name}.txt"] if self.caption else []),
             r"\begin{table*}[t]",
             r"\centering",
-            rf"\caption{{{latex_text(self.title)}. {latex_text(self.caption)}}}",
+            rf"\caption{{{latex_text(self.title)}.}}",
             rf"\label{{tab:{self.name.replace('_', '-')}}}",
+            r"\footnotesize\setlength{\tabcolsep}{3pt}",
             r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
             rf"\begin{{tabular}}{{{'l' * self.num_left + 'r' * (width - self.num_left)}}}",
             r"\toprule",
@@ -205,6 +213,22 @@ class Table:
             r"\end{table*}",
         ]
         return "\n".join(lines) + "\n"
+
+    def latex_lines(self, row: TableRow, *, intervals: bool = True) -> list[str]:
+        """The line of a row, and below it the line of its intervals if it has any."""
+        cells = [self._latex_cell(cell, self._is_italic(row)) for cell in row.shown]
+        bounds = [rf"{{\scriptsize {latex_text(cell.bounds.strip())}}}" if cell.low else "" for cell in row.shown]
+        lines = [cells, *([bounds] if intervals and any(bounds) else [])]
+        return [" & ".join(line) + r" \\" for line in lines]
+
+    def _latex_text(self, text: str) -> str:
+        return self.formulas.get(text) or latex_text(text)
+
+    def _latex_cell(self, cell: TableCell, italic: bool) -> str:
+        if not cell.text:
+            return ""
+        text = _marked(self._latex_text(cell.text), cell, italic, _LATEX_MARKS)
+        return text + (r"$^\dagger$" if cell.dagger else "")
 
     def csv(self) -> str:
         """Every cell as text; columns of bounds and items follow columns that have any."""
@@ -223,9 +247,22 @@ class Table:
             rows.append(texts)
         return csv_text(head, rows)
 
-    def write(self, folder: Path) -> list[Path]:
-        """Writes FOLDER/NAME.csv, .md and .tex and returns their paths. Raises StoreError if one cannot be written."""
-        files = {"csv": self.csv(), "md": self.markdown(), "tex": self.latex()}
+    def write(self, folder: Path, *, intervals: bool = True) -> list[Path]:
+        """Writes FOLDER/NAME.csv, .md and .tex, and the notes, if there are any, as .txt.
+
+        Args:
+            folder: folder of the files.
+            intervals: whether LaTeX shows intervals.
+
+        Returns:
+            The paths of the files.
+
+        Raises:
+            StoreError: a file cannot be written.
+        """
+        files = {"csv": self.csv(), "md": self.markdown(), "tex": self.latex(intervals=intervals)}
+        if self.caption:
+            files["txt"] = f"{self.caption}\n"
         for ending, text in files.items():
             write_output(folder / f"{self.name}.{ending}", text)
         return [folder / f"{self.name}.{ending}" for ending in files]
@@ -292,6 +329,7 @@ _LATEX = str.maketrans(
         "]": "{]}",
         DAGGER: r"$^\dagger$",
         "\u2212": r"$-$",
+        "\u0394": r"$\Delta$",
         "\u00d7": r"$\times$",
         "\n": " ",
     }
@@ -306,13 +344,6 @@ def markdown_text(text: str) -> str:
 def latex_text(text: str) -> str:
     """Text that LaTeX sets as it is."""
     return text.translate(_LATEX)
-
-
-def _latex_cell(cell: TableCell, italic: bool) -> str:
-    if not cell.text:
-        return ""
-    text = _marked(latex_text(cell.text), cell, italic, _LATEX_MARKS) + (r"$^\dagger$" if cell.dagger else "")
-    return rf"\shortstack[r]{{{text}\\{{\tiny {latex_text(cell.bounds.strip())}}}}}" if cell.low else text
 
 
 def _marked(text: str, cell: TableCell, italic: bool, marks: Mapping[str, tuple[str, str]]) -> str:

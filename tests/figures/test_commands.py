@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from refusion_eval.bench.gpu_report import Check, Result, write_report
@@ -13,6 +14,7 @@ from refusion_eval.claims.studies import CASE_STUDY, MOST_SLOTS, MOST_TOKENS, so
 from refusion_eval.cli import app, plot
 from refusion_eval.errors import DataError
 from refusion_eval.figures.moments import generation_order, longest_sample, step_by_step
+from refusion_eval.figures.style import style_of
 from refusion_eval.report.sample import find_sample, speller_of
 
 from ..report.conftest import make_sample, make_score, write_run
@@ -77,13 +79,41 @@ def test_tables_and_figures_by_command(tmp_path):
     )
     assert done.exit_code == 0, done.output
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        *(f"table1_mini.{ending}" for ending in ("csv", "md", "tex")),
-        *(f"table4_mini.{ending}" for ending in ("csv", "md", "tex")),
+        *(f"table1_mini.{ending}" for ending in ("csv", "md", "tex", "txt")),
+        *(f"table4_mini.{ending}" for ending in ("csv", "md", "tex", "txt")),
     ]
     done = RUNNER.invoke(app, ["plot", "1", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert (tmp_path / "figure1.pdf").is_file()
     assert "figure9" in RUNNER.invoke(app, ["plot", "list"]).output
+
+
+def test_one_row_is_printed_for_a_table_that_is_there(tmp_path):
+    table = ["paper-table", "1", str(ROOT / "results/embedded/artefacts/results.csv"), "--out", str(tmp_path / "out")]
+    done = RUNNER.invoke(app, [*table, "--row", "ReFusion", "--no-intervals"])
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert [line.count(" & ") for line in lines] == [8, 8]
+    assert lines[0].startswith("ReFusion & ")
+    assert lines[1].startswith(" & ")
+    assert not (tmp_path / "out").exists()
+    with_intervals = RUNNER.invoke(app, [*table, "--row", "ReFusion"]).output.splitlines()
+    assert len(with_intervals) == 4
+    assert RUNNER.invoke(app, [*table, "--rows", "LLaDA,ReFusion"]).exit_code == 0
+    assert "\nBD3-LM" not in (tmp_path / "out" / "table1_mini.tex").read_text(encoding="utf-8")
+    assert "was not measured" in str(RUNNER.invoke(app, ["paper-table", "1", "--row", "ReFusion"]).exception)
+
+
+def test_the_overview_has_the_style_of_the_figures_and_its_caption_beside_it(made, tmp_path):
+    systems = ("refusion", "esolm", "autoregressive", "autoregressive_sft", "bd3lm", "llada")
+    cells = [cell for name in systems for cell in made["system"](name, 80.0, 90.0)]
+    load("overview").draw(cells, tmp_path / "overview.png")
+    assert (tmp_path / "overview.txt").read_text(encoding="utf-8") == "Bars: 95% intervals. Hardware: Test CPU.\n"
+    with Image.open(tmp_path / "overview.png") as picture:
+        colours = {colour for count, colour in picture.convert("RGB").getcolors(1 << 24) if count > 500}
+    shown = {tuple(bytes.fromhex(style_of(name, systems).colour.removeprefix("#"))) for name in systems}
+    assert len(shown) == len(systems)  # no two systems have one colour
+    assert shown <= colours
 
 
 def run_script(name, *arguments):
@@ -124,7 +154,7 @@ def test_the_case_study_is_decoded_and_drawn_by_one_command(tmp_path, monkeypatc
     _, sample = find_sample(tmp_path / "case_study")
     settings = {name: sample.settings[name] for name in (*CASE_STUDY, "fuse")}
     assert settings == {"slot_size": 4, "block_size": 16, "tau_slot": 0.6, "tau_token": 0.3, "fuse": False}
-    assert (tmp_path / "figure5_mini.pdf").is_file()
+    assert (tmp_path / f"figure5_mini_gsm8k_{sample.item_id}.pdf").is_file()
     runs, counted = sort_sources([tmp_path / "case_study"])
     assert (runs, {figure.metric for figure in counted}) == ([], {MOST_SLOTS, MOST_TOKENS})
     refused = RUNNER.invoke(app, ["plot", "figure4", "--model", "embedded", "--out", str(tmp_path)])

@@ -26,8 +26,8 @@ from refusion_eval.figures.points import (
     swept,
 )
 from refusion_eval.figures.rows import OPERATING_POINT, Point, TokenCell, read_rows, write_rows
-from refusion_eval.figures.style import ORDERED
-from refusion_eval.results.render import read_csv, write_csv
+from refusion_eval.figures.style import COLUMN_WIDTH, ORDERED, TEXT_WIDTH, in_order
+from refusion_eval.results.render import latex_text, read_csv, write_csv
 from refusion_eval.studies.locality.report import COLUMNS
 from tests.figures.conftest import write_sweep
 
@@ -83,8 +83,9 @@ def sources(tmp_path, made):
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_is_written_in_both_formats_with_equal_bytes(name, sources, tmp_path):
     first = write_figure(name, rows_of(name, [sources[name]]), tmp_path / "one")
-    stem = name if name == "figure7" else f"{name}_mini"
-    assert [path.name for path in first] == [f"{stem}.csv", f"{stem}.png", f"{stem}.pdf"]
+    of_one = {"figure1": "_mbpp", "figure5": "_mbpp_3", "figure9": "_mbpp_3"}
+    stem = name if name == "figure7" else f"{name}_mini{of_one.get(name, '')}"
+    assert [path.name for path in first] == [f"{stem}.{ending}" for ending in ("csv", "png", "pdf", "txt", "tex")]
     again = write_figure(name, rows_of(name, [first[0]]), tmp_path / "two")  # from the CSV that it wrote
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
     assert first[2].read_bytes().startswith(b"%PDF")
@@ -96,19 +97,45 @@ def test_every_figure_is_written_in_both_formats_with_equal_bytes(name, sources,
 
 
 @pytest.mark.parametrize("name", ["figure1", "figure4", "figure6", "figure8"])
-def test_a_caption_names_the_benchmark_that_was_measured_and_stays_on_the_page(name, sources):
+def test_a_caption_names_the_benchmark_that_was_measured(name, sources):
     points = [
         replace(point, task="math", panel=point.panel.replace("mbpp", "math"))
         for point in rows_of(name, [sources[name]])
     ]
-    figure = FIGURES[name].draw(points)
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    texts = [text.get_text() for text in figure.findobj(Text)]
+    figure, caption = FIGURES[name].draw(points, None)
+    texts = [caption, *(text.get_text() for text in figure.findobj(Text))]
     assert any("mini MATH" in text for text in texts)
     assert not any("mini MBPP" in text for text in texts)
-    below = figure.texts[-1].get_window_extent(canvas.get_renderer())
-    assert below.y0 >= 0
+
+
+@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("width", ["one", "two"])
+def test_a_figure_is_as_wide_as_its_columns_and_has_no_sentences(name, width, sources):
+    figure, caption = FIGURES[name].draw(rows_of(name, [sources[name]]), width)
+    assert figure.get_figwidth() == {"one": COLUMN_WIDTH, "two": TEXT_WIDTH}[width]
+    FigureCanvasAgg(figure).draw()
+    texts = [text.get_text() for text in figure.findobj(Text)]
+    assert max(map(len, texts)) < 60
+    assert "." in caption
+    assert not any(sentence in text for sentence in caption.split(". ") for text in texts)
+
+
+def test_a_figure_in_latex_has_its_caption(sources, tmp_path):
+    paths = {path.suffix: path for path in write_figure("figure6", rows_of("figure6", [sources["figure6"]]), tmp_path)}
+    latex, caption = (paths[ending].read_text(encoding="utf-8") for ending in (".tex", ".txt"))
+    assert rf"\includegraphics[width=\linewidth]{{{paths['.pdf'].name}}}" in latex
+    assert latex_text(caption.strip()) in latex
+
+
+def test_figures_of_several_items_do_not_replace_each_other(tmp_path):
+    for item in ("3", "HumanEval/4"):
+        write_figure("figure5", [replace(cell, item=item) for cell in TOKENS[2:]], tmp_path)
+    assert {path.stem for path in tmp_path.iterdir()} == {"figure5_mini_mbpp_3", "figure5_mini_mbpp_HumanEval-4"}
+
+
+def test_systems_have_one_order_with_refusion_last():
+    names = ["refusion", "llada", "strange", "refusion+serial", "qwen3", "bd3lm", "autoregressive"]
+    assert in_order(names) == ["autoregressive", "qwen3", "bd3lm", "llada", "strange", "refusion", "refusion+serial"]
 
 
 def test_the_difference_to_the_baseline_comes_with_an_interval_of_both(sources):
@@ -137,7 +164,7 @@ def test_published_points_are_exact_and_hollow_grey_measured_ones_filled(sources
     points = rows_of("figure1", [sources["figure1"]])
     published = {point.series: (point.x, point.y) for point in points if point.origin == "published"}
     assert published["refusion"] == (62.02, 4.4)
-    left, right = draw_against_baseline(points).axes
+    left, right = draw_against_baseline(points).figure.axes
     faces = [
         {line.get_markerfacecolor() for line in axes.get_lines() if line.get_marker() not in ("None", "|", "_", "")}
         for axes in (left, right)
@@ -157,7 +184,7 @@ def gaps(axes):
 
 
 def test_a_name_in_figure_1_is_nearer_to_its_own_point_than_to_any_other():
-    figure = draw_against_baseline(rows_of("figure1", []))
+    figure = draw_against_baseline(rows_of("figure1", [])).figure
     found = list(gaps(figure.axes[0]))
     assert len(found) == len(rows_of("figure1", [])) > 10
     assert all(own < other for _, own, other in found), found

@@ -204,6 +204,7 @@ def test_latex_is_whole(table):
         assert rule in text
     body = text[text.index("\\toprule") : text.index("\\bottomrule")]
     rows = [row for row in body.splitlines() if row.endswith("\\\\") and "\\multicolumn" not in row]
+    rows = [row for row in rows if "\\scriptsize" not in row]  # lines of intervals
     assert len(rows) == len(table.lines) + 1
     assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {len(table.columns) - 1}
     assert all(ord(character) < 128 for character in text)
@@ -244,5 +245,29 @@ def test_table_3_has_no_mini_part_as_the_embedded_family_has_no_such_systems(mad
 def test_tables_are_written_in_three_forms_with_equal_bytes(made, tmp_path):
     for folder in ("one", "two"):
         paths = paper_table(1, made["system"]("refusion", 80.0, 90.0)).write(tmp_path / folder)
-    assert [path.name for path in paths] == ["table1.csv", "table1.md", "table1.tex"]
+    assert [path.name for path in paths] == ["table1.csv", "table1.md", "table1.tex", "table1.txt"]
     assert all((tmp_path / "one" / path.name).read_bytes() == path.read_bytes() for path in paths)
+
+
+def labels_of(table):
+    return list(dict.fromkeys(line.cells[0].text for line in table.lines))
+
+
+def test_refusion_is_the_last_system_unless_rows_are_chosen(made):
+    cells = made["system"]("refusion", 80.0, 90.0) + made["system"]("esolm", 70.0, 20.0)
+    assert labels_of(paper_table(1, cells))[-2:] == ["esolm", "ReFusion"]
+    chosen = paper_table(1, cells, systems=["ReFusion", "esolm", "llada"])
+    assert labels_of(chosen) == ["ReFusion", "esolm", "LLaDA-8B-Instruct"]
+    assert lines_of(chosen, "esolm")["measured", "score"][0].emphasis == "second"  # among the rows that are shown
+    with pytest.raises(ConfigError, match="Table 1 has no system 'nope'; it has Llama-3-8B-Instruct, "):
+        paper_table(1, cells, systems=["nope"])
+    with pytest.raises(ConfigError, match="Table 6 compares no systems"):
+        paper_table(6, systems=["ReFusion"])
+
+
+def test_formulas_are_set_as_formulas():
+    designs, settings = paper_table(5).latex(), paper_table(6).latex()
+    assert r"\binom{L}{l} \approx 2^L$" in designs
+    assert "sum" not in designs.replace(r"\sum", "")
+    assert r"$\tau_{\mathrm{slot}}$ & $\tau_{\mathrm{token}}$ & $k$ & $b$" in settings
+    assert "BD3-LMs: k = block size; ReFusion: k = slot size" in paper_table(5).caption

@@ -73,11 +73,21 @@ def test_markdown_escapes_what_it_would_not_show_as_it_is():
     assert "| *2\\_3* |" in Table(columns=("a_b",), rows=[LITERAL], literal=True).markdown()
 
 
-def test_latex_has_the_interval_below_the_figure():
+def test_latex_has_the_intervals_in_a_line_of_their_own_unless_they_are_left_out():
     text = TABLE.latex()
-    assert r"\shortstack[r]{\textbf{1.0}$^\dagger$\\{\tiny {[}0.5, 1.5{]}}}" in text
+    assert "\\textbf{1.0}$^\\dagger$ \\\\\n & {\\scriptsize {[}0.5, 1.5{]}} \\\\\n" in text
+    assert "{[}0.5" not in TABLE.latex(intervals=False)
+    assert r"\caption{A table.}" in text
+    assert "First." not in text
     assert r"\label{tab:my-table}" in text
     assert r" & \textit{2} \\" in text
+
+
+def test_notes_are_a_file_beside_the_table(tmp_path):
+    written = TABLE.write(tmp_path)
+    assert [path.name for path in written] == [f"my_table.{ending}" for ending in ("csv", "md", "tex", "txt")]
+    assert (tmp_path / "my_table.txt").read_text(encoding="utf-8") == "First. Second.\n"
+    assert "% notes: my_table.txt" in (tmp_path / "my_table.tex").read_text(encoding="utf-8")
 
 
 def test_csv_has_bounds_and_items_in_columns_of_their_own():
