@@ -1,15 +1,14 @@
 """A decoder in one file: it fills masks from left to right, a few in each forward, here of the embedded ReFusion.
 
 python examples/own_decoder.py
-
-In the project such a file lies in refusion_eval/decoders/ and ends with DECODER; every command then knows it.
+refusion-eval run --model embedded:refusion --decoder examples/own_decoder.py:DECODER --tasks gsm8k --limit 20
 """
 
 from collections.abc import Sequence
 
 import refusion_eval
 from refusion_eval.config import PositiveInt, settings_class
-from refusion_eval.decoders import DECODERS, Decoder, Reads
+from refusion_eval.decoders import Decoder, Reads
 from refusion_eval.decoders.canvas import Canvas, MaskedSettings
 from refusion_eval.types import NOTHING, Commit, Decoding, Forward, Trace, causal
 
@@ -45,11 +44,12 @@ def decode(prompt: Sequence[int], settings: LeftmostSettings, trace: Trace) -> D
 
 DECODER = Decoder(decode, LeftmostSettings, label="Leftmost", reads=Reads("causal", masked="own"))
 
-DECODERS["leftmost"] = DECODER
-model = refusion_eval.load_model("embedded")
-question = "A shelf has 7 rows of 4 balls. Anna adds 9. How many balls are on the shelf now?"
-question += "\n\nSolve this step by step. End with: The answer is <number>."
-prompt = model.tokenizer.encode(model.tokenizer.render_chat([{"role": "user", "content": question}]))
-for count in (1, 4, 8):
-    out = refusion_eval.generate(model, prompt, decoder="leftmost", gen_length=48, per_forward=count, early_stop=True)
-    print(f"{count} masks a forward, {out.num_forwards:2} forwards: {model.tokenizer.decode(out.tokens)}")
+
+if __name__ == "__main__":
+    model = refusion_eval.load_model("embedded")
+    question = "A shelf has 7 rows of 4 balls. Anna adds 9. How many balls are on the shelf now?"
+    question += "\n\nSolve this step by step. End with: The answer is <number>."
+    prompt = model.tokenizer.encode(model.tokenizer.render_chat([{"role": "user", "content": question}]))
+    for count in (1, 4, 8):
+        out = refusion_eval.generate(model, prompt, decoder=DECODER, gen_length=48, per_forward=count, early_stop=True)
+        print(f"{count} masks a forward, {out.num_forwards:2} forwards: {model.tokenizer.decode(out.tokens)}")

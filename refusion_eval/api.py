@@ -16,7 +16,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from refusion_eval.config import check_keys
-from refusion_eval.decoders import DECODERS, fitting_decoders
+from refusion_eval.decoders import DECODERS, Decoder, find_decoder, fitting_decoders
 from refusion_eval.engine.engine import Request
 from refusion_eval.engine.scoring import MaskedReading, TokenScore, estimate_many, score_many
 from refusion_eval.engine.width import WidthCost
@@ -45,18 +45,18 @@ __all__ = [
 ]
 
 
-def decoder_settings(model: LoadedModel, decoder: str, **settings: Any) -> Any:
+def decoder_settings(model: LoadedModel, decoder: str | Decoder, **settings: Any) -> Any:
     """Builds a decoder's settings from fields of its settings class.
 
     Mask and EOS ids that are not given come from the checkpoint's card, and `fuse` is False: the paper's algorithm.
+    The decoder is as in `find_decoder`.
 
     Raises:
         ConfigError: unknown decoder or setting, a value out of range, or a mask token is needed and there is none.
     """
-    check_decoder(decoder)
-    settings_class = DECODERS[decoder].Settings
+    settings_class = find_decoder(decoder).Settings
     names = [field.name for field in dataclasses.fields(settings_class)]
-    check_keys(settings, names, decoder, what="setting")
+    check_keys(settings, names, _name_of(decoder), what="setting")
     check_fit(model, decoder, "mask_id" in settings)
     if "eos_ids" in names:
         settings.setdefault("eos_ids", model.card.eos_ids)
@@ -74,35 +74,41 @@ def decoder_settings(model: LoadedModel, decoder: str, **settings: Any) -> Any:
 
 def check_decoder(decoder: str) -> None:
     """Raises ConfigError for an unknown decoder and suggests the most similar name."""
-    check_keys([decoder], DECODERS, "", what="decoder")
+    find_decoder(decoder)
 
 
-def check_fit(model: LoadedModel, decoder: str, mask_id_given: bool) -> None:
-    """Refuses a decoder that does not fit a checkpoint.
+def _name_of(decoder: str | Decoder) -> str:
+    return decoder.label if isinstance(decoder, Decoder) else decoder
+
+
+def check_fit(model: LoadedModel, decoder: str | Decoder, mask_id_given: bool) -> None:
+    """Refuses a decoder that does not fit a checkpoint; one of a user's own may run any that has what it reads.
 
     Args:
         model: the checkpoint.
-        decoder: name in `DECODERS`.
+        decoder: as in `find_decoder`.
         mask_id_given: whether the user names a mask token; a causal model then counts as trained to fill masks.
 
     Raises:
         ConfigError: the checkpoint fits other decoders, or needs a mask token and names none.
     """
-    card = model.card
+    card, name = model.card, _name_of(decoder)
     fits = model.decoders
     if mask_id_given and fits == fitting_decoders("causal"):
         fits = fitting_decoders("masked")
-    if decoder not in fits:
+    if decoder in DECODERS and decoder not in fits:
         obstacle = "" if card.mask_id is not None or mask_id_given else ": it has no mask token"
         advice = "take one of these, or another checkpoint"
-        if obstacle:
+        if not obstacle:
+            advice += f', or write "decoders": ["{name}"] into its config.json if it was trained for that'
+        else:
             advice += ", or give the mask token's id as mask_id if it was trained with one"
         raise ConfigError(
-            f"{model.name} ({model.config.family}) does not fit decoder={decoder}{obstacle}; it fits "
+            f"{model.name} ({model.config.family}) does not fit decoder={name}{obstacle}; it fits "
             f"{', '.join(fits)}: {advice}"
         )
-    if DECODERS[decoder].reads.masked is not None and card.mask_id is None and not mask_id_given:
-        raise ConfigError(f"decoder={decoder} needs a mask token and {model.name} names none; give its id as mask_id")
+    if find_decoder(decoder).reads.masked is not None and card.mask_id is None and not mask_id_given:
+        raise ConfigError(f"decoder={name} needs a mask token and {model.name} names none; give its id as mask_id")
 
 
 def with_width_cost(settings: Any, width_cost: Callable[[], WidthCost]) -> Any:
@@ -148,14 +154,16 @@ def check_prompt(model: LoadedModel, prompt_ids: TokenIds, num_positions: int) -
     return prompt_ids
 
 
-def generate(model: LoadedModel, prompt_ids: TokenIds | str, decoder: str = "refusion", **settings: Any) -> Decoded:
+def generate(
+    model: LoadedModel, prompt_ids: TokenIds | str, decoder: str | Decoder = "refusion", **settings: Any
+) -> Decoded:
     """Decodes one prompt.
 
     Args:
         model: from `load_model`.
         prompt_ids: token ids, at least one; see `check_prompt`. A text is what a user says under the checkpoint's chat
             template; without a template it is the beginning of the text to be written.
-        decoder: name in `DECODERS`.
+        decoder: name in `DECODERS`, the place of a decoder of one's own, or its entry; see `find_decoder`.
         **settings: fields of the decoder's settings class.
 
     Returns:
@@ -170,7 +178,7 @@ def generate(model: LoadedModel, prompt_ids: TokenIds | str, decoder: str = "ref
     ids = _asked(model, prompt_ids) if isinstance(prompt_ids, str) else prompt_ids
     prompt = check_prompt(model, ids, resolved.num_positions)
     settings_here = with_width_cost(resolved, lambda: model.width_cost)
-    decoded = model.engine.run(DECODERS[decoder].decode, prompt, settings_here)
+    decoded = model.engine.run(find_decoder(decoder).decode, prompt, settings_here)
     return dataclasses.replace(decoded, text=model.tokenizer.decode(decoded.tokens)) if as_text else decoded
 
 
@@ -182,7 +190,7 @@ def _asked(model: LoadedModel, text: str) -> list[int]:
 
 
 def generate_stream(
-    model: LoadedModel, requests: Iterable[tuple[str, TokenIds, Any]], batch_size: int
+    model: LoadedModel, requests: Iterable[tuple[str | Decoder, TokenIds, Any]], batch_size: int
 ) -> Iterator[tuple[int, Decoded | DecodeError]]:
     """Decodes many prompts with continuous batching and yields each result when it is ready.
 
@@ -210,12 +218,14 @@ def generate_stream(
     return model.engine.run_many(checked(), batch_size)
 
 
-def _request(model: LoadedModel, decoder: str, prompt_ids: TokenIds, settings: Any) -> Request:
-    check_decoder(decoder)
-    if not isinstance(settings, DECODERS[decoder].Settings):
-        raise ConfigError(f"settings of {decoder} are {type(settings).__name__}; make them with decoder_settings")
+def _request(model: LoadedModel, decoder: str | Decoder, prompt_ids: TokenIds, settings: Any) -> Request:
+    entry = find_decoder(decoder)
+    if not isinstance(settings, entry.Settings):
+        raise ConfigError(
+            f"settings of {_name_of(decoder)} are {type(settings).__name__}; make them with decoder_settings"
+        )
     prompt = check_prompt(model, prompt_ids, settings.num_positions)
-    return Request(DECODERS[decoder].decode, prompt, with_width_cost(settings, lambda: model.width_cost))
+    return Request(entry.decode, prompt, with_width_cost(settings, lambda: model.width_cost))
 
 
 def _refuse(prompt: Sequence[int], settings: ConfigError, trace: Trace) -> Decoding:
@@ -227,7 +237,7 @@ def _refuse(prompt: Sequence[int], settings: ConfigError, trace: Trace) -> Decod
 def generate_many(
     model: LoadedModel,
     prompts: Sequence[TokenIds],
-    decoder: str = "refusion",
+    decoder: str | Decoder = "refusion",
     batch_size: int = 16,
     **settings: Any,
 ) -> list[Decoded]:
@@ -238,7 +248,7 @@ def generate_many(
     Args:
         model: from `load_model`.
         prompts: token ids of each prompt.
-        decoder: name in `DECODERS`.
+        decoder: as in `generate`.
         batch_size: largest number of requests at once, >= 1; in float32 it does not change the tokens.
         **settings: fields of the decoder's settings class.
 

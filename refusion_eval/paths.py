@@ -25,7 +25,10 @@ def embedded_path(name: str) -> Path:
     """
     if name not in embedded_names():
         known = ", ".join(embedded_names())
-        raise ConfigError(f"there is no embedded checkpoint for {name}, only for {known}; name a checkpoint")
+        raise ConfigError(
+            f"there is no embedded checkpoint for {name}, only for {known}; name a checkpoint, or one of these as "
+            "embedded:NAME"
+        )
     return EMBEDDED_FOLDER / name
 
 

@@ -1,5 +1,6 @@
 """The command `run`, and what `check` shares with it: the choice of a system."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 SYSTEM_FIELDS = ("decoder", "pretrained")
 HELPS = {
     "pretrained": "Checkpoint: a folder, a hub id, or embedded. The default is that of --system, else embedded.",
-    "decoder": "Name of the decoder. The default is that of --system, else refusion.",
+    "decoder": "Name of the decoder, or where one of your own is: FILE.py:DECODER or MODULE:DECODER. The default is "
+    "that of --system, else refusion.",
     "system": "Name of the system in tables, for a checkpoint of your own. The default is the decoder's.",
 }
 
@@ -148,7 +150,8 @@ def with_system(system: str | None, given: dict[str, Any]) -> dict[str, Any]:
 
 def default_run_dir(runs: Path, model: str, name: str) -> Path:
     """Returns the folder of a system's records if the user names none, for example runs/ReFusion-refusion."""
-    return runs / f"{Path(model).name.replace(':', '-')}-{name}"
+    # A decoder of one's own may be named by its file.
+    return runs / re.sub(r"[:/]", "-", f"{Path(model).name}-{name}")
 
 
 def _turn(text: str | None) -> "Turn | None":

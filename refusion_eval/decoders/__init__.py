@@ -1,20 +1,32 @@
 """The entry of a decoder, what decoders share, and all decoders by name, found from the files of this folder.
 
 A decoder is one file that ends with `DECODER = Decoder(...)`; its name is the file's. A file that holds several ends
-with `DECODERS = {name: Decoder(...), ...}`.
+with `DECODERS = {name: Decoder(...), ...}`. A decoder of a user's own stays where it is: `find_decoder` finds it.
 """
 
+import hashlib
+import os
+import sys
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from pkgutil import iter_modules
+from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from refusion_eval.config import unknown_key
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import CheckpointKind, Decode, Readout
+
+# Entry points of installed packages that are decoders: name = "module:DECODER".
+ENTRY_POINTS = "refusion_eval.decoders"
 
 LineStyle = str | tuple[int, tuple[float, ...]]
 
@@ -187,6 +199,59 @@ def _find_decoders() -> dict[str, Decoder]:
 
 
 DECODERS: dict[str, Decoder] = _find_decoders()
+
+
+def find_decoder(decoder: str | Decoder) -> Decoder:
+    """The entry of a decoder.
+
+    Args:
+        decoder: a name in `DECODERS`; the name of an entry point in the group `refusion_eval.decoders`; or where a
+            decoder of one's own is: "module:DECODER" of an installed module or one in the current folder, or
+            "path/to/file.py:DECODER". An entry is returned as it is.
+
+    Raises:
+        ConfigError: there is none (the message suggests the likeliest name), or its code cannot be imported.
+    """
+    if isinstance(decoder, Decoder):
+        return decoder
+    if decoder in DECODERS:
+        return DECODERS[decoder]
+    if ":" in decoder:
+        return _decoder_at(decoder)
+    others = {entry.name: entry.value for entry in entry_points(group=ENTRY_POINTS)}
+    if decoder not in others:
+        raise unknown_key(decoder, [*DECODERS, *others], what="decoder")
+    return _decoder_at(others[decoder])
+
+
+@cache
+def _decoder_at(place: str) -> Decoder:
+    source, _, name = place.rpartition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(_module_of_file(Path(source)) if source.endswith(".py") else import_module(source), name)
+    except Exception as problem:
+        raise ConfigError(
+            f"decoder {place}: cannot be imported ({type(problem).__name__}: {problem}); name a file or a module, and "
+            "the Decoder in it: path/to/file.py:DECODER or module:DECODER"
+        ) from problem
+    finally:
+        sys.path.remove(os.getcwd())
+    if not isinstance(found, Decoder):
+        raise ConfigError(f"decoder {place}: it is a {type(found).__name__}, not a refusion_eval.decoders.Decoder")
+    return found
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    """Imports a file under a name of its own, because two folders may have files of one name."""
+    path = path.expanduser().resolve()
+    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    spec = spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def fitting_decoders(kind: CheckpointKind, named: Sequence[str] = ()) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from refusion_eval.config import (
     read_values,
     settings_class,
 )
-from refusion_eval.decoders import DECODERS
+from refusion_eval.decoders import DECODERS, find_decoder
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import embedded_name, embedded_path, tasks_path
 
@@ -44,7 +44,7 @@ class ModelArgs:
 
     Attributes:
         pretrained: Checkpoint: a folder, a hub id, "embedded" (the decoder's tiny model) or "embedded:NAME".
-        decoder: Name of the decoder.
+        decoder: Name of the decoder, or where one of your own is: FILE.py:DECODER or MODULE:DECODER.
         adapter: LoRA adapter, a folder or hub id. It is merged into the weights when they are loaded.
         preset: Settings table of the decoder, where its file has several. The default is the first.
         revision: Branch, tag or commit of a hub id.
@@ -126,7 +126,7 @@ class ModelArgs:
     @property
     def settings_type(self) -> type:
         """Settings class of the decoder."""
-        return DECODERS[self.decoder].Settings
+        return find_decoder(self.decoder).Settings
 
     @property
     def checkpoint(self) -> str:
@@ -138,7 +138,7 @@ class ModelArgs:
     def system_name(self) -> str:
         """Name of the system in tables."""
         embedded = EMBEDDED_NAMES.get(embedded_name(self.pretrained, self.decoder) or "")
-        name = self.system or embedded or DECODERS[self.decoder].label
+        name = self.system or embedded or find_decoder(self.decoder).label
         name = name if self.preset is None else f"{name} ({self.preset})"
         return name if self.loop == "engine" else f"{name} ({self.loop})"
 
@@ -168,8 +168,7 @@ def parse_model_args(given: Mapping[str, Any], additional: Mapping[str, Any] | N
     elif isinstance(batch_size, str) and not batch_size.lstrip("+-").isdigit():
         raise ConfigError(f"{where}: batch_size={batch_size!r} is not a whole number; give one, or auto")
     decoder = arguments.get("decoder", "refusion")
-    check_keys([str(decoder)], DECODERS, "", what="decoder")
-    settings_type = DECODERS[decoder].Settings
+    settings_type = find_decoder(str(decoder)).Settings
     of_decoder = field_types(settings_type)
     check_keys(arguments, field_types(ModelArgs).keys() | of_decoder.keys(), where)
     if "pretrained" not in arguments:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from refusion_eval import api
 from refusion_eval.benchmarks import Turns, find_task
-from refusion_eval.decoders import DECODERS
+from refusion_eval.decoders import find_decoder
 from refusion_eval.engine.engine import Request
 from refusion_eval.engine.width import WidthCost
 from refusion_eval.errors import ConfigError, DecodeError
@@ -102,7 +102,7 @@ class System:
         self.num_processes = num_processes
         self.args = args
         self.model_cache = model_cache or ModelCache()
-        self.entry = DECODERS[args.decoder]
+        self.entry = find_decoder(args.decoder)
         self._resolved: dict[tuple[str, str], Resolved] = {}
 
     @functools.cached_property

@@ -36,7 +36,7 @@ from refusion_eval.config import (
     read_yaml,
     settings_class,
 )
-from refusion_eval.decoders import DECODERS
+from refusion_eval.decoders import find_decoder
 from refusion_eval.errors import ConfigError
 from refusion_eval.runs.model_args import parse_model_args, system_arguments
 
@@ -181,7 +181,7 @@ class SweptSystem:
     @property
     def decoder_settings(self) -> type:
         """Settings class of the decoder."""
-        return DECODERS[self.arguments["decoder"]].Settings
+        return find_decoder(self.arguments["decoder"]).Settings
 
     def point(self, settings: Mapping[str, Any], origin: Origin) -> SweepPoint:
         """A point of this system, its settings in the one form that equal settings have.

@@ -51,3 +51,15 @@ def test_a_task_file_of_ones_own_gets_one_table_of_accuracy_and_speed(tmp_path: 
     printed = [run(line.replace(",gsm8k", ",gsm8k --limit 3"), tmp_path) for line in others[:2]]
     assert all("mini_gsm8k" in text and "sums" in text for text in printed)
     assert "sums" in run(commands("own-benchmark", "compare runs")[0], tmp_path)
+
+
+@pytest.mark.slow
+def test_a_decoder_of_ones_own_runs_from_its_file(tmp_path: Path) -> None:
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "own_decoder.py").write_bytes((ROOT / "examples" / "own_decoder.py").read_bytes())
+    *runs, table = commands("own-decoder", "runs/")
+    for line in runs:
+        run(line.replace("--limit 20", "--limit 3"), tmp_path)
+    rows = [line.split("│") for line in run(table, tmp_path).splitlines() if line.startswith("│ mini_gsm8k")]
+    assert {row[2].strip(): row[6].split()[0] for row in rows}["Leftmost"] > "1"
+    assert {row[2].strip() for row in rows} == {"Leftmost", "AR"}

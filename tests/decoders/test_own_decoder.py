@@ -1,0 +1,99 @@
+"""A decoder of a user's own: named by its file, its module or an entry point, or given as it is."""
+
+import dataclasses
+import sys
+from importlib.metadata import EntryPoint
+
+import pytest
+
+import refusion_eval
+from refusion_eval import decoders
+from refusion_eval.decoders import DECODERS, find_decoder
+from refusion_eval.errors import ConfigError
+from refusion_eval.evaluation.loop import evaluate
+from refusion_eval.results.measured import run_figures
+from refusion_eval.runs.model_args import parse_model_args
+from tests.models import tiny
+
+CODE = """
+from refusion_eval.decoders import Decoder, Reads
+from refusion_eval.decoders.llada import DECODER as LLADA
+
+DECODER = Decoder(LLADA.decode, LLADA.Settings, label="Mine", reads=Reads("causal", masked="own"))
+OTHER = 3
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "mine_in_a_file.py").write_text(CODE)
+    return tmp_path / "mine_in_a_file.py"
+
+
+def test_a_file_and_a_module_name_it(file, monkeypatch):
+    monkeypatch.chdir(file.parent)
+    found = find_decoder(f"{file}:DECODER")
+    assert found.label == "Mine"
+    assert find_decoder(f"{file}:DECODER") is found
+    assert find_decoder("mine_in_a_file:DECODER").label == "Mine"
+    assert str(file.parent) not in sys.path
+
+
+def test_an_entry_point_names_it(file, monkeypatch):
+    entry = EntryPoint("mine", f"{file}:DECODER", decoders.ENTRY_POINTS)
+    monkeypatch.setattr(decoders, "entry_points", lambda group: [entry] if group == decoders.ENTRY_POINTS else [])
+    assert find_decoder("mine").label == "Mine"
+    with pytest.raises(ConfigError, match=r"unknown decoder 'min'; did you mean mine\?"):
+        find_decoder("min")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_module:DECODER", r"cannot be imported \(ModuleNotFoundError: .*path/to/file.py:DECODER"),
+        ("FILE:NOTHING", r"cannot be imported \(AttributeError"),
+        ("FILE:OTHER", "it is a int, not a refusion_eval.decoders.Decoder"),
+        ("refusoin", r"unknown decoder 'refusoin'; did you mean refusion\?"),
+    ],
+)
+def test_what_is_no_decoder_is_refused(file, name, message):
+    with pytest.raises(ConfigError, match=message):
+        find_decoder(name.replace("FILE", str(file)))
+
+
+def test_it_runs_tasks_on_any_checkpoint_that_has_what_it_reads(file, tmp_path):
+    args = parse_model_args(
+        {
+            "pretrained": "embedded:refusion",
+            "decoder": f"{file}:DECODER",
+            "run_dir": str(tmp_path / "run"),
+            "gen_length": 8,
+            "block_length": 8,
+            "steps": 4,
+            "warmup": 0,
+        }
+    )
+    assert evaluate(args, ["mini_gsm8k"], limit=2).is_complete
+    figures = {figure.metric: figure for figure in run_figures([tmp_path / "run"])}
+    assert figures["accuracy"].system == "Mine"
+    assert figures["tpf"].value == 2
+
+
+def test_generate_takes_the_entry_itself():
+    model = refusion_eval.load_model("embedded")
+    options = {"gen_length": 16, "slot_size": 8, "block_size": 8, "fuse": False}
+    by_name = refusion_eval.generate(model, [1, 2, 3], decoder="refusion", **options)
+    entry = DECODERS["refusion"]
+    assert refusion_eval.generate(model, [1, 2, 3], decoder=entry, **options).tokens == by_name.tokens
+    (out,) = refusion_eval.generate_many(model, [[1, 2, 3]], decoder=entry, **options)
+    assert out.tokens == by_name.tokens
+
+
+def test_a_decoder_that_does_not_fit_names_the_way_out(file, tmp_path):
+    tiny.save_checkpoint(tmp_path / "plain", family="qwen3")
+    plain = refusion_eval.load_model(str(tmp_path / "plain"), device="cpu")
+    plain.card = dataclasses.replace(plain.card, mask_id=None)
+    with pytest.raises(ConfigError, match=r"needs a mask token and .* names none; give its id as mask_id"):
+        refusion_eval.decoder_settings(plain, f"{file}:DECODER")
+    with pytest.raises(ConfigError, match=r'or write "decoders": \["dream"\] into its config.json'):
+        refusion_eval.decoder_settings(refusion_eval.load_model("embedded:llada"), "dream")
