@@ -19,40 +19,39 @@ from refusion_eval.store.records import package_versions
 HOOK = "_refusion_eval_autoload"
 
 
-def report(data_dir: Path | None = None) -> Iterator[str]:
-    """Yields one line for each version, device, backend, file and isolation that an evaluation depends on.
+def report(data_dir: Path | None = None) -> Iterator[tuple[str, str]]:
+    """Yields a name and what was found, for versions, devices, files and isolation that an evaluation depends on.
 
     Args:
         data_dir: folder with benchmark rows; None for the folder that the environment variable names.
     """
-    for name, version in package_versions().items():
-        yield f"{name}: {version}"
+    yield from package_versions().items()
     yield from _devices()
-    yield f"lm_eval hook: {_hook()}"
-    yield f"tasks: {tasks_path()}"
-    yield f"code metric, for evaluate.load(PATH): {code_metric_path()}"
+    yield "lm_eval hook", _hook()
+    yield "tasks", str(tasks_path())
+    yield "code metric, for evaluate.load(PATH)", str(code_metric_path())
     for decoder in embedded_decoders():
-        yield f"embedded {decoder}: {embedded_path(decoder)}"
+        yield f"embedded {decoder}", str(embedded_path(decoder))
     if not embedded_decoders():
-        yield "embedded: missing; reinstall the package"
+        yield "embedded", "missing; reinstall the package"
     yield from _sandbox()
     yield from _data(data_dir or (Path(os.environ[DATA_VARIABLE]) if os.environ.get(DATA_VARIABLE) else None))
 
 
-def _devices() -> Iterator[str]:
+def _devices() -> Iterator[tuple[str, str]]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield f"cpu: {cores} cores for this process, {torch.get_num_threads()} threads"
+    yield "cpu", f"{cores} cores for this process, {torch.get_num_threads()} threads"
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
-        yield f"cuda:{index}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+        yield f"cuda:{index}", f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
     if not torch.cuda.is_available():
-        yield "cuda: none"
+        yield "cuda", "none"
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         choose_backend("flash", torch.bfloat16, device)
-        yield "attention: sdpa; flash where it is asked for"
+        yield "attention", "sdpa; flash where it is asked for"
     except ConfigError as error:
-        yield f"attention: sdpa; {error}"
+        yield "attention", f"sdpa; {error}"
 
 
 def _hook() -> str:
@@ -64,20 +63,20 @@ def _hook() -> str:
     return "not read at start-up (python -S, or not in site-packages): use `python -m refusion_eval lm-eval ...`"
 
 
-def _sandbox() -> Iterator[str]:
+def _sandbox() -> Iterator[tuple[str, str]]:
     probed = probe()
     if probed.tier == "D":
-        yield "sandbox: none works here, so HumanEval and MBPP are refused (`--sandbox none` runs code unprotected)"
+        yield "sandbox", "none works here, so HumanEval and MBPP are refused (`--sandbox none` runs code unprotected)"
     else:
-        yield f"sandbox: tier {probed.tier} ({probed.profile}): {', '.join(probed.layers)}"
+        yield "sandbox", f"tier {probed.tier} ({probed.profile}): {', '.join(probed.layers)}"
     for profile, reason in probed.missing.items():
-        yield f"sandbox {profile}: {reason}"
+        yield f"sandbox {profile}", reason
     for advice in probed.advice:
-        yield f"sandbox advice: {advice}"
+        yield "sandbox advice", advice
 
 
-def _data(directory: Path | None) -> Iterator[str]:
-    yield f"data: {directory or f'no folder named (--data, or {DATA_VARIABLE})'}"
+def _data(directory: Path | None) -> Iterator[tuple[str, str]]:
+    yield "data", str(directory or f"no folder named (--data, or {DATA_VARIABLE})")
     for benchmark in BENCHMARKS.values():
         source = benchmark.source
         names = [f"{source.split}.jsonl", f"{source.split}.jsonl.gz"]
@@ -86,4 +85,4 @@ def _data(directory: Path | None) -> Iterator[str]:
         if found is None and source.package is not None and importlib.util.find_spec(source.package[0]):
             found = f"package {source.package[0]}"
         gated = ", gated: accept its licence and log in" if source.gated else ""
-        yield f"data {benchmark.name}: {found or f'hub dataset {source.hub}{gated}'}"
+        yield f"data {benchmark.name}", found or f"hub dataset {source.hub}{gated}"

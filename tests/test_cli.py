@@ -1,3 +1,7 @@
+import csv
+import json
+import os
+import shutil
 import subprocess
 import sys
 from dataclasses import fields
@@ -7,10 +11,14 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from refusion_eval.cli import COMMANDS, app, descriptions, main
+import refusion_eval
+from refusion_eval import cli
+from refusion_eval.cli import COMMANDS, GROUPS, app, descriptions, main, say
+from refusion_eval.errors import StoreError
 from refusion_eval.runs.model_args import ModelArgs
 
 RUNNER = CliRunner()
+DATA = Path(__file__).parent / "data"
 
 
 @pytest.fixture
@@ -26,10 +34,51 @@ def refusal(monkeypatch, capsys):
     return run
 
 
-def test_every_command_is_listed():
-    text = RUNNER.invoke(app, ["--help"]).output
-    for command in ("run", "score", "table", "doctor", "tasks-path", "lm-eval", "version"):
-        assert command in text
+def test_help_shows_every_command_in_its_group_on_one_screen():
+    text = RUNNER.invoke(app, ["--help"], env={"COLUMNS": "80"}).output
+    assert len(text.splitlines()) <= 56
+    shown = [(f"─ {group} ─", *(f"│ {name} " for name in names)) for group, names in GROUPS.items()]
+    places = [text.index(start) for group in shown for start in group]
+    assert places == sorted(places)
+
+
+def test_the_version_is_printed_and_the_shell_completes_commands():
+    assert RUNNER.invoke(app, ["--version"]).output.split()[-1] == refusion_eval.__version__
+    asked = {"_REFUSION_EVAL_COMPLETE": "complete_bash", "COMP_WORDS": "refusion-eval tab", "COMP_CWORD": "1"}
+    code = "import sys; from refusion_eval.cli import main; sys.argv = ['refusion-eval']; main()"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["table"]
+
+
+def test_quiet_leaves_out_progress_and_verbose_shows_where_an_error_comes_from(refusal, tmp_path, capsys):
+    cli.app(["--quiet", "doctor"], standalone_mode=False)
+    say("progress")
+    assert capsys.readouterr().err == ""
+    cli.app(["doctor"], standalone_mode=False)
+    say("progress")
+    assert capsys.readouterr().err == "progress\n"
+    with pytest.raises(StoreError):
+        refusal("--verbose", "table", str(tmp_path))
+    assert refusal("table", str(tmp_path))[0] == 1
+    assert "exclude each other" in refusal("--verbose", "--quiet", "doctor")[1]
+
+
+def test_json_has_the_same_figures_as_the_files(tmp_path):
+    run_dir = str(shutil.copytree(DATA / "run_0.1.0", tmp_path / "run"))
+    for command in (["table", run_dir], ["speed", run_dir], ["compare", run_dir, run_dir]):
+        said = RUNNER.invoke(app, [*command, "--json", "--csv", str(tmp_path / "out.csv")])
+        rows = list(csv.DictReader((tmp_path / "out.csv").open(newline="")))
+        assert said.exit_code == 0, said.output
+        assert [list(row) for row in json.loads(said.stdout)] == [list(row) for row in rows]
+        assert [str(row["n"]) for row in json.loads(said.stdout)] == [row["n"] for row in rows]
+
+
+@pytest.mark.parametrize(("command", "key"), [("doctor", "found"), ("systems", "decoder"), ("tasks", "metric")])
+def test_lists_are_printed_as_json(command, key):
+    listed = json.loads(RUNNER.invoke(app, [command, "--json"]).stdout)
+    assert len(listed) > 3
+    assert all(entry[key] for entry in listed)
 
 
 def test_every_command_and_every_option_of_it_says_what_it_is_for():
@@ -82,7 +131,11 @@ def test_score_of_the_gold_answers_is_perfect(tmp_path, monkeypatch):
     result = RUNNER.invoke(app, ["score", "--task", "mini_gsm8k", "--outputs", "gold"])
     assert result.exit_code == 0
     assert "100.00%" in result.output
-    assert (tmp_path / "mini_gsm8k.gold.csv").is_file()
+    with (tmp_path / "mini_gsm8k.gold.csv").open(newline="") as file:
+        columns = next(csv.reader(file))
+    verdicts = json.loads(RUNNER.invoke(app, ["score", "--task", "mini_gsm8k", "--outputs", "gold", "--json"]).stdout)
+    assert len(verdicts) == 200
+    assert list(verdicts[0]) == columns
 
 
 def test_run_and_table_write_csv_and_markdown(checkpoint, tmp_path):

@@ -6,12 +6,13 @@ A command is one file, named like it, which is imported when the command is call
 
 import importlib
 import inspect
+import json
 import logging
 import os
 import re
 import sys
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -20,37 +21,21 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+import refusion_eval
 from refusion_eval.errors import ConfigError, RefusionEvalError
 
-# In the order of `refusion-eval --help`. The command `tasks-path` is the function `tasks_path` in `tasks_path.py`.
-COMMANDS = (
-    "suite",
-    "run",
-    "rerun",
-    "sweep",
-    "table",
-    "score",
-    "rescore",
-    "compare",
-    "speed",
-    "cost",
-    "claims",
-    "paper-table",
-    "plot",
-    "report",
-    "replay",
-    "locality",
-    "train",
-    "convert",
-    "check",
-    "systems",
-    "tasks-path",
-    "lm-eval",
-    "doctor",
-    "bench",
-    "gpu-check",
-    "version",
-)
+LOGGER = logging.getLogger("refusion_eval")
+
+# The groups of `refusion-eval --help`. The command `tasks-path` is the function `tasks_path` in `tasks_path.py`.
+GROUPS = {
+    "Evaluate": ("suite", "run", "sweep", "rerun", "check", "lm-eval"),
+    "Look at results": ("table", "compare", "speed", "report", "replay", "plot", "paper-table", "claims"),
+    "Judge texts": ("score", "rescore"),
+    "Measure": ("bench", "locality", "cost", "gpu-check"),
+    "Train": ("train", "convert"),
+    "Machine": ("doctor", "systems", "tasks", "tasks-path", "version"),
+}
+COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 
 # Former commands that are now scripts beside the package.
 MOVED = {
@@ -72,6 +57,12 @@ class _Commands(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
+    def get_params(self, ctx: Any) -> list:
+        parameters = super().get_params(ctx)
+        for parameter in parameters:  # typer's own options for completion; the last line of --help names one of them
+            parameter.hidden |= parameter.name in ("install_completion", "show_completion")
+        return parameters
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in MOVED:
             function = _moved
@@ -81,9 +72,16 @@ class _Commands(TyperGroup):
         else:
             return None
         takes_all = cmd_name in TAKE_ALL_ARGUMENTS
+        group = next((group for group, names in GROUPS.items() if cmd_name in names), None)
         context = HANDED_ON if takes_all else HELP_NAMES
         single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        single.command(cmd_name, context_settings=context, add_help_option=not takes_all)(function)
+        single.command(
+            cmd_name,
+            context_settings=context,
+            add_help_option=not takes_all,
+            rich_help_panel=group,
+            short_help=re.split(r"(?<=\.)\s", inspect.getdoc(function) or "", maxsplit=1)[0],
+        )(function)
         return get_command(single)
 
 
@@ -99,15 +97,32 @@ app = typer.Typer(
     name="refusion-eval",
     cls=_Commands,
     no_args_is_help=True,
-    add_completion=False,
+    epilog="refusion-eval --install-completion sets up the completion of bash, zsh, fish or PowerShell.",
     pretty_exceptions_enable=False,
     context_settings=HELP_NAMES,
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"refusion-eval {refusion_eval.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show the logs of libraries, and tracebacks.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show warnings and results, and no progress.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
     """Measure accuracy and batch-1 speed of ReFusion and of the systems that it is compared with."""
+    if verbose and quiet:
+        raise typer.BadParameter("--verbose and --quiet exclude each other; give one of them")
+    LOGGER.setLevel(logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO)
 
 
 def main() -> None:
@@ -115,6 +130,8 @@ def main() -> None:
     try:
         app()
     except RefusionEvalError as error:
+        if LOGGER.isEnabledFor(logging.DEBUG):
+            raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
 
@@ -165,6 +182,7 @@ Baseline = Annotated[
     str | None,
     typer.Option(help="Folder name of the run that speed-ups are relative to. By default it is found by its backbone."),
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs, instead of text.")]
 Csv = Annotated[Path | None, typer.Option(help="Also write every figure as CSV.")]
 Markdown = Annotated[Path | None, typer.Option(help="Also write the table as Markdown.")]
 Out = Annotated[Path, typer.Option(help="Folder for the files.")]
@@ -278,8 +296,15 @@ def console() -> Any:
 
 
 def say(text: str) -> None:
-    """Prints a line of progress on stderr."""
-    print(text, file=sys.stderr)
+    """Prints a line of progress on stderr, unless --quiet is given."""
+    if LOGGER.isEnabledFor(logging.INFO):
+        print(text, file=sys.stderr)
+
+
+def print_json(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
+    """Prints a list of objects, one for each row, with null for NaN."""
+    table = [[None if value != value else value for value in row] for row in rows]
+    print(json.dumps([dict(zip(columns, row, strict=True)) for row in table], indent=2, default=str))
 
 
 def prepare(*paths: Path | None) -> None:
@@ -291,11 +316,20 @@ def prepare(*paths: Path | None) -> None:
             prepare_output(path)
 
 
-def show(table: Any, markdown: Path | None = None) -> None:
-    """Prints a table, and writes it as Markdown if there is a file for it."""
+def show(table: Any, markdown: Path | None = None, cells: tuple | None = None) -> None:
+    """Prints a table, and writes it as Markdown if there is a file for it.
+
+    Args:
+        table: the table.
+        markdown: the file.
+        cells: columns and rows to print as JSON instead of the table.
+    """
     from refusion_eval.store.atomic_write import write_output
 
-    console().print(table.rich())
+    if cells is None:
+        console().print(table.rich())
+    else:
+        print_json(*cells)
     if markdown is not None:
         write_output(markdown, table.markdown())
 
@@ -304,7 +338,7 @@ class _StderrHandler(logging.Handler):
     """Looks up `sys.stderr` for each line, because the live progress display replaces it while it runs."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        say(self.format(record))
+        print(self.format(record), file=sys.stderr)
 
 
 def log_to_stderr() -> None:
@@ -312,7 +346,5 @@ def log_to_stderr() -> None:
     os.environ.setdefault("TQDM_DISABLE", "1")
     handler = _StderrHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))
-    logger = logging.getLogger("refusion_eval")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    LOGGER.addHandler(handler)
+    logging.getLogger("lm_eval").setLevel(logging.INFO if LOGGER.isEnabledFor(logging.DEBUG) else logging.ERROR)

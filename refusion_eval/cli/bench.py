@@ -40,7 +40,7 @@ def bench(
     profile: Annotated[bool, typer.Option("--profile", help="Also print how the time of a decoding is spent.")] = False,
     out: Annotated[Path | None, typer.Option(help="Also write all figures to this JSON file.")] = None,
 ) -> None:
-    """Measure decoding speed: against a plain baseline, by width and batch, and against the memory limit."""
+    """Measure decoding speed. It is compared with a plain baseline and with the memory limit, by width and batch."""
     from refusion_eval.bench.command import run_bench
     from refusion_eval.store.atomic_write import write_output
 

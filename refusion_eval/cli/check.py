@@ -9,7 +9,7 @@ from refusion_eval.runs.model_args import ModelArgs, parse_model_args
     ModelArgs, "pretrained:model", "decoder", "adapter", "revision", without_default=SYSTEM_FIELDS, helps=HELPS
 )
 def check(given: dict[str, Any], system: System = None) -> None:
-    """Say whether a decoder can run a checkpoint, from the checkpoint's configuration alone: no weights are read."""
+    """Say whether a decoder can run a checkpoint. Only the checkpoint's configuration is read, no weights."""
     from refusion_eval.runs.system import System as OpenedSystem
 
     opened = OpenedSystem(parse_model_args(with_system(system, given)))

@@ -10,7 +10,7 @@ def claims(
     results: Results = None,
     out: Annotated[Path | None, typer.Option(help="Folder for claims.csv, averages.csv and claims.md.")] = None,
 ) -> None:
-    """Judge the paper's claims by its own tables and by measured figures, with every average of a speed-up."""
+    """Judge the paper's claims by its tables and measured figures. Every average of a speed-up is shown."""
     from refusion_eval.claims.judge import judge_all
     from refusion_eval.claims.report import averages_table, claims_table, write_claims
     from refusion_eval.claims.studies import sort_sources

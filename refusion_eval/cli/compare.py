@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from refusion_eval.cli import Markdown, prepare, show
+from refusion_eval.cli import Json, Markdown, prepare, show
 
 
 def compare(
@@ -15,10 +15,12 @@ def compare(
     csv: Annotated[Path | None, typer.Option(help="Also write a CSV with one row for each task.")] = None,
     items: Annotated[Path | None, typer.Option(help="Also write a CSV with one row for each item.")] = None,
     markdown: Markdown = None,
+    as_json: Json = False,
 ) -> None:
-    """Compare two runs item by item: paired difference, smallest detectable difference, flips, settings, speed."""
+    """Compare two runs item by item. It shows the difference with its interval, flips, settings and speed."""
     from refusion_eval.results.compare import (
         compare_runs,
+        comparison_cells,
         comparison_csv,
         comparison_markdown,
         comparison_table,
@@ -30,8 +32,9 @@ def compare(
     writers = ((csv, comparison_csv), (items, items_csv), (markdown, comparison_markdown))
     prepare(csv, items, markdown)
     comparison = compare_runs(before, after, common_items=common_items)
-    show(comparison_table(comparison))
-    print("\n".join(details(comparison)))
+    show(comparison_table(comparison), cells=comparison_cells(comparison) if as_json else None)
+    if not as_json:
+        print("\n".join(details(comparison)))
     for path, write in writers:
         if path is not None:
             write_output(path, write(comparison))

@@ -19,7 +19,7 @@ def convert(
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
 ) -> None:
-    """Write a checkpoint in the layout of the public release, or back. The weights stay the same."""
+    """Write a checkpoint in the layout of the release, or back. The weights stay the same."""
     from refusion_eval.training.checkpoints import convert as conversion
 
     conversion.convert(source, target, to, dtype=dtype, rows=rows, revision=revision)

@@ -16,7 +16,7 @@ def cost(
     csv: Csv = None,
     markdown: Markdown = None,
 ) -> None:
-    """Project the cost of the whole benchmarks on many machines, with a shared queue and with static shards."""
+    """Project the cost of whole benchmarks on many machines. A shared queue and static shards are compared."""
     from refusion_eval.results.cost import cost_csv, cost_table, projected, published_table
     from refusion_eval.store.atomic_write import write_output
 

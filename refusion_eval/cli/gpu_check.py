@@ -19,7 +19,7 @@ def gpu_check(
         Path | None, typer.Option(help="Existing folder for temporary checkpoints; the default is the system's.")
     ] = None,
 ) -> None:
-    """Check the GPU path on this machine: tokens, kernels, memory and speed, each with a verdict."""
+    """Check the GPU path on this machine. Tokens, kernels, memory and speed each get a verdict."""
     import torch
 
     from refusion_eval.bench.checkpoints import SHAPES

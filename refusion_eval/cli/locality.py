@@ -32,7 +32,7 @@ def locality(
     seed: Annotated[int, typer.Option(help="Seed of masks and revealed positions.")] = 0,
     batch_size: Annotated[int, typer.Option(help="Texts in one forward.")] = 16,
 ) -> None:
-    """Measure how far one revealed token changes the predictions at masks, by distance (the paper's Figure 3)."""
+    """Measure how far a revealed token changes predictions. By distance, this is the paper's Figure 3."""
     from refusion_eval.studies.locality.measure import LocalitySettings
     from refusion_eval.studies.locality.report import locality_command
 

@@ -38,7 +38,7 @@ def paper_table(
         bool, typer.Option("--intervals/--no-intervals", help="Whether LaTeX shows intervals.")
     ] = True,
 ) -> None:
-    """Write tables of the paper with published and measured figures side by side: CSV, Markdown and LaTeX.
+    """Write the paper's tables beside measured figures. The files are CSV, Markdown and LaTeX.
 
     Table 8 has the answers of several runs to one problem side by side.
     """

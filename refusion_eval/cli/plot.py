@@ -40,7 +40,7 @@ def plot(
         typer.Option(help="Columns of a paper that the figure takes. Default: as many as it needs."),
     ] = None,
 ) -> None:
-    """Draw a figure of the paper from measured figures beside the published ones: CSV, PNG, PDF, and its caption."""
+    """Draw the paper's figures beside measured ones. The files are CSV, PNG, PDF, and the caption."""
     from refusion_eval.figures.figures import FIGURES, rows_of, write_figure
     from refusion_eval.figures.points import TASK
 

@@ -28,7 +28,7 @@ def replay(
         str | None, typer.Option(help="Decode this prompt with the embedded ReFusion model instead of reading a run.")
     ] = None,
 ) -> None:
-    """Show how one sample was decoded, step by step, on the terminal or as an animated picture."""
+    """Show step by step how one sample was decoded. It plays on the terminal or becomes an animated picture."""
     from refusion_eval.report.frames import frames, play
     from refusion_eval.report.picture import check_format, write_animation
 

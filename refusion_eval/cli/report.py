@@ -14,7 +14,7 @@ def report(
     baseline: Baseline = None,
     data: Data = None,
 ) -> None:
-    """Write one HTML page about runs: figures, frontier plots, and every sample with each step of its decoding."""
+    """Write one HTML page about runs. It has figures, frontiers, and every sample with each step of its decoding."""
     from refusion_eval.cli.sources import FoundSources
     from refusion_eval.decoders import DECODERS
     from refusion_eval.report.assemble import page

@@ -13,7 +13,7 @@ def rerun(
     data: Data = None,
     sandbox: Sandbox = "auto",
 ) -> None:
-    """Repeat a recorded run from its record and compare every sample: tokens, text, verdict."""
+    """Repeat a recorded run and compare every sample. Compared are tokens, texts and verdicts."""
     log_to_stderr()
     from refusion_eval.evaluation.rerun import rerun as repeat
     from refusion_eval.runs.terminal import Interruption, resume_hint

@@ -21,7 +21,7 @@ def rescore(
     workers: Workers = None,
     sandbox: Sandbox = "auto",
 ) -> None:
-    """Judge the recorded texts of runs with another answer filter. Nothing is decoded, and no record changes."""
+    """Judge recorded texts with another answer filter. Nothing is decoded, and no record changes."""
     from refusion_eval.lm_eval_plugin.filters import describe, find_filter
     from refusion_eval.scoring.filters import LIST
     from refusion_eval.scoring.rescore import rescore_command

@@ -94,7 +94,7 @@ def run(
         typer.Option("--set", help="A decoder setting, KEY=VALUE. It outranks the settings table. May be repeated."),
     ] = None,
 ) -> None:
-    """Run tasks with one system, record every sample, score the samples, and print and write the table."""
+    """Run tasks with one system, and print the table. Every sample is recorded and scored."""
     log_to_stderr()
     from refusion_eval.evaluation.loop import evaluate, own_tasks, run_worker_or_return, task_names
     from refusion_eval.results.measured import run_figures

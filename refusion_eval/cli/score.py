@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from refusion_eval.cli import Data, Sandbox, Workers
+from refusion_eval.cli import Data, Json, Sandbox, Workers, print_json
 
 
 def score(
@@ -19,8 +19,9 @@ def score(
     allow_partial: Annotated[bool, typer.Option(help="Leave rows without a text out of the score.")] = False,
     workers: Workers = None,
     sandbox: Sandbox = "auto",
+    as_json: Json = False,
 ) -> None:
-    """Judge texts that were generated anywhere by the rules of a task."""
+    """Judge texts from anywhere by the rules of a task."""
     from refusion_eval.benchmarks import get_task
     from refusion_eval.scoring import texts
     from refusion_eval.scoring.verdict_file import VerdictFile
@@ -39,6 +40,9 @@ def score(
     )
     write_output(target, texts.scores_csv(scores, allow_partial=allow_partial))
     kept.remove()
+    if as_json:
+        print_json(texts.COLUMNS, texts.score_cells(scores, allow_partial=allow_partial))
+        return
     name = f"{'mini ' if known.mini else ''}{benchmark.name} (filter {filter_name or benchmark.default_filter})"
     print("\n".join(texts.summary_lines(name, benchmark, scores, allow_partial=allow_partial)))
     print(f"  one line a text: {target}")

@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from refusion_eval.cli import Baseline, Csv, Markdown, prepare, show
+from refusion_eval.cli import Baseline, Csv, Json, Markdown, prepare, show
 
 
 def speed(
@@ -11,14 +11,15 @@ def speed(
     csv: Csv = None,
     markdown: Markdown = None,
     baseline: Baseline = None,
+    as_json: Json = False,
 ) -> None:
-    """Print what makes up speed: forwards per second, tokens per forward, memory limit, prefill, both AR loops."""
+    """Print what makes up speed. It has forwards/s, tokens per forward, the memory limit, prefill and both AR loops."""
     from refusion_eval.results.measured import measured_figures
-    from refusion_eval.results.tables import speed_csv, speed_rows, speed_table
+    from refusion_eval.results.tables import speed_cells, speed_csv, speed_rows, speed_table
     from refusion_eval.store.atomic_write import write_output
 
     prepare(csv, markdown)
     rows = speed_rows(measured_figures(results, baseline=baseline))
-    show(speed_table(rows), markdown)
+    show(speed_table(rows), markdown, speed_cells(rows) if as_json else None)
     if csv is not None:
         write_output(csv, speed_csv(rows))

@@ -28,7 +28,7 @@ def sweep(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the points and stop.")] = False,
 ) -> None:
-    """Run many settings, each as a run of its own, and write sweep.csv and points.csv. Run it again to continue."""
+    """Run many settings, each as a run of its own. It writes sweep.csv and points.csv. Run it again to continue."""
     from refusion_eval.sweep.spec import read_spec, shipped_specs, with_model
 
     if spec == "list":

@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from refusion_eval.cli import Baseline, Csv, Markdown, prepare, show
+from refusion_eval.cli import Baseline, Csv, Json, Markdown, prepare, show
 
 
 def table(
@@ -11,14 +11,15 @@ def table(
     csv: Csv = None,
     markdown: Markdown = None,
     baseline: Baseline = None,
+    as_json: Json = False,
 ) -> None:
-    """Print the table of one or more runs: accuracy, TPS, TPF and speed-up, each with its interval."""
+    """Print the table of one or more runs. It has accuracy, TPS, TPF and speed-up, each with its interval."""
     from refusion_eval.results.measured import run_figures
-    from refusion_eval.results.render import write_csv
+    from refusion_eval.results.render import figure_cells, write_csv
     from refusion_eval.results.tables import summary, summary_table
 
     prepare(csv, markdown)
     figures = run_figures(run_dirs, baseline=baseline)
-    show(summary_table(summary(figures)), markdown)
+    show(summary_table(summary(figures)), markdown, figure_cells(figures) if as_json else None)
     if csv is not None:
         write_csv(figures, csv)

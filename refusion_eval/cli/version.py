@@ -2,5 +2,5 @@ import refusion_eval
 
 
 def version() -> None:
-    """Print the version."""
+    """Print the version, as --version does."""
     print(refusion_eval.__version__)

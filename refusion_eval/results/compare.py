@@ -286,6 +286,11 @@ def comparison_markdown(comparison: Comparison) -> str:
 
 def comparison_csv(comparison: Comparison) -> str:
     """One row for each task."""
+    return csv_text(*comparison_cells(comparison))
+
+
+def comparison_cells(comparison: Comparison) -> tuple[list[str], list[tuple]]:
+    """Column names, and the values of every task in their order."""
     head = [
         *("before", "after", "task", "mini", "n", "left_out", "accuracy_before", "accuracy_after"),
         *("difference", "difference_ci_low", "difference_ci_high", "detectable", "gained", "lost", "other_prompts"),
@@ -298,7 +303,7 @@ def comparison_csv(comparison: Comparison) -> str:
         identity = (comparison.before, comparison.after, task.task, task.mini, len(task.items), task.left_out)
         flips = map(len, task.flips.values())
         rows.append((*identity, *task.accuracies, *difference, *flips, *speed, task.no_speed, task.p_value))
-    return csv_text(head, rows)
+    return head, rows
 
 
 def items_csv(comparison: Comparison) -> str:

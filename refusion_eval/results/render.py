@@ -393,11 +393,16 @@ def write_csv(figures: Sequence[Figure], path: str | os.PathLike[str]) -> None:
     Raises:
         StoreError: the file cannot be written.
     """
+    write_output(path, csv_text(*figure_cells(figures)))
+
+
+def figure_cells(figures: Sequence[Figure]) -> tuple[list[str], list[list[Any]]]:
+    """Column names of a results file, and the values of every figure in their order."""
     facts = [name for name, usual in _USUAL_FACTS.items() if any(getattr(figure, name) != usual for figure in figures)]
     facts += ["same_decode_as"] if any(figure.same_decode_as for figure in figures) else []
     columns = [*csv_columns(figures), *facts]
     rows = (csv_values(figure) | {name: getattr(figure, name) for name in facts} for figure in figures)
-    write_output(path, csv_text(columns, ([row.get(column) for column in columns] for row in rows)))
+    return columns, [[row.get(column) for column in columns] for row in rows]
 
 
 def read_csv(path: str | os.PathLike[str]) -> list[Figure]:

@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from refusion_eval.benchmarks import OTHER, RELEASE, is_mini
 from refusion_eval.errors import StoreError
@@ -316,6 +316,11 @@ def speed_table(rows: Sequence[SpeedRow]) -> Table:
 
 def speed_csv(rows: Sequence[SpeedRow]) -> str:
     """The rows as CSV, every figure with its bounds."""
+    return csv_text(*speed_cells(rows))
+
+
+def speed_cells(rows: Sequence[SpeedRow]) -> tuple[list[str], list[list[Any]]]:
+    """Column names, and the values of every row in their order."""
     head = ["run_id", "system", "task", "mini", "complete", "n", "fewer", "fused", "hardware"]
     columns = _columns(rows)
     for column in columns:
@@ -328,4 +333,4 @@ def speed_csv(rows: Sequence[SpeedRow]) -> str:
             figure = row.figures.get(column.metric)
             line += [None] * 3 if figure is None else [figure.value, figure.ci_low, figure.ci_high]
         lines.append(line)
-    return csv_text(head, lines)
+    return head, lines

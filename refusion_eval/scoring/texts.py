@@ -159,12 +159,16 @@ def summary_lines(name: str, benchmark: Benchmark, scores: Sequence[Score], *, a
 
 def scores_csv(scores: Sequence[Score], *, allow_partial: bool = False) -> str:
     """A line for each text, and for each row without one unless `allow_partial`; it ends as those of the csv module."""
-    lines = [
+    return csv_text(COLUMNS, score_cells(scores, allow_partial=allow_partial), line_end="\r\n")
+
+
+def score_cells(scores: Sequence[Score], *, allow_partial: bool = False) -> list[tuple]:
+    """The values of `COLUMNS` for each text, and for each row without one unless `allow_partial`."""
+    return [
         (item_id, sample, verdict.extracted, verdict.verdict, int(verdict.passed), verdict.reason, verdict.tier)
         for item_id, sample, verdict in scores
         if not (allow_partial and verdict.verdict == MISSING)
     ]
-    return csv_text(COLUMNS, lines, line_end="\r\n")
 
 
 def _percent(shares: Iterable[float]) -> str:
