@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import refusion_eval
 from refusion_eval import cli
-from refusion_eval.cli import COMMANDS, GROUPS, app, descriptions, main, say
+from refusion_eval.cli import COMMANDS, GROUPS, app, descriptions, main
 from refusion_eval.errors import StoreError
 from refusion_eval.runs.model_args import ModelArgs
 
@@ -51,13 +51,16 @@ def test_the_version_is_printed_and_the_shell_completes_commands():
     assert done.stdout.split() == ["table"]
 
 
-def test_quiet_leaves_out_progress_and_verbose_shows_where_an_error_comes_from(refusal, tmp_path, capsys):
-    cli.app(["--quiet", "doctor"], standalone_mode=False)
-    say("progress")
-    assert capsys.readouterr().err == ""
-    cli.app(["doctor"], standalone_mode=False)
-    say("progress")
-    assert capsys.readouterr().err == "progress\n"
+def test_quiet_leaves_out_progress_and_verbose_shows_where_an_error_comes_from(refusal, tmp_path, checkpoint, capsys):
+    command = ["run", "--model", checkpoint, "--decoder", "autoregressive", "--set", "gen_length=8", "--warmup", "0"]
+    command += ["--limit", "1", "--tasks", "mini_gsm8k", "--run-dir"]
+    said = {}
+    for name, options in (("quiet", ["--quiet"]), ("usual", [])):
+        cli.app([*options, *command, str(tmp_path / name)], standalone_mode=False)
+        said[name] = capsys.readouterr()
+    assert "mini_gsm8k" in said["quiet"].out
+    assert "tokens/s" in said["usual"].err
+    assert "tokens/s" not in said["quiet"].err
     with pytest.raises(StoreError):
         refusal("--verbose", "table", str(tmp_path))
     assert refusal("table", str(tmp_path))[0] == 1

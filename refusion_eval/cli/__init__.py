@@ -58,7 +58,7 @@ class _Commands(TyperGroup):
         return list(COMMANDS)
 
     def get_params(self, ctx: Any) -> list:
-        parameters = super().get_params(ctx)
+        parameters: list[Any] = super().get_params(ctx)
         for parameter in parameters:  # typer's own options for completion; the last line of --help names one of them
             parameter.hidden |= parameter.name in ("install_completion", "show_completion")
         return parameters
@@ -296,9 +296,8 @@ def console() -> Any:
 
 
 def say(text: str) -> None:
-    """Prints a line of progress on stderr, unless --quiet is given."""
-    if LOGGER.isEnabledFor(logging.INFO):
-        print(text, file=sys.stderr)
+    """Prints a line on stderr."""
+    print(text, file=sys.stderr)
 
 
 def print_json(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
@@ -338,7 +337,7 @@ class _StderrHandler(logging.Handler):
     """Looks up `sys.stderr` for each line, because the live progress display replaces it while it runs."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stderr)
+        say(self.format(record))
 
 
 def log_to_stderr() -> None:

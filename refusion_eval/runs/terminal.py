@@ -8,6 +8,8 @@ ends. A signal that the process ignores, such as SIGINT in a background job of a
 """
 
 import contextlib
+import io
+import logging
 import os
 import signal
 import sys
@@ -169,7 +171,9 @@ class ProgressDisplay:
     """
 
     def __init__(self, label: str, totals: Mapping[str, int], stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
+        # --quiet raises the level of the log. Without the command line none is set, and progress is shown.
+        is_quiet = logging.getLogger("refusion_eval").level > logging.INFO
+        self._stream = stream or (io.StringIO() if is_quiet else sys.stderr)
         self._tallies = {task: _Tally(f"{label} {task}", total) for task, total in totals.items()}
         self._bars: Progress | None = None
         self._bar_ids: dict[str, TaskID] = {}

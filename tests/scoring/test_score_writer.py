@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from refusion_eval import __version__
 from refusion_eval.benchmarks import Task, get_task
 from refusion_eval.errors import StoreError
 from refusion_eval.scoring import judge
@@ -48,8 +49,12 @@ def test_a_verdict_says_what_judged_it_and_how(store):
         writer.judge(GSM8K, QUESTION, sample(store, 2, "It is 7.", task="mini_gsm8k"))
     by_metric = {(score.item_id, score.metric): score for score in store.scores()}
     of_program, of_number = by_metric["1", PASSED], by_metric["2", PASSED]
-    assert (of_program.scorer, of_program.verdict, of_program.tier) == ("mini_mbpp/first 0.1.0", "correct", "none")
-    assert (of_number.scorer, of_number.extracted, of_number.value) == ("mini_gsm8k/last 0.1.0", "7", 1.0)
+    assert (of_program.scorer, of_program.verdict, of_program.tier) == (
+        f"mini_mbpp/first {__version__}",
+        "correct",
+        "none",
+    )
+    assert (of_number.scorer, of_number.extracted, of_number.value) == (f"mini_gsm8k/last {__version__}", "7", 1.0)
     assert by_metric["2", "strict"].value == 0.0
     assert ("1", "strict") not in by_metric
     assert writer.num_unscored == 0
