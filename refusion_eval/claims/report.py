@@ -18,13 +18,16 @@ HOW = (
 _COLUMNS = ("id", "claim", "statement", "location", "published", "value", "unit", "reading", "formula")
 
 
-def claims_table(judged: Sequence[JudgedClaim]) -> Table:
-    """One line for each claim that has a formula; the other claims are counted below."""
+def claims_table(judged: Sequence[JudgedClaim], *, with_places: bool = True) -> Table:
+    """One line for each claim that has a formula; the other claims are counted below.
+
+    Without the places of the claims in the paper it fits a terminal of 100 columns.
+    """
     rows = [
         (
             each.claim.id,
             each.claim.statement,
-            each.claim.location,
+            *([each.claim.location] if with_places else []),
             each.verdict,
             f"{each.claim.value or each.claim.published} {each.claim.unit}".strip(),
             _number(each.on_published),
@@ -37,13 +40,13 @@ def claims_table(judged: Sequence[JudgedClaim]) -> Table:
         for each in judged
         if each.claim.formula
     ]
-    judging = ("Id", "Claim", "Where", "Verdict", "Printed", "On published cells")
+    judging = ("Id", "Claim", *(["Where"] if with_places else []), "Verdict", "Printed", "On published cells")
     others = f"{len(judged) - len(rows)} more statements have {NO_FORMULA}; claims.md (--out) says where to look."
     return Table(
         title="Claims of the paper",
         columns=(*judging, "Measured", "n", "Mini", "Mini n", "Mini says"),
         rows=rows,
-        num_left=4,
+        num_left=4 if with_places else 3,
         notes=(HOW, others),
     )
 

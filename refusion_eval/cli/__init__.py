@@ -289,10 +289,10 @@ def _type_name(wanted: Any) -> str:
 
 
 def console() -> Any:
-    """Returns the console that tables are printed on."""
+    """Returns the console that tables are printed on: as wide as the terminal, or as COLUMNS says."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL)
+    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_WITHOUT_TERMINAL)
 
 
 def say(text: str) -> None:

@@ -1,9 +1,12 @@
 """A replay as frames, and on a terminal."""
 
+import os
+import select
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -103,23 +106,89 @@ def legend() -> Text:
 
 
 def play(replay: Replay, speller: Speller, console: Console, title: str, seconds: float) -> None:
-    """Plays a replay on a terminal, each step for some seconds. Elsewhere it prints one line for each step."""
+    """Plays a replay on a terminal, each step for some seconds. Elsewhere it prints one line for each step.
+
+    The space bar pauses and goes on, the arrow keys step and pause, and q ends.
+    """
     all_frames = list(frames(replay, speller))
     if not console.is_terminal or console.is_dumb_terminal:
         for frame in all_frames:
             console.print(Text(f"{frame.detail}  {frame.headline}"), soft_wrap=True)
             console.print(_text(frame.runs, words=True), soft_wrap=True)
         return
-    with Live(console=console, auto_refresh=False) as live:
-        for number, frame in enumerate(all_frames):
-            live.update(_panel(frame, console, title), refresh=True)
-            if number + 1 < len(all_frames):
-                time.sleep(seconds)
+    number, is_paused, last = 0, False, len(all_frames) - 1
+    with Keys() as keys, Live(console=console, auto_refresh=False) as live:
+        while number <= last:
+            live.update(_panel(all_frames[number], console, title, keys.hint), refresh=True)
+            if number == last and not is_paused:
+                return
+            number, is_paused = after_key(keys.read(None if is_paused else seconds), number, is_paused, last)
 
 
-def _panel(frame: Frame, console: Console, title: str) -> Group:
+def after_key(key: str, number: int, is_paused: bool, last: int) -> tuple[int, bool]:
+    """The step that is shown after a key, and whether the replay is paused there; beyond the last step it has ended.
+
+    Args:
+        key: what was pressed; empty if nothing was while the step was shown.
+        number: the step that was shown.
+        is_paused: whether the replay was paused.
+        last: the last step.
+    """
+    match key:
+        case "":
+            return number + 1, is_paused
+        case " ":
+            return number, not is_paused
+        case "\x1b[C":  # the arrow to the right, as terminals send it
+            return min(number + 1, last), True
+        case "\x1b[D":
+            return max(number - 1, 0), True
+        case "q":
+            return last + 1, is_paused
+    return number, is_paused
+
+
+class Keys:
+    """Reads single keys from a terminal, which does not echo them meanwhile; a context manager.
+
+    Where the standard input is no terminal, or the system has no such terminals, no key is ever read.
+    """
+
+    def __init__(self) -> None:
+        self._before: list[Any] | None = None
+
+    def __enter__(self) -> Self:
+        if sys.stdin is not None and sys.stdin.isatty() and os.name == "posix":
+            import termios
+            import tty
+
+            self._before = termios.tcgetattr(sys.stdin)
+            tty.setcbreak(sys.stdin)
+        return self
+
+    @property
+    def hint(self) -> str:
+        """What the keys do; empty if none is read."""
+        return "" if self._before is None else "space: pause   arrows: step   q: end"
+
+    def __exit__(self, *exception: object) -> None:
+        if self._before is not None:
+            import termios
+
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
+
+    def read(self, seconds: float | None) -> str:
+        """The key that is pressed within some seconds, or ever if None; empty for none."""
+        if self._before is None:
+            time.sleep(seconds or 0.0)
+            return ""
+        ready, _, _ = select.select([sys.stdin], [], [], seconds)
+        return os.read(sys.stdin.fileno(), 8).decode(errors="replace") if ready else ""
+
+
+def _panel(frame: Frame, console: Console, title: str, hint: str) -> Group:
     """A frame with as many of its lines as fit on the terminal, including the newest ones."""
-    width, height = console.width - 4, max(3, console.height - 7)
+    width, height = console.width - 4, max(3, console.height - 8)
     lines = list(_text(frame.runs, words=False).wrap(console, width, overflow="fold"))
     newest = 0
     seen = Text()
@@ -133,6 +202,7 @@ def _panel(frame: Frame, console: Console, title: str) -> Group:
         Panel(shown, title=Text(title), subtitle=Text(frame.headline), title_align="left", subtitle_align="left"),
         Text(frame.detail, "bright_black"),
         legend(),
+        Text(hint, "bright_black"),
     )
 
 

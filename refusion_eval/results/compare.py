@@ -194,7 +194,7 @@ def _compare_task(before: TaskFacts, after: TaskFacts, common_items: bool) -> Ta
         left_out=left_out,
         difference=bootstrap_mean(differences_of_items, seed=seed).scaled(100).interval(),
         detectable=100 * detectable_difference(differences_of_items),
-        settings=differences(before.settings, after.settings, ("A", "B")),
+        settings=differences(_given(before.settings), _given(after.settings), ("A", "B")),
         speed=speed,
         no_speed=no_speed,
     )
@@ -218,7 +218,21 @@ def _described(facts: RunFacts) -> Mapping[str, Any]:
     manifest = {name: value for name, value in facts.run.manifest.to_json().items() if name not in _NOT_COMPARED}
     settings = {name: value for name, value in manifest["settings"].items() if name != "tables"}
     hardware = {name: value for name, value in manifest["hardware"].items() if name != "gpu_detail"}
-    return as_json({**manifest, "settings": settings, "hardware": hardware})
+    # What also stands as a fact of the run, or with each task, is no argument to be named again.
+    elsewhere = {*manifest, "device", *(name for task in facts.tasks for name in task.settings)}
+    arguments = {name: value for name, value in manifest["arguments"].items() if name not in elsewhere}
+    settings.pop("model_args", None)  # decoder settings of the command line, which stand with each task
+    described = {**manifest, "settings": settings, "hardware": hardware, "arguments": arguments}
+    return as_json(_given(described))
+
+
+def _given(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of mappings inside mappings without those that are None, which say no more than a missing one."""
+    return {
+        name: _given(value) if isinstance(value, Mapping) else value
+        for name, value in sections.items()
+        if value is not None
+    }
 
 
 MOST_SHOWN = 8  # item ids in a line of text; the CSV has all
@@ -263,11 +277,13 @@ def details(comparison: Comparison) -> list[str]:
     lines = [f"differs: {line}" for line in comparison.settings] or ["differs: nothing but the tasks' settings below"]
     if comparison.only_in_one:
         lines.append(f"in one run only: {', '.join(comparison.only_in_one)}")
+    for line in dict.fromkeys(line for task in comparison.tasks for line in task.settings):
+        tasks = [task.task for task in comparison.tasks if line in task.settings]
+        lines.append(f"{'all tasks' if len(tasks) == len(comparison.tasks) else ', '.join(tasks)}: {line}")
     return lines + [f"{task.task}: {line}" for task in comparison.tasks for line in _details_of_task(task)]
 
 
 def _details_of_task(task: TaskComparison) -> Iterator[str]:
-    yield from task.settings
     for name, items in task.flips.items():
         if items:
             more = f" and {len(items) - MOST_SHOWN} more" if len(items) > MOST_SHOWN else ""

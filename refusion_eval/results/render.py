@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -135,13 +136,17 @@ class Table:
         return " ".join(filter(None, self.notes))
 
     def rich(self) -> RichTable:
-        """The table for a terminal."""
+        """The table for a terminal, without columns that are empty in every row."""
+        rows = list(map(_as_row, self.rows))
+        full = [row.shown for row in rows if isinstance(row, TableRow)]
+        used = [not full or any(cells[at].text for cells in full) for at in range(len(self.columns))]
         table = RichTable(
             title=escape(self.title) or None, caption=escape(self.caption) or None, caption_justify="left"
         )
         for number, column in enumerate(self.columns):
-            table.add_column(escape(column), justify="left" if number < self.num_left else "right")
-        for number, row in enumerate(map(_as_row, self.rows)):
+            if used[number]:
+                table.add_column(escape(column), justify="left" if number < self.num_left else "right")
+        for number, row in enumerate(rows):
             if isinstance(row, Section):
                 table.add_section()
                 table.add_row(f"[bold]{escape(row.text)}")
@@ -149,7 +154,7 @@ class Table:
                 continue
             if row.begins_group and number:
                 table.add_section()
-            table.add_row(*(escape(cell.plain) for cell in row.shown))
+            table.add_row(*(escape(cell.plain) for cell in compress(row.shown, used)))
         return table
 
     def markdown(self) -> str:

@@ -96,12 +96,21 @@ class Resolved:
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "digest", hashlib.sha256(text.encode()).hexdigest()[:16])
 
-    def describe(self) -> str:
-        """Returns the settings in one line for the log, grouped by source."""
+    def describe(self, before: "Resolved | None" = None) -> str:
+        """Returns the settings in one line for the log, grouped by source, without the decoder's defaults.
+
+        Args:
+            before: settings that the reader knows, so that only other values are named.
+        """
         by_source: dict[str, list[str]] = {}
         for key, value in self.values.items():
-            by_source.setdefault(self.sources[key], []).append(f"{key}={value}")
-        return "; ".join(f"{' '.join(pairs)} [{source}]" for source, pairs in by_source.items())
+            is_known = self.sources[key] == DEFAULT if before is None else before.values.get(key) == value
+            if not is_known:
+                by_source.setdefault(self.sources[key], []).append(f"{key}={value}")
+        described = [f"{' '.join(pairs)} [{source}]" for source, pairs in by_source.items()]
+        if before is None or before.until != self.until:
+            described.append(f"stop at {list(self.until)}")
+        return "; ".join(described) or "as before"
 
 
 def choose_preset(path: Path, preset: str | None) -> tuple[str | None, dict[str, Any]]:

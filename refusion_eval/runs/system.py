@@ -305,7 +305,8 @@ class System:
             )
             api.decoder_settings(self.model, self.args.decoder, **resolved.values)
             if announce:
-                log.info("%s, %s: %s; stop at %s", task, self.args.decoder, resolved.describe(), list(resolved.until))
+                before = next(iter(self._resolved.values()), None)
+                log.info("%s, %s: %s", task, self.args.decoder, resolved.describe(before))
             self._resolved[cached] = resolved
         return self._resolved[cached]
 

@@ -23,7 +23,15 @@ from types import FrameType
 from typing import Any, Self, TextIO, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from refusion_eval.errors import StoreError
 from refusion_eval.store.records import Sample
@@ -178,11 +186,13 @@ class ProgressDisplay:
         self._bars: Progress | None = None
         self._bar_ids: dict[str, TaskID] = {}
         self._last_line = 0.0
-        self._last_sample = time.monotonic()
+        self._last_sample = self._started = time.monotonic()
+        self._worked = 0  # texts that were decoded or scored here
 
     def __enter__(self) -> Self:
         if self._stream.isatty():
-            columns = ("{task.description}", BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
+            times = (TimeElapsedColumn(), "elapsed,", TimeRemainingColumn(), "left")
+            columns = ("{task.description}", BarColumn(24), MofNCompleteColumn(), *times)
             text = TextColumn("{task.fields[summary]}")
             self._bars = Progress(*columns, text, console=Console(file=self._stream))
             for task, tally in self._tallies.items():
@@ -197,7 +207,7 @@ class ProgressDisplay:
     def stored(self, task: str) -> None:
         """Counts a sample that was recorded before."""
         self._tallies[task].stored += 1
-        self.scored(task)
+        self._count(task, 1)
 
     def decoded(self, sample: Sample) -> None:
         """Counts a finished sample, good or failed."""
@@ -213,6 +223,10 @@ class ProgressDisplay:
 
     def scored(self, task: str, number: int = 1) -> None:
         """Counts texts whose log-likelihood or verdict is known."""
+        self._worked += number
+        self._count(task, number)
+
+    def _count(self, task: str, number: int) -> None:
         tally = self._tallies[task]
         tally.done += number
         if self._bars is not None:
@@ -221,5 +235,17 @@ class ProgressDisplay:
             self._bars.update(bar, completed=tally.done, summary=tally.summary())
         elif tally.done == tally.total or time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
-            line = f"{tally.name}: {tally.done}/{tally.total}  {tally.summary()}"
+            line = f"{tally.name}: {tally.done}/{tally.total}  {tally.summary()}{self._time_left()}"
             print(line.rstrip(), file=self._stream, flush=True)
+
+    def _time_left(self) -> str:
+        """How long all tasks still take if the rest goes on like what was done here; empty where that is not known."""
+        num_left = sum(tally.total - tally.done for tally in self._tallies.values())
+        if not self._worked or not num_left:
+            return ""
+        seconds = num_left * (time.monotonic() - self._started) / self._worked
+        return (
+            f", about {seconds / 3600:.1f} h left"
+            if seconds >= 3600
+            else f", about {max(1, round(seconds / 60))} min left"
+        )

@@ -1,3 +1,5 @@
+import os
+import sys
 from collections import Counter
 
 import pytest
@@ -5,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refusion_eval import api
+from refusion_eval.report.frames import Keys, after_key
 from refusion_eval.report.replay import Change, Position, Speller, apply, final_pieces, replay_of
 from refusion_eval.types import Trace
 
@@ -195,3 +198,39 @@ def test_a_character_of_several_tokens_stands_at_the_last_of_them():
 
 def test_without_a_tokenizer_tokens_are_shown_by_number():
     assert Speller(None).pieces([5, 12]) == ["[5]", "[12]"]
+
+
+@pytest.mark.parametrize(
+    ("key", "shown"),
+    [
+        ("", (3, False)),
+        (" ", (2, True)),
+        ("\x1b[C", (3, True)),
+        ("\x1b[D", (1, True)),
+        ("q", (10, False)),
+        ("x", (2, False)),
+    ],
+)
+def test_keys_pause_step_and_end_a_replay(key, shown):
+    assert after_key(key, 2, is_paused=False, last=9) == shown
+
+
+def test_steps_end_at_both_ends_and_the_space_bar_goes_on():
+    assert after_key("\x1b[D", 0, is_paused=True, last=9) == (0, True)
+    assert after_key("\x1b[C", 9, is_paused=True, last=9) == (9, True)
+    assert after_key(" ", 4, is_paused=True, last=9) == (4, False)
+
+
+def test_a_terminal_s_keys_are_read_at_once_and_its_settings_come_back(monkeypatch):
+    pty, termios = pytest.importorskip("pty"), pytest.importorskip("termios")
+    keyboard, terminal = pty.openpty()
+    with os.fdopen(terminal, "r") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        before = termios.tcgetattr(stdin)
+        with Keys() as keys:
+            assert keys.read(0.0) == ""
+            os.write(keyboard, b" ")
+            assert keys.read(5.0) == " "
+            assert keys.hint
+        assert termios.tcgetattr(stdin) == before
+    os.close(keyboard)

@@ -140,3 +140,13 @@ def test_the_command_prints_and_writes(write_run, tmp_path):
         changes = {line["item_id"]: line["change"] for line in csv.DictReader(stream)}
     assert {item: change for item, change in changes.items() if change} == {"0": "lost", "2": "gained", "3": "gained"}
     assert "gained (2): 2, 3" in paths["markdown"].read_text()
+
+
+def test_settings_that_differ_are_named_once_and_what_is_not_set_is_no_difference(write_run):
+    def samples(**settings):
+        return [sample(i, task=task, settings=settings) for task in ("mini_gsm8k", "mini_math") for i in range(3)]
+
+    runs = [write_run("a", samples(tau_slot=0.5, free_rows=None)), write_run("b", samples(tau_slot=0.9))]
+    lines = details(compare_runs(*runs, common_items=True))
+    assert [line for line in lines if "tau_slot" in line] == ["all tasks: tau_slot: A 0.5, B 0.9"]
+    assert not any("null" in line or "free_rows" in line for line in lines)

@@ -203,3 +203,17 @@ def test_neutral_values_of_unsupported_keys_pass_and_others_do_not():
 def test_unknown_generation_argument_is_an_error():
     with pytest.raises(ConfigError, match="generation_kwargs: unknown key 'tau_slots'; did you mean tau_slot"):
         read_generation_kwargs({"tau_slots": 0.9}, REFUSION, "gsm8k")
+
+
+def test_the_log_names_settings_once_and_no_defaults():
+    def resolved(until, **values):
+        return resolve(
+            "t", REFUSION, model_args=values, generation=Generation({}, until), table=None, checkpoint=CHECKPOINT
+        )
+
+    first, same, other = resolved(("Q:",), tau_slot=0.5), resolved(("Q:",), tau_slot=0.5), resolved((), tau_slot=0.7)
+    assert "tau_slot=0.5 [model_args]" in first.describe()
+    assert first.describe().endswith("stop at ['Q:']")
+    assert "[default]" not in first.describe()
+    assert same.describe(first) == "as before"
+    assert other.describe(first) == "tau_slot=0.7 [model_args]; stop at []"

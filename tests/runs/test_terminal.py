@@ -3,6 +3,7 @@ import io
 import os
 import signal
 import threading
+import time
 
 import pytest
 
@@ -161,6 +162,19 @@ def test_plain_lines_name_system_task_count_and_speed():
         progress.decoded(sample(num_tokens=30, num_forwards=10, seconds=2.0))
         progress.decoded(sample(num_tokens=10, num_forwards=10, seconds=2.0))
     assert stream.getvalue().splitlines()[-1] == "ReFusion gsm8k: 2/2  10.0 tokens/s, TPF 2.00"
+
+
+def test_lines_say_how_long_all_tasks_still_take(monkeypatch):
+    now = iter(range(0, 10_000, 60))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(now)))
+    stream = io.StringIO()
+    with ProgressDisplay("AR", {"gsm8k": 3, "math": 8}, stream) as progress:
+        progress.stored("gsm8k")
+        progress.decoded(sample(num_tokens=3, num_forwards=3, seconds=1.0))
+    stored, decoded = stream.getvalue().splitlines()
+    assert "left" not in stored
+    assert decoded.endswith(" left")
+    assert ", about " in decoded
 
 
 def test_stored_and_failed_samples_are_told_apart_from_decoded_ones():
