@@ -344,6 +344,11 @@ def longest_scored(model: LoadedModel) -> int:
 
 def _logit_shift(model: LoadedModel) -> int | None:
     """Rows between a masked position and the row that predicts it; None for a model that reads from left to right."""
+    if model.is_stock:
+        raise ConfigError(
+            "log-likelihoods are not computed with backend=transformers; lm-eval's own `--model hf` computes those of "
+            "causal models"
+        )
     fits = [DECODERS[name].reads for name in model.decoders if name in DECODERS]
     if fits and fits[0].mask_shift is not None:
         return fits[0].mask_shift

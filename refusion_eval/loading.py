@@ -1,8 +1,10 @@
 """Loads checkpoints: config and card first, tokenizer, weights and engine when they are needed."""
 
+import logging
 import os
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,6 +27,8 @@ from refusion_eval.types import ONE_THREAD_BYTES
 # Threads that torch computes with if nobody chooses.
 ALL_THREADS = torch.get_num_threads()
 
+log = logging.getLogger(__name__)
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -41,6 +45,7 @@ class LoadedModel:
         cuda_graphs: whether forwards are recorded as CUDA graphs.
         adapter: path or hub id of the LoRA adapter that is merged into the weights; None for none.
         adapter_revision: commit of the adapter on the hub; None for a local directory.
+        is_stock: whether transformers computes the forwards.
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class LoadedModel:
         self._tune = tune
         self.adapter = None if adapter is None else adapter.name
         self.adapter_revision = None if adapter is None else adapter.revision
+        self.is_stock = False
 
     @classmethod
     def open(
@@ -83,10 +89,14 @@ class LoadedModel:
         cuda_graphs: bool | None = None,
         adapter: str | None = None,
         tune: bool = False,
+        backend: str = "own",
     ) -> "LoadedModel":
         """Reads a checkpoint's config and card without its weights; arguments and errors as `load_model`."""
         packaged = embedded_name(str(name), "refusion")
         location = locate(str(name if packaged is None else embedded_path(packaged)), revision)
+        if backend != "own":
+            _check_backend(backend, attention=attention, cuda_graphs=cuda_graphs, adapter=adapter, tune=tune)
+            return cls._open_stock(location, dtype, device)
         config = model_config(location.directory)
         torch_device = choose_device(device)
         torch_dtype = _dtype(dtype, config, torch_device)
@@ -102,6 +112,21 @@ class LoadedModel:
             _choose_threads(weight_bytes(config, torch_dtype))
         opened = cls(location, config, torch_dtype, torch_device, backend, kv_budget, graphs, adapter_location, tune)
         _ = opened._lora  # refuses a wrong adapter before gigabytes of weights are loaded
+        return opened
+
+    @classmethod
+    def _open_stock(cls, location: Location, dtype: str, device: str) -> "LoadedModel":
+        from refusion_eval.models.stock import stock_config
+
+        config = stock_config(location.directory)
+        torch_device = choose_device(device)
+        log.warning(
+            "backend=transformers: %s computes the whole text in every forward, without a cache and one request at a "
+            "time; its forwards and tokens count, but its times measure no decoder",
+            config.family,
+        )
+        opened = cls(location, config, _dtype(dtype, config, torch_device), torch_device, "sdpa")
+        opened.is_stock = True
         return opened
 
     @cached_property
@@ -158,6 +183,11 @@ class LoadedModel:
     @cached_property
     def engine(self) -> Engine:
         """The engine over the checkpoint's weights."""
+        if self.is_stock:  # transformers' models load slowly, and few runs need them
+            from refusion_eval.engine.full_context import FullContextEngine
+            from refusion_eval.models.stock import StockModel
+
+            return FullContextEngine(StockModel.open(self.directory, self.config, self.dtype, self.device))
         record = recorder(self.device) if self.cuda_graphs else None
         return Engine(self.transformer, self.attention, self._kv_budget, record)
 
@@ -180,6 +210,7 @@ def load_model(
     cuda_graphs: bool | None = None,
     adapter: str | None = None,
     tune: bool = False,
+    backend: str = "own",
 ) -> LoadedModel:
     """Loads a checkpoint.
 
@@ -197,6 +228,8 @@ def load_model(
         adapter: directory or hub id of a LoRA adapter in peft's layout, merged into the weights.
         tune: measure what a wider forward costs here, by which forwards of ReFusion are fused. By default that is a
             shipped value for each kind of device, so that TPF is equal on all machines.
+        backend: "own", or "transformers" for any causal or masked language model that transformers loads without code
+            of the checkpoint: its own forward computes the whole text each time, without a cache.
 
     Raises:
         CheckpointError: the checkpoint cannot be found or loaded.
@@ -212,6 +245,7 @@ def load_model(
         cuda_graphs=cuda_graphs,
         adapter=adapter,
         tune=tune,
+        backend=backend,
     )
     _ = model.engine
     return model
@@ -225,6 +259,15 @@ def _choose_threads(num_bytes: float) -> None:
     """
     if num_bytes <= ONE_THREAD_BYTES and "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() == ALL_THREADS:
         torch.set_num_threads(1)
+
+
+def _check_backend(backend: str, **options: Any) -> None:
+    """Refuses an unknown backend, and options that transformers' forward does not have."""
+    if backend != "transformers":
+        raise ConfigError(f"backend={backend!r} is unknown; choose own or transformers")
+    for name, value in options.items():
+        if value not in (None, False, "auto", "sdpa"):
+            raise ConfigError(f"{name}={value} is for backend=own only; leave it out")
 
 
 def _dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:

@@ -60,6 +60,7 @@ HELPS = {
     "worker_cpus",
     "ray_address",
     "tune",
+    "backend",
     without_default=(*SYSTEM_FIELDS, "enable_thinking"),
     helps=HELPS,
 )

@@ -223,7 +223,9 @@ def checkpoint_card(name: str, directory: Path) -> Card:
     else:
         _ids(path, "mask_token_id", [mask_id])  # one, never a list
     family = str(config.get("model_type"))
-    kind = FAMILIES[family].kind if family in FAMILIES else None
+    # The row of a mask predicts it, from the whole text, where transformers computes a masked language model.
+    stock_kind: CheckpointKind | None = "llada" if is_masked_model(config) else None
+    kind = FAMILIES[family].kind if family in FAMILIES else stock_kind
     return Card(
         name=name,
         backbone=str(config.get("backbone", config.get("model_type", "unknown"))),
@@ -233,6 +235,11 @@ def checkpoint_card(name: str, directory: Path) -> Card:
         kind=kind or ("causal" if mask_id is None else "masked"),
         decoders=_own_decoders(path, config),
     )
+
+
+def is_masked_model(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of a masked language model, which fills masks from the whole text around them."""
+    return any(str(name).endswith("ForMaskedLM") for name in config.get("architectures") or [])
 
 
 def _is_copy(config: Mapping[str, Any], card: Card) -> bool:

@@ -248,7 +248,8 @@ def parse_model_config(raw: Mapping[str, Any], path: Path) -> ModelConfig:
     if name not in FAMILIES:
         raise CheckpointError(
             f"{path}: model_type is {name!r} (architectures {raw.get('architectures')}); "
-            f"this version computes {', '.join(FAMILIES)}"
+            f"this version computes {', '.join(FAMILIES)}, and any other that transformers has, slowly, with "
+            "backend=transformers"
         )
     family = FAMILIES[name]
     _refuse_variants(path, raw, family)

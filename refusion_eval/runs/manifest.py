@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import refusion_eval
+from refusion_eval.api import LoadedModel
 from refusion_eval.benchmarks import find_task
 from refusion_eval.engine.width import cache_bytes_per_row, copy_bandwidth, weight_bytes
 from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, ModelArgs
@@ -43,12 +44,17 @@ def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest
         git_commit=git_commit(),
         command=sys.argv,
         arguments=run_arguments(system.args) | {"cuda_graphs": model.cuda_graphs},
-        roofline={
-            "weight_bytes": weight_bytes(model.config, model.weight_dtype if has_engine else model.dtype),
-            "cache_bytes_per_row": cache_bytes_per_row(model.config, model.dtype),
-            "copy_bytes_per_second": copy_bandwidth(model.device),
-        },
+        roofline={} if model.is_stock else _roofline(model, model.weight_dtype if has_engine else model.dtype),
     )
+
+
+def _roofline(model: LoadedModel, dtype: torch.dtype) -> dict[str, float]:
+    """What the forwards of this project's transformer read, and how fast this device copies."""
+    return {
+        "weight_bytes": weight_bytes(model.config, dtype),
+        "cache_bytes_per_row": cache_bytes_per_row(model.config, model.dtype),
+        "copy_bytes_per_second": copy_bandwidth(model.device),
+    }
 
 
 def identity(system: System) -> Manifest:

@@ -76,6 +76,8 @@ class ModelArgs:
             depend on the machine.
         fuse_by_default: Fuse the forwards of ReFusion where no setting says so, as before version 1.0. By default they
             are those of the paper's algorithm, and fuse=true fuses them.
+        backend: own, or transformers: its own forward, for any causal or masked language model that it loads. It
+            computes the whole text each time, without a cache, so its times measure no decoder.
         settings: The decoder's settings that were given beside these.
     """
 
@@ -107,6 +109,7 @@ class ModelArgs:
     ray_address: str | None = None
     tune: bool = False
     fuse_by_default: bool = False
+    backend: Literal["own", "transformers"] = "own"
     settings: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:

@@ -71,6 +71,8 @@ def recorded_attention(model: api.LoadedModel) -> str:
     What torch's attention chooses from on CUDA, and whether forwards are recorded as graphs, decide the last bits of a
     text as the backend does.
     """
+    if model.is_stock:
+        return "transformers"
     kernels = ":flash,efficient,math" if model.device.type == "cuda" and model.attention == "sdpa" else ""
     return model.attention + kernels + ("+graphs" if model.cuda_graphs else "")
 
@@ -114,7 +116,17 @@ class System:
             ConfigError: dtype, device or attention are impossible here.
         """
         args = self.args
-        names = ("dtype", "device", "attention", "revision", "kv_budget_gib", "cuda_graphs", "adapter", "tune")
+        names = (
+            "dtype",
+            "device",
+            "attention",
+            "revision",
+            "kv_budget_gib",
+            "cuda_graphs",
+            "adapter",
+            "tune",
+            "backend",
+        )
         wanted = {name: getattr(args, name) for name in names} | {"attention": self.wanted_attention()}
         if args.loop != "engine":
             wanted["cuda_graphs"] = False
@@ -155,14 +167,15 @@ class System:
     def wanted_attention(self) -> str:
         """The attention backend that is asked for; with auto, the backend that a continued run was begun with."""
         args = self.args
-        if args.loop != "engine":
+        if args.loop != "engine" or args.backend != "own":
             return args.attention  # transformers chooses its own
         if args.attention != "auto" or args.run_dir is None or not (Path(args.run_dir) / RUN_JSON).is_file():
             return args.attention
         with RunReader.open(args.run_dir) as reader:
             if next(reader.samples(traces=False), None) is None:
                 return args.attention
-            return attention_backend(reader.run.manifest.attention)
+            recorded = attention_backend(reader.run.manifest.attention)
+            return args.attention if recorded == "transformers" else recorded
 
     @functools.cached_property
     def fuses_by_default(self) -> bool:

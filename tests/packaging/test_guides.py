@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine.test_full_context import save as save_gpt2
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -63,3 +65,10 @@ def test_a_decoder_of_ones_own_runs_from_its_file(tmp_path: Path) -> None:
     rows = [line.split("│") for line in run(table, tmp_path).splitlines() if line.startswith("│ mini_gsm8k")]
     assert {row[2].strip(): row[6].split()[0] for row in rows}["Leftmost"] > "1"
     assert {row[2].strip() for row in rows} == {"Leftmost", "AR"}
+
+
+@pytest.mark.slow
+def test_any_architecture_runs_under_the_forward_of_transformers(tmp_path: Path) -> None:
+    save_gpt2("gpt2", tmp_path / "my-gpt2")
+    (line,) = commands("own-checkpoint", "--backend transformers")
+    assert "│ mini_gsm8k │ AR" in run(line.replace("--limit 20", "--limit 1"), tmp_path)
