@@ -18,16 +18,17 @@ HOW = (
 _COLUMNS = ("id", "claim", "statement", "location", "published", "value", "unit", "reading", "formula")
 
 
-def claims_table(judged: Sequence[JudgedClaim], *, with_places: bool = True) -> Table:
+def claims_table(judged: Sequence[JudgedClaim], *, brief: bool = False) -> Table:
     """One line for each claim that has a formula; the other claims are counted below.
 
-    Without the places of the claims in the paper it fits a terminal of 100 columns.
+    In brief, for a terminal, it lacks the places in the paper, what follows from published cells, and items.
     """
+    left_out = (2, 5, 7, 9) if brief else ()
     rows = [
         (
             each.claim.id,
             each.claim.statement,
-            *([each.claim.location] if with_places else []),
+            each.claim.location,
             each.verdict,
             f"{each.claim.value or each.claim.published} {each.claim.unit}".strip(),
             _number(each.on_published),
@@ -40,13 +41,15 @@ def claims_table(judged: Sequence[JudgedClaim], *, with_places: bool = True) -> 
         for each in judged
         if each.claim.formula
     ]
-    judging = ("Id", "Claim", *(["Where"] if with_places else []), "Verdict", "Printed", "On published cells")
+    judging = ("Id", "Claim", "Where", "Verdict", "Printed", "On published cells")
+    columns = (*judging, "Measured", "n", "Mini", "Mini n", "Mini says")
+    shown = [at for at in range(len(columns)) if at not in left_out]
     others = f"{len(judged) - len(rows)} more statements have {NO_FORMULA}; claims.md (--out) says where to look."
     return Table(
         title="Claims of the paper",
-        columns=(*judging, "Measured", "n", "Mini", "Mini n", "Mini says"),
-        rows=rows,
-        num_left=4 if with_places else 3,
+        columns=[columns[at] for at in shown],
+        rows=[[row[at] for at in shown] for row in rows],
+        num_left=3 if brief else 4,
         notes=(HOW, others),
     )
 

@@ -326,7 +326,8 @@ def show(table: Any, markdown: Path | None = None, cells: tuple | None = None) -
     from refusion_eval.store.atomic_write import write_output
 
     if cells is None:
-        console().print(table.rich())
+        terminal = console()
+        terminal.print(table.rich(terminal.width))
     else:
         print_json(*cells)
     if markdown is not None:

@@ -19,7 +19,7 @@ def claims(
     prepare(out and out / "claims.csv")
     runs, of_studies = sort_sources(results or [])
     judged, averages = judge_all([*measured_figures(runs), *of_studies])
-    show(claims_table(judged, with_places=False))
+    show(claims_table(judged, brief=True))
     show(averages_table(averages))
     if out is not None:
         write_claims(judged, averages, out)

@@ -135,17 +135,24 @@ class Table:
         """All notes in one line."""
         return " ".join(filter(None, self.notes))
 
-    def rich(self) -> RichTable:
-        """The table for a terminal, without columns that are empty in every row."""
+    def rich(self, width: int | None = None) -> RichTable:
+        """The table for a terminal, without columns that are empty in every row.
+
+        Args:
+            width: columns of the terminal; None for as many as the table needs.
+        """
         rows = list(map(_as_row, self.rows))
         full = [row.shown for row in rows if isinstance(row, TableRow)]
         used = [not full or any(cells[at].text for cells in full) for at in range(len(self.columns))]
         table = RichTable(
             title=escape(self.title) or None, caption=escape(self.caption) or None, caption_justify="left"
         )
+        texts = [[column, *(cells[at].plain for cells in full)] for at, column in enumerate(self.columns) if used[at]]
+        widths = iter(_fitted(texts, width))
         for number, column in enumerate(self.columns):
             if used[number]:
-                table.add_column(escape(column), justify="left" if number < self.num_left else "right")
+                justify: Literal["left", "right"] = "left" if number < self.num_left else "right"
+                table.add_column(escape(column), justify=justify, width=next(widths), overflow="fold")
         for number, row in enumerate(rows):
             if isinstance(row, Section):
                 table.add_section()
@@ -306,6 +313,22 @@ def csv_cell(value: Any) -> str:
     if isinstance(value, float):
         return "" if math.isnan(value) else format(value, ".6g")
     return "" if value is None else str(value).replace("\0", "\\0")
+
+
+def _fitted(columns: Sequence[Sequence[str]], width: int | None) -> list[int | None]:
+    """Widths of columns, given by their texts, on a terminal: where they do not fit, texts are broken between words.
+
+    Intervals stay on one line if there is room, and only very long words are broken. None leaves a column as it is.
+    """
+    natural = [max(map(len, texts)) for texts in columns]
+    room = math.inf if width is None else width - 3 * len(columns) - 1  # each cell stands between spaces and rules
+    for word, most in ((r"\[[^\]]*\]|\S+", 18), (r"\S+", 12)):
+        words = [[one for text in texts for one in re.findall(word, text)] for texts in columns]
+        least = [min(max(map(len, of_column), default=1), most) for of_column in words]
+        if sum(least) <= room < sum(natural):
+            share = (room - sum(least)) / (sum(natural) - sum(least))
+            return [low + int(share * (high - low)) for low, high in zip(least, natural, strict=True)]
+    return [None] * len(columns)
 
 
 def _as_row(row: TableRow | Section | Sequence[str]) -> TableRow | Section:

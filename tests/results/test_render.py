@@ -4,6 +4,7 @@ import csv
 import io
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -123,3 +124,19 @@ def test_csv_is_what_the_standard_library_writes(rows):
     writer.writerow(("a", "b"))
     writer.writerows([[cell(value) for value in row] for row in rows])
     assert csv_text(("a", "b"), rows) == stream.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_a_table_fits_the_terminal_and_breaks_no_name_or_number(width):
+    rows = [
+        ("mini_arc_challenge", "a system with a long name", "100.0 [61.0, 100.0]", "1345.1 [1119.6, 1650.6]", "")
+    ] * 2
+    table = Table(columns=("Task", "System", "Accuracy %", "TPS", "Empty"), rows=[row, row], num_left=2)
+    terminal = Console(width=width, file=io.StringIO(), record=True)
+    terminal.print(table.rich(width))
+    text = terminal.export_text()
+    assert max(map(len, text.splitlines())) <= width
+    assert all(word in text for word in ("1345.1", "[1119.6,", "100.0", "Accuracy"))
+    assert "Empty" not in text
+    assert ("mini_arc_challenge" in text) == (width > 60)
+    assert ("[1119.6, 1650.6]" in text) == (width > 80)
