@@ -131,7 +131,7 @@ def test_a_table_fits_the_terminal_and_breaks_no_name_or_number(width):
     rows = [
         ("mini_arc_challenge", "a system with a long name", "100.0 [61.0, 100.0]", "1345.1 [1119.6, 1650.6]", "")
     ] * 2
-    table = Table(columns=("Task", "System", "Accuracy %", "TPS", "Empty"), rows=[row, row], num_left=2)
+    table = Table(columns=("Task", "System", "Accuracy %", "TPS", "Empty"), rows=rows, num_left=2)
     terminal = Console(width=width, file=io.StringIO(), record=True)
     terminal.print(table.rich(width))
     text = terminal.export_text()
