@@ -32,6 +32,7 @@ RATIOS = {
     "refusion unfused / plain baseline": ("refusion", "refusion baseline"),
     "refusion fused / refusion unfused": ("refusion fused", "refusion"),
     "refusion fused / our autoregressive": ("refusion fused", "autoregressive"),
+    "refusion unfused / our autoregressive": ("refusion", "autoregressive"),
     "refusion fused: graphs / without": ("refusion fused", "refusion fused, without graphs"),
     "our autoregressive: graphs / without": ("autoregressive", "autoregressive, without graphs"),
     "our autoregressive / model.generate": ("autoregressive", "model.generate"),
