@@ -1,7 +1,7 @@
 """The questions of a page: each is stored once, whole for the view of a sample and shortened for the lists."""
 
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from refusion_eval.report.assemble import ChunkWriter
@@ -98,7 +98,9 @@ class Questions:
                 asked = Asked(None, asked.gold, "")
             of_task = self._tasks.setdefault(sample.key.task, _TaskQuestions())
             number = of_task.add(asked.prompt or "", asked.gold or "")
-            self._places[identity] = Place(self._whole.add(asdict(asked)), number)
+            self._places[identity] = Place(
+                self._whole.add({"prompt": asked.prompt, "gold": asked.gold, "note": asked.note}), number
+            )
         return self._places[identity]
 
     def finish(self) -> tuple[dict[str, str], dict[str, str]]:

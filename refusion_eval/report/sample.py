@@ -162,12 +162,11 @@ def _encoded_replay(sample: Sample, speller: Speller, trace: Trace) -> dict[str,
     table: dict[str, int] = {}
 
     def encoded(change: Change) -> list[Any]:
-        texts = []
-        if shows_text and change.tokens:
-            for position, token in zip(change.positions, change.tokens, strict=True):
-                text = final[position] if change.state == "fixed" else speller.piece(token)
-                texts.append(table.setdefault(text, len(table)))
-        return [change.state, change.positions, texts]
+        if not shows_text or not change.tokens:
+            return [change.state, change.positions, []]
+        is_final = change.state == "fixed"
+        texts = map(final.__getitem__, change.positions) if is_final else map(speller.piece, change.tokens)
+        return [change.state, change.positions, [table.setdefault(text, len(table)) for text in texts]]
 
     steps = [
         [
