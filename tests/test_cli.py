@@ -67,6 +67,15 @@ def test_quiet_leaves_out_progress_and_verbose_shows_where_an_error_comes_from(r
     assert "exclude each other" in refusal("--verbose", "--quiet", "doctor")[1]
 
 
+def test_windows_gets_one_line_about_wsl_and_the_help(refusal, monkeypatch):
+    monkeypatch.setattr(cli.sys, "platform", "win32")
+    status, text = refusal("doctor")
+    assert status == 1
+    assert "WSL" in text
+    assert len(text.splitlines()) == 1
+    assert RUNNER.invoke(app, ["--help"]).exit_code == 0
+
+
 def test_json_has_the_same_figures_as_the_files(tmp_path):
     run_dir = str(shutil.copytree(DATA / "run_0.1.0", tmp_path / "run"))
     for command in (["table", run_dir], ["speed", run_dir], ["compare", run_dir, run_dir]):
@@ -127,6 +136,13 @@ def test_what_is_refused_is_one_line_and_status_1(refusal, arguments, message, t
     assert status == 1
     assert message in lines[-1]
     assert "Traceback" not in text
+
+
+@pytest.mark.parametrize("name", ["missing.jsonl", "."])
+def test_outputs_that_are_no_file_are_refused_with_what_to_name(refusal, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    status, text = refusal("score", "--task", "mini_gsm8k", "--outputs", name)
+    assert (status, text) == (1, f"error: {name} is not a file; name a file of JSON lines\n")
 
 
 def test_score_of_the_gold_answers_is_perfect(tmp_path, monkeypatch):

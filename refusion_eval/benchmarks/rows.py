@@ -137,6 +137,8 @@ def _lines(path: Path) -> Iterator[bytes]:
                         "line, each with its line feed"
                     )
                 yield line
+    except (FileNotFoundError, IsADirectoryError) as problem:
+        raise DataError(f"{path} is not a file; name a file of JSON lines") from problem
     except (OSError, EOFError, zlib.error) as problem:
         raise DataError(f"cannot read {path}: {problem}; copy or download the file again") from problem
 

@@ -122,6 +122,8 @@ def _root(
     """Measure accuracy and batch-1 speed of ReFusion and of the systems that it is compared with."""
     if verbose and quiet:
         raise typer.BadParameter("--verbose and --quiet exclude each other; give one of them")
+    if sys.platform == "win32":
+        raise ConfigError("records are locked by calls of Unix, which Windows lacks; run refusion-eval in WSL there")
     LOGGER.setLevel(logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO)
 
 

@@ -43,7 +43,10 @@ def choose_device(name: str) -> torch.device:
         raise ConfigError(f"device={name!r} is not supported; choose auto, cpu, cuda or cuda:N")
     if device.type == "cuda":
         if (device.index or 0) >= torch.cuda.device_count():
-            raise ConfigError(f"device={name!r}, but torch sees {torch.cuda.device_count()} CUDA devices here")
+            raise ConfigError(
+                f"device={name!r}, but torch sees {torch.cuda.device_count()} CUDA devices here; give device=cpu, the "
+                "number of one that `refusion-eval doctor` lists, or PyTorch a build with CUDA"
+            )
         leave_out_cudnn_attention()
     return device
 

@@ -74,7 +74,7 @@ def test_a_cuda_device_leaves_cudnn_out_of_attention(monkeypatch):
         assert not torch.backends.cuda.cudnn_sdp_enabled()
     finally:
         torch.backends.cuda.enable_cudnn_sdp(before)
-    with pytest.raises(ConfigError, match="torch sees 2 CUDA devices"):
+    with pytest.raises(ConfigError, match="torch sees 2 CUDA devices here; give device=cpu"):
         choose_device("cuda:2")
 
 

@@ -181,7 +181,7 @@ def test_bad_outputs_are_refused_with_file_and_line(data: Path, tmp_path: Path, 
 
 
 def test_outputs_that_do_not_exist_are_refused(data: Path) -> None:
-    with pytest.raises(DataError, match="cannot read /nowhere"):
+    with pytest.raises(DataError, match=r"/nowhere\.jsonl is not a file"):
         run(data, "/nowhere.jsonl")
 
 
