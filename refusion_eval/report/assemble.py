@@ -34,7 +34,7 @@ SCRIPTS = (
     "pair.js",
     "main.js",
 )
-STYLES = ("base.css", "parts.css", "replay.css")
+STYLES = ("base.css", "parts.css", "replay.css", "print.css")
 LIBRARY = "chart.umd.min.js"
 # About how much JSON a chunk unpacks to: few enough bytes to unpack within one frame on a phone.
 CHUNK_BYTES = 200_000
