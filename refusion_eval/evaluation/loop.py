@@ -256,7 +256,7 @@ class Session:
             store.note(store.process_id, before=state, **self._facts)
             weights = manifest.roofline.get("weight_bytes", 0)
             for sentence in manifest.hardware.slowed_by(state.get("load"), weights):
-                log.warning("speed will be lower than need be: %s", sentence)
+                log.warning("speed will be lower than need be: %s (load %s)", sentence, state.get("load"))
         if others := store.other_machines(manifest.hardware):
             log.warning(
                 "%s was begun on other hardware (%s; here %s): its tasks get no common speed. OMP_NUM_THREADS sets the "

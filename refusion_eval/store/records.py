@@ -297,7 +297,7 @@ class Hardware:
         busy = 1 if self.gpu else self.threads * self.num_processes
         sentences = []
         if load is not None and load + busy > self.cores + 1:  # one is what another run that has just ended leaves
-            sentences.append(f"{BUSY}: a load of {load:.1f} beside the run's {busy} threads on {self.cores} cores")
+            sentences.append(f"{BUSY}: other programs compete with the run's {busy} threads for {self.cores} cores")
         if not self.gpu and self.threads > 1 and 0 < weight_bytes <= ONE_THREAD_BYTES:
             sentences.append(f"{self.threads} threads, where one is faster for so small a model (OMP_NUM_THREADS=1)")
         return sentences

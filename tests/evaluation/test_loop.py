@@ -161,7 +161,8 @@ def test_a_busy_machine_and_a_run_that_goes_on_elsewhere_are_told(checkpoint, tm
     monkeypatch.setattr(os, "getloadavg", lambda: (99.0, 0.0, 0.0))
     with caplog.at_level(logging.WARNING):
         evaluate(arguments(checkpoint, tmp_path), ["mini_gsm8k"], limit=1)
-        assert "speed will be lower than need be: busy machine: a load of 99.0 beside" in caplog.text
+        assert "speed will be lower than need be: busy machine: other programs" in caplog.text
+        assert "(load 99.0)" in caplog.text
         assert "was begun on other hardware" not in caplog.text
         (task,) = read_facts(tmp_path).tasks
         assert any(sentence.startswith(BUSY) for sentence in task.slowed_by)
