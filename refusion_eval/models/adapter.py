@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from refusion_eval.errors import CheckpointError
-from refusion_eval.models.config import FAMILIES, ModelConfig, read_json
+from refusion_eval.models.config import ModelConfig, read_json
 from refusion_eval.models.weights import no_weights, open_tensors
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -255,7 +255,7 @@ class LoraAdapter:
 
 def _matrices(model: ModelConfig) -> dict[str, _Matrix]:
     """Every matrix of a model that can be adapted, by its module's name in the checkpoint; a tied head is none."""
-    names = FAMILIES[model.family].tensors
+    names = model.tensors
     width, mlp = model.hidden_size, model.intermediate_size
     q_rows, kv_rows = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     shapes = {

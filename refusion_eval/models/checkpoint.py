@@ -16,7 +16,7 @@ from huggingface_hub.errors import (
 )
 
 from refusion_eval.errors import CheckpointError
-from refusion_eval.models.config import FAMILIES, read_json
+from refusion_eval.models.config import read_family, read_json
 from refusion_eval.types import CheckpointKind
 
 SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
@@ -222,10 +222,10 @@ def checkpoint_card(name: str, directory: Path) -> Card:
         mask_id = _tokenizer_mask_id(directory)
     else:
         _ids(path, "mask_token_id", [mask_id])  # one, never a list
-    family = str(config.get("model_type"))
     # The row of a mask predicts it, from the whole text, where transformers computes a masked language model.
     stock_kind: CheckpointKind | None = "llada" if is_masked_model(config) else None
-    kind = FAMILIES[family].kind if family in FAMILIES else stock_kind
+    family = read_family(directory, str(config.get("model_type")))
+    kind = stock_kind if family is None else family.kind
     return Card(
         name=name,
         backbone=str(config.get("backbone", config.get("model_type", "unknown"))),

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from refusion_eval.errors import CheckpointError
 from refusion_eval.types import CheckpointKind
@@ -144,6 +144,40 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
+# A file beside config.json that says where another architecture differs from one of the families.
+LAYOUT_FILE = "refusion_layout.json"
+
+
+def read_family(directory: Path, model_type: str) -> Family | None:
+    """The family of a checkpoint: that of its `LAYOUT_FILE`, else of its model_type; None if there is neither.
+
+    The file names the family that the architecture is "like", and what differs: `qkv_bias`, `qk_norm`, `kind`, entries
+    of `tensors` (`TensorNames`) and `keys` (`ConfigKeys`).
+
+    Raises:
+        CheckpointError: the file names an unknown family, kind or entry.
+    """
+    path = directory / LAYOUT_FILE
+    if not path.is_file():
+        return FAMILIES.get(model_type)
+    given = read_json(path)
+    like = given.pop("like", None)
+    if like not in FAMILIES:
+        raise CheckpointError(f"{path}: like is {like!r}; name one of {', '.join(FAMILIES)}")
+    if given.get("kind") not in (None, *get_args(CheckpointKind)):
+        raise CheckpointError(f"{path}: kind is {given['kind']!r}; choose one of {', '.join(get_args(CheckpointKind))}")
+    family = FAMILIES[like]
+    try:
+        for part in ("tensors", "keys"):
+            given[part] = replace(getattr(family, part), **given.get(part, {}))
+        return replace(family, **given)
+    except TypeError as error:
+        raise CheckpointError(
+            f"{path} has an entry that is none of like, qkv_bias, qk_norm, kind, tensors and keys, or of their own "
+            f"({error}); correct it"
+        ) from error
+
+
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
     """Rotary scaling of Llama 3.1: low frequencies are divided, high ones kept, those between blended.
@@ -166,7 +200,7 @@ class ModelConfig:
     """Shapes and constants that the forward pass needs.
 
     Attributes:
-        family: model_type of config.json, a key of `FAMILIES`.
+        family: model_type of config.json.
         vocab_size: rows of the embedding and of the output head.
         hidden_size: width of the residual stream.
         intermediate_size: width of the MLP.
@@ -180,6 +214,7 @@ class ModelConfig:
         tied_head: whether the output head is the embedding.
         dtype: dtype of the saved weights, as config.json names it.
         rope_scaling: scaling of the rotary frequencies; None for none.
+        layout: the family, where the checkpoint says it itself; None for `FAMILIES[family]`.
     """
 
     family: str
@@ -196,16 +231,22 @@ class ModelConfig:
     tied_head: bool
     dtype: str
     rope_scaling: RopeScaling | None = None
+    layout: Family | None = None
+
+    @property
+    def tensors(self) -> TensorNames:
+        """Names of the tensors."""
+        return (self.layout or FAMILIES[self.family]).tensors
 
     @property
     def qkv_bias(self) -> bool:
         """Whether queries, keys and values have biases."""
-        return FAMILIES[self.family].qkv_bias
+        return (self.layout or FAMILIES[self.family]).qkv_bias
 
     @property
     def qk_norm(self) -> bool:
         """Whether each head of queries and keys is normed."""
-        return FAMILIES[self.family].qk_norm
+        return (self.layout or FAMILIES[self.family]).qk_norm
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -245,13 +286,13 @@ def parse_model_config(raw: Mapping[str, Any], path: Path) -> ModelConfig:
         CheckpointError: as `model_config`.
     """
     name = str(raw.get("model_type"))
-    if name not in FAMILIES:
+    family = read_family(path.parent, name)
+    if family is None:
         raise CheckpointError(
             f"{path}: model_type is {name!r} (architectures {raw.get('architectures')}); "
             f"this version computes {', '.join(FAMILIES)}, and any other that transformers has, slowly, with "
             "backend=transformers"
         )
-    family = FAMILIES[name]
     _refuse_variants(path, raw, family)
     keys = family.keys
     hidden_size, num_heads = _size(path, raw, keys.hidden_size), _size(path, raw, keys.num_heads)
@@ -273,6 +314,7 @@ def parse_model_config(raw: Mapping[str, Any], path: Path) -> ModelConfig:
             raw.get("dtype") or raw.get("torch_dtype") or DTYPE_OF_PRECISION.get(str(raw.get("precision")), "float32")
         ),
         rope_scaling=rope_scaling,
+        layout=None if family is FAMILIES.get(name) else family,
     )
     if config.num_heads % config.num_kv_heads or config.head_dim % 2:
         raise CheckpointError(

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from refusion_eval.errors import CheckpointError
-from refusion_eval.models.config import FAMILIES, ModelConfig, read_json
+from refusion_eval.models.config import ModelConfig, read_json
 from refusion_eval.models.transformer import LayerWeights, Weights, dense_along_first
 
 log = logging.getLogger(__name__)
@@ -215,7 +215,7 @@ def is_multiplied(shape: tuple[int, ...]) -> bool:
 
 def head_name(config: ModelConfig) -> str:
     """Name of the output head's tensor in checkpoints of this family."""
-    return f"{FAMILIES[config.family].tensors.head}.weight"
+    return f"{config.tensors.head}.weight"
 
 
 def arrange_weights(config: ModelConfig, stack: Stack) -> Weights:
@@ -225,7 +225,7 @@ def arrange_weights(config: ModelConfig, stack: Stack) -> Weights:
         config: shapes and family of the checkpoint.
         stack: gives its tensors.
     """
-    names = FAMILIES[config.family].tensors
+    names = config.tensors
     width, head_dim, mlp = config.hidden_size, config.head_dim, config.intermediate_size
     num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
     q_rows, kv_rows = num_heads * head_dim, num_kv_heads * head_dim

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from refusion_eval.models.config import read_family
 from tests.engine.test_full_context import save as save_gpt2
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,6 +66,15 @@ def test_a_decoder_of_ones_own_runs_from_its_file(tmp_path: Path) -> None:
     rows = [line.split("│") for line in run(table, tmp_path).splitlines() if line.startswith("│ mini_gsm8k")]
     assert {row[2].strip(): row[6].split()[0] for row in rows}["Leftmost"] > "1"
     assert {row[2].strip() for row in rows} == {"Leftmost", "AR"}
+
+
+def test_a_layout_file_is_read_as_it_is_printed(tmp_path: Path) -> None:
+    (layout,) = (block for block in blocks("own-checkpoint", "json") if "like" in block)
+    (tmp_path / "refusion_layout.json").write_text(layout)
+    family = read_family(tmp_path, "mine")
+    assert family is not None
+    assert (family.qk_norm, family.kind, family.keys.num_layers) == (True, "llada", "n_layers")
+    assert (family.tensors.out, family.tensors.q) == ("attention.o", "self_attn.q_proj")
 
 
 @pytest.mark.slow
