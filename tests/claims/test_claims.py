@@ -298,6 +298,6 @@ def test_the_command_prints_and_writes_everything(write_run, tmp_path):
 
 
 def test_the_command_needs_no_results():
-    result = CliRunner().invoke(app, ["claims"])
+    result = CliRunner().invoke(app, ["claims"], env={"COLUMNS": "140"})
     assert result.exit_code == 0
     assert "18.71 *" in result.output
