@@ -255,6 +255,7 @@ def test_a_worker_with_other_weights_of_the_same_name_ends_the_run(processes, mo
 def test_facts_that_the_driver_measured_reach_the_worker(processes, monkeypatch):
     monkeypatch.delitem(ARGUMENTS, "row_cost")
     monkeypatch.delitem(ARGUMENTS, "free_rows")
+    monkeypatch.setitem(ARGUMENTS, "fuse", True)  # only fused forwards need what rows cost
     runner = processes.runner()
     processes.system.get_or_compute = lambda name, compute: {"free_rows": 3, "row_cost": 0.5}
     slowly(monkeypatch, runner, when_sent(monkeypatch, 1))

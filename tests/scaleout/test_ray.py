@@ -115,6 +115,7 @@ def test_a_worker_that_dies_while_the_width_curve_is_measured_is_replaced(cluste
     monkeypatch.setattr(ray_pool.WorkerPool, "measure", die_once)
     for name in ("free_rows", "row_cost"):
         monkeypatch.delitem(SHORT, name)
+    monkeypatch.setitem(SHORT, "fuse", True)  # only fused forwards need what rows cost
     run = Run(arguments(checkpoint, engine="ray", workers=1))
     assert api.needs_width_cost(run.resolved.settings)
     samples = list(run.runner.run(iter([run.job(number) for number in range(2)])))
