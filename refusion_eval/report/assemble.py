@@ -111,7 +111,7 @@ def page(index: object, chunks: Mapping[str, str]) -> str:
 
 def _as_json(value: Any) -> str:
     """ASCII JSON: lone surrogates become escapes, as `JSON.parse` reads them."""
-    return json.dumps(value, ensure_ascii=True, separators=(",", ":"))
+    return json.dumps(value, ensure_ascii=True, separators=(",", ":"), check_circular=False)
 
 
 def _hash(text: str) -> str:

@@ -6,7 +6,7 @@ the text of each position.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from refusion_eval.types import Draft, Event, Fix, ForwardDone, Select, Stop, Trace
 
@@ -21,8 +21,7 @@ _BROKEN = "\N{REPLACEMENT CHARACTER}"
 _LONGEST_CHARACTER = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """Positions that take a state, with one token each where the state shows tokens."""
 
     state: State
@@ -114,10 +113,11 @@ def _extent(trace: Trace, slot_size: int) -> int:
     """Number of positions that the decoding touched."""
     ends = [0]
     for event in trace.events:
-        if isinstance(event, Draft | Fix):
-            ends.append(max(event.positions, default=-1) + 1)
-        elif isinstance(event, Select):
-            ends.append(max(event.candidates, default=-1) + (slot_size if event.unit == SLOT else 1))
+        match event:
+            case Draft() | Fix():
+                ends.append(max(event.positions, default=-1) + 1)
+            case Select():
+                ends.append(max(event.candidates, default=-1) + (slot_size if event.unit == SLOT else 1))
     return max(ends)
 
 
@@ -160,7 +160,7 @@ class _Builder:
         return sorted(self._fixed)[: self.num_kept]
 
     def _add(self, action: Action, forward: int, changes: Iterable[Change], **more: Any) -> None:
-        self.steps.append(Step(action, forward, tuple(change for change in changes if change.positions), **more))
+        self.steps.append(Step(action, forward, tuple([change for change in changes if change.positions]), **more))
         self._seen = True
 
     def _select(self, event: Select) -> None:
@@ -199,9 +199,9 @@ class _Builder:
 
     def _rejection(self, accepted: Iterable[int] = ()) -> Change:
         """Rejects the drafts that were neither accepted nor drawn again."""
-        kept = set(accepted)
-        rejected = {position: token for position, token in self._drafts.items() if position not in kept}
-        self._drafts = {}
+        rejected, self._drafts = self._drafts, {}
+        for position in accepted:
+            rejected.pop(position, None)
         return Change("rejected", tuple(rejected), tuple(rejected.values()))
 
 

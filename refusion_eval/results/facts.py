@@ -145,6 +145,7 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None) -> R
         run = reader.run
         scores = reader.scores_by_sample()
         slowed_by = {process_id: run.slowed_by(process_id) for process_id in run.processes}
+        fingerprints = {process_id: run.hardware(process_id).fingerprint() for process_id in run.processes}
         tasks: dict[tuple[str, str, str], TaskFacts] = {}
         for sample in reader.samples():
             key = (sample.key.task, sample.key.task_version, sample.key.settings_hash)
@@ -160,7 +161,8 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None) -> R
                 tasks[key].num_errors += 1
             else:
                 tasks[key].num_cut += sample.stop == "length"
-                tasks[key].samples.append(_reduced(sample, run, scores.get(sample.key, {}), trace))
+                machine = fingerprints[sample.process_id]
+                tasks[key].samples.append(_reduced(sample, run, machine, scores.get(sample.key, {}), trace))
     names = [task.task for task in tasks.values()]
     for task in tasks.values():
         if names.count(task.task) == 1:  # the run does not say how many each of two settings should have
@@ -180,10 +182,12 @@ def costs(sample: Sample) -> dict[str, Any]:
     }
 
 
-def _reduced(sample: Sample, run: Run, scores: Mapping[str, ScoreRow], trace: Trace | None) -> SampleFacts:
+def _reduced(
+    sample: Sample, run: Run, machine: str, scores: Mapping[str, ScoreRow], trace: Trace | None
+) -> SampleFacts:
     return SampleFacts(
         **costs(sample),
-        hardware=run.hardware(sample.process_id).fingerprint(),
+        hardware=machine,
         round=run.round(sample.process_id),
         item_id=sample.item_id,
         prompt_hash=sample.key.prompt_hash,
