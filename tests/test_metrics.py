@@ -14,6 +14,7 @@ from refusion_eval.errors import DataError
 from refusion_eval.metrics import (
     Timing,
     accuracy,
+    bootstrap,
     bootstrap_mean,
     bootstrap_ratio,
     bytes_read,
@@ -214,6 +215,13 @@ def test_latency_is_the_quantile_of_all_samples():
     assert latency(times(seconds), 0.95).value == pytest.approx(np.quantile(seconds, 0.95))
     interval = latency(times(seconds), 0.95).interval()
     assert 1.0 <= interval.low <= interval.value <= interval.high <= 10.0
+
+
+@pytest.mark.parametrize("quantile", [0.5, 0.95])
+def test_the_latency_of_every_resample_is_the_quantile_of_its_seconds(quantile):
+    seconds = np.random.default_rng(2).integers(1, 9, 10) / 7  # some of them equal; ten sort alike as numbers and texts
+    expected = bootstrap([seconds], lambda drawn: np.quantile(drawn, quantile, axis=1), seed=3)
+    assert np.array_equal(latency(times(seconds), quantile, seed=3).replicates, expected.replicates)
 
 
 def test_latency_of_items_with_different_numbers_of_samples_uses_each_sample_once():
