@@ -60,8 +60,8 @@ class RefusionSettings:
             False is the paper's algorithm; None is True, except with `release_compatible`, which reproduces the forward
             counts of the release.
         free_rows, row_cost: how the time of a forward grows with its rows (see `ForwardCost`), which decides how many
-            speculative branches a forward carries; None takes what was measured on the device (0 and 0.02 if
-            nothing was).
+            speculative branches a forward carries; None takes the values shipped for this kind of device, or those
+            that `tune` measured (0 and 0.02 without either).
         order: how slots are selected: by "confidence" as above, or one at a time, "left_to_right" or at "random"
             (from the seed; compared in arXiv 2602.12586). Slots are drafted and verified whole in every order.
         serial: decode one token a forward from left to right, without drafts, thresholds and blocks: the paper's

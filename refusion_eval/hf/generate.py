@@ -78,8 +78,8 @@ def generate_with(decoder: str) -> Callable[..., Any]:
     The mask token is `mask_token_id`, else `model.config.mask_token_id`, else that of a known checkpoint. All other
     settings have the decoder's own names and defaults (`refusion_eval.decoders.DECODERS[decoder].Settings`).
 
-    The first call for a model copies some of its weights and measures the device for a second or more; see
-    `refusion_eval.hf.hosted.hosted`. `release` frees the copies.
+    The first call for a model copies some of its weights; see `refusion_eval.hf.hosted.hosted`. `release` frees the
+    copies.
 
     Args:
         decoder: name in `DECODERS`.
