@@ -174,9 +174,9 @@ def write_settings(rows: pandas.DataFrame, folder: Path) -> None:
     for system, tasks in table.items():
         number = int(rows[rows.system == system].n.min())
         lines = [
-            f"# Settings of {system} for the mini tasks: of those in results/embedded/frontiers.csv the one with most",
-            f"# tokens a forward among those within {TOLERANCE:g} point of the best accuracy on {number} held-out draws, which",
-            "# are no test items. Made by `python -m miniature.frontier`.",
+            f"# Settings of {system} for the mini tasks, chosen by `python -m miniature.frontier`: of all points in",
+            "# results/embedded/frontiers.csv the one with most tokens a forward among those within",
+            f"# {TOLERANCE:g} point of the best accuracy on {number} held-out draws, which are no test items.",
             f'source: "this project: chosen on {number} held-out draws of each mini task"',
             f"decoder: {decoders[system]}",
             "benchmarks:",
