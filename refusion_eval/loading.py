@@ -59,6 +59,7 @@ class LoadedModel:
         cuda_graphs: bool = False,
         adapter: Location | None = None,
         tune: bool = False,
+        is_stock: bool = False,
     ) -> None:
         self._location = location
         self._adapter = adapter
@@ -74,7 +75,7 @@ class LoadedModel:
         self._tune = tune
         self.adapter = None if adapter is None else adapter.name
         self.adapter_revision = None if adapter is None else adapter.revision
-        self.is_stock = False
+        self.is_stock = is_stock
 
     @classmethod
     def open(
@@ -100,17 +101,17 @@ class LoadedModel:
         config = model_config(location.directory)
         torch_device = choose_device(device)
         torch_dtype = _dtype(dtype, config, torch_device)
-        backend = choose_backend(attention, torch_dtype, torch_device)
+        kernels = choose_backend(attention, torch_dtype, torch_device)
         kv_budget = None if kv_budget_gib is None else int(kv_budget_gib * 2**30)
         if cuda_graphs and torch_device.type != "cuda":
             raise ConfigError(f"cuda_graphs needs a CUDA device, not {torch_device.type}; leave it out")
-        if cuda_graphs and backend == "flash":
+        if cuda_graphs and kernels == "flash":
             raise ConfigError("attention='flash' is not recorded as graphs; leave out one of the two")
-        graphs = torch_device.type == "cuda" and backend != "flash" if cuda_graphs is None else cuda_graphs
+        graphs = torch_device.type == "cuda" and kernels != "flash" if cuda_graphs is None else cuda_graphs
         adapter_location = None if adapter is None else locate(str(adapter), None)
         if torch_device.type == "cpu":
             _choose_threads(weight_bytes(config, torch_dtype))
-        opened = cls(location, config, torch_dtype, torch_device, backend, kv_budget, graphs, adapter_location, tune)
+        opened = cls(location, config, torch_dtype, torch_device, kernels, kv_budget, graphs, adapter_location, tune)
         _ = opened._lora  # refuses a wrong adapter before gigabytes of weights are loaded
         return opened
 
@@ -125,9 +126,7 @@ class LoadedModel:
             "time; its forwards and tokens count, but its times measure no decoder",
             config.family,
         )
-        opened = cls(location, config, _dtype(dtype, config, torch_device), torch_device, "sdpa")
-        opened.is_stock = True
-        return opened
+        return cls(location, config, _dtype(dtype, config, torch_device), torch_device, "sdpa", is_stock=True)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

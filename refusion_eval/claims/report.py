@@ -18,12 +18,15 @@ HOW = (
 _COLUMNS = ("id", "claim", "statement", "location", "published", "value", "unit", "reading", "formula")
 
 
+# Columns that the brief table lacks.
+_NOT_BRIEF = {"Where", "On published cells", "n", "Mini n"}
+
+
 def claims_table(judged: Sequence[JudgedClaim], *, brief: bool = False) -> Table:
     """One line for each claim that has a formula; the other claims are counted below.
 
     In brief, for a terminal, it lacks the places in the paper, what follows from published cells, and items.
     """
-    left_out = (2, 5, 7, 9) if brief else ()
     rows = [
         (
             each.claim.id,
@@ -43,7 +46,7 @@ def claims_table(judged: Sequence[JudgedClaim], *, brief: bool = False) -> Table
     ]
     judging = ("Id", "Claim", "Where", "Verdict", "Printed", "On published cells")
     columns = (*judging, "Measured", "n", "Mini", "Mini n", "Mini says")
-    shown = [at for at in range(len(columns)) if at not in left_out]
+    shown = [at for at, column in enumerate(columns) if not (brief and column in _NOT_BRIEF)]
     others = f"{len(judged) - len(rows)} more statements have {NO_FORMULA}; claims.md (--out) says where to look."
     return Table(
         title="Claims of the paper",

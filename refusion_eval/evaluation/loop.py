@@ -120,6 +120,13 @@ def load_items(names: Sequence[str], data_dir: str | None) -> dict[Task, list[It
     return {task: task.items(data_dir) for task in find_tasks(names)}
 
 
+def run_directory(args: ModelArgs) -> Path:
+    """The run directory of a system. Raises ConfigError if it has none."""
+    if args.run_dir is None:
+        raise ConfigError("a run needs a run directory: give --run-dir")
+    return Path(args.run_dir)
+
+
 def evaluate(
     args: ModelArgs,
     tasks: Sequence[str],
@@ -145,8 +152,7 @@ def evaluate(
         CheckpointError: the checkpoint cannot be loaded.
         StoreError: the run directory belongs to another run.
     """
-    if args.run_dir is None:
-        raise ConfigError("a run needs a run directory: give --run-dir")
+    run_dir = run_directory(args)
     choose_preset(tasks_path() / "settings" / f"{args.decoder}.yaml", args.preset)  # before data is looked for
     items = {task: of_task[:limit] for task, of_task in load_items(tasks, args.data_dir).items()}
     versions = {task.name: task.benchmark.prompts.version for task in items}
@@ -160,7 +166,7 @@ def evaluate(
         session.store.expect(totals)
         with ScoreWriter(session.store, sandbox=sandbox, waits=session.decodes_on_cpu) as scores:
             session.run([job for job, _, _ in requests], lambda job, sample: scores.judge(*questions[job.key], sample))
-    return Outcome(run_dir=Path(args.run_dir), failed=session.failed, unscored=scores.num_unscored)
+    return Outcome(run_dir=run_dir, failed=session.failed, unscored=scores.num_unscored)
 
 
 def _job(system: System, task: Task, item: Item) -> Job:

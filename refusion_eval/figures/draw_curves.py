@@ -101,8 +101,9 @@ def draw_scaling(points: Sequence[Point], width: style.Width | None = None) -> s
         figure = style.new_figure(inches, (0.5 + 1.0 * num_rows) * num_bands + 0.2)
         grid = figure.subplots(num_rows * num_bands, num_columns, squeeze=False, sharex=True)
         for row in range(num_rows):  # all axes of one quantity have one scale
-            for axes in grid[row::num_rows].flat:
-                axes.sharey(grid[row, 0]) if axes is not grid[row, 0] else None
+            first, *others = grid[row::num_rows].flat
+            for axes in others:
+                axes.sharey(first)
         for number, panel in enumerate(panels):
             band, column = divmod(number, num_columns)
             cells = list(grid[num_rows * band : num_rows * (band + 1), column])

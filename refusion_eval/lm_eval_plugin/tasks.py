@@ -14,7 +14,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from refusion_eval.errors import ConfigError, DataError, DecodeError, RefusionEvalError
-from refusion_eval.evaluation.loop import Outcome, Session, Turn, evaluate, find_tasks, own_tasks
+from refusion_eval.evaluation.loop import Outcome, Session, Turn, evaluate, find_tasks, own_tasks, run_directory
 from refusion_eval.lm_eval_plugin.adapter import RefusionLM
 from refusion_eval.lm_eval_plugin.hooks import SANDBOX_VARIABLE, code_metrics
 from refusion_eval.lm_eval_plugin.local_rows import read_local_rows
@@ -52,8 +52,7 @@ def evaluate_any(
         ConfigError: a task is unknown, or lm-eval would run model-written code without isolation.
         DataError: a task or its rows cannot be loaded.
     """
-    if args.run_dir is None:
-        raise ConfigError("a run needs a run directory: give --run-dir")
+    run_dir = run_directory(args)
     model_cache = model_cache or ModelCache()
     own, others = split_names(names)
     outcomes = []
@@ -64,7 +63,7 @@ def evaluate_any(
     if own:
         outcomes.append(evaluate(args, own, limit=limit, sandbox=sandbox, model_cache=model_cache, turn=turn))
     return Outcome(
-        run_dir=Path(args.run_dir),
+        run_dir=run_dir,
         failed=[sample for outcome in outcomes for sample in outcome.failed],
         unscored=sum(outcome.unscored for outcome in outcomes),
     )
@@ -99,7 +98,7 @@ def _evaluate(
         num_unscored = model.num_decoded  # lm-eval judges nothing unless every text is there
     finally:
         model.close()
-    return Outcome(run_dir=Path(str(args.run_dir)), failed=model.session.failed, unscored=num_unscored)
+    return Outcome(run_dir=run_directory(args), failed=model.session.failed, unscored=num_unscored)
 
 
 def _items_of(turn: Turn, tasks: Mapping[str, Task], limit: int | None, session: Session) -> dict[str, Sequence[int]]:

@@ -234,19 +234,23 @@ class ModelConfig:
     layout: Family | None = None
 
     @property
+    def _layout(self) -> Family:
+        return self.layout or FAMILIES[self.family]
+
+    @property
     def tensors(self) -> TensorNames:
         """Names of the tensors."""
-        return (self.layout or FAMILIES[self.family]).tensors
+        return self._layout.tensors
 
     @property
     def qkv_bias(self) -> bool:
         """Whether queries, keys and values have biases."""
-        return (self.layout or FAMILIES[self.family]).qkv_bias
+        return self._layout.qkv_bias
 
     @property
     def qk_norm(self) -> bool:
         """Whether each head of queries and keys is normed."""
-        return (self.layout or FAMILIES[self.family]).qk_norm
+        return self._layout.qk_norm
 
 
 def read_json(path: Path) -> dict[str, Any]:
