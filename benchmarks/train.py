@@ -19,7 +19,7 @@ import torch
 import typer
 from command import Device, Out, prepare, run_script, show_progress, write_json
 from train_contestant import (
-    CONTESTANTS,
+    COMPILED,
     OURS,
     PLAIN,
     TRAIN_SHAPES,
@@ -80,13 +80,16 @@ class TrainReport:
         """Ratios of the medians, and of the lowest and highest round; these are comparable between machines."""
         ours, plain = self.contestants[OURS], self.contestants[PLAIN]
         by_round = [a / b for a, b in zip(ours.tokens_per_second, plain.tokens_per_second, strict=True)]
-        return {
+        ratios = {
             "tokens/s: ours / plain loop": ours.median / plain.median,
             "tokens/s: ours / plain loop, lowest round": min(by_round),
             "tokens/s: ours / plain loop, highest round": max(by_round),
             "peak memory: ours / plain loop": ours.peak_bytes / plain.peak_bytes,
             "peak memory beyond the model: ours / plain loop": ours.step_bytes / plain.step_bytes,
         }
+        if COMPILED in self.contestants:
+            ratios["tokens/s: compiled / ours"] = self.contestants[COMPILED].median / ours.median
+        return ratios
 
     def to_json(self) -> dict[str, Any]:
         """The ratios, then all fields, as plain JSON types."""
@@ -106,7 +109,7 @@ def measure_training(settings: TrainBenchSettings, progress: Callable[[str], Non
     context = multiprocessing.get_context("spawn")
     pipes: dict[str, Connection] = {}
     processes, first_losses = [], {}
-    for name in CONTESTANTS:
+    for name in settings.contestants:
         progress(f"warm-up: {name}")
         pipes[name], child_end = context.Pipe()
         process = context.Process(target=serve, args=(child_end, name, settings), daemon=True)
@@ -114,16 +117,16 @@ def measure_training(settings: TrainBenchSettings, progress: Callable[[str], Non
         child_end.close()  # otherwise `recv` would wait forever for a process that died
         processes.append(process)
         first_losses[name] = _answer(name, pipes[name])
-    seconds: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
+    seconds: dict[str, list[float]] = {name: [] for name in settings.contestants}
     batches = batches_of(settings)
     for number in range(settings.num_rounds):
         progress(f"round {number + 1} of {settings.num_rounds}")
-        spent = dict.fromkeys(CONTESTANTS, 0.0)
+        spent = dict.fromkeys(settings.contestants, 0.0)
         for step in range(len(batches)):
             for name, pipe in pipes.items():
                 pipe.send(step)
                 spent[name] += _answer(name, pipe)
-        for name in CONTESTANTS:
+        for name in settings.contestants:
             seconds[name].append(spent[name])
     num_tokens = sum(sample.length for samples in batches for sample in samples)
     contestants = {}
@@ -184,7 +187,7 @@ def summary(reports: Sequence[TrainReport]) -> str:
         f"{'samples a step':>14} {'tokens/s':>9} {'rounds':>14} {'peak memory':>12} {'padded rows a token':>20}",
     ]
     for report in reports:
-        speed, lowest, highest, memory, _ = report.ratios.values()
+        speed, lowest, highest, memory, *_ = report.ratios.values()
         rounds = f"{lowest:.2f} to {highest:.2f}"
         size, padded = report.conditions["batch_size"], report.rows["padded"]
         lines.append(f"{size:>14} {speed:>8.2f}x {rounds:>14} {memory:>12.2f} {padded:>20.2f}")
@@ -232,6 +235,7 @@ def main(
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     device: Device = "auto",
     seed: Annotated[int, typer.Option(help="Seed of lengths, tokens, weights and draws.")] = 0,
+    compiled: Annotated[bool, typer.Option("--compiled", help="Also train with compiled layers, on a CPU.")] = False,
     out: Out = None,
 ) -> None:
     """Measure training steps against a plain loop with padding and all logits: tokens per second, peak memory."""
@@ -247,6 +251,7 @@ def main(
             dtype=dtype,
             threads=threads,
             seed=seed,
+            compiled=compiled,
         )
         for batch_size in numbers_of(batch_sizes, "--batch-size", int)
     ]

@@ -8,6 +8,8 @@ from typing import Any
 
 import pandas
 
+from miniature.family import Family
+
 _TITLES = {
     "autoregressive": "Embedded autoregressive backbone",
     "refusion": "Embedded ReFusion fine-tune",
@@ -16,7 +18,7 @@ _TITLES = {
     "bd3lm": "Embedded BD3-LM fine-tune",
 }
 _TEXTS = {
-    "autoregressive": "Next-token training on the answers of the seven mini tasks and of drills of single steps.",
+    "autoregressive": "Next-token training on the answers of the mini tasks and of drills of single steps.",
     "refusion": (
         "ReFusion's hybrid objective (AR on clean slots, MDM on masked slots, release normalisation) on the same data, "
         "from the embedded autoregressive backbone."
@@ -43,11 +45,12 @@ _VARIANT_TEXT = (
 _LOSS_COLUMNS = ("stage", "step", "seconds", "lr", "ar", "mdm")
 
 
-def write_card(target: Path, stage: str, run_dirs: Sequence[Path]) -> None:
+def write_card(family: Family, target: Path, stage: str, run_dirs: Sequence[Path]) -> None:
     """Writes README.md and loss.csv into the directory of a checkpoint.
 
     Args:
-        target: directory of the checkpoint.
+        family: what the checkpoint was trained on.
+        target: directory of the checkpoint, which holds its config.json.
         stage: name of the last stage.
         run_dirs: training runs of the backbone and of the stage, in this order.
     """
@@ -57,20 +60,22 @@ def write_card(target: Path, stage: str, run_dirs: Sequence[Path]) -> None:
     losses.to_csv(target / "loss.csv", columns=_LOSS_COLUMNS, index=False, float_format="%.5g")
 
     facts = list(runs.values())[-1]
+    head_dim = json.loads((target / "config.json").read_text(encoding="utf-8"))["head_dim"]
     table = "".join(_table_row(name, run, logs[name]) for name, run in runs.items())
     settings = json.dumps({name: facts["config"][name] for name in ("objective", "optimisation")}, indent=2)
     (target / "README.md").write_text(
         f"# {_TITLES.get(stage, f'ReFusion variant {stage}')}\n\n"
         f"{_TEXTS.get(stage, _VARIANT_TEXT)}\n\n"
-        "A tiny Qwen3 (head size 128, rotary base 1e6) with its own byte-level BPE tokenizer, trained from random "
-        "weights (arranged by `miniature.initial.prepare_for_lookup`) on synthetic items made by `miniature`; no other "
-        "data. It does the mini tasks and nothing else, and serves to run every part of this project with true (small) "
-        "numbers on any machine.\n\n"
-        f"- Data: {facts['data']['samples']} synthetic conversations, disjoint from `tasks/mini/*/test.jsonl`: items "
-        "of the seven mini tasks, and drills of single steps (sums, kinds of things, letters of options).\n"
+        f"A tiny Qwen3 (head size {head_dim}, rotary base 1e6) with its own byte-level BPE tokenizer, trained from "
+        "random weights (arranged by `miniature.initial.prepare_for_lookup`) on synthetic items made by `miniature`; "
+        "no other data. It does the mini tasks and nothing else, and serves to run every part of this project with "
+        "true (small) numbers on any machine.\n\n"
+        f"- Data: {facts['data']['samples']} synthetic conversations of the family {family.name}, disjoint from its "
+        f"test items: {len(family.draws)} mini tasks ({', '.join(family.draws)}) and drills of single steps "
+        f"({', '.join(family.drills)}).\n"
         f"- Hardware: {facts['device']} ({platform.machine()}), torch {facts['versions']['torch']}.\n"
         "- Weights: bfloat16 (trained in float32).\n"
-        "- Made by: `python -m miniature.train`.\n"
+        f"- Made by: `python -m miniature.train --family {family.name}`.\n"
         "- Loss curve: `loss.csv`.\n\n"
         "| stage | objective | steps | samples a step | peak lr | seed | minutes | last AR loss | last MDM loss |\n"
         "|---|---|---|---|---|---|---|---|---|\n"

@@ -13,7 +13,7 @@ PARAMETERS = {"number": ("x", "n", "value"), "list": ("items", "numbers", "value
 DEFAULT_PARAMETERS = {"number": ("x",), "list": ("items",), "text": ("text",)}
 
 
-class _Kind(NamedTuple):
+class Kind(NamedTuple):
     """A simple function.
 
     Attributes:
@@ -27,39 +27,39 @@ class _Kind(NamedTuple):
     body: str
 
 
-_KINDS: tuple[_Kind, ...] = (
-    _Kind("number", "add {a} to {p}", "return {p} + {a}"),
-    _Kind("number", "subtract {a} from {p}", "return {p} - {a}"),
-    _Kind("number", "multiply {p} by {a}", "return {p} * {a}"),
-    _Kind("number", "multiply {p} by {a} and add {b}", "return {p} * {a} + {b}"),
-    _Kind("number", "square {p} and add {a}", "return {p} * {p} + {a}"),
-    _Kind("number", "check if {p} is divisible by {a}", "return {p} % {a} == 0"),
-    _Kind("number", "check if {p} is greater than {a}", "return {p} > {a}"),
-    _Kind("number", "return {p} if it is greater than {a} and {b} if not", "if {p} > {a}:\n    return {p}\nreturn {b}"),
-    _Kind("list", "add {a} to each entry of {p}", "return [entry + {a} for entry in {p}]"),
-    _Kind("list", "multiply each entry of {p} by {a}", "return [entry * {a} for entry in {p}]"),
-    _Kind("list", "keep the entries of {p} greater than {a}", "return [entry for entry in {p} if entry > {a}]"),
-    _Kind("list", "keep the entries of {p} divisible by {a}", "return [entry for entry in {p} if entry % {a} == 0]"),
-    _Kind(
+KINDS: tuple[Kind, ...] = (
+    Kind("number", "add {a} to {p}", "return {p} + {a}"),
+    Kind("number", "subtract {a} from {p}", "return {p} - {a}"),
+    Kind("number", "multiply {p} by {a}", "return {p} * {a}"),
+    Kind("number", "multiply {p} by {a} and add {b}", "return {p} * {a} + {b}"),
+    Kind("number", "square {p} and add {a}", "return {p} * {p} + {a}"),
+    Kind("number", "check if {p} is divisible by {a}", "return {p} % {a} == 0"),
+    Kind("number", "check if {p} is greater than {a}", "return {p} > {a}"),
+    Kind("number", "return {p} if it is greater than {a} and {b} if not", "if {p} > {a}:\n    return {p}\nreturn {b}"),
+    Kind("list", "add {a} to each entry of {p}", "return [entry + {a} for entry in {p}]"),
+    Kind("list", "multiply each entry of {p} by {a}", "return [entry * {a} for entry in {p}]"),
+    Kind("list", "keep the entries of {p} greater than {a}", "return [entry for entry in {p} if entry > {a}]"),
+    Kind("list", "keep the entries of {p} divisible by {a}", "return [entry for entry in {p} if entry % {a} == 0]"),
+    Kind(
         "list",
         "count the entries of {p} greater than {a}",
         "count = 0\nfor entry in {p}:\n    if entry > {a}:\n        count += 1\nreturn count",
     ),
-    _Kind(
+    Kind(
         "list",
         "sum the entries of {p} divisible by {a}",
         "total = 0\nfor entry in {p}:\n    if entry % {a} == 0:\n        total += entry\nreturn total",
     ),
-    _Kind(
+    Kind(
         "list",
         "sum the entries of {p} times {a}",
         "total = 0\nfor entry in {p}:\n    total += entry * {a}\nreturn total",
     ),
-    _Kind("list", "multiply the largest entry of {p} by {a}", "return max({p}) * {a}"),
-    _Kind("list", "add {a} to the smallest entry of {p}", "return min({p}) + {a}"),
-    _Kind("list", "return the first {a} entries of {p}", "return {p}[:{a}]"),
-    _Kind("text", "repeat {p} {a} times", "return {p} * {a}"),
-    _Kind("text", "check if {p} is longer than {a}", "return len({p}) > {a}"),
+    Kind("list", "multiply the largest entry of {p} by {a}", "return max({p}) * {a}"),
+    Kind("list", "add {a} to the smallest entry of {p}", "return min({p}) + {a}"),
+    Kind("list", "return the first {a} entries of {p}", "return {p}[:{a}]"),
+    Kind("text", "repeat {p} {a} times", "return {p} * {a}"),
+    Kind("text", "check if {p} is longer than {a}", "return len({p}) > {a}"),
 )
 
 _WORDS = ("sun", "tree", "river", "cat", "window", "ab", "lamp", "garden")
@@ -84,18 +84,23 @@ def _input(rng: random.Random, on: str) -> Any:
     return [rng.randint(1, 12) for _ in range(3)]
 
 
+def outputs_of(program: str, name: str, inputs: Sequence[Any]) -> list[Any]:
+    """What a function of a program returns for each input; the program is made of this package's own tables."""
+    namespace: dict[str, Any] = {}
+    exec(program, namespace)
+    return [namespace[name](value) for value in inputs]
+
+
 def _function(rng: random.Random, parameters: Mapping[str, Sequence[str]]) -> _Function:
-    number = rng.randrange(len(_KINDS))
-    kind = _KINDS[number]
+    number = rng.randrange(len(KINDS))
+    kind = KINDS[number]
     a, b = rng.randint(2, 9), rng.randint(2, 9)
     name = f"{rng.choice(VERBS)}_{rng.choice(NOUNS)}"
     parameter = rng.choice(parameters[kind.on])
     fields = {"p": parameter, "a": a, "b": b}
     body = "".join(f"    {line}\n" for line in kind.body.format(**fields).split("\n"))
     inputs = [_input(rng, kind.on) for _ in range(4)]
-    namespace: dict[str, Any] = {}
-    exec(f"def {name}({parameter}):\n{body}", namespace)  # the text comes from this module's own table
-    outputs = [namespace[name](value) for value in inputs]
+    outputs = outputs_of(f"def {name}({parameter}):\n{body}", name, inputs)
     constants = f"{a} {b}" if "{b}" in kind.asks else f"{a}"
     asks = kind.asks.format(**fields)
     return _Function(

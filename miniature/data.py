@@ -1,4 +1,4 @@
-"""The seven mini tasks as endless, seeded streams of items, and their committed test files.
+"""The tasks of a family as endless, seeded streams of items, and the committed test files of the shipped one.
 
 `python -m miniature.data [DIR]` writes the test files again, byte for byte (default: tasks/mini).
 """
@@ -6,43 +6,37 @@
 import json
 import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from miniature.arithmetic import draw_gsm8k, draw_math
-from miniature.choice import draw_arc_challenge, draw_gpqa, draw_mmlu_pro
-from miniature.code import draw_humaneval, draw_mbpp
-from miniature.item import Draw, Item
-from refusion_eval.benchmarks import BENCHMARKS
+from miniature.family import SHIPPED, Family
+from miniature.item import Item
 
-DRAWS: Mapping[str, Draw] = {
-    "mmlu_pro": draw_mmlu_pro,
-    "arc_challenge": draw_arc_challenge,
-    "gsm8k": draw_gsm8k,
-    "math": draw_math,
-    "gpqa": draw_gpqa,
-    "humaneval": draw_humaneval,
-    "mbpp": draw_mbpp,
-}
 NUM_TEST_ITEMS = 200
 TEST_SEED = 2512
 
 
-def items(benchmark: str, *, test: bool, seed: int) -> Iterator[Item]:
+def items(benchmark: str, *, test: bool, seed: int, family: Family = SHIPPED) -> Iterator[Item]:
     """Yields items of one split for ever; the same arguments give the same items."""
     rng = random.Random(f"{benchmark} {'test' if test else 'train'} {seed}")
     while True:
-        item = DRAWS[benchmark](rng)
+        item = family.draws[benchmark](rng)
         if item.held_out == test:
             yield item
 
 
-def held_out_items(benchmark: str) -> list[Item]:
-    """The committed test items: the first `NUM_TEST_ITEMS` of the test stream with distinct prompts."""
+def drill_pairs(drill: str, *, seed: int, count: int, family: Family = SHIPPED) -> list[tuple[str, str]]:
+    """The first `count` (query, response) pairs of one drill; the same arguments give the same pairs."""
+    rng = random.Random(f"{drill} {seed}")
+    return [family.drills[drill](rng) for _ in range(count)]
+
+
+def held_out_items(benchmark: str, family: Family = SHIPPED) -> list[Item]:
+    """The test items: the first `NUM_TEST_ITEMS` of the test stream with distinct prompts."""
     distinct: dict[str, Item] = {}
-    for item in items(benchmark, test=True, seed=TEST_SEED):
-        distinct.setdefault(normalised(BENCHMARKS[benchmark].prompts.user(item.prompt_row)), item)
+    for item in items(benchmark, test=True, seed=TEST_SEED, family=family):
+        distinct.setdefault(normalised(family.benchmarks[benchmark].prompts.user(item.prompt_row)), item)
         if len(distinct) == NUM_TEST_ITEMS:
             break
     return list(distinct.values())
@@ -50,7 +44,8 @@ def held_out_items(benchmark: str) -> list[Item]:
 
 def held_out_pairs(benchmark: str) -> list[tuple[str, str]]:
     """(User turn, gold response) of the committed test items: the form that the embedded models were trained on."""
-    return [(BENCHMARKS[benchmark].prompts.user(item.prompt_row), item.response) for item in held_out_items(benchmark)]
+    user = SHIPPED.benchmarks[benchmark].prompts.user
+    return [(user(item.prompt_row), item.response) for item in held_out_items(benchmark)]
 
 
 def normalised(text: str) -> str:
@@ -82,7 +77,7 @@ def held_out_text(benchmark: str) -> str:
 
 def write_test_files(tasks_dir: Path) -> None:
     """Writes `<tasks_dir>/<benchmark>/test.jsonl` for the seven mini tasks."""
-    for benchmark in DRAWS:
+    for benchmark in SHIPPED.draws:
         path = tasks_dir / benchmark / "test.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(held_out_text(benchmark), encoding="utf-8")

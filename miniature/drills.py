@@ -5,9 +5,10 @@ sums and products. A task item holds one of them among twenty other tokens; a dr
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from miniature.choice import with_letter
+from miniature.item import DrillDraw
 from miniature.knowledge import KINDS, RELATIONS
 from refusion_eval.benchmarks.multiple_choice import lettered
 
@@ -60,14 +61,8 @@ def draw_sums(rng: random.Random) -> tuple[str, str]:
     return query, " ".join(f"{term}={value}." for term, value in sums)
 
 
-DRILLS: Mapping[str, Callable[[random.Random], tuple[str, str]]] = {
+DRILLS: Mapping[str, DrillDraw] = {
     "letters": draw_letters,
     "kinds": draw_kinds,
     "sums": draw_sums,
 }
-
-
-def drill_pairs(drill: str, *, seed: int, count: int) -> list[tuple[str, str]]:
-    """The first `count` (query, response) pairs of one drill; the same arguments give the same pairs."""
-    rng = random.Random(f"{drill} {seed}")
-    return [DRILLS[drill](rng) for _ in range(count)]

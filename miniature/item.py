@@ -29,6 +29,7 @@ class Item:
 
 
 Draw = Callable[[random.Random], Item]
+DrillDraw = Callable[[random.Random], tuple[str, str]]  # (query, response) of a training-only conversation
 
 
 def key_is_held_out(key: str) -> bool:

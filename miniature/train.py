@@ -1,11 +1,11 @@
-"""`python -m miniature.train`: trains tiny models for the mini tasks, from nothing and on any machine.
+"""`python -m miniature.train`: trains a family of tiny models, from nothing and on any machine.
 
     tokenizer, training rows, initial weights  ->  autoregressive  ->  refusion, autoregressive_sft, llada, bd3lm
 
-Each stage is a training run of the package (`refusion_eval.training.run`) with a configuration of `configs/`, followed
-by a run of `refusion-eval` on the held-out items. All fine-tunes start from the backbone and see the same samples, so
-that they are comparable and can be trained in any order. Every command is printed. The same command continues an
-interrupted training, and what is finished is not made again.
+Each stage is a training run of the package (`refusion_eval.training.run`) with a configuration of the family, followed
+by a measurement on held-out draws. All fine-tunes start from the backbone and see the same samples, so that they are
+comparable and can be trained in any order. Every command is printed. The same command continues an interrupted
+training, and what is finished is not made again.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -21,22 +21,19 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from miniature.card import write_card
-from miniature.data import DRAWS, items
-from miniature.drills import DRILLS, drill_pairs
+from miniature.data import drill_pairs, items
+from miniature.family import FAMILIES, SHIPPED, Family
 from miniature.initial import write_initial
+from miniature.measure import PLAIN, draws, measure
 from miniature.tokenizer import train_tokenizer
-from refusion_eval.benchmarks import BENCHMARKS, Task
+from refusion_eval import api
 from refusion_eval.decoders import trained_decoders
+from refusion_eval.errors import ConfigError
 from refusion_eval.store.atomic_write import write_atomically
 from refusion_eval.training.checkpoints.save import replacing, save_backbone
 from refusion_eval.training.config_files import read_run_config
 
 SEED = 2512
-VOCABULARY_SIZE = 2048
-NUM_TOKENIZER_ITEMS, NUM_TRAIN_ITEMS = 3000, 15_000  # of each mini task
-NUM_DRILL_ITEMS = 20_000  # of each drill
-
-CONFIGS = Path(__file__).parent / "configs"
 BACKBONE = "autoregressive"
 STAGES = (BACKBONE, "refusion", "autoregressive_sft", "llada", "bd3lm")
 
@@ -52,25 +49,28 @@ VARIANTS: Mapping[str, Sequence[str]] = {f"refusion_data_{percent}": share for p
 }
 
 
-def training_pairs(benchmark: str, count: int) -> Iterator[tuple[str, str]]:
-    """The first `count` (query, response) pairs of the training stream of a mini task."""
-    for item in islice(items(benchmark, test=False, seed=SEED), count):
-        yield BENCHMARKS[benchmark].prompts.user(item.prompt_row), item.response
+def training_pairs(family: Family, count: int) -> list[tuple[str, str]]:
+    """The first `count` (query, response) pairs of the training stream of each task, task by task."""
+    return [
+        (family.benchmarks[name].prompts.user(item.prompt_row), item.response)
+        for name in family.draws
+        for item in islice(items(name, test=False, seed=SEED, family=family), count)
+    ]
 
 
-def write_tokenizer(target: Path) -> None:
+def write_tokenizer(family: Family, target: Path) -> None:
     """Trains and writes the tokenizer."""
-    pairs = [pair for benchmark in DRAWS for pair in training_pairs(benchmark, NUM_TOKENIZER_ITEMS)]
+    pairs = training_pairs(family, family.num_tokenizer_items)
     turns = [text for query, response in pairs for text in ("user\n" + query, "assistant\n" + response)]
     with replacing(target) as part:
-        train_tokenizer(turns, VOCABULARY_SIZE).save_pretrained(part)
+        train_tokenizer(turns, family.vocabulary_size).save_pretrained(part)
 
 
-def write_rows(target: Path) -> None:
-    """Writes the training rows: items of the mini tasks, then drills of single steps."""
-    pairs = [pair for benchmark in DRAWS for pair in training_pairs(benchmark, NUM_TRAIN_ITEMS)]
-    for drill in DRILLS:
-        pairs += drill_pairs(drill, seed=SEED, count=NUM_DRILL_ITEMS)
+def write_rows(family: Family, target: Path) -> None:
+    """Writes the training rows: items of the tasks, then drills of single steps."""
+    pairs = training_pairs(family, family.num_train_items)
+    for drill in family.drills:
+        pairs += drill_pairs(drill, seed=SEED, count=family.num_drill_items, family=family)
     lines = (json.dumps({"query": query, "response": response}) + "\n" for query, response in pairs)
     write_atomically(target, "".join(lines))
 
@@ -94,51 +94,68 @@ def settings_of(stage: str, work_dir: Path, changes: Sequence[str] = ()) -> list
     return [*VARIANTS.get(stage, ()), *changes, "backbone.shape=null", *settings]
 
 
-def config_of(stage: str) -> Path:
+def config_of(family: Family, stage: str) -> Path:
     """The configuration file of a stage."""
-    return CONFIGS / f"{'refusion' if stage in VARIANTS else stage}.yaml"
+    return family.configs / f"{'refusion' if stage in VARIANTS else stage}.yaml"
 
 
-def prepare(work_dir: Path, changes: Sequence[str] = ()) -> None:
+def prepare(family: Family, work_dir: Path, changes: Sequence[str] = ()) -> None:
     """Writes tokenizer, training rows and initial weights, as far as they are missing.
 
     Args:
+        family: what is trained.
         work_dir: folder of all runs.
         changes: settings of the training runs; those of `backbone.shape` and `backbone.seed` act here.
+
+    Raises:
+        ConfigError: the folder holds the data of another family.
     """
     tokenizer, rows, initial = work_dir / "tokenizer", work_dir / "train.jsonl", work_dir / "initial"
-    work_dir.mkdir(parents=True, exist_ok=True)
+    _claim(family, work_dir)
     if not tokenizer.exists():
-        write_tokenizer(tokenizer)
+        write_tokenizer(family, tokenizer)
     if not rows.exists():
-        write_rows(rows)
+        write_rows(family, rows)
     if not initial.exists():
         paths = (f"backbone.tokenizer={json.dumps(str(tokenizer))}", f"data.files={json.dumps(str(rows))}")
-        write_initial(read_run_config(str(config_of(BACKBONE)), (*paths, *changes)).backbone, initial)
+        write_initial(read_run_config(str(config_of(family, BACKBONE)), (*paths, *changes)).backbone, initial)
 
 
-def train_stage(stage: str, work_dir: Path, changes: Sequence[str] = ()) -> None:
+def _claim(family: Family, work_dir: Path) -> None:
+    """Notes the family in the folder; a folder with data and without a note is from the time of one family."""
+    work_dir.mkdir(parents=True, exist_ok=True)
+    note = work_dir / "family.txt"
+    if not note.exists():
+        write_atomically(note, SHIPPED.name if (work_dir / "tokenizer").exists() else family.name)
+    if (held := note.read_text()) != family.name:
+        raise ConfigError(f"{work_dir} holds the data of the family {held}, not of {family.name}; name another folder")
+
+
+def train_stage(family: Family, stage: str, work_dir: Path, changes: Sequence[str] = ()) -> None:
     """Trains one stage; see `settings_of`."""
     settings = [part for setting in settings_of(stage, work_dir, changes) for part in ("--set", setting)]
-    _run("refusion_eval.training.run", "--config", str(config_of(stage)), *settings)
+    command = ("refusion_eval.training.run", "--config", str(config_of(family, stage)), *settings)
+    print(f"$ python -m {shlex.join(command)}", flush=True)
+    subprocess.run((sys.executable, "-m", *command), check=True)
 
 
-def measure(stage: str, work_dir: Path, num_items: int) -> None:
-    """Prints the accuracy of a trained stage on the first held-out items of every mini task."""
-    tasks = ",".join(Task(BENCHMARKS[name], mini=True).name for name in DRAWS)
-    model, results = work_dir / stage / "model", work_dir / stage / "held_out"
+def measure_stage(family: Family, stage: str, work_dir: Path, num_items: int) -> None:
+    """Prints the accuracy of a trained stage on held-out draws of every task."""
+    model = api.load_model(str(work_dir / stage / "model"))
     decoder = (*_decoders(stage, work_dir), "refusion")[0]
-    options = ("--model", str(model), "--decoder", decoder, "--name", stage, "--run-dir", str(results))
-    _run("refusion_eval", "run", *options, "--tasks", tasks, "--limit", str(num_items))
+    settings = {"gen_length": family.gen_length, **PLAIN[decoder]}
+    for name in family.draws:
+        found = measure(model, decoder, family.benchmarks[name], draws(family, name, num_items), **settings)
+        print(f"{stage} {name}: {found.accuracy:.1f} % of {num_items} held-out draws, TPF {found.tpf:.2f}", flush=True)
 
 
-def export(stage: str, work_dir: Path, out_dir: Path) -> None:
+def export(family: Family, stage: str, work_dir: Path, out_dir: Path) -> None:
     """Writes the checkpoint of a stage in bfloat16, with its card and its loss curve."""
     source, target = work_dir / stage / "model", out_dir / stage
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
     save_backbone(model, tokenizer, target, decoders=_decoders(stage, work_dir))
-    write_card(target, stage, [work_dir / name for name in dict.fromkeys((BACKBONE, stage))])
+    write_card(family, target, stage, [work_dir / name for name in dict.fromkeys((BACKBONE, stage))])
 
 
 def _decoders(stage: str, work_dir: Path) -> Sequence[str]:
@@ -146,14 +163,10 @@ def _decoders(stage: str, work_dir: Path) -> Sequence[str]:
     return trained_decoders(objective)
 
 
-def _run(module: str, *arguments: str) -> None:
-    print(f"$ python -m {shlex.join((module, *arguments))}", flush=True)
-    subprocess.run((sys.executable, "-m", module, *arguments), check=True)
-
-
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m miniature.train", description="Train tiny models from scratch.")
+    parser.add_argument("--family", choices=FAMILIES, default=SHIPPED.name, help="what is trained: %(default)s")
     parser.add_argument("--work-dir", type=Path, default=Path("runs/miniature"), help="data and runs of all stages")
     parser.add_argument("--out-dir", type=Path, help="also write the checkpoints there in bfloat16, with their cards")
     parser.add_argument(
@@ -171,21 +184,24 @@ def main() -> None:
         help="change a setting of every stage, as in train.sh",
     )
     parser.add_argument(
-        "--held-out", type=int, default=50, help="held-out items of each task that a model answers; 0 for none"
+        "--held-out", type=int, default=50, help="held-out draws of each task that a model answers; 0 for none"
     )
     given = parser.parse_args()
     stages = [name.strip() for name in given.stages.split(",")]
     known = (*STAGES, *VARIANTS)
     if unknown := [name for name in stages if name not in known]:
         parser.error(f"--stages: there is no stage {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
-    prepare(given.work_dir, given.changes)
+    family = FAMILIES[given.family]
     try:
+        prepare(family, given.work_dir, given.changes)
         for stage in dict.fromkeys((BACKBONE, *stages)):
-            train_stage(stage, given.work_dir, given.changes)
+            train_stage(family, stage, given.work_dir, given.changes)
             if stage in stages and given.held_out:
-                measure(stage, given.work_dir, given.held_out)
+                measure_stage(family, stage, given.work_dir, given.held_out)
             if stage in stages and given.out_dir is not None:
-                export(stage, given.work_dir, given.out_dir)
+                export(family, stage, given.work_dir, given.out_dir)
+    except ConfigError as error:
+        parser.error(str(error))
     except subprocess.CalledProcessError as error:
         sys.exit(error.returncode)
 

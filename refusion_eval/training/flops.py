@@ -5,7 +5,7 @@
 The FLOPs of the model are the sum of
 
 - 2 per weight and row in the forward, 2 for the gradient of the input, and 2 for the gradient of a trained weight;
-- the same for the output matrix, for labelled rows only, as no other row is projected;
+- the same for the output matrix and the MLP of the last layer, for labelled rows only, as no other row needs them;
 - 4 (forward) and 8 (backward) per layer, per pair of rows that see each other, per unit of width of the query heads.
 
 Recomputed activations (gradient checkpointing), embeddings, norms and the softmax do not count.
@@ -47,8 +47,8 @@ def peak_flops(device: torch.device) -> float | None:
 class TrainingCost(NamedTuple):
     """FLOPs of forward and backward."""
 
-    per_row: int  # of all layers, without attention scores
-    per_label: int  # of the output matrix, for each labelled row
+    per_row: int  # of all layers, without attention scores and the last MLP
+    per_label: int  # of the last MLP and the output matrix, for each labelled row
     per_pair: int  # of attention, for each pair of rows that see each other
 
     @classmethod
@@ -58,11 +58,12 @@ class TrainingCost(NamedTuple):
         # By module: adapters put tensors of their own beside these matrices.
         outside = {id(weight) for module in (embeddings, head) for weight in module.parameters()}
         inside = [weight for weight in model.parameters() if weight.ndim == 2 and id(weight) not in outside]
+        last_mlp = sum(_weight_flops(weight) for weight in model.get_decoder().layers[-1].mlp.parameters())
         config = model.config
         head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return cls(
-            per_row=sum(_weight_flops(weight) for weight in inside),
-            per_label=_weight_flops(head.weight),
+            per_row=sum(_weight_flops(weight) for weight in inside) - last_mlp,
+            per_label=last_mlp + _weight_flops(head.weight),
             per_pair=12 * config.num_hidden_layers * config.num_attention_heads * head_width,
         )
 

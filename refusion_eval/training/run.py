@@ -29,6 +29,7 @@ from refusion_eval.store.run_store import DirectoryLock
 from refusion_eval.training.checkpoints.backbone import check_backbone, load_backbone
 from refusion_eval.training.checkpoints.save import save_backbone
 from refusion_eval.training.checkpoints.special_tokens import load_tokenizer
+from refusion_eval.training.compiled import compile_layers
 from refusion_eval.training.config import Parallelism, RunConfig
 from refusion_eval.training.config_files import config_names, read_run_config
 from refusion_eval.training.data.batches import ProcessRank, StepBatches, StepPlan, example_lengths
@@ -80,8 +81,8 @@ def check_run(config: RunConfig, world_size: int) -> str:
     choose_device("auto")  # refuses to train on the CPU of a machine whose GPU torch cannot use
     if config.parallelism == "zero2" and importlib.util.find_spec("deepspeed") is None:
         raise ConfigError(
-            "parallelism=zero2 needs the package deepspeed, which is not installed: pip install "
-            "'refusion-eval[deepspeed]', or set parallelism=fsdp, which needs no other package"
+            "parallelism=zero2 needs the package deepspeed, which is not installed: in a checkout, pip "
+            "install '.[deepspeed]', or set parallelism=fsdp, which needs no other package"
         )
     if config.attention == "flash" and importlib.util.find_spec("flash_attn") is None:
         raise ConfigError("attention=flash needs the package flash-attn, which is not installed; use attention=auto")
@@ -178,6 +179,8 @@ def _open_run(run_dir: Path, config: RunConfig, samples: TokenCache, num_steps: 
                 f"{run_dir} holds a run with other settings ({changed} was {before.get(changed)}, is "
                 f"{now.get(changed)}); choose another output.run_dir, or remove the folder"
             )
+        if (run_dir / MODEL_FOLDER).exists():
+            return  # the record says what trained this model
     facts: dict[str, Any] = {
         "identity": identity,
         "config": asdict(config),
@@ -216,12 +219,18 @@ def _train(
         process=process,
     )
     model = LossModel(load_backbone(config.backbone, tokenizer), mdm_weight=config.objective.mdm_weight)
+    compiled = compile_layers(model.language_model, num_steps)
     if process.rank == 0:
+        record = run_dir / RUN_FILE
+        facts = json.loads(record.read_text(encoding="utf-8")) | {"compiled": compiled}
+        write_atomically(record, json.dumps(facts, indent=1) + "\n")
         sizes = [(weight.numel(), weight.requires_grad) for weight in model.parameters()]
         print(
             f"{sum(size for size, _ in sizes)} weights, {sum(size for size, trained in sizes if trained)} trained; "
             f"{len(samples)} samples, {num_steps} steps of {config.optimisation.global_batch_size}; "
-            f"{process.world_size} processes, {plan.num_forwards // process.world_size} forwards each a step",
+            f"{process.world_size} processes, {plan.num_forwards // process.world_size} forwards each a step"
+            + "; the first step takes a minute longer, as it compiles the layers"
+            * compiled,
             file=sys.stderr,
         )
     trainer = RefusionTrainer(

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from miniature.drills import DRILLS, drill_pairs
+from miniature.data import drill_pairs
+from miniature.drills import DRILLS
 from miniature.knowledge import KINDS
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from miniature.data import DRAWS, held_out_items, held_out_text, items, normalised
+from miniature.data import held_out_items, held_out_text, items, normalised
+from miniature.family import SHIPPED
 from refusion_eval.benchmarks import BENCHMARKS, LETTERS
 
 MINI = Path(__file__).parents[2] / "tasks" / "mini"
@@ -43,19 +44,19 @@ def _rows(benchmark: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (MINI / benchmark / "test.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.mark.parametrize("benchmark", DRAWS)
+@pytest.mark.parametrize("benchmark", SHIPPED.draws)
 def test_the_generator_gives_the_committed_file_byte_for_byte(benchmark: str) -> None:
     assert (MINI / benchmark / "test.jsonl").read_bytes() == held_out_text(benchmark).encode()
 
 
-@pytest.mark.parametrize("benchmark", DRAWS)
+@pytest.mark.parametrize("benchmark", SHIPPED.draws)
 def test_each_task_has_200_items_in_the_hub_columns(benchmark: str) -> None:
     rows = _rows(benchmark)
     assert len(rows) == 200
     assert all(set(row) == COLUMNS[benchmark] for row in rows)
 
 
-@pytest.mark.parametrize("benchmark", DRAWS)
+@pytest.mark.parametrize("benchmark", SHIPPED.draws)
 def test_ids_and_prompts_are_unique(benchmark: str) -> None:
     rows = _rows(benchmark)
     for column in {"question_id", "id", "Record ID", "task_id"} & set(rows[0]):
@@ -66,7 +67,7 @@ def test_ids_and_prompts_are_unique(benchmark: str) -> None:
     )
 
 
-@pytest.mark.parametrize("benchmark", DRAWS)
+@pytest.mark.parametrize("benchmark", SHIPPED.draws)
 def test_training_items_share_no_prompt_with_the_test_items(benchmark: str) -> None:
     tested = {normalised(BENCHMARKS[benchmark].prompts.user(item.prompt_row)) for item in held_out_items(benchmark)}
     trained = (
@@ -79,7 +80,7 @@ def _train(benchmark: str) -> Any:
     return items(benchmark, test=False, seed=1)
 
 
-@pytest.mark.parametrize("benchmark", DRAWS)
+@pytest.mark.parametrize("benchmark", SHIPPED.draws)
 def test_each_response_ends_as_the_prompt_asks(benchmark: str) -> None:
     for item in islice(_train(benchmark), 200):
         assert re.search(ENDINGS[benchmark] + r"\Z", item.response), item.response

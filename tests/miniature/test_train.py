@@ -1,8 +1,10 @@
 """Training of tiny models for the mini tasks (`miniature.train`), by the training run of the package."""
 
+import hashlib
 import json
+import re
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pandas
@@ -11,7 +13,21 @@ import torch
 from safetensors.torch import load_file
 
 from miniature import train as training
-from miniature.train import BACKBONE, STAGES, VARIANTS, config_of, export, main, prepare, settings_of, train_stage
+from miniature.family import FAMILIES, LONGER, SHIPPED, Family
+from miniature.frontier import measured
+from miniature.train import (
+    BACKBONE,
+    STAGES,
+    VARIANTS,
+    config_of,
+    export,
+    main,
+    measure_stage,
+    prepare,
+    settings_of,
+    train_stage,
+    write_rows,
+)
 from refusion_eval import api
 from refusion_eval.errors import ConfigError
 from refusion_eval.training.config import RunConfig
@@ -30,27 +46,53 @@ SMALL = (
 )
 
 
-def config(stage: str, changes: Sequence[str] = ()) -> RunConfig:
-    return read_run_config(str(config_of(stage)), settings_of(stage, Path("work"), changes))
+FEW = {"vocabulary_size": 400, "num_tokenizer_items": 50, "num_train_items": 60, "num_drill_items": 20}
+FEW_SHIPPED = replace(SHIPPED, **FEW)
+
+
+def config(stage: str, changes: Sequence[str] = (), family: Family = SHIPPED) -> RunConfig:
+    return read_run_config(str(config_of(family, stage)), settings_of(stage, Path("work"), changes))
 
 
 @pytest.fixture(scope="module")
 def work_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A ReFusion stage of 40 steps, from a backbone that was not trained."""
     folder = tmp_path_factory.mktemp("work")
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in (
-            ("VOCABULARY_SIZE", 400),
-            ("NUM_TOKENIZER_ITEMS", 50),
-            ("NUM_TRAIN_ITEMS", 60),
-            ("NUM_DRILL_ITEMS", 20),
-        ):
-            patch.setattr(training, name, value)
-        prepare(folder, SMALL)
+    prepare(FEW_SHIPPED, folder, SMALL)
     (folder / BACKBONE).mkdir()
     (folder / BACKBONE / "model").symlink_to(folder / "initial")
-    train_stage("refusion", folder, SMALL)
+    train_stage(FEW_SHIPPED, "refusion", folder, SMALL)
     return folder
+
+
+@pytest.mark.parametrize(
+    ("num_items", "num_drills", "digest"),
+    [
+        (300, 300, "4c4868300517112f8eff3f88117a4db0751540a6171f83dac32ee2424fef9373"),
+        pytest.param(
+            15_000,
+            20_000,
+            "42b23562504ab915b2d7c2b0476cd40c996491b7e30a4f419c17bdebfa64ce7b",
+            marks=pytest.mark.slow,
+            id="all",
+        ),
+    ],
+)
+def test_the_rows_of_the_shipped_family_stay_as_they_are(
+    tmp_path: Path, num_items: int, num_drills: int, digest: str
+) -> None:
+    family = replace(SHIPPED, num_train_items=num_items, num_drill_items=num_drills)
+    write_rows(family, tmp_path / "train.jsonl")
+    assert hashlib.sha256((tmp_path / "train.jsonl").read_bytes()).hexdigest() == digest
+
+
+def test_a_folder_with_the_data_of_another_family_is_refused(work_dir: Path, tmp_path: Path) -> None:
+    other = replace(FEW_SHIPPED, name="other")
+    with pytest.raises(ConfigError, match="holds the data of the family shipped, not of other"):
+        prepare(other, work_dir, SMALL)
+    (tmp_path / "tokenizer").mkdir()  # made before folders named their family
+    with pytest.raises(ConfigError, match="family shipped"):
+        prepare(other, tmp_path, SMALL)
 
 
 def test_refusion_learns_from_rows_of_the_mini_tasks(work_dir: Path) -> None:
@@ -65,14 +107,14 @@ def test_refusion_learns_from_rows_of_the_mini_tasks(work_dir: Path) -> None:
 
 def test_what_is_there_is_not_made_again(work_dir: Path) -> None:
     made = {path: path.stat().st_mtime_ns for path in work_dir.rglob("*") if path.is_file()}
-    prepare(work_dir, SMALL)
+    prepare(FEW_SHIPPED, work_dir, SMALL)
     assert {path: path.stat().st_mtime_ns for path in made} == made
 
 
 def test_a_checkpoint_is_exported_in_bfloat16_with_its_card_and_decodes(work_dir: Path, tmp_path: Path) -> None:
     for name in ("run.json", "log.csv"):
         (work_dir / BACKBONE / name).write_bytes((work_dir / "refusion" / name).read_bytes())
-    export("refusion", work_dir, tmp_path)
+    export(FEW_SHIPPED, "refusion", work_dir, tmp_path)
     target = tmp_path / "refusion"
     trained = load_file(work_dir / "refusion" / "model" / "model.safetensors")
     written = load_file(target / "model.safetensors")
@@ -80,6 +122,7 @@ def test_a_checkpoint_is_exported_in_bfloat16_with_its_card_and_decodes(work_dir
     assert trained.keys() == written.keys()
     readme = (target / "README.md").read_text()
     assert "# Embedded ReFusion fine-tune" in readme
+    assert "of the family shipped, disjoint from its test items: 7 mini tasks (mmlu_pro, " in readme
     assert "| refusion | refusion | 40 | 32 | 0.01 | 2514 |" in readme
     assert pandas.read_csv(target / "loss.csv").groupby("stage").size().to_dict() == {BACKBONE: 8, "refusion": 8}
     model = api.load_model(str(target), dtype="float32", device="cpu", attention="sdpa")
@@ -87,14 +130,50 @@ def test_a_checkpoint_is_exported_in_bfloat16_with_its_card_and_decodes(work_dir
     assert 0 < len(decoded.tokens) <= 8
 
 
-def test_all_fine_tunes_take_the_same_samples_in_the_same_steps_from_the_backbone() -> None:
+def test_the_longer_family_is_trained_and_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    family, work = replace(LONGER, **FEW), tmp_path / "work"
+    changes = (*SMALL, "optimisation.max_steps=2", "output.log_every=1")
+    prepare(family, work, changes)
+    assert (work / "family.txt").read_text() == "longer"
+    (work / BACKBONE).mkdir()
+    (work / BACKBONE / "model").symlink_to(work / "initial")
+    train_stage(family, "refusion", work, changes)
+    facts = json.loads((work / "refusion" / "run.json").read_text())
+    assert facts["data"]["samples"] == 8 * 60 + 2 * 20
+    assert facts["config"]["objective"]["slot_sizes"] == [4, 8, 16]
+
+    two_tasks = replace(family, draws={name: family.draws[name] for name in ("humaneval", "parts")})
+    measure_stage(two_tasks, "refusion", work, 2)
+    printed = re.findall(r"^refusion (\w+): [\d.]+ % of 2 held-out draws, TPF", capsys.readouterr().out, re.MULTILINE)
+    assert printed == ["humaneval", "parts"]
+    (system,) = (replace(one, model="model", grid=one.grid[-1:]) for one in family.systems if one.name == "ReFusion")
+    rows = measured(family, f"{work / 'refusion'}/", [system], ["parts"], 2, tmp_path / "frontiers.csv")
+    assert rows.task.tolist() == ["parts"]
+
+
+def test_the_longer_family_differs_from_the_shipped_one_in_layers_heads_slots_and_canvas() -> None:
+    shape = read_run_config(str(config_of(LONGER, BACKBONE)), ("data.files=[x]", "backbone.tokenizer=x")).backbone.shape
+    assert shape is not None
+    sizes = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    assert [shape[name] for name in (*sizes, "head_dim")] == [192, 512, 6, 4, 2, 64]
+    objectives = {stage: config(stage, family=LONGER).objective for stage in FINE_TUNES}
+    assert objectives["refusion"].slot_sizes == (4, 8, 16)
+    assert {stage: one.eos_multiple for stage, one in objectives.items()} == {
+        "refusion": 32, "autoregressive_sft": 0, "llada": 96, "bd3lm": 32,
+    }  # fmt: skip
+    assert config(BACKBONE, family=LONGER).optimisation.epochs == 0.5
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_all_fine_tunes_take_the_same_samples_in_the_same_steps_from_the_backbone(family: Family) -> None:
     assert FINE_TUNES == ["refusion", "autoregressive_sft", "llada", "bd3lm"]
-    first, *others = configs = [config(stage) for stage in FINE_TUNES]
+    first, *others = configs = [config(stage, family=family) for stage in FINE_TUNES]
+    assert first.optimisation.epochs == 1
     assert [one.objective.objective for one in configs] == ["refusion", "sft", "llada", "bd3lm"]
     assert first.backbone.model == str(Path("work", BACKBONE, "model"))
     for other in others:
         assert (other.data, other.optimisation, other.backbone) == (first.data, first.optimisation, first.backbone)
-    assert config(BACKBONE).backbone.model == str(Path("work", "initial"))
+    assert config(BACKBONE, family=family).backbone.model == str(Path("work", "initial"))
 
 
 def test_variants_differ_from_the_refusion_stage_in_their_samples_and_slots_only() -> None:
@@ -135,12 +214,12 @@ def test_an_unknown_stage_is_refused_before_anything_is_made(
 def test_stages_run_in_order_after_the_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[str, ...]] = []
     monkeypatch.setattr(training, "prepare", lambda *given: calls.append(("prepare",)))
-    for name in ("train_stage", "measure", "export"):
-        monkeypatch.setattr(training, name, lambda stage, *given, name=name: calls.append((name, stage)))
+    for name in ("train_stage", "measure_stage", "export"):
+        monkeypatch.setattr(training, name, lambda family, stage, *given, name=name: calls.append((name, stage)))
     monkeypatch.setattr("sys.argv", ["train", "--stages", "llada, bd3lm", "--out-dir", str(tmp_path)])
     main()
     assert calls == [
         ("prepare",),
         ("train_stage", BACKBONE),
-        *((step, stage) for stage in ("llada", "bd3lm") for step in ("train_stage", "measure", "export")),
+        *((step, stage) for stage in ("llada", "bd3lm") for step in ("train_stage", "measure_stage", "export")),
     ]

@@ -252,9 +252,10 @@ def test_one_block_without_a_prompt_is_llada(model: Qwen3ForCausalLM) -> None:
 
 
 def _hidden(model: Qwen3ForCausalLM, example: Example) -> torch.Tensor:
-    """What the loss's own forward computes, [T, D]."""
+    """What the last layer's attention gives every row in the loss's own forward, [T, D]."""
     kept: list[torch.Tensor] = []
-    hook = model.model.norm.register_forward_hook(lambda module, inputs, output: kept.append(output[0].detach()))
+    last = model.model.layers[-1].self_attn.o_proj
+    hook = last.register_forward_hook(lambda module, inputs, output: kept.append(output.detach().squeeze(0)))
     hybrid_loss(model, collate([example]))
     hook.remove()
     return kept[0]

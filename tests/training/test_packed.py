@@ -171,6 +171,17 @@ def test_neighbours_and_their_order_change_no_row() -> None:
     torch.testing.assert_close(hidden_states(model, collate(examples[::-1])), torch.cat(alone[::-1]))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_last_mlp_sees_only_the_rows_that_are_read(family: str) -> None:
+    batch, model = collate(_examples("bd3lm")), _model(family)
+    rows, seen = batch.mdm.rows_R.flip(0), []
+    expected = hidden_states(model, batch)[rows]
+    for layer in model.get_decoder().layers:
+        layer.mlp.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].shape[1]))
+    torch.testing.assert_close(hidden_states(model, batch, rows), expected)
+    assert seen == [len(batch.tokens_T), len(rows)]
+
+
 # --- elsewhere the model is what it was
 
 

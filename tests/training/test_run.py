@@ -53,6 +53,7 @@ def test_a_run_writes_its_log_and_what_it_was(whole: Path) -> None:
     facts = json.loads((whole / "run.json").read_text())
     assert (facts["steps"], facts["data"]["samples"], facts["processes"]) == (6, 84, 1)
     assert facts["config"]["objective"]["slot_sizes"] == [4, 8]
+    assert facts["compiled"] is False
     assert [path.name for path in (whole / "checkpoints").iterdir()] == ["checkpoint-6"]
 
 
@@ -106,9 +107,10 @@ def test_a_killed_run_goes_on_to_the_same_curve_and_weights(folder: Path, whole:
 
 
 def test_a_finished_run_is_not_run_again_and_its_folder_not_taken(whole: Path) -> None:
-    written = (whole / "model" / "model.safetensors").stat().st_mtime_ns
+    files = (whole / "model" / "model.safetensors", whole / "run.json")
+    written = [file.stat().st_mtime_ns for file in files]
     assert train(whole, *STEPS) == [0]
-    assert (whole / "model" / "model.safetensors").stat().st_mtime_ns == written
+    assert [file.stat().st_mtime_ns for file in files] == written
     assert train(whole, *STEPS, "optimisation.lr=1e-4") == [2]
     assert "other settings (optimisation.lr was 0.003, is 0.0001)" in whole.with_suffix(".err").read_text()
 

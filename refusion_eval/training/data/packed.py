@@ -2,13 +2,15 @@
 
 Models of transformers call an attention function by its name and pass it the keyword arguments of their forward. The
 function "refusion_packed" takes the lengths of the examples from there and computes one example at a time. Without them
-it is the "sdpa" of transformers, so that a trained model generates and scores as before.
+it is the "sdpa" of transformers, so that a trained model generates and scores as before. In the same way the last layer
+computes its MLP only for the rows whose output is read.
 
-Shapes: T rows of all examples, H query heads, K key-value heads, W head width, D hidden.
+Shapes: T rows of all examples, R rows that are read, H query heads, K key-value heads, W head width, D hidden.
 """
 
 from dataclasses import dataclass
 from itertools import accumulate
+from types import MethodType
 from typing import Any
 
 import torch
@@ -35,10 +37,11 @@ class Packing:
     causal: tuple[bool, ...]  # whether the attention of each example is causal
     masks: tuple[torch.Tensor | None, ...]  # [1, 1, length, length], added to the scores; None for causal and full
     ends: torch.Tensor  # [examples + 1] int32 on the device, cumulative lengths from 0 to T
+    rows_R: torch.Tensor | None  # rows whose output is read; None for all
 
     @classmethod
-    def of(cls, batch: PackedBatch, dtype: torch.dtype) -> "Packing":
-        """Describes a batch; `dtype` is the data type of the masks."""
+    def of(cls, batch: PackedBatch, dtype: torch.dtype, rows_R: torch.Tensor | None = None) -> "Packing":
+        """Describes a batch; `dtype` is the data type of the masks, `rows_R` are the rows that are read."""
         masks: list[torch.Tensor | None] = []
         for sight in batch.sights:
             if isinstance(sight, str):
@@ -48,7 +51,7 @@ class Packing:
                 mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
                 masks.append(mask.masked_fill_(~visible, float("-inf"))[None, None])
         ends = torch.tensor([0, *accumulate(batch.lengths)], dtype=torch.int32, device=batch.tokens_T.device)
-        return cls(batch.lengths, tuple(sight == "causal" for sight in batch.sights), tuple(masks), ends)
+        return cls(batch.lengths, tuple(sight == "causal" for sight in batch.sights), tuple(masks), ends, rows_R)
 
 
 def packed_attention(
@@ -135,27 +138,44 @@ def _flash(
     return output_THW[None]
 
 
-AttentionInterface.register(ATTENTION, packed_attention)
+# Attention is not a part of compiled layers, which would be compiled again for other lengths of examples.
+AttentionInterface.register(ATTENTION, torch.compiler.disable(packed_attention))
 AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
-def hidden_states(model: PreTrainedModel, batch: PackedBatch) -> torch.Tensor:
-    """[T, D], output of the last layer for each row of a batch.
+def _last_layer(
+    layer: Any, hidden_states: torch.Tensor, *, packing: Packing | None = None, **kwargs: Any
+) -> torch.Tensor:
+    """[1, R, D], forward of the last layer: only attention needs the rows that are not read, as keys and values."""
+    normed = layer.input_layernorm(hidden_states)
+    hidden_states = hidden_states + layer.self_attn(hidden_states=normed, packing=packing, **kwargs)[0]
+    if packing is not None and packing.rows_R is not None:
+        hidden_states = hidden_states.index_select(1, packing.rows_R)
+    return hidden_states + layer.mlp(layer.post_attention_layernorm(hidden_states))
 
-    The attention of the model stays `ATTENTION` afterwards, as gradient checkpointing runs layers again in backward.
+
+def hidden_states(model: PreTrainedModel, batch: PackedBatch, rows_R: torch.Tensor | None = None) -> torch.Tensor:
+    """[R, D], output of the last layer for some rows of a batch, or [T, D] for all of them.
+
+    The model keeps `ATTENTION` and `_last_layer` afterwards, as gradient checkpointing runs layers again in backward.
 
     Args:
-        model: causal language model of transformers whose layers call attention by name (Qwen3, Qwen2, Llama, ...).
+        model: causal language model of transformers with the layers of Qwen3, Qwen2 or Llama.
         batch: batch on the device of the model.
+        rows_R: indices of the rows that are read; None for all.
     """
+    decoder = model.get_decoder()
+    last = decoder.layers[-1]
     if model.config._attn_implementation != ATTENTION:
         model.set_attn_implementation(ATTENTION)
-    output = model.get_decoder()(
+    if "forward" not in vars(last):
+        last.forward = MethodType(_last_layer, last)
+    output = decoder(
         input_ids=batch.tokens_T[None],
         position_ids=batch.positions_T[None],
         # transformers takes a tensor of four axes as a finished mask; otherwise it would make a mask of T x T.
         attention_mask=batch.tokens_T.new_zeros(1, 1, 1, 1),
         use_cache=False,
-        packing=Packing.of(batch, model.dtype),
+        packing=Packing.of(batch, model.dtype, rows_R),
     )
     return output.last_hidden_state[0]

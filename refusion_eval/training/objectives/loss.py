@@ -124,13 +124,13 @@ def weighted_cross_entropy(
 
 
 def hybrid_loss(model: PreTrainedModel, batch: PackedBatch, *, mdm_weight: float = 1.0) -> Losses:
-    """Loss of one forward; only labelled rows are projected to the vocabulary.
+    """Loss of one forward; only labelled rows go through the last MLP and to the vocabulary.
 
     A batch with AR targets alone is AR training, one with both kinds is ReFusion's objective, and one with MDM targets
     alone belongs to a masked diffusion model.
     """
     ar, mdm = batch.ar, batch.mdm
-    hidden_RD = hidden_states(model, batch).index_select(0, torch.cat([ar.rows_R, mdm.rows_R]))
+    hidden_RD = hidden_states(model, batch, torch.cat([ar.rows_R, mdm.rows_R]))
     weights_R = torch.cat([ar.weights_R, mdm_weight * mdm.weights_R])
     labels_R = torch.cat([ar.labels_R, mdm.labels_R])
     losses = weighted_cross_entropy(model.get_output_embeddings(), hidden_RD, labels_R, weights_R)

@@ -1,0 +1,45 @@
+"""Drills of the single steps that a tiny model is slowest to find: calculations to three digits, facts and letters."""
+
+import random
+from collections.abc import Mapping
+from functools import partial
+
+from miniature.choice import with_letter
+from miniature.item import DrillDraw
+from miniature.knowledge import KINDS
+from miniature.longer.facts import draw_facts
+from miniature.longer.parts import draw_step
+from miniature.longer.steps import GRADES, LIMITS, Steps, drawn
+from refusion_eval.benchmarks.multiple_choice import lettered
+
+NUM_STEPS = 6
+
+
+def _calculations(rng: random.Random, grade: int) -> Steps:
+    steps = Steps(LIMITS[grade])
+    for _ in range(NUM_STEPS):
+        draw_step(rng, steps, rng.choice("+-**/"))
+    return steps
+
+
+def draw_calculations(rng: random.Random) -> tuple[str, str]:
+    """What are these sums, differences, products and quotients?"""
+    steps = drawn(rng, partial(_calculations, grade=rng.choice(GRADES))).steps
+    query = f"Calculate {', '.join(term for term, _ in steps)}, each in a sentence."
+    return query, " ".join(f"{term}={value}." for term, value in steps)
+
+
+def draw_recall(rng: random.Random) -> tuple[str, str]:
+    """Which option completes each of these facts, and of which kind is each of these things?"""
+    facts, kinds = draw_facts(rng, 3), rng.sample(KINDS, 4)
+    things = [rng.choice(kind.members) for kind in kinds]
+    options = rng.sample(values := [*(fact.value for fact in facts), *things], len(values))
+    known = " ".join(f"{fact.stem} {with_letter(fact.value, options)}." for fact in facts)
+    sorts = " ".join(
+        f"{with_letter(thing, options)} is {kind.name}." for thing, kind in zip(things, kinds, strict=True)
+    )
+    asked = f"{' '.join(f'{fact.stem} ...' for fact in facts)} Of which kind is each of {', '.join(things)}?"
+    return f"Recall with letters. {asked}\n\n{lettered(options)}", f"{known} {sorts}"
+
+
+DRILLS: Mapping[str, DrillDraw] = {"calculations": draw_calculations, "recall": draw_recall}

@@ -1,0 +1,87 @@
+"""The systems whose frontiers are measured, and the settings that are tried for each family of checkpoints."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_THRESHOLDS = (0.6, 0.7, 0.8, 0.9, 0.95)
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """A system of the frontier.
+
+    Attributes:
+        model: name of the checkpoint.
+        decoder: name of the decoder.
+        name: the system's name in tables and figures.
+        grid: settings that are tried, as dictionaries without what all systems share.
+    """
+
+    model: str
+    decoder: str
+    name: str
+    grid: Sequence[Mapping[str, Any]]
+
+    @property
+    def series(self) -> str:
+        """What the style of the system is known by in all figures."""
+        return self.model if self.decoder == "autoregressive" else self.decoder
+
+
+def _products(**values: Sequence[Any]) -> list[dict[str, Any]]:
+    return [dict(zip(values, combination, strict=True)) for combination in itertools.product(*values.values())]
+
+
+def _refusion(blocks_of_slot: Mapping[int, Sequence[int]]) -> list[dict[str, Any]]:
+    """Slots and blocks with all thresholds; in blocks of one slot tau_slot changes nothing, so one value is enough."""
+    return [
+        {"slot_size": slot, "block_size": block, "fuse": False} | taus
+        for slot, blocks in blocks_of_slot.items()
+        for block in blocks
+        for taus in _products(
+            tau_slot=(0.6, 0.9) if block > slot else (0.9,),
+            tau_token=(0.2, 0.4, 0.6, 0.9),
+        )
+    ]
+
+
+def systems(
+    *,
+    gen_length: int,
+    llada_blocks: Sequence[int],
+    fast_dllm_blocks: Sequence[int],
+    refusion_blocks: Mapping[int, Sequence[int]],
+) -> tuple[System, ...]:
+    """The five systems of a family.
+
+    Args:
+        gen_length: tokens that every system may write.
+        llada_blocks: block lengths of LLaDA, each tried at one, two and four tokens a forward.
+        fast_dllm_blocks: block lengths of Fast-dLLM.
+        refusion_blocks: slot size -> block sizes.
+    """
+    steps = (gen_length, gen_length // 2, gen_length // 4)
+    return (
+        System(model="autoregressive_sft", decoder="autoregressive", name="AR-SFT", grid=({"temperature": 0.0},)),
+        System(
+            model="bd3lm",
+            decoder="bd3lm",
+            name="BD3-LM",
+            grid=_products(block_length=(8,), threshold=(None, *_THRESHOLDS), separate_commit=(True,)),
+        ),
+        System(
+            model="llada",
+            decoder="llada",
+            name="LLaDA",
+            grid=_products(block_length=llada_blocks, steps=steps),
+        ),
+        System(
+            model="llada",
+            decoder="fast_dllm_llada",
+            name="LLaDA w/ Fast-dLLM",
+            grid=_products(block_length=fast_dllm_blocks, threshold=_THRESHOLDS, cache=("dual",)),
+        ),
+        System(model="refusion", decoder="refusion", name="ReFusion", grid=_refusion(refusion_blocks)),
+    )

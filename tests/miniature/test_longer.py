@@ -1,0 +1,217 @@
+"""The tasks of the next family: right by construction, long enough, each result stated once (`miniature.longer`)."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from miniature.data import drill_pairs, held_out_items, items, normalised
+from miniature.family import LONGER
+from miniature.item import Item
+from miniature.knowledge import KINDS, RELATIONS
+from miniature.longer.parts import BENCHMARK as PARTS
+from miniature.train import write_tokenizer
+from refusion_eval.benchmarks import LETTERS
+from refusion_eval.scoring.judge import judge_texts
+
+TASKS = tuple(LONGER.draws)
+TERM = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)")
+KIND_OF = {member: kind.name for kind in KINDS for member in kind.members}
+FACTS = {
+    relation.statement.format(entity=name): fact for relation in RELATIONS for name, fact in relation.facts.items()
+}
+
+
+def drawn(task: str, count: int, *, test: bool = False) -> list[Item]:
+    return list(islice(items(task, test=test, seed=7, family=LONGER), count))
+
+
+def user(task: str, item: Item) -> str:
+    return LONGER.benchmarks[task].prompts.user(item.prompt_row)
+
+
+def calculated(left: str, operation: str, right: str) -> float:
+    a, b = int(left), int(right)
+    return {"+": a + b, "-": a - b, "*": a * b, "/": a / b}[operation]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFast:
+    folder = tmp_path_factory.mktemp("longer") / "tokenizer"
+    write_tokenizer(replace(LONGER, num_tokenizer_items=600), folder)
+    return PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_gold_responses_are_judged_right(task: str) -> None:
+    benchmark = LONGER.benchmarks[task]
+    answers = [(dict(item.prompt_row), item.response) for item in drawn(task, 200)]
+    for name in benchmark.prompts.filters if benchmark.has_strict_score else [None]:
+        verdicts = judge_texts(benchmark, answers, filter_name=name)
+        assert [verdict for verdict in verdicts if not verdict.passed] == []
+
+
+def test_all_parts_must_be_right_and_blanks_do_not_count() -> None:
+    for item in drawn("parts", 40):
+        first, *others = item.response.split("\n")
+        texts = [
+            "\n\n".join([f" {first} ", *others]) + "\n",
+            "\n".join([*others, first]),
+            "\n".join(others),
+            item.response + "\nThe end.",
+        ]
+        verdicts = judge_texts(PARTS, [(dict(item.row), text) for text in texts])
+        assert [verdict.passed for verdict in verdicts] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_held_out_items_are_not_in_training(task: str) -> None:
+    tested = {normalised(user(task, item)) for item in held_out_items(task, LONGER)}
+    assert len(tested) == 200
+    assert tested.isdisjoint(normalised(user(task, item)) for item in drawn(task, 3000))
+
+
+def composition(item: Item) -> str:
+    """A program without its names and numbers."""
+    names = dict.fromkeys(re.findall(r"def (\w+)\((\w+)\)", item.response))
+    text = item.response
+    for number, (name, parameter) in enumerate(names):
+        text = re.sub(rf"\b{name}\b", f"f{number}", text)
+        text = text if parameter == "n" else re.sub(rf"\b{parameter}\b", "p", text)
+    return re.sub(r"\bn\b", "p", re.sub(r"\b[2-9]\b", "0", text))
+
+
+def test_held_out_programs_are_new_compositions_of_known_parts() -> None:
+    seen, tested = (
+        {composition(item) for task in ("humaneval", "mbpp") for item in drawn(task, count, test=test)}
+        for count, test in ((2000, False), (300, True))
+    )
+    assert len(seen) + len(tested) > 180
+    assert len(tested) >= 15
+    assert seen.isdisjoint(tested)
+    parts = [{part for program in programs for part in program.split("\n\n")} for programs in (seen, tested)]
+    assert parts[1] <= parts[0]
+
+
+def test_programs_do_what_their_prompts_ask() -> None:
+    """The words of the prompt stand beside the code in one table, which the judge cannot compare."""
+    asked = {
+        "give the larger of": "return max(", "give": "return {g}({f}(", "add": "{f}(x) + {g}(x)",
+        "subtract": "return {f}(x) - {g}(x)", "list": "return [{g}(n) for", "sum": "return sum({g}(n) for",
+        "sort": "return sorted({g}(n) for", "count": "return sum({f}({g}(n)) for",
+        "all": "return all({f}({g}(n)) for", "any": "return any({f}({g}(n)) for",
+        "go through items and list": "result.append({g}(n))", "go through items and add up": "total += {g}(n)",
+        "go through items and give last": "last = {g}(n)", "go through items and give first": "return {g}(n)\nreturn 0",
+        "go through items and multiply by": "total *= {g}(n)",
+    }  # fmt: skip
+    found = set()
+    for item in drawn("mbpp", 600):
+        text = item.row["text"].removeprefix("Write a function to ").split(", where ")[0]
+        words = re.sub(r"\(.*?\)+|\b(?:first|second)\b(?=\()", " ", text).split()
+        if words[0] == "check":
+            key = "all" if "all" in words else "any"
+        elif text.startswith("go through items and give"):
+            key = f"go through items and give {'last' if 'of the last' in text else 'first'}"
+        else:
+            key = max((name for name in asked if text.startswith(name)), key=len)
+        found.add(key)
+        program = re.sub(r"\n +", "\n", item.response)
+        assert asked[key].format(f="first", g="second") in program, (text, item.response)
+    assert found == set(asked)
+
+
+def test_a_constant_passes_the_tests_of_no_program() -> None:
+    for item in drawn("mbpp", 400):
+        assert len({test.split(" == ")[1] for test in item.row["test_list"]}) > 1
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_responses_have_37_to_90_tokens(task: str, tokenizer: PreTrainedTokenizerFast) -> None:
+    lengths = [len(tokenizer(item.response)["input_ids"]) for item in drawn(task, 1000)]
+    assert min(lengths) >= 37
+    assert max(lengths) <= 90 < LONGER.gen_length
+
+
+def test_a_digit_is_one_token(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert tokenizer.tokenize("35+112=147") == ["3", "5", "+", "1", "1", "2", "=", "1", "4", "7"]
+
+
+@pytest.mark.parametrize(("task", "question"), [("gsm8k", "question"), ("math", "problem")])
+def test_the_result_follows_from_the_last_sentence_and_stands_nowhere_else(task: str, question: str) -> None:
+    num_steps: Counter[int] = Counter()
+    for item in drawn(task, 600):
+        working, result = re.split(r"The answer is (?:\$\\boxed\{)?(?=\d)", item.response)
+        number = re.match(r"\d+", result)[0]
+        assert number not in re.findall(r"\d+", working)
+        assert number not in re.findall(r"\d+", item.row[question])
+        *terms, last = re.findall(r"(\d+)([-+*/])(\d+)", working)
+        assert calculated(*last) == int(number)
+        num_steps[len(terms) + 1] += 1
+    assert set(num_steps) == {3, 4, 5}
+    assert min(num_steps.values()) > 600 / 3 * 0.7
+
+
+@pytest.mark.parametrize("task", ["gsm8k", "math", "gpqa", "parts"])
+def test_calculations_are_right_and_their_results_have_at_most_three_digits(task: str) -> None:
+    for item in drawn(task, 600):
+        for left, operation, right, value in TERM.findall(item.response):
+            assert calculated(left, operation, right) == int(value)
+            assert 0 < int(value) <= 399
+            if operation == "*":
+                assert min(int(left), int(right)) <= 9
+                assert max(int(left), int(right)) <= 99
+
+
+def test_exactly_one_option_completes_the_facts_and_its_letter_is_named_last() -> None:
+    for item in drawn("mmlu_pro", 300):
+        row = item.prompt_row
+        stems = row["question"].removeprefix("Which option completes these sentences? ").removesuffix(" ...")
+        right = ", ".join(FACTS[stem] for stem in stems.split(" ... "))
+        assert [right == option for option in row["options"]].count(True) == 1
+        assert row["options"][LETTERS.index(row["answer"])] == right
+        assert item.response.count(f"({row['answer']})") == 1
+
+
+def test_exactly_one_option_is_of_the_kinds_asked_for() -> None:
+    for item in drawn("arc_challenge", 300):
+        row = item.prompt_row
+        asked = re.split(r", | and ", re.search(r"lists (.*), in this order", row["question"])[1])
+        fits = [[KIND_OF[thing] for thing in option.split(", ")] == asked for option in row["choices"]["text"]]
+        assert fits.count(True) == 1
+        assert row["choices"]["label"][fits.index(True)] == row["answerKey"]
+
+
+def test_options_are_distinct() -> None:
+    for item in drawn("gpqa", 300):
+        assert len(set(item.prompt_row["choices"])) == 4
+    texts = [item.row["question"] for item in drawn("parts", 400)]
+    texts += [query for query, _ in drill_pairs("recall", seed=0, count=300, family=LONGER)]
+    listed = [options for text in texts if (options := re.findall(r"^[A-H]\. (.+)$", text, re.MULTILINE))]
+    assert len(listed) > 300
+    assert all(len(set(options)) == len(options) for options in listed)
+
+
+@pytest.mark.parametrize("drill", LONGER.drills)
+def test_drills_are_right(drill: str) -> None:
+    for query, response in drill_pairs(drill, seed=0, count=300, family=LONGER):
+        letters = {option: letter for letter, option in re.findall(r"^([A-H])\. (.+)$", query, re.MULTILINE)}
+        sentences: Sequence[str] = response.removesuffix(".").split(". ")
+        for sentence in sentences:
+            if term := TERM.fullmatch(sentence):
+                assert calculated(*term.groups()[:3]) == int(term[4])
+                continue
+            assert all(letters[name] == letter for name, letter in named(sentence, letters))
+            stem = next((stem for stem in FACTS if sentence.startswith(stem + " ")), None)
+            thing, _, kind = sentence.partition(") is ")
+            assert sentence.startswith(f"{stem} {FACTS[stem]} (") if stem else KIND_OF[thing.split(" (")[0]] == kind
+
+
+def named(sentence: str, letters: dict[str, str]) -> list[tuple[str, str]]:
+    """The option and the letter that a sentence names."""
+    return [
+        (option, letter) for option in letters for letter in re.findall(rf"\b{re.escape(option)} \((\w)\)", sentence)
+    ]
