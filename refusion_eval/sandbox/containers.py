@@ -51,9 +51,10 @@ def _fill_deque(value: deque[Any], items: list[Any]) -> None:
 
 
 def _fill_set(value: set[Any], items: list[Any]) -> None:
-    """Fill a set so that it is read in the order of `items`.
+    """Fill a set so that it is read in the order of `items` where one of two ways of making it gives that order.
 
     The order follows from the size of the set's table, which depends on how the set was made: item by item or at once.
+    It also depends on which of two items with the same place in the table came first, which nothing tells afterwards.
     """
     set.clear(value)
     set.update(value, items)

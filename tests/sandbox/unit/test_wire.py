@@ -68,7 +68,7 @@ def test_a_list_of_factories_keeps_its_factory():
 
 
 @pytest.mark.parametrize("make", [set, frozenset, dict.fromkeys, lambda items: set(frozenset(items))])
-@pytest.mark.parametrize("items", [(12, 13, 14, 15, 16), (8, 0, 16, 3), ("b", "a", "c"), tuple(range(100, 0, -7))])
+@pytest.mark.parametrize("items", [(12, 13, 14, 15, 16), (8, 0, 16, 3), (5, 7, 6), tuple(range(100, 0, -7))])
 def test_a_set_is_read_in_its_order(make, items):
     value = make(items)
     assert list(_Sides().send(value)[0]) == list(value)
