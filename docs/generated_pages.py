@@ -208,7 +208,8 @@ def record_fields() -> Iterator[str]:
     yield (
         "A run directory holds `run.json` (what was run, for people and programs), `records.sqlite` (every sample and "
         "every verdict), `results.csv` and `table.md`. Open it with `refusion_eval.results.load` "
-        "([Python](python.md#results)) rather than by its tables, which may change.\n"
+        "([Python](python.md#results)) or write its samples as JSON lines with `refusion-eval export`, "
+        "rather than by its tables, which may change.\n"
     )
     for title, cls in (
         ("A run (`run.json`)", records.Manifest),
@@ -225,7 +226,7 @@ def record_fields() -> Iterator[str]:
     )
     yield _fields_table(Figure)
     yield f"`results.figures` adds {', '.join(f'`{name}`' for name in FIGURE_FACTS)}.\n"
-    yield "## Columns of `results.load`\n"
+    yield "## Columns of `results.load`, and keys of `refusion-eval export`\n"
     yield ", ".join(f"`{name}`" for name in SAMPLE_COLUMNS) + "\n"
 
 

@@ -34,7 +34,7 @@ def bench_train(_: Sequence[str]) -> str:
     """Training against a plain loop with padding."""
     rows = []
     for entry in json.loads((RESULTS / "bench_train.json").read_text(encoding="utf-8")):
-        speed, low, high, memory, _ = entry["ratios"].values()
+        speed, low, high, memory, *_ = entry["ratios"].values()
         size, padded = entry["conditions"]["batch_size"], entry["rows"]["padded"]
         rows.append([size, f"{speed:.1f} ({low:.1f} to {high:.1f})", f"{memory:.2f}", f"{padded:.2f}"])
     columns = ("Samples a step", "tokens/s, times the plain loop", "Peak memory, times", "Rows a useful token, padded")

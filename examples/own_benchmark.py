@@ -37,11 +37,9 @@ BENCHMARK = Benchmark(
 
 BENCHMARK.check_gold(ROWS)
 model = refusion_eval.load_model("embedded:autoregressive")
-tokenizer = model.tokenizer
-chats = [tokenizer.render_chat([{"role": "user", "content": BENCHMARK.turns(row).user}]) for row in ROWS]
-prompts = [tokenizer.encode(chat) for chat in chats]
+prompts = [BENCHMARK.turns(row).user for row in ROWS]
 outs = refusion_eval.generate_many(model, prompts, decoder="autoregressive", gen_length=64)
-texts = [tokenizer.decode(out.tokens) for out in outs]
+texts = [out.text for out in outs]
 
 for row, text, verdict in zip(ROWS, texts, judge_texts(BENCHMARK, list(zip(ROWS, texts, strict=True))), strict=True):
     print(f"{row['id']}: {verdict.verdict:8} right: {row['total']:4} text: {text}")

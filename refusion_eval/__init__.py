@@ -11,7 +11,7 @@ if TYPE_CHECKING:
         generate_stream,
         load_model,
     )
-    from refusion_eval.evaluation.data_frame import evaluate
+    from refusion_eval.data_frame import evaluate
     from refusion_eval.types import Decoded
 
 __version__ = "1.0.0"
@@ -34,7 +34,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "evaluate":
-        from refusion_eval.evaluation import data_frame
+        from refusion_eval import data_frame
 
         return data_frame.evaluate
     from refusion_eval import api

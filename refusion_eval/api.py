@@ -174,19 +174,28 @@ def generate(
         DecodeError: decoding failed.
     """
     resolved = decoder_settings(model, decoder, **settings)
-    as_text = isinstance(prompt_ids, str)
-    ids = _asked(model, prompt_ids) if isinstance(prompt_ids, str) else prompt_ids
-    prompt = check_prompt(model, ids, resolved.num_positions)
+    prompt = check_prompt(model, _ids_of(model, prompt_ids), resolved.num_positions)
     settings_here = with_width_cost(resolved, lambda: model.width_cost)
-    decoded = model.engine.run(find_decoder(decoder).decode, prompt, settings_here)
-    return dataclasses.replace(decoded, text=model.tokenizer.decode(decoded.tokens)) if as_text else decoded
+    return _with_text(model, prompt_ids, model.engine.run(find_decoder(decoder).decode, prompt, settings_here))
 
 
-def _asked(model: LoadedModel, text: str) -> list[int]:
-    """Token ids of a text: of the user's turn if the checkpoint has a chat template, else of the text itself."""
+def _ids_of(model: LoadedModel, prompt: TokenIds | str) -> TokenIds:
+    """Token ids of a prompt; of a text those of the user's turn, or of the text itself without a chat template."""
+    if not isinstance(prompt, str):
+        return prompt
     tokenizer = model.tokenizer
     has_template = bool(tokenizer.inner.chat_template)
-    return list(tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": text}]) if has_template else text))
+    asked = tokenizer.render_chat([{"role": "user", "content": prompt}]) if has_template else prompt
+    return list(tokenizer.encode(asked))
+
+
+def _with_text(model: LoadedModel, prompt: TokenIds | str, decoded: Decoded) -> Decoded:
+    """The result of a prompt, with the response as text if the prompt was a text."""
+    return (
+        dataclasses.replace(decoded, text=model.tokenizer.decode(decoded.tokens))
+        if isinstance(prompt, str)
+        else decoded
+    )
 
 
 def generate_stream(
@@ -236,7 +245,7 @@ def _refuse(prompt: Sequence[int], settings: ConfigError, trace: Trace) -> Decod
 
 def generate_many(
     model: LoadedModel,
-    prompts: Sequence[TokenIds],
+    prompts: Sequence[TokenIds | str],
     decoder: str | Decoder = "refusion",
     batch_size: int = 16,
     **settings: Any,
@@ -247,7 +256,7 @@ def generate_many(
 
     Args:
         model: from `load_model`.
-        prompts: token ids of each prompt.
+        prompts: token ids or text of each prompt, as in `generate`; the result of a text has the response as text.
         decoder: as in `generate`.
         batch_size: largest number of requests at once, >= 1; in float32 it does not change the tokens.
         **settings: fields of the decoder's settings class.
@@ -256,15 +265,22 @@ def generate_many(
         ConfigError: a prompt or a setting is refused; nothing was computed.
         DecodeError: prompts could not be decoded. All others were; `results` has the result or error of each prompt.
     """
+    if isinstance(prompts, str):
+        raise ConfigError("prompts is one text; give a list of texts, or call generate")
+    prompts = list(prompts)
     resolved = decoder_settings(model, decoder, **settings)
     requests = []
-    for number, prompt_ids in enumerate(prompts):
+    for number, prompt in enumerate(prompts):
         try:
-            requests.append((decoder, check_prompt(model, prompt_ids, resolved.num_positions), resolved))
+            ids = check_prompt(model, _ids_of(model, prompt), resolved.num_positions)
+            requests.append((decoder, ids, resolved))
         except ConfigError as error:
             raise ConfigError(f"prompt {number} (from 0): {error}") from error
     by_index = dict(generate_stream(model, requests, batch_size))
-    results = [by_index[index] for index in range(len(requests))]
+    results = [
+        result if isinstance(result := by_index[index], DecodeError) else _with_text(model, prompt, result)
+        for index, prompt in enumerate(prompts)
+    ]
     failed = [index for index, result in enumerate(results) if isinstance(result, DecodeError)]
     if failed:
         failure = DecodeError(

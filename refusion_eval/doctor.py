@@ -2,11 +2,13 @@
 
 import importlib.util
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from huggingface_hub import get_token
 
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.benchmarks.rows import DATA_VARIABLE
@@ -15,6 +17,7 @@ from refusion_eval.models.device import choose_backend
 from refusion_eval.paths import code_metric_path, embedded_decoders, embedded_path, tasks_path
 from refusion_eval.sandbox import probe
 from refusion_eval.store.records import package_versions
+from refusion_eval.types import ONE_THREAD_BYTES
 
 HOOK = "_refusion_eval_autoload"
 
@@ -40,7 +43,13 @@ def report(data_dir: Path | None = None) -> Iterator[tuple[str, str]]:
 
 def _devices() -> Iterator[tuple[str, str]]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield "cpu", f"{cores} cores for this process, {torch.get_num_threads()} threads"
+    small = f"one for weights up to {ONE_THREAD_BYTES // 2**20} MB, unless OMP_NUM_THREADS says otherwise"
+    yield "cpu", f"{cores} cores for this process, {torch.get_num_threads()} threads ({small})"
+    if hasattr(os, "getloadavg"):
+        yield "load", f"{os.getloadavg()[0]:.1f} processes on average in the last minute; speeds need an idle machine"
+    yield "memory", f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB"
+    yield "disk", f"{shutil.disk_usage('.').free / 2**30:.0f} GiB free in this folder"
+    yield "hub token", "found" if get_token() else "none; gated data and models need one: hf auth login, or HF_TOKEN"
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         yield f"cuda:{index}", f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"

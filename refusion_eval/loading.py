@@ -256,7 +256,8 @@ def _choose_threads(num_bytes: float) -> None:
     A number is chosen by OMP_NUM_THREADS or `torch.set_num_threads`. One thread is for weights of up to
     `ONE_THREAD_BYTES`; it stays when another checkpoint is opened.
     """
-    if num_bytes <= ONE_THREAD_BYTES and "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() == ALL_THREADS:
+    chosen = os.environ.get("OMP_NUM_THREADS") or torch.get_num_threads() != ALL_THREADS
+    if num_bytes <= ONE_THREAD_BYTES and not chosen:
         torch.set_num_threads(1)
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
@@ -103,46 +104,69 @@ class Share(Bootstrap):
         return Share(self.value * factor, self.replicates * factor, self.n, self.whole * factor)
 
 
+class Statistic(NamedTuple):
+    """A number that is resampled.
+
+    Attributes:
+        columns: arrays of equal length, first axis = items; more axes stay attached to their item.
+        compute: takes the columns with a leading resample axis ([resamples, items, ...] each), returns [resamples].
+    """
+
+    columns: Sequence[ArrayLike]
+    compute: Callable[..., Array]
+
+
 def bootstrap(
     columns: Sequence[ArrayLike], statistic: Callable[..., Array], *, seed: int = 0, rounds: Sequence[int] = ()
 ) -> Bootstrap:
-    """Resamples items and evaluates a statistic on each resample.
+    """Resamples items and evaluates one statistic on each resample; see `Statistic` and `bootstrap_all`."""
+    return bootstrap_all([Statistic(columns, statistic)], seed=seed, rounds=rounds)[0]
+
+
+def bootstrap_all(statistics: Sequence[Statistic], *, seed: int = 0, rounds: Sequence[int] = ()) -> list[Bootstrap]:
+    """Resamples items and evaluates several statistics of the same items on each resample.
+
+    Drawing takes as long as evaluating, so statistics share the draws, and what is drawn of a column that several have.
 
     Args:
-        columns: arrays of equal length, first axis = items; more axes stay attached to their item.
-        statistic: takes the columns with a leading resample axis ([resamples, items, ...] each), returns [resamples].
+        statistics: what is evaluated; all have columns of equal length.
         seed: seed of the item draws; the same seed and number of items give the same draws.
         rounds: [items], the round in which each item was timed. Several rounds are resampled too, the items of each
             drawn one within it. Their draws do not depend on the seed, because the tasks of a mean share their rounds.
 
     Returns:
-        The statistic on the items themselves and on every resample. With one item the replicates are NaN.
+        Each statistic on the items themselves and on every resample. With one item the replicates are NaN.
 
     Raises:
         DataError: no items, or a value that is not finite.
     """
-    arrays = [np.asarray(column, dtype=np.float64) for column in columns]
-    num_items = len(arrays[0])
-    if num_items == 0:
+    arrays = {id(column): np.asarray(column, dtype=np.float64) for columns, _ in statistics for column in columns}
+    num_items = min(map(len, arrays.values()), default=0)
+    if statistics and num_items == 0:
         raise DataError("no values to resample; a metric over zero items is undefined")
-    if not all(np.isfinite(array).all() for array in arrays):
+    if not all(np.isfinite(array).all() for array in arrays.values()):
         raise DataError("a value to resample is NaN or infinite; leave out items without a value")
-    value = float(statistic(*(array[np.newaxis] for array in arrays))[0])
-    if num_items == 1:
-        return Bootstrap(value, np.full(RESAMPLES, np.nan), 1)
-    rng = np.random.default_rng(seed)
-    by_round = _RoundDraws(rounds) if len(set(rounds)) > 1 else None
-    rows_at_once = max(1, _MAX_DRAWS_AT_ONCE // num_items)
-    replicates = np.empty(RESAMPLES)
-    for start in range(0, RESAMPLES, rows_at_once):
-        stop = min(start + rows_at_once, RESAMPLES)
-        if by_round is None:
-            draws = rng.integers(0, num_items, size=(stop - start, num_items), dtype=np.int32).astype(np.intp)
-        else:
-            draws = by_round.draw(start, stop, rng)
-        # `take` with platform integers is several times as fast as indexing, and most of the time goes here.
-        replicates[start:stop] = statistic(*(array.take(draws, axis=0) for array in arrays))
-    return Bootstrap(value, replicates, num_items)
+
+    def evaluated(of: Mapping[int, Array]) -> list[Array]:
+        return [compute(*(of[id(column)] for column in columns)) for columns, compute in statistics]
+
+    values = evaluated({key: array[np.newaxis] for key, array in arrays.items()})
+    replicates = np.full((len(statistics), RESAMPLES), np.nan)
+    if num_items > 1:
+        rng = np.random.default_rng(seed)
+        by_round = _RoundDraws(rounds) if len(set(rounds)) > 1 else None
+        rows_at_once = max(1, _MAX_DRAWS_AT_ONCE // num_items)
+        for start in range(0, RESAMPLES, rows_at_once):
+            stop = min(start + rows_at_once, RESAMPLES)
+            if by_round is None:
+                shape = (stop - start, num_items)
+                draws = rng.integers(0, num_items, size=shape, dtype=np.int32).astype(np.intp)
+            else:
+                draws = by_round.draw(start, stop, rng)
+            # `take` with platform integers is several times as fast as indexing, and most of the time goes here.
+            drawn = {key: array.take(draws, axis=0) for key, array in arrays.items()}
+            replicates[:, start:stop] = evaluated(drawn)
+    return [Bootstrap(float(value[0]), row, num_items) for value, row in zip(values, replicates, strict=True)]
 
 
 class _RoundDraws:
@@ -167,6 +191,26 @@ class _RoundDraws:
         return self._items[self._starts[rounds] + within.astype(np.int64)]
 
 
+@dataclass(frozen=True)
+class MeanOfShares(Bootstrap):
+    """The unweighted mean of the shares of several strata.
+
+    Where every stratum has all items right or none, no resample differs. The interval then comes from Wilson's
+    intervals of the strata, whose distances from the value are added in squares (Zou and Donner, 2008).
+    """
+
+    parts: Sequence[Bootstrap] = ()
+
+    def interval(self) -> Interval:
+        """The interval of the stratified bootstrap; the other one where that has no width."""
+        if np.ptp(self.replicates) > 0:
+            return super().interval()
+        intervals = [part.interval() for part in self.parts]
+        below = math.hypot(*(each.value - each.low for each in intervals)) / len(intervals)
+        above = math.hypot(*(each.high - each.value for each in intervals)) / len(intervals)
+        return Interval(self.value, self.value - below, self.value + above, self.n)
+
+
 def mean_of(parts: Sequence[Bootstrap]) -> Bootstrap:
     """Unweighted mean over strata (at least one), resampled within each: a stratified bootstrap.
 
@@ -175,11 +219,11 @@ def mean_of(parts: Sequence[Bootstrap]) -> Bootstrap:
     """
     if len(parts) == 1:
         return parts[0]
-    return Bootstrap(
-        value=float(np.mean([part.value for part in parts])),
-        replicates=np.mean([part.replicates for part in parts], axis=0),
-        n=sum(part.n for part in parts),
-    )
+    value = float(np.mean([part.value for part in parts]))
+    replicates, n = np.mean([part.replicates for part in parts], axis=0), sum(part.n for part in parts)
+    if all(isinstance(part, Share) for part in parts):
+        return MeanOfShares(value, replicates, n, parts)
+    return Bootstrap(value, replicates, n)
 
 
 def ratio_statistic(numerators: Array, denominators: Array) -> Array:
@@ -190,7 +234,11 @@ def ratio_statistic(numerators: Array, denominators: Array) -> Array:
 
 def bootstrap_mean(values: ArrayLike, *, seed: int = 0, rounds: Sequence[int] = ()) -> Bootstrap:
     """Mean of one number for each item, [items]; `rounds` as in `bootstrap`. Raises DataError without values."""
-    return bootstrap([values], lambda drawn: np.asarray(drawn.mean(axis=1)), seed=seed, rounds=rounds)
+    return bootstrap([values], _mean_statistic, seed=seed, rounds=rounds)
+
+
+def _mean_statistic(values: Array) -> Array:
+    return np.asarray(values.mean(axis=1))
 
 
 def accuracy(values: ArrayLike, *, seed: int = 0) -> Bootstrap:
@@ -328,57 +376,72 @@ def by_item(samples: Sequence[T]) -> list[list[T]]:
     return [groups[item] for item in sorted(groups, key=repr)]
 
 
-def _rounds(samples: Sequence[Timing]) -> list[int]:
-    """The round of each item, in the order of `by_item`; all samples of an item belong to one."""
-    return [item[0].round for item in by_item(samples)]
+def _rounds(items: Sequence[Sequence[Timing]]) -> list[int]:
+    """The round of each item; all samples of an item belong to one."""
+    return [item[0].round for item in items]
 
 
-def mean(samples: Sequence[Timing], name: str, *, seed: int = 0, timed: bool = False) -> Bootstrap:
-    """Mean over items of the mean of their samples, so that every item weighs the same.
+def resampled(
+    samples: Sequence[Timing], names: Sequence[tuple[str, ...]], *, seed: int = 0, timed: bool = False
+) -> list[Bootstrap]:
+    """A figure for each entry of `names`, resampled by item.
+
+    One attribute of a sample: the mean over items of the mean of their samples, so that every item weighs the same.
+    Two attributes: sum over all samples / sum over all samples; TPS is that of tokens and seconds.
 
     Args:
         samples: at least one.
-        name: attribute of a sample.
+        names: one or two names of attributes for each figure.
         seed: seed of the resampling.
-        timed: whether the attribute depends on time, so that the rounds are resampled too.
+        timed: whether the attributes depend on time, so that the rounds are resampled too.
+
+    Raises:
+        DataError: no samples, or denominators that sum to zero.
     """
-    value = attrgetter(name)
-    values = [fmean(map(value, item)) for item in by_item(samples)]
-    return bootstrap_mean(values, seed=seed, rounds=_rounds(samples) if timed else ())
+    items = by_item(samples)
+    summed = list(dict.fromkeys(name for of_figure in names if len(of_figure) == 2 for name in of_figure))
+    sums = dict(zip(summed, _sums(items, *summed), strict=True))
+    statistics = []
+    for of_figure in names:
+        if len(of_figure) == 1:
+            value = attrgetter(*of_figure)
+            statistics.append(Statistic([[fmean(map(value, item)) for item in items]], _mean_statistic))
+        else:
+            check_denominators(sums[of_figure[1]])
+            statistics.append(Statistic([sums[name] for name in of_figure], ratio_statistic))
+    return bootstrap_all(statistics, seed=seed, rounds=_rounds(items) if timed else ())
+
+
+def mean(samples: Sequence[Timing], name: str, *, seed: int = 0, timed: bool = False) -> Bootstrap:
+    """Mean over items of the mean of their samples; see `resampled`."""
+    return resampled(samples, [(name,)], seed=seed, timed=timed)[0]
 
 
 def rate(
     samples: Sequence[Timing], numerator: str, denominator: str, *, seed: int = 0, timed: bool = False
 ) -> Bootstrap:
-    """Sum over all samples / sum over all samples, resampled by item: TPS is the rate of tokens and seconds.
-
-    Args:
-        samples: at least one.
-        numerator: attribute of a sample.
-        denominator: attribute of a sample.
-        seed: seed of the resampling.
-        timed: as in `mean`.
-
-    Raises:
-        DataError: no samples, or denominators that sum to zero.
-    """
-    rounds = _rounds(samples) if timed else ()
-    return bootstrap_ratio(*_sums(samples, numerator, denominator), seed=seed, rounds=rounds)
+    """Sum over all samples / sum over all samples; see `resampled`."""
+    return resampled(samples, [(numerator, denominator)], seed=seed, timed=timed)[0]
 
 
 def latency(samples: Sequence[Timing], quantile: float, *, seed: int = 0) -> Bootstrap:
-    """A quantile of the seconds that a request takes (linear interpolation), resampled by round and item.
+    """One quantile of the seconds that a request takes; see `latencies`."""
+    return latencies(samples, [quantile], seed=seed)[0]
+
+
+def latencies(samples: Sequence[Timing], quantiles: Sequence[float], *, seed: int = 0) -> list[Bootstrap]:
+    """Quantiles of the seconds that a request takes (linear interpolation), resampled by round and item.
 
     Args:
         samples: at least one.
-        quantile: 0.5 for the median, 0.95 for the 95th percentile.
+        quantiles: 0.5 for the median, 0.95 for the 95th percentile.
         seed: seed of the resampling.
     """
     groups = by_item(samples)
     pairs = sorted((sample.seconds, number) for number, group in enumerate(groups) for sample in group)
     seconds, items = np.array([time for time, _ in pairs]), np.array([number for _, number in pairs])
 
-    def statistic(drawn: Array) -> Array:
+    def statistic(quantile: float, drawn: Array) -> Array:
         # Counting how often each item is drawn is several times as fast as sorting the seconds of every resample.
         offsets = len(groups) * np.arange(len(drawn))[:, np.newaxis]
         drawn_times = np.bincount((drawn.astype(np.intp) + offsets).ravel(), minlength=drawn.size)
@@ -389,7 +452,9 @@ def latency(samples: Sequence[Timing], quantile: float, *, seed: int = 0) -> Boo
         # Interpolated from the nearer side, so that rounding is that of numpy.quantile.
         return np.where(share < 0.5, lower + (upper - lower) * share, upper - (upper - lower) * (1 - share))
 
-    return bootstrap([np.arange(len(groups))], statistic, seed=seed, rounds=_rounds(samples))
+    numbers = [np.arange(len(groups))]
+    wanted = [Statistic(numbers, partial(statistic, quantile)) for quantile in quantiles]
+    return bootstrap_all(wanted, seed=seed, rounds=_rounds(groups))
 
 
 def speedup(samples: Sequence[Timing], baseline: Sequence[Timing], *, seed: int = 0) -> Speedup:
@@ -410,11 +475,12 @@ def speedup(samples: Sequence[Timing], baseline: Sequence[Timing], *, seed: int 
     if not common:
         raise DataError("the two systems have no measured item in common; run both on the same items at batch size 1")
     shared = [sample for sample in samples if sample.item in common]
-    tokens, seconds = _sums(shared, "tokens", "seconds")
-    base = _sums([sample for sample in baseline if sample.item in common], "tokens", "seconds")
+    shared_items = by_item(shared)
+    tokens, seconds = _sums(shared_items, "tokens", "seconds")
+    base = _sums(by_item([sample for sample in baseline if sample.item in common]), "tokens", "seconds")
     for denominators in (seconds, base[1]):
         check_denominators(denominators)
-    ratio = bootstrap([tokens, seconds, *base], _speedup_statistic, seed=seed, rounds=_rounds(shared))
+    ratio = bootstrap([tokens, seconds, *base], _speedup_statistic, seed=seed, rounds=_rounds(shared_items))
     return Speedup(ratio, len(items ^ base_items))
 
 
@@ -423,9 +489,9 @@ def _speedup_statistic(tokens: Array, seconds: Array, base_tokens: Array, base_s
     return np.divide(tps, base_tps, out=np.full(tps.shape, np.nan), where=base_tps > 0)
 
 
-def _sums(samples: Sequence[Timing], *names: str) -> list[list[float]]:
+def _sums(items: Sequence[Sequence[Timing]], *names: str) -> list[list[float]]:
     """For each attribute the sums over the samples of each item."""
-    return [[sum(map(attrgetter(name), item)) for item in by_item(samples)] for name in names]
+    return [[sum(map(attrgetter(name), item)) for item in items] for name in names]
 
 
 def tpf_release(trace: Trace, slot_size: int) -> float | None:

@@ -44,6 +44,12 @@ def embedded_decoder(name: str) -> str:
     return name if name in decoders else decoders[0]
 
 
+def embedded_systems() -> dict[str, tuple[str, str]]:
+    """Returns checkpoint and decoder of each system of the embedded family: its checkpoints, and LLaDA by Fast-dLLM."""
+    checkpoints = {name: (name, embedded_decoder(name)) for name in embedded_names()}
+    return checkpoints | {"fast_dllm_llada": ("llada", "fast_dllm_llada")}
+
+
 def embedded_decoders() -> list[str]:
     """Returns the decoders whose main checkpoint is in the package."""
     return [name for name in embedded_names() if embedded_decoder(name) == name]

@@ -92,6 +92,19 @@ def test_many_equals_one_by_one(model, decoder):
     assert [out.num_forwards for out in together] == [out.num_forwards for out in alone]
 
 
+def test_many_texts_are_asked_as_one_text_is_and_answered_in_text():
+    model = refusion_eval.load_model("embedded", device="cpu")
+    texts = ["What is 2 plus 3?", "Name a letter."]
+    alone = [refusion_eval.generate(model, text, **SMALL) for text in texts]
+    ids = model.tokenizer.encode(model.tokenizer.render_chat([{"role": "user", "content": texts[0]}]))
+    together = refusion_eval.generate_many(model, [*texts, ids], **SMALL)
+    assert [(out.tokens, out.text) for out in together[:2]] == [(out.tokens, out.text) for out in alone]
+    assert [out.text for out in alone] == [model.tokenizer.decode(out.tokens) for out in alone]
+    assert (together[2].tokens, together[2].text) == (alone[0].tokens, None)
+    with pytest.raises(ConfigError, match="prompts is one text; give a list of texts, or call generate"):
+        refusion_eval.generate_many(model, texts[0], **SMALL)
+
+
 def test_numpy_and_tensor_prompts_are_taken(model):
     expected = refusion_eval.generate(model, [1, 2, 3], **SMALL).tokens
     assert refusion_eval.generate(model, torch.tensor([1, 2, 3]), **SMALL).tokens == expected
@@ -365,7 +378,8 @@ def test_a_mask_id_says_that_a_causal_checkpoint_was_trained_with_masks(shared):
 
 
 @pytest.mark.parametrize(
-    ("environment", "chosen", "threads"), [({}, 0, 1), ({"OMP_NUM_THREADS": "2"}, 0, 2), ({}, 3, 3)]
+    ("environment", "chosen", "threads"),
+    [({}, 0, 1), ({"OMP_NUM_THREADS": ""}, 0, 1), ({"OMP_NUM_THREADS": "2"}, 0, 2), ({}, 3, 3)],
 )
 def test_a_small_model_computes_with_one_thread_unless_somebody_chose(environment, chosen, threads):
     code = "import sys, torch, refusion_eval.loading as loading; loading.ALL_THREADS = 2; chosen = int(sys.argv[1]);"

@@ -1,6 +1,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -186,10 +187,13 @@ def test_a_run_with_failed_samples_ends_with_status_3(checkpoint, tmp_path):
     assert RUNNER.invoke(app, [*command, "--set", "gen_length=1048576"]).exit_code == 3
 
 
-def test_doctor_names_versions_device_attention_sandbox_tasks_and_data():
+def test_doctor_names_versions_device_attention_sandbox_tasks_and_data(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
     text = RUNNER.invoke(app, ["doctor"]).output
     for word in ("torch: ", "cuda", "attention: ", "sandbox", "tasks: ", "lm_eval hook: ", "data gsm8k: "):
         assert word in text
+    assert re.search(r"^load: .*\nmemory: \d+ GiB\ndisk: \d+ GiB free .*\nhub token: found$", text, re.MULTILINE)
+    assert "hf_secret" not in text
     (metric,) = (line for line in text.splitlines() if line.startswith("code metric"))
     assert Path(metric.partition(": ")[2]).is_file()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from refusion_eval.paths import embedded_decoders
+from refusion_eval.paths import embedded_systems
 from refusion_eval.runs.model_args import published_systems
 from refusion_eval.scripts.artefacts import write_spec
 from refusion_eval.sweep.spec import read_spec
@@ -250,6 +250,8 @@ def test_a_baseline_that_cannot_be_run_is_refused_before_the_first_run(fake_envi
     status, lines, errors = run_with(fake_environment("check", 1), tmp_path)
     assert status == 1
     assert not any(" run " in line for line in lines)
+    assert [line.rpartition(" ")[2] for line in lines] == ["refusion", "autoregressive"]  # model and baseline
+    assert "name another model with --model" in errors
     assert "--no-baseline" in errors
 
 
@@ -348,7 +350,9 @@ def test_systems_run_as_published_and_all_is_the_embedded_family():
         "--run-dir results/runs/release/qwen3-paper_implied --system qwen3 --preset paper_implied --prompts release",
     ]
     decoders = [run.split("--decoder ")[1].split()[0] for run in runs_of("--system", "all")]
-    assert list(dict.fromkeys(decoders)) == embedded_decoders()  # of one of them there are two checkpoints
+    in_package = [decoder for _, decoder in embedded_systems().values()]
+    assert list(dict.fromkeys(decoders)) == list(dict.fromkeys(in_package))
+    assert "--model embedded:llada --decoder fast_dllm_llada" in " ".join(runs_of("--system", "all"))
     published = [name for name, system in published_systems().items() if system.pretrained]
     runs = runs_of("--system", "all", "--model", "published")
     assert [run.split("--system ")[1].split()[0] for run in runs] == published
@@ -394,8 +398,8 @@ def test_artefacts_has_every_table_figure_and_page_from_the_runs_before(argument
     assert loop < made.index("speed")
     assert all(run_dir in lines[made.index("speed")] for run_dir in run_dirs)
     (refusion,) = {one for one in run_dirs if one.endswith("refusion-unfused")}
-    for part in ("replay", "compare"):
-        assert f" {refusion} " in lines[made.index(part)]
+    assert f" {refusion} " in lines[made.index("compare")]
+    assert (f" {refusion} " if arguments else " --prompt ") in lines[made.index("replay")]
     for part in ("figure5", "figure9"):
         assert " --model " in lines[made.index(part)]
     assert {f"{refusion}-recompute_kv", f"{refusion}-serial"} <= set(run_dirs)
@@ -455,7 +459,8 @@ def test_sweeps_of_the_embedded_family_are_of_the_systems_that_are_in_the_packag
         write_spec(figure, "math", tmp_path / f"{figure}.yaml", model="embedded", baseline="embedded")
         spec = read_spec(str(tmp_path / f"{figure}.yaml"))
         assert spec.tasks == ("math",)
-        assert {system.arguments["decoder"] for system in spec.systems} <= set(embedded_decoders())
+        in_package = {decoder for _, decoder in embedded_systems().values()}
+        assert {system.arguments["decoder"] for system in spec.systems} <= in_package
         assert "refusion" in {system.name for system in spec.systems}
 
 

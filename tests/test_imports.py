@@ -45,6 +45,7 @@ MAY_IMPORT = {
         "scoring",
         "store",
     },
+    "data_frame": BASE | {"api", "benchmarks", "evaluation", "lm_eval_plugin", "paths", "results", "runs"},
     "sweep": BASE | {"config", "decoders", "evaluation", "lm_eval_plugin", "results", "runs", "store"},
     "claims": BASE | {"benchmarks", "metrics", "results", "store"},
     "report": BASE | {"benchmarks", "metrics", "results", "store"},

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from refusion_eval.errors import DataError
 from refusion_eval.metrics import (
+    Statistic,
     Timing,
     accuracy,
     bootstrap,
+    bootstrap_all,
     bootstrap_mean,
     bootstrap_ratio,
     bytes_read,
@@ -50,6 +52,16 @@ def test_the_interval_of_a_mean_lies_within_the_values(numbers):
 def test_equal_seeds_give_equal_intervals(numbers, seed):
     first, second = (bootstrap_mean(numbers, seed=seed).interval() for _ in range(2))
     assert repr(first) == repr(second)
+
+
+@pytest.mark.parametrize("rounds", [(), (1, 2, 1, 2, 2)])
+def test_statistics_that_share_draws_are_what_each_is_alone(rounds):
+    columns = [[1.0, 2.0, 4.0, 8.0, 16.0], [3.0, 1.0, 4.0, 1.0, 5.0]]
+    statistics = [Statistic([column], lambda drawn: drawn.sum(axis=1)) for column in columns]
+    together = bootstrap_all(statistics, seed=7, rounds=rounds)
+    for one, alone in zip(together, (bootstrap(*each, seed=7, rounds=rounds) for each in statistics), strict=True):
+        assert one.value == alone.value
+        assert np.array_equal(one.replicates, alone.replicates)
 
 
 def test_one_item_has_a_value_and_no_interval():
@@ -119,6 +131,15 @@ def test_a_mean_over_tasks_weighs_tasks_equally_and_is_resampled_within_them():
     assert combined.n == 1010
     alone = small.interval()
     assert combined.high - combined.low == pytest.approx((alone.high - alone.low) / 2)
+
+
+def test_a_mean_over_tasks_that_are_all_right_or_all_wrong_has_a_width():
+    right, wrong = accuracy([1.0] * 20), accuracy([0.0] * 20)
+    single, both = right.interval(), mean_of([right, right]).interval()
+    assert (both.value, both.high) == (1.0, 1.0)
+    assert 1 - both.low == pytest.approx((1 - single.low) / math.sqrt(2))
+    mixed = mean_of([right, wrong]).interval()
+    assert mixed.low < mixed.value == 0.5 < mixed.high
 
 
 @examples(60)

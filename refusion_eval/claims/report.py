@@ -1,11 +1,14 @@
 """Judged claims and averages of speed-ups as CSV, Markdown and tables for a terminal."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from refusion_eval.claims.formulas import Computed
 from refusion_eval.claims.judge import ALL_TASKS, NO_FORMULA, Average, JudgedClaim
-from refusion_eval.results.render import Table, csv_text, interval_text
+from refusion_eval.metrics import Interval
+from refusion_eval.results.render import Table, TableRow, csv_text, interval_text, text_cells
 from refusion_eval.store.atomic_write import write_output
 
 HOW = (
@@ -18,15 +21,19 @@ HOW = (
 _COLUMNS = ("id", "claim", "statement", "location", "published", "value", "unit", "reading", "formula")
 
 
-# Columns that the brief table lacks.
+# Columns that the brief table lacks, and those that it lacks on a narrow terminal.
 _NOT_BRIEF = {"Where", "On published cells", "n", "Mini n"}
+_NOT_NARROW = {*_NOT_BRIEF, "Mini"}
+_NARROW = "A wider terminal and claims.md (--out) also have intervals and the figures of mini tasks."
 
 
-def claims_table(judged: Sequence[JudgedClaim], *, brief: bool = False) -> Table:
+def claims_table(judged: Sequence[JudgedClaim], *, brief: bool = False, narrow: bool = False) -> Table:
     """One line for each claim that has a formula; the other claims are counted below.
 
-    In brief, for a terminal, it lacks the places in the paper, what follows from published cells, and items.
+    In brief, for a terminal, it lacks the places in the paper, what follows from published cells, and items. A narrow
+    terminal has no room for intervals either.
     """
+    left_out = _NOT_NARROW if narrow else _NOT_BRIEF if brief else set()
     rows = [
         (
             each.claim.id,
@@ -35,7 +42,7 @@ def claims_table(judged: Sequence[JudgedClaim], *, brief: bool = False) -> Table
             each.verdict,
             f"{each.claim.value or each.claim.published} {each.claim.unit}".strip(),
             _number(each.on_published),
-            interval_text(each.measured.interval),
+            interval_text(_without_bounds(each.measured.interval) if narrow else each.measured.interval),
             str(each.measured.fewest_items or ""),
             _mini_text(each.mini),
             str(each.mini.fewest_items or ""),
@@ -46,14 +53,14 @@ def claims_table(judged: Sequence[JudgedClaim], *, brief: bool = False) -> Table
     ]
     judging = ("Id", "Claim", "Where", "Verdict", "Printed", "On published cells")
     columns = (*judging, "Measured", "n", "Mini", "Mini n", "Mini says")
-    shown = [at for at, column in enumerate(columns) if not (brief and column in _NOT_BRIEF)]
+    shown = [at for at, column in enumerate(columns) if column not in left_out]
     others = f"{len(judged) - len(rows)} more statements have {NO_FORMULA}; claims.md (--out) says where to look."
     return Table(
         title="Claims of the paper",
         columns=[columns[at] for at in shown],
         rows=[[row[at] for at in shown] for row in rows],
-        num_left=3 if brief else 4,
-        notes=(HOW, others),
+        num_left=3 if left_out else 4,
+        notes=(HOW, *([_NARROW] if narrow else []), others),
     )
 
 
@@ -72,14 +79,22 @@ def unjudged_table(judged: Sequence[JudgedClaim]) -> Table:
     )
 
 
-def averages_table(averages: Sequence[Average], tasks: str = ALL_TASKS) -> Table:
+def averages_table(averages: Sequence[Average], tasks: str = ALL_TASKS, *, narrow: bool = False) -> Table:
     """Every average of every claimed speed-up side by side, one line for each claim, baseline and origin of figures.
+
+    On a narrow terminal each average has a line of its own.
 
     Args:
         averages: averages of all claims.
         tasks: set of tasks that is shown.
+        narrow: see above.
     """
     shown = [average for average in averages if average.tasks == tasks]
+    title = f"Averages of the claimed speed-ups, {tasks} tasks"
+    notes = ("*: gives the claimed figure. Total time: one request a task, by mean latency (v2 Table 9).",)
+    if narrow:
+        columns = ("Id", "Over", "Claimed x", "Average", "Published", "Measured")
+        return Table(title=title, columns=columns, rows=_average_rows(shown), num_left=4, notes=notes)
     rules = list(dict.fromkeys(average.rule for average in shown))
     by_line: dict[tuple[str, str], dict[str, Average]] = {}
     for average in shown:
@@ -87,9 +102,7 @@ def averages_table(averages: Sequence[Average], tasks: str = ALL_TASKS) -> Table
     rows = []
     for (claim_id, baseline), by_rule in by_line.items():
         line = [by_rule[rule] for rule in rules]
-        stated = f"{line[0].claim.value} ({line[0].claim.reading})"
-        printed = [_number(each.on_published) + (" *" if each.gives_claim else "") for each in line]
-        rows.append((claim_id, "published", baseline, stated, *printed))
+        rows.append((claim_id, "published", baseline, _stated(line[0]), *map(_printed, line)))
         measured = [interval_text(each.measured.interval) for each in line]
         mini = [_mini_text(each.mini) for each in line]
         rows += [
@@ -97,13 +110,33 @@ def averages_table(averages: Sequence[Average], tasks: str = ALL_TASKS) -> Table
             for origin, texts in (("measured", measured), ("mini", mini))
             if any(texts)
         ]
-    return Table(
-        title=f"Averages of the claimed speed-ups, {tasks} tasks",
-        columns=("Id", "Cells", "Over", "Claimed x", *rules),
-        rows=rows,
-        num_left=3,
-        notes=("*: gives the claimed figure. Total time: one request a task, by mean latency (v2 Table 9).",),
-    )
+    return Table(title=title, columns=("Id", "Cells", "Over", "Claimed x", *rules), rows=rows, num_left=3, notes=notes)
+
+
+def _average_rows(averages: Sequence[Average]) -> list[TableRow]:
+    """A row for each average; those of one claim and baseline form a group that names them once."""
+    rows: list[TableRow] = []
+    before = None
+    for each in averages:
+        group = (each.claim.id, each.baseline)
+        texts = (each.claim.id, each.baseline.replace("+", " + "), _stated(each), each.rule, _printed(each))
+        cells = text_cells(*texts, interval_text(_without_bounds(each.measured.interval)))
+        repeated = 3 if group == before else 0
+        rows.append(TableRow(cells=cells, begins_group=not repeated, num_repeated=repeated))
+        before = group
+    return rows
+
+
+def _stated(average: Average) -> str:
+    return f"{average.claim.value} ({average.claim.reading})"
+
+
+def _printed(average: Average) -> str:
+    return _number(average.on_published) + (" *" if average.gives_claim else "")
+
+
+def _without_bounds(interval: Interval | None) -> Interval | None:
+    return None if interval is None else replace(interval, low=math.nan, high=math.nan)
 
 
 def write_claims(judged: Sequence[JudgedClaim], averages: Sequence[Average], folder: Path) -> None:

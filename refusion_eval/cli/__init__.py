@@ -29,7 +29,7 @@ LOGGER = logging.getLogger("refusion_eval")
 # The groups of `refusion-eval --help`. The command `tasks-path` is the function `tasks_path` in `tasks_path.py`.
 GROUPS = {
     "Evaluate": ("suite", "run", "sweep", "rerun", "check", "lm-eval"),
-    "Look at results": ("table", "compare", "speed", "report", "replay", "plot", "paper-table", "claims"),
+    "Look at results": ("table", "compare", "speed", "report", "replay", "export", "plot", "paper-table", "claims"),
     "Judge texts": ("score", "rescore"),
     "Measure": ("bench", "locality", "cost", "gpu-check"),
     "Train": ("train", "convert"),
@@ -97,7 +97,7 @@ app = typer.Typer(
     name="refusion-eval",
     cls=_Commands,
     no_args_is_help=True,
-    epilog="refusion-eval --install-completion sets up the completion of bash, zsh, fish or PowerShell.",
+    epilog="refusion-eval --install-completion sets up the completion of your shell.",
     pretty_exceptions_enable=False,
     context_settings=HELP_NAMES,
 )

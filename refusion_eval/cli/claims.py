@@ -3,7 +3,9 @@ from typing import Annotated
 
 import typer
 
-from refusion_eval.cli import Results, prepare, show
+from refusion_eval.cli import Results, console, prepare, show
+
+WIDE = 110  # columns of a terminal that has room for the intervals
 
 
 def claims(
@@ -19,7 +21,8 @@ def claims(
     prepare(out and out / "claims.csv")
     runs, of_studies = sort_sources(results or [])
     judged, averages = judge_all([*measured_figures(runs), *of_studies])
-    show(claims_table(judged, brief=True))
-    show(averages_table(averages))
+    narrow = console().width < WIDE
+    show(claims_table(judged, brief=True, narrow=narrow))
+    show(averages_table(averages, narrow=narrow))
     if out is not None:
         write_claims(judged, averages, out)

@@ -1,5 +1,5 @@
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -9,8 +9,8 @@ from refusion_eval.errors import ConfigError
 if TYPE_CHECKING:
     from refusion_eval.report.replay import Replay, Speller
 
-# For a prompt of the user on the embedded model: as short as the model's texts, in slots as it was trained on.
-PROMPT_SETTINGS = {"gen_length": 64, "slot_size": 8, "block_size": 8}
+# For a prompt of the user on the embedded model: as short as its texts, eight slots to choose from in every block.
+SETTINGS: dict[str, Any] = {"gen_length": 64, "slot_size": 4, "block_size": 32, "tau_slot": 0.6, "tau_token": 0.4}
 
 
 def replay(
@@ -70,6 +70,6 @@ def _from_prompt(prompt: str | None) -> "tuple[str, Replay, Speller]":
     system = System(parse_model_args({"pretrained": EMBEDDED, "decoder": "refusion"}))
     turn = [{"role": "user", "content": prompt or ""}]
     ids = system.model.tokenizer.encode(system.model.tokenizer.render_chat(turn))
-    decoded = api.generate(system.model, ids, "refusion", **PROMPT_SETTINGS)
-    steps = replay_of(decoded.trace, slot_size=PROMPT_SETTINGS["slot_size"])
+    decoded = api.generate(system.model, ids, "refusion", **SETTINGS)
+    steps = replay_of(decoded.trace, slot_size=SETTINGS["slot_size"])
     return "ReFusion · embedded model", steps, Speller(system.detokenizer.spelled)

@@ -6,6 +6,7 @@ import typer
 
 from refusion_eval.cli import Data, IncludePath, Sandbox, log_to_stderr, names_of, say, show
 from refusion_eval.scripts.steps import EXIT_INCOMPLETE
+from refusion_eval.scripts.suite import DEFAULT_ROUNDS
 
 
 def sweep(
@@ -26,6 +27,9 @@ def sweep(
     batch_size: Annotated[
         str | None, typer.Option(help="Requests decoded together, or auto. Speed is measured at 1 only.")
     ] = None,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="The points take turns in so many rounds over the items, so that speeds compare.")
+    ] = DEFAULT_ROUNDS,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the points and stop.")] = False,
 ) -> None:
     """Run many settings, each as a run of its own. It writes sweep.csv and points.csv. Run it again to continue."""
@@ -50,7 +54,9 @@ def sweep(
     folder = out or Path("results/sweeps") / read.name
     to_continue = f"the points that are finished are in {folder}; run the same command again to continue"
     with Interruption(lambda: to_continue, finish_first=False):
-        result = run_sweep(read, folder, include_path, data=data, sandbox=sandbox, batch_size=batch_size, on_point=say)
+        result = run_sweep(
+            read, folder, include_path, data=data, sandbox=sandbox, batch_size=batch_size, rounds=rounds, on_point=say
+        )
     show(summary_table(summary(result.figures)))
     print(f"{len(result.run_dirs)} points: {folder / 'sweep.csv'}")
     print(f"Next: {_next_command(read.name, folder)}")

@@ -25,7 +25,7 @@ from refusion_eval.runs.manifest import build_manifest, machine_state
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.settings import choose_preset
 from refusion_eval.runs.system import ModelCache, System
-from refusion_eval.runs.terminal import Interruption, ProgressDisplay, resume_hint
+from refusion_eval.runs.terminal import Interruption, ProgressDisplay, RunningScore, resume_hint
 from refusion_eval.scoring.judge import ScoreWriter
 from refusion_eval.store.records import Hardware, Manifest, Sample, SampleKey
 from refusion_eval.store.run_store import RunStore
@@ -116,7 +116,7 @@ def find_tasks(names: Sequence[str], offered: Sequence[str] = ()) -> list[Task]:
 
 
 def load_items(names: Sequence[str], data_dir: str | None) -> dict[Task, list[Item]]:
-    """Loads the items of tasks, before any checkpoint is touched. See `find_tasks` and `Task.items` for errors."""
+    """Loads the items of tasks. See `find_tasks` and `Task.items` for errors."""
     return {task: task.items(data_dir) for task in find_tasks(names)}
 
 
@@ -148,13 +148,15 @@ def evaluate(
 
     Raises:
         ConfigError: a task is unknown, or an argument is wrong.
-        DataError: a task's rows cannot be found; nothing was loaded yet.
         CheckpointError: the checkpoint cannot be loaded.
+        DataError: a task's rows cannot be found; no weights were loaded yet.
         StoreError: the run directory belongs to another run.
     """
     run_dir = run_directory(args)
-    choose_preset(tasks_path() / "settings" / f"{args.decoder}.yaml", args.preset)  # before data is looked for
-    items = {task: of_task[:limit] for task, of_task in load_items(tasks, args.data_dir).items()}
+    model_cache = model_cache or ModelCache()
+    wanted = find_tasks(tasks)
+    check_model(args, model_cache)
+    items = {task: task.items(args.data_dir)[:limit] for task in wanted}
     versions = {task.name: task.benchmark.prompts.version for task in items}
     totals = {task.name: len(of_task) for task, of_task in items.items()}
     if turn is not None:
@@ -165,8 +167,23 @@ def evaluate(
         assert session.store is not None
         session.store.expect(totals)
         with ScoreWriter(session.store, sandbox=sandbox, waits=session.decodes_on_cpu) as scores:
-            session.run([job for job, _, _ in requests], lambda job, sample: scores.judge(*questions[job.key], sample))
+            session.run(
+                [job for job, _, _ in requests],
+                lambda job, sample: scores.judge(*questions[job.key], sample),
+                score_of=scores.running_score,
+            )
     return Outcome(run_dir=run_dir, failed=session.failed, unscored=scores.num_unscored)
+
+
+def check_model(args: ModelArgs, model_cache: ModelCache) -> None:
+    """Opens a checkpoint without its weights, before rows are looked for: the hub may take half a minute to refuse.
+
+    Raises:
+        ConfigError: the preset is unknown, or the checkpoint does not fit the decoder.
+        CheckpointError: the checkpoint cannot be found or read.
+    """
+    choose_preset(tasks_path() / "settings" / f"{args.decoder}.yaml", args.preset)
+    _ = Session(args, model_cache=model_cache).system.checkpoint_settings
 
 
 def _job(system: System, task: Task, item: Item) -> Job:
@@ -323,7 +340,14 @@ class Session:
         self.store.note(process_id, **self._facts)
         return process_id
 
-    def run(self, jobs: Sequence[Job], on_sample: Callable[[Job, Sample], None], *, check_all: bool = False) -> None:
+    def run(
+        self,
+        jobs: Sequence[Job],
+        on_sample: Callable[[Job, Sample], None],
+        *,
+        check_all: bool = False,
+        score_of: Callable[[str], RunningScore] | None = None,
+    ) -> None:
         """Sees to it that every job has a good record: decodes the jobs whose record is missing or failed.
 
         A first SIGINT or SIGTERM lets the requests in flight end; a second one does not.
@@ -333,6 +357,7 @@ class Session:
             on_sample: called with each job and its record: with recorded ones first, then as decoding ends. A record
                 is in the run store before that.
             check_all: refuse the whole run if one prompt cannot be decoded, instead of recording a failure.
+            score_of: returns the running score of a task, to be shown beside the progress.
 
         Raises:
             ConfigError: a prompt cannot be decoded, with `check_all`; nothing was decoded.
@@ -343,7 +368,8 @@ class Session:
         if store:
             store.expect(totals)
         interruption = Interruption(lambda: resume_hint(self.args.run_dir), finish_first=True)
-        with interruption, ProgressDisplay(self.args.system_name, dict(totals)) as progress:
+        display = ProgressDisplay(self.args.system_name, dict(totals), score_of=score_of)
+        with interruption, display as progress:
             missing: dict[SampleKey, Job] = {}
             for job in jobs:
                 sample = store.get(job.key) if store else None

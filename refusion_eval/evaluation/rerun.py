@@ -9,7 +9,7 @@ from refusion_eval.evaluation.loop import evaluate, run_worker_or_return
 from refusion_eval.runs.manifest import build_manifest
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args
 from refusion_eval.runs.system import ModelCache, System
-from refusion_eval.store.records import PASSED, SampleKey, differences
+from refusion_eval.store.records import PASSED, SampleKey, acting, differences
 from refusion_eval.store.run_reader import Run, RunReader
 
 _SHOWN = 10  # items of each kind of difference that are named
@@ -95,7 +95,9 @@ def rerun(run_dir: Path, again_dir: Path, *, data: Path | None = None, sandbox: 
     model_cache = ModelCache()
     now = build_manifest(System(args, model_cache), run.manifest.tasks)
     # Another version of the package is reported, not refused.
-    then, today = ({**manifest.fingerprint(), "package_version": ""} for manifest in (run.manifest, now))
+    then, today = (
+        {**acting(manifest.fingerprint(), run.expected), "package_version": ""} for manifest in (run.manifest, now)
+    )
     if changed := differences(then, today):
         raise StoreError(f"{run.run_id} cannot be made again here: {'; '.join(changed)}")
     recorded = _samples(run_dir)  # before decoding, because a damaged record must not be found after hours

@@ -10,8 +10,7 @@ from refusion_eval.results.figure import FUSED, TASKS, Figure, read_published
 TASK_NAMES: Mapping[str, str] = {task: BENCHMARKS[task].title for task in TASKS}
 MINI_SENTENCE = "Mini tasks are synthetic look-alikes, not the real benchmarks, and compare with no published figure."
 FUSED_SENTENCE = (
-    "ReFusion here with fused forwards: this engine's gain, fewer forwards for the same tokens than the "
-    "paper's algorithm makes."
+    "Fused: with this engine's fused forwards, which are fewer for the same tokens than the paper's algorithm makes."
 )
 NO_PUBLISHED = "The paper's values are not public."
 

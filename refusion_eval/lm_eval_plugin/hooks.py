@@ -6,6 +6,7 @@ Every benchmark has the functions `<benchmark>_rows`, `<benchmark>_mini_rows`, `
 if one of these raises after generation, so scoring turns every failure into a value.
 """
 
+import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -55,6 +56,13 @@ def _rows(task: Task, data_dir: str | Path | None = None, **_other: Any) -> Any:
     return datasets.DatasetDict({"test": datasets.Dataset.from_list([dict(item.row) for item in items])})
 
 
+class _Entry(dict[str, Any]):
+    """What is known of one response; lm-eval logs it by `str`, which is JSON here, for other tools to read."""
+
+    def __str__(self) -> str:
+        return json.dumps(self)
+
+
 def score_responses(benchmark: Benchmark, resps: Iterable[Sequence[str]], docs: Iterable[Row]) -> Scored:
     """Scores a task's responses and never raises.
 
@@ -71,7 +79,7 @@ def score_responses(benchmark: Benchmark, resps: Iterable[Sequence[str]], docs: 
     resps = list(resps)
     items = [(doc, text) for doc, texts in zip(docs, resps, strict=True) for text in texts]
     verdicts = _judge_guarded(benchmark, items, None)
-    entries = [{"extracted": None, "passed": verdict.passed, **verdict._asdict()} for verdict in verdicts]
+    entries = [_Entry({"extracted": None, "passed": verdict.passed, **verdict._asdict()}) for verdict in verdicts]
     for entry in entries:
         if not entry["tier"]:
             del entry["tier"]

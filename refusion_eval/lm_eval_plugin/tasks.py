@@ -14,7 +14,16 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from refusion_eval.errors import ConfigError, DataError, DecodeError, RefusionEvalError
-from refusion_eval.evaluation.loop import Outcome, Session, Turn, evaluate, find_tasks, own_tasks, run_directory
+from refusion_eval.evaluation.loop import (
+    Outcome,
+    Session,
+    Turn,
+    check_model,
+    evaluate,
+    find_tasks,
+    own_tasks,
+    run_directory,
+)
 from refusion_eval.lm_eval_plugin.adapter import RefusionLM
 from refusion_eval.lm_eval_plugin.hooks import SANDBOX_VARIABLE, code_metrics
 from refusion_eval.lm_eval_plugin.local_rows import read_local_rows
@@ -50,10 +59,12 @@ def evaluate_any(
 
     Raises:
         ConfigError: a task is unknown, or lm-eval would run model-written code without isolation.
+        CheckpointError: the checkpoint cannot be loaded.
         DataError: a task or its rows cannot be loaded.
     """
     run_dir = run_directory(args)
     model_cache = model_cache or ModelCache()
+    check_model(args, model_cache)
     own, others = split_names(names)
     outcomes = []
     if others:

@@ -55,9 +55,13 @@ class _Task:
 
 @dataclass(slots=True)
 class _Part:
-    """One run, while its samples are read: its tasks, the times at which samples were recorded, and all seconds."""
+    """One run, while its samples are read: its tasks, the times at which samples were recorded, and all seconds.
+
+    `machines` holds the label of the machine of each process.
+    """
 
     speller: Speller
+    machines: Mapping[str, str]
     tasks: dict[tuple[str, str, str], _Task] = field(default_factory=dict)
     created: set[str] = field(default_factory=set)
     seconds: float = 0.0
@@ -128,7 +132,7 @@ class _Collector:
             part.tasks[identity] = self._begin(run, sample)
         task = part.tasks[identity]
         failed = sample.error is not None
-        machine = run.hardware(sample.process_id).label()
+        machine = part.machines[sample.process_id]
         task.num_errors += failed
         task.num_unscored += not failed and PASSED not in scores
         task.items.add(sample.key.doc_hash)
@@ -163,7 +167,8 @@ class _Collector:
 
     def _part(self, run: Run) -> _Part:
         if run.run_id not in self._parts:
-            self._parts[run.run_id] = _Part(Speller(self._sources.spell(run)))
+            machines = {process_id: run.hardware(process_id).label() for process_id in run.processes}
+            self._parts[run.run_id] = _Part(Speller(self._sources.spell(run)), machines)
         return self._parts[run.run_id]
 
     def _begin(self, run: Run, sample: Sample) -> _Task:

@@ -5,7 +5,8 @@ the text of each position.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from refusion_eval.types import Draft, Event, Fix, ForwardDone, Select, Stop, Trace
@@ -29,8 +30,10 @@ class Change(NamedTuple):
     tokens: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+NO_CHANGE = Change("rejected", ())
+
+
+class Step(NamedTuple):
     """One visible step.
 
     Attributes:
@@ -46,7 +49,7 @@ class Step:
     forward: int
     changes: tuple[Change, ...] = ()
     num_candidates: int = 0
-    scores: Mapping[int, float] = field(default_factory=dict)
+    scores: Mapping[int, float] = MappingProxyType({})
     reason: str = ""
 
 
@@ -90,7 +93,7 @@ def replay_of(trace: Trace, *, slot_size: int = 1, num_kept: int | None = None) 
     """
     builder = _Builder(slot_size, num_kept, _extent(trace, slot_size))
     for event in trace.events:
-        builder.take(event)
+        builder.take[type(event)](event)
     builder.end_forward()
     tokens = dict(sorted(trace.fixed_tokens().items()))
     return Replay(builder.num_positions, tuple(builder.steps), tuple(builder.forwards), tokens, tuple(builder.kept()))
@@ -111,14 +114,13 @@ def apply(canvas: Sequence[Position], step: Step, number: int) -> None:
 
 def _extent(trace: Trace, slot_size: int) -> int:
     """Number of positions that the decoding touched."""
-    ends = [0]
+    end = 0
     for event in trace.events:
-        match event:
-            case Draft() | Fix():
-                ends.append(max(event.positions, default=-1) + 1)
-            case Select():
-                ends.append(max(event.candidates, default=-1) + (slot_size if event.unit == SLOT else 1))
-    return max(ends)
+        if isinstance(event, Draft | Fix):
+            end = max(end, max(event.positions, default=-1) + 1)
+        elif isinstance(event, Select):
+            end = max(end, max(event.candidates, default=-1) + (slot_size if event.unit == SLOT else 1))
+    return end
 
 
 class _Builder:
@@ -133,21 +135,18 @@ class _Builder:
         self._fixed: set[int] = set()
         self._choice: dict[str, Any] = {}
         self._seen = True  # whether a step belongs to the last forward
+        self.take: dict[type[Event], Callable[[Any], None]] = {
+            ForwardDone: self._forward,
+            Select: self._select,
+            Draft: self._draft,
+            Fix: self._fix,
+            Stop: self._stop,
+        }
 
-    def take(self, event: Event) -> None:
-        match event:
-            case ForwardDone():
-                self.end_forward()
-                self.forwards.append((event.kind, event.rows, event.cached))
-                self._seen = False
-            case Select():
-                self._select(event)
-            case Draft():
-                self._draft(event)
-            case Fix():
-                self._fix(event)
-            case Stop():
-                self._stop(event)
+    def _forward(self, event: ForwardDone) -> None:
+        self.end_forward()
+        self.forwards.append((event.kind, event.rows, event.cached))
+        self._seen = False
 
     def end_forward(self) -> None:
         """Adds a step for a forward without any visible change, so that every forward has a step."""
@@ -199,6 +198,8 @@ class _Builder:
 
     def _rejection(self, accepted: Iterable[int] = ()) -> Change:
         """Rejects the drafts that were neither accepted nor drawn again."""
+        if not self._drafts:
+            return NO_CHANGE
         rejected, self._drafts = self._drafts, {}
         for position in accepted:
             rejected.pop(position, None)

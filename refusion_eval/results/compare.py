@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from refusion_eval.errors import DataError, StoreError
-from refusion_eval.metrics import Z_95, Interval, bootstrap_mean, by_item, speedup
+from refusion_eval.metrics import Z_95, Bootstrap, Interval, bootstrap_mean, by_item, mean_of, speedup
 from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, read_facts
-from refusion_eval.results.figure import MINI_NOTE
+from refusion_eval.results.figure import MEAN_TASK, MINI_NOTE
 from refusion_eval.results.measured import seed_of
 from refusion_eval.results.render import Table, csv_text, interval_text
 from refusion_eval.store.records import PASSED, as_json, differences
@@ -83,6 +83,23 @@ class TaskComparison:
         return mcnemar(len(self.flips["gained"]), len(self.flips["lost"]))
 
 
+@dataclass(frozen=True, kw_only=True)
+class MeanComparison(TaskComparison):
+    """The unweighted mean over tasks, whose items are resampled within each task; p and flips are of all items.
+
+    Attributes:
+        parts: the tasks.
+    """
+
+    parts: Sequence[TaskComparison]
+
+    @property
+    def accuracies(self) -> tuple[float, float]:
+        """Mean over the tasks of the accuracy of A and of B, in percent."""
+        before, after = zip(*(task.accuracies for task in self.parts), strict=True)
+        return float(np.mean(before)), float(np.mean(after))
+
+
 class Comparison(NamedTuple):
     """Two runs, A (`before`) and B (`after`), by their ids.
 
@@ -97,6 +114,12 @@ class Comparison(NamedTuple):
     settings: Sequence[str]
     tasks: Sequence[TaskComparison]
     only_in_one: Sequence[str]
+
+    @property
+    def lines(self) -> Sequence[TaskComparison]:
+        """The tasks, and their mean where there are several and not both mini tasks and others."""
+        kinds = {task.mini for task in self.tasks}
+        return self.tasks if len(self.tasks) == 1 or len(kinds) > 1 else [*self.tasks, _mean_of_tasks(self.tasks)]
 
 
 def compare_runs(
@@ -181,23 +204,65 @@ def _compare_task(before: TaskFacts, after: TaskFacts, common_items: bool) -> Ta
         advice = "compare these with --common-items" if common else "run both on the same items"
         raise StoreError(f"{before.task}: A has {counts}; {advice}")
     items = [_change(items_a[item], items_b[item]) for item in common]
-    differences_of_items, seed = [item.after - item.before for item in items], seed_of(before.task)
+    seed = seed_of(before.task)
     speed, no_speed = None, ""
-    try:
-        speed = speedup(after.samples, before.samples, seed=seed).ratio.interval()
-    except DataError as error:
-        no_speed = str(error)
+    rounds = [len({sample.round for sample in task.samples}) for task in (before, after)]
+    if rounds[0] != rounds[1]:
+        no_speed = (
+            f"A was timed in {rounds[0]} rounds and B in {rounds[1]}, so not in turns; run both in as many rounds"
+        )
+    else:
+        try:
+            speed = speedup(after.samples, before.samples, seed=seed).ratio.interval()
+        except DataError as error:
+            no_speed = str(error)
     return TaskComparison(
         task=before.task,
         mini=before.mini,
         items=sorted(items, key=lambda item: item.item_id),
         left_out=left_out,
-        difference=bootstrap_mean(differences_of_items, seed=seed).scaled(100).interval(),
-        detectable=100 * detectable_difference(differences_of_items),
+        difference=_difference(items, seed),
+        detectable=100 * detectable_difference([item.after - item.before for item in items]),
         settings=differences(_given(before.settings), _given(after.settings), ("A", "B")),
         speed=speed,
         no_speed=no_speed,
     )
+
+
+def _mean_of_tasks(tasks: Sequence[TaskComparison]) -> MeanComparison:
+    items = [item for task in tasks for item in task.items]
+    difference = mean_of([_resampled(task.items, seed_of(task.task)) for task in tasks]).interval()
+    if not any(item.change for item in items):
+        bound = math.hypot(*(task.difference.high for task in tasks)) / len(tasks)
+        difference = Interval(0.0, -bound, bound, len(items))
+    return MeanComparison(
+        task=MEAN_TASK,
+        mini=tasks[0].mini,
+        items=items,
+        left_out=sum(task.left_out for task in tasks),
+        difference=difference,
+        detectable=math.nan,
+        settings=(),
+        speed=None,
+        no_speed="",
+        parts=tasks,
+    )
+
+
+def _resampled(items: Sequence[ItemChange], seed: int) -> Bootstrap:
+    return bootstrap_mean([item.after - item.before for item in items], seed=seed).scaled(100)
+
+
+def _difference(items: Sequence[ItemChange], seed: int) -> Interval:
+    """The mean difference in points, with the interval of the bootstrap.
+
+    Where no item differs, no resample does. The bounds then are those of the score interval of Tango (1998) for pairs.
+    """
+    interval = _resampled(items, seed).interval()
+    if any(item.change for item in items) or interval.n < 2:
+        return interval
+    bound = 100 * Z_95**2 / (interval.n + Z_95**2)
+    return Interval(0.0, -bound, bound, interval.n)
 
 
 def _scored(task: TaskFacts) -> dict[Any, list[SampleFacts]]:
@@ -239,7 +304,7 @@ MOST_SHOWN = 8  # item ids in a line of text; the CSV has all
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """One line for each task."""
+    """One line for each task, and one for their mean."""
     rows = [
         (
             task.task,
@@ -251,7 +316,7 @@ def comparison_table(comparison: Comparison) -> Table:
             *(str(len(items)) for items in task.flips.values()),
             interval_text(task.speed, missing="-"),
         )
-        for task in comparison.tasks
+        for task in comparison.lines
     ]
     notes = [
         "B - A: points, paired by item, 95% bootstrap interval. Detectable: true difference in points that a sample "
@@ -306,14 +371,14 @@ def comparison_csv(comparison: Comparison) -> str:
 
 
 def comparison_cells(comparison: Comparison) -> tuple[list[str], list[tuple]]:
-    """Column names, and the values of every task in their order."""
+    """Column names, and the values of every task in their order, and of their mean."""
     head = [
         *("before", "after", "task", "mini", "n", "left_out", "accuracy_before", "accuracy_after"),
         *("difference", "difference_ci_low", "difference_ci_high", "detectable", "gained", "lost", "other_prompts"),
         *("speed_ratio", "speed_ratio_ci_low", "speed_ratio_ci_high", "no_speed", "p_value"),
     ]
     rows = []
-    for task in comparison.tasks:
+    for task in comparison.lines:
         speed = (None, None, None) if task.speed is None else (task.speed.value, task.speed.low, task.speed.high)
         difference = (task.difference.value, task.difference.low, task.difference.high, task.detectable)
         identity = (comparison.before, comparison.after, task.task, task.mini, len(task.items), task.left_out)

@@ -60,7 +60,7 @@ def load(run_dirs: RunDirs) -> pd.DataFrame:
     Raises:
         StoreError: a directory holds no readable run.
     """
-    return _frame([row for run_dir in _as_list(run_dirs) for row in _sample_rows(run_dir)], SAMPLE_COLUMNS)
+    return _frame(list(sample_rows(run_dirs)), SAMPLE_COLUMNS)
 
 
 def figures(run_dirs: RunDirs, *, baseline: str | None = None) -> pd.DataFrame:
@@ -103,11 +103,13 @@ def _as_list(run_dirs: RunDirs) -> list[str | os.PathLike[str]]:
     return [run_dirs] if isinstance(run_dirs, str | os.PathLike) else list(run_dirs)
 
 
-def _sample_rows(run_dir: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    with RunReader.open(run_dir) as reader:
-        scores = reader.scores_by_sample()
-        for sample in reader.samples(traces=False):
-            yield _sample_row(reader.run, sample, scores.get(sample.key, {}))
+def sample_rows(run_dirs: RunDirs) -> Iterator[dict[str, Any]]:
+    """The rows of `load` one by one, each from column to value. Raises StoreError as `load` does."""
+    for run_dir in _as_list(run_dirs):
+        with RunReader.open(run_dir) as reader:
+            scores = reader.scores_by_sample()
+            for sample in reader.samples(traces=False):
+                yield _sample_row(reader.run, sample, scores.get(sample.key, {}))
 
 
 def _sample_row(run: Run, sample: Sample, scores: dict[str, ScoreRow]) -> dict[str, Any]:

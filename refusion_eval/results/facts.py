@@ -1,7 +1,8 @@
 """A run reduced to what figures need: the samples of each task as numbers, joined with their scores."""
 
+import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -80,6 +81,7 @@ class TaskFacts:
         prompts: names of the prompts that the samples were asked with.
         num_cut: good samples whose response reached the length of the settings, and so may lack its end.
         slowed_by: what made times longer than they need be, a sentence each.
+        items: digest of the set of items of the good samples, equal across runs on the same items.
     """
 
     task: str
@@ -93,6 +95,7 @@ class TaskFacts:
     prompts: set[str] = field(default_factory=set)
     num_cut: int = 0
     slowed_by: set[str] = field(default_factory=set)
+    items: str = ""
 
     @property
     def mini(self) -> bool:
@@ -145,13 +148,15 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None) -> R
         run = reader.run
         scores = reader.scores_by_sample()
         slowed_by = {process_id: run.slowed_by(process_id) for process_id in run.processes}
-        fingerprints = {process_id: run.hardware(process_id).fingerprint() for process_id in run.processes}
+        machines = {process_id: run.hardware(process_id) for process_id in run.processes}
+        fingerprints = {process_id: machine.fingerprint() for process_id, machine in machines.items()}
+        labels = {process_id: machine.label() for process_id, machine in machines.items()}
         tasks: dict[tuple[str, str, str], TaskFacts] = {}
         for sample in reader.samples():
             key = (sample.key.task, sample.key.task_version, sample.key.settings_hash)
             if key not in tasks:
                 tasks[key] = TaskFacts(*key[:2], sample.benchmark, sample.settings)
-            tasks[key].hardware.add(run.hardware(sample.process_id).label())
+            tasks[key].hardware.add(labels[sample.process_id])
             tasks[key].prompts.add(sample.prompts)
             trace = None if sample.trace is None else Trace.from_json(sample.trace)
             if visit is not None:
@@ -165,9 +170,15 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None) -> R
                 tasks[key].samples.append(_reduced(sample, run, machine, scores.get(sample.key, {}), trace))
     names = [task.task for task in tasks.values()]
     for task in tasks.values():
+        task.items = digest(str(sample.item) for sample in task.samples)
         if names.count(task.task) == 1:  # the run does not say how many each of two settings should have
             task.num_expected = run.expected.get(task.task, 0)
     return RunFacts(run, [tasks[key] for key in sorted(tasks)])
+
+
+def digest(items: Iterable[str]) -> str:
+    """Hash of a set of items, whatever their order and however often each is there."""
+    return hashlib.sha256("\0".join(sorted(set(items))).encode()).hexdigest()[:16]
 
 
 def costs(sample: Sample) -> dict[str, Any]:

@@ -100,9 +100,10 @@ class Figure:
         prompts: what the items were asked with: ours, release (those of ReFusion's release), or other; several joined
             by `|`.
         num_cut: responses that reached the length of the settings, and so may lack their end.
-        num_rounds: runs that a speed is the mean of.
+        num_rounds: rounds, or runs, over which a speed was measured.
         same_decode_as: another run of a sweep, of other settings, with the same tokens and forwards for every item;
             empty for none.
+        items: digest of the items that the figure rests on; empty for published figures and figures read from a file.
     """
 
     origin: Origin
@@ -144,6 +145,7 @@ class Figure:
     num_cut: int = 0
     num_rounds: int = 1
     same_decode_as: str = ""
+    items: str = field(default="", compare=False)
 
     @property
     def key(self) -> FigureKey:

@@ -18,7 +18,7 @@ from refusion_eval.metrics import (
     accuracy,
     bootstrap_mean,
     by_item,
-    latency,
+    latencies,
     majority_passed,
     mean,
     mean_of,
@@ -26,9 +26,10 @@ from refusion_eval.metrics import (
     pass_at_k,
     rate,
     reported_ks,
+    resampled,
     speedup,
 )
-from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, Visit, read_facts
+from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, Visit, digest, read_facts
 from refusion_eval.results.figure import (
     ACCURACY,
     AVERAGE,
@@ -227,6 +228,7 @@ def _figure(run: Run, tasks: Sequence[TaskFacts], measures: Sequence[Measure], n
         finished=all(task.finished for task in tasks),
         scored=not any(task.num_unscored for task in tasks),
         isolated=all(task.isolated for task in tasks),
+        num_rounds=min(len({sample.round for sample in task.samples} or {1}) for task in tasks),
         batch_size="|".join(map(str, sorted({sample.batch_size for sample in samples}))),
         dtype=manifest.dtype,
         device=manifest.device,
@@ -239,6 +241,7 @@ def _figure(run: Run, tasks: Sequence[TaskFacts], measures: Sequence[Measure], n
         run_id=run.run_id,
         prompts="|".join(sorted({name for task in tasks for name in task.prompts})),
         num_cut=sum(task.num_cut for task in tasks),
+        items=digest(task.items for task in tasks),
         notes=tuple(note for sentence in notes for note in sentence.split("; ") if note),
     )
 
@@ -382,8 +385,8 @@ def _speed(task: TaskFacts, alone: Sequence[SampleFacts]) -> Iterator[Measure]:
         return
     seed = seed_of(task.task)
     yield from _from_table(_TIMED, task, alone, timed=True)
-    yield Measure("latency_p50", "s", latency(alone, 0.5, seed=seed), alone)
-    yield Measure("latency_p95", "s", latency(alone, 0.95, seed=seed), alone)
+    for name, quantile in zip(("latency_p50", "latency_p95"), latencies(alone, (0.5, 0.95), seed=seed), strict=True):
+        yield Measure(name, "s", quantile, alone)
     bandwidth, *others = {sample.copy_bytes_per_second for sample in alone}
     if others or not bandwidth or not all(sample.bytes_read for sample in alone):
         return
@@ -409,14 +412,18 @@ def _from_table(
     table: Mapping[str, tuple[str, ...]], task: TaskFacts, samples: Sequence[SampleFacts], *, timed: bool = False
 ) -> Iterator[Measure]:
     """The metrics of a table that these samples have; intervals of timed ones cover rounds as well as items."""
-    for metric, (unit, *names) in table.items():
+    measurable: dict[str, tuple[str, ...]] = {}
+    for metric, (_, *names) in table.items():
         columns = [[getattr(sample, name) for sample in samples] for name in names]
         # Tokens per second of later forwards mean nothing where the first forward fixed all tokens.
         divided = columns if metric == "decode_tps" else columns[1:]
         if any(None in column for column in columns) or not all(map(any, divided)) or not samples:
             continue
-        combined = (rate if len(names) == 2 else mean)(samples, *names, seed=seed_of(task.task), timed=timed)
-        yield Measure(metric, unit, combined, samples)
+        measurable[metric] = tuple(names)
+    if measurable:
+        combined = resampled(samples, list(measurable.values()), seed=seed_of(task.task), timed=timed)
+        for metric, bootstrap in zip(measurable, combined, strict=True):
+            yield Measure(metric, table[metric][0], bootstrap, samples)
 
 
 def _speedup(

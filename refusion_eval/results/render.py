@@ -322,7 +322,7 @@ def _fitted(columns: Sequence[Sequence[str]], width: int | None) -> list[int | N
     """
     natural = [max(map(len, texts)) for texts in columns]
     room = math.inf if width is None else width - 3 * len(columns) - 1  # each cell stands between spaces and rules
-    for word, most in ((r"\[[^\]]*\]|\S+", 18), (r"\S+", 12)):
+    for word, most in ((r"\[[^\]]*\]|\S+", 24), (r"\S+", 24), (r"\S+", 12)):
         words = [[one for text in texts for one in re.findall(word, text)] for texts in columns]
         least = [min(max(map(len, of_column), default=1), most) for of_column in words]
         if sum(least) <= room < sum(natural):
@@ -389,7 +389,8 @@ _BEFORE_SETTINGS = (
     *("batch_size", "dtype", "device"),
 )
 _ADDED_LATER = ("task_version",)  # files of earlier versions lack these columns
-_WHERE_USED = {"prompts": OURS, "num_cut": 0}  # columns of files in which a figure has another value than this one
+# Columns of files in which a figure has another value than this one.
+_WHERE_USED = {"prompts": OURS, "num_cut": 0, "num_rounds": 1}
 _AFTER_SETTINGS = (
     *("forwards", "tokens", "seconds", "benchmark", "mini", "samples", "errors", "attention", "hardware", "note"),
     *_ADDED_LATER,
@@ -456,6 +457,7 @@ def _figure(record: Mapping[str, str], path: str | os.PathLike[str]) -> Figure:
     try:
         values |= {name: int(record[name]) for name in ("n", "forwards", "tokens", "samples", "errors")}
         values |= {"prompts": record.get("prompts") or OURS, "num_cut": int(record.get("num_cut") or 0)}
+        values |= {"num_rounds": int(record.get("num_rounds") or 1)}
         values |= {name: float(record[name] or "nan") for name in ("value", "ci_low", "ci_high", "seconds")}
     except ValueError as error:
         raise StoreError(f"{path}: {error}; write it with the table command") from error

@@ -25,7 +25,6 @@ from refusion_eval.results.figure import (
     SLOWED,
     SPEEDUP,
     SPEEDUP_STOCK,
-    TIMED_IN,
     UNISOLATED,
     Figure,
     require_comparable,
@@ -84,7 +83,7 @@ SPEED_COLUMNS = (
 ENERGY_COLUMNS = (Column(JOULES, "J/response"), Column(JOULES_PER_TOKEN, "J/token", 3))
 _SPEED_NOTES = (
     "In brackets: 95% interval by item. At batch 1; TPS = forwards/s x tokens/forward.",
-    "Limit: share of the TPS of one token a forward at this device's copy bandwidth, which no engine exceeds that way.",
+    "Limit: share of the TPS of one token a forward at this device's bandwidth; over 100 % if a cache holds weights.",
     "Prefill: up to the end of the first forward, which reads the prompt; Decode TPS: of all forwards after it.",
     "x AR: over the autoregressive loop of this engine, and over that of transformers' generate, on the same items.",
 )
@@ -97,6 +96,10 @@ _FUSED_NOTE = (
     "algorithm's; fuse=false shows the algorithm's alone."
 )
 _FEWER_NOTE = "Fewer items: other runs of that task have more, so its rows do not rest on the same items."
+_OTHER_ITEMS_NOTE = (
+    "Letters at n: rows of one task with different letters rest on different items, so their figures do not compare; "
+    "the command compare --common-items compares the items that two runs share."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +141,16 @@ class SummaryLine:
         """The machine, with its threads, that the speed of the line was measured on; empty without a speed."""
         return self.figures["tps"].hardware if "tps" in self.figures else ""
 
-    def texts(self, columns: Sequence[Column] = SUMMARY_COLUMNS, *, fewer: bool = False) -> tuple[str, ...]:
-        """The cells of the line under some columns; `fewer` says that another line of the task has more items."""
+    def texts(
+        self, columns: Sequence[Column] = SUMMARY_COLUMNS, *, fewer: bool = False, letter: str = ""
+    ) -> tuple[str, ...]:
+        """The cells of the line under some columns.
+
+        Args:
+            columns: the columns of figures.
+            fewer: whether another line of the task has more items.
+            letter: stands for the items of the line, where another line of the task has as many other ones.
+        """
         figure = self.any_figure
         mini = " (mini)" if figure.mini and not is_mini(self.task) else ""
         marks = [f"{self.errors} errors"] if self.errors else []
@@ -150,7 +161,7 @@ class SummaryLine:
         marks += ["other prompts"] if OTHER in figure.prompts else []
         system = f"{self.system} [{', '.join(marks)}]" if marks else self.system
         cells = (column.text(self.figure(column.metric), missing="-") for column in columns)
-        return (self.task + mini, system, str(figure.n), *cells)
+        return (self.task + mini, system, f"{figure.n} {letter}".rstrip(), *cells)
 
 
 def summary(figures: Iterable[Figure]) -> list[SummaryLine]:
@@ -195,19 +206,32 @@ def summary_table(lines: Sequence[SummaryLine]) -> Table:
     fewer = [line.any_figure.n < most[line.task] for line in lines]
     if any(fewer):
         notes.append(_FEWER_NOTE)
+    letters = _letters_of_items(lines)
+    if any(letters):
+        notes.append(_OTHER_ITEMS_NOTE)
     rows = []
     for number, line in enumerate(lines):
-        cells = line.texts(shown, fewer=fewer[number])
+        cells = line.texts(shown, fewer=fewer[number], letter=letters[number])
         cells += (numbers.get(line.hardware, "-"),) if len(machines) > 1 else ()
         begins_group = number > 0 and line.task != lines[number - 1].task
         rows.append(TableRow(cells=text_cells(*cells), begins_group=begins_group))
     return Table(columns=columns, rows=rows, num_left=2, notes=notes)
 
 
+def _letters_of_items(lines: Sequence[SummaryLine]) -> list[str]:
+    """A letter for each line where lines of a task have equally many but not the same items; else empty texts."""
+    sets: dict[tuple[str, int], dict[str, str]] = {}
+    keys = [((line.task, line.any_figure.n), line.any_figure.items) for line in lines]
+    for group, items in keys:
+        of_group = sets.setdefault(group, {})
+        of_group.setdefault(items, chr(ord("a") + len(of_group)))
+    return [sets[group][items] if len(sets[group]) > 1 else "" for group, items in keys]
+
+
 def _caption(lines: Sequence[SummaryLine]) -> str:
     sentences = ["In brackets: 95% interval by item."] if lines else []
     notes = [note for line in lines for figure in line.figures.values() for note in figure.notes]
-    if any(note.startswith(TIMED_IN) for note in notes):
+    if any(figure.num_rounds > 1 for line in lines for figure in line.figures.values()):
         sentences.append("Intervals of speed also cover the rounds in which the systems took turns.")
     if slowed := sorted({note.removeprefix(SLOWED) for note in notes if note.startswith(SLOWED)}):
         sentences.append(f"Speed is {SLOWED}{', '.join(slowed)}.")

@@ -20,24 +20,27 @@ from dataclasses import dataclass
 from operator import length_hint
 from pathlib import Path
 from types import FrameType
-from typing import Any, Self, TextIO, TypeVar
+from typing import Any, NamedTuple, Self, TextIO, TypeVar
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 
 from refusion_eval.errors import StoreError
 from refusion_eval.store.records import Sample
 from refusion_eval.store.run_reader import RunReader
 
 SECONDS_BETWEEN_LINES = 20.0
+WIDE = 130  # columns of a terminal that has room for a bar and the time that has passed
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _Item = TypeVar("_Item")
@@ -142,6 +145,13 @@ def resume_hint(run_dir: str | os.PathLike[str] | None) -> str:
     return f"{num_recorded} of {num_expected} samples are recorded in {run_dir}; run the same command again to continue"
 
 
+class RunningScore(NamedTuple):
+    """How many texts of a task have a verdict so far, and how many of them are right."""
+
+    num_right: int
+    num_judged: int
+
+
 @dataclass(slots=True)
 class _Tally:
     """Counts of one task; speed counts only samples that this run decoded."""
@@ -155,13 +165,15 @@ class _Tally:
     num_forwards: int = 0
     seconds: float = 0.0
 
-    def summary(self) -> str:
-        """Speed and parallelism in words; empty before the first sample."""
+    def summary(self, score: RunningScore | None) -> str:
+        """Speed, parallelism and accuracy in words; empty before the first sample."""
         parts = []
         if self.seconds > 0:
             parts.append(f"{self.num_tokens / self.seconds:.1f} tokens/s")
         if self.num_forwards:
             parts.append(f"TPF {self.num_tokens / self.num_forwards:.2f}")
+        if score is not None and score.num_judged:
+            parts.append(f"accuracy {100 * score.num_right / score.num_judged:.1f} % of {score.num_judged}")
         if self.stored:
             parts.append(f"{self.stored} from the run directory")
         if self.failed:
@@ -176,13 +188,22 @@ class ProgressDisplay:
         label: the text before the task's name, for example the system.
         totals: number of requests of every task.
         stream: where to write, stderr by default; a terminal gets a live display, anything else lines.
+        score_of: returns the running score of a task; None where verdicts are not known yet.
     """
 
-    def __init__(self, label: str, totals: Mapping[str, int], stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        label: str,
+        totals: Mapping[str, int],
+        stream: TextIO | None = None,
+        *,
+        score_of: Callable[[str], RunningScore] | None = None,
+    ) -> None:
         # --quiet raises the level of the log. Without the command line none is set, and progress is shown.
         is_quiet = logging.getLogger("refusion_eval").level > logging.INFO
         self._stream = stream or (io.StringIO() if is_quiet else sys.stderr)
         self._tallies = {task: _Tally(f"{label} {task}", total) for task, total in totals.items()}
+        self._score_of = score_of
         self._bars: Progress | None = None
         self._bar_ids: dict[str, TaskID] = {}
         self._last_line = 0.0
@@ -191,10 +212,18 @@ class ProgressDisplay:
 
     def __enter__(self) -> Self:
         if self._stream.isatty():
-            times = (TimeElapsedColumn(), "elapsed,", TimeRemainingColumn(), "left")
-            columns = ("{task.description}", BarColumn(24), MofNCompleteColumn(), *times)
+            console = Console(file=self._stream)
+            widest = max((len(str(tally.total)) for tally in self._tallies.values()), default=1)
+            count = MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=2 * widest + 1))
+            elapsed, left = (
+                kind(table_column=Column(no_wrap=True, min_width=7))
+                for kind in (TimeElapsedColumn, TimeRemainingColumn)
+            )
+            columns: tuple[ProgressColumn | str, ...] = (count, left, "left")
+            if console.width >= WIDE:
+                columns = (BarColumn(24), count, elapsed, "elapsed,", left, "left")
             text = TextColumn("{task.fields[summary]}")
-            self._bars = Progress(*columns, text, console=Console(file=self._stream))
+            self._bars = Progress("{task.description}", *columns, text, console=console)
             for task, tally in self._tallies.items():
                 self._bar_ids[task] = self._bars.add_task(tally.name, total=tally.total, summary="", start=False)
             self._bars.start()
@@ -232,11 +261,14 @@ class ProgressDisplay:
         if self._bars is not None:
             bar = self._bar_ids[task]
             self._bars.start_task(bar)
-            self._bars.update(bar, completed=tally.done, summary=tally.summary())
+            self._bars.update(bar, completed=tally.done, summary=self._summary(task))
         elif tally.done == tally.total or time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
-            line = f"{tally.name}: {tally.done}/{tally.total}  {tally.summary()}{self._time_left()}"
+            line = f"{tally.name}: {tally.done}/{tally.total}  {self._summary(task)}{self._time_left()}"
             print(line.rstrip(), file=self._stream, flush=True)
+
+    def _summary(self, task: str) -> str:
+        return self._tallies[task].summary(None if self._score_of is None else self._score_of(task))
 
     def _time_left(self) -> str:
         """How long all tasks still take if the rest goes on like what was done here; empty where that is not known."""

@@ -52,7 +52,7 @@ def import_ray() -> Any:
         if error.name is None or error.name.partition(".")[0] != "ray":
             raise
         raise ConfigError(
-            "engine=ray needs Ray, which is not installed here: pip install 'refusion-eval[ray]', on every machine"
+            "engine=ray needs Ray, which is not installed here: in a checkout, pip install '.[ray]', on every machine"
         ) from error
     return ray
 

@@ -10,6 +10,8 @@ import json
 import logging
 import operator
 import os
+import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from functools import partial
@@ -21,9 +23,10 @@ from refusion_eval.benchmarks import Benchmark, Extraction, Row, Task
 from refusion_eval.benchmarks.extract import answers
 from refusion_eval.errors import DataError
 from refusion_eval.runs.job import response
+from refusion_eval.runs.terminal import RunningScore
 from refusion_eval.sandbox import DaemonThreads, check_program, default_workers
 from refusion_eval.scoring.math_judge import Comparer
-from refusion_eval.store.records import PASSED, Sample, ScoreRow
+from refusion_eval.store.records import PASSED, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_store import RunStore
 
 log = logging.getLogger(__name__)
@@ -274,13 +277,21 @@ class ScoreWriter(Judge):
         super().__init__(sandbox=sandbox, workers=max(1, (os.cpu_count() or 1) // 2), tolerant=True)
         self._store = store
         self._waits = waits
-        self._judged = {(score.key, score.scorer) for score in store.scores() if score.metric == PASSED}
+        self._recorded = {(score.key, score.scorer): score for score in store.scores() if score.metric == PASSED}
+        self._seen: set[tuple[SampleKey, str]] = set()
+        self._num_judged: Counter[str] = Counter()
+        self._num_right: Counter[str] = Counter()
+        self._counting = threading.Lock()
         self._unscored: list[Sample] = []
 
     @property
     def num_unscored(self) -> int:
         """Number of texts that could not be judged; the next run judges them."""
         return len(self._unscored)
+
+    def running_score(self, task: str) -> RunningScore:
+        """Counts the verdicts so far on the texts of a task that were given to `judge`, recorded ones included."""
+        return RunningScore(self._num_right[task], self._num_judged[task])
 
     def judge(self, task: Task, row: Row, sample: Sample) -> None:
         """Begins to judge the text of a sample, unless it failed or has a verdict.
@@ -290,9 +301,12 @@ class ScoreWriter(Judge):
         """
         benchmark = task.benchmark
         scorer = f"{task.name}/{benchmark.default_filter} {refusion_eval.__version__}"
-        if sample.error is not None or (sample.key, scorer) in self._judged:
+        if sample.error is not None or (sample.key, scorer) in self._seen:
             return
-        self._judged.add((sample.key, scorer))
+        self._seen.add((sample.key, scorer))
+        if recorded := self._recorded.get((sample.key, scorer)):
+            self._count(recorded)
+            return
         # A verdict is written by the thread that reached it: the main thread may be decoding for minutes.
         write = partial(self._write, benchmark, row, sample, scorer)
         self.submit(benchmark, row, partial(benchmark.extract, response(sample), row), write)
@@ -318,3 +332,9 @@ class ScoreWriter(Judge):
             (strict,) = judge_texts(benchmark, [(row, response(sample))], filter_name=STRICT)
             rows.append(row_of(metric=STRICT, value=float(strict.passed)))
         self._store.append_scores(rows)
+        self._count(rows[0])
+
+    def _count(self, verdict: ScoreRow) -> None:
+        with self._counting:  # several threads judge
+            self._num_judged[verdict.key.task] += 1
+            self._num_right[verdict.key.task] += verdict.value > 0

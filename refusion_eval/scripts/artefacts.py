@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from refusion_eval.benchmarks import RELEASE, RELEASED, Task, find_task
-from refusion_eval.paths import embedded_names
+from refusion_eval.paths import embedded_systems
 from refusion_eval.scripts.steps import base_name
 
 if TYPE_CHECKING:
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 SPECS = Path(__file__).parents[1] / "sweep" / "specs"
 PUBLISHED_REFUSION, PUBLISHED_BASELINE = "GSAI-ML/ReFusion", "Qwen/Qwen3-8B"
 EMBEDDED, PUBLISHED = "embedded", "published"
+# Answers of the mini tasks are chains of steps; of this one the embedded model can write most slots at once.
+EXAMPLE = """A shelf has 7 rows of 4 balls. Anna adds 9. How many balls are on the shelf now?
+
+Solve this step by step. End with: The answer is <number>."""
 # Options of the paper's algorithm: the default, but no folder of an earlier version must be continued by it.
 UNFUSED = ("--set", "fuse=false")
 
@@ -56,7 +60,8 @@ class Artefacts:
             model = ("--model", self._model, "--task", self._asked(case))
             self._part("plot", figure, *model, *suite.options("data"), "--out", out)
         self._claims()
-        self._part("replay", refusion, "--task", task, "--out", f"{out}/replay.gif")
+        replayed = ("--prompt", EXAMPLE) if self._is_embedded else (refusion, "--task", task)
+        self._part("replay", *replayed, "--seconds", "1.2", "--out", f"{out}/replay.gif")
         # The page holds every sample, so it is too large for a folder that is kept in the repository.
         page = f"{suite.results}/reports/{self._family}.html"
         self._part("report", *suite.run_dirs, "--out", page, *suite.options("data"), *suite.reference)
@@ -157,7 +162,7 @@ def write_spec(figure: str, task: str, path: Path, *, model: str, baseline: str)
     spec: dict[str, Any] = yaml.safe_load((SPECS / f"{'mini_' * is_embedded}{figure}.yaml").read_text(encoding="utf-8"))
     systems: Mapping[str, dict[str, Any]] = spec["systems"]
     if is_embedded:
-        spec["systems"] = {name: row for name, row in systems.items() if name in embedded_names()}
+        spec["systems"] = {name: row for name, row in systems.items() if name in embedded_systems()}
     else:
         for row in systems.values():
             arguments = row["arguments"]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from refusion_eval.benchmarks import OURS, RELEASE
-from refusion_eval.paths import embedded_decoder, embedded_names, tasks_path
+from refusion_eval.paths import embedded_systems, tasks_path
 from refusion_eval.scripts.artefacts import EMBEDDED, PUBLISHED, PUBLISHED_BASELINE, UNFUSED, Artefacts
 from refusion_eval.scripts.steps import EXIT_INCOMPLETE, Parser, Steps, base_name, whole_number
 
@@ -192,7 +192,7 @@ class Suite:
         """Runs all systems, writes the table and makes the artefacts; returns the exit status."""
         default_baseline = self.baseline == EMBEDDED and not self.given.baseline
         if self.baseline and not default_baseline:
-            self._check_baseline()
+            self._check_checkpoints()
         systems = list(self._runs())
         if self.baseline:
             run_dir = f"{self.runs}/{base_name(self.baseline)}-autoregressive"
@@ -311,14 +311,14 @@ class Suite:
         """Sets the names of the systems, and the model if none is given."""
         parser, given = self._parser, self.given
         if self._systems == "all" and self.model in ("", EMBEDDED):
-            self.names, self.model = embedded_names(), EMBEDDED
+            self.names, self.model = list(embedded_systems()), EMBEDDED
         elif self._systems == "all":
             self.names = [name for name, row in self._rows.items() if "pretrained" in row]
         else:
             self.names = self._systems.split(",")
         self.model = self.model or PUBLISHED
         for name in self.names:
-            if self.model == EMBEDDED and name not in embedded_names():
+            if self.model == EMBEDDED and name not in embedded_systems():
                 parser.error(f"--model embedded: there is no embedded checkpoint of '{name}'")
             if self.model != EMBEDDED and not self._decoder_of(name):
                 parser.error(f"--system: there is no system '{name}'; tasks/settings/systems.toml lists them")
@@ -346,10 +346,16 @@ class Suite:
         text = table.read_text(encoding="utf-8") if table.is_file() else ""
         return re.search(rf"^  {re.escape(preset)}:", text, re.MULTILINE) is not None
 
-    def _check_baseline(self) -> None:
-        """Says within seconds whether the baseline can run, because the first run may take hours."""
-        if self.step("check", "--model", self.baseline, "--decoder", "autoregressive"):
+    def _check_checkpoints(self) -> None:
+        """Says within seconds whether model and baseline can run, because the first run may take hours."""
+        both = [] if self._systems or self.model == EMBEDDED else [("model", self.model, "refusion")]
+        both.append(("baseline", self.baseline, "autoregressive"))
+        failed = [name for name, model, decoder in both if self.step("check", "--model", model, "--decoder", decoder)]
+        if "model" in failed:
+            self._say("name another model with --model")
+        if "baseline" in failed:
             self._say("name another baseline with --baseline, or run without one with --no-baseline")
+        if failed:
             raise SystemExit(1)
 
     def _runs(self) -> Iterator[tuple[str, str, list[str]]]:
@@ -360,8 +366,8 @@ class Suite:
             yield from self._of_refusion(f"{runs}/{base_name(self.model)}-refusion", arguments)
         for name in self.names:
             if self.model == EMBEDDED:
-                decoder = embedded_decoder(name)
-                model = EMBEDDED if decoder == name else f"{EMBEDDED}:{name}"
+                checkpoint, decoder = embedded_systems()[name]
+                model = EMBEDDED if decoder == checkpoint else f"{EMBEDDED}:{checkpoint}"
                 run_dir, arguments = f"{runs}/embedded-{name}", ["--model", model, "--decoder", decoder]
             else:
                 run_dir, arguments = self._published_run(name)

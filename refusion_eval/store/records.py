@@ -389,6 +389,26 @@ class Manifest:
         return cls(**{**present, "hardware": Hardware.from_json(fields.get("hardware", {}))})
 
 
+def acting(fingerprint: Mapping[str, Any], tasks: Iterable[str]) -> dict[str, Any]:
+    """A fingerprint without what its settings tables hold for other tasks than these.
+
+    The table of the mini tasks acts on them alone, the other one on all other tasks, and neither on a setting that a
+    model argument gives. So a table may change without a run that it does not act on becoming another one.
+
+    Args:
+        fingerprint: what `Manifest.fingerprint` returned.
+        tasks: names of the tasks that were decoded.
+    """
+    settings = fingerprint["settings"]
+    given, kinds = settings.get("model_args") or {}, {task.startswith("mini_") for task in tasks}
+    tables = {
+        label: {task: {name: row[name] for name in row if name not in given} for task, row in rows.items()}
+        for label, rows in (settings.get("tables") or {}).items()
+        if ("/mini_" in label) in kinds
+    }
+    return {**fingerprint, "settings": {**settings, "tables": tables}}
+
+
 def differences(
     stored: Mapping[str, Any], now: Mapping[str, Any], names: tuple[str, str] = ("recorded", "now")
 ) -> list[str]:

@@ -23,7 +23,17 @@ from typing import Any, Self
 
 from refusion_eval.errors import StoreError
 from refusion_eval.store.atomic_write import write_atomically
-from refusion_eval.store.records import Hardware, Manifest, Sample, SampleKey, ScoreRow, differences, dump, pack
+from refusion_eval.store.records import (
+    Hardware,
+    Manifest,
+    Sample,
+    SampleKey,
+    ScoreRow,
+    acting,
+    differences,
+    dump,
+    pack,
+)
 from refusion_eval.store.run_reader import (
     APPLICATION_ID,
     DATABASE_NAME,
@@ -172,29 +182,32 @@ class RunStore(RunDatabase):
 
     def _adopt(self, manifest: Manifest) -> None:
         """Checks the fingerprint against the recorded one, or records it, and registers this process."""
-        fingerprint = manifest.fingerprint()
         with self._transaction() as connection:
             row = connection.execute("SELECT value FROM meta WHERE name = 'fingerprint'").fetchone()
-            if row is None:
-                if (self.directory / RUN_JSON).exists():
-                    raise StoreError(
-                        f"{self.directory} has a {RUN_JSON} but its records are gone; restore them, {ADVICE}"
-                    )
+            if row is not None:
+                self._check(connection, json.loads(row[0]), manifest)
+            elif (self.directory / RUN_JSON).exists():
+                raise StoreError(f"{self.directory} has a {RUN_JSON} but its records are gone; restore them, {ADVICE}")
+            else:
                 self._describe(connection, manifest)
-            elif differing := differences(json.loads(row[0]), fingerprint):
-                if connection.execute("SELECT count(*) FROM samples").fetchone()[0]:
-                    shown = differing[:MOST_DIFFERENCES]
-                    if len(differing) > len(shown):
-                        shown.append(f"{len(differing) - len(shown)} more")
-                    raise StoreError(
-                        f"{self.directory} holds a run of something else; {'; '.join(shown)}. Use the recorded "
-                        f"settings, {ADVICE}"
-                    )
-                # A run that failed before its first sample (a wrong adapter, for example) does not block the folder.
+        self.process_id = self.register_process(manifest.hardware, manifest)
+
+    def _check(self, connection: sqlite3.Connection, recorded: Mapping[str, Any], manifest: Manifest) -> None:
+        """Refuses to continue a run whose fingerprint differs in what decided its texts."""
+        now = manifest.fingerprint()
+        tasks = [task for (task,) in connection.execute("SELECT DISTINCT task FROM samples")]
+        if not tasks:
+            # A run that failed before its first sample (a wrong adapter, for example) does not block the folder.
+            if recorded != now:
                 connection.execute("DELETE FROM meta")
                 connection.execute("DELETE FROM processes")
                 self._describe(connection, manifest)
-        self.process_id = self.register_process(manifest.hardware, manifest)
+        elif differing := differences(acting(recorded, tasks), acting(now, tasks)):
+            shown = differing[:MOST_DIFFERENCES]
+            if len(differing) > len(shown):
+                shown.append(f"{len(differing) - len(shown)} more")
+            what = f"{self.directory} holds a run of something else; {'; '.join(shown)}"
+            raise StoreError(f"{what}. Use the recorded settings, {ADVICE}")
 
     @staticmethod
     def _describe(connection: sqlite3.Connection, manifest: Manifest) -> None:

@@ -10,11 +10,19 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.evaluation.loop import load_items, num_local_processes, run_worker_or_return, task_names
+from refusion_eval.evaluation.loop import (
+    Outcome,
+    Turn,
+    load_items,
+    num_local_processes,
+    run_worker_or_return,
+    task_names,
+)
 from refusion_eval.lm_eval_plugin.tasks import evaluate_any, find_other_tasks, split_names
 from refusion_eval.results.facts import read_facts
 from refusion_eval.results.figure import ACCURACY, MEAN_TASK, Figure
@@ -64,9 +72,13 @@ def run_sweep(
     data: Path | None = None,
     sandbox: str = "auto",
     batch_size: str | None = None,
+    rounds: int = 1,
     on_point: Callable[[str], None] = lambda text: None,
 ) -> SweepResult:
     """Runs what is missing of a sweep and writes its two files when it ends or is interrupted.
+
+    The points take turns in rounds over the items, so that what slows a machine for a while slows all of them; the
+    points that a frontier chooses while the sweep runs come last, each in one go.
 
     Args:
         spec: the sweep.
@@ -75,6 +87,7 @@ def run_sweep(
         data: folder with benchmark rows.
         sandbox: "auto", or "none" to run model-written code without isolation.
         batch_size: requests decoded together, or "auto"; None for the value in the file.
+        rounds: number of rounds; at most one an item.
         on_point: called with a line of text before every point.
 
     Raises:
@@ -92,36 +105,71 @@ def run_sweep(
     model_cache = ModelCache()
     _check(planned, include_path, sandbox, model_cache)
     _check_machine(planned, model_cache)
-    result = SweepResult([], [], [])
-    decoded: dict[tuple[str, str, str], list[tuple[str, Mapping[str, Any]]]] = {}
-    same: dict[tuple[str, str], str] = {}
-    described: list[dict[str, Any]] = []
-    total = len({job.run_dir for job in planned}) + sum(
-        max(system.frontier.points - 2, 0) for system in spec.systems if system.frontier is not None
+    known = list({job.run_dir: job for job in planned}.values())
+    rounds = min(rounds, spec.limit or rounds)
+    total = len(known) + sum(max(one.frontier.points - 2, 0) for one in spec.systems if one.frontier is not None)
+    evaluated = partial(
+        evaluate_any, include_path=include_path, limit=spec.limit, sandbox=sandbox, model_cache=model_cache
     )
+    points = _Points(lambda job, turn: evaluated(job.args, job.tasks, turn=turn), on_point)
     try:
-        for job in _jobs(spec, job_of):
-            if job.run_dir in result.run_dirs:
-                continue
-            on_point(f"point {len(result.run_dirs) + 1} of {total}: {job.run_dir.name}")
-            outcome = evaluate_any(
-                job.args, job.tasks, include_path, limit=spec.limit, sandbox=sandbox, model_cache=model_cache
-            )
-            result.run_dirs.append(job.run_dir)
-            if not outcome.is_complete:
-                result.incomplete.append(job.run_dir)
-            described += _described(job)
-            for task, other in _same_decodes(job, decoded):
-                same[job.run_dir.name, task] = other
-                on_point(f"{job.run_dir.name}: {task} is the same decode as {other}: equal tokens and forwards")
+        for of_round, (number, job) in product(range(1, rounds + 1), enumerate(known, start=1)):
+            on_point(f"point {number} of {total}, round {of_round} of {rounds}: {job.run_dir.name}")
+            points.decode(job, Turn(of_round, rounds))
+        for job in known:
+            points.compare(job)
+        for job in _chosen(spec, job_of):
+            if job.run_dir not in points.result.run_dirs:
+                on_point(f"point {len(points.result.run_dirs) + 1} of {total}: {job.run_dir.name}")
+                points.decode(job)
+                points.compare(job)
     finally:
-        if result.run_dirs:  # only once, because every figure of every run is computed for these files
-            figures = run_figures(result.run_dirs)
-            result.figures.extend(replace(one, same_decode_as=same.get((one.run_id, one.task), "")) for one in figures)
-            write_csv(result.figures, out / "sweep.csv")
-            rows = ([row[column] for column in POINT_COLUMNS] for row in described)
-            write_output(out / "points.csv", csv_text(POINT_COLUMNS, rows))
-    return result
+        points.write(out)
+    return points.result
+
+
+class _Points:
+    """The points that were decoded so far.
+
+    Attributes:
+        result: their runs; the figures come with `write`.
+
+    Args:
+        evaluate: decodes a point, all of it or the items of one turn.
+        on_point: called with a line of text about points that decode alike.
+    """
+
+    def __init__(self, evaluate: Callable[[_Job, Turn | None], Outcome], on_point: Callable[[str], None]) -> None:
+        self._evaluate, self._on_point = evaluate, on_point
+        self.result = SweepResult([], [], [])
+        self._decoded: dict[tuple[str, str, str], list[tuple[str, Mapping[str, Any]]]] = {}
+        self._same: dict[tuple[str, str], str] = {}
+        self._described: dict[Path, list[dict[str, Any]]] = {}
+
+    def decode(self, job: _Job, turn: Turn | None = None) -> None:
+        """Decodes a point, or its share of one round."""
+        outcome = self._evaluate(job, turn)
+        if job.run_dir not in self._described:
+            self.result.run_dirs.append(job.run_dir)
+            self._described[job.run_dir] = list(_described(job))
+        if not outcome.is_complete and job.run_dir not in self.result.incomplete:
+            self.result.incomplete.append(job.run_dir)
+
+    def compare(self, job: _Job) -> None:
+        """Says whether an earlier point decoded the same."""
+        for task, other in _same_decodes(job, self._decoded):
+            self._same[job.run_dir.name, task] = other
+            self._on_point(f"{job.run_dir.name}: {task} is the same decode as {other}: equal tokens and forwards")
+
+    def write(self, out: Path) -> None:
+        """Writes the two files of the sweep; once, because every figure of every run is computed for them."""
+        if not self.result.run_dirs:
+            return
+        for one in run_figures(self.result.run_dirs):
+            self.result.figures.append(replace(one, same_decode_as=self._same.get((one.run_id, one.task), "")))
+        write_csv(self.result.figures, out / "sweep.csv")
+        rows = ([row[column] for column in POINT_COLUMNS] for rows in self._described.values() for row in rows)
+        write_output(out / "points.csv", csv_text(POINT_COLUMNS, rows))
 
 
 def planned_points(spec: SweepSpec) -> Iterator[str]:
@@ -134,10 +182,9 @@ def planned_points(spec: SweepSpec) -> Iterator[str]:
             yield f"{system.name}: {end.points} values of {end.setting} from {end.low:g} to {end.high:g} (frontier)"
 
 
-def _jobs(spec: SweepSpec, job_of: Callable[[SweptSystem, SweepPoint], _Job]) -> Iterator[_Job]:
-    """Every point in turn. The points of a frontier depend on the results of the points before them."""
+def _chosen(spec: SweepSpec, job_of: Callable[[SweptSystem, SweepPoint], _Job]) -> Iterator[_Job]:
+    """The points of frontiers in turn, which depend on the results of the points before them."""
     for system in spec.systems:
-        yield from (job_of(system, point) for point in system.points)
         measured: dict[float, list[TaskResult]] = {}
         while system.frontier is not None and (value := system.frontier.next_value(measured)) is not None:
             job = job_of(system, system.frontier_point(value))
@@ -164,13 +211,14 @@ def _check(jobs: list[_Job], include_path: Path | None, sandbox: str, model_cach
     """Resolves the settings of every point for every task, so that none is refused after hours of decoding."""
     names: dict[tuple[str, ...], list[str]] = {}
     for job in jobs:
+        system = System(job.args, model_cache)
+        _ = system.model  # a checkpoint that cannot be had is refused before the hub is asked for rows
         key = tuple(job.tasks)
         if key not in names:
             own, others = split_names(job.tasks)
             names[key] = [task.name for task in load_items(own, job.args.data_dir)]
             if others:
                 names[key] += find_other_tasks(others, include_path, job.args, sandbox).load(others)["tasks"]
-        system = System(job.args, model_cache)
         try:
             resolved = [system.resolve(name, {}, announce=False).settings for name in names[key]]
             if dead := job.point.settings.keys() & set.intersection(*map(_without_effect, resolved)):

@@ -1,6 +1,7 @@
 """Claims: what the paper's own tables give, and what measured cells say."""
 
 import csv
+import re
 from dataclasses import replace
 
 import pytest
@@ -26,6 +27,7 @@ from refusion_eval.claims.judge import (
     judge,
     judge_all,
 )
+from refusion_eval.claims.report import averages_table, claims_table
 from refusion_eval.claims.statements import read_claims
 from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError, StoreError
@@ -295,6 +297,17 @@ def test_the_command_prints_and_writes_everything(write_run, tmp_path):
     assert (rows["P03"]["mini_items"], rows["P03"]["mini_fused"]) == ("3", "no")
     assert f"Statements with {NO_FORMULA}" in text
     assert rows["P35"]["look"] in text
+
+
+@pytest.mark.parametrize("width", [80, 110])
+def test_on_a_narrow_terminal_no_word_is_broken(width):
+    judged, averages = judge_all([])
+    whole = "".join(table.markdown() for table in (claims_table(judged), averages_table(averages)))
+    known = set(re.split(r"[\s|+]+", whole.replace("*", "")))
+    lines = CliRunner().invoke(app, ["claims"], env={"COLUMNS": str(width)}).output.splitlines()
+    assert max(map(len, lines)) <= width
+    words = {word for line in lines if line[:1] in "│┃" for word in re.split(r"[\s│┃+*]+", line) if word}
+    assert words - known <= {"Published"}
 
 
 def test_the_command_needs_no_results():

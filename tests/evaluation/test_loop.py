@@ -1,10 +1,11 @@
 import logging
 import os
+import shutil
 
 import pytest
 
 from refusion_eval.benchmarks import BENCHMARKS
-from refusion_eval.errors import ConfigError, DataError
+from refusion_eval.errors import CheckpointError, ConfigError, DataError
 from refusion_eval.evaluation.loop import Turn, evaluate, find_tasks, task_names
 from refusion_eval.results.facts import read_facts
 from refusion_eval.results.measured import run_figures
@@ -81,12 +82,19 @@ def test_an_unknown_task_like_none_lists_what_there_is():
         find_tasks(["zzz"])
 
 
-def test_missing_data_is_reported_before_the_checkpoint_is_touched(tmp_path):
-    args = parse_model_args(
-        {"pretrained": "/no/such/checkpoint", "run_dir": str(tmp_path), "data_dir": str(tmp_path / "none")}
-    )
+def test_a_checkpoint_that_cannot_be_had_is_refused_before_rows_are_looked_for(tmp_path):
+    places = {"run_dir": str(tmp_path / "run"), "data_dir": str(tmp_path / "none")}
+    with pytest.raises(CheckpointError, match="no directory '/no/such/checkpoint'"):
+        evaluate(parse_model_args({"pretrained": "/no/such/checkpoint", **places}), ["refusion_gsm8k"])
+    with pytest.raises(ConfigError, match="does not fit decoder=refusion"):
+        evaluate(parse_model_args({"pretrained": "embedded:autoregressive", **places}), ["refusion_gsm8k"])
+
+
+def test_missing_data_is_reported_before_weights_are_read(checkpoint, tmp_path):
+    for name in ("config.json", "tokenizer_config.json"):
+        shutil.copy(f"{checkpoint}/{name}", tmp_path)
     with pytest.raises(DataError, match="data directory"):
-        evaluate(args, ["refusion_gsm8k"])
+        evaluate(arguments(str(tmp_path), tmp_path / "run", data_dir=str(tmp_path / "none")), ["refusion_gsm8k"])
 
 
 def test_benchmark_names_mean_mini_tasks_for_the_embedded_checkpoint_only():
@@ -155,6 +163,7 @@ def test_two_runs_of_one_command_have_equal_tpf_and_intervals_of_speed_and_the_s
     assert (one.value, one.interval) == (two.value, two.interval)
     assert all(each[metric].has_interval for each in figures for metric in ("tps", "latency_mean"))
     assert "timed in 2 rounds" in figures[0]["tps"].notes
+    assert figures[0]["tps"].num_rounds == 2
 
 
 def test_a_busy_machine_and_a_run_that_goes_on_elsewhere_are_told(checkpoint, tmp_path, caplog, monkeypatch):

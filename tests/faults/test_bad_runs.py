@@ -84,6 +84,7 @@ COMMANDS = {
     "table": ("table", "RUN"),
     "compare": ("compare", "SOUND", "RUN"),
     "report": ("report", "RUN", "--out", "OUT.html"),
+    "export": ("export", "RUN", "--out", "OUT.jsonl"),
     "replay": ("replay", "RUN", "--out", "OUT.gif"),
     "plot figure5": ("plot", "figure5", "RUN", "--out", "OUT"),
     "plot figure9": ("plot", "figure9", "RUN", "--out", "OUT"),
@@ -135,7 +136,9 @@ def test_every_command_refuses_it_and_writes_nothing(name, damaged, refused):
     assert all(word in message for word in (place, *words)), message
 
 
-@pytest.mark.parametrize("name", ["table", "compare", "report", "claims", "speed", "paper-table", "rerun", "rescore"])
+@pytest.mark.parametrize(
+    "name", ["table", "compare", "export", "report", "claims", "speed", "paper-table", "rerun", "rescore"]
+)
 def test_a_damaged_score_is_an_error_too(name, refused):
     message, place = refused(name, statement("UPDATE scores SET body = '{}'"))
     assert place in message

@@ -109,7 +109,7 @@ def test_a_sweep_keeps_its_finished_points_and_goes_on(server, tmp_path):
     of_system = {"arguments": arguments, "settings": SETTINGS, "around": {"tau_slot": [0.1]}}
     spec = {"tasks": ["gsm8k"], "limit": NUM_ITEMS, "systems": {"refusion": of_system}}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(spec))
-    sweep = ["sweep", str(tmp_path / "mine.yaml"), "--out", str(tmp_path / "out")]
+    sweep = ["sweep", str(tmp_path / "mine.yaml"), "--rounds", "1", "--out", str(tmp_path / "out")]
     assert server.run([*sweep], counts=str(tmp_path / "counts"))[0] == 0
     forwards = server.read(tmp_path / "counts")["forward"] // 2
     whole = {path.name: records(path) for path in (tmp_path / "out" / "runs").iterdir()}

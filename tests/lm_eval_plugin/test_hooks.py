@@ -10,6 +10,7 @@ from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
+from lm_eval.utils import sanitize_list
 
 from refusion_eval.benchmarks import BENCHMARKS, RELEASED, Task, get_task
 from refusion_eval.errors import SandboxError
@@ -132,6 +133,12 @@ def test_several_responses_are_averaged_over_the_document() -> None:
     docs = [{"question": "q", "answer": "#### 5"}]
     scored = task_hooks.score_responses(BENCHMARKS["gsm8k"], [["The answer is 5.", "The answer is 6."]], docs)
     assert task_hooks.answer_metrics(docs[0], scored)["acc"] == 0.5
+
+
+def test_what_lm_eval_logs_of_a_response_is_json() -> None:
+    docs = [{"question": "q", "answer": "#### 5"}]
+    ((logged,),) = sanitize_list(task_hooks.score_responses(BENCHMARKS["gsm8k"], [["The answer is 5."]], docs))
+    assert json.loads(logged).items() >= {"extracted": "5", "passed": True, "verdict": "correct"}.items()
 
 
 def test_gpqa_questions_are_in_nothing_that_lm_eval_writes(monkeypatch: pytest.MonkeyPatch) -> None:

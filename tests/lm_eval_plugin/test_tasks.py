@@ -8,7 +8,8 @@ import pytest
 import yaml
 from lm_eval.tasks import TaskManager
 
-from refusion_eval.errors import ConfigError, DataError
+import refusion_eval
+from refusion_eval.errors import CheckpointError, ConfigError, DataError
 from refusion_eval.evaluation.loop import Turn
 from refusion_eval.lm_eval_plugin.local_rows import LocalSplits
 from refusion_eval.lm_eval_plugin.tasks import evaluate_any, find_other_tasks, split_names
@@ -76,6 +77,16 @@ def test_a_task_of_the_include_path_is_found_by_its_name(checkpoint, folder):
     assert list(load(["sums"], folder, arguments(checkpoint))) == ["sums"]
 
 
+def test_one_call_in_python_takes_files_and_names_of_a_folder_beside_this_projects_tasks(folder):
+    model = refusion_eval.load_model("embedded", device="cpu")
+    tasks = ["gsm8k", folder / "sums.yaml"]
+    frame = refusion_eval.evaluate(model, tasks, limit=1, **SHORT)
+    assert set(frame.task) == {"mini_gsm8k", "sums"}
+    assert set(frame[frame.task == "sums"].metric) >= {"accuracy", "tpf"}
+    named = refusion_eval.evaluate(model, "sums", include_path=folder, limit=1, **SHORT)
+    assert set(named.task) == {"sums"}
+
+
 def test_an_unknown_name_is_refused_with_the_likeliest_one(checkpoint, folder, monkeypatch):
     monkeypatch.setattr(TaskManager, "__init__", without_stock(TaskManager.__init__))
     with pytest.raises(ConfigError, match=r"^unknown task 'sum'; did you mean sums\?"):
@@ -87,6 +98,18 @@ def test_an_unknown_name_is_refused_with_the_likeliest_one(checkpoint, folder, m
 def without_stock(init):
     """Leaves out the 15,000 files of lm-eval's own tasks."""
     return lambda self, **options: init(self, **{**options, "include_defaults": False})
+
+
+def test_a_checkpoint_that_cannot_be_had_is_refused_before_a_task_is_looked_for(folder, tmp_path):
+    with pytest.raises(CheckpointError, match="no directory '/no/such/checkpoint'"):
+        evaluate_any(arguments("/no/such/checkpoint", tmp_path / "run"), ["no_such_task"], folder)
+
+
+def test_a_sweep_looks_for_its_checkpoint_before_its_task(folder, tmp_path):
+    (tmp_path / "one.yaml").write_text("systems: {refusion: {arguments: {pretrained: /no/such/checkpoint}}}")
+    spec = dataclasses.replace(read_spec(str(tmp_path / "one.yaml")), tasks=("no_such_task",))
+    with pytest.raises(CheckpointError, match="no directory '/no/such/checkpoint'"):
+        run_sweep(spec, tmp_path / "sweep", folder)
 
 
 def test_a_task_whose_rows_are_missing_is_one_error(checkpoint, folder):

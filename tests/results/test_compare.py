@@ -1,6 +1,7 @@
 """Two runs compared: flips, prompts, settings, speed, and the smallest difference a sample shows."""
 
 import csv
+import itertools
 import math
 
 import numpy as np
@@ -13,6 +14,7 @@ from refusion_eval.cli import app
 from refusion_eval.errors import StoreError
 from refusion_eval.results.compare import compare_runs, details, detectable_difference, mcnemar
 from refusion_eval.store.records import Hardware
+from refusion_eval.store.run_reader import Run
 from tests.results.conftest import sample
 
 
@@ -82,12 +84,42 @@ def test_speed_of_two_machines_is_no_ratio(write_run):
     assert any(line.startswith("hardware.cpu: ") for line in comparison.settings)
 
 
+def test_runs_that_took_no_turns_have_no_ratio_of_speeds(write_run, monkeypatch):
+    a, b = write_run("a", ten()), write_run("b", ten())
+    turns = itertools.cycle((1, 2))
+    monkeypatch.setattr(Run, "round", lambda self, process_id: next(turns) if self.run_id == "b" else 1)
+    (task,) = compare_runs(a, b).tasks
+    assert task.speed is None
+    assert "A was timed in 1 rounds and B in 2" in task.no_speed
+
+
 def test_several_samples_of_an_item_count_as_shares(write_run):
     twice = [sample(i, number=number) for i in range(3) for number in range(2)]
     a = write_run("a", twice, right=right(0))
     b = write_run("b", twice, right=right(0, 1))
     (task,) = compare_runs(a, b).tasks
     assert [(item.before, item.after) for item in task.items] == [(1, 1), (0, 1), (0, 0)]
+
+
+def test_runs_without_a_flip_have_an_interval_with_a_width(write_run):
+    a, b = (write_run(name, ten(), right=right(0, 1)) for name in "ab")
+    (task,) = compare_runs(a, b).tasks
+    assert task.difference.value == 0
+    assert (task.difference.low, task.difference.high) == pytest.approx((-27.753, 27.753), abs=0.001)
+
+
+def test_several_tasks_have_a_mean_of_equal_weights(write_run):
+    both = [*ten(), *(sample(i, task="mini_math") for i in range(5))]
+    a, b = write_run("a", both, right=right(0, 1, 2, 3, 4)), write_run("b", both, right=right(0, 1, 2, 3, 7))
+    first, second, mean = compare_runs(a, b).lines
+    assert [task.accuracies for task in (first, second)] == [pytest.approx((50, 50)), pytest.approx((100, 80))]
+    assert mean.accuracies == pytest.approx((75, 65))
+    assert mean.difference.value == pytest.approx(-10)
+    assert mean.difference.low < -10 < mean.difference.high
+    assert {name: len(items) for name, items in mean.flips.items()} == {"gained": 1, "lost": 2, "other prompts": 0}
+    assert mean.p_value == 1.0
+    *_, unchanged = compare_runs(a, a).lines
+    assert unchanged.difference.low == pytest.approx(-math.hypot(27.753, 43.45) / 2, abs=0.01)
 
 
 def test_mcnemars_p_value_is_that_of_a_fair_coin():

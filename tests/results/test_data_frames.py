@@ -5,13 +5,17 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
 import refusion_eval.results as results
+from refusion_eval.cli import app
 from refusion_eval.errors import StoreError
 from refusion_eval.results.data_frames import SAMPLE_COLUMNS
 from refusion_eval.results.measured import run_figures
 from refusion_eval.results.render import csv_text, write_csv
 from tests.results.conftest import sample
+
+RUNNER = CliRunner()
 
 
 @pytest.fixture
@@ -43,6 +47,19 @@ def test_a_response_may_hold_what_utf8_cannot_encode(write_run):
     run = write_run("run", [sample(0, text="\ud800 lone")], scored=[])
     assert results.load(run)["text"].tolist() == ["\ud800 lone"]
     assert csv_text(["text"], [["\ud800"]]) == "text\n\ud800\n"
+
+
+def test_exported_lines_are_the_rows_of_the_frame(run, write_run, tmp_path):
+    other = write_run("other", [sample(0, text="\ud800 lone\nline")], system="AR")
+    runs = [str(run), str(other)]
+    printed = RUNNER.invoke(app, ["export", *runs])
+    said = RUNNER.invoke(app, ["export", *runs, "--out", str(tmp_path / "new" / "samples.jsonl")])
+    assert said.stdout.endswith("samples.jsonl (4 samples)\n")
+    assert (tmp_path / "new" / "samples.jsonl").read_text() == printed.stdout
+    exported = [json.loads(line) for line in printed.stdout.splitlines()]
+    assert [row.pop("settings") for row in exported] == [{"slot_size": 4}] * 4
+    frame = results.load(runs).drop(columns="settings").astype(object)
+    assert exported == frame.where(frame.notna(), None).to_dict("records")
 
 
 def test_several_runs_stand_one_below_the_other(run, write_run):

@@ -136,7 +136,6 @@ def test_a_table_fits_the_terminal_and_breaks_no_name_or_number(width):
     terminal.print(table.rich(width))
     text = terminal.export_text()
     assert max(map(len, text.splitlines())) <= width
-    assert all(word in text for word in ("1345.1", "[1119.6,", "100.0", "Accuracy"))
+    assert all(word in text for word in ("mini_arc_challenge", "1345.1", "[1119.6,", "100.0", "Accuracy"))
     assert "Empty" not in text
-    assert ("mini_arc_challenge" in text) == (width > 60)
     assert ("[1119.6, 1650.6]" in text) == (width > 80)

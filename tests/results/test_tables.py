@@ -220,3 +220,16 @@ def test_speeds_of_other_threads_and_of_fewer_items_are_marked(write_run):
     assert ["fewer items" in line.cells[1].text for line in table.lines] == [False, True]
     assert "1: Test CPU, 1 threads; 2: Test CPU, 2 threads" in table.caption
     assert "Machine" not in summary_table(summary(run_figures(runs[:1]))).columns
+
+
+def test_runs_with_equally_many_other_items_have_letters_at_n(write_run):
+    def rows(*runs):
+        table = summary_table(summary(run_figures(runs)))
+        return [line.cells[2].text for line in table.lines], "Letters at n" in table.caption
+
+    first, again = (write_run(name, [sample(i) for i in range(3)]) for name in ("first", "again"))
+    other = write_run("other", [sample(i) for i in range(1, 4)])
+    few = write_run("few", [sample(i) for i in range(2)])
+    assert rows(again, first) == (["3", "3"], False)
+    assert rows(again, first, other) == (["3 a", "3 a", "3 b"], True)
+    assert rows(few, first) == (["2", "3"], False)

@@ -1,6 +1,7 @@
 import contextlib
 import io
 import os
+import re
 import signal
 import threading
 import time
@@ -9,7 +10,7 @@ import pytest
 
 from refusion_eval.lm_eval_plugin.adapter import RefusionLM
 from refusion_eval.runs.model_args import parse_model_args
-from refusion_eval.runs.terminal import SIGNALS, Interrupted, Interruption, ProgressDisplay, resume_hint
+from refusion_eval.runs.terminal import SIGNALS, Interrupted, Interruption, ProgressDisplay, RunningScore, resume_hint
 from refusion_eval.store.records import Sample, SampleKey
 from refusion_eval.store.run_store import RunStore
 from tests.store.conftest import make_manifest, make_sample
@@ -164,6 +165,17 @@ def test_plain_lines_name_system_task_count_and_speed():
     assert stream.getvalue().splitlines()[-1] == "ReFusion gsm8k: 2/2  10.0 tokens/s, TPF 2.00"
 
 
+def test_lines_have_the_running_score_once_there_is_a_verdict():
+    stream = io.StringIO()
+    scores = iter([RunningScore(0, 0), RunningScore(1, 2)])
+    with ProgressDisplay("AR", {"gsm8k": 1, "math": 1}, stream, score_of=lambda task: next(scores)) as progress:
+        progress.stored("math")
+        progress.decoded(sample(num_tokens=3, num_forwards=3, seconds=1.0))
+    first, second = stream.getvalue().splitlines()
+    assert "accuracy" not in first
+    assert second == "AR gsm8k: 1/1  3.0 tokens/s, TPF 1.00, accuracy 50.0 % of 2"
+
+
 def test_lines_say_how_long_all_tasks_still_take(monkeypatch):
     now = iter(range(0, 10_000, 60))
     monkeypatch.setattr(time, "monotonic", lambda: float(next(now)))
@@ -183,6 +195,16 @@ def test_stored_and_failed_samples_are_told_apart_from_decoded_ones():
         progress.stored("gsm8k")
         progress.decoded(sample(error="out of memory"))
     assert stream.getvalue().splitlines()[-1] == "AR gsm8k: 2/2  1 from the run directory, 1 FAILED"
+
+
+def test_a_narrow_terminal_has_room_for_time_left_and_score(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    stream = Terminal()
+    with ProgressDisplay("ReFusion", {"gsm8k": 1}, stream, score_of=lambda task: RunningScore(1, 2)) as progress:
+        progress.decoded(sample(num_tokens=3, num_forwards=3, seconds=1.0))
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
+    assert re.search(r"1/1 +0:00:00 left 3.0 tokens/s, TPF 1.00, accuracy 50.0 % of 2", text)
+    assert "…" not in text
 
 
 def test_a_terminal_gets_a_live_display():

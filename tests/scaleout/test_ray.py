@@ -219,7 +219,7 @@ def test_workers_that_stay_serve_the_next_run(cluster, checkpoint):
 def test_without_ray_one_sentence_names_the_extra(checkpoint, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     lm = RefusionLM(arguments(checkpoint, engine="ray"))
-    with pytest.raises(ConfigError, match=r"pip install 'refusion-eval\[ray\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[ray\]'"):
         _ = lm.session.runner
 
 

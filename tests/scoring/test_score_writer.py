@@ -60,6 +60,21 @@ def test_a_verdict_says_what_judged_it_and_how(store):
     assert writer.num_unscored == 0
 
 
+def test_the_running_score_counts_each_verdict_once_and_those_of_earlier_runs(store):
+    first, second = (sample(store, item, program(item)) for item in (1, 2))
+    with ScoreWriter(store, sandbox="none", waits=True) as writer:
+        writer.judge(MBPP, PROGRAM, first)
+        assert writer.running_score("mini_mbpp") == (1, 1)
+        writer.judge(MBPP, PROGRAM, first)
+        writer.judge(MBPP, PROGRAM, second)
+        assert writer.running_score("mini_mbpp") == (1, 2)
+    with ScoreWriter(store, sandbox="none", waits=True) as again:
+        assert again.running_score("mini_mbpp") == (0, 0)
+        again.judge(MBPP, PROGRAM, first)
+        assert again.running_score("mini_mbpp") == (1, 1)
+        assert again.running_score("mini_gsm8k") == (0, 0)
+
+
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_where_requests_are_timed_the_next_one_waits_for_the_verdict(store, batch_size):
     with ScoreWriter(store, sandbox="none", waits=True) as writer:

@@ -14,6 +14,7 @@ from refusion_eval.store.records import Hardware, Sample, SampleKey, ScoreRow, p
 from refusion_eval.store.run_reader import DATABASE_NAME, RunReader
 from refusion_eval.store.run_store import RunStore
 from tests.examples import examples
+from tests.store.conftest import make_manifest, make_sample
 
 any_text = st.text(st.characters(exclude_categories=()), max_size=40)
 json_values = st.recursive(
@@ -329,3 +330,31 @@ def test_a_refusal_names_only_some_of_many_differences(tmp_path, make_manifest, 
         store.append(make_sample(1))
     with pytest.raises(StoreError, match=r"settings.s3: recorded 3, now nothing; 5 more\. Use the recorded"):
         RunStore.open(tmp_path, make_manifest(settings={}))
+
+
+def manifest_with_tables(mini, real, **model_args):
+    tables = {
+        "tasks/settings/mini_refusion.yaml": {"gsm8k": {"slot_size": mini}},
+        "tasks/settings/refusion.yaml": {"gsm8k": {"slot_size": real, "tau_slot": 0.9}},
+    }
+    return make_manifest(settings={"model_args": model_args, "tables": tables})
+
+
+@pytest.mark.parametrize(
+    ("task", "before", "now", "refused"),
+    [
+        ("refusion_gsm8k", manifest_with_tables(8, 32), manifest_with_tables(4, 32), ""),
+        ("refusion_gsm8k", manifest_with_tables(8, 32), manifest_with_tables(8, 16), "recorded 32, now 16"),
+        ("mini_gsm8k", manifest_with_tables(8, 32), manifest_with_tables(8, 16), ""),
+        ("mini_gsm8k", manifest_with_tables(8, 32), manifest_with_tables(4, 32), "recorded 8, now 4"),
+        ("mini_gsm8k", manifest_with_tables(8, 32, slot_size=2), manifest_with_tables(4, 32, slot_size=2), ""),
+    ],
+)
+def test_a_table_that_did_not_decide_a_text_may_change(tmp_path, task, before, now, refused):
+    with RunStore.open(tmp_path / "run", before) as store:
+        store.append(make_sample(0, task=task))
+    if not refused:
+        RunStore.open(tmp_path / "run", now).close()
+        return
+    with pytest.raises(StoreError, match=refused):
+        RunStore.open(tmp_path / "run", now)

@@ -98,6 +98,19 @@ def test_points_of_one_checkpoint_share_the_model(tmp_path: Path, monkeypatch: p
     assert len(opened) == 1
 
 
+def test_points_take_turns_and_speed_covers_the_rounds(tmp_path: Path) -> None:
+    said: list[str] = []
+    spec = _spec(tmp_path, around={"tau_slot": [0.5]})
+    run_sweep(spec, tmp_path / "out", rounds=2, on_point=said.append)
+    turns = [line.split(": ") for line in said if line.startswith("point")]
+    names = ["refusion-table", "refusion-tau_slot=0.5"]
+    assert turns == [
+        [f"point {number} of 2, round {turn} of 2", name] for turn in (1, 2) for number, name in enumerate(names, 1)
+    ]
+    (task,) = read_facts(tmp_path / "out" / "runs" / names[0]).tasks
+    assert sorted(sample.round for sample in task.samples) == [1, 2]
+
+
 def test_an_impossible_point_is_refused_before_anything_is_run(tmp_path: Path) -> None:
     spec = _spec(tmp_path, around={"tau_slot": [0.5], "slot_size": [4, 7]})
     with pytest.raises(ConfigError, match=r"point slot_size=7: .*block_size"):

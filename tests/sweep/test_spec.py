@@ -1,3 +1,4 @@
+import runpy
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,13 @@ def test_shipped_sweeps_can_be_read_and_planned() -> None:
     assert {"figure4", "figure6", "figure8", "mini_figure4", "mini_figure6", "mini_figure8"} == set(shipped_specs())
     for name in shipped_specs():
         assert len(list(planned_points(read_spec(name)))) > 1
+
+
+def test_the_sweep_of_orders_has_the_rows_of_its_table() -> None:
+    root = Path(__file__).parents[2]
+    ways = runpy.run_path(str(root / "plots" / "orders.py"))["WAYS"]
+    spec = read_spec(str(root / "results" / "embedded" / "orders.yaml"))
+    assert [f"refusion-{point.name}" for system in spec.systems for point in system.points] == list(ways)
 
 
 @pytest.mark.parametrize(

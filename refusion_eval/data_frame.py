@@ -1,5 +1,6 @@
 """`refusion_eval.evaluate`: one system on some tasks in one call, for notebooks and scripts."""
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from os import PathLike
@@ -24,8 +25,9 @@ DECIDED = ("pretrained", "dtype", "device", "attention", "revision", "adapter", 
 
 def evaluate(
     model: str | LoadedModel,
-    tasks: str | Sequence[str] = (),
+    tasks: str | PathLike[str] | Sequence[str | PathLike[str]] = (),
     *,
+    include_path: str | PathLike[str] | None = None,
     limit: int | None = None,
     run_dir: str | PathLike[str] | None = None,
     data: str | PathLike[str] | None = None,
@@ -37,8 +39,10 @@ def evaluate(
 
     Args:
         model: "embedded", a folder, a hub id, or what `load_model` returned.
-        tasks: benchmarks or task names, one or several; none means all. For an embedded model a benchmark's name means
-            its mini task.
+        tasks: benchmarks, tasks of this project or of lm-eval (`lm_eval:NAME` where a benchmark has the same name) and
+            YAML files of tasks, one or several; none means all benchmarks. For an embedded model a benchmark's name
+            means its mini task.
+        include_path: folder with task files of lm-eval, whose tasks may be named.
         limit: only the first items of every task.
         run_dir: folder where samples are recorded and found again; None for one that is removed at the end.
         data: folder with benchmark rows.
@@ -52,7 +56,7 @@ def evaluate(
 
     Raises:
         ConfigError: an argument is wrong, or a loaded model has decided it already.
-        DataError: the rows of a benchmark cannot be found; nothing was decoded.
+        DataError: a task or its rows cannot be found; nothing was decoded.
         CheckpointError: the checkpoint cannot be loaded.
         StoreError: the run directory belongs to another run.
     """
@@ -60,15 +64,21 @@ def evaluate(
     if isinstance(model, LoadedModel):
         if decided := [argument for argument in DECIDED if argument in arguments]:
             raise ConfigError(f"{', '.join(decided)}: the loaded model has decided that; give it to load_model instead")
-        folder = Path(model.name)
-        name = f"{EMBEDDED}:{folder.name}" if folder.parent == EMBEDDED_FOLDER else model.name
+        opened = Path(model.name)
+        name = f"{EMBEDDED}:{opened.name}" if opened.parent == EMBEDDED_FOLDER else model.name
         arguments = {"decoder": model.decoders[0], **arguments}
     with ExitStack() as stack:
         place = run_dir or Path(stack.enter_context(TemporaryDirectory(prefix="refusion_eval_"))) / "run"
         places = {"run_dir": str(place), "data_dir": None if data is None else str(data)}
         args = parse_model_args({"pretrained": name, **arguments, **places})
-        asked = [tasks] if isinstance(tasks, str) else tasks
+        asked = [os.fspath(task) for task in ([tasks] if isinstance(tasks, str | PathLike) else tasks)]
         names = loop.task_names(asked, args.pretrained, prompts=prompts, data=places["data_dir"])
         cache = ModelCache(model if isinstance(model, LoadedModel) else None)
-        loop.evaluate(args, names, limit=limit, sandbox=sandbox, model_cache=cache)
+        if loop.own_tasks().keys() >= set(names):
+            loop.evaluate(args, names, limit=limit, sandbox=sandbox, model_cache=cache)
+        else:
+            from refusion_eval.lm_eval_plugin.tasks import evaluate_any  # lm_eval takes seconds to import
+
+            folder = None if include_path is None else Path(include_path)
+            evaluate_any(args, names, folder, limit=limit, sandbox=sandbox, model_cache=cache)
         return figures(place)
