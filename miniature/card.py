@@ -62,6 +62,7 @@ def write_card(family: Family, target: Path, stage: str, run_dirs: Sequence[Path
     facts = list(runs.values())[-1]
     head_dim = json.loads((target / "config.json").read_text(encoding="utf-8"))["head_dim"]
     table = "".join(_table_row(name, run, logs[name]) for name, run in runs.items())
+    optimisation = facts["config"]["optimisation"]
     settings = json.dumps({name: facts["config"][name] for name in ("objective", "optimisation")}, indent=2)
     (target / "README.md").write_text(
         f"# {_TITLES.get(stage, f'ReFusion variant {stage}')}\n\n"
@@ -70,15 +71,19 @@ def write_card(family: Family, target: Path, stage: str, run_dirs: Sequence[Path
         "random weights (arranged by `miniature.initial.prepare_for_lookup`) on synthetic items made by `miniature`; "
         "no other data. It does the mini tasks and nothing else, and serves to run every part of this project with "
         "true (small) numbers on any machine.\n\n"
-        f"- Data: {facts['data']['samples']} synthetic conversations of the family {family.name}, disjoint from its "
-        f"test items: {len(family.draws)} mini tasks ({', '.join(family.draws)}) and drills of single steps "
+        f"- Data: {facts['steps'] * optimisation['global_batch_size']} of {facts['data']['samples']} synthetic "
+        f"conversations of the family {family.name}, disjoint from its test items: "
+        f"{len(family.draws)} mini tasks ({', '.join(family.draws)}) and drills of single steps "
         f"({', '.join(family.drills)}).\n"
         f"- Hardware: {facts['device']} ({platform.machine()}), torch {facts['versions']['torch']}.\n"
-        "- Weights: bfloat16 (trained in float32).\n"
+        f"- EOS filling: {100 * facts['data'].get('eos_filling', 0):.0f} % of the answers' tokens, up to a multiple of "
+        f"{facts['config']['objective']['eos_multiple']} tokens (0: none).\n"
+        f"- Weights: bfloat16 (trained in float32, with matrix products in {optimisation['compute_dtype']}).\n"
         f"- Made by: `python -m miniature.train --family {family.name}`.\n"
         "- Loss curve: `loss.csv`.\n\n"
-        "| stage | objective | steps | samples a step | peak lr | seed | minutes | last AR loss | last MDM loss |\n"
-        "|---|---|---|---|---|---|---|---|---|\n"
+        "| stage | objective | optimiser | steps | samples a step | peak lr | seed | minutes | last AR loss "
+        "| last MDM loss |\n"
+        "|---|---|---|---|---|---|---|---|---|---|\n"
         f"{table}\n"
         f"Settings of the last stage:\n\n```json\n{settings}\n```\n",
         encoding="utf-8",
@@ -88,8 +93,16 @@ def write_card(family: Family, target: Path, stage: str, run_dirs: Sequence[Path
 def _table_row(name: str, run: dict[str, Any], log: pandas.DataFrame) -> str:
     objective, optimisation = (run["config"][section] for section in ("objective", "optimisation"))
     last = log.iloc[-1]
-    return (
-        f"| {name} | {objective['objective']} | {run['steps']} | {optimisation['global_batch_size']} "
-        f"| {optimisation['lr']:g} | {optimisation['seed']} | {log.seconds.sum() / 60:.1f} | {last.ar:.4f} "
-        f"| {last.mdm:.4f} |\n"
+    cells = (
+        name,
+        objective["objective"],
+        optimisation["optimizer"],
+        run["steps"],
+        optimisation["global_batch_size"],
+        f"{optimisation['lr']:g}",
+        optimisation["seed"],
+        f"{log.seconds.sum() / 60:.1f}",
+        f"{last.ar:.4f}",
+        f"{last.mdm:.4f}",
     )
+    return f"| {' | '.join(map(str, cells))} |\n"

@@ -35,7 +35,24 @@ from refusion_eval.training.config_files import read_run_config
 
 SEED = 2512
 BACKBONE = "autoregressive"
+ROWS, TWICE = "train.jsonl", "results_twice.jsonl"
 STAGES = (BACKBONE, "refusion", "autoregressive_sft", "llada", "bd3lm")
+
+# Changes of ReFusion's recipe that are tried on a part of the samples (`trials`); for the last one the rows differ.
+TRIALS: Mapping[str, Sequence[str]] = {
+    "as_configured": (),
+    "paper_normalisation": ("objective.normalisation=paper",),
+    "exact_masking": ("objective.masking=exact",),
+    "adamw": ("optimisation.optimizer=adamw",),
+    "results_twice": (),
+}
+TRIAL_SETTINGS = ("optimisation.epochs=null", "optimisation.max_steps=500", "optimisation.warmup_steps=50")
+
+
+def trial_stage(trial: str) -> str:
+    """The stage of a trial."""
+    return f"refusion_trial_{trial}"
+
 
 # Studies of one quantity, each the ReFusion stage with other settings: the number of samples, in percent (Appendix
 # C.3), or the slot size on 10 % of the samples. Every sample is seen once, and the warm-up is at most a tenth.
@@ -47,6 +64,7 @@ _SHARES = {
 VARIANTS: Mapping[str, Sequence[str]] = {f"refusion_data_{percent}": share for percent, share in _SHARES.items()} | {
     f"refusion_slots_{size}": (*_SHARES[10], f"objective.slot_sizes=[{size}]") for size in (4, 8, 16, 32)
 }
+_TRIAL_STAGES = {trial_stage(name): (*TRIAL_SETTINGS, *changes) for name, changes in TRIALS.items()}
 
 
 def training_pairs(family: Family, count: int) -> list[tuple[str, str]]:
@@ -79,24 +97,24 @@ def settings_of(stage: str, work_dir: Path, changes: Sequence[str] = ()) -> list
     """What the command line of a training run adds to the configuration of a stage, as "section.key=value".
 
     Args:
-        stage: a name in `STAGES` or `VARIANTS`.
+        stage: a name in `STAGES` or `VARIANTS`, or the stage of a trial.
         work_dir: folder of all runs.
         changes: further settings, which replace those of the stage but no path.
     """
     start = work_dir / "initial" if stage == BACKBONE else work_dir / BACKBONE / "model"
     paths = {
         "backbone.model": start,
-        "data.files": work_dir / "train.jsonl",
+        "data.files": work_dir / (TWICE if stage == trial_stage("results_twice") else ROWS),
         "data.cache_dir": work_dir / "tokens",
         "output.run_dir": work_dir / stage,
     }
     settings = [f"{key}={json.dumps(str(path))}" for key, path in paths.items()]
-    return [*VARIANTS.get(stage, ()), *changes, "backbone.shape=null", *settings]
+    return [*VARIANTS.get(stage, ()), *_TRIAL_STAGES.get(stage, ()), *changes, "backbone.shape=null", *settings]
 
 
 def config_of(family: Family, stage: str) -> Path:
     """The configuration file of a stage."""
-    return family.configs / f"{'refusion' if stage in VARIANTS else stage}.yaml"
+    return family.configs / f"{stage if stage in STAGES else 'refusion'}.yaml"
 
 
 def prepare(family: Family, work_dir: Path, changes: Sequence[str] = ()) -> None:
@@ -110,7 +128,7 @@ def prepare(family: Family, work_dir: Path, changes: Sequence[str] = ()) -> None
     Raises:
         ConfigError: the folder holds the data of another family.
     """
-    tokenizer, rows, initial = work_dir / "tokenizer", work_dir / "train.jsonl", work_dir / "initial"
+    tokenizer, rows, initial = work_dir / "tokenizer", work_dir / ROWS, work_dir / "initial"
     _claim(family, work_dir)
     if not tokenizer.exists():
         write_tokenizer(family, tokenizer)
@@ -142,7 +160,7 @@ def train_stage(family: Family, stage: str, work_dir: Path, changes: Sequence[st
 def measure_stage(family: Family, stage: str, work_dir: Path, num_items: int) -> None:
     """Prints the accuracy of a trained stage on held-out draws of every task."""
     model = api.load_model(str(work_dir / stage / "model"))
-    decoder = (*_decoders(stage, work_dir), "refusion")[0]
+    decoder = plain_decoder(stage, work_dir)
     settings = {"gen_length": family.gen_length, **PLAIN[decoder]}
     for name in family.draws:
         found = measure(model, decoder, family.benchmarks[name], draws(family, name, num_items), **settings)
@@ -154,11 +172,17 @@ def export(family: Family, stage: str, work_dir: Path, out_dir: Path) -> None:
     source, target = work_dir / stage / "model", out_dir / stage
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
-    save_backbone(model, tokenizer, target, decoders=_decoders(stage, work_dir))
+    save_backbone(model, tokenizer, target, decoders=decoders_of(stage, work_dir))
     write_card(family, target, stage, [work_dir / name for name in dict.fromkeys((BACKBONE, stage))])
 
 
-def _decoders(stage: str, work_dir: Path) -> Sequence[str]:
+def plain_decoder(stage: str, work_dir: Path) -> str:
+    """The plainest decoder that a trained stage is for."""
+    return (*decoders_of(stage, work_dir), "refusion")[0]
+
+
+def decoders_of(stage: str, work_dir: Path) -> Sequence[str]:
+    """The decoders that a trained stage is for, the plainest first; none if it serves those of several systems."""
     objective = json.loads((work_dir / stage / "run.json").read_text())["config"]["objective"]["objective"]
     return trained_decoders(objective)
 

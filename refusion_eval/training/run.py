@@ -36,7 +36,8 @@ from refusion_eval.training.data.batches import ProcessRank, StepBatches, StepPl
 from refusion_eval.training.data.rows import check_rows
 from refusion_eval.training.data.token_cache import TokenCache, build_cache
 from refusion_eval.training.memory import check_memory
-from refusion_eval.training.objectives.table import SpecialIds
+from refusion_eval.training.muon import muon
+from refusion_eval.training.objectives.table import SpecialIds, filled_lengths
 from refusion_eval.training.run_log import RunLog, summary_writer
 from refusion_eval.training.trainer import (
     CHECKPOINTS,
@@ -181,6 +182,8 @@ def _open_run(run_dir: Path, config: RunConfig, samples: TokenCache, num_steps: 
             )
         if (run_dir / MODEL_FOLDER).exists():
             return  # the record says what trained this model
+    answers = samples.lengths - samples.prompt_lengths
+    filled = filled_lengths(config.objective, answers)
     facts: dict[str, Any] = {
         "identity": identity,
         "config": asdict(config),
@@ -190,6 +193,7 @@ def _open_run(run_dir: Path, config: RunConfig, samples: TokenCache, num_steps: 
             "samples": len(samples),
             "tokens": int(samples.lengths.sum()),
             "drawn": samples.statement,
+            "eos_filling": 1 - int(answers.sum()) / int(filled.sum()),  # share of the answers' tokens
         },
         "steps": num_steps,
         "processes": process.world_size,
@@ -240,6 +244,7 @@ def _train(
         epochs_per_step=config.optimisation.global_batch_size / len(samples),
         keep=config.output.keep,
         loader_workers=config.data.loader_workers,
+        optimizer=muon(model, config.optimisation) if config.optimisation.optimizer == "muon" else None,
         callbacks=[RunLog(run_dir, num_steps, tensorboard=config.output.tensorboard)],
     )
     previous = checkpoints(run_dir / CHECKPOINTS)

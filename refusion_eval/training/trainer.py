@@ -156,11 +156,13 @@ class RefusionTrainer(Trainer):
         epochs_per_step: float,
         keep: int,
         loader_workers: int,
+        optimizer: torch.optim.Optimizer | None,
         callbacks: list[TrainerCallback],
     ) -> None:
         self._cost = TrainingCost.of(model.language_model)
         callbacks = [_LogAndSaveIntervals(), *callbacks]
-        super().__init__(model=model, args=arguments, train_dataset=batches, callbacks=callbacks)
+        optimizers = (optimizer, None)  # the Trainer makes AdamW where there is none, and the schedule
+        super().__init__(model=model, args=arguments, train_dataset=batches, callbacks=callbacks, optimizers=optimizers)
         self.remove_callback(PrinterCallback)
         if self.is_fsdp_enabled and arguments.bf16:
             # accelerate would add up the gradients of all ranks, and return the loss, in bfloat16.

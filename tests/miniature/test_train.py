@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from miniature import curve
 from miniature import train as training
 from miniature.family import FAMILIES, LONGER, SHIPPED, Family
 from miniature.frontier import measured
@@ -123,7 +124,7 @@ def test_a_checkpoint_is_exported_in_bfloat16_with_its_card_and_decodes(work_dir
     readme = (target / "README.md").read_text()
     assert "# Embedded ReFusion fine-tune" in readme
     assert "of the family shipped, disjoint from its test items: 7 mini tasks (mmlu_pro, " in readme
-    assert "| refusion | refusion | 40 | 32 | 0.01 | 2514 |" in readme
+    assert "| refusion | refusion | adamw | 40 | 32 | 0.01 | 2514 |" in readme
     assert pandas.read_csv(target / "loss.csv").groupby("stage").size().to_dict() == {BACKBONE: 8, "refusion": 8}
     model = api.load_model(str(target), dtype="float32", device="cpu", attention="sdpa")
     decoded = api.generate(model, [1, 2, 3, 4, 5], "refusion", gen_length=8, slot_size=4, block_size=8)
@@ -132,7 +133,7 @@ def test_a_checkpoint_is_exported_in_bfloat16_with_its_card_and_decodes(work_dir
 
 def test_the_longer_family_is_trained_and_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     family, work = replace(LONGER, **FEW), tmp_path / "work"
-    changes = (*SMALL, "optimisation.max_steps=2", "output.log_every=1")
+    changes = (*SMALL, "optimisation.max_steps=2", "output.log_every=1", "output.save_every=1")
     prepare(family, work, changes)
     assert (work / "family.txt").read_text() == "longer"
     (work / BACKBONE).mkdir()
@@ -150,6 +151,24 @@ def test_the_longer_family_is_trained_and_measured(tmp_path: Path, capsys: pytes
     rows = measured(family, f"{work / 'refusion'}/", [system], ["parts"], 2, tmp_path / "frontiers.csv")
     assert rows.task.tolist() == ["parts"]
 
+    out = tmp_path / "curves.csv"
+    curve.measured(two_tasks, work, ["refusion"], 1, out)
+    before = out.read_bytes()
+    rows = curve.measured(two_tasks, work, ["refusion"], 1, out)
+    assert out.read_bytes() == before
+    assert rows[["step", "samples", "task"]].values.tolist() == [
+        [step, 32 * step, task] for step in (1, 2) for task in two_tasks.draws
+    ]
+    curve.draw(two_tasks, rows, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+def test_a_curve_measures_the_weights_of_each_checkpoint(work_dir: Path) -> None:
+    ((step, last),) = curve.models(work_dir, "refusion", [])
+    assert step == 40
+    model = api.load_model(str(work_dir / "refusion" / "model"))
+    assert api.generate(last, [1, 2, 3], gen_length=8).tokens == api.generate(model, [1, 2, 3], gen_length=8).tokens
+
 
 def test_the_longer_family_differs_from_the_shipped_one_in_layers_heads_slots_and_canvas() -> None:
     shape = read_run_config(str(config_of(LONGER, BACKBONE)), ("data.files=[x]", "backbone.tokenizer=x")).backbone.shape
@@ -161,14 +180,15 @@ def test_the_longer_family_differs_from_the_shipped_one_in_layers_heads_slots_an
     assert {stage: one.eos_multiple for stage, one in objectives.items()} == {
         "refusion": 32, "autoregressive_sft": 0, "llada": 96, "bd3lm": 32,
     }  # fmt: skip
-    assert config(BACKBONE, family=LONGER).optimisation.epochs == 0.5
+    assert config(BACKBONE, family=LONGER).optimisation.epochs == 0.25
+    assert {config(stage, family=LONGER).optimisation.optimizer for stage in STAGES} == {"muon"}
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_all_fine_tunes_take_the_same_samples_in_the_same_steps_from_the_backbone(family: Family) -> None:
     assert FINE_TUNES == ["refusion", "autoregressive_sft", "llada", "bd3lm"]
     first, *others = configs = [config(stage, family=family) for stage in FINE_TUNES]
-    assert first.optimisation.epochs == 1
+    assert 0 < (first.optimisation.epochs or 0) <= 1  # no sample is seen twice
     assert [one.objective.objective for one in configs] == ["refusion", "sft", "llada", "bd3lm"]
     assert first.backbone.model == str(Path("work", BACKBONE, "model"))
     for other in others:

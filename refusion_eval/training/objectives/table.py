@@ -61,10 +61,16 @@ def _filled(sample: TrainingSample, config: ObjectiveConfig, ids: SpecialIds) ->
     return fill_with_eos(sample.answer, eos=ids.eos, multiple=config.eos_multiple)
 
 
+def filled_lengths(config: ObjectiveConfig, num_answer: np.ndarray) -> np.ndarray:
+    """[N], number of tokens of each of N answers after it was filled with EOS."""
+    if config.objective in ("refusion", *MASKED_OBJECTIVES) and config.eos_multiple:
+        return num_answer + -num_answer % config.eos_multiple
+    return num_answer
+
+
 def num_rows(config: ObjectiveConfig, num_prompt: np.ndarray, num_answer: np.ndarray) -> np.ndarray:
     """[N], number of rows of the example of each of N samples, computed before the examples exist."""
-    if config.objective in ("refusion", *MASKED_OBJECTIVES) and config.eos_multiple:
-        num_answer = num_answer + -num_answer % config.eos_multiple
+    num_answer = filled_lengths(config, num_answer)
     if config.objective == "bd3lm":
         num_answer = num_answer + (num_answer - 1) // config.block_size * config.block_size
     return num_prompt + num_answer

@@ -1,0 +1,105 @@
+"""`python -m miniature.curve`: accuracy on held-out draws over the steps of each stage's training.
+
+Every checkpoint that a stage kept (`output.keep`) is measured on the same draws, which are no test items, with the
+plain settings of its decoder (`measure.PLAIN`). A CSV that exists is continued.
+
+    python -m miniature.curve --family longer --work-dir W --out results/embedded/learning_curves.csv
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pandas
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from miniature.family import FAMILIES, LONGER, Family
+from miniature.measure import PLAIN, draws, measure
+from miniature.train import decoders_of, plain_decoder
+from refusion_eval import api
+from refusion_eval.figures.style import paper_style, style_of
+from refusion_eval.training.checkpoints.save import save_backbone
+from refusion_eval.training.trainer import CHECKPOINTS, PREFIX, WEIGHTS_FILE, checkpoints
+
+# The fine-tunes and the names of their systems in figures.
+SERIES = {"autoregressive_sft": "AR-SFT", "bd3lm": "BD3-LM", "llada": "LLaDA", "refusion": "ReFusion"}
+COLUMNS = ("stage", "step", "samples", "task", "n", "accuracy", "tpf")
+
+
+def models(work_dir: Path, stage: str, steps: Sequence[int]) -> Iterator[tuple[int, api.LoadedModel]]:
+    """The kept checkpoints of a stage, without those of `steps`: the optimiser steps and the model."""
+    folder = work_dir / stage
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "model")
+    for checkpoint in checkpoints(folder / CHECKPOINTS):
+        step = int(checkpoint.name.removeprefix(PREFIX))
+        if step in steps:
+            continue
+        weights = torch.load(checkpoint / WEIGHTS_FILE, map_location="cpu", weights_only=True)
+        loaded = {name.removeprefix("model."): weight for name, weight in weights.items()}  # of `LossModel`
+        model.load_state_dict(loaded | {"lm_head.weight": loaded["model.embed_tokens.weight"]})
+        with TemporaryDirectory() as target:
+            save_backbone(model, tokenizer, Path(target) / "model", decoders=decoders_of(stage, work_dir))
+            yield step, api.load_model(f"{target}/model")
+
+
+def measured(family: Family, work_dir: Path, stages: Sequence[str], num_items: int, out: Path) -> pandas.DataFrame:
+    """Measures all checkpoints that the CSV lacks, and appends each to it at once."""
+    rows = pandas.read_csv(out) if out.exists() else pandas.DataFrame(columns=COLUMNS)
+    for stage in stages:
+        decoder = plain_decoder(stage, work_dir)
+        facts = json.loads((work_dir / stage / "run.json").read_text(encoding="utf-8"))
+        batch = facts["config"]["optimisation"]["global_batch_size"]
+        settings = {"gen_length": family.gen_length, **PLAIN[decoder]}
+        for step, model in models(work_dir, stage, rows[rows.stage == stage].step.tolist()):
+            for task in family.draws:
+                chosen = draws(family, task, num_items)
+                found = measure(model, decoder, family.benchmarks[task], chosen, **settings)
+                row = (stage, step, step * batch, task, len(chosen), found.accuracy, found.tpf)
+                rows.loc[len(rows)] = list(row)
+            rows.to_csv(out, index=False, float_format="%.6g")
+            mean = rows[(rows.stage == stage) & (rows.step == step)].accuracy.mean()
+            print(f"{stage} after {step} steps: {mean:.1f} % in the mean of {len(family.draws)} tasks", flush=True)
+    return rows
+
+
+def draw(family: Family, rows: pandas.DataFrame, target: Path) -> None:
+    """Draws one panel a task, with the accuracy of each stage over the samples of its training."""
+    import matplotlib.pyplot as plt
+
+    with paper_style():
+        shape = {"nrows": 2, "ncols": -(-len(family.draws) // 2), "figsize": (11, 5.6)}
+        figure, panels = plt.subplots(**shape, layout="constrained", sharex=True, sharey=True)
+        for axes, task in zip(panels.flat, family.draws, strict=False):
+            for stage, name in SERIES.items():
+                points = rows[(rows.stage == stage) & (rows.task == task)].sort_values("samples")
+                style = style_of(stage)
+                axes.plot(points.samples / 1000, points.accuracy, color=style.colour, marker=style.marker, label=name)
+            axes.set_title(f"mini {family.benchmarks[task].title}")
+        figure.supxlabel("Thousand training samples of the fine-tune")
+        figure.supylabel("Accuracy on held-out draws (%)")
+        handles, labels = panels.flat[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
+        figure.savefig(target, dpi=150, metadata={"Software": None})
+        plt.close(figure)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m miniature.curve", description="Accuracy over training.")
+    parser.add_argument("--family", choices=FAMILIES, default=LONGER.name, help="what was trained: %(default)s")
+    parser.add_argument("--work-dir", type=Path, required=True, help="runs of the stages")
+    parser.add_argument("--stages", default=",".join(SERIES), help="stages, separated by commas: %(default)s")
+    parser.add_argument("--out", type=Path, required=True, help="the CSV; the picture is written beside it")
+    parser.add_argument("--held-out", type=int, default=50, help="held-out draws of each task: %(default)s")
+    given = parser.parse_args()
+    family = FAMILIES[given.family]
+    rows = measured(family, given.work_dir, given.stages.split(","), given.held_out, given.out)
+    draw(family, rows, given.out.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()
