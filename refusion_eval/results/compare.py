@@ -106,6 +106,7 @@ class Comparison(NamedTuple):
     Attributes:
         settings: what differs between the runs as a whole, one line each.
         tasks: the tasks that both runs have.
+        mean: the mean over them where there are several and not both mini tasks and others.
         only_in_one: names of the tasks that only one of the runs has.
     """
 
@@ -113,13 +114,13 @@ class Comparison(NamedTuple):
     after: str
     settings: Sequence[str]
     tasks: Sequence[TaskComparison]
+    mean: MeanComparison | None
     only_in_one: Sequence[str]
 
     @property
     def lines(self) -> Sequence[TaskComparison]:
-        """The tasks, and their mean where there are several and not both mini tasks and others."""
-        kinds = {task.mini for task in self.tasks}
-        return self.tasks if len(self.tasks) == 1 or len(kinds) > 1 else [*self.tasks, _mean_of_tasks(self.tasks)]
+        """The lines of its table: the tasks, and their mean where there is one."""
+        return self.tasks if self.mean is None else [*self.tasks, self.mean]
 
 
 def compare_runs(
@@ -145,11 +146,14 @@ def compare_runs(
             for facts, tasks in ((run_a, tasks_a), (run_b, tasks_b))
         )
         raise StoreError(f"{contents} have no task in common; run both on the same tasks")
+    tasks = [_compare_task(tasks_a[name], tasks_b[name], common_items) for name in names]
+    has_mean = len(tasks) > 1 and len({task.mini for task in tasks}) == 1
     return Comparison(
         before=run_a.run.run_id,
         after=run_b.run.run_id,
         settings=differences(_described(run_a), _described(run_b), ("A", "B")),
-        tasks=[_compare_task(tasks_a[name], tasks_b[name], common_items) for name in names],
+        tasks=tasks,
+        mean=_mean_of_tasks(tasks) if has_mean else None,
         only_in_one=sorted(tasks_a.keys() ^ tasks_b.keys()),
     )
 
