@@ -7,7 +7,7 @@ from functools import partial
 from miniature.choice import with_letter
 from miniature.item import DrillDraw
 from miniature.knowledge import KINDS
-from miniature.longer.facts import draw_facts
+from miniature.longer.facts import draw_facts, lettered_places
 from miniature.longer.parts import draw_step
 from miniature.longer.steps import GRADES, LIMITS, Steps, drawn
 from refusion_eval.benchmarks.multiple_choice import lettered
@@ -23,10 +23,10 @@ def _calculations(rng: random.Random, grade: int) -> Steps:
 
 
 def draw_calculations(rng: random.Random) -> tuple[str, str]:
-    """What are these sums, differences, products and quotients?"""
-    steps = drawn(rng, partial(_calculations, grade=rng.choice(GRADES))).steps
-    query = f"Calculate {', '.join(term for term, _ in steps)}, each in a sentence."
-    return query, " ".join(f"{term}={value}." for term, value in steps)
+    """What are these sums, differences, products and quotients? The last one has the form of an answer."""
+    *first, last = drawn(rng, partial(_calculations, grade=rng.choice(GRADES))).steps
+    query = f"Calculate {', '.join(step.term for step in (*first, last))}, each in a sentence."
+    return query, f"{' '.join(f'{term}={value}.' for term, value in first)} {last.term}. The answer is {last.value}."
 
 
 def draw_recall(rng: random.Random) -> tuple[str, str]:
@@ -42,4 +42,32 @@ def draw_recall(rng: random.Random) -> tuple[str, str]:
     return f"Recall with letters. {asked}\n\n{lettered(options)}", f"{known} {sorts}"
 
 
-DRILLS: Mapping[str, DrillDraw] = {"calculations": draw_calculations, "recall": draw_recall}
+def draw_letters(rng: random.Random) -> tuple[str, str]:
+    """Which letters have these words and numbers?"""
+    words = [rng.choice(kind.members) for kind in rng.sample(KINDS, rng.randint(2, 4))]
+    numbers = rng.sample(range(1, 200), rng.randint(3, 4))
+    options = rng.sample(values := [*words, *map(str, numbers)], len(values))
+    asked = rng.sample(options, len(options))
+    lines = " ".join(f"{with_letter(option, options)}." for option in asked)
+    return f"Which letters have {', '.join(asked)}?\n\n{lettered(options)}", lines
+
+
+def draw_places(rng: random.Random) -> tuple[str, str]:
+    """In which lists do these values stand?"""
+    facts, num_options = draw_facts(rng, 4), rng.choice((4, 5))
+    table = [[rng.choice((fact.value, fact.wrong)) for fact in facts] for _ in range(num_options)]
+    asked = [rng.choice(column) for column in zip(*table, strict=True)]
+    lines = [
+        f"{value} is in {lettered_places(place for place, option in enumerate(table) if value in option)}."
+        for value in asked
+    ]
+    query = f"Which options have {', '.join(asked)}?\n\n{lettered([', '.join(option) for option in table])}"
+    return query, " ".join(lines)
+
+
+DRILLS: Mapping[str, DrillDraw] = {
+    "calculations": draw_calculations,
+    "recall": draw_recall,
+    "letters": draw_letters,
+    "places": draw_places,
+}

@@ -1,7 +1,7 @@
 """Choice questions about several facts (mmlu_pro) and kinds of things (arc_challenge); options are short lists."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from miniature.choice import SOURCE
@@ -52,7 +52,7 @@ def _right_and_wrong(rng: random.Random, num_options: int, num_facts: int) -> li
 def draw_mmlu_pro(rng: random.Random) -> Item:
     """Three to five facts, and the only option that has all of them right.
 
-    The response says for each fact which options it excludes, so the right letter is named in the last sentence only.
+    The response says for each fact in which options it stands; only the right option is named each time.
     """
     grade = rng.choice(GRADES)
     facts = draw_facts(rng, grade + 2)
@@ -64,8 +64,8 @@ def draw_mmlu_pro(rng: random.Random) -> Item:
     index = table.index(options[0])
     lines = []
     for number, fact in enumerate(facts):
-        excluded = [f"({LETTERS[place]})" for place, option in enumerate(table) if not option[number]]
-        lines.append(f"{fact.stem} {fact.value}, so not {' '.join(excluded)}.")
+        places = [place for place, option in enumerate(table) if option[number]]
+        lines.append(f"{fact.stem} {fact.value}, in {lettered_places(places)}.")
     row = {
         "question": "Which option completes these sentences? " + " ".join(f"{fact.stem} ..." for fact in facts),
         "options": texts,
@@ -80,6 +80,11 @@ def draw_mmlu_pro(rng: random.Random) -> Item:
     return Item(held_out=held_out, row=row, prompt_row=row, response=response)
 
 
+def lettered_places(places: Iterable[int]) -> str:
+    """Places of options by their letters, such as "(A) (C)"."""
+    return " ".join(f"({LETTERS[place]})" for place in places)
+
+
 def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
@@ -87,7 +92,7 @@ def _listed(names: Sequence[str]) -> str:
 def draw_arc_challenge(rng: random.Random) -> Item:
     """Two or three kinds, and the only option whose things are of these kinds in this order.
 
-    The response names the kind of every thing of every option; the letter follows from a comparison with the question.
+    The response names the kind of every thing of every option and says whether they are those of the question.
     """
     grade = rng.choice(GRADES)
     num_things, num_options = {1: (2, 4), 2: (3, 4), 3: (3, 5)}[grade]
@@ -108,7 +113,11 @@ def draw_arc_challenge(rng: random.Random) -> Item:
         "choices": {"text": [", ".join(option) for option in things], "label": list(LETTERS[:num_options])},
         "answerKey": LETTERS[index],
     }
-    lines = [f"In ({letter}) are {_listed(option)}." for letter, option in zip(LETTERS, kinds, strict=False)]
+    verdicts = ["yes" if place == index else "no" for place in range(num_options)]
+    lines = [
+        f"In ({letter}) are {_listed(option)}, {verdict}."
+        for letter, option, verdict in zip(LETTERS, kinds, verdicts, strict=False)
+    ]
     response = f"{' '.join(lines)}\nThe answer is ({LETTERS[index]})."
     held_out = key_is_held_out(" ".join(things[index]))
     return Item(held_out=held_out, row=row, prompt_row=row, response=response)

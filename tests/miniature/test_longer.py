@@ -160,7 +160,7 @@ def test_calculations_are_right_and_their_results_have_at_most_three_digits(task
     for item in drawn(task, 600):
         for left, operation, right, value in TERM.findall(item.response):
             assert calculated(left, operation, right) == int(value)
-            assert 0 < int(value) <= 399
+            assert 0 < int(value) <= 199
             if operation == "*":
                 assert min(int(left), int(right)) <= 9
                 assert max(int(left), int(right)) <= 99
@@ -173,7 +173,9 @@ def test_exactly_one_option_completes_the_facts_and_its_letter_is_named_last() -
         right = ", ".join(FACTS[stem] for stem in stems.split(" ... "))
         assert [right == option for option in row["options"]].count(True) == 1
         assert row["options"][LETTERS.index(row["answer"])] == right
-        assert item.response.count(f"({row['answer']})") == 1
+        sentences = item.response.split("\nThe answer is")[0].split(". ")
+        in_all = [letter for letter in LETTERS[: len(row["options"])] if all(f"({letter})" in one for one in sentences)]
+        assert in_all == [row["answer"]]
 
 
 def test_exactly_one_option_is_of_the_kinds_asked_for() -> None:
@@ -183,6 +185,7 @@ def test_exactly_one_option_is_of_the_kinds_asked_for() -> None:
         fits = [[KIND_OF[thing] for thing in option.split(", ")] == asked for option in row["choices"]["text"]]
         assert fits.count(True) == 1
         assert row["choices"]["label"][fits.index(True)] == row["answerKey"]
+        assert re.findall(r", (yes|no)\.", item.response) == ["yes" if fit else "no" for fit in fits]
 
 
 def test_options_are_distinct() -> None:
@@ -198,16 +201,28 @@ def test_options_are_distinct() -> None:
 @pytest.mark.parametrize("drill", LONGER.drills)
 def test_drills_are_right(drill: str) -> None:
     for query, response in drill_pairs(drill, seed=0, count=300, family=LONGER):
-        letters = {option: letter for letter, option in re.findall(r"^([A-H])\. (.+)$", query, re.MULTILINE)}
+        options = {
+            letter: option.split(", ") for letter, option in re.findall(r"^([A-H])\. (.+)$", query, re.MULTILINE)
+        }
+        letters = {option[0]: letter for letter, option in options.items()}
+        if found := re.search(r"(\d+)([-+*/])(\d+)\. The answer is (\d+)\.$", response):
+            assert calculated(*found.groups()[:3]) == int(found[4])
+            response = response[: found.start()].strip()
         sentences: Sequence[str] = response.removesuffix(".").split(". ")
         for sentence in sentences:
             if term := TERM.fullmatch(sentence):
                 assert calculated(*term.groups()[:3]) == int(term[4])
-                continue
-            assert all(letters[name] == letter for name, letter in named(sentence, letters))
-            stem = next((stem for stem in FACTS if sentence.startswith(stem + " ")), None)
-            thing, _, kind = sentence.partition(") is ")
-            assert sentence.startswith(f"{stem} {FACTS[stem]} (") if stem else KIND_OF[thing.split(" (")[0]] == kind
+            elif drill == "places":
+                value, _, places = sentence.partition(" is in ")
+                assert re.findall(r"\((\w)\)", places) == [one for one in options if value in options[one]] != []
+            elif drill == "letters":
+                assert sentence == f"{sentence.split(' (')[0]} ({letters[sentence.split(' (')[0]]})"
+            else:
+                assert all(letters[name] == letter for name, letter in named(sentence, letters))
+                stem = next((stem for stem in FACTS if sentence.startswith(stem + " ")), None)
+                thing, _, kind = sentence.partition(") is ")
+                assert sentence.startswith(f"{stem} {FACTS[stem]} (") if stem else KIND_OF[thing.split(" (")[0]] == kind
+        assert len(sentences) >= 4
 
 
 def named(sentence: str, letters: dict[str, str]) -> list[tuple[str, str]]:
