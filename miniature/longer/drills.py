@@ -23,10 +23,11 @@ def _calculations(rng: random.Random, grade: int) -> Steps:
 
 
 def draw_calculations(rng: random.Random) -> tuple[str, str]:
-    """What are these sums, differences, products and quotients? The last one has the form of an answer."""
-    *first, last = drawn(rng, partial(_calculations, grade=rng.choice(GRADES))).steps
-    query = f"Calculate {', '.join(step.term for step in (*first, last))}, each in a sentence."
-    return query, f"{' '.join(f'{term}={value}.' for term, value in first)} {last.term}. The answer is {last.value}."
+    """What are these sums, differences, products and quotients? Half of the results have the form of an answer."""
+    steps = drawn(rng, partial(_calculations, grade=rng.choice(GRADES))).steps
+    query = f"Calculate {', '.join(term for term, _ in steps)}, each in a sentence."
+    forms = ("{term}={value}.", "{term}. The answer is {value}.")
+    return query, " ".join(rng.choice(forms).format(term=term, value=value) for term, value in steps)
 
 
 def draw_recall(rng: random.Random) -> tuple[str, str]:

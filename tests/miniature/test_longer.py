@@ -205,9 +205,7 @@ def test_drills_are_right(drill: str) -> None:
             letter: option.split(", ") for letter, option in re.findall(r"^([A-H])\. (.+)$", query, re.MULTILINE)
         }
         letters = {option[0]: letter for letter, option in options.items()}
-        if found := re.search(r"(\d+)([-+*/])(\d+)\. The answer is (\d+)\.$", response):
-            assert calculated(*found.groups()[:3]) == int(found[4])
-            response = response[: found.start()].strip()
+        response = re.sub(r"(?<=\d)\. The answer is (\d+)", r"=\1", response)
         sentences: Sequence[str] = response.removesuffix(".").split(". ")
         for sentence in sentences:
             if term := TERM.fullmatch(sentence):
