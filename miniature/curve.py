@@ -18,9 +18,10 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from miniature.family import FAMILIES, LONGER, Family
 from miniature.measure import PLAIN, draws, measure
+from miniature.panels import panels
 from miniature.train import decoders_of, plain_decoder
 from refusion_eval import api
-from refusion_eval.figures.style import paper_style, style_of
+from refusion_eval.figures.style import style_of
 from refusion_eval.training.checkpoints.save import save_backbone
 from refusion_eval.training.trainer import CHECKPOINTS, PREFIX, WEIGHTS_FILE, checkpoints
 
@@ -68,23 +69,12 @@ def measured(family: Family, work_dir: Path, stages: Sequence[str], num_items: i
 
 def draw(family: Family, rows: pandas.DataFrame, target: Path) -> None:
     """Draws one panel a task, with the accuracy of each stage over the samples of its training."""
-    import matplotlib.pyplot as plt
-
-    with paper_style():
-        shape = {"nrows": 2, "ncols": -(-len(family.draws) // 2), "figsize": (11, 5.6)}
-        figure, panels = plt.subplots(**shape, layout="constrained", sharex=True, sharey=True)
-        for axes, task in zip(panels.flat, family.draws, strict=False):
+    with panels(family, list(family.draws), "Thousand training samples of the fine-tune", target) as drawn:
+        for task, axes in drawn.items():
             for stage, name in SERIES.items():
                 points = rows[(rows.stage == stage) & (rows.task == task)].sort_values("samples")
                 style = style_of(stage)
                 axes.plot(points.samples / 1000, points.accuracy, color=style.colour, marker=style.marker, label=name)
-            axes.set_title(f"mini {family.benchmarks[task].title}")
-        figure.supxlabel("Thousand training samples of the fine-tune")
-        figure.supylabel("Accuracy on held-out draws (%)")
-        handles, labels = panels.flat[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
-        figure.savefig(target, dpi=150, metadata={"Software": None})
-        plt.close(figure)
 
 
 def main() -> None:

@@ -22,9 +22,10 @@ import yaml
 
 from miniature.family import FAMILIES, SHIPPED, Family
 from miniature.measure import draws, measure
+from miniature.panels import panels
 from miniature.systems import System
 from refusion_eval import api
-from refusion_eval.figures.style import paper_style, style_of
+from refusion_eval.figures.style import style_of
 
 TOLERANCE = 1.0  # percentage points of accuracy
 COLUMNS = ("system", "task", "settings", "n", "accuracy", "tpf", "forwards", "tokens")
@@ -108,34 +109,19 @@ def write_settings(family: Family, rows: pandas.DataFrame, folder: Path) -> None
 
 def draw(family: Family, rows: pandas.DataFrame, target: Path) -> None:
     """Draws one panel a task: all points of each system, its frontier as a line, and its choice as a ring."""
-    import matplotlib.pyplot as plt
-
     tasks = [task for task in family.draws if task in set(rows.task)]
     chosen = {(row.system, row.task): row for row in choices(rows)}
     series = {system.name: system.series for system in family.systems}
-    with paper_style():
-        shape = {"nrows": 2, "ncols": -(-len(tasks) // 2), "figsize": (11, 5.6)}
-        figure, panels = plt.subplots(**shape, layout="constrained", squeeze=False, sharey=True)
-        for axes, task in itertools.zip_longest(panels.flat, tasks):
-            if task is None:
-                axes.set_visible(False)
-                continue
-            for system in dict.fromkeys(rows.system):
-                points = rows[(rows.system == system) & (rows.task == task)].sort_values("tpf", ascending=False)
-                style = style_of(series[system])
-                best = points[points.accuracy.cummax() <= points.accuracy]
-                axes.scatter(points.tpf, points.accuracy, s=4, color=style.colour, alpha=0.25, linewidths=0)
-                axes.plot(best.tpf, best.accuracy, color=style.colour, marker=style.marker, markersize=3, label=system)
-                if (system, task) in chosen:
-                    ring = chosen[system, task]
-                    axes.scatter([ring.tpf], [ring.accuracy], s=60, facecolors="none", edgecolors=style.colour)
-            axes.set_title(f"mini {family.benchmarks[task].title}")
-        figure.supxlabel("Tokens per forward")
-        figure.supylabel("Accuracy on held-out draws (%)")
-        handles, labels = panels.flat[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
-        figure.savefig(target, dpi=150, metadata={"Software": None})
-        plt.close(figure)
+    with panels(family, tasks, "Tokens per forward", target) as drawn:
+        for (task, axes), system in itertools.product(drawn.items(), dict.fromkeys(rows.system)):
+            points = rows[(rows.system == system) & (rows.task == task)].sort_values("tpf", ascending=False)
+            style = style_of(series[system])
+            best = points[points.accuracy.cummax() <= points.accuracy]
+            axes.scatter(points.tpf, points.accuracy, s=4, color=style.colour, alpha=0.25, linewidths=0)
+            axes.plot(best.tpf, best.accuracy, color=style.colour, marker=style.marker, markersize=3, label=system)
+            if (system, task) in chosen:
+                ring = chosen[system, task]
+                axes.scatter([ring.tpf], [ring.accuracy], s=60, facecolors="none", edgecolors=style.colour)
 
 
 def main() -> None:
