@@ -7,18 +7,19 @@ from functools import partial
 from miniature.choice import with_letter
 from miniature.item import DrillDraw
 from miniature.knowledge import KINDS
-from miniature.longer.facts import draw_facts, lettered_places
+from miniature.longer.facts import draw_facts
 from miniature.longer.parts import draw_step
 from miniature.longer.steps import GRADES, LIMITS, Steps, drawn
+from refusion_eval.benchmarks import LETTERS
 from refusion_eval.benchmarks.multiple_choice import lettered
 
-NUM_STEPS = 6
+NUM_STEPS = 8
 
 
 def _calculations(rng: random.Random, grade: int) -> Steps:
     steps = Steps(LIMITS[grade])
     for _ in range(NUM_STEPS):
-        draw_step(rng, steps, rng.choice("+-**/"))
+        draw_step(rng, steps, rng.choice("++--*/"))
     return steps
 
 
@@ -31,15 +32,16 @@ def draw_calculations(rng: random.Random) -> tuple[str, str]:
 
 
 def draw_recall(rng: random.Random) -> tuple[str, str]:
-    """Which option completes each of these facts, and of which kind is each of these things?"""
+    """Which option completes each of these facts, and which ones are of these kinds?"""
     facts, kinds = draw_facts(rng, 3), rng.sample(KINDS, 4)
     things = [rng.choice(kind.members) for kind in kinds]
     options = rng.sample(values := [*(fact.value for fact in facts), *things], len(values))
     known = " ".join(f"{fact.stem} {with_letter(fact.value, options)}." for fact in facts)
     sorts = " ".join(
-        f"{with_letter(thing, options)} is {kind.name}." for thing, kind in zip(things, kinds, strict=True)
+        f"{kind.name[0].upper()}{kind.name[1:]} is {thing}, found in ({LETTERS[options.index(thing)]})."
+        for thing, kind in zip(things, kinds, strict=True)
     )
-    asked = f"{' '.join(f'{fact.stem} ...' for fact in facts)} Of which kind is each of {', '.join(things)}?"
+    asked = f"{' '.join(f'{fact.stem} ...' for fact in facts)} Which are {', '.join(kind.name for kind in kinds)}?"
     return f"Recall with letters. {asked}\n\n{lettered(options)}", f"{known} {sorts}"
 
 
@@ -53,22 +55,8 @@ def draw_letters(rng: random.Random) -> tuple[str, str]:
     return f"Which letters have {', '.join(asked)}?\n\n{lettered(options)}", lines
 
 
-def draw_places(rng: random.Random) -> tuple[str, str]:
-    """In which lists do these values stand?"""
-    facts, num_options = draw_facts(rng, 4), rng.choice((4, 5))
-    table = [[rng.choice((fact.value, fact.wrong)) for fact in facts] for _ in range(num_options)]
-    asked = [rng.choice(column) for column in zip(*table, strict=True)]
-    lines = [
-        f"{value} is in {lettered_places(place for place, option in enumerate(table) if value in option)}."
-        for value in asked
-    ]
-    query = f"Which options have {', '.join(asked)}?\n\n{lettered([', '.join(option) for option in table])}"
-    return query, " ".join(lines)
-
-
 DRILLS: Mapping[str, DrillDraw] = {
     "calculations": draw_calculations,
     "recall": draw_recall,
     "letters": draw_letters,
-    "places": draw_places,
 }

@@ -1,7 +1,7 @@
-"""Choice questions about several facts (mmlu_pro) and kinds of things (arc_challenge); options are short lists."""
+"""Choice questions about several facts (mmlu_pro) and kinds of things (arc_challenge); options are lists of three."""
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from miniature.choice import SOURCE
@@ -9,6 +9,10 @@ from miniature.item import Item, key_is_held_out
 from miniature.knowledge import KINDS, RELATIONS
 from miniature.longer.steps import GRADES
 from refusion_eval.benchmarks import LETTERS
+
+_WIDTH = 3  # values of an option
+# Number of right values -> how many of them each option has, the right option first.
+_SHARES = {4: (2, 1, 1, 0), 5: (3, 1, 1, 0), 6: (3, 2, 1, 0)}
 
 
 class Fact(NamedTuple):
@@ -37,37 +41,39 @@ def draw_facts(rng: random.Random, count: int) -> list[Fact]:
     return facts
 
 
-def _right_and_wrong(rng: random.Random, num_options: int, num_facts: int) -> list[tuple[bool, ...]]:
-    """Which facts each option has right: the first option all of them, the others half on average, no two the same.
+def _table(rng: random.Random, right: Sequence[str], others: Sequence[str]) -> list[list[str]]:
+    """Options of three values each; the first one has most of the right values, each of which stands in one option."""
+    shares = _SHARES[len(right)]
+    remaining, fillers = rng.sample(right, len(right)), iter(others)
+    options = []
+    for count in shares:
+        option = [remaining.pop() for _ in range(count)]
+        option += [next(fillers) for _ in range(_WIDTH - count)]
+        options.append(rng.sample(option, _WIDTH))
+    return options
 
-    Every fact is wrong in at least one option, so that each has to be recalled.
-    """
-    while True:
-        wrong = [tuple(rng.random() < 0.5 for _ in range(num_facts)) for _ in range(num_options - 1)]
-        options = [(True,) * num_facts, *wrong]
-        if len(set(options)) == num_options and not any(all(column) for column in zip(*options, strict=True)):
-            return options
+
+def _with_letters(rng: random.Random, right: Sequence[str], others: Sequence[str]) -> tuple[list[str], int, list[str]]:
+    """The options as texts, the index of the right one, and the letter of the option that holds each right value."""
+    options = _table(rng, right, others)
+    table = rng.sample(options, len(options))
+    letters = [next(LETTERS[place] for place, option in enumerate(table) if value in option) for value in right]
+    return [", ".join(option) for option in table], table.index(options[0]), letters
 
 
 def draw_mmlu_pro(rng: random.Random) -> Item:
-    """Three to five facts, and the only option that has all of them right.
+    """Four to six facts, and the option that has most of them right.
 
-    The response says for each fact in which options it stands; only the right option is named each time.
+    The response names the option of each fact; the right one is named most often.
     """
-    grade = rng.choice(GRADES)
-    facts = draw_facts(rng, grade + 2)
-    table = rng.sample(options := _right_and_wrong(rng, rng.choice((4, 5)), len(facts)), len(options))
-    texts = [
-        ", ".join(fact.value if right else fact.wrong for fact, right in zip(facts, option, strict=True))
-        for option in table
-    ]
-    index = table.index(options[0])
-    lines = []
-    for number, fact in enumerate(facts):
-        places = [place for place, option in enumerate(table) if option[number]]
-        lines.append(f"{fact.stem} {fact.value}, in {lettered_places(places)}.")
+    facts = draw_facts(rng, len(RELATIONS))
+    asked, others = facts[: (number := rng.choice(GRADES) + 3)], facts[number:]
+    right = [fact.value for fact in asked]
+    fillers = [*(fact.wrong for fact in facts), *(fact.value for fact in others)]
+    texts, index, letters = _with_letters(rng, right, rng.sample(fillers, len(fillers)))
+    lines = [f"{fact.stem} {fact.value} ({letter})." for fact, letter in zip(asked, letters, strict=True)]
     row = {
-        "question": "Which option completes these sentences? " + " ".join(f"{fact.stem} ..." for fact in facts),
+        "question": "Which option completes most of these sentences? " + " ".join(f"{fact.stem} ..." for fact in asked),
         "options": texts,
         "answer": LETTERS[index],
         "answer_index": index,
@@ -76,48 +82,30 @@ def draw_mmlu_pro(rng: random.Random) -> Item:
         "src": SOURCE,
     }
     response = f"{' '.join(lines)}\nThe answer is ({LETTERS[index]})."
-    held_out = key_is_held_out(" ".join(sorted(fact.stem for fact in facts)))
+    held_out = key_is_held_out(" ".join(sorted(fact.stem for fact in asked)))
     return Item(held_out=held_out, row=row, prompt_row=row, response=response)
 
 
-def lettered_places(places: Iterable[int]) -> str:
-    """Places of options by their letters, such as "(A) (C)"."""
-    return " ".join(f"({LETTERS[place]})" for place in places)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}"
-
-
 def draw_arc_challenge(rng: random.Random) -> Item:
-    """Two or three kinds, and the only option whose things are of these kinds in this order.
+    """Four to six kinds of things, and the option that has things of most of them.
 
-    The response names the kind of every thing of every option and says whether they are those of the question.
+    The response names for each kind the thing and its option; the right one is named most often.
     """
-    grade = rng.choice(GRADES)
-    num_things, num_options = {1: (2, 4), 2: (3, 4), 3: (3, 5)}[grade]
-    asked = rng.sample(range(len(KINDS)), num_things)
-    options = [tuple(asked)]
-    while len(options) < num_options:
-        # As often as not a thing of the right kind stands in its place, or the things stand in another order.
-        other = tuple(kind if rng.random() < 0.5 else rng.randrange(len(KINDS)) for kind in asked)
-        other = other if rng.random() < 0.7 else tuple(rng.sample(other, num_things))
-        if other not in options and len(set(other)) == num_things:
-            options.append(other)
-    table = rng.sample(options, num_options)
-    index = table.index(options[0])
-    things = [[rng.choice(KINDS[kind].members) for kind in option] for option in table]
-    kinds = [[KINDS[kind].name for kind in option] for option in table]
+    kinds = rng.sample(KINDS, len(KINDS))
+    asked, others = kinds[: (number := rng.choice(GRADES) + 3)], kinds[number:]
+    things = [rng.choice(kind.members) for kind in asked]
+    fillers = [thing for kind in others for thing in rng.sample(kind.members, 2)]
+    texts, index, letters = _with_letters(rng, things, rng.sample(fillers, len(fillers)))
+    named = [kind.name for kind in asked]
     row = {
-        "question": f"Which option lists {_listed([KINDS[kind].name for kind in asked])}, in this order?",
-        "choices": {"text": [", ".join(option) for option in things], "label": list(LETTERS[:num_options])},
+        "question": f"Which option has most of these: {', '.join(named[:-1])} and {named[-1]}?",
+        "choices": {"text": texts, "label": list(LETTERS[: len(texts)])},
         "answerKey": LETTERS[index],
     }
-    verdicts = ["yes" if place == index else "no" for place in range(num_options)]
     lines = [
-        f"In ({letter}) are {_listed(option)}, {verdict}."
-        for letter, option, verdict in zip(LETTERS, kinds, verdicts, strict=False)
+        f"{name[0].upper()}{name[1:]} is {thing}, found in ({letter})."
+        for name, thing, letter in zip(named, things, letters, strict=True)
     ]
     response = f"{' '.join(lines)}\nThe answer is ({LETTERS[index]})."
-    held_out = key_is_held_out(" ".join(things[index]))
+    held_out = key_is_held_out(" ".join(sorted(things)))
     return Item(held_out=held_out, row=row, prompt_row=row, response=response)

@@ -144,21 +144,17 @@ def _make(rng: random.Random, chain: _Chain, grade: int) -> Item:
     }
     choices = rng.sample([right, *wrong], 4)
     letter = LETTERS[choices.index(right)]
-    verdicts = [
-        f"({place}) {choice} {'yes' if choice == right else 'no'}"
-        for place, choice in zip(LETTERS, choices, strict=False)
-    ]
     held_out = key_is_held_out(f"{' '.join(chain.laws)} {sorted(given.items())}")
     return Item(
         held_out=held_out,
         row=row,
         prompt_row={"question": question, "choices": choices, "answer": letter},
-        response=f"{' '.join(lines)}\n{' '.join(verdicts)}.\nThe answer is ({letter}).",
+        response=f"{' '.join(lines).removesuffix('.')} ({letter}).\nThe answer is ({letter}).",
     )
 
 
 def draw_gpqa(rng: random.Random) -> Item:
-    """Two laws in the first grades, three in the last one; the response compares the last result with the options."""
+    """Two laws in the first grades, three in the last one; the response ends with the letter of the last result."""
     grade = rng.choice(GRADES)
     chain = rng.choice([chain for chain in _CHAINS if len(chain.laws) == (3 if grade == 3 else 2)])
     return drawn(rng, partial(_make, chain=chain, grade=grade))

@@ -45,12 +45,11 @@ def _record(rng: random.Random, grade: int) -> _Drawn:
     """A record of one of one to three persons of a text."""
     persons = rng.sample(NAMES, grade)
     values = {person: {field: rng.choice(choices) for field, (_, choices) in _FIELDS.items()} for person in persons}
+    order = rng.sample(list(_FIELDS), len(_FIELDS))
     sentences = [
-        sentence.format(name=person, value=values[person][field])
-        for person in persons
-        for field, (sentence, _) in rng.sample(list(_FIELDS.items()), len(_FIELDS))
+        _FIELDS[field][0].format(name=person, value=values[person][field]) for person in persons for field in order
     ]
-    fields = rng.sample(list(_FIELDS), 7 if grade == 1 else 8)
+    fields = order[:7] if grade == 1 else order
     question = f"{' '.join(sentences)}\n\nFill the record of {persons[0]}: {', '.join(fields)}."
     lines = [f"The {field} is {values[persons[0]][field]}." for field in fields]
     return _Drawn(question, lines, " ".join(sorted(lines)))
@@ -81,7 +80,7 @@ def _sums(rng: random.Random, grade: int) -> _Drawn:
 
 def _products(rng: random.Random, grade: int) -> _Drawn:
     """A table of two times four products."""
-    limit = LIMITS[grade]
+    limit = max(LIMITS[grade], 60)  # a row of nine has four columns
     steps, rows = Steps(limit), rng.sample(range(2, 10), 2)
     columns = rng.sample(range(2, min(99, limit // max(rows)) + 1), 4)
     for row in rows:

@@ -140,7 +140,7 @@ def test_the_longer_family_is_trained_and_measured(tmp_path: Path, capsys: pytes
     (work / BACKBONE / "model").symlink_to(work / "initial")
     train_stage(family, "refusion", work, changes)
     facts = json.loads((work / "refusion" / "run.json").read_text())
-    assert facts["data"]["samples"] == 8 * 60 + 2 * 20
+    assert facts["data"]["samples"] == 8 * 60 + len(LONGER.drills) * 20
     assert facts["config"]["objective"]["slot_sizes"] == [4, 8, 16]
 
     two_tasks = replace(family, draws={name: family.draws[name] for name in ("humaneval", "parts")})
@@ -180,7 +180,7 @@ def test_the_longer_family_differs_from_the_shipped_one_in_layers_heads_slots_an
     assert {stage: one.eos_multiple for stage, one in objectives.items()} == {
         "refusion": 32, "autoregressive_sft": 0, "llada": 96, "bd3lm": 32,
     }  # fmt: skip
-    assert config(BACKBONE, family=LONGER).optimisation.epochs == 0.25
+    assert config(BACKBONE, family=LONGER).optimisation.epochs == 0.5
     assert {config(stage, family=LONGER).optimisation.optimizer for stage in STAGES} == {"muon"}
 
 
