@@ -28,7 +28,8 @@ def measured(family: Family, trial: str, work_dir: Path, num_items: int) -> list
     stage = trial_stage(trial)
     train_stage(family, stage, work_dir)
     backbone, log = (pandas.read_csv(work_dir / name / "log.csv").iloc[-1] for name in (BACKBONE, stage))
-    samples = json.loads((work_dir / stage / "run.json").read_text(encoding="utf-8"))["data"]["samples"]
+    facts = json.loads((work_dir / stage / "run.json").read_text(encoding="utf-8"))
+    samples = int(log.step) * facts["config"]["optimisation"]["global_batch_size"]
     model = api.load_model(str(work_dir / stage / "model"))
     rows = []
     for task in family.draws:
@@ -36,8 +37,8 @@ def measured(family: Family, trial: str, work_dir: Path, num_items: int) -> list
         found = measure(
             model, "refusion", family.benchmarks[task], chosen, gen_length=family.gen_length, **PLAIN["refusion"]
         )
-        facts = (trial, " ".join(TRIALS[trial]), samples, int(backbone.step), log.ar, log.mdm)
-        rows.append(dict(zip(COLUMNS, (*facts, task, len(chosen), found.accuracy, found.tpf), strict=True)))
+        common = (trial, " ".join(TRIALS[trial]), samples, int(backbone.step), log.ar, log.mdm)
+        rows.append(dict(zip(COLUMNS, (*common, task, len(chosen), found.accuracy, found.tpf), strict=True)))
     return rows
 
 

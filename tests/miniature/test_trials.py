@@ -62,7 +62,7 @@ def test_a_csv_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         folder = work_dir / stage
         folder.mkdir(exist_ok=True)
         (folder / "log.csv").write_text("step,ar,mdm\n500,0.5,0.25\n")
-        (folder / "run.json").write_text('{"data": {"samples": 1000}}')
+        (folder / "run.json").write_text('{"config": {"optimisation": {"global_batch_size": 32}}}')
 
     monkeypatch.setattr(trials, "prepare", lambda family, work_dir: None)
     monkeypatch.setattr(trials, "train_stage", train_stage)
@@ -77,6 +77,7 @@ def test_a_csv_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     rows = pandas.read_csv(out)
     assert rows.groupby("trial", sort=False).size().to_dict() == {"as_configured": 8, "exact_masking": 8}
     assert set(rows.tpf) == {3.0}
+    assert set(rows.samples) == {500 * 32}
     monkeypatch.setattr("sys.argv", [*command, "--trials", "nothing"])
     with pytest.raises(SystemExit):
         main()
