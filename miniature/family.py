@@ -81,7 +81,7 @@ LONGER = Family(
         "mbpp": programs.draw_mbpp,
         "parts": parts.draw_parts,
     },
-    benchmarks={**BENCHMARKS, "parts": parts.BENCHMARK},
+    benchmarks=BENCHMARKS,
     drills=longer_drills.DRILLS,
     configs=Path(__file__).parent / "longer" / "configs",
     num_drill_items=20_000,

@@ -86,7 +86,7 @@ def _sandbox() -> Iterator[tuple[str, str]]:
 
 def _data(directory: Path | None) -> Iterator[tuple[str, str]]:
     yield "data", str(directory or f"no folder named (--data, or {DATA_VARIABLE})")
-    for benchmark in BENCHMARKS.values():
+    for benchmark in (one for one in BENCHMARKS.values() if one.is_published):
         source = benchmark.source
         names = [f"{source.split}.jsonl", f"{source.split}.jsonl.gz"]
         files = [directory / benchmark.name / name for name in names] if directory else []

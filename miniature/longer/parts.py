@@ -1,7 +1,6 @@
 """A task of independent parts: a record, a table of products, sums, or letters of options, one line a part.
 
-It is no benchmark of the package, so its prompt and its judgement stand here: an answer counts as right when all of its
-lines are right.
+An answer counts as right when all of its lines are right (`refusion_eval.benchmarks.parts`).
 """
 
 import random
@@ -14,9 +13,7 @@ from miniature.item import Item, key_is_held_out
 from miniature.knowledge import RELATIONS
 from miniature.longer.facts import draw_facts
 from miniature.longer.steps import GRADES, LIMITS, Steps, between, drawn, factors
-from refusion_eval.benchmarks import Benchmark, Extraction, Prompts, Row, Source
 from refusion_eval.benchmarks.multiple_choice import lettered
-from refusion_eval.benchmarks.rows import TEXT
 
 _CAPITALS = tuple(next(relation for relation in RELATIONS if "capital" in relation.statement).facts.values())
 
@@ -109,27 +106,3 @@ def draw_parts(rng: random.Random) -> Item:
     question, lines, key = drawn(rng, lambda rng: kind(rng, grade))
     row = {"question": question, "answer": "\n".join(lines)}
     return Item(held_out=key_is_held_out(key), row=row, prompt_row=row, response=row["answer"])
-
-
-def plain_lines(text: str) -> str:
-    """The lines that are not blank, with single blanks."""
-    return "\n".join(" ".join(line.split()) for line in text.splitlines() if line.strip())
-
-
-def _all_lines(text: str, _row: Row) -> Extraction:
-    found = plain_lines(text)
-    return Extraction(found or None, "all lines" if found else "no line")
-
-
-BENCHMARK = Benchmark(
-    name="parts",
-    title="Parts",
-    kind="choice",  # compared as texts
-    source=Source(hub="", split="test", num_rows=200, columns={"question": TEXT, "answer": TEXT}),
-    gold=lambda row: plain_lines(row["answer"]),
-    ours=Prompts(
-        user=lambda row: f"{row['question']}\n\nAnswer each part on its own line, in this order.",
-        gold_text=lambda row: str(row["answer"]),
-        filters={"lines": _all_lines},
-    ),
-)

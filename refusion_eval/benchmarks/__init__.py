@@ -99,7 +99,7 @@ class Benchmark:
     name: str
     title: str
     order: int = 100
-    kind: Literal["number", "choice", "mathematics", "code"]
+    kind: Literal["number", "choice", "text", "mathematics", "code"]
     source: Source
     gold: Callable[[Row], str]
     ours: Prompts
@@ -122,6 +122,11 @@ class Benchmark:
     def in_paper(self) -> bool:
         """Whether it is one of the paper's seven, which its tables, averages and claims are about."""
         return self.order <= 7
+
+    @property
+    def is_published(self) -> bool:
+        """Whether there are other items than synthetic ones."""
+        return self.source.hub is not None
 
     @property
     def has_mini(self) -> bool:
@@ -317,7 +322,7 @@ def find_task(name: str) -> Task | None:
 def get_task(name: str) -> Task:
     """The task that a user means: a benchmark's plain name, or one that `find_task` recognises; else a ConfigError."""
     if name in BENCHMARKS:
-        return Task(BENCHMARKS[name])
+        return Task(BENCHMARKS[name], mini=not BENCHMARKS[name].is_published)
     task = find_task(name)
     if task is None:
         from refusion_eval.config import unknown_key  # it needs libraries, which eval.sh lacks before its set-up

@@ -65,7 +65,7 @@ class Source:
     """Where one benchmark's rows are published, and what they must hold.
 
     Attributes:
-        hub: dataset name on the hub.
+        hub: dataset name on the hub; None where there are synthetic items only.
         configs: the dataset's configurations, whose rows are read one after the other; (None,) if it has no choice.
         split: the split that is evaluated.
         num_rows: rows of that split.
@@ -75,7 +75,7 @@ class Source:
         gated: the hub asks for an accepted licence and a token.
     """
 
-    hub: str
+    hub: str | None
     configs: Sequence[str | None] = (None,)
     split: str
     num_rows: int
@@ -185,10 +185,12 @@ def find_rows(
             if path.is_file():
                 return read_rows(path), str(path)
         tried.append(f"the package {module} (not installed, or without {inside})")
-    try:
-        return _from_hub(source, split), source.hub
-    except (OSError, ValueError) as problem:
-        tried.append(f"the hub dataset {source.hub} ({type(problem).__name__}: {str(problem).splitlines()[0][:200]})")
+    if source.hub is not None:
+        try:
+            return _from_hub(source.hub, source.configs, split), source.hub
+        except (OSError, ValueError) as problem:
+            told = f"{type(problem).__name__}: {str(problem).splitlines()[0][:200]}"
+            tried.append(f"the hub dataset {source.hub} ({told})")
     advice = (
         _advice_on_licence(benchmark, source)
         if source.gated
@@ -200,17 +202,18 @@ def find_rows(
 def _advice_on_licence(benchmark: str, source: Source) -> str:
     from refusion_eval.benchmarks import BENCHMARKS  # the package imports this module
 
+    others = [name for name, other in BENCHMARKS.items() if other.is_published and name != benchmark]
     return (
         f"accept the licence at https://huggingface.co/datasets/{source.hub}, then log in: `hf auth login` or "
-        f"HF_TOKEN, or leave {benchmark} out with --tasks {','.join(name for name in BENCHMARKS if name != benchmark)}"
+        f"HF_TOKEN, or leave {benchmark} out with --tasks {','.join(others)}"
     )
 
 
-def _from_hub(source: Source, split: str) -> list[dict[str, Any]]:
+def _from_hub(hub: str, configs: Sequence[str | None], split: str) -> list[dict[str, Any]]:
     """Downloads (or finds in the hub's cache); imports the library here because it takes a second."""
     import datasets
 
-    tables = [datasets.load_dataset(source.hub, config, split=split) for config in source.configs]
+    tables = [datasets.load_dataset(hub, config, split=split) for config in configs]
     return [dict(row) for table in tables for row in table]
 
 

@@ -5,7 +5,8 @@ def tasks(as_json: Json = False) -> None:
     """List the tasks that --tasks names. Without --model, a benchmark's name means its synthetic look-alike."""
     from refusion_eval.benchmarks import BENCHMARKS, Task
 
-    known = [(one, Task(one, mini=mini)) for mini in (False, True) for one in BENCHMARKS.values()]
+    published = [(one, Task(one)) for one in BENCHMARKS.values() if one.is_published]
+    known = published + [(one, Task(one, mini=True)) for one in BENCHMARKS.values() if one.has_mini]
     rows = [(one.name, task.name, one.kind, one.metric, task.mini) for one, task in known]
     if as_json:
         print_json(("benchmark", "task", "kind", "metric", "mini"), rows)

@@ -72,7 +72,8 @@ def task_names(names: Sequence[str], model: str, *, prompts: str = OURS, data: s
         ConfigError: a mini task is meant beside rows of the benchmark or prompts that it does not have.
     """
     mini = embedded_name(model, "") is not None
-    benchmarks = {name: Task(one, mini) for name, one in (RELEASED if prompts == RELEASE else BENCHMARKS).items()}
+    asked = RELEASED if prompts == RELEASE else BENCHMARKS
+    benchmarks = {name: Task(one, mini or not one.is_published) for name, one in asked.items()}
     suite = f"refusion_suite{'' if prompts == OURS else f'_{prompts}'}"
     meant = next((name for name in names if name in benchmarks), None if names else "the default")
     if mini and meant is not None:
@@ -92,7 +93,7 @@ def task_names(names: Sequence[str], model: str, *, prompts: str = OURS, data: s
 def own_tasks() -> dict[str, list[Task]]:
     """This project's tasks by name, each task by its own and the suites by theirs."""
     suites = {
-        "refusion_suite": [Task(benchmark) for benchmark in BENCHMARKS.values()],
+        "refusion_suite": [Task(benchmark) for benchmark in BENCHMARKS.values() if benchmark.is_published],
         "refusion_suite_release": [Task(benchmark) for benchmark in RELEASED.values()],
         "mini_suite": [Task(benchmark, mini=True) for benchmark in BENCHMARKS.values() if benchmark.has_mini],
     }

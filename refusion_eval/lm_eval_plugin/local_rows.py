@@ -54,7 +54,7 @@ class LocalSplits(dict[str, datasets.Dataset]):
 
     def __init__(self, task: str, path: str | None, config: str | None, data_dir: str) -> None:
         super().__init__()
-        sources = {name: benchmark.source for name, benchmark in BENCHMARKS.items()}
+        sources = {name: benchmark.source for name, benchmark in BENCHMARKS.items() if benchmark.is_published}
         served = (name for name, source in sources.items() if source.hub == path and config in (*source.configs, None))
         name = next(served, None)
         if name is None:

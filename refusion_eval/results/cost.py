@@ -16,7 +16,7 @@ import numpy as np
 from refusion_eval.benchmarks import BENCHMARKS, is_mini
 from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Interval, bootstrap_mean
-from refusion_eval.results.figure import published_figures
+from refusion_eval.results.figure import TASKS, published_figures
 from refusion_eval.results.render import Table, csv_text
 from refusion_eval.store.run_reader import RunReader
 
@@ -171,7 +171,7 @@ def cost_csv(costs: Sequence[Cost]) -> str:
 
 def published_table(workers: Sequence[int]) -> Table:
     """Hours that all seven benchmarks take with each of the paper's systems, on each number of GPUs."""
-    items = {name: benchmark.source.num_rows for name, benchmark in BENCHMARKS.items()}
+    items = {name: BENCHMARKS[name].source.num_rows for name in TASKS}
     labels: dict[str, str] = {}
     printed: dict[tuple[str, str, str], float] = {}
     for figure in published_figures((*SPEED_TABLES, LATENCY_TABLE)):

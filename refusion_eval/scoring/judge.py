@@ -41,6 +41,7 @@ IsRight = Callable[[str, str], bool]  # compares (right answer, extracted answer
 _COMPARISONS: Mapping[str, IsRight] = {
     "number": lambda gold, answer: answers.parse_number(answer) == answers.parse_number(gold),
     "choice": operator.eq,
+    "text": operator.eq,
 }
 _VERDICT_OF_STATUS = {"passed": CORRECT, "failed": WRONG, "timed_out": "timed_out", "killed": "killed", "error": ERROR}
 

@@ -8,6 +8,7 @@ import yaml
 from refusion_eval.benchmarks import BENCHMARKS, Task, find_task, get_task, is_mini, is_sealed, without_thoughts
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import tasks_path
+from refusion_eval.results.figure import TASKS
 from refusion_eval.runs.job import doc_hash
 
 
@@ -39,7 +40,9 @@ def test_other_tasks_are_not(task):
 
 
 def test_benchmarks_come_in_the_order_of_the_paper():
-    assert list(BENCHMARKS) == ["mmlu_pro", "arc_challenge", "gsm8k", "math", "gpqa", "humaneval", "mbpp"]
+    names = ["mmlu_pro", "arc_challenge", "gsm8k", "math", "gpqa", "humaneval", "mbpp", "parts"]
+    assert list(BENCHMARKS) == names
+    assert [one.name for one in BENCHMARKS.values() if one.in_paper] == names[:-1]
 
 
 @pytest.mark.parametrize("mini", [False, True])
@@ -49,6 +52,10 @@ def test_a_task_is_found_by_its_own_name_and_survives_pickling(benchmark, mini):
     assert find_task(task.name) == get_task(task.name) == task
     assert pickle.loads(pickle.dumps(task)) == task
     assert is_mini(task.name) == mini
+
+
+def test_the_plain_name_of_one_that_is_not_published_means_its_synthetic_items():
+    assert get_task("parts") == Task(BENCHMARKS["parts"], mini=True)
 
 
 def test_a_plain_name_means_the_benchmark_and_an_unknown_one_is_refused():
@@ -68,9 +75,10 @@ def test_other_questions_are_not_sealed(name):
     assert not is_sealed(name)
 
 
-@pytest.mark.parametrize("benchmark", BENCHMARKS.values(), ids=lambda benchmark: benchmark.name)
-def test_the_task_files_have_the_version_of_the_benchmark(benchmark):
-    text = (tasks_path() / benchmark.name / f"{Task(benchmark).name}.yaml").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", TASKS)
+def test_the_task_files_have_the_version_of_the_benchmark(name):
+    benchmark = BENCHMARKS[name]
+    text = (tasks_path() / name / f"{Task(benchmark).name}.yaml").read_text(encoding="utf-8")
     content = yaml.safe_load(text.replace("!function", ""))
     assert str(content["metadata"]["version"]) == benchmark.prompts.version
 

@@ -8,6 +8,7 @@ from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.errors import CheckpointError, ConfigError, DataError
 from refusion_eval.evaluation.loop import Turn, evaluate, find_tasks, task_names
 from refusion_eval.results.facts import read_facts
+from refusion_eval.results.figure import TASKS as PUBLISHED
 from refusion_eval.results.measured import run_figures
 from refusion_eval.runs import manifest
 from refusion_eval.runs.model_args import parse_model_args
@@ -103,12 +104,13 @@ def test_benchmark_names_mean_mini_tasks_for_the_embedded_checkpoint_only():
     assert task_names([], "embedded") == ["mini_suite"]
     assert task_names(["gsm8k"], "embedded:autoregressive_sft") == ["mini_gsm8k"]
     assert task_names([], "GSAI-ML/ReFusion") == ["refusion_suite"]
+    assert task_names(["parts"], "GSAI-ML/ReFusion") == ["mini_parts"]
 
 
 def test_prompts_of_the_release_are_tasks_of_their_own():
     assert task_names(["gsm8k", "mini_math"], "M", prompts="release") == ["refusion_gsm8k_release", "mini_math"]
     (suite,) = task_names([], "M", prompts="release")
-    assert [task.name for task in find_tasks([suite])] == [f"refusion_{name}_release" for name in BENCHMARKS]
+    assert [task.name for task in find_tasks([suite])] == [f"refusion_{name}_release" for name in PUBLISHED]
 
 
 @pytest.mark.parametrize("names", [["gsm8k"], [], ["mini_math", "gsm8k"]])
@@ -128,10 +130,10 @@ def test_the_benchmark_itself_reads_the_rows_for_any_checkpoint(tmp_path):
 
 def test_suites_hold_every_benchmark_and_a_task_that_is_named_twice_is_run_once():
     suite = find_tasks(["mini_suite"])
-    assert [task.name for task in suite] == [f"mini_{name}" for name in BENCHMARKS]
+    assert [task.name for task in suite] == [f"mini_{name}" for name, one in BENCHMARKS.items() if one.has_mini]
     assert [task.name for task in find_tasks(["mini_math", "mini_suite"])][:2] == ["mini_math", "mini_mmlu_pro"]
     assert set(find_tasks(["mini_math", "mini_suite"])) == set(suite)
-    assert not any(task.mini for task in find_tasks(["refusion_suite"]))
+    assert [task.name for task in find_tasks(["refusion_suite"])] == [f"refusion_{name}" for name in PUBLISHED]
 
 
 def test_in_turns_every_item_is_decoded_once_and_its_round_recorded(checkpoint, tmp_path):

@@ -18,7 +18,9 @@ from refusion_eval.lm_eval_plugin import hooks as task_hooks
 from refusion_eval.paths import tasks_path
 from refusion_eval.scoring import judge as score_module
 
-TASKS = {Task(benchmark, mini).name for mini in (False, True) for benchmark in BENCHMARKS.values()}
+TASKS = {Task(one).name for one in BENCHMARKS.values() if one.is_published}
+MINI = [name for name, one in BENCHMARKS.items() if one.has_mini]
+TASKS |= {f"mini_{name}" for name in MINI}
 TASKS |= {Task(benchmark).name for benchmark in RELEASED.values()}
 QUESTION = "Which invented particle decays into two invented bosons when the moon of Zorb is full?"
 GPQA_ROWS = [
@@ -84,7 +86,7 @@ def mini_suite() -> dict[str, Any]:
     return evaluate("mini_suite", mini_gold)
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize("name", MINI)
 def test_gold_answers_score_100_percent_through_lm_eval(mini_suite: dict[str, Any], name: str) -> None:
     numbers = mini_suite["results"][f"mini_{name}"]
     bench = BENCHMARKS[name]
@@ -92,7 +94,7 @@ def test_gold_answers_score_100_percent_through_lm_eval(mini_suite: dict[str, An
         assert numbers[f"{metric},{bench.default_filter}"] == 1.0
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize("name", MINI)
 def test_the_prompt_is_the_shared_one(mini_suite: dict[str, Any], name: str) -> None:
     for sample in mini_suite["samples"][f"mini_{name}"]:
         assert sample["arguments"][0][0] == BENCHMARKS[name].prompts.user(sample["doc"])

@@ -13,9 +13,8 @@ from miniature.data import drill_pairs, held_out_items, items, normalised
 from miniature.family import LONGER
 from miniature.item import Item
 from miniature.knowledge import KINDS, RELATIONS
-from miniature.longer.parts import BENCHMARK as PARTS
 from miniature.train import write_tokenizer
-from refusion_eval.benchmarks import LETTERS
+from refusion_eval.benchmarks import BENCHMARKS, LETTERS
 from refusion_eval.scoring.judge import judge_texts
 
 TASKS = tuple(LONGER.draws)
@@ -64,7 +63,7 @@ def test_all_parts_must_be_right_and_blanks_do_not_count() -> None:
             "\n".join(others),
             item.response + "\nThe end.",
         ]
-        verdicts = judge_texts(PARTS, [(dict(item.row), text) for text in texts])
+        verdicts = judge_texts(BENCHMARKS["parts"], [(dict(item.row), text) for text in texts])
         assert [verdict.passed for verdict in verdicts] == [True, False, False, False]
 
 
