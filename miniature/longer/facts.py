@@ -12,7 +12,7 @@ from refusion_eval.benchmarks import LETTERS
 
 _WIDTH = 3  # values of an option
 # Number of right values -> how many of them each option has, the right option first.
-_SHARES = {4: (2, 1, 1, 0), 5: (3, 1, 1, 0), 6: (3, 2, 1, 0)}
+_SHARES = {5: (3, 1, 1, 0), 6: (3, 2, 1, 0), 7: (3, 2, 2, 0)}
 
 
 class Fact(NamedTuple):
@@ -62,12 +62,12 @@ def _with_letters(rng: random.Random, right: Sequence[str], others: Sequence[str
 
 
 def draw_mmlu_pro(rng: random.Random) -> Item:
-    """Four to six facts, and the option that has most of them right.
+    """Five to seven facts, and the option that has most of them right.
 
     The response names the option of each fact; the right one is named most often.
     """
     facts = draw_facts(rng, len(RELATIONS))
-    asked, others = facts[: (number := rng.choice(GRADES) + 3)], facts[number:]
+    asked, others = facts[: (number := rng.choice(GRADES) + 4)], facts[number:]
     right = [fact.value for fact in asked]
     fillers = [*(fact.wrong for fact in facts), *(fact.value for fact in others)]
     texts, index, letters = _with_letters(rng, right, rng.sample(fillers, len(fillers)))
@@ -87,12 +87,12 @@ def draw_mmlu_pro(rng: random.Random) -> Item:
 
 
 def draw_arc_challenge(rng: random.Random) -> Item:
-    """Four to six kinds of things, and the option that has things of most of them.
+    """Five to seven kinds of things, and the option that has things of most of them.
 
     The response names for each kind the thing and its option; the right one is named most often.
     """
     kinds = rng.sample(KINDS, len(KINDS))
-    asked, others = kinds[: (number := rng.choice(GRADES) + 3)], kinds[number:]
+    asked, others = kinds[: (number := rng.choice(GRADES) + 4)], kinds[number:]
     things = [rng.choice(kind.members) for kind in asked]
     fillers = [thing for kind in others for thing in rng.sample(kind.members, 2)]
     texts, index, letters = _with_letters(rng, things, rng.sample(fillers, len(fillers)))

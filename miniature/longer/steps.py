@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 from miniature.arithmetic import apply
 
 GRADES = (1, 2, 3)  # drawn uniformly for each item; more steps or parts, and larger numbers
-LIMITS = {1: 30, 2: 60, 3: 120}  # largest number of a calculation, by grade
+LIMITS = {1: 60, 2: 120, 3: 240}  # largest number of a calculation, by grade
 _LARGEST_DIGIT, _LARGEST_FACTOR = 9, 99
 
 T = TypeVar("T")
