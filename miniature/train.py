@@ -38,15 +38,20 @@ BACKBONE = "autoregressive"
 ROWS, TWICE = "train.jsonl", "results_twice.jsonl"
 STAGES = (BACKBONE, "refusion", "autoregressive_sft", "llada", "bd3lm")
 
-# Changes of ReFusion's recipe that are tried on a part of the samples (`trials`); for the last one the rows differ.
+# Changes of the release's recipe that are tried on a part of the samples (`trials`); for the last one the rows differ.
 TRIALS: Mapping[str, Sequence[str]] = {
-    "as_configured": (),
+    "release": (),
     "paper_normalisation": ("objective.normalisation=paper",),
     "exact_masking": ("objective.masking=exact",),
     "adamw": ("optimisation.optimizer=adamw",),
     "results_twice": (),
 }
-TRIAL_SETTINGS = ("optimisation.epochs=null", "optimisation.max_steps=500", "optimisation.warmup_steps=50")
+TRIAL_SETTINGS = (
+    "objective.masking=bernoulli",
+    "optimisation.epochs=null",
+    "optimisation.max_steps=500",
+    "optimisation.warmup_steps=50",
+)
 
 
 def trial_stage(trial: str) -> str:

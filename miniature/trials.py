@@ -1,6 +1,6 @@
 """`python -m miniature.trials`: changes of ReFusion's recipe, each trained on a part of the data and measured.
 
-Every trial starts from the same backbone, sees the same samples once and differs from the stage `refusion` in what its
+Every trial starts from the same backbone, sees the same samples once and differs from the release's recipe in what its
 name says. Accuracies are of held-out draws, which are no test items. A CSV that exists is continued.
 
     python -m miniature.trials --family longer --work-dir W --out results/embedded/trials.csv

@@ -43,7 +43,7 @@ def test_a_trial_differs_from_the_first_one_in_what_it_changes() -> None:
         name: read_run_config(str(config_of(LONGER, trial_stage(name))), settings_of(trial_stage(name), work))
         for name in TRIALS
     }
-    first = configs.pop("as_configured")
+    first = configs.pop("release")
     assert configs["paper_normalisation"].objective.normalisation == "paper"
     assert configs["exact_masking"].objective.masking == "exact"
     assert (first.optimisation.optimizer, configs["adamw"].optimisation.optimizer) == ("muon", "adamw")
@@ -70,12 +70,12 @@ def test_a_csv_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(trials, "measure", lambda *given, **settings: Measured(accuracy=50.0, forwards=10, tokens=30))
     out = tmp_path / "trials.csv"
     command = ["trials", "--work-dir", str(tmp_path), "--out", str(out), "--held-out", "2"]
-    for names in ("as_configured", "as_configured,exact_masking"):
+    for names in ("release", "release,exact_masking"):
         monkeypatch.setattr("sys.argv", [*command, "--trials", names])
         main()
-    assert trained.count(trial_stage("as_configured")) == 1
+    assert trained.count(trial_stage("release")) == 1
     rows = pandas.read_csv(out)
-    assert rows.groupby("trial", sort=False).size().to_dict() == {"as_configured": 8, "exact_masking": 8}
+    assert rows.groupby("trial", sort=False).size().to_dict() == {"release": 8, "exact_masking": 8}
     assert set(rows.tpf) == {3.0}
     assert set(rows.samples) == {500 * 32}
     monkeypatch.setattr("sys.argv", [*command, "--trials", "nothing"])
