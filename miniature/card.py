@@ -63,6 +63,10 @@ def write_card(family: Family, target: Path, stage: str, run_dirs: Sequence[Path
     head_dim = json.loads((target / "config.json").read_text(encoding="utf-8"))["head_dim"]
     table = "".join(_table_row(name, run, logs[name]) for name, run in runs.items())
     optimisation = facts["config"]["optimisation"]
+    backbone, *fine_tunes = (run["steps"] * run["config"]["optimisation"]["global_batch_size"] for run in runs.values())
+    seen = f"{sum(fine_tunes)} synthetic conversations after the backbone's {backbone}"
+    if not fine_tunes:
+        seen = f"{backbone} synthetic conversations"
     settings = json.dumps({name: facts["config"][name] for name in ("objective", "optimisation")}, indent=2)
     (target / "README.md").write_text(
         f"# {_TITLES.get(stage, f'ReFusion variant {stage}')}\n\n"
@@ -71,8 +75,7 @@ def write_card(family: Family, target: Path, stage: str, run_dirs: Sequence[Path
         "random weights (arranged by `miniature.initial.prepare_for_lookup`) on synthetic items made by `miniature`; "
         "no other data. It does the mini tasks and nothing else, and serves to run every part of this project with "
         "true (small) numbers on any machine.\n\n"
-        f"- Data: {facts['steps'] * optimisation['global_batch_size']} of {facts['data']['samples']} synthetic "
-        f"conversations of the family {family.name}, disjoint from its test items: "
+        f"- Data: {seen}, disjoint from `tasks/mini/*/test.jsonl`: "
         f"{len(family.draws)} mini tasks ({', '.join(family.draws)}) and drills of single steps "
         f"({', '.join(family.drills)}).\n"
         f"- Hardware: {facts['device']} ({platform.machine()}), torch {facts['versions']['torch']}.\n"

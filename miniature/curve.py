@@ -3,7 +3,7 @@
 Every checkpoint that a stage kept (`output.keep`) is measured on the same draws, which are no test items, with the
 plain settings of its decoder (`measure.PLAIN`). A CSV that exists is continued.
 
-    python -m miniature.curve --family longer --work-dir W --out results/embedded/learning_curves.csv
+    python -m miniature.curve --work-dir W --out results/embedded/learning_curves.csv
 """
 
 import argparse
@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from miniature.family import FAMILIES, LONGER, Family
 from miniature.measure import PLAIN, draws, measure
 from miniature.panels import panels
-from miniature.train import decoders_of, plain_decoder
+from miniature.train import decoders_of, plain_decoder, runs_of
 from refusion_eval import api
 from refusion_eval.figures.style import style_of
 from refusion_eval.training.checkpoints.save import save_backbone
@@ -30,21 +30,30 @@ SERIES = {"autoregressive_sft": "AR-SFT", "bd3lm": "BD3-LM", "llada": "LLaDA", "
 COLUMNS = ("stage", "step", "samples", "task", "n", "accuracy", "tpf")
 
 
-def models(work_dir: Path, stage: str, steps: Sequence[int]) -> Iterator[tuple[int, api.LoadedModel]]:
-    """The kept checkpoints of a stage, without those of `steps`: the optimiser steps and the model."""
-    folder = work_dir / stage
-    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "model")
-    for checkpoint in checkpoints(folder / CHECKPOINTS):
-        step = int(checkpoint.name.removeprefix(PREFIX))
-        if step in steps:
-            continue
-        weights = torch.load(checkpoint / WEIGHTS_FILE, map_location="cpu", weights_only=True)
-        loaded = {name.removeprefix("model."): weight for name, weight in weights.items()}  # of `LossModel`
-        model.load_state_dict(loaded | {"lm_head.weight": loaded["model.embed_tokens.weight"]})
-        with TemporaryDirectory() as target:
-            save_backbone(model, tokenizer, Path(target) / "model", decoders=decoders_of(stage, work_dir))
-            yield step, api.load_model(f"{target}/model")
+def models(
+    family: Family, work_dir: Path, stage: str, steps: Sequence[int]
+) -> Iterator[tuple[int, int, api.LoadedModel]]:
+    """The kept checkpoints of a stage, without those of `steps`: optimiser steps and samples so far, and the model."""
+    before = 0
+    for run in runs_of(family, stage):
+        folder = work_dir / run
+        if not (folder / "model").exists():
+            return
+        facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        batch = facts["config"]["optimisation"]["global_batch_size"]
+        model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "model")
+        for checkpoint in checkpoints(folder / CHECKPOINTS):
+            step = before + int(checkpoint.name.removeprefix(PREFIX))
+            if step in steps:
+                continue
+            weights = torch.load(checkpoint / WEIGHTS_FILE, map_location="cpu", weights_only=True)
+            loaded = {name.removeprefix("model."): weight for name, weight in weights.items()}  # of `LossModel`
+            model.load_state_dict(loaded | {"lm_head.weight": loaded["model.embed_tokens.weight"]})
+            with TemporaryDirectory() as target:
+                save_backbone(model, tokenizer, Path(target) / "model", decoders=decoders_of(stage, work_dir))
+                yield step, step * batch, api.load_model(f"{target}/model")
+        before += facts["steps"]
 
 
 def measured(family: Family, work_dir: Path, stages: Sequence[str], num_items: int, out: Path) -> pandas.DataFrame:
@@ -52,14 +61,12 @@ def measured(family: Family, work_dir: Path, stages: Sequence[str], num_items: i
     rows = pandas.read_csv(out) if out.exists() else pandas.DataFrame(columns=COLUMNS)
     for stage in stages:
         decoder = plain_decoder(stage, work_dir)
-        facts = json.loads((work_dir / stage / "run.json").read_text(encoding="utf-8"))
-        batch = facts["config"]["optimisation"]["global_batch_size"]
         settings = {"gen_length": family.gen_length, **PLAIN[decoder]}
-        for step, model in models(work_dir, stage, rows[rows.stage == stage].step.tolist()):
+        for step, samples, model in models(family, work_dir, stage, rows[rows.stage == stage].step.tolist()):
             for task in family.draws:
                 chosen = draws(family, task, num_items)
                 found = measure(model, decoder, family.benchmarks[task], chosen, **settings)
-                row = (stage, step, step * batch, task, len(chosen), found.accuracy, found.tpf)
+                row = (stage, step, samples, task, len(chosen), found.accuracy, found.tpf)
                 rows.loc[len(rows)] = list(row)
             rows.to_csv(out, index=False, float_format="%.6g")
             mean = rows[(rows.stage == stage) & (rows.step == step)].accuracy.mean()

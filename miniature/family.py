@@ -1,6 +1,6 @@
 """The families of tiny models: what differs between the shipped one and the next one, which is trained on more."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,21 @@ from refusion_eval.benchmarks import BENCHMARKS, Benchmark
 
 
 @dataclass(frozen=True, kw_only=True)
+class Course:
+    """The rows of training runs.
+
+    Attributes:
+        seed: seed of the draws.
+        num_items: items of each task.
+        num_drills: drill -> number of conversations.
+    """
+
+    seed: int
+    num_items: int
+    num_drills: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """A family of tiny models and what it is trained and measured on.
 
@@ -25,8 +40,9 @@ class Family:
         benchmarks: benchmark -> its prompts and its judgement, for all names in `draws`.
         drills: name -> the draw of a drill.
         configs: folder of the training configurations, one file for each stage.
-        num_tokenizer_items, num_train_items: items of each benchmark that the tokenizer and the models are trained on.
-        num_drill_items: conversations of each drill that the models are trained on.
+        courses: what the backbone and then each fine-tune is trained on; a second one is what each fine-tune is trained
+            on after it.
+        num_tokenizer_items: items of each task that the tokenizer is trained on.
         vocabulary_size: most ids of the tokenizer, special tokens included.
         gen_length: tokens that a system may write when it is measured; no answer is longer.
         systems: the systems of the frontier with the settings that are tried.
@@ -37,9 +53,8 @@ class Family:
     benchmarks: Mapping[str, Benchmark]
     drills: Mapping[str, DrillDraw]
     configs: Path
+    courses: Sequence[Course]
     num_tokenizer_items: int = 3000
-    num_train_items: int = 15_000
-    num_drill_items: int
     vocabulary_size: int = 2048
     gen_length: int
     systems: tuple[System, ...]
@@ -58,8 +73,8 @@ SHIPPED = Family(
     },
     benchmarks=BENCHMARKS,
     drills=DRILLS,
+    courses=(Course(seed=2512, num_items=15_000, num_drills=dict.fromkeys(DRILLS, 20_000)),),
     configs=Path(__file__).parent / "configs",
-    num_drill_items=20_000,
     gen_length=64,
     systems=systems(
         gen_length=64,
@@ -83,8 +98,12 @@ LONGER = Family(
     },
     benchmarks=BENCHMARKS,
     drills=longer_drills.DRILLS,
+    # The masked objectives are slowest to learn calculations.
+    courses=(
+        Course(seed=2512, num_items=15_000, num_drills=dict.fromkeys(longer_drills.DRILLS, 20_000)),
+        Course(seed=2513, num_items=5000, num_drills={"calculations": 35_000}),
+    ),
     configs=Path(__file__).parent / "longer" / "configs",
-    num_drill_items=20_000,
     gen_length=96,
     systems=systems(
         gen_length=96,

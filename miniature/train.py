@@ -2,10 +2,10 @@
 
     tokenizer, training rows, initial weights  ->  autoregressive  ->  refusion, autoregressive_sft, llada, bd3lm
 
-Each stage is a training run of the package (`refusion_eval.training.run`) with a configuration of the family, followed
+Each stage is a training run of the package (`refusion_eval.training.run`) with a configuration of its own, followed
 by a measurement on held-out draws. All fine-tunes start from the backbone and see the same samples, so that they are
-comparable and can be trained in any order. Every command is printed. The same command continues an interrupted
-training, and what is finished is not made again.
+comparable and can be trained in any order. If the family has a second course, they have a second run on its rows. Every
+command is printed. The same command continues an interrupted training, and what is finished is not made again.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from miniature.card import write_card
 from miniature.data import drill_pairs, items
-from miniature.family import FAMILIES, SHIPPED, Family
+from miniature.family import FAMILIES, SHIPPED, Course, Family
 from miniature.initial import write_initial
 from miniature.measure import PLAIN, draws, measure
 from miniature.tokenizer import train_tokenizer
@@ -33,9 +34,9 @@ from refusion_eval.store.atomic_write import write_atomically
 from refusion_eval.training.checkpoints.save import replacing, save_backbone
 from refusion_eval.training.config_files import read_run_config
 
-SEED = 2512
 BACKBONE = "autoregressive"
-ROWS, TWICE = "train.jsonl", "results_twice.jsonl"
+ROWS, SECOND_ROWS, TWICE = "train.jsonl", "second.jsonl", "results_twice.jsonl"
+SECOND_SETTINGS = ("optimisation.epochs=1", "optimisation.lr=2e-3")
 STAGES = (BACKBONE, "refusion", "autoregressive_sft", "llada", "bd3lm")
 
 # Changes of the release's recipe that are tried on a part of the samples (`trials`); for the last one the rows differ.
@@ -52,6 +53,12 @@ TRIAL_SETTINGS = (
     "optimisation.max_steps=500",
     "optimisation.warmup_steps=50",
 )
+
+
+def runs_of(family: Family, stage: str) -> tuple[str, ...]:
+    """The training runs of a stage: two of a fine-tune if the family has two courses."""
+    has_second = len(family.courses) == 2 and stage in STAGES and stage != BACKBONE
+    return (stage, f"{stage}_second") if has_second else (stage,)
 
 
 def trial_stage(trial: str) -> str:
@@ -72,28 +79,28 @@ VARIANTS: Mapping[str, Sequence[str]] = {f"refusion_data_{percent}": share for p
 _TRIAL_STAGES = {trial_stage(name): (*TRIAL_SETTINGS, *changes) for name, changes in TRIALS.items()}
 
 
-def training_pairs(family: Family, count: int) -> list[tuple[str, str]]:
+def training_pairs(family: Family, count: int, seed: int) -> list[tuple[str, str]]:
     """The first `count` (query, response) pairs of the training stream of each task, task by task."""
     return [
         (family.benchmarks[name].prompts.user(item.prompt_row), item.response)
         for name in family.draws
-        for item in islice(items(name, test=False, seed=SEED, family=family), count)
+        for item in islice(items(name, test=False, seed=seed, family=family), count)
     ]
 
 
 def write_tokenizer(family: Family, target: Path) -> None:
     """Trains and writes the tokenizer."""
-    pairs = training_pairs(family, family.num_tokenizer_items)
+    pairs = training_pairs(family, family.num_tokenizer_items, family.courses[0].seed)
     turns = [text for query, response in pairs for text in ("user\n" + query, "assistant\n" + response)]
     with replacing(target) as part:
         train_tokenizer(turns, family.vocabulary_size).save_pretrained(part)
 
 
-def write_rows(family: Family, target: Path) -> None:
-    """Writes the training rows: items of the tasks, then drills of single steps."""
-    pairs = training_pairs(family, family.num_train_items)
-    for drill in family.drills:
-        pairs += drill_pairs(drill, seed=SEED, count=family.num_drill_items, family=family)
+def write_rows(family: Family, course: Course, target: Path) -> None:
+    """Writes the training rows of a course: items of the tasks, then drills of single steps."""
+    pairs = training_pairs(family, course.num_items, course.seed)
+    for drill, count in course.num_drills.items():
+        pairs += drill_pairs(drill, seed=course.seed, count=count, family=family)
     lines = (json.dumps({"query": query, "response": response}) + "\n" for query, response in pairs)
     write_atomically(target, "".join(lines))
 
@@ -102,23 +109,27 @@ def settings_of(stage: str, work_dir: Path, changes: Sequence[str] = ()) -> list
     """What the command line of a training run adds to the configuration of a stage, as "section.key=value".
 
     Args:
-        stage: a name in `STAGES` or `VARIANTS`, or the stage of a trial.
+        stage: a training run: a name in `STAGES` or `VARIANTS`, the second run of a fine-tune, or the stage of a trial.
         work_dir: folder of all runs.
         changes: further settings, which replace those of the stage but no path.
     """
-    start = work_dir / "initial" if stage == BACKBONE else work_dir / BACKBONE / "model"
+    first = stage.removesuffix("_second")
+    start = work_dir / "initial" if stage == BACKBONE else work_dir / (BACKBONE if stage == first else first) / "model"
+    rows = SECOND_ROWS if stage != first else TWICE if stage == trial_stage("results_twice") else ROWS
     paths = {
         "backbone.model": start,
-        "data.files": work_dir / (TWICE if stage == trial_stage("results_twice") else ROWS),
+        "data.files": work_dir / rows,
         "data.cache_dir": work_dir / "tokens",
         "output.run_dir": work_dir / stage,
     }
     settings = [f"{key}={json.dumps(str(path))}" for key, path in paths.items()]
-    return [*VARIANTS.get(stage, ()), *_TRIAL_STAGES.get(stage, ()), *changes, "backbone.shape=null", *settings]
+    own = SECOND_SETTINGS if stage != first else (*VARIANTS.get(stage, ()), *_TRIAL_STAGES.get(stage, ()))
+    return [*own, *changes, "backbone.shape=null", *settings]
 
 
 def config_of(family: Family, stage: str) -> Path:
-    """The configuration file of a stage."""
+    """The configuration file of a training run."""
+    stage = stage.removesuffix("_second")
     return family.configs / f"{stage if stage in STAGES else 'refusion'}.yaml"
 
 
@@ -131,14 +142,16 @@ def prepare(family: Family, work_dir: Path, changes: Sequence[str] = ()) -> None
         changes: settings of the training runs; those of `backbone.shape` and `backbone.seed` act here.
 
     Raises:
-        ConfigError: the folder holds the data of another family.
+        ConfigError: the folder holds the data of another family, or of another version of the tasks.
     """
-    tokenizer, rows, initial = work_dir / "tokenizer", work_dir / ROWS, work_dir / "initial"
     _claim(family, work_dir)
+    tokenizer, rows, initial = work_dir / "tokenizer", work_dir / ROWS, work_dir / "initial"
     if not tokenizer.exists():
         write_tokenizer(family, tokenizer)
-    if not rows.exists():
-        write_rows(family, rows)
+    for name, course in zip((ROWS, SECOND_ROWS), family.courses, strict=False):
+        if not (work_dir / name).exists():
+            write_rows(family, course, work_dir / name)
+        _check_rows(family, course, work_dir / name)
     if not initial.exists():
         paths = (f"backbone.tokenizer={json.dumps(str(tokenizer))}", f"data.files={json.dumps(str(rows))}")
         write_initial(read_run_config(str(config_of(family, BACKBONE)), (*paths, *changes)).backbone, initial)
@@ -154,6 +167,15 @@ def _claim(family: Family, work_dir: Path) -> None:
         raise ConfigError(f"{work_dir} holds the data of the family {held}, not of {family.name}; name another folder")
 
 
+def _check_rows(family: Family, course: Course, path: Path) -> None:
+    """Refuses rows that were drawn by another version of the tasks."""
+    first = replace(family, draws=dict(list(family.draws.items())[:1]))
+    ((query, response),) = training_pairs(first, 1, course.seed)
+    with path.open(encoding="utf-8") as file:
+        if json.loads(next(file)) != {"query": query, "response": response}:
+            raise ConfigError(f"{path} was drawn by another version of the mini tasks; name another folder")
+
+
 def train_stage(family: Family, stage: str, work_dir: Path, changes: Sequence[str] = ()) -> None:
     """Trains one stage; see `settings_of`."""
     settings = [part for setting in settings_of(stage, work_dir, changes) for part in ("--set", setting)]
@@ -164,7 +186,7 @@ def train_stage(family: Family, stage: str, work_dir: Path, changes: Sequence[st
 
 def measure_stage(family: Family, stage: str, work_dir: Path, num_items: int) -> None:
     """Prints the accuracy of a trained stage on held-out draws of every task."""
-    model = api.load_model(str(work_dir / stage / "model"))
+    model = api.load_model(str(work_dir / runs_of(family, stage)[-1] / "model"))
     decoder = plain_decoder(stage, work_dir)
     settings = {"gen_length": family.gen_length, **PLAIN[decoder]}
     for name in family.draws:
@@ -174,11 +196,11 @@ def measure_stage(family: Family, stage: str, work_dir: Path, num_items: int) ->
 
 def export(family: Family, stage: str, work_dir: Path, out_dir: Path) -> None:
     """Writes the checkpoint of a stage in bfloat16, with its card and its loss curve."""
-    source, target = work_dir / stage / "model", out_dir / stage
+    source, target = work_dir / runs_of(family, stage)[-1] / "model", out_dir / stage
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
     save_backbone(model, tokenizer, target, decoders=decoders_of(stage, work_dir))
-    write_card(family, target, stage, [work_dir / name for name in dict.fromkeys((BACKBONE, stage))])
+    write_card(family, target, stage, [work_dir / name for name in dict.fromkeys((BACKBONE, *runs_of(family, stage)))])
 
 
 def plain_decoder(stage: str, work_dir: Path) -> str:
@@ -224,7 +246,8 @@ def main() -> None:
     try:
         prepare(family, given.work_dir, given.changes)
         for stage in dict.fromkeys((BACKBONE, *stages)):
-            train_stage(family, stage, given.work_dir, given.changes)
+            for run in runs_of(family, stage):
+                train_stage(family, run, given.work_dir, given.changes)
             if stage in stages and given.held_out:
                 measure_stage(family, stage, given.work_dir, given.held_out)
             if stage in stages and given.out_dir is not None:

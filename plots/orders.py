@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pandas
 
-from refusion_eval.figures.names import TASK_NAMES
-from refusion_eval.results.figure import SCORES, TASKS
+from refusion_eval.benchmarks import BENCHMARKS
+from refusion_eval.results.figure import SCORES
 from refusion_eval.store.atomic_write import write_output
 
 WAYS = {
@@ -24,12 +24,12 @@ WAYS = {
 
 def pivot(rows: pandas.DataFrame) -> pandas.DataFrame:
     """One row for each quantity and way of choosing slots, in the order of `WAYS`; one column a task."""
-    rows = rows[rows.run_id.isin(WAYS) & rows.benchmark.isin(TASKS)]
+    rows = rows[rows.run_id.isin(WAYS) & rows.benchmark.isin(BENCHMARKS)]
     tables = []
     for title, metrics in {"Accuracy (%)": SCORES, "Tokens per forward": ("tpf",)}.items():
         table = rows[rows.metric.isin(metrics)].pivot(index="run_id", columns="benchmark", values="value")
-        table = table.loc[list(WAYS), [task for task in TASKS if task in table]].rename(
-            columns=lambda task: f"mini {TASK_NAMES[task]}"
+        table = table.loc[list(WAYS), [task for task in BENCHMARKS if task in table]].rename(
+            columns=lambda task: f"mini {BENCHMARKS[task].title}"
         )
         table.insert(0, "Slots", [WAYS[name] for name in table.index])
         table.insert(0, "Quantity", title)

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
+from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.figures import style
 from refusion_eval.figures.names import mini_sentence, task_title
-from refusion_eval.results.figure import TASKS, Figure
+from refusion_eval.results.figure import Figure
 from refusion_eval.results.render import read_csv
 from refusion_eval.store.atomic_write import prepare_output, write_output
 
@@ -26,7 +27,10 @@ PANELS = (
 
 def draw(rows: Sequence[Figure], target: Path) -> None:
     """Writes the picture and its caption. A figure that was not measured has no bar."""
-    order = [*TASKS, *sorted({row.benchmark for row in rows} - set(TASKS))]  # means come last, under no task's name
+    order = [
+        *BENCHMARKS,
+        *sorted({row.benchmark for row in rows} - set(BENCHMARKS)),
+    ]  # means come last, under no task's name
     named = {(row.is_mean, order.index(row.benchmark), row.task): _title(row) for row in rows}
     tasks = {task: named[place, number, task] for place, number, task in sorted(named)}
     by_label = {row.label: row.system for row in rows}

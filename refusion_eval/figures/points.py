@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from refusion_eval.benchmarks import find_task
+from refusion_eval.benchmarks import BENCHMARKS, find_task
 from refusion_eval.claims.formulas import compute
 from refusion_eval.errors import DataError
-from refusion_eval.figures.names import TASK_NAMES, system_label, task_title
+from refusion_eval.figures.names import system_label, task_title
 from refusion_eval.figures.rows import BASELINE, OPERATING_POINT, Point, number, read_records
 from refusion_eval.metrics import Interval
 from refusion_eval.results.figure import (
@@ -352,7 +352,7 @@ def scaling_points(files: Sequence[Path]) -> list[Point]:
         raise DataError(f"{', '.join(map(str, files))}: no figure has a value")
     if len({point.mini for point in points.values()}) > 1:
         raise DataError("benchmarks and mini look-alikes are both there; show them in two figures")
-    order = [*TASK_NAMES, AVERAGE]
+    order = [*BENCHMARKS, AVERAGE]
     places = {task: place for place, task in enumerate(order)}
     return sorted(
         points.values(),

@@ -192,8 +192,9 @@ def _comparison(number: int, spec: Comparison, measured: Sequence[Figure], syste
         names = ", ".join(dict.fromkeys(system_label(figure) for figure in (*published, *shown)))
         raise ConfigError(f"Table {number} has no system {missing_rows[0]!r}; it has {names}")
     published, shown = _chosen(published, systems), _chosen(shown, systems)
-    paper = _rows_by_system(published, _printed(spec.artefact), spec.apart)
-    ours = _rows_by_system(shown, {}, spec.apart)
+    columns = _columns(shown)
+    paper = _rows_by_system(published, columns, _printed(spec.artefact), spec.apart)
+    ours = _rows_by_system(shown, columns, {}, spec.apart)
     rows: list[TableRow | Section] = []
     if mini:
         rows += [Section(text=PUBLISHED_HEADING), *itertools.chain(*paper.values())]
@@ -207,14 +208,14 @@ def _comparison(number: int, spec: Comparison, measured: Sequence[Figure], syste
     return _table(
         name=f"table{number}{'_mini' if mini else ''}",
         title=f"{spec.title}{', mini' if mini else ''} (Table {number} of the paper)",
-        columns=("System", "Origin", "Figure", *TASK_NAMES.values(), "Avg."),
+        columns=("System", "Origin", "Figure", *(BENCHMARKS[name].title for name in columns), "Avg."),
         num_left=3,
         rows=rows,
         published_in_italics=not spec.apart,
         sentences=[
             f"Paper{'' if spec.apart else ' (italics)'}: {machine}, batch 1; no intervals and no sample counts are "
             "published.",
-            *_notes(shown),
+            *_notes(shown, columns),
             _MARKS_APART if spec.apart else _MARKS,
             *spec.notes,
             f"Not measured: {', '.join(missing)}." if missing else "",
@@ -234,16 +235,16 @@ def _is_mini(figures: Sequence[Figure]) -> bool:
 def _shown(spec: Comparison, order: Sequence[str], mini: bool, measured: Sequence[Figure]) -> list[Figure]:
     """The measured figures that belong into the table, systems in its order.
 
-    A mean is shown only if it is over the same benchmarks as the paper's.
+    A mean is shown only if it is over all benchmarks of the table.
     """
     systems = [spec.embedded[system] for system in order if system in spec.embedded] if mini else list(order)
     fitting = [
         beside_published(figure)
         for figure in measured
-        if figure.benchmark in (*TASKS, AVERAGE)
-        and figure.metric in (*SCORES, "tps")
-        and (not figure.is_mean or figure.num_tasks == len(TASKS))
+        if figure.benchmark in (*BENCHMARKS, AVERAGE) and figure.metric in (*SCORES, "tps")
     ]
+    num_tasks = len(_columns(fitting))
+    fitting = [figure for figure in fitting if not figure.is_mean or figure.num_tasks == num_tasks]
     if spec.with_others:
         elsewhere = set(VARIANTS) - {FUSED}  # in tables of their own
         others = dict.fromkeys(figure.system for figure in fitting if not elsewhere.intersection(figure.variants))
@@ -251,8 +252,14 @@ def _shown(spec: Comparison, order: Sequence[str], mini: bool, measured: Sequenc
     return [figure for system in systems for figure in fitting if figure.system == system]
 
 
+def _columns(measured: Sequence[Figure]) -> list[str]:
+    """The benchmarks of the paper, and after them others that were measured, in the order of `BENCHMARKS`."""
+    found = {figure.benchmark for figure in measured}
+    return [name for name in BENCHMARKS if name in TASKS or name in found]
+
+
 def _rows_by_system(
-    figures: Sequence[Figure], printed: Mapping[FigureKey, str], apart: bool
+    figures: Sequence[Figure], columns: Sequence[str], printed: Mapping[FigureKey, str], apart: bool
 ) -> dict[str, list[TableRow]]:
     """The rows of each system: scores, and throughput if any is known, by benchmark and in the mean."""
     keyed = by_key(figures)
@@ -260,7 +267,7 @@ def _rows_by_system(
     lines: dict[tuple[str, str], list[TableCell]] = {}
     for system in dict.fromkeys(figure.system for figure in figures):
         for name, metrics in (("score", SCORES), ("TPS", ("tps",))):
-            keys = [[(system, task, metric) for metric in metrics] for task in (*TASKS, AVERAGE)]
+            keys = [[(system, task, metric) for metric in metrics] for task in (*columns, AVERAGE)]
             cells = [_cell(next((keyed[key] for key in each if key in keyed), None), printed) for each in keys]
             if name == "score" or any(cell.text for cell in cells):
                 lines[system, name] = cells
@@ -287,7 +294,7 @@ def _mark_best(lines: Sequence[list[TableCell]], apart: Sequence[list[TableCell]
         lines: cells of the systems that are compared.
         apart: cells of the other systems, which are marked where they are above the best.
     """
-    for column in range(len(TASKS) + 1 if len(lines) > 1 else 0):
+    for column in range(len(lines[0]) if len(lines) > 1 else 0):
         ranked = [line for line in lines if line[column].text and not line[column].dagger]
         values = sorted({float(line[column].text) for line in ranked}, reverse=True)
         marks: Mapping[float, Emphasis] = dict(zip(values, ("best", "second"), strict=False))
@@ -307,14 +314,14 @@ def _cell(figure: Figure | None, printed: Mapping[FigureKey, str]) -> TableCell:
     return TableCell(text=text, low=low, high=high, n=figure.n, dagger=not figure.complete)
 
 
-def _notes(measured: Sequence[Figure]) -> list[str]:
+def _notes(measured: Sequence[Figure], columns: Sequence[str]) -> list[str]:
     """Where measured figures come from: items, intervals, hardware, and what is incomplete."""
     if not measured:
         return ["Nothing was measured."]
     counts: dict[int, list[str]] = {}
-    for task in TASKS:
+    for task in columns:
         for number in sorted({figure.n for figure in measured if figure.benchmark == task}):
-            counts.setdefault(number, []).append(TASK_NAMES[task])
+            counts.setdefault(number, []).append(BENCHMARKS[task].title)
     items = ", ".join(f"{number} ({', '.join(tasks)})" for number, tasks in counts.items())
     if len(counts) == 1:
         items = f"{next(iter(counts))} items a task"
@@ -325,6 +332,7 @@ def _notes(measured: Sequence[Figure]) -> list[str]:
         f"Speed at batch 1 on {'; '.join(machines)}." if machines else "",
         fused_sentence(measured),
         mini_sentence(measured),
+        f"The averages measured here are over {len(columns)} tasks." if len(columns) > len(TASKS) else "",
         f"\u2020 Samples are missing in {incomplete}: run it again; such figures are never best." if incomplete else "",
     ]
     return list(filter(None, sentences))
@@ -437,7 +445,7 @@ def _other_models(measured: Sequence[Figure]) -> Table:
         rows=rows,
         sentences=[
             "Paper (italics): figures that the paper quotes, from machines and engines of their own.",
-            *_notes(ours),
+            *_notes(ours, _CODE),
             "TPS of ReFusion: the mean of HumanEval and MBPP.",
             "\u2020 Seed Diffusion's own paper has 2,146 tokens/s." if has_defect else "",
         ],

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from miniature import curve
 from miniature import train as training
-from miniature.family import FAMILIES, LONGER, SHIPPED, Family
+from miniature.family import FAMILIES, LONGER, SHIPPED, Course, Family
 from miniature.frontier import measured
 from miniature.train import (
     BACKBONE,
@@ -25,6 +25,7 @@ from miniature.train import (
     main,
     measure_stage,
     prepare,
+    runs_of,
     settings_of,
     train_stage,
     write_rows,
@@ -47,8 +48,15 @@ SMALL = (
 )
 
 
-FEW = {"vocabulary_size": 400, "num_tokenizer_items": 50, "num_train_items": 60, "num_drill_items": 20}
-FEW_SHIPPED = replace(SHIPPED, **FEW)
+def few(family: Family) -> Family:
+    """A family with little data in each course."""
+    courses = [
+        Course(seed=course.seed, num_items=60, num_drills=dict.fromkeys(family.drills, 20)) for course in family.courses
+    ]
+    return replace(family, vocabulary_size=400, num_tokenizer_items=50, courses=courses)
+
+
+FEW_SHIPPED = few(SHIPPED)
 
 
 def config(stage: str, changes: Sequence[str] = (), family: Family = SHIPPED) -> RunConfig:
@@ -67,24 +75,44 @@ def work_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("num_items", "num_drills", "digest"),
+    ("family", "course", "digest"),
     [
-        (300, 300, "4c4868300517112f8eff3f88117a4db0751540a6171f83dac32ee2424fef9373"),
+        (
+            SHIPPED,
+            replace(SHIPPED.courses[0], num_items=300, num_drills=dict.fromkeys(SHIPPED.drills, 300)),
+            "4c4868300517112f8eff3f88117a4db0751540a6171f83dac32ee2424fef9373",
+        ),
+        (
+            LONGER,
+            replace(LONGER.courses[0], num_items=300, num_drills=dict.fromkeys(LONGER.drills, 300)),
+            "994d6fb246c5b5e1f5669fd6f77722a276658129b9ccda045ab8e6ea86972a3e",
+        ),
         pytest.param(
-            15_000,
-            20_000,
+            SHIPPED,
+            SHIPPED.courses[0],
             "42b23562504ab915b2d7c2b0476cd40c996491b7e30a4f419c17bdebfa64ce7b",
             marks=pytest.mark.slow,
-            id="all",
+        ),
+        pytest.param(
+            LONGER,
+            LONGER.courses[1],
+            "d5b4ff26043c4aa331d0ebce15091269c437e0f98eacd173917482a3ec03416b",
+            marks=pytest.mark.slow,
         ),
     ],
+    ids=["shipped, few", "longer, few", "shipped", "longer, second"],
 )
-def test_the_rows_of_the_shipped_family_stay_as_they_are(
-    tmp_path: Path, num_items: int, num_drills: int, digest: str
-) -> None:
-    family = replace(SHIPPED, num_train_items=num_items, num_drill_items=num_drills)
-    write_rows(family, tmp_path / "train.jsonl")
-    assert hashlib.sha256((tmp_path / "train.jsonl").read_bytes()).hexdigest() == digest
+def test_the_training_rows_stay_as_they_are(tmp_path: Path, family: Family, course: Course, digest: str) -> None:
+    write_rows(family, course, tmp_path / "rows.jsonl")
+    assert hashlib.sha256((tmp_path / "rows.jsonl").read_bytes()).hexdigest() == digest
+
+
+def test_a_folder_with_the_rows_of_another_version_is_refused(work_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "family.txt").write_text("shipped")
+    (tmp_path / "tokenizer").symlink_to(work_dir / "tokenizer")
+    (tmp_path / "train.jsonl").write_text('{"query": "What is 1+1?", "response": "2"}\n')
+    with pytest.raises(ConfigError, match="drawn by another version of the mini tasks; name another folder"):
+        prepare(FEW_SHIPPED, tmp_path, SMALL)
 
 
 def test_a_folder_with_the_data_of_another_family_is_refused(work_dir: Path, tmp_path: Path) -> None:
@@ -123,7 +151,7 @@ def test_a_checkpoint_is_exported_in_bfloat16_with_its_card_and_decodes(work_dir
     assert trained.keys() == written.keys()
     readme = (target / "README.md").read_text()
     assert "# Embedded ReFusion fine-tune" in readme
-    assert "of the family shipped, disjoint from its test items: 7 mini tasks (mmlu_pro, " in readme
+    assert "- Data: 1280 synthetic conversations after the backbone's 1280, disjoint from `tasks/mini/*/test" in readme
     assert "| refusion | refusion | adamw | 40 | 32 | 0.01 | 2514 |" in readme
     assert pandas.read_csv(target / "loss.csv").groupby("stage").size().to_dict() == {BACKBONE: 8, "refusion": 8}
     model = api.load_model(str(target), dtype="float32", device="cpu", attention="sdpa")
@@ -132,7 +160,7 @@ def test_a_checkpoint_is_exported_in_bfloat16_with_its_card_and_decodes(work_dir
 
 
 def test_the_longer_family_is_trained_and_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    family, work = replace(LONGER, **FEW), tmp_path / "work"
+    family, work = few(LONGER), tmp_path / "work"
     changes = (*SMALL, "optimisation.max_steps=2", "output.log_every=1", "output.save_every=1")
     prepare(family, work, changes)
     assert (work / "family.txt").read_text() == "longer"
@@ -143,6 +171,7 @@ def test_the_longer_family_is_trained_and_measured(tmp_path: Path, capsys: pytes
     assert facts["data"]["samples"] == 8 * 60 + len(LONGER.drills) * 20
     assert facts["config"]["objective"]["slot_sizes"] == [4, 8, 16]
 
+    train_stage(family, "refusion_second", work, changes)
     two_tasks = replace(family, draws={name: family.draws[name] for name in ("humaneval", "parts")})
     measure_stage(two_tasks, "refusion", work, 2)
     printed = re.findall(r"^refusion (\w+): [\d.]+ % of 2 held-out draws, TPF", capsys.readouterr().out, re.MULTILINE)
@@ -157,15 +186,15 @@ def test_the_longer_family_is_trained_and_measured(tmp_path: Path, capsys: pytes
     rows = curve.measured(two_tasks, work, ["refusion"], 1, out)
     assert out.read_bytes() == before
     assert rows[["step", "samples", "task"]].values.tolist() == [
-        [step, 32 * step, task] for step in (1, 2) for task in two_tasks.draws
+        [step, 32 * step, task] for step in (1, 2, 3, 4) for task in two_tasks.draws
     ]
     curve.draw(two_tasks, rows, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
 def test_a_curve_measures_the_weights_of_each_checkpoint(work_dir: Path) -> None:
-    ((step, last),) = curve.models(work_dir, "refusion", [])
-    assert step == 40
+    ((step, samples, last),) = curve.models(SHIPPED, work_dir, "refusion", [])
+    assert (step, samples) == (40, 40 * 32)
     model = api.load_model(str(work_dir / "refusion" / "model"))
     assert api.generate(last, [1, 2, 3], gen_length=8).tokens == api.generate(model, [1, 2, 3], gen_length=8).tokens
 
@@ -188,11 +217,15 @@ def test_the_longer_family_differs_from_the_shipped_one_in_layers_heads_slots_an
 def test_all_fine_tunes_take_the_same_samples_in_the_same_steps_from_the_backbone(family: Family) -> None:
     assert FINE_TUNES == ["refusion", "autoregressive_sft", "llada", "bd3lm"]
     first, *others = configs = [config(stage, family=family) for stage in FINE_TUNES]
+    second = [config(runs_of(family, stage)[-1], family=family) for stage in FINE_TUNES if len(family.courses) == 2]
     assert 0 < (first.optimisation.epochs or 0) <= 1  # no sample is seen twice
     assert [one.objective.objective for one in configs] == ["refusion", "sft", "llada", "bd3lm"]
     assert first.backbone.model == str(Path("work", BACKBONE, "model"))
     for other in others:
         assert (other.data, other.optimisation, other.backbone) == (first.data, first.optimisation, first.backbone)
+    for stage, one, run in zip(FINE_TUNES, configs, second, strict=False):
+        assert run.backbone.model == str(Path("work", stage, "model"))
+        assert (run.data, run.optimisation, run.objective) == (second[0].data, second[0].optimisation, one.objective)
     assert config(BACKBONE, family=family).backbone.model == str(Path("work", "initial"))
 
 
