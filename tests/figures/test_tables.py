@@ -55,6 +55,18 @@ def test_an_average_is_shown_only_over_all_seven_benchmarks(made):
         assert lines_of(paper_table(1, cells), "ReFusion")["measured", "score"][-1].text == expected
 
 
+def test_another_benchmark_has_a_column_of_its_own_and_counts_in_the_average(made):
+    cells = made["system"]("refusion", 80.0, 90.0, tasks=(*TASKS, "parts"), mini=True)
+    cells.append(made["cell"]("refusion", AVERAGE, "accuracy", 70.0, num_tasks=8, mini=True))
+    table = paper_table(2, cells)
+    assert table.columns[-3:] == ("MBPP", "Parts", "Avg.")
+    assert [entry.text for entry in lines_of(table, "ReFusion")["measured", "score"]][-2:] == ["80.0", "70.0"]
+    published = [line for line in table.lines if line.origin == "published"]
+    assert {line.cells[-2].text for line in published} == {""}
+    assert all(len(line.cells) == len(table.columns) for line in table.lines)
+    assert "The averages measured here are over 8 tasks." in table.caption
+
+
 def test_best_and_second_best_are_marked_within_an_origin_and_ties_alike(made):
     cells = made["system"]("refusion", 80.0, 90.0) + made["system"]("llada", 80.0, 10.0)
     cells += made["system"]("qwen3", 70.0, 20.0)
