@@ -100,14 +100,14 @@ class Timed(NamedTuple):
 
 def rules() -> dict[str, Callable[[str], object]]:
     """All functions that read a model's text on the way to a verdict, by name: filters and normal forms of answers."""
-    rows = {name: Task(benchmark, mini=True).rows()[0] for name, benchmark in BENCHMARKS.items()}
+    rows = {name: Task(one, mini=True).rows()[0] for name, one in BENCHMARKS.items() if one.has_mini}
     named: dict[str, Callable[[str], object]] = {}
-    for name, bench in BENCHMARKS.items():
-        for filter_name, extractor in bench.prompts.filters.items():
-            named[f"{name}/{filter_name}"] = _on(rows[name], extractor)
+    for name, row in rows.items():
+        for filter_name, extractor in BENCHMARKS[name].prompts.filters.items():
+            named[f"{name}/{filter_name}"] = _on(row, extractor)
     for filter_name, answer_filter in FILTERS.items():
         for name, rule in answer_filter.rules.items():
-            if filter_name not in (OURS, *BENCHMARKS[name].prompts.filters):
+            if name in rows and filter_name not in (OURS, *BENCHMARKS[name].prompts.filters):
                 named[f"{name}/{filter_name}"] = _by_rule(rows[name], name, rule)
     named["number"] = extract.parse_number
     named["normal form"] = extract_math.normalise

@@ -159,7 +159,7 @@ def test_calculations_are_right_and_their_results_have_at_most_three_digits(task
     for item in drawn(task, 600):
         for left, operation, right, value in TERM.findall(item.response):
             assert calculated(left, operation, right) == int(value)
-            assert 0 < int(value) <= 120
+            assert 0 < int(value) <= 240
             if operation == "*":
                 assert min(int(left), int(right)) <= 9
                 assert max(int(left), int(right)) <= 99
