@@ -116,6 +116,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "gpqa": {"choices": list("abcd"), "answer": "A"},
     "humaneval": {"prompt": "def f():\n", "entry_point": "f"},
     "mbpp": {"test_list": []},
+    "parts": {"answer": "1"},
 }
 PIECES = st.sampled_from(
     ["The answer is ", "(A)", "####", "\\boxed", "\\boxed ", "{", "}", "```python\n", "\n```", " 5", "."]

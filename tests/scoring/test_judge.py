@@ -93,7 +93,8 @@ def test_a_verdict_on_code_says_which_isolation_it_ran_under() -> None:
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_the_first_filter_is_the_default(name: str) -> None:
-    assert BENCHMARKS[name].default_filter == ("first" if BENCHMARKS[name].kind == "code" else "last")
+    expected = {"code": "first", "text": "lines"}.get(BENCHMARKS[name].kind, "last")
+    assert BENCHMARKS[name].default_filter == expected
 
 
 def test_gold_text_reads_as_the_prompt_asks() -> None:
