@@ -12,7 +12,7 @@ import yaml
 from generated_tables import table_of
 from typer.main import get_command
 
-from refusion_eval.benchmarks import BENCHMARKS
+from refusion_eval.benchmarks import PUBLISHED
 from refusion_eval.cli import COMMANDS, app
 from refusion_eval.decoders import DECODERS
 from refusion_eval.results.data_frames import FIGURE_FACTS, SAMPLE_COLUMNS
@@ -33,7 +33,7 @@ FILES = {
     "reference/goldens.md": "tests/data/README.md",
     "reference/published.md": "results/published/README.md",
     "reference/tasks/mini.md": "tasks/mini/README.md",
-    **{f"reference/tasks/{name}.md": f"tasks/{name}/README.md" for name, one in BENCHMARKS.items() if one.is_published},
+    **{f"reference/tasks/{name}.md": f"tasks/{name}/README.md" for name in PUBLISHED},
 }
 
 

@@ -64,9 +64,9 @@ def write_card(family: Family, target: Path, stage: str, run_dirs: Sequence[Path
     table = "".join(_table_row(name, run, logs[name]) for name, run in runs.items())
     optimisation = facts["config"]["optimisation"]
     backbone, *fine_tunes = (run["steps"] * run["config"]["optimisation"]["global_batch_size"] for run in runs.values())
-    seen = f"{sum(fine_tunes)} synthetic conversations after the backbone's {backbone}"
-    if not fine_tunes:
-        seen = f"{backbone} synthetic conversations"
+    seen = f"{sum(fine_tunes) or backbone} synthetic conversations"
+    if fine_tunes:
+        seen += f" after the backbone's {backbone}"
     settings = json.dumps({name: facts["config"][name] for name in ("objective", "optimisation")}, indent=2)
     (target / "README.md").write_text(
         f"# {_TITLES.get(stage, f'ReFusion variant {stage}')}\n\n"
@@ -75,7 +75,7 @@ def write_card(family: Family, target: Path, stage: str, run_dirs: Sequence[Path
         "random weights (arranged by `miniature.initial.prepare_for_lookup`) on synthetic items made by `miniature`; "
         "no other data. It does the mini tasks and nothing else, and serves to run every part of this project with "
         "true (small) numbers on any machine.\n\n"
-        f"- Data: {seen}, disjoint from `tasks/mini/*/test.jsonl`: "
+        f"- Data: {seen}, of the family {family.name}, disjoint from its test items: "
         f"{len(family.draws)} mini tasks ({', '.join(family.draws)}) and drills of single steps "
         f"({', '.join(family.drills)}).\n"
         f"- Hardware: {facts['device']} ({platform.machine()}), torch {facts['versions']['torch']}.\n"

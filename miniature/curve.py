@@ -21,6 +21,7 @@ from miniature.measure import PLAIN, draws, measure
 from miniature.panels import panels
 from miniature.train import decoders_of, plain_decoder, runs_of
 from refusion_eval import api
+from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.figures.style import style_of
 from refusion_eval.training.checkpoints.save import save_backbone
 from refusion_eval.training.trainer import CHECKPOINTS, PREFIX, WEIGHTS_FILE, checkpoints
@@ -65,7 +66,7 @@ def measured(family: Family, work_dir: Path, stages: Sequence[str], num_items: i
         for step, samples, model in models(family, work_dir, stage, rows[rows.stage == stage].step.tolist()):
             for task in family.draws:
                 chosen = draws(family, task, num_items)
-                found = measure(model, decoder, family.benchmarks[task], chosen, **settings)
+                found = measure(model, decoder, BENCHMARKS[task], chosen, **settings)
                 row = (stage, step, samples, task, len(chosen), found.accuracy, found.tpf)
                 rows.loc[len(rows)] = list(row)
             rows.to_csv(out, index=False, float_format="%.6g")

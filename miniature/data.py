@@ -12,6 +12,7 @@ from typing import Any
 
 from miniature.family import SHIPPED, Family
 from miniature.item import Item
+from refusion_eval.benchmarks import BENCHMARKS
 
 NUM_TEST_ITEMS = 200
 TEST_SEED = 2512
@@ -36,7 +37,7 @@ def held_out_items(benchmark: str, family: Family = SHIPPED) -> list[Item]:
     """The test items: the first `NUM_TEST_ITEMS` of the test stream with distinct prompts."""
     distinct: dict[str, Item] = {}
     for item in items(benchmark, test=True, seed=TEST_SEED, family=family):
-        distinct.setdefault(normalised(family.benchmarks[benchmark].prompts.user(item.prompt_row)), item)
+        distinct.setdefault(normalised(BENCHMARKS[benchmark].prompts.user(item.prompt_row)), item)
         if len(distinct) == NUM_TEST_ITEMS:
             break
     return list(distinct.values())
@@ -44,7 +45,7 @@ def held_out_items(benchmark: str, family: Family = SHIPPED) -> list[Item]:
 
 def held_out_pairs(benchmark: str) -> list[tuple[str, str]]:
     """(User turn, gold response) of the committed test items: the form that the embedded models were trained on."""
-    user = SHIPPED.benchmarks[benchmark].prompts.user
+    user = BENCHMARKS[benchmark].prompts.user
     return [(user(item.prompt_row), item.response) for item in held_out_items(benchmark)]
 
 

@@ -12,7 +12,6 @@ from miniature.item import Draw, DrillDraw
 from miniature.longer import drills as longer_drills
 from miniature.longer import facts, laws, mathematics, parts, programs, stories
 from miniature.systems import System, systems
-from refusion_eval.benchmarks import BENCHMARKS, Benchmark
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +36,6 @@ class Family:
     Attributes:
         name: the name on command lines.
         draws: benchmark -> the draw of its items.
-        benchmarks: benchmark -> its prompts and its judgement, for all names in `draws`.
         drills: name -> the draw of a drill.
         configs: folder of the training configurations, one file for each stage.
         courses: what the backbone and then each fine-tune is trained on; a second one is what each fine-tune is trained
@@ -50,7 +48,6 @@ class Family:
 
     name: str
     draws: Mapping[str, Draw]
-    benchmarks: Mapping[str, Benchmark]
     drills: Mapping[str, DrillDraw]
     configs: Path
     courses: Sequence[Course]
@@ -71,7 +68,6 @@ SHIPPED = Family(
         "humaneval": draw_humaneval,
         "mbpp": draw_mbpp,
     },
-    benchmarks=BENCHMARKS,
     drills=DRILLS,
     courses=(Course(seed=2512, num_items=15_000, num_drills=dict.fromkeys(DRILLS, 20_000)),),
     configs=Path(__file__).parent / "configs",
@@ -96,7 +92,6 @@ LONGER = Family(
         "mbpp": programs.draw_mbpp,
         "parts": parts.draw_parts,
     },
-    benchmarks=BENCHMARKS,
     drills=longer_drills.DRILLS,
     # The masked objectives are slowest to learn calculations.
     courses=(

@@ -25,6 +25,7 @@ from miniature.measure import draws, measure
 from miniature.panels import panels
 from miniature.systems import System
 from refusion_eval import api
+from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.figures.style import style_of
 
 TOLERANCE = 1.0  # percentage points of accuracy
@@ -57,7 +58,7 @@ def measured(
             model = api.load_model(f"{models}{system.model}")
             for point in open_points:
                 settings = {"gen_length": family.gen_length} | dict(point)
-                found = measure(model, system.decoder, family.benchmarks[benchmark], chosen, **settings)
+                found = measure(model, system.decoder, BENCHMARKS[benchmark], chosen, **settings)
                 row = {
                     "system": system.name,
                     "task": benchmark,

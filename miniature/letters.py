@@ -18,7 +18,7 @@ from miniature.family import FAMILIES, LONGER, Family
 from miniature.item import Item
 from miniature.measure import PLAIN, draws, measure
 from refusion_eval import api
-from refusion_eval.benchmarks import Benchmark
+from refusion_eval.benchmarks import BENCHMARKS, Benchmark
 from refusion_eval.metrics import Share
 
 COLUMNS = ("system", "task", "n", "reasoning", "accuracy", "low", "high")
@@ -50,7 +50,7 @@ def measured(family: Family, models: str, num_items: int) -> pandas.DataFrame:
             continue
         model = api.load_model(f"{models}{system.model}")
         for task in ("mmlu_pro", "arc_challenge", "gpqa"):
-            benchmark, chosen = family.benchmarks[task], draws(family, task, num_items)
+            benchmark, chosen = BENCHMARKS[task], draws(family, task, num_items)
             settings = {"gen_length": family.gen_length, **PLAIN[system.decoder]}
             after = measure(model, system.decoder, benchmark, chosen, **settings).accuracy
             at_once = num_right_at_once(model, system.decoder, benchmark, chosen)

@@ -9,7 +9,7 @@ from miniature.data import TEST_SEED, held_out_items, items, normalised
 from miniature.family import Family
 from miniature.item import Item
 from refusion_eval import api
-from refusion_eval.benchmarks import Benchmark
+from refusion_eval.benchmarks import BENCHMARKS, Benchmark
 from refusion_eval.scoring.judge import judge_texts
 
 DRAW_SEED = TEST_SEED + 1
@@ -43,7 +43,7 @@ def draws(family: Family, benchmark: str, count: int) -> list[Item]:
 
     Fewer where a task has so few: the search ends after `MAX_DRAWS` items.
     """
-    prompts = family.benchmarks[benchmark].prompts
+    prompts = BENCHMARKS[benchmark].prompts
     seen = {normalised(prompts.user(item.prompt_row)) for item in held_out_items(benchmark, family)}
     chosen: list[Item] = []
     for item in islice(items(benchmark, test=True, seed=DRAW_SEED, family=family), MAX_DRAWS):

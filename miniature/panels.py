@@ -8,6 +8,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from miniature.family import Family
+from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.figures.style import paper_style
 
 
@@ -25,7 +26,7 @@ def panels(family: Family, tasks: Sequence[str], x_label: str, target: Path) -> 
             if task is None:
                 axes.set_visible(False)
                 continue
-            axes.set_title(f"mini {family.benchmarks[task].title}")
+            axes.set_title(f"mini {BENCHMARKS[task].title}")
             drawn[task] = axes
         yield drawn
         figure.supxlabel(x_label)

@@ -28,6 +28,7 @@ from miniature.initial import write_initial
 from miniature.measure import PLAIN, draws, measure
 from miniature.tokenizer import train_tokenizer
 from refusion_eval import api
+from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.decoders import trained_decoders
 from refusion_eval.errors import ConfigError
 from refusion_eval.store.atomic_write import write_atomically
@@ -36,6 +37,7 @@ from refusion_eval.training.config_files import read_run_config
 
 BACKBONE = "autoregressive"
 ROWS, SECOND_ROWS, TWICE = "train.jsonl", "second.jsonl", "results_twice.jsonl"
+SECOND = "_second"  # ends the name of a second run
 SECOND_SETTINGS = ("optimisation.epochs=1", "optimisation.lr=2e-3")
 STAGES = (BACKBONE, "refusion", "autoregressive_sft", "llada", "bd3lm")
 
@@ -58,7 +60,7 @@ TRIAL_SETTINGS = (
 def runs_of(family: Family, stage: str) -> tuple[str, ...]:
     """The training runs of a stage: two of a fine-tune if the family has two courses."""
     has_second = len(family.courses) == 2 and stage in STAGES and stage != BACKBONE
-    return (stage, f"{stage}_second") if has_second else (stage,)
+    return (stage, f"{stage}{SECOND}") if has_second else (stage,)
 
 
 def trial_stage(trial: str) -> str:
@@ -82,7 +84,7 @@ _TRIAL_STAGES = {trial_stage(name): (*TRIAL_SETTINGS, *changes) for name, change
 def training_pairs(family: Family, count: int, seed: int) -> list[tuple[str, str]]:
     """The first `count` (query, response) pairs of the training stream of each task, task by task."""
     return [
-        (family.benchmarks[name].prompts.user(item.prompt_row), item.response)
+        (BENCHMARKS[name].prompts.user(item.prompt_row), item.response)
         for name in family.draws
         for item in islice(items(name, test=False, seed=seed, family=family), count)
     ]
@@ -113,7 +115,7 @@ def settings_of(stage: str, work_dir: Path, changes: Sequence[str] = ()) -> list
         work_dir: folder of all runs.
         changes: further settings, which replace those of the stage but no path.
     """
-    first = stage.removesuffix("_second")
+    first = stage.removesuffix(SECOND)
     start = work_dir / "initial" if stage == BACKBONE else work_dir / (BACKBONE if stage == first else first) / "model"
     rows = SECOND_ROWS if stage != first else TWICE if stage == trial_stage("results_twice") else ROWS
     paths = {
@@ -129,7 +131,7 @@ def settings_of(stage: str, work_dir: Path, changes: Sequence[str] = ()) -> list
 
 def config_of(family: Family, stage: str) -> Path:
     """The configuration file of a training run."""
-    stage = stage.removesuffix("_second")
+    stage = stage.removesuffix(SECOND)
     return family.configs / f"{stage if stage in STAGES else 'refusion'}.yaml"
 
 
@@ -190,7 +192,7 @@ def measure_stage(family: Family, stage: str, work_dir: Path, num_items: int) ->
     decoder = plain_decoder(stage, work_dir)
     settings = {"gen_length": family.gen_length, **PLAIN[decoder]}
     for name in family.draws:
-        found = measure(model, decoder, family.benchmarks[name], draws(family, name, num_items), **settings)
+        found = measure(model, decoder, BENCHMARKS[name], draws(family, name, num_items), **settings)
         print(f"{stage} {name}: {found.accuracy:.1f} % of {num_items} held-out draws, TPF {found.tpf:.2f}", flush=True)
 
 

@@ -18,6 +18,7 @@ from miniature.family import FAMILIES, LONGER, Family
 from miniature.measure import PLAIN, draws, measure
 from miniature.train import BACKBONE, ROWS, TRIALS, TWICE, prepare, train_stage, trial_stage
 from refusion_eval import api
+from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.store.atomic_write import write_atomically
 
 COLUMNS = ("trial", "changes", "samples", "backbone_steps", "ar", "mdm", "task", "n", "accuracy", "tpf")
@@ -34,9 +35,7 @@ def measured(family: Family, trial: str, work_dir: Path, num_items: int) -> list
     rows = []
     for task in family.draws:
         chosen = draws(family, task, num_items)
-        found = measure(
-            model, "refusion", family.benchmarks[task], chosen, gen_length=family.gen_length, **PLAIN["refusion"]
-        )
+        found = measure(model, "refusion", BENCHMARKS[task], chosen, gen_length=family.gen_length, **PLAIN["refusion"])
         common = (trial, " ".join(TRIALS[trial]), samples, int(backbone.step), log.ar, log.mdm)
         rows.append(dict(zip(COLUMNS, (*common, task, len(chosen), found.accuracy, found.tpf), strict=True)))
     return rows

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from huggingface_hub import get_token
 
-from refusion_eval.benchmarks import BENCHMARKS
+from refusion_eval.benchmarks import PUBLISHED
 from refusion_eval.benchmarks.rows import DATA_VARIABLE
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.device import choose_backend
@@ -86,7 +86,7 @@ def _sandbox() -> Iterator[tuple[str, str]]:
 
 def _data(directory: Path | None) -> Iterator[tuple[str, str]]:
     yield "data", str(directory or f"no folder named (--data, or {DATA_VARIABLE})")
-    for benchmark in (one for one in BENCHMARKS.values() if one.is_published):
+    for benchmark in PUBLISHED.values():
         source = benchmark.source
         names = [f"{source.split}.jsonl", f"{source.split}.jsonl.gz"]
         files = [directory / benchmark.name / name for name in names] if directory else []

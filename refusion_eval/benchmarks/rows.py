@@ -200,12 +200,11 @@ def find_rows(
 
 
 def _advice_on_licence(benchmark: str, source: Source) -> str:
-    from refusion_eval.benchmarks import BENCHMARKS  # the package imports this module
+    from refusion_eval.benchmarks import PUBLISHED  # the package imports this module
 
-    others = [name for name, other in BENCHMARKS.items() if other.is_published and name != benchmark]
     return (
         f"accept the licence at https://huggingface.co/datasets/{source.hub}, then log in: `hf auth login` or "
-        f"HF_TOKEN, or leave {benchmark} out with --tasks {','.join(others)}"
+        f"HF_TOKEN, or leave {benchmark} out with --tasks {','.join(name for name in PUBLISHED if name != benchmark)}"
     )
 
 

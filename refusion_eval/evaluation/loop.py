@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from refusion_eval.benchmarks import BENCHMARKS, OURS, RELEASE, RELEASED, Item, Task
+from refusion_eval.benchmarks import BENCHMARKS, OURS, PUBLISHED, RELEASE, RELEASED, Item, Task
 from refusion_eval.config import check_keys
 from refusion_eval.errors import ConfigError, ScaleOutError, StoreError
 from refusion_eval.paths import embedded_name, tasks_path
@@ -73,7 +73,7 @@ def task_names(names: Sequence[str], model: str, *, prompts: str = OURS, data: s
     """
     mini = embedded_name(model, "") is not None
     asked = RELEASED if prompts == RELEASE else BENCHMARKS
-    benchmarks = {name: Task(one, mini or not one.is_published) for name, one in asked.items()}
+    benchmarks = {name: Task(one, mini or name not in PUBLISHED) for name, one in asked.items()}
     suite = f"refusion_suite{'' if prompts == OURS else f'_{prompts}'}"
     meant = next((name for name in names if name in benchmarks), None if names else "the default")
     if mini and meant is not None:
@@ -93,7 +93,7 @@ def task_names(names: Sequence[str], model: str, *, prompts: str = OURS, data: s
 def own_tasks() -> dict[str, list[Task]]:
     """This project's tasks by name, each task by its own and the suites by theirs."""
     suites = {
-        "refusion_suite": [Task(benchmark) for benchmark in BENCHMARKS.values() if benchmark.is_published],
+        "refusion_suite": [Task(benchmark) for benchmark in PUBLISHED.values()],
         "refusion_suite_release": [Task(benchmark) for benchmark in RELEASED.values()],
         "mini_suite": [Task(benchmark, mini=True) for benchmark in BENCHMARKS.values() if benchmark.has_mini],
     }
@@ -112,7 +112,7 @@ def find_tasks(names: Sequence[str], offered: Sequence[str] = ()) -> list[Task]:
     """
     known = own_tasks()
     # `task_names` reads the names of benchmarks, and they are what a user most likely meant to write.
-    check_keys(names, known, "", what="task", offered=[*BENCHMARKS, *known, *offered])
+    check_keys(names, known, "", what="task", offered=[*PUBLISHED, *known, *offered])
     return list(dict.fromkeys(task for name in names for task in known[name]))
 
 

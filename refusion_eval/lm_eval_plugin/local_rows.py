@@ -12,7 +12,7 @@ from typing import Any
 import datasets
 from lm_eval.api.task import ConfigurableTask
 
-from refusion_eval.benchmarks import BENCHMARKS, Benchmark, Row
+from refusion_eval.benchmarks import PUBLISHED, Benchmark, Row
 from refusion_eval.benchmarks.rows import check_rows, find_rows
 from refusion_eval.errors import DataError
 
@@ -54,7 +54,7 @@ class LocalSplits(dict[str, datasets.Dataset]):
 
     def __init__(self, task: str, path: str | None, config: str | None, data_dir: str) -> None:
         super().__init__()
-        sources = {name: benchmark.source for name, benchmark in BENCHMARKS.items() if benchmark.is_published}
+        sources = {name: benchmark.source for name, benchmark in PUBLISHED.items()}
         served = (name for name, source in sources.items() if source.hub == path and config in (*source.configs, None))
         name = next(served, None)
         if name is None:
@@ -63,7 +63,7 @@ class LocalSplits(dict[str, datasets.Dataset]):
                 f"{'' if config is None else f' ({config})'}, which is none of them: leave data_dir out, and its rows "
                 "come from the hub"
             )
-        self._benchmark, self._config, self._data_dir = BENCHMARKS[name], config, data_dir
+        self._benchmark, self._config, self._data_dir = PUBLISHED[name], config, data_dir
 
     def __missing__(self, split: str) -> datasets.Dataset:
         """Reads a split; see `refusion_eval.benchmarks.rows.find_rows` for the errors."""

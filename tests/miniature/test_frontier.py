@@ -12,6 +12,7 @@ from miniature.family import FAMILIES, SHIPPED, Family
 from miniature.frontier import COLUMNS, choices, measured, write_settings
 from miniature.measure import draws
 from miniature.systems import System
+from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.decoders import DECODERS
 
 
@@ -24,7 +25,7 @@ from refusion_eval.decoders import DECODERS
     ],
 )
 def test_no_draw_is_a_test_item(family: Family, benchmark: str) -> None:
-    user = family.benchmarks[benchmark].prompts.user
+    user = BENCHMARKS[benchmark].prompts.user
     chosen = [normalised(user(item.prompt_row)) for item in draws(family, benchmark, 50)]
     assert len(set(chosen)) == 50
     assert not {normalised(user(item.prompt_row)) for item in held_out_items(benchmark, family)} & set(chosen)

@@ -9,6 +9,7 @@ from miniature.family import SHIPPED
 from miniature.letters import measured, num_right_at_once
 from miniature.measure import draws
 from refusion_eval import api
+from refusion_eval.benchmarks import BENCHMARKS
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def test_the_answer_begins_with_the_last_sentence_up_to_the_letter(
         return decode(given, prompts, *others, **settings)
 
     monkeypatch.setattr(letters.api, "generate_many", noted)
-    benchmark, chosen = SHIPPED.benchmarks["arc_challenge"], draws(SHIPPED, "arc_challenge", 20)
+    benchmark, chosen = BENCHMARKS["arc_challenge"], draws(SHIPPED, "arc_challenge", 20)
     found = num_right_at_once(model, "autoregressive", benchmark, chosen)
     ends = {model.tokenizer.decode(prompt).rpartition("The answer")[2] for prompt in asked}
     assert ends <= {" is", " is ("}  # where a token holds the bracket and the letter, it is the letter's

@@ -30,7 +30,7 @@ def drawn(task: str, count: int, *, test: bool = False) -> list[Item]:
 
 
 def user(task: str, item: Item) -> str:
-    return LONGER.benchmarks[task].prompts.user(item.prompt_row)
+    return BENCHMARKS[task].prompts.user(item.prompt_row)
 
 
 def calculated(left: str, operation: str, right: str) -> float:
@@ -47,7 +47,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFa
 
 @pytest.mark.parametrize("task", TASKS)
 def test_gold_responses_are_judged_right(task: str) -> None:
-    benchmark = LONGER.benchmarks[task]
+    benchmark = BENCHMARKS[task]
     answers = [(dict(item.prompt_row), item.response) for item in drawn(task, 200)]
     for name in benchmark.prompts.filters if benchmark.has_strict_score else [None]:
         verdicts = judge_texts(benchmark, answers, filter_name=name)

@@ -151,7 +151,8 @@ def test_a_checkpoint_is_exported_in_bfloat16_with_its_card_and_decodes(work_dir
     assert trained.keys() == written.keys()
     readme = (target / "README.md").read_text()
     assert "# Embedded ReFusion fine-tune" in readme
-    assert "- Data: 1280 synthetic conversations after the backbone's 1280, disjoint from `tasks/mini/*/test" in readme
+    assert "- Data: 1280 synthetic conversations after the backbone's 1280, of the family shipped" in readme
+    assert "of the family shipped, disjoint from its test items: 7 mini tasks (mmlu_pro, " in readme
     assert "| refusion | refusion | adamw | 40 | 32 | 0.01 | 2514 |" in readme
     assert pandas.read_csv(target / "loss.csv").groupby("stage").size().to_dict() == {BACKBONE: 8, "refusion": 8}
     model = api.load_model(str(target), dtype="float32", device="cpu", attention="sdpa")

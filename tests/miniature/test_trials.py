@@ -13,6 +13,7 @@ from miniature.family import LONGER
 from miniature.measure import Measured
 from miniature.train import ROWS, TRIALS, TWICE, config_of, settings_of, trial_stage
 from miniature.trials import main, with_result_twice, write_results_twice
+from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.scoring.judge import judge_texts
 from refusion_eval.training.config_files import read_run_config
 
@@ -22,7 +23,7 @@ def test_a_result_written_twice_is_right_and_stands_in_the_last_calculation(task
     drawn = list(islice(items(task, test=False, seed=3, family=LONGER), 30))
     texts = [with_result_twice(item.response) for item in drawn]
     answers = [(dict(item.prompt_row), text) for item, text in zip(drawn, texts, strict=True)]
-    assert all(verdict.passed for verdict in judge_texts(LONGER.benchmarks[task], answers))
+    assert all(verdict.passed for verdict in judge_texts(BENCHMARKS[task], answers))
     for item, text in zip(drawn, texts, strict=True):
         assert text.count("=") == item.response.count("=") + 1
 
