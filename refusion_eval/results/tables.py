@@ -231,8 +231,11 @@ def _letters_of_items(lines: Sequence[SummaryLine]) -> list[str]:
 def _caption(lines: Sequence[SummaryLine]) -> str:
     sentences = ["In brackets: 95% interval by item."] if lines else []
     notes = [note for line in lines for figure in line.figures.values() for note in figure.notes]
-    if any(figure.num_rounds > 1 for line in lines for figure in line.figures.values()):
+    timed = {tps.num_rounds > 1 for line in lines if (tps := line.figure("tps")) is not None}
+    if True in timed:
         sentences.append("Intervals of speed also cover the rounds in which the systems took turns.")
+    if False in timed:
+        sentences.append("A speed of one round has an interval that leaves out changes of the machine's own speed.")
     if slowed := sorted({note.removeprefix(SLOWED) for note in notes if note.startswith(SLOWED)}):
         sentences.append(f"Speed is {SLOWED}{', '.join(slowed)}.")
     if any(line.any_figure.mini for line in lines):

@@ -2,6 +2,7 @@
 
 import csv
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from refusion_eval.results.measured import measured_figures, run_figures
 from refusion_eval.results.tables import speed_csv, speed_rows, speed_table, summary, summary_table
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.store.records import Hardware
-from refusion_eval.store.run_reader import RunReader
+from refusion_eval.store.run_reader import Run, RunReader
 from tests.models import tiny
 from tests.results.conftest import sample
 
@@ -220,6 +221,18 @@ def test_speeds_of_other_threads_and_of_fewer_items_are_marked(write_run):
     assert ["fewer items" in line.cells[1].text for line in table.lines] == [False, True]
     assert "1: Test CPU, 1 threads; 2: Test CPU, 2 threads" in table.caption
     assert "Machine" not in summary_table(summary(run_figures(runs[:1]))).columns
+
+
+def test_a_caption_says_whether_intervals_of_speed_cover_rounds(write_run, monkeypatch):
+    def caption():
+        return summary_table(summary(run_figures([run]))).caption
+
+    run = write_run("run", [sample(i) for i in range(6)])
+    assert "of one round has an interval that leaves out changes of the machine's own speed" in caption()
+    turns = cycle((1, 2))
+    monkeypatch.setattr(Run, "round", lambda *_: next(turns))
+    assert "also cover the rounds" in caption()
+    assert "of one round" not in caption()
 
 
 def test_runs_with_equally_many_other_items_have_letters_at_n(write_run):
