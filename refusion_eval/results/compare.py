@@ -308,7 +308,10 @@ MOST_SHOWN = 8  # item ids in a line of text; the CSV has all
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """One line for each task, and one for their mean."""
+    """One line for each task, and one for their mean. Other prompts have a column if there are any."""
+    counted = ["gained", "lost"]
+    if any(task.flips["other prompts"] for task in comparison.lines):
+        counted.append("other prompts")
     rows = [
         (
             task.task,
@@ -317,7 +320,7 @@ def comparison_table(comparison: Comparison) -> Table:
             interval_text(task.difference),
             "" if math.isnan(task.detectable) else f"{task.detectable:.2f}",
             f"{task.p_value:.2g}",
-            *(str(len(items)) for items in task.flips.values()),
+            *(str(len(task.flips[name])) for name in counted),
             interval_text(task.speed, missing="-"),
         )
         for task in comparison.lines
@@ -333,8 +336,9 @@ def comparison_table(comparison: Comparison) -> Table:
     return Table(
         title=f"A = {comparison.before}, B = {comparison.after}",
         columns=(
-            *("Task", "n", "A %", "B %", "B - A", "Detectable", "p", "Gained", "Lost"),
-            *("Other prompts", "Speed B / A"),
+            *("Task", "n", "A %", "B %", "B - A", "Detectable", "p"),
+            *(name.capitalize() for name in counted),
+            "Speed B / A",
         ),
         rows=rows,
         notes=notes,
@@ -343,7 +347,8 @@ def comparison_table(comparison: Comparison) -> Table:
 
 def details(comparison: Comparison) -> list[str]:
     """What differs, line by line: settings, prompts, flipped items, and what could not be compared."""
-    lines = [f"differs: {line}" for line in comparison.settings] or ["differs: nothing but the tasks' settings below"]
+    below = " but the tasks' settings below" if any(task.settings for task in comparison.tasks) else ""
+    lines = [f"differs: {line}" for line in comparison.settings] or [f"differs: nothing{below}"]
     if comparison.only_in_one:
         lines.append(f"in one run only: {', '.join(comparison.only_in_one)}")
     for line in dict.fromkeys(line for task in comparison.tasks for line in task.settings):

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from refusion_eval.cli import app
 from refusion_eval.errors import StoreError
-from refusion_eval.results.compare import compare_runs, details, detectable_difference, mcnemar
+from refusion_eval.results.compare import compare_runs, comparison_table, details, detectable_difference, mcnemar
 from refusion_eval.store.records import Hardware
 from refusion_eval.store.run_reader import Run
 from tests.results.conftest import sample
@@ -40,6 +40,9 @@ def test_differences_flips_and_speed_by_hand(write_run):
     assert task.speed.value == pytest.approx(2.0)
     assert task.settings == ["slot_size: A 4, B 8"]
     assert comparison.settings == []
+    assert details(comparison)[0] == "differs: nothing but the tasks' settings below"
+    assert details(compare_runs(a, a)) == ["differs: nothing"]
+    assert comparison_table(comparison).columns[-3:] == ("Gained", "Lost", "Speed B / A")
 
 
 def test_prompts_and_settings_that_differ_are_named(write_run):
@@ -50,6 +53,7 @@ def test_prompts_and_settings_that_differ_are_named(write_run):
     assert comparison.tasks[0].flips["other prompts"] == ["2", "5"]
     assert comparison.settings == ['dtype: A "float32", B "bfloat16"', "seed: A 0, B 3"]
     assert "mini_gsm8k: other prompts (2): 2, 5" in details(comparison)
+    assert "Other prompts" in comparison_table(comparison).columns
 
 
 def test_other_items_are_refused_or_left_out_on_request(write_run):
