@@ -229,7 +229,7 @@ def _letters_of_items(lines: Sequence[SummaryLine]) -> list[str]:
 
 
 def _caption(lines: Sequence[SummaryLine]) -> str:
-    sentences = ["In brackets: 95% interval by item."] if lines else []
+    sentences = ["In brackets: 95% interval by item." if lines else "There are no samples."]
     notes = [note for line in lines for figure in line.figures.values() for note in figure.notes]
     timed = {tps.num_rounds > 1 for line in lines if (tps := line.figure("tps")) is not None}
     if True in timed:

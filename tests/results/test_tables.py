@@ -246,3 +246,7 @@ def test_runs_with_equally_many_other_items_have_letters_at_n(write_run):
     assert rows(again, first) == (["3", "3"], False)
     assert rows(again, first, other) == (["3 a", "3 a", "3 b"], True)
     assert rows(few, first) == (["2", "3"], False)
+
+
+def test_a_run_without_samples_says_so(write_run):
+    assert summary_table(summary(run_figures([write_run("none", [])]))).caption == "There are no samples."
