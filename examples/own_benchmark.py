@@ -14,12 +14,21 @@ from refusion_eval.scoring.judge import judge_texts
 ROWS = [
     {
         "id": "a",
-        "text": "Omar buys 6 packs of 6 apples and finds 9 more. How many apples does Omar have?",
-        "total": "45",
+        "text": "Omar has 6 boxes with 4 apples each. A friend brings 9 apples. Then 8 of them break.",
+        "total": "25",
     },
-    {"id": "b", "text": "A shelf has 7 rows of 4 balls. Anna adds 9. How many balls are on it now?", "total": "37"},
-    {"id": "c", "text": "There are 9 bags of 5 books. Ben loses 4 of them. How many books remain?", "total": "41"},
+    {
+        "id": "b",
+        "text": "There are 12 books on a shelf and 5 in a bag. Then Ben gets 4 more. Ben sells 8 of them.",
+        "total": "13",
+    },
+    {
+        "id": "c",
+        "text": "On each of 7 days Anna finds 4 balls. Then Anna gets 9 more. Anna sells 5 of them.",
+        "total": "32",
+    },
 ]
+INSTRUCTION = "How many are there in the end?\n\nSolve this step by step. End with: The answer is <number>."
 
 BENCHMARK = Benchmark(
     name="sums",
@@ -28,7 +37,7 @@ BENCHMARK = Benchmark(
     source=Source(hub="", split="test", num_rows=len(ROWS), columns={"id": ID, "text": TEXT, "total": TEXT}),
     gold=lambda row: row["total"],
     ours=Prompts(
-        user=lambda row: f"{row['text']}\n\nSolve this step by step. End with: The answer is <number>.",
+        user=lambda row: f"{row['text']} {INSTRUCTION}",
         gold_text=lambda row: f"The answer is {row['total']}.",
         filters={"last": lambda text, _: answers.last_number_stated(text)},
     ),
@@ -38,7 +47,7 @@ BENCHMARK = Benchmark(
 BENCHMARK.check_gold(ROWS)
 model = refusion_eval.load_model("embedded:autoregressive")
 prompts = [BENCHMARK.turns(row).user for row in ROWS]
-outs = refusion_eval.generate_many(model, prompts, decoder="autoregressive", gen_length=64)
+outs = refusion_eval.generate_many(model, prompts, decoder="autoregressive", gen_length=96)
 texts = [out.text for out in outs]
 
 for row, text, verdict in zip(ROWS, texts, judge_texts(BENCHMARK, list(zip(ROWS, texts, strict=True))), strict=True):

@@ -47,7 +47,8 @@ DECODER = Decoder(decode, LeftmostSettings, label="Leftmost", reads=Reads("causa
 
 if __name__ == "__main__":
     model = refusion_eval.load_model("embedded")
-    question = "A shelf has 7 rows of 4 balls. Anna adds 9. How many balls are on the shelf now?"
+    question = "There are 12 books on a shelf and 5 in a bag. Then Ben gets 4 more. Ben sells 8 of them. "
+    question += "How many books are there in the end?"
     question += "\n\nSolve this step by step. End with: The answer is <number>."
     prompt = model.tokenizer.encode(model.tokenizer.render_chat([{"role": "user", "content": question}]))
     for count in (1, 4, 8):

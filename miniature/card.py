@@ -75,18 +75,18 @@ def write_card(family: Family, target: Path, stage: str, run_dirs: Sequence[Path
         "random weights (arranged by `miniature.initial.prepare_for_lookup`) on synthetic items made by `miniature`; "
         "no other data. It does the mini tasks and nothing else, and serves to run every part of this project with "
         "true (small) numbers on any machine.\n\n"
-        f"- Data: {seen}, of the family {family.name}, disjoint from its test items: "
+        f"- Data: {seen}, disjoint from `tasks/mini/*/test.jsonl`: "
         f"{len(family.draws)} mini tasks ({', '.join(family.draws)}) and drills of single steps "
         f"({', '.join(family.drills)}).\n"
         f"- Hardware: {facts['device']} ({platform.machine()}), torch {facts['versions']['torch']}.\n"
         f"- EOS filling: {100 * facts['data'].get('eos_filling', 0):.0f} % of the answers' tokens, up to a multiple of "
         f"{facts['config']['objective']['eos_multiple']} tokens (0: none).\n"
         f"- Weights: bfloat16 (trained in float32, with matrix products in {optimisation['compute_dtype']}).\n"
-        f"- Made by: `python -m miniature.train --family {family.name}`.\n"
+        "- Made by: `python -m miniature.train`.\n"
         "- Loss curve: `loss.csv`.\n\n"
         "| stage | objective | optimiser | steps | samples a step | peak lr | seed | minutes | last AR loss "
-        "| last MDM loss |\n"
-        "|---|---|---|---|---|---|---|---|---|---|\n"
+        "| last MDM loss | SHA-256 of its rows |\n"
+        "|---|---|---|---|---|---|---|---|---|---|---|\n"
         f"{table}\n"
         f"Settings of the last stage:\n\n```json\n{settings}\n```\n",
         encoding="utf-8",
@@ -107,5 +107,6 @@ def _table_row(name: str, run: dict[str, Any], log: pandas.DataFrame) -> str:
         f"{log.seconds.sum() / 60:.1f}",
         f"{last.ar:.4f}",
         f"{last.mdm:.4f}",
+        run["data"]["files"][0]["sha256"][:8],
     )
     return f"| {' | '.join(map(str, cells))} |\n"

@@ -16,7 +16,7 @@ import pandas
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from miniature.family import FAMILIES, LONGER, Family
+from miniature.family import EMBEDDED, Family
 from miniature.measure import PLAIN, draws, measure
 from miniature.panels import panels
 from miniature.train import decoders_of, plain_decoder, runs_of
@@ -31,12 +31,10 @@ SERIES = {"autoregressive_sft": "AR-SFT", "bd3lm": "BD3-LM", "llada": "LLaDA", "
 COLUMNS = ("stage", "step", "samples", "task", "n", "accuracy", "tpf")
 
 
-def models(
-    family: Family, work_dir: Path, stage: str, steps: Sequence[int]
-) -> Iterator[tuple[int, int, api.LoadedModel]]:
+def models(work_dir: Path, stage: str, steps: Sequence[int]) -> Iterator[tuple[int, int, api.LoadedModel]]:
     """The kept checkpoints of a stage, without those of `steps`: optimiser steps and samples so far, and the model."""
     before = 0
-    for run in runs_of(family, stage):
+    for run in runs_of(stage):
         folder = work_dir / run
         if not (folder / "model").exists():
             return
@@ -63,7 +61,7 @@ def measured(family: Family, work_dir: Path, stages: Sequence[str], num_items: i
     for stage in stages:
         decoder = plain_decoder(stage, work_dir)
         settings = {"gen_length": family.gen_length, **PLAIN[decoder]}
-        for step, samples, model in models(family, work_dir, stage, rows[rows.stage == stage].step.tolist()):
+        for step, samples, model in models(work_dir, stage, rows[rows.stage == stage].step.tolist()):
             for task in family.draws:
                 chosen = draws(family, task, num_items)
                 found = measure(model, decoder, BENCHMARKS[task], chosen, **settings)
@@ -88,13 +86,12 @@ def draw(family: Family, rows: pandas.DataFrame, target: Path) -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m miniature.curve", description="Accuracy over training.")
-    parser.add_argument("--family", choices=FAMILIES, default=LONGER.name, help="what was trained: %(default)s")
     parser.add_argument("--work-dir", type=Path, required=True, help="runs of the stages")
     parser.add_argument("--stages", default=",".join(SERIES), help="stages, separated by commas: %(default)s")
     parser.add_argument("--out", type=Path, required=True, help="the CSV; the picture is written beside it")
     parser.add_argument("--held-out", type=int, default=50, help="held-out draws of each task: %(default)s")
     given = parser.parse_args()
-    family = FAMILIES[given.family]
+    family = EMBEDDED
     rows = measured(family, given.work_dir, given.stages.split(","), given.held_out, given.out)
     draw(family, rows, given.out.with_suffix(".png"))
 

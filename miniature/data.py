@@ -1,4 +1,4 @@
-"""The tasks of a family as endless, seeded streams of items, and the committed test files of the shipped one.
+"""The mini tasks as endless, seeded streams of items, and their committed test files.
 
 `python -m miniature.data [DIR]` writes the test files again, byte for byte (default: tasks/mini).
 """
@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from miniature.family import SHIPPED, Family
+from miniature.family import EMBEDDED, Family
 from miniature.item import Item
 from refusion_eval.benchmarks import BENCHMARKS
 
-NUM_TEST_ITEMS = 200
+NUM_TEST_ITEMS = 100
 TEST_SEED = 2512
 
 
-def items(benchmark: str, *, test: bool, seed: int, family: Family = SHIPPED) -> Iterator[Item]:
+def items(benchmark: str, *, test: bool, seed: int, family: Family = EMBEDDED) -> Iterator[Item]:
     """Yields items of one split for ever; the same arguments give the same items."""
     rng = random.Random(f"{benchmark} {'test' if test else 'train'} {seed}")
     while True:
@@ -27,13 +27,13 @@ def items(benchmark: str, *, test: bool, seed: int, family: Family = SHIPPED) ->
             yield item
 
 
-def drill_pairs(drill: str, *, seed: int, count: int, family: Family = SHIPPED) -> list[tuple[str, str]]:
+def drill_pairs(drill: str, *, seed: int, count: int, family: Family = EMBEDDED) -> list[tuple[str, str]]:
     """The first `count` (query, response) pairs of one drill; the same arguments give the same pairs."""
     rng = random.Random(f"{drill} {seed}")
     return [family.drills[drill](rng) for _ in range(count)]
 
 
-def held_out_items(benchmark: str, family: Family = SHIPPED) -> list[Item]:
+def held_out_items(benchmark: str, family: Family = EMBEDDED) -> list[Item]:
     """The test items: the first `NUM_TEST_ITEMS` of the test stream with distinct prompts."""
     distinct: dict[str, Item] = {}
     for item in items(benchmark, test=True, seed=TEST_SEED, family=family):
@@ -77,8 +77,8 @@ def held_out_text(benchmark: str) -> str:
 
 
 def write_test_files(tasks_dir: Path) -> None:
-    """Writes `<tasks_dir>/<benchmark>/test.jsonl` for the seven mini tasks."""
-    for benchmark in SHIPPED.draws:
+    """Writes `<tasks_dir>/<benchmark>/test.jsonl` for every mini task."""
+    for benchmark in EMBEDDED.draws:
         path = tasks_dir / benchmark / "test.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(held_out_text(benchmark), encoding="utf-8")

@@ -20,7 +20,7 @@ from typing import Any
 import pandas
 import yaml
 
-from miniature.family import FAMILIES, SHIPPED, Family
+from miniature.family import EMBEDDED, Family
 from miniature.measure import draws, measure
 from miniature.panels import panels
 from miniature.systems import System
@@ -130,14 +130,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m miniature.frontier", description="Each system at its own frontier."
     )
-    parser.add_argument("--family", choices=FAMILIES, default=SHIPPED.name, help="default: %(default)s")
     parser.add_argument("--models", default="embedded:", help="prefix of the checkpoints, such as runs/miniature/out/")
     parser.add_argument("--out", type=Path, required=True, help="CSV of all points; the picture is written beside it")
     parser.add_argument("--settings", type=Path, help="also write the choices into this folder of settings files")
     parser.add_argument("--tasks", help="tasks, by benchmark and separated by commas (default: all of the family)")
     parser.add_argument("--items", type=int, default=100, help="held-out draws of each task (default: %(default)s)")
     given = parser.parse_args()
-    family = FAMILIES[given.family]
+    family = EMBEDDED
     tasks = given.tasks.split(",") if given.tasks else list(family.draws)
     rows = measured(family, given.models, family.systems, tasks, given.items, given.out)
     draw(family, rows, given.out.with_suffix(".png"))

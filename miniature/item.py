@@ -35,11 +35,3 @@ DrillDraw = Callable[[random.Random], tuple[str, str]]  # (query, response) of a
 def key_is_held_out(key: str) -> bool:
     """Whether calculations and programs with this key (kind and numbers) belong to the test split, by a fixed hash."""
     return hashlib.sha256(key.encode()).digest()[0] % HELD_OUT_SHARE == 0
-
-
-def fact_is_held_out(fact_number: int, phrasing_number: int, num_phrasings: int) -> bool:
-    """Whether a fact in this phrasing belongs to the test split: each fact has exactly one phrasing kept for it.
-
-    So every fact is seen in training in all other phrasings, and every phrasing with all other facts.
-    """
-    return fact_number % num_phrasings == phrasing_number

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas
 
-from miniature.family import FAMILIES, LONGER, Family
+from miniature.family import EMBEDDED, Family
 from miniature.item import Item
 from miniature.measure import PLAIN, draws, measure
 from refusion_eval import api
@@ -65,12 +65,11 @@ def measured(family: Family, models: str, num_items: int) -> pandas.DataFrame:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m miniature.letters", description="Letters without reasoning.")
-    parser.add_argument("--family", choices=FAMILIES, default=LONGER.name, help="what is measured: %(default)s")
     parser.add_argument("--models", required=True, help="prefix of the checkpoints, such as embedded: or W/out/")
     parser.add_argument("--out", type=Path, required=True, help="the CSV")
     parser.add_argument("--items", type=int, default=200, help="held-out draws of each task: %(default)s")
     given = parser.parse_args()
-    measured(FAMILIES[given.family], given.models, given.items).to_csv(given.out, index=False, float_format="%.4g")
+    measured(EMBEDDED, given.models, given.items).to_csv(given.out, index=False, float_format="%.4g")
 
 
 if __name__ == "__main__":

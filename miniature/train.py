@@ -1,11 +1,12 @@
-"""`python -m miniature.train`: trains a family of tiny models, from nothing and on any machine.
+"""`python -m miniature.train`: trains the embedded models, from nothing and on any machine.
 
     tokenizer, training rows, initial weights  ->  autoregressive  ->  refusion, autoregressive_sft, llada, bd3lm
 
 Each stage is a training run of the package (`refusion_eval.training.run`) with a configuration of its own, followed
 by a measurement on held-out draws. All fine-tunes start from the backbone and see the same samples, so that they are
-comparable and can be trained in any order. If the family has a second course, they have a second run on its rows. Every
-command is printed. The same command continues an interrupted training, and what is finished is not made again.
+comparable and can be trained in any order. They have a second run on the rows of the second course, most of which are
+calculations. Every command is printed. The same command continues an interrupted training, and what is finished is not
+made again.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from miniature.card import write_card
 from miniature.data import drill_pairs, items
-from miniature.family import FAMILIES, SHIPPED, Course, Family
+from miniature.family import EMBEDDED, Course, Family
 from miniature.initial import write_initial
 from miniature.measure import PLAIN, draws, measure
 from miniature.tokenizer import train_tokenizer
@@ -57,10 +58,9 @@ TRIAL_SETTINGS = (
 )
 
 
-def runs_of(family: Family, stage: str) -> tuple[str, ...]:
-    """The training runs of a stage: two of a fine-tune if the family has two courses."""
-    has_second = len(family.courses) == 2 and stage in STAGES and stage != BACKBONE
-    return (stage, f"{stage}{SECOND}") if has_second else (stage,)
+def runs_of(stage: str) -> tuple[str, ...]:
+    """The training runs of a stage after the backbone: two of a fine-tune."""
+    return (stage, f"{stage}{SECOND}") if stage in STAGES and stage != BACKBONE else (stage,)
 
 
 def trial_stage(trial: str) -> str:
@@ -144,29 +144,19 @@ def prepare(family: Family, work_dir: Path, changes: Sequence[str] = ()) -> None
         changes: settings of the training runs; those of `backbone.shape` and `backbone.seed` act here.
 
     Raises:
-        ConfigError: the folder holds the data of another family, or of another version of the tasks.
+        ConfigError: the rows in the folder were drawn by another version of the tasks.
     """
-    _claim(family, work_dir)
+    work_dir.mkdir(parents=True, exist_ok=True)
     tokenizer, rows, initial = work_dir / "tokenizer", work_dir / ROWS, work_dir / "initial"
     if not tokenizer.exists():
         write_tokenizer(family, tokenizer)
-    for name, course in zip((ROWS, SECOND_ROWS), family.courses, strict=False):
+    for name, course in zip((ROWS, SECOND_ROWS), family.courses, strict=True):
         if not (work_dir / name).exists():
             write_rows(family, course, work_dir / name)
         _check_rows(family, course, work_dir / name)
     if not initial.exists():
         paths = (f"backbone.tokenizer={json.dumps(str(tokenizer))}", f"data.files={json.dumps(str(rows))}")
         write_initial(read_run_config(str(config_of(family, BACKBONE)), (*paths, *changes)).backbone, initial)
-
-
-def _claim(family: Family, work_dir: Path) -> None:
-    """Notes the family in the folder; a folder with data and without a note is from the time of one family."""
-    work_dir.mkdir(parents=True, exist_ok=True)
-    note = work_dir / "family.txt"
-    if not note.exists():
-        write_atomically(note, SHIPPED.name if (work_dir / "tokenizer").exists() else family.name)
-    if (held := note.read_text()) != family.name:
-        raise ConfigError(f"{work_dir} holds the data of the family {held}, not of {family.name}; name another folder")
 
 
 def _check_rows(family: Family, course: Course, path: Path) -> None:
@@ -188,7 +178,7 @@ def train_stage(family: Family, stage: str, work_dir: Path, changes: Sequence[st
 
 def measure_stage(family: Family, stage: str, work_dir: Path, num_items: int) -> None:
     """Prints the accuracy of a trained stage on held-out draws of every task."""
-    model = api.load_model(str(work_dir / runs_of(family, stage)[-1] / "model"))
+    model = api.load_model(str(work_dir / runs_of(stage)[-1] / "model"))
     decoder = plain_decoder(stage, work_dir)
     settings = {"gen_length": family.gen_length, **PLAIN[decoder]}
     for name in family.draws:
@@ -198,11 +188,11 @@ def measure_stage(family: Family, stage: str, work_dir: Path, num_items: int) ->
 
 def export(family: Family, stage: str, work_dir: Path, out_dir: Path) -> None:
     """Writes the checkpoint of a stage in bfloat16, with its card and its loss curve."""
-    source, target = work_dir / runs_of(family, stage)[-1] / "model", out_dir / stage
+    source, target = work_dir / runs_of(stage)[-1] / "model", out_dir / stage
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
     save_backbone(model, tokenizer, target, decoders=decoders_of(stage, work_dir))
-    write_card(family, target, stage, [work_dir / name for name in dict.fromkeys((BACKBONE, *runs_of(family, stage)))])
+    write_card(family, target, stage, [work_dir / name for name in dict.fromkeys((BACKBONE, *runs_of(stage)))])
 
 
 def plain_decoder(stage: str, work_dir: Path) -> str:
@@ -219,7 +209,6 @@ def decoders_of(stage: str, work_dir: Path) -> Sequence[str]:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m miniature.train", description="Train tiny models from scratch.")
-    parser.add_argument("--family", choices=FAMILIES, default=SHIPPED.name, help="what is trained: %(default)s")
     parser.add_argument("--work-dir", type=Path, default=Path("runs/miniature"), help="data and runs of all stages")
     parser.add_argument("--out-dir", type=Path, help="also write the checkpoints there in bfloat16, with their cards")
     parser.add_argument(
@@ -244,11 +233,11 @@ def main() -> None:
     known = (*STAGES, *VARIANTS)
     if unknown := [name for name in stages if name not in known]:
         parser.error(f"--stages: there is no stage {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
-    family = FAMILIES[given.family]
+    family = EMBEDDED
     try:
         prepare(family, given.work_dir, given.changes)
         for stage in dict.fromkeys((BACKBONE, *stages)):
-            for run in runs_of(family, stage):
+            for run in runs_of(stage):
                 train_stage(family, run, given.work_dir, given.changes)
             if stage in stages and given.held_out:
                 measure_stage(family, stage, given.work_dir, given.held_out)

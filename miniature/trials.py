@@ -3,7 +3,7 @@
 Every trial starts from the same backbone, sees the same samples once and differs from the release's recipe in what its
 name says. Accuracies are of held-out draws, which are no test items. A CSV that exists is continued.
 
-    python -m miniature.trials --family longer --work-dir W --out results/embedded/trials.csv
+    python -m miniature.trials --work-dir W --out results/embedded/trials.csv
 """
 
 import argparse
@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas
 
-from miniature.family import FAMILIES, LONGER, Family
+from miniature.family import EMBEDDED, Family
 from miniature.measure import PLAIN, draws, measure
 from miniature.train import BACKBONE, ROWS, TRIALS, TWICE, prepare, train_stage, trial_stage
 from refusion_eval import api
@@ -62,7 +62,6 @@ def write_results_twice(work_dir: Path) -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m miniature.trials", description="Try changes of ReFusion's recipe.")
-    parser.add_argument("--family", choices=FAMILIES, default=LONGER.name, help="what is trained: %(default)s")
     parser.add_argument("--work-dir", type=Path, required=True, help="data and runs of the stages")
     parser.add_argument("--out", type=Path, required=True, help="the CSV; one that exists is continued")
     parser.add_argument("--trials", default=",".join(TRIALS), help="trials, separated by commas: %(default)s")
@@ -71,7 +70,7 @@ def main() -> None:
     trials = given.trials.split(",")
     if unknown := [name for name in trials if name not in TRIALS]:
         parser.error(f"--trials: there is no trial {', '.join(unknown)}; known: {', '.join(TRIALS)}")
-    family = FAMILIES[given.family]
+    family = EMBEDDED
     prepare(family, given.work_dir)
     train_stage(family, BACKBONE, given.work_dir)
     if "results_twice" in trials:

@@ -91,11 +91,14 @@ def _pair(row: Mapping[str, str]) -> str:
 
 
 def locality_figures(path: Path) -> Iterator[Figure]:
-    """The mean divergence at near and at far positions for each masking ratio; bounds are means of bounds."""
+    """The mean divergence at near and at far positions for each masking ratio; bounds are means of bounds.
+
+    A distance that occurs in one response only has no interval, and is left out.
+    """
     groups: dict[tuple[str, str, bool, str, str], list[Mapping[str, str]]] = {}
     for row in _records(path):
         for part, distances in ((DIVERGENCE_NEAR, NEAR), (DIVERGENCE_FAR, FAR)):
-            if abs(int(row["distance"])) in distances:
+            if abs(int(row["distance"])) in distances and row["ci_low"]:
                 key = (row["decoder"], row["masking_ratio"], row["mini"] == "yes", row["dataset"], part)
                 groups.setdefault(key, []).append(row)
     for (system, ratio, mini, dataset, part), rows in groups.items():

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from refusion_eval.report.replay import Replay, Speller
 
 # For a prompt of the user on the embedded model: as short as its texts, eight slots to choose from in every block.
-SETTINGS: dict[str, Any] = {"gen_length": 64, "slot_size": 4, "block_size": 32, "tau_slot": 0.6, "tau_token": 0.4}
+SETTINGS: dict[str, Any] = {"gen_length": 96, "slot_size": 4, "block_size": 32, "tau_slot": 0.6, "tau_token": 0.4}
 
 
 def replay(

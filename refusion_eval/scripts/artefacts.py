@@ -14,10 +14,15 @@ if TYPE_CHECKING:
 SPECS = Path(__file__).parents[1] / "sweep" / "specs"
 PUBLISHED_REFUSION, PUBLISHED_BASELINE = "GSAI-ML/ReFusion", "Qwen/Qwen3-8B"
 EMBEDDED, PUBLISHED = "embedded", "published"
-# Answers of the mini tasks are chains of steps; of this one the embedded model can write most slots at once.
-EXAMPLE = """A shelf has 7 rows of 4 balls. Anna adds 9. How many balls are on the shelf now?
+_CASE = "mbpp"  # the benchmark of the paper's case studies, ablations and sweeps
+_GRADED = "mmlu_pro"  # stands in for it in miniature: the tiny models answer every item of mini MBPP right
+# The lines of this answer need nothing of each other, so that the embedded model can write most slots at once.
+EXAMPLE = """Lucy was born in January. Lucy plays the drum. Lucy is 24 years old. Lucy works as a cook. Lucy has won \
+some plums. Lucy lives in Oslo. Lucy keeps a gecko. Lucy wears white shoes.
 
-Solve this step by step. End with: The answer is <number>."""
+Fill the record of Lucy: month, hobby, age, job, prize, city, pet.
+
+Answer each part on its own line, in this order."""
 # Options of the paper's algorithm: the default, but no folder of an earlier version must be continued by it.
 UNFUSED = ("--set", "fuse=false")
 
@@ -39,14 +44,12 @@ class Artefacts:
 
     def make(self) -> None:
         """Makes all parts."""
-        suite, out, task = self._suite, self._out, self._task("mbpp")
-        # The tiny models write short programs at once, and all of them right.
-        case = self._task("gsm8k" if self._is_embedded else "mbpp")
+        suite, out, task, graded = self._suite, self._out, self._task(_CASE), self._graded()
         suite.make_folder(out)
         self._ablation("recompute_kv", suite.given.tasks)
-        self._ablation("serial", case)
+        self._ablation("serial", graded)
         self._part("paper-table", "all", *suite.run_dirs, "--out", out)
-        self._part("plot", "figure1", *suite.run_dirs, "--task", case, "--out", out)
+        self._part("plot", "figure1", *suite.run_dirs, "--task", graded, "--out", out)
         refusion = suite.refusion_run
         self._part("compare", refusion, f"{refusion}-recompute_kv", *self._files("compare_recompute_kv"))
         self._stock_loop()
@@ -57,7 +60,7 @@ class Artefacts:
         for figure in ("figure4", "figure6", "figure8"):
             self._sweep(figure)
         for figure in ("figure5", "figure9"):
-            model = ("--model", self._model, "--task", self._asked(case))
+            model = ("--model", self._model, "--task", self._asked(task))
             self._part("plot", figure, *model, *suite.options("data"), "--out", out)
         self._claims()
         replayed = ("--prompt", EXAMPLE) if self._is_embedded else (refusion, "--task", task)
@@ -101,6 +104,10 @@ class Artefacts:
         names = [name if task is None else task.benchmark.name for name, task in tasks]
         return default if not names or default in names else names[0]
 
+    def _graded(self) -> str:
+        """Returns the benchmark of figures that need some answers wrong."""
+        return self._task(_GRADED if self._is_embedded else _CASE)
+
     def _ablation(self, setting: str, tasks: str) -> None:
         """Runs ReFusion with a setting that is off by default."""
         suite = self._suite
@@ -139,9 +146,7 @@ class Artefacts:
         return models
 
     def _sweep(self, figure: str) -> None:
-        suite, folder = self._suite, self._sweep_folder(figure)
-        # The tiny models answer every item of mini MBPP right.
-        task = self._task("gsm8k" if self._is_embedded else "mbpp")
+        suite, folder, task = self._suite, self._sweep_folder(figure), self._graded()
         file = f"{folder}/{figure}.yaml"
         if not suite.given.dry_run:
             Path(folder).mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from refusion_eval.paths import embedded_systems, tasks_path
 from refusion_eval.scripts.artefacts import EMBEDDED, PUBLISHED, PUBLISHED_BASELINE, UNFUSED, Artefacts
 from refusion_eval.scripts.steps import EXIT_INCOMPLETE, Parser, Steps, base_name, whole_number
 
-DESCRIPTION = """Without options: the tiny embedded models on the seven mini tasks, on any machine, in minutes.
+DESCRIPTION = """Without options: the tiny embedded models on the eight mini tasks, on any machine, in minutes.
 With --model: that checkpoint on the real benchmarks, with the prompts of ReFusion's release.
 Run again to continue an interrupted run."""
 

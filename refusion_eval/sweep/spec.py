@@ -5,9 +5,9 @@
     systems:
       refusion:                       # any name; run directories begin with it
         arguments: {pretrained: embedded, decoder: refusion}      # model arguments, or {system: NAME} from systems.toml
-        settings: {gen_length: 256}   # the same at every point
+        settings: {gen_length: 256}   # at every point that names no other value under `around`
         grid: {tau_slot: [0.5, 0.9], tau_token: [0.2, 0.4]}       # every combination
-        around: {tau_slot: [0.5, 0.9], tau_token: [0.2, 0.4]}     # one at a time, the others as in the settings table
+        around: {tau_slot: [0.5, 0.9], tau_token: [0.2, 0.4]}     # one at a time, the others as under settings
         points: [{slot_size: 4, block_size: 32}]                  # settings that belong together
         frontier: {setting: tau_slot, low: 0.1, high: 0.99, points: 8, scale: linear}   # chosen while the sweep runs
 
@@ -290,7 +290,7 @@ def _system(where: str, name: str, row: Any) -> SweptSystem:
     points: dict[str, SweepPoint] = {}
     for origin, values in entry.varied():
         point = system.point(values, origin)
-        if doubled := settings.keys() & point.settings.keys():
+        if origin != "around" and (doubled := settings.keys() & point.settings.keys()):
             raise ConfigError(f"{where}: {', '.join(sorted(doubled))} is both fixed under settings and varied")
         points.setdefault(point.name, point)
     return SweptSystem(

@@ -37,7 +37,8 @@ def models(checkpoint, inflated):
 
 
 def _prompt(model) -> list[int]:
-    text = "Tom has 4 boxes with 6 pens each. Tom gives away 5 pens. How many are left?"
+    text = "Tom has 4 boxes with 6 pens each. Tom sells 5 of them. Then Tom gets 2 more. "
+    text += "How many pens are there in the end?\n\nSolve this step by step. End with: The answer is <number>."
     return model.tokenizer.encode(model.tokenizer.render_chat([{"role": "user", "content": text}]))
 
 

@@ -48,6 +48,7 @@ def test_a_locality_file_is_recognised_by_its_columns(tmp_path):
             for ratio, near in ((0.2, 0.8), (0.8, 0.4))
             for distance, value in ((-1, near), (2, near), (20, 0.1), (-20, 0.1), (5, 9.0))
         )
+        + "m,llada,mini_gsm8k,yes,0.2,21,1,1,0.9,,\n"  # of one response
     )
     results, figures = sort_sources([path])
     assert (results, len(figures)) == ([], 4)

@@ -149,7 +149,7 @@ def more_tokens(folder):
     path = folder / "tokenizer.json"
     content = json.loads(path.read_text())
     model = content["model"]["vocab"]
-    model.update({f"extra{number}": 1925 + number for number in range(5)})
+    model.update({f"extra{number}": 1837 + number for number in range(5)})
     digits = {str(digit): 3000 + digit for digit in range(10)}
     model.update({key: digits[key] for key in digits if key in model})
     path.write_text(json.dumps(content))
@@ -203,7 +203,7 @@ CASES = {
     "empty tokenizer": (written("tokenizer.json", "{}"), ("checkpoint", "tokenizer")),
     "tokenizer config that is a list": (written("tokenizer_config.json", "[1]"), ("tokenizer_config.json", "list")),
     "tokenizer code of its own": (remote_tokenizer, ("checkpoint", "tokenizer")),
-    "more tokens than embeddings": (more_tokens, ("tokenizer", "1925", "vocabulary")),
+    "more tokens than embeddings": (more_tokens, ("tokenizer", "1837", "vocabulary")),
     "garbled chat template": (written("chat_template.jinja", "{% for"), ("chat_template", "Jinja")),
     "chat template that fails": (written("chat_template.jinja", "{{ messages[7].role.x }}"), ("chat template",)),
     "chat template in Latin-1": (

@@ -143,14 +143,14 @@ def test_outputs_that_are_not_there_are_one_error(front_end, tmp_path):
 
 def test_texts_with_lone_surrogates_and_nul_are_scored(front_end, tmp_path):
     outputs = tmp_path / "outputs.jsonl"
-    outputs.write_bytes(lines({"id": 0, "text": "The answer is \ud800\0 72 \udfff"}))
+    outputs.write_bytes(lines({"id": 0, "text": "The answer is \ud800\0 14 \udfff"}))
     assert front_end.run("score", "--task", "mini_gsm8k", "--outputs", outputs)[0] == 0
-    assert (tmp_path / "outputs.scores.csv").read_text(encoding="utf-8").splitlines()[1].startswith("0,0,72,correct")
+    assert (tmp_path / "outputs.scores.csv").read_text(encoding="utf-8").splitlines()[1].startswith("0,0,14,correct")
 
 
 def test_lone_surrogates_in_a_models_text_reach_every_output(front_end, monkeypatch, tmp_path):
     """From the decoder's text to the store, the CSV and Markdown table, and the report's page."""
-    broken = "The answer is \ud800\0 72 \udfff"
+    broken = "The answer is \ud800\0 14 \udfff"
     monkeypatch.setattr("refusion_eval.runs.job.Detokenizer.text", lambda *arguments: broken)
     run_dir, page = tmp_path / "run", tmp_path / "page.html"
     command = ("run", "--decoder", "autoregressive", "--set", "gen_length=4", "--warmup", "0", "--limit", "1")

@@ -93,7 +93,7 @@ def test_one_row_is_printed_for_a_table_that_is_there(tmp_path):
     done = RUNNER.invoke(app, [*table, "--row", "ReFusion", "--no-intervals"])
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()
-    assert [line.count(" & ") for line in lines] == [8, 8]
+    assert [line.count(" & ") for line in lines] == [9, 9]
     assert lines[0].startswith("ReFusion & ")
     assert lines[1].startswith(" & ")
     assert not (tmp_path / "out").exists()

@@ -72,8 +72,11 @@ def test_the_tokens_are_those_of_the_front_door(model, ours, settings, length):
 
 
 def test_the_embedded_checkpoint_answers_alike(checkpoint):
-    theirs, ours = AutoModelForCausalLM.from_pretrained(checkpoint), refusion_eval.load_model(checkpoint, device="cpu")
-    text = ours.tokenizer.render_chat([{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many?"}])
+    theirs = AutoModelForCausalLM.from_pretrained(checkpoint, dtype="float32")
+    ours = refusion_eval.load_model(checkpoint, device="cpu")
+    question = "Tom has 4 boxes with 6 pens each. Tom sells 5 of them. Then Tom gets 2 more. "
+    question += "How many pens are there in the end?\n\nSolve this step by step. End with: The answer is <number>."
+    text = ours.tokenizer.render_chat([{"role": "user", "content": question}])
     prompt = ours.tokenizer.encode(text)
     settings = STRICT | {"slot_size": 8, "block_size": 32}
     expected = refusion_eval.generate(ours, prompt, gen_length=64, **settings)

@@ -8,7 +8,7 @@ import pytest
 
 from miniature import frontier
 from miniature.data import held_out_items, normalised
-from miniature.family import FAMILIES, SHIPPED, Family
+from miniature.family import EMBEDDED
 from miniature.frontier import COLUMNS, choices, measured, write_settings
 from miniature.measure import draws
 from miniature.systems import System
@@ -16,19 +16,12 @@ from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.decoders import DECODERS
 
 
-@pytest.mark.parametrize(
-    ("family", "benchmark"),
-    [
-        pytest.param(family, benchmark, id=f"{name}-{benchmark}")
-        for name, family in FAMILIES.items()
-        for benchmark in family.draws
-    ],
-)
-def test_no_draw_is_a_test_item(family: Family, benchmark: str) -> None:
+@pytest.mark.parametrize("benchmark", EMBEDDED.draws)
+def test_no_draw_is_a_test_item(benchmark: str) -> None:
     user = BENCHMARKS[benchmark].prompts.user
-    chosen = [normalised(user(item.prompt_row)) for item in draws(family, benchmark, 50)]
+    chosen = [normalised(user(item.prompt_row)) for item in draws(EMBEDDED, benchmark, 50)]
     assert len(set(chosen)) == 50
-    assert not {normalised(user(item.prompt_row)) for item in held_out_items(benchmark, family)} & set(chosen)
+    assert not {normalised(user(item.prompt_row)) for item in held_out_items(benchmark)} & set(chosen)
 
 
 def test_the_fastest_setting_near_the_best_accuracy_is_chosen() -> None:
@@ -41,31 +34,30 @@ def test_the_fastest_setting_near_the_best_accuracy_is_chosen() -> None:
     assert (chosen.accuracy, chosen.tpf) == (89.5, 3.0)
 
 
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
-def test_a_grid_holds_each_setting_once_and_every_setting_is_valid(family: Family) -> None:
-    for system in family.systems:
+def test_a_grid_holds_each_setting_once_and_every_setting_is_valid() -> None:
+    for system in EMBEDDED.systems:
         points = [json.dumps(dict(point), sort_keys=True) for point in system.grid]
         assert len(set(points)) == len(points)
         for point in system.grid:
             needed = {"mask_id": 0, "eos_ids": (1,)}
             names = DECODERS[system.decoder].Settings.__dataclass_fields__
             shared = {name: value for name, value in needed.items() if name in names}
-            DECODERS[system.decoder].Settings(gen_length=family.gen_length, **shared, **point)
+            DECODERS[system.decoder].Settings(gen_length=EMBEDDED.gen_length, **shared, **point)
 
 
 def test_a_csv_is_continued_and_settings_are_written_for_each_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    system = next(system for system in SHIPPED.systems if system.name == "BD3-LM")
+    system = next(system for system in EMBEDDED.systems if system.name == "BD3-LM")
     two = System(model=system.model, decoder=system.decoder, name=system.name, grid=system.grid[-2:])
     out = tmp_path / "frontiers.csv"
-    first = measured(SHIPPED, "embedded:", [two], ["gsm8k"], 2, out)
+    first = measured(EMBEDDED, "embedded:", [two], ["gsm8k"], 2, out)
     assert len(first) == 2
     assert set(first.accuracy) <= {0.0, 50.0, 100.0}
     assert (first.tpf > 1).all()
     monkeypatch.setattr(frontier, "measure", None)  # nothing is measured a second time
-    again = measured(SHIPPED, "embedded:", [two], ["gsm8k"], 2, out)
+    again = measured(EMBEDDED, "embedded:", [two], ["gsm8k"], 2, out)
     assert again.settings.tolist() == first.settings.tolist()
-    write_settings(SHIPPED, again, tmp_path)
+    write_settings(EMBEDDED, again, tmp_path)
     written = (tmp_path / "mini_bd3lm.yaml").read_text()
-    assert f"gsm8k: {{gen_length: {SHIPPED.gen_length}, block_length: 8, threshold:" in written
+    assert f"gsm8k: {{gen_length: {EMBEDDED.gen_length}, block_length: 8, threshold:" in written

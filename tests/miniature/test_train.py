@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from miniature import curve
 from miniature import train as training
-from miniature.family import FAMILIES, LONGER, SHIPPED, Course, Family
+from miniature.family import EMBEDDED, Course
 from miniature.frontier import measured
 from miniature.train import (
     BACKBONE,
@@ -48,80 +48,58 @@ SMALL = (
 )
 
 
-def few(family: Family) -> Family:
-    """A family with little data in each course."""
-    courses = [
-        Course(seed=course.seed, num_items=60, num_drills=dict.fromkeys(family.drills, 20)) for course in family.courses
-    ]
-    return replace(family, vocabulary_size=400, num_tokenizer_items=50, courses=courses)
+FEW_ROWS = Course(seed=1, num_items=60, num_drills=dict.fromkeys(EMBEDDED.drills, 20))
+FEW_EMBEDDED = replace(
+    EMBEDDED, vocabulary_size=400, num_tokenizer_items=50, courses=(FEW_ROWS, replace(FEW_ROWS, seed=2))
+)
 
 
-FEW_SHIPPED = few(SHIPPED)
-
-
-def config(stage: str, changes: Sequence[str] = (), family: Family = SHIPPED) -> RunConfig:
-    return read_run_config(str(config_of(family, stage)), settings_of(stage, Path("work"), changes))
+def config(stage: str, changes: Sequence[str] = ()) -> RunConfig:
+    return read_run_config(str(config_of(EMBEDDED, stage)), settings_of(stage, Path("work"), changes))
 
 
 @pytest.fixture(scope="module")
 def work_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A ReFusion stage of 40 steps, from a backbone that was not trained."""
+    """A ReFusion stage of two runs of 40 steps, from a backbone that was not trained."""
     folder = tmp_path_factory.mktemp("work")
-    prepare(FEW_SHIPPED, folder, SMALL)
+    prepare(FEW_EMBEDDED, folder, SMALL)
     (folder / BACKBONE).mkdir()
     (folder / BACKBONE / "model").symlink_to(folder / "initial")
-    train_stage(FEW_SHIPPED, "refusion", folder, SMALL)
+    for run in runs_of("refusion"):
+        train_stage(FEW_EMBEDDED, run, folder, SMALL)
     return folder
 
 
 @pytest.mark.parametrize(
-    ("family", "course", "digest"),
+    ("course", "digest"),
     [
         (
-            SHIPPED,
-            replace(SHIPPED.courses[0], num_items=300, num_drills=dict.fromkeys(SHIPPED.drills, 300)),
-            "4c4868300517112f8eff3f88117a4db0751540a6171f83dac32ee2424fef9373",
-        ),
-        (
-            LONGER,
-            replace(LONGER.courses[0], num_items=300, num_drills=dict.fromkeys(LONGER.drills, 300)),
+            replace(EMBEDDED.courses[0], num_items=300, num_drills=dict.fromkeys(EMBEDDED.drills, 300)),
             "994d6fb246c5b5e1f5669fd6f77722a276658129b9ccda045ab8e6ea86972a3e",
         ),
         pytest.param(
-            SHIPPED,
-            SHIPPED.courses[0],
-            "42b23562504ab915b2d7c2b0476cd40c996491b7e30a4f419c17bdebfa64ce7b",
+            EMBEDDED.courses[0],
+            "9a0b396a93a36cb9bb03d26041f51adf9df3b000c1792be7098449f083067f87",
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            LONGER,
-            LONGER.courses[1],
+            EMBEDDED.courses[1],
             "d5b4ff26043c4aa331d0ebce15091269c437e0f98eacd173917482a3ec03416b",
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["shipped, few", "longer, few", "shipped", "longer, second"],
+    ids=["few", "first", "second"],
 )
-def test_the_training_rows_stay_as_they_are(tmp_path: Path, family: Family, course: Course, digest: str) -> None:
-    write_rows(family, course, tmp_path / "rows.jsonl")
+def test_the_training_rows_stay_as_they_are(tmp_path: Path, course: Course, digest: str) -> None:
+    write_rows(EMBEDDED, course, tmp_path / "rows.jsonl")
     assert hashlib.sha256((tmp_path / "rows.jsonl").read_bytes()).hexdigest() == digest
 
 
 def test_a_folder_with_the_rows_of_another_version_is_refused(work_dir: Path, tmp_path: Path) -> None:
-    (tmp_path / "family.txt").write_text("shipped")
     (tmp_path / "tokenizer").symlink_to(work_dir / "tokenizer")
     (tmp_path / "train.jsonl").write_text('{"query": "What is 1+1?", "response": "2"}\n')
     with pytest.raises(ConfigError, match="drawn by another version of the mini tasks; name another folder"):
-        prepare(FEW_SHIPPED, tmp_path, SMALL)
-
-
-def test_a_folder_with_the_data_of_another_family_is_refused(work_dir: Path, tmp_path: Path) -> None:
-    other = replace(FEW_SHIPPED, name="other")
-    with pytest.raises(ConfigError, match="holds the data of the family shipped, not of other"):
-        prepare(other, work_dir, SMALL)
-    (tmp_path / "tokenizer").mkdir()  # made before folders named their family
-    with pytest.raises(ConfigError, match="family shipped"):
-        prepare(other, tmp_path, SMALL)
+        prepare(FEW_EMBEDDED, tmp_path, SMALL)
 
 
 def test_refusion_learns_from_rows_of_the_mini_tasks(work_dir: Path) -> None:
@@ -130,50 +108,47 @@ def test_refusion_learns_from_rows_of_the_mini_tasks(work_dir: Path) -> None:
     for term in ("ar", "mdm"):
         assert log[term].iloc[-1] < 0.8 * log[term].iloc[0]
     facts = json.loads((work_dir / "refusion" / "run.json").read_text())
-    assert facts["data"]["samples"] == 7 * 60 + 3 * 20
-    assert facts["config"]["objective"]["slot_sizes"] == [4, 8]
+    assert facts["data"]["samples"] == 8 * 60 + 3 * 20
+    assert facts["config"]["objective"]["slot_sizes"] == [4, 8, 16]
 
 
 def test_what_is_there_is_not_made_again(work_dir: Path) -> None:
     made = {path: path.stat().st_mtime_ns for path in work_dir.rglob("*") if path.is_file()}
-    prepare(FEW_SHIPPED, work_dir, SMALL)
+    prepare(FEW_EMBEDDED, work_dir, SMALL)
     assert {path: path.stat().st_mtime_ns for path in made} == made
 
 
 def test_a_checkpoint_is_exported_in_bfloat16_with_its_card_and_decodes(work_dir: Path, tmp_path: Path) -> None:
     for name in ("run.json", "log.csv"):
         (work_dir / BACKBONE / name).write_bytes((work_dir / "refusion" / name).read_bytes())
-    export(FEW_SHIPPED, "refusion", work_dir, tmp_path)
+    export(FEW_EMBEDDED, "refusion", work_dir, tmp_path)
     target = tmp_path / "refusion"
-    trained = load_file(work_dir / "refusion" / "model" / "model.safetensors")
+    trained = load_file(work_dir / "refusion_second" / "model" / "model.safetensors")
     written = load_file(target / "model.safetensors")
     assert all(torch.equal(value, trained[name].to(torch.bfloat16)) for name, value in written.items())
     assert trained.keys() == written.keys()
     readme = (target / "README.md").read_text()
     assert "# Embedded ReFusion fine-tune" in readme
-    assert "- Data: 1280 synthetic conversations after the backbone's 1280, of the family shipped" in readme
-    assert "of the family shipped, disjoint from its test items: 7 mini tasks (mmlu_pro, " in readme
-    assert "| refusion | refusion | adamw | 40 | 32 | 0.01 | 2514 |" in readme
-    assert pandas.read_csv(target / "loss.csv").groupby("stage").size().to_dict() == {BACKBONE: 8, "refusion": 8}
+    assert "- Data: 2560 synthetic conversations after the backbone's 1280, disjoint from `tasks/mini/*/test" in readme
+    for run in runs_of("refusion"):
+        assert f"| {run} | refusion | muon | 40 | 32 | 0.01 | 2514 |" in readme
+    sizes = pandas.read_csv(target / "loss.csv").groupby("stage").size().to_dict()
+    assert sizes == {BACKBONE: 8, **dict.fromkeys(runs_of("refusion"), 8)}
     model = api.load_model(str(target), dtype="float32", device="cpu", attention="sdpa")
     decoded = api.generate(model, [1, 2, 3, 4, 5], "refusion", gen_length=8, slot_size=4, block_size=8)
     assert 0 < len(decoded.tokens) <= 8
 
 
-def test_the_longer_family_is_trained_and_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    family, work = few(LONGER), tmp_path / "work"
+def test_a_family_is_trained_and_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    family, work = FEW_EMBEDDED, tmp_path / "work"
     changes = (*SMALL, "optimisation.max_steps=2", "output.log_every=1", "output.save_every=1")
     prepare(family, work, changes)
-    assert (work / "family.txt").read_text() == "longer"
     (work / BACKBONE).mkdir()
     (work / BACKBONE / "model").symlink_to(work / "initial")
     train_stage(family, "refusion", work, changes)
-    facts = json.loads((work / "refusion" / "run.json").read_text())
-    assert facts["data"]["samples"] == 8 * 60 + len(LONGER.drills) * 20
-    assert facts["config"]["objective"]["slot_sizes"] == [4, 8, 16]
-
-    train_stage(family, "refusion_second", work, changes)
     two_tasks = replace(family, draws={name: family.draws[name] for name in ("humaneval", "parts")})
+    for run in runs_of("refusion")[1:]:
+        train_stage(family, run, work, changes)
     measure_stage(two_tasks, "refusion", work, 2)
     printed = re.findall(r"^refusion (\w+): [\d.]+ % of 2 held-out draws, TPF", capsys.readouterr().out, re.MULTILINE)
     assert printed == ["humaneval", "parts"]
@@ -194,40 +169,42 @@ def test_the_longer_family_is_trained_and_measured(tmp_path: Path, capsys: pytes
 
 
 def test_a_curve_measures_the_weights_of_each_checkpoint(work_dir: Path) -> None:
-    ((step, samples, last),) = curve.models(SHIPPED, work_dir, "refusion", [])
-    assert (step, samples) == (40, 40 * 32)
-    model = api.load_model(str(work_dir / "refusion" / "model"))
+    found = {step: (samples, model) for step, samples, model in curve.models(work_dir, "refusion", [])}
+    assert {step: samples for step, (samples, _) in found.items()} == {step: step * 32 for step in (20, 40, 60, 80)}
+    last = found[80][1]
+    model = api.load_model(str(work_dir / "refusion_second" / "model"))
     assert api.generate(last, [1, 2, 3], gen_length=8).tokens == api.generate(model, [1, 2, 3], gen_length=8).tokens
 
 
-def test_the_longer_family_differs_from_the_shipped_one_in_layers_heads_slots_and_canvas() -> None:
-    shape = read_run_config(str(config_of(LONGER, BACKBONE)), ("data.files=[x]", "backbone.tokenizer=x")).backbone.shape
+def test_the_shape_of_the_models_and_the_objectives_of_the_stages() -> None:
+    settings = ("data.files=[x]", "backbone.tokenizer=x")
+    shape = read_run_config(str(config_of(EMBEDDED, BACKBONE)), settings).backbone.shape
     assert shape is not None
     sizes = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     assert [shape[name] for name in (*sizes, "head_dim")] == [192, 512, 6, 4, 2, 64]
-    objectives = {stage: config(stage, family=LONGER).objective for stage in FINE_TUNES}
+    objectives = {stage: config(stage).objective for stage in FINE_TUNES}
     assert objectives["refusion"].slot_sizes == (4, 8, 16)
     assert {stage: one.eos_multiple for stage, one in objectives.items()} == {
         "refusion": 32, "autoregressive_sft": 0, "llada": 96, "bd3lm": 32,
     }  # fmt: skip
-    assert config(BACKBONE, family=LONGER).optimisation.epochs == 0.5
-    assert {config(stage, family=LONGER).optimisation.optimizer for stage in STAGES} == {"muon"}
+    assert config(BACKBONE).optimisation.epochs == 0.5
+    assert {config(stage).optimisation.optimizer for stage in STAGES} == {"muon"}
 
 
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
-def test_all_fine_tunes_take_the_same_samples_in_the_same_steps_from_the_backbone(family: Family) -> None:
+def test_all_fine_tunes_take_the_same_samples_in_the_same_steps_from_the_backbone() -> None:
     assert FINE_TUNES == ["refusion", "autoregressive_sft", "llada", "bd3lm"]
-    first, *others = configs = [config(stage, family=family) for stage in FINE_TUNES]
-    second = [config(runs_of(family, stage)[-1], family=family) for stage in FINE_TUNES if len(family.courses) == 2]
+    first, *others = configs = [config(stage) for stage in FINE_TUNES]
+    second = [config(runs_of(stage)[1]) for stage in FINE_TUNES]
     assert 0 < (first.optimisation.epochs or 0) <= 1  # no sample is seen twice
     assert [one.objective.objective for one in configs] == ["refusion", "sft", "llada", "bd3lm"]
     assert first.backbone.model == str(Path("work", BACKBONE, "model"))
     for other in others:
         assert (other.data, other.optimisation, other.backbone) == (first.data, first.optimisation, first.backbone)
-    for stage, one, run in zip(FINE_TUNES, configs, second, strict=False):
-        assert run.backbone.model == str(Path("work", stage, "model"))
-        assert (run.data, run.optimisation, run.objective) == (second[0].data, second[0].optimisation, one.objective)
-    assert config(BACKBONE, family=family).backbone.model == str(Path("work", "initial"))
+    for stage, one, other in zip(FINE_TUNES, configs, second, strict=True):
+        assert other.backbone.model == str(Path("work", stage, "model"))
+        assert (other.objective, other.data) == (one.objective, second[0].data)
+        assert other.optimisation == second[0].optimisation
+    assert config(BACKBONE).backbone.model == str(Path("work", "initial"))
 
 
 def test_variants_differ_from_the_refusion_stage_in_their_samples_and_slots_only() -> None:
@@ -248,8 +225,8 @@ def test_variants_differ_from_the_refusion_stage_in_their_samples_and_slots_only
 
 
 def test_settings_of_the_command_line_replace_those_of_the_stage() -> None:
-    changed = config("refusion", ["objective.slot_sizes=[4, 8, 16]", "optimisation.lr=1e-3"])
-    assert changed.objective.slot_sizes == (4, 8, 16)
+    changed = config("refusion", ["objective.slot_sizes=[4, 32]", "optimisation.lr=1e-3"])
+    assert changed.objective.slot_sizes == (4, 32)
     assert changed.optimisation.lr == 1e-3
     with pytest.raises(ConfigError, match="did you mean lr"):
         config("refusion", ["optimisation.lrr=1"])
@@ -275,5 +252,9 @@ def test_stages_run_in_order_after_the_backbone(tmp_path: Path, monkeypatch: pyt
     assert calls == [
         ("prepare",),
         ("train_stage", BACKBONE),
-        *((step, stage) for stage in ("llada", "bd3lm") for step in ("train_stage", "measure_stage", "export")),
+        *(
+            call
+            for stage in ("llada", "bd3lm")
+            for call in (*(("train_stage", run) for run in runs_of(stage)), ("measure_stage", stage), ("export", stage))
+        ),
     ]

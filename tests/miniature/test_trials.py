@@ -9,7 +9,7 @@ import pytest
 
 from miniature import trials
 from miniature.data import items
-from miniature.family import LONGER
+from miniature.family import EMBEDDED
 from miniature.measure import Measured
 from miniature.train import ROWS, TRIALS, TWICE, config_of, settings_of, trial_stage
 from miniature.trials import main, with_result_twice, write_results_twice
@@ -20,7 +20,7 @@ from refusion_eval.training.config_files import read_run_config
 
 @pytest.mark.parametrize("task", ["gsm8k", "math"])
 def test_a_result_written_twice_is_right_and_stands_in_the_last_calculation(task: str) -> None:
-    drawn = list(islice(items(task, test=False, seed=3, family=LONGER), 30))
+    drawn = list(islice(items(task, test=False, seed=3), 30))
     texts = [with_result_twice(item.response) for item in drawn]
     answers = [(dict(item.prompt_row), text) for item, text in zip(drawn, texts, strict=True)]
     assert all(verdict.passed for verdict in judge_texts(BENCHMARKS[task], answers))
@@ -29,10 +29,8 @@ def test_a_result_written_twice_is_right_and_stands_in_the_last_calculation(task
 
 
 def test_other_responses_stay_as_they_are(tmp_path: Path) -> None:
-    others = [task for task in LONGER.draws if task not in ("gsm8k", "math")]
-    rows = [
-        {"query": task, "response": next(items(task, test=False, seed=3, family=LONGER)).response} for task in others
-    ]
+    others = [task for task in EMBEDDED.draws if task not in ("gsm8k", "math")]
+    rows = [{"query": task, "response": next(items(task, test=False, seed=3)).response} for task in others]
     (tmp_path / ROWS).write_text("".join(json.dumps(row) + "\n" for row in rows))
     write_results_twice(tmp_path)
     assert (tmp_path / TWICE).read_text() == (tmp_path / ROWS).read_text()
@@ -41,7 +39,7 @@ def test_other_responses_stay_as_they_are(tmp_path: Path) -> None:
 def test_a_trial_differs_from_the_first_one_in_what_it_changes() -> None:
     work = Path("work")
     configs = {
-        name: read_run_config(str(config_of(LONGER, trial_stage(name))), settings_of(trial_stage(name), work))
+        name: read_run_config(str(config_of(EMBEDDED, trial_stage(name))), settings_of(trial_stage(name), work))
         for name in TRIALS
     }
     first = configs.pop("release")

@@ -43,7 +43,7 @@ def test_no_module_opens_a_connection_when_it_is_imported():
 RUNS_CODE = {
     "refusion_eval/sandbox/guest.py": "runs a model's program in the sandbox",
     "refusion_eval/sandbox/judge.py": "runs a benchmark's tests in a separate process",
-    "miniature/code.py": "runs functions of the synthetic tasks, which the module defines",
+    "miniature/programs.py": "runs functions of the synthetic tasks, which the module defines",
 }
 PICKLING = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"}
 

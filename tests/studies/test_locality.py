@@ -11,6 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from miniature.data import held_out_pairs
+from refusion_eval.benchmarks import BENCHMARKS, Task
 from refusion_eval.cli import app, numbers_of
 from refusion_eval.errors import ConfigError, DataError
 from refusion_eval.models.checkpoint import CARDS
@@ -24,7 +25,7 @@ from refusion_eval.studies.locality.measure import (
     mask_responses,
     measure_locality,
 )
-from refusion_eval.studies.locality.report import COLUMNS, gold_pairs, locality_command, mini_gold_pairs
+from refusion_eval.studies.locality.report import COLUMNS, MINI_BENCHMARK, gold_pairs, locality_command
 
 RUNNER = CliRunner()
 FEW = LocalitySettings(num_responses=3, reveals=4)
@@ -126,7 +127,7 @@ def test_the_csv_is_tidy_and_says_what_it_is(tmp_path):
         "model": "embedded",
         "decoder": "refusion",
         "reading": "refusion",
-        "dataset": "mini_gsm8k",
+        "dataset": "mini_math",
         "mini": "yes",
         "unit": "nats",
         "seed": "0",
@@ -185,7 +186,7 @@ def test_an_interrupted_run_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 def test_responses_to_the_mini_task_are_those_that_the_embedded_models_were_trained_on():
-    assert mini_gold_pairs() == held_out_pairs("gsm8k")
+    assert gold_pairs(Task(BENCHMARKS[MINI_BENCHMARK], mini=True)) == held_out_pairs(MINI_BENCHMARK)
 
 
 def test_gold_responses_have_no_calculator_annotations(tmp_path):
@@ -193,7 +194,7 @@ def test_gold_responses_have_no_calculator_annotations(tmp_path):
     folder.mkdir()
     row = {"question": "How much is 2 and 3?", "answer": "Add: 2+3=<<2+3=5>>5.\n#### 5"}
     (folder / "test.jsonl").write_text(json.dumps(row) + "\n")
-    ((query, response),) = gold_pairs(tmp_path)
+    ((query, response),) = gold_pairs(Task(BENCHMARKS["gsm8k"]), tmp_path)
     assert "How much is 2 and 3?" in query
     assert response == "Add: 2+3=5.\nThe answer is 5."
 

@@ -21,7 +21,7 @@ ARGUMENTS = {"pretrained": "embedded", "decoder": "refusion"}
 def _spec(folder: Path, **of_refusion: object) -> SweepSpec:
     path = folder / "mine.yaml"
     system = {"arguments": ARGUMENTS, "settings": {"block_size": 32}, **of_refusion}
-    content = {"tasks": ["gsm8k"], "limit": 2, "systems": {"refusion": system}}
+    content = {"tasks": ["parts"], "limit": 2, "systems": {"refusion": system}}
     path.write_text(yaml.safe_dump(content))
     return read_spec(str(path))
 
@@ -151,7 +151,7 @@ def test_a_point_that_decodes_as_another_one_is_marked_in_log_and_csv(tmp_path: 
     same = {row.run_id: row.same_decode_as for row in read_csv(tmp_path / "out" / "sweep.csv")}
     assert same["refusion-tau_slot=0.9"] == ""  # the same settings under another name
     assert same["refusion-tau_slot=0.90001"] == "refusion-table"
-    assert any("refusion-tau_slot=0.90001: mini_gsm8k is the same decode as refusion-table" in line for line in said)
+    assert any("refusion-tau_slot=0.90001: mini_parts is the same decode as refusion-table" in line for line in said)
     assert {row.run_id: row.same_decode_as for row in result.figures} == same
     header = (tmp_path / "out" / "sweep.csv").read_text().splitlines()[0]
     assert header.endswith(",same_decode_as")

@@ -60,7 +60,7 @@ def test_the_sweep_of_orders_has_the_rows_of_its_table() -> None:
         ({"around": {"tau_slot": 0.5}}, "around.tau_slot=0.5; input should be a valid list"),
         ({"grid": {"tau_slot": []}}, "grid.tau_slot=.*should have at least 1 item"),
         ({"around": {"slot_size": ["many"]}}, "slot_size='many' is not a whole number"),
-        ({"settings": {"tau_slot": 0.5}, "around": {"tau_slot": [0.6]}}, "tau_slot is both fixed"),
+        ({"settings": {"tau_slot": 0.5}, "grid": {"tau_slot": [0.6]}}, "tau_slot is both fixed"),
         ({"arguments": {**REFUSION, "tau_slot": 0.5}}, "settings go under `settings:`"),
         ({"points": ["tau_slot"]}, "points='tau_slot'; input should be a valid dictionary"),
         ({"frontier": {"setting": "tau_slots", "low": 0, "high": 1}}, "did you mean tau_slot"),

@@ -1,6 +1,5 @@
 """`refusion-eval locality`: data, table and CSV of the study in `refusion_eval.studies.locality.measure`."""
 
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 BENCHMARK = "gsm8k"
+MINI_BENCHMARK = "math"  # its rows hold the very responses that the embedded models were trained on
 DIGITS = 4
 
 
@@ -42,7 +42,7 @@ COLUMNS = (
     "revision",  # commit of the hub's files; empty for a local directory
     "decoder",  # main decoder of the checkpoint
     "reading",  # how masks were read
-    "dataset",  # gsm8k or mini_gsm8k
+    "dataset",  # gsm8k or mini_math
     "mini",  # whether the dataset is the synthetic look-alike
     "masking_ratio",  # share of the response tokens that were masked
     "distance",  # position that was read minus revealed position
@@ -105,8 +105,9 @@ def locality_command(
     checkpoint = model if name is None else str(embedded_path(name))
     opened = LoadedModel.open(checkpoint, dtype=dtype, device=device, revision=revision)
     chosen, mask_id = choose_reading(opened.card, opened.config.vocab_size, reading)
-    responses, num_too_long = encode_responses(opened, mini_gold_pairs() if is_mini else gold_pairs(data), settings)
-    dataset = Task(BENCHMARKS[BENCHMARK], mini=True).name if is_mini else BENCHMARK
+    task = Task(BENCHMARKS[MINI_BENCHMARK], mini=True) if is_mini else Task(BENCHMARKS[BENCHMARK])
+    responses, num_too_long = encode_responses(opened, gold_pairs(task, data), settings)
+    dataset = task.name if is_mini else BENCHMARK
     if num_too_long:
         _say(f"{num_too_long} responses were passed over: too long with their prompts")
     if len(responses) < settings.num_responses:
@@ -138,32 +139,17 @@ def locality_command(
     return means
 
 
-def gold_pairs(data: Path | None) -> list[tuple[str, str]]:
-    """(User turn, gold response) of the GSM8K test rows.
+def gold_pairs(task: Task, data: Path | None = None) -> list[tuple[str, str]]:
+    """(User turn, gold response) of the test rows of a task.
 
-    The response is the row's solution as a model that follows the prompt would write it: without the calculator
-    annotations <<...>>, and with "The answer is N." instead of the last line "#### N".
+    The response is the row's solution as a model that follows the prompt would write it: that of GSM8K is without the
+    calculator annotations <<...>>, and with "The answer is N." instead of the last line "#### N".
 
     Raises:
         DataError: the rows cannot be found.
     """
-    benchmark = BENCHMARKS[BENCHMARK]
-    return [(benchmark.prompts.user(row), benchmark.prompts.gold_text(row)) for row in Task(benchmark).rows(data)]
-
-
-def mini_gold_pairs() -> list[tuple[str, str]]:
-    """(User turn, gold response) of the mini GSM8K test rows, in the form that the embedded models were trained on.
-
-    A row has two calculator annotations, and the response is "First 2*3=6. Then 6+1=7. The answer is 7."
-    """
-    benchmark = BENCHMARKS[BENCHMARK]
-    pairs = []
-    for row in Task(benchmark, mini=True).rows():
-        first, second = re.findall(r"<<(.+?)>>", row["answer"])
-        pairs.append(
-            (benchmark.prompts.user(row), f"First {first}. Then {second}. The answer is {benchmark.gold(row)}.")
-        )
-    return pairs
+    prompts = task.benchmark.prompts
+    return [(prompts.user(row), prompts.gold_text(row)) for row in task.rows(data)]
 
 
 def locality_table(means: "DataFrame", distances: Sequence[int]) -> Table:

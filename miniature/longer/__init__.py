@@ -1,1 +1,0 @@
-"""The tasks of the next family: longer answers in three grades of difficulty, each result stated once."""
