@@ -40,7 +40,7 @@ def calculated(left: str, operation: str, right: str) -> float:
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFast:
-    folder = tmp_path_factory.mktemp("longer") / "tokenizer"
+    folder = tmp_path_factory.mktemp("tokenizer") / "tokenizer"
     write_tokenizer(replace(EMBEDDED, num_tokenizer_items=600), folder)
     return PreTrainedTokenizerFast.from_pretrained(folder)
 

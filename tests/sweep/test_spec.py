@@ -39,6 +39,14 @@ def test_the_table_comes_first_and_equal_points_once(tmp_path: Path) -> None:
     assert (spec.name, spec.tasks, spec.limit) == ("mine", ("gsm8k",), 2)
 
 
+def test_around_varies_what_settings_fix(tmp_path: Path) -> None:
+    (system,) = read_spec(_write(tmp_path, settings={"tau_slot": 0.5}, around={"tau_slot": [0.6]})).systems
+    assert (system.settings, [dict(point.settings) for point in system.points]) == (
+        {"tau_slot": 0.5},
+        [{}, {"tau_slot": 0.6}],
+    )
+
+
 def test_shipped_sweeps_can_be_read_and_planned() -> None:
     assert {"figure4", "figure6", "figure8", "mini_figure4", "mini_figure6", "mini_figure8"} == set(shipped_specs())
     for name in shipped_specs():

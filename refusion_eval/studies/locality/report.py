@@ -105,7 +105,7 @@ def locality_command(
     checkpoint = model if name is None else str(embedded_path(name))
     opened = LoadedModel.open(checkpoint, dtype=dtype, device=device, revision=revision)
     chosen, mask_id = choose_reading(opened.card, opened.config.vocab_size, reading)
-    task = Task(BENCHMARKS[MINI_BENCHMARK], mini=True) if is_mini else Task(BENCHMARKS[BENCHMARK])
+    task = Task(BENCHMARKS[MINI_BENCHMARK if is_mini else BENCHMARK], mini=is_mini)
     responses, num_too_long = encode_responses(opened, gold_pairs(task, data), settings)
     dataset = task.name if is_mini else BENCHMARK
     if num_too_long:
