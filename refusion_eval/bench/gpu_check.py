@@ -35,7 +35,7 @@ from refusion_eval.types import Commit, Decoding, Forward, Read, Response, Trace
 
 REHEARSAL = Shape(
     hidden_size=256,
-    num_hidden_layers=4,
+    num_hidden_layers=6,
     num_attention_heads=4,
     num_key_value_heads=2,
     intermediate_size=512,
