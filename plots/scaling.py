@@ -1,6 +1,6 @@
 """Gathers runs of models trained on more and less data into the CSV that Figure 7 is drawn from.
 
-python plots/scaling.py 1184=runs/data_1 3425=runs/data_3 --out results/embedded/scaling.csv
+python plots/scaling.py 736=runs/data_1 2240=runs/data_3 --out results/embedded/scaling.csv
 """
 
 import argparse
