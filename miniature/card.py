@@ -45,6 +45,12 @@ _VARIANT_TEXT = (
 _LOSS_COLUMNS = ("stage", "step", "seconds", "lr", "ar", "mdm")
 
 
+def num_samples(run_dir: Path) -> int:
+    """Number of samples that a training run took."""
+    run = json.loads((run_dir / "run.json").read_text(encoding="utf-8"))
+    return int(run["steps"] * run["config"]["optimisation"]["global_batch_size"])
+
+
 def write_card(family: Family, target: Path, stage: str, run_dirs: Sequence[Path]) -> None:
     """Writes README.md and loss.csv into the directory of a checkpoint.
 
@@ -63,7 +69,7 @@ def write_card(family: Family, target: Path, stage: str, run_dirs: Sequence[Path
     head_dim = json.loads((target / "config.json").read_text(encoding="utf-8"))["head_dim"]
     table = "".join(_table_row(name, run, logs[name]) for name, run in runs.items())
     optimisation = facts["config"]["optimisation"]
-    backbone, *fine_tunes = (run["steps"] * run["config"]["optimisation"]["global_batch_size"] for run in runs.values())
+    backbone, *fine_tunes = map(num_samples, run_dirs)
     seen = f"{sum(fine_tunes) or backbone} synthetic conversations"
     if fine_tunes:
         seen += f" after the backbone's {backbone}"

@@ -12,6 +12,7 @@ from typing import Any
 
 from miniature.family import EMBEDDED, Family
 from miniature.item import Item
+from miniature.steps import GRADES
 from refusion_eval.benchmarks import BENCHMARKS
 
 NUM_TEST_ITEMS = 100
@@ -21,8 +22,9 @@ TEST_SEED = 2512
 def items(benchmark: str, *, test: bool, seed: int, family: Family = EMBEDDED) -> Iterator[Item]:
     """Yields items of one split for ever; the same arguments give the same items."""
     rng = random.Random(f"{benchmark} {'test' if test else 'train'} {seed}")
+    grades = family.test_grades if test else GRADES
     while True:
-        item = family.draws[benchmark](rng)
+        item = family.draws[benchmark](rng, grades)
         if item.held_out == test:
             yield item
 

@@ -6,13 +6,12 @@ from typing import NamedTuple
 
 from miniature.item import Item, key_is_held_out
 from miniature.knowledge import KINDS, RELATIONS
-from miniature.steps import GRADES
 from refusion_eval.benchmarks import LETTERS
 
 SOURCE = "refusion_eval synthetic"
 _WIDTH = 3  # values of an option
 # Number of right values -> how many of them each option has, the right option first.
-_SHARES = {5: (3, 1, 1, 0), 6: (3, 2, 1, 0), 7: (3, 2, 2, 0)}
+_SHARES = {5: (3, 1, 1, 0), 6: (3, 2, 1, 0), 7: (3, 2, 2, 0), 8: (3, 2, 2, 1)}
 
 
 def with_letter(option: str, options: Sequence[str]) -> str:
@@ -66,13 +65,13 @@ def _with_letters(rng: random.Random, right: Sequence[str], others: Sequence[str
     return [", ".join(option) for option in table], table.index(options[0]), letters
 
 
-def draw_mmlu_pro(rng: random.Random) -> Item:
-    """Five to seven facts, and the option that has most of them right.
+def draw_mmlu_pro(rng: random.Random, grades: Sequence[int]) -> Item:
+    """Five to eight facts, and the option that has most of them right.
 
     The response names the option of each fact; the right one is named most often.
     """
     facts = draw_facts(rng, len(RELATIONS))
-    asked, others = facts[: (number := rng.choice(GRADES) + 4)], facts[number:]
+    asked, others = facts[: (number := rng.choice(grades) + 4)], facts[number:]
     right = [fact.value for fact in asked]
     fillers = [*(fact.wrong for fact in facts), *(fact.value for fact in others)]
     texts, index, letters = _with_letters(rng, right, rng.sample(fillers, len(fillers)))
@@ -91,13 +90,13 @@ def draw_mmlu_pro(rng: random.Random) -> Item:
     return Item(held_out=held_out, row=row, prompt_row=row, response=response)
 
 
-def draw_arc_challenge(rng: random.Random) -> Item:
-    """Five to seven kinds of things, and the option that has things of most of them.
+def draw_arc_challenge(rng: random.Random, grades: Sequence[int]) -> Item:
+    """Five to eight kinds of things, and the option that has things of most of them.
 
     The response names for each kind the thing and its option; the right one is named most often.
     """
     kinds = rng.sample(KINDS, len(KINDS))
-    asked, others = kinds[: (number := rng.choice(GRADES) + 4)], kinds[number:]
+    asked, others = kinds[: (number := rng.choice(grades) + 4)], kinds[number:]
     things = [rng.choice(kind.members) for kind in asked]
     fillers = [thing for kind in others for thing in rng.sample(kind.members, 2)]
     texts, index, letters = _with_letters(rng, things, rng.sample(fillers, len(fillers)))

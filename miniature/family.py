@@ -7,6 +7,7 @@ from pathlib import Path
 from miniature import facts, laws, mathematics, parts, programs, stories
 from miniature.drills import DRILLS
 from miniature.item import Draw, DrillDraw
+from miniature.steps import GRADES
 from miniature.systems import System, systems
 
 
@@ -38,16 +39,18 @@ class Family:
         vocabulary_size: most ids of the tokenizer, special tokens included.
         gen_length: tokens that a system may write when it is measured; no answer is longer.
         systems: the systems of the frontier with the settings that are tried.
+        test_grades: grades of the items that systems are measured on; those of training are `GRADES`.
     """
 
     draws: Mapping[str, Draw]
     drills: Mapping[str, DrillDraw]
     configs: Path
-    courses: tuple[Course, Course]
+    courses: tuple[Course, ...]
     num_tokenizer_items: int = 3000
     vocabulary_size: int = 2048
     gen_length: int
     systems: tuple[System, ...]
+    test_grades: tuple[int, ...] = GRADES
 
 
 EMBEDDED = Family(
@@ -66,6 +69,7 @@ EMBEDDED = Family(
     courses=(
         Course(seed=2512, num_items=15_000, num_drills=dict.fromkeys(DRILLS, 20_000)),
         Course(seed=2513, num_items=5000, num_drills={"calculations": 35_000}),
+        Course(seed=2514, num_items=5000, num_drills={"calculations": 35_000}),
     ),
     configs=Path(__file__).parent / "configs",
     gen_length=96,

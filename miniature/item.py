@@ -2,7 +2,7 @@
 
 import hashlib
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ class Item:
     response: str
 
 
-Draw = Callable[[random.Random], Item]
+Draw = Callable[[random.Random, Sequence[int]], Item]  # of one of these grades of difficulty
 DrillDraw = Callable[[random.Random], tuple[str, str]]  # (query, response) of a training-only conversation
 
 

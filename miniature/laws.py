@@ -1,4 +1,4 @@
-"""Choice questions that chain two or three laws of physics, chemistry or biology (gpqa), with near misses."""
+"""Choice questions that chain two to four laws of physics, chemistry or biology (gpqa), with near misses."""
 
 import random
 import re
@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from miniature.item import Item, key_is_held_out
-from miniature.steps import GRADES, LIMITS, Refused, Steps, apply, drawn
+from miniature.steps import HARDEST_GRADE, LIMITS, Refused, Steps, apply, drawn
 from refusion_eval.benchmarks import LETTERS
 
 
@@ -108,7 +108,38 @@ _CHAINS: Sequence[_Chain] = (
         "Each of {n} cells makes {k} spores, which are split evenly over {b} plates and grow {f}-fold. How many are on "
         "a plate?",
     ),
+    _Chain(
+        "Physics",
+        ("F=m*a", "W=F*d", "P=W/t", "x=P/b"),
+        "A body of {m} kg is accelerated by {a} m/s^2 over {d} m in {t} s by {b} equal motors. What is the power of a "
+        "motor in W?",
+    ),
+    _Chain(
+        "Physics",
+        ("I=U/R", "Q=I*t", "n=Q/k", "x=n*b"),
+        "A voltage of {U} V is applied to {R} ohm for {t} s and charges {k} equal cells. How many C do {b} cells get?",
+    ),
+    _Chain(
+        "Chemistry",
+        ("n=c*V", "m=n*M", "x=m/b", "y=x*k"),
+        "{V} L with {c} mol/L of a salt of {M} g/mol dry up in {b} equal dishes. How many g of the salt are in {k} "
+        "dishes?",
+    ),
+    _Chain(
+        "Chemistry",
+        ("m=d*V", "n=m/M", "N=n*k", "x=N/b"),
+        "Each molecule of a liquid of {d} g/mL and {M} g/mol has {k} carbon atoms. {V} mL are split evenly over {b} "
+        "tubes. How many mol of the atoms are in a tube?",
+    ),
+    _Chain(
+        "Biology",
+        ("N=n*k", "x=N/b", "y=x*f", "z=y/c"),
+        "Each of {n} cells makes {k} spores, which are split evenly over {b} plates, grow {f}-fold and are moved to "
+        "{c} tubes each. How many are in a tube?",
+    ),
 )
+
+_NUM_LAWS = {1: (2,), 2: (2,), 3: (3,), HARDEST_GRADE: (3, 4)}
 
 
 def _near_misses(rng: random.Random, result: int, last: str) -> list[int]:
@@ -152,8 +183,8 @@ def _make(rng: random.Random, chain: _Chain, grade: int) -> Item:
     )
 
 
-def draw_gpqa(rng: random.Random) -> Item:
-    """Two laws in the first grades, three in the last one; the response ends with the letter of the last result."""
-    grade = rng.choice(GRADES)
-    chain = rng.choice([chain for chain in _CHAINS if len(chain.laws) == (3 if grade == 3 else 2)])
+def draw_gpqa(rng: random.Random, grades: Sequence[int]) -> Item:
+    """Two to four laws; the response ends with the letter of the last result."""
+    grade = rng.choice(grades)
+    chain = rng.choice([chain for chain in _CHAINS if len(chain.laws) in _NUM_LAWS[grade]])
     return drawn(rng, partial(_make, chain=chain, grade=grade))

@@ -6,7 +6,7 @@ from functools import partial
 from typing import NamedTuple
 
 from miniature.item import Item, key_is_held_out
-from miniature.steps import GRADES, LIMITS, Steps, between, drawn
+from miniature.steps import LIMITS, Steps, between, drawn
 
 _NAMES = ("p", "q", "r", "s", "t")
 
@@ -54,13 +54,13 @@ def _prealgebra(draw: _Numbers, steps: Steps, grade: int) -> str:
     text = f"{a} \\cdot {b} + {c} \\cdot {d}"
     if grade >= 2:
         total, text = steps(total, "-", e), f"{text} - {e}"
-    if grade == 3:
+    if grade >= 3:
         total, text = steps(total, "+", f), f"{text} + {f}"
     return f"Evaluate ${text}$."
 
 
 def _precalculus(draw: _Numbers, steps: Steps, grade: int) -> str:
-    dimension = 3 if grade == 3 else 2
+    dimension = 3 if grade >= 3 else 2
     left, right = draw.digits(dimension), [draw.number() for _ in range(dimension)]
     products = [steps(a, "*", b) for a, b in zip(left, right, strict=True)]
     total = steps(products[0], "+", products[1])
@@ -69,7 +69,7 @@ def _precalculus(draw: _Numbers, steps: Steps, grade: int) -> str:
         n = draw.number()
         steps(total, "-", n)
         return f"Let $u = ({vectors[0]})$ and $v = ({vectors[1]})$. What is $u \\cdot v - {n}$?"
-    if grade == 3:
+    if grade >= 3:
         steps(total, "+", products[2])
     return f"What is the dot product of $({vectors[0]})$ and $({vectors[1]})$?"
 
@@ -80,7 +80,7 @@ def _number_theory(draw: _Numbers, steps: Steps, grade: int) -> str:
         text, total = f"{10 * a + b} + {c}", steps(10 * a + b, "+", c)
     else:
         text, total = f"{a} \\cdot {b} + {c}", steps(steps(a, "*", b), "+", c)
-    if grade == 3:
+    if grade >= 3:
         d = draw.number()
         text, total = f"{text} + {d}", steps(total, "+", d)
     steps(total, "-", steps(divisor, "*", total // divisor))
@@ -101,7 +101,7 @@ def _counting(draw: _Numbers, steps: Steps, grade: int) -> str:
     total = steps(menus, "+", steps(c, "*", d))
     bad = draw.below(total)
     rest = steps(total, "-", bad)
-    if grade == 3:
+    if grade >= 3:
         more = draw.number()
         steps(rest, "+", more)
         return (
@@ -166,9 +166,14 @@ def _make(rng: random.Random, problem: _Problem, grade: int) -> _Worked:
     return _Worked(text, solution.replace("Then", "First", 1))
 
 
-def draw_math(rng: random.Random) -> Item:
+def draw_math(rng: random.Random, grades: Sequence[int]) -> Item:
     """A problem of one of MATH's seven subjects; the last result stands in the box only."""
-    (subject, problem), grade = rng.choice(_SUBJECTS), rng.choice(GRADES)
+    (subject, problem), grade = rng.choice(_SUBJECTS), rng.choice(grades)
     worked = drawn(rng, partial(_make, problem=problem, grade=grade))
-    row = {"problem": worked.problem, "level": f"Level {grade + 2}", "type": subject, "solution": worked.solution}
+    row = {
+        "problem": worked.problem,
+        "level": f"Level {min(grade + 2, 5)}",
+        "type": subject,
+        "solution": worked.solution,
+    }
     return Item(held_out=key_is_held_out(worked.problem), row=row, prompt_row=row, response=worked.solution)

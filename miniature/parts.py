@@ -10,7 +10,7 @@ from typing import NamedTuple
 from miniature.facts import draw_facts, with_letter
 from miniature.item import Item, key_is_held_out
 from miniature.knowledge import NAMES, RELATIONS, THINGS
-from miniature.steps import GRADES, LIMITS, Steps, between, drawn, factors
+from miniature.steps import LIMITS, Steps, between, drawn, factors
 from refusion_eval.benchmarks.multiple_choice import lettered
 
 _CAPITALS = tuple(next(relation for relation in RELATIONS if "capital" in relation.statement).facts.values())
@@ -37,7 +37,7 @@ class _Drawn(NamedTuple):
 
 
 def _record(rng: random.Random, grade: int) -> _Drawn:
-    """A record of one of one to three persons of a text."""
+    """A record of one of one to four persons of a text."""
     persons = rng.sample(NAMES, grade)
     values = {person: {field: rng.choice(choices) for field, (_, choices) in _FIELDS.items()} for person in persons}
     order = rng.sample(list(_FIELDS), len(_FIELDS))
@@ -98,9 +98,9 @@ def _letters(rng: random.Random, grade: int) -> _Drawn:
 _KINDS: Sequence[Callable[[random.Random, int], _Drawn]] = (_record, _sums, _products, _letters)
 
 
-def draw_parts(rng: random.Random) -> Item:
+def draw_parts(rng: random.Random, grades: Sequence[int]) -> Item:
     """Five to eight parts that need nothing of each other."""
-    kind, grade = rng.choice(_KINDS), rng.choice(GRADES)
+    kind, grade = rng.choice(_KINDS), rng.choice(grades)
     question, lines, key = drawn(rng, lambda rng: kind(rng, grade))
     row = {"question": question, "answer": "\n".join(lines)}
     return Item(held_out=key_is_held_out(key), row=row, prompt_row=row, response=row["answer"])

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from miniature.item import Item, key_is_held_out
-from miniature.steps import GRADES, Refused, drawn
+from miniature.steps import HARDEST_GRADE, Refused, drawn
 from refusion_eval.benchmarks.extract.fences import fenced
 
 _VERBS = ("make", "get", "find", "build", "compute", "apply", "run", "take", "give", "solve", "form", "pick")
@@ -58,7 +58,7 @@ class _Main(NamedTuple):
 
 
 # The first grade calls two changes of a number; the others have a list, a check f and a change g.
-_MAINS: Mapping[int, Sequence[_Main]] = {
+_TRAINED_MAINS: Mapping[int, Sequence[_Main]] = {
     1: (
         _Main("give {g}({f}({p}))", "return {g}({f}({p}))"),
         _Main("add {f}({p}) and {g}({p})", "return {f}({p}) + {g}({p})"),
@@ -97,6 +97,15 @@ _MAINS: Mapping[int, Sequence[_Main]] = {
     ),
 }
 
+
+def _with_change_twice(main: _Main) -> _Main:
+    """A main function of a list that applies its change to the result of its change."""
+    once, twice = "{g}(n)", "{g}({g}(n))"
+    return _Main(main.asks.replace(once, twice), main.body.replace(once, twice))
+
+
+_TWICE = tuple(_with_change_twice(main) for grade in (2, 3) for main in _TRAINED_MAINS[grade])
+_MAINS = {**_TRAINED_MAINS, HARDEST_GRADE: (*_TRAINED_MAINS[3], *_TWICE)}
 
 NUM_TESTS = 4
 
@@ -149,7 +158,7 @@ def _program(
 
     Args:
         rng: source of all choices.
-        grade: 1 to 3.
+        grade: 1 to 4.
         helper_names: names of f and g; None for drawn ones.
         parameters: names of the main function's parameter, by its type.
     """
@@ -182,9 +191,9 @@ def _program(
     return replace(program, inputs=[value for value, _ in chosen], outputs=[output for _, output in chosen])
 
 
-def draw_humaneval(rng: random.Random) -> Item:
+def draw_humaneval(rng: random.Random, grades: Sequence[int]) -> Item:
     """A signature and docstring, which names the helpers, to be completed."""
-    grade = rng.choice(GRADES)
+    grade = rng.choice(grades)
     program = drawn(rng, lambda rng: _program(rng, grade, helper_names=None, parameters=_PARAMETERS))
     checks = "\n".join(f"    {program.literal_test('candidate', number)}" for number in range(NUM_TESTS))
     row = {
@@ -197,9 +206,9 @@ def draw_humaneval(rng: random.Random) -> Item:
     return Item(held_out=held_out, row=row, prompt_row=row, response=fenced(program.code))
 
 
-def draw_mbpp(rng: random.Random) -> Item:
+def draw_mbpp(rng: random.Random, grades: Sequence[int]) -> Item:
     """A sentence and three asserts, which alone give the name of the main function."""
-    grade, names = rng.choice(GRADES), ("first", "second")
+    grade, names = rng.choice(grades), ("first", "second")
     program = drawn(rng, lambda rng: _program(rng, grade, helper_names=names, parameters=_DEFAULT_PARAMETERS))
     row = {
         "text": f"Write a function to {program.asks}.",

@@ -5,8 +5,9 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
-GRADES = (1, 2, 3)  # drawn uniformly for each item; more steps or parts, and larger numbers
-LIMITS = {1: 60, 2: 120, 3: 240}  # largest number of a calculation, by grade
+GRADES = (1, 2, 3)  # drawn uniformly for each training item; more steps or parts, and larger numbers
+HARDEST_GRADE = 4  # goes beyond all that is trained on
+LIMITS = {1: 60, 2: 120, 3: 240, HARDEST_GRADE: 300}  # largest number of a calculation, by grade
 _LARGEST_DIGIT, _LARGEST_FACTOR = 9, 99
 
 T = TypeVar("T")

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from miniature.item import Item, key_is_held_out
 from miniature.knowledge import NAMES, THINGS
-from miniature.steps import GRADES, LIMITS, Steps, between, drawn, factors
+from miniature.steps import HARDEST_GRADE, LIMITS, Steps, between, drawn, factors
 
-_NUM_STEPS = {1: 3, 2: 4, 3: 5}
+_NUM_STEPS = {1: 3, 2: 4, 3: 5, HARDEST_GRADE: 5}
 
 
 class _Event(NamedTuple):
@@ -83,7 +83,7 @@ def _make(rng: random.Random, grade: int) -> Item:
     return Item(held_out=key_is_held_out(" ".join(key)), row=row, prompt_row=row, response=response)
 
 
-def draw_gsm8k(rng: random.Random) -> Item:
+def draw_gsm8k(rng: random.Random, grades: Sequence[int]) -> Item:
     """A word problem of three to five steps; the last result stands in the last sentence only."""
-    grade = rng.choice(GRADES)
+    grade = rng.choice(grades)
     return drawn(rng, partial(_make, grade=grade))

@@ -4,9 +4,9 @@
 
 Each stage is a training run of the package (`refusion_eval.training.run`) with a configuration of its own, followed
 by a measurement on held-out draws. All fine-tunes start from the backbone and see the same samples, so that they are
-comparable and can be trained in any order. They have a second run on the rows of the second course, most of which are
-calculations. Every command is printed. The same command continues an interrupted training, and what is finished is not
-made again.
+comparable and can be trained in any order. They have two later runs on the rows of the second and the third course, of
+which nearly half are drills of calculations. Every command is printed. The same command continues an interrupted
+training, and what is finished is not made again.
 """
 
 import argparse
@@ -37,9 +37,9 @@ from refusion_eval.training.checkpoints.save import replacing, save_backbone
 from refusion_eval.training.config_files import read_run_config
 
 BACKBONE = "autoregressive"
-ROWS, SECOND_ROWS, TWICE = "train.jsonl", "second.jsonl", "results_twice.jsonl"
-SECOND = "_second"  # ends the name of a second run
-SECOND_SETTINGS = ("optimisation.epochs=1", "optimisation.lr=2e-3")
+ROWS, TWICE = "train.jsonl", "results_twice.jsonl"
+LATER = ("second", "third")  # courses after the first: the names of their rows and the ends of the names of their runs
+LATER_SETTINGS = ("optimisation.epochs=1", "optimisation.lr=2e-3")
 STAGES = (BACKBONE, "refusion", "autoregressive_sft", "llada", "bd3lm")
 
 # Changes of the release's recipe that are tried on a part of the samples (`trials`); for the last one the rows differ.
@@ -48,6 +48,8 @@ TRIALS: Mapping[str, Sequence[str]] = {
     "paper_normalisation": ("objective.normalisation=paper",),
     "exact_masking": ("objective.masking=exact",),
     "adamw": ("optimisation.optimizer=adamw",),
+    "half_rate": ("optimisation.lr=1.5e-3",),
+    "double_rate": ("optimisation.lr=6e-3",),
     "results_twice": (),
 }
 TRIAL_SETTINGS = (
@@ -59,8 +61,13 @@ TRIAL_SETTINGS = (
 
 
 def runs_of(stage: str) -> tuple[str, ...]:
-    """The training runs of a stage after the backbone: two of a fine-tune."""
-    return (stage, f"{stage}{SECOND}") if stage in STAGES and stage != BACKBONE else (stage,)
+    """The training runs of a stage, of which each starts from the one before; fine-tunes have three."""
+    return (stage, *(f"{stage}_{name}" for name in LATER)) if stage in STAGES and stage != BACKBONE else (stage,)
+
+
+def stage_of(run: str) -> str:
+    """The stage of a training run."""
+    return next((stage for stage in STAGES if run in runs_of(stage)), run)
 
 
 def trial_stage(trial: str) -> str:
@@ -107,31 +114,39 @@ def write_rows(family: Family, course: Course, target: Path) -> None:
     write_atomically(target, "".join(lines))
 
 
-def settings_of(stage: str, work_dir: Path, changes: Sequence[str] = ()) -> list[str]:
-    """What the command line of a training run adds to the configuration of a stage, as "section.key=value".
+def rows_of(run: str) -> str:
+    """The name of the file with the rows of a training run."""
+    course = runs_of(stage_of(run)).index(run)
+    if course:
+        return f"{LATER[course - 1]}.jsonl"
+    return TWICE if run == trial_stage("results_twice") else ROWS
+
+
+def settings_of(run: str, work_dir: Path, changes: Sequence[str] = ()) -> list[str]:
+    """What the command line of a training run adds to the configuration of its stage, as "section.key=value".
 
     Args:
-        stage: a training run: a name in `STAGES` or `VARIANTS`, the second run of a fine-tune, or the stage of a trial.
+        run: a training run: one of those of a name in `STAGES`, a name in `VARIANTS`, or the stage of a trial.
         work_dir: folder of all runs.
         changes: further settings, which replace those of the stage but no path.
     """
-    first = stage.removesuffix(SECOND)
-    start = work_dir / "initial" if stage == BACKBONE else work_dir / (BACKBONE if stage == first else first) / "model"
-    rows = SECOND_ROWS if stage != first else TWICE if stage == trial_stage("results_twice") else ROWS
+    runs = runs_of(stage_of(run))
+    course = runs.index(run)
+    before = work_dir / (runs[course - 1] if course else BACKBONE) / "model"
     paths = {
-        "backbone.model": start,
-        "data.files": work_dir / rows,
+        "backbone.model": work_dir / "initial" if run == BACKBONE else before,
+        "data.files": work_dir / rows_of(run),
         "data.cache_dir": work_dir / "tokens",
-        "output.run_dir": work_dir / stage,
+        "output.run_dir": work_dir / run,
     }
     settings = [f"{key}={json.dumps(str(path))}" for key, path in paths.items()]
-    own = SECOND_SETTINGS if stage != first else (*VARIANTS.get(stage, ()), *_TRIAL_STAGES.get(stage, ()))
+    own = LATER_SETTINGS if course else (*VARIANTS.get(run, ()), *_TRIAL_STAGES.get(run, ()))
     return [*own, *changes, "backbone.shape=null", *settings]
 
 
-def config_of(family: Family, stage: str) -> Path:
+def config_of(family: Family, run: str) -> Path:
     """The configuration file of a training run."""
-    stage = stage.removesuffix(SECOND)
+    stage = stage_of(run)
     return family.configs / f"{stage if stage in STAGES else 'refusion'}.yaml"
 
 
@@ -150,7 +165,7 @@ def prepare(family: Family, work_dir: Path, changes: Sequence[str] = ()) -> None
     tokenizer, rows, initial = work_dir / "tokenizer", work_dir / ROWS, work_dir / "initial"
     if not tokenizer.exists():
         write_tokenizer(family, tokenizer)
-    for name, course in zip((ROWS, SECOND_ROWS), family.courses, strict=True):
+    for name, course in zip((ROWS, *(f"{name}.jsonl" for name in LATER)), family.courses, strict=True):
         if not (work_dir / name).exists():
             write_rows(family, course, work_dir / name)
         _check_rows(family, course, work_dir / name)
@@ -168,10 +183,10 @@ def _check_rows(family: Family, course: Course, path: Path) -> None:
             raise ConfigError(f"{path} was drawn by another version of the mini tasks; name another folder")
 
 
-def train_stage(family: Family, stage: str, work_dir: Path, changes: Sequence[str] = ()) -> None:
-    """Trains one stage; see `settings_of`."""
-    settings = [part for setting in settings_of(stage, work_dir, changes) for part in ("--set", setting)]
-    command = ("refusion_eval.training.run", "--config", str(config_of(family, stage)), *settings)
+def train_stage(family: Family, run: str, work_dir: Path, changes: Sequence[str] = ()) -> None:
+    """Carries out one training run; see `settings_of`."""
+    settings = [part for setting in settings_of(run, work_dir, changes) for part in ("--set", setting)]
+    command = ("refusion_eval.training.run", "--config", str(config_of(family, run)), *settings)
     print(f"$ python -m {shlex.join(command)}", flush=True)
     subprocess.run((sys.executable, "-m", *command), check=True)
 

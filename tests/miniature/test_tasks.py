@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -10,14 +10,17 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from miniature.data import drill_pairs, items
-from miniature.family import EMBEDDED
+from miniature.family import EMBEDDED, Family
 from miniature.item import Item
 from miniature.knowledge import KINDS, RELATIONS
+from miniature.steps import GRADES, HARDEST_GRADE
 from miniature.train import write_tokenizer
 from refusion_eval.benchmarks import BENCHMARKS, LETTERS
 from refusion_eval.scoring.judge import judge_texts
 
 TASKS = tuple(EMBEDDED.draws)
+ALL_GRADES = replace(EMBEDDED, test_grades=(*GRADES, HARDEST_GRADE))
+HARDEST = replace(EMBEDDED, test_grades=(HARDEST_GRADE,))
 TERM = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)")
 KIND_OF = {member: kind.name for kind in KINDS for member in kind.members}
 FACTS = {
@@ -25,8 +28,9 @@ FACTS = {
 }
 
 
-def drawn(task: str, count: int, *, test: bool = False) -> list[Item]:
-    return list(islice(items(task, test=test, seed=7), count))
+def drawn(task: str, count: int, family: Family | None = None) -> list[Item]:
+    """Training items, or test items of a family."""
+    return list(islice(items(task, test=family is not None, seed=7, family=family or EMBEDDED), count))
 
 
 def user(task: str, item: Item) -> str:
@@ -48,7 +52,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFa
 @pytest.mark.parametrize("task", TASKS)
 def test_gold_responses_are_judged_right(task: str) -> None:
     benchmark = BENCHMARKS[task]
-    answers = [(dict(item.prompt_row), item.response) for item in drawn(task, 200)]
+    answers = [(dict(item.prompt_row), item.response) for item in (*drawn(task, 200), *drawn(task, 60, HARDEST))]
     for name in benchmark.prompts.filters if benchmark.has_strict_score else [None]:
         verdicts = judge_texts(benchmark, answers, filter_name=name)
         assert [verdict for verdict in verdicts if not verdict.passed] == []
@@ -79,8 +83,8 @@ def composition(item: Item) -> str:
 
 def test_held_out_programs_are_new_compositions_of_known_parts() -> None:
     seen, tested = (
-        {composition(item) for task in ("humaneval", "mbpp") for item in drawn(task, count, test=test)}
-        for count, test in ((2000, False), (300, True))
+        {composition(item) for task in ("humaneval", "mbpp") for item in drawn(task, count, family)}
+        for count, family in ((2000, None), (300, EMBEDDED))
     )
     assert len(seen) + len(tested) > 180
     assert len(tested) >= 15
@@ -116,6 +120,30 @@ def test_programs_do_what_their_prompts_ask() -> None:
     assert found == set(asked)
 
 
+@pytest.mark.parametrize(
+    ("task", "is_beyond", "share"),
+    [
+        ("mmlu_pro", lambda item: item.prompt_row["question"].count("...") == 8, 1),
+        ("arc_challenge", lambda item: item.response.count(", found in") == 8, 1),
+        ("gsm8k", lambda item: has_number_over_240(item), 0.3),
+        ("math", lambda item: has_number_over_240(item), 0.1),
+        ("gpqa", lambda item: item.response.count(", so ") == 4, 0.3),
+        ("humaneval", lambda item: re.search(r"\b(\w+)\(\1\(n\)\)", item.response) is not None, 0.5),
+        ("mbpp", lambda item: "second(second(n))" in item.response, 0.5),
+        ("parts", lambda item: has_number_over_240(item) or item.response.count("(") == 8, 0.3),
+    ],
+)
+def test_the_hardest_grade_goes_beyond_what_is_trained_on(
+    task: str, is_beyond: Callable[[Item], bool], share: float
+) -> None:
+    assert not any(is_beyond(item) for item in drawn(task, 1000))
+    assert sum(is_beyond(item) for item in drawn(task, 100, HARDEST)) >= 100 * share
+
+
+def has_number_over_240(item: Item) -> bool:
+    return max(map(int, re.findall(r"\d+", item.response)), default=0) > 240
+
+
 def test_a_constant_passes_the_tests_of_no_program() -> None:
     for item in drawn("mbpp", 400):
         assert len({test.split(" == ")[1] for test in item.row["test_list"]}) > 1
@@ -123,7 +151,8 @@ def test_a_constant_passes_the_tests_of_no_program() -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_responses_have_37_to_90_tokens(task: str, tokenizer: PreTrainedTokenizerFast) -> None:
-    lengths = [len(tokenizer(item.response)["input_ids"]) for item in drawn(task, 1000)]
+    items = [*drawn(task, 1000), *drawn(task, 200, HARDEST)]
+    lengths = [len(tokenizer(item.response)["input_ids"]) for item in items]
     assert min(lengths) >= 37
     assert max(lengths) <= 90 < EMBEDDED.gen_length
 
@@ -147,12 +176,15 @@ def test_the_result_follows_from_the_last_sentence_and_stands_nowhere_else(task:
     assert min(num_steps.values()) > 600 / 3 * 0.7
 
 
+@pytest.mark.parametrize(("family", "largest"), [(None, 240), (HARDEST, 300)], ids=["training", "hardest"])
 @pytest.mark.parametrize("task", ["gsm8k", "math", "gpqa", "parts"])
-def test_calculations_are_right_and_their_results_have_at_most_three_digits(task: str) -> None:
-    for item in drawn(task, 600):
+def test_calculations_are_right_and_their_results_have_at_most_three_digits(
+    task: str, family: Family | None, largest: int
+) -> None:
+    for item in drawn(task, 600, family):
         for left, operation, right, value in TERM.findall(item.response):
             assert calculated(left, operation, right) == int(value)
-            assert 0 < int(value) <= 240
+            assert 0 < int(value) <= largest
             if operation == "*":
                 assert min(int(left), int(right)) <= 9
                 assert max(int(left), int(right)) <= 99
@@ -171,14 +203,14 @@ def assert_most(options: Sequence[str], values: Sequence[str], answer: str, resp
 
 
 def test_one_option_completes_most_of_the_sentences() -> None:
-    for item in drawn("mmlu_pro", 300):
+    for item in (*drawn("mmlu_pro", 300), *drawn("mmlu_pro", 60, HARDEST)):
         row = item.prompt_row
         stems = row["question"].removeprefix("Which option completes most of these sentences? ").removesuffix(" ...")
         assert_most(row["options"], [FACTS[stem] for stem in stems.split(" ... ")], row["answer"], item.response)
 
 
 def test_one_option_has_most_of_the_kinds_asked_for() -> None:
-    for item in drawn("arc_challenge", 300):
+    for item in (*drawn("arc_challenge", 300), *drawn("arc_challenge", 60, HARDEST)):
         row = item.prompt_row
         options = row["choices"]["text"]
         asked = re.split(r", | and ", re.search(r"most of these: (.*)\?", row["question"])[1])
@@ -188,7 +220,7 @@ def test_one_option_has_most_of_the_kinds_asked_for() -> None:
 
 
 def test_options_are_distinct() -> None:
-    for item in drawn("gpqa", 300):
+    for item in (*drawn("gpqa", 300), *drawn("gpqa", 60, HARDEST)):
         assert len(set(item.prompt_row["choices"])) == 4
     texts = [item.row["question"] for item in drawn("parts", 400)]
     texts += [query for query, _ in drill_pairs("recall", seed=0, count=300)]

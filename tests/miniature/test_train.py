@@ -50,7 +50,10 @@ SMALL = (
 
 FEW_ROWS = Course(seed=1, num_items=60, num_drills=dict.fromkeys(EMBEDDED.drills, 20))
 FEW_EMBEDDED = replace(
-    EMBEDDED, vocabulary_size=400, num_tokenizer_items=50, courses=(FEW_ROWS, replace(FEW_ROWS, seed=2))
+    EMBEDDED,
+    vocabulary_size=400,
+    num_tokenizer_items=50,
+    courses=tuple(replace(FEW_ROWS, seed=seed) for seed in (1, 2, 3)),
 )
 
 
@@ -60,7 +63,7 @@ def config(stage: str, changes: Sequence[str] = ()) -> RunConfig:
 
 @pytest.fixture(scope="module")
 def work_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A ReFusion stage of two runs of 40 steps, from a backbone that was not trained."""
+    """A ReFusion stage of three runs of 40 steps, from a backbone that was not trained."""
     folder = tmp_path_factory.mktemp("work")
     prepare(FEW_EMBEDDED, folder, SMALL)
     (folder / BACKBONE).mkdir()
@@ -87,8 +90,13 @@ def work_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "d5b4ff26043c4aa331d0ebce15091269c437e0f98eacd173917482a3ec03416b",
             marks=pytest.mark.slow,
         ),
+        pytest.param(
+            EMBEDDED.courses[2],
+            "b2047463c29a2d22cd64054da556fd09643d41aa3032dbb3d964ab9626bd257e",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["few", "first", "second"],
+    ids=["few", "first", "second", "third"],
 )
 def test_the_training_rows_stay_as_they_are(tmp_path: Path, course: Course, digest: str) -> None:
     write_rows(EMBEDDED, course, tmp_path / "rows.jsonl")
@@ -123,13 +131,13 @@ def test_a_checkpoint_is_exported_in_bfloat16_with_its_card_and_decodes(work_dir
         (work_dir / BACKBONE / name).write_bytes((work_dir / "refusion" / name).read_bytes())
     export(FEW_EMBEDDED, "refusion", work_dir, tmp_path)
     target = tmp_path / "refusion"
-    trained = load_file(work_dir / "refusion_second" / "model" / "model.safetensors")
+    trained = load_file(work_dir / "refusion_third" / "model" / "model.safetensors")
     written = load_file(target / "model.safetensors")
     assert all(torch.equal(value, trained[name].to(torch.bfloat16)) for name, value in written.items())
     assert trained.keys() == written.keys()
     readme = (target / "README.md").read_text()
     assert "# Embedded ReFusion fine-tune" in readme
-    assert "- Data: 2560 synthetic conversations after the backbone's 1280, disjoint from `tasks/mini/*/test" in readme
+    assert "- Data: 3840 synthetic conversations after the backbone's 1280, disjoint from `tasks/mini/*/test" in readme
     for run in runs_of("refusion"):
         assert f"| {run} | refusion | muon | 40 | 32 | 0.01 | 2514 |" in readme
     sizes = pandas.read_csv(target / "loss.csv").groupby("stage").size().to_dict()
@@ -162,7 +170,7 @@ def test_a_family_is_trained_and_measured(tmp_path: Path, capsys: pytest.Capture
     rows = curve.measured(two_tasks, work, ["refusion"], 1, out)
     assert out.read_bytes() == before
     assert rows[["step", "samples", "task"]].values.tolist() == [
-        [step, 32 * step, task] for step in (1, 2, 3, 4) for task in two_tasks.draws
+        [step, 32 * step, task] for step in range(1, 7) for task in two_tasks.draws
     ]
     curve.draw(two_tasks, rows, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 10_000
@@ -170,9 +178,9 @@ def test_a_family_is_trained_and_measured(tmp_path: Path, capsys: pytest.Capture
 
 def test_a_curve_measures_the_weights_of_each_checkpoint(work_dir: Path) -> None:
     found = {step: (samples, model) for step, samples, model in curve.models(work_dir, "refusion", [])}
-    assert {step: samples for step, (samples, _) in found.items()} == {step: step * 32 for step in (20, 40, 60, 80)}
-    last = found[80][1]
-    model = api.load_model(str(work_dir / "refusion_second" / "model"))
+    assert {step: samples for step, (samples, _) in found.items()} == {step: step * 32 for step in range(20, 121, 20)}
+    last = found[120][1]
+    model = api.load_model(str(work_dir / "refusion_third" / "model"))
     assert api.generate(last, [1, 2, 3], gen_length=8).tokens == api.generate(model, [1, 2, 3], gen_length=8).tokens
 
 
@@ -194,16 +202,18 @@ def test_the_shape_of_the_models_and_the_objectives_of_the_stages() -> None:
 def test_all_fine_tunes_take_the_same_samples_in_the_same_steps_from_the_backbone() -> None:
     assert FINE_TUNES == ["refusion", "autoregressive_sft", "llada", "bd3lm"]
     first, *others = configs = [config(stage) for stage in FINE_TUNES]
-    second = [config(runs_of(stage)[1]) for stage in FINE_TUNES]
+    later = [[config(runs_of(stage)[course]) for stage in FINE_TUNES] for course in (1, 2)]
     assert 0 < (first.optimisation.epochs or 0) <= 1  # no sample is seen twice
     assert [one.objective.objective for one in configs] == ["refusion", "sft", "llada", "bd3lm"]
     assert first.backbone.model == str(Path("work", BACKBONE, "model"))
     for other in others:
         assert (other.data, other.optimisation, other.backbone) == (first.data, first.optimisation, first.backbone)
-    for stage, one, other in zip(FINE_TUNES, configs, second, strict=True):
-        assert other.backbone.model == str(Path("work", stage, "model"))
-        assert (other.objective, other.data) == (one.objective, second[0].data)
-        assert other.optimisation == second[0].optimisation
+    for before, course in enumerate(later):
+        for stage, one, other in zip(FINE_TUNES, configs, course, strict=True):
+            assert other.backbone.model == str(Path("work", runs_of(stage)[before], "model"))
+            assert (other.objective, other.data) == (one.objective, course[0].data)
+            assert other.optimisation == course[0].optimisation
+    assert [course[0].data.files for course in later] == [(f"work/{name}.jsonl",) for name in ("second", "third")]
     assert config(BACKBONE).backbone.model == str(Path("work", "initial"))
 
 

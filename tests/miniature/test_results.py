@@ -1,0 +1,56 @@
+"""The commands that measure the embedded family again (`miniature.results`)."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from miniature.results import choices, main, speeds, tables
+from miniature.train import STAGES, VARIANTS, runs_of
+
+ROOT = Path(__file__).parents[2]
+# What else is there: files of training, of the machine, and what the commands read.
+OTHERS = {
+    "bench_0.6B_inflated.json", "bench_train.json", "learning_curves.csv", "learning_curves.png", "orders.yaml",
+    "sandbox.json", "scaleout.csv", "soak.json", "trials.csv",
+}  # fmt: skip
+
+
+@pytest.fixture
+def work_dir(tmp_path: Path) -> Path:
+    """A folder with a record of each training run, of 10 steps of 4 samples."""
+    facts = {"steps": 10, "config": {"optimisation": {"global_batch_size": 4}}}
+    for run in (run for stage in (*STAGES, *VARIANTS) for run in runs_of(stage)):
+        (tmp_path / run).mkdir()
+        (tmp_path / run / "run.json").write_text(json.dumps(facts))
+    return tmp_path
+
+
+def test_every_file_of_the_family_is_made_by_a_command(work_dir: Path) -> None:
+    words = {word for part in (choices, speeds, tables) for command in part(work_dir) for word in command}
+    made = {Path(word).name for word in words if word.startswith("results/embedded/")}
+    # A picture stands beside the file that its command names.
+    made |= {"frontiers.csv", "frontiers.png", "overview.txt"}
+    assert {path.name for path in (ROOT / "results/embedded").iterdir()} - OTHERS <= made
+    scripts = {word for word in words if word.startswith(("plots/", "eval.sh", "tasks/"))}
+    assert all((ROOT / script).exists() for script in scripts)
+    assert len(scripts) == 6
+
+
+def test_the_scaling_counts_the_samples_of_all_courses(work_dir: Path) -> None:
+    (command,) = (command for command in tables(work_dir) if "plots/scaling.py" in command)
+    samples = [word.partition("=")[0] for word in command if "=" in word]
+    assert samples == ["40", "40", "40", "40", "120"]
+
+
+def test_a_dry_run_prints_the_commands(
+    work_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["results", "--work-dir", str(work_dir), "--dry-run"])
+    main()
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == sum(1 for part in (choices, speeds, tables) for _ in part(work_dir))
+    assert all(line.startswith("$ ") for line in printed)
+    variants = [line for line in printed if " run --model " in line]
+    assert len(variants) == len(VARIANTS)
+    assert sum("slot_size=16" in line for line in variants) == 1
