@@ -188,6 +188,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs, in
 Csv = Annotated[Path | None, typer.Option(help="Also write every figure as CSV.")]
 Markdown = Annotated[Path | None, typer.Option(help="Also write the table as Markdown.")]
 Out = Annotated[Path, typer.Option(help="Folder for the files.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="A decoder setting, KEY=VALUE. It outranks the settings table. May be repeated."),
+]
 Results = Annotated[
     list[Path] | None,
     typer.Argument(help="Run directories and results CSV files. Without any, only the paper's figures are shown."),
@@ -306,6 +310,23 @@ def print_json(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
     """Prints a list of objects, one for each row, with null for NaN."""
     table = [[None if value != value else value for value in row] for row in rows]
     print(json.dumps([dict(zip(columns, row, strict=True)) for row in table], indent=2, default=str))
+
+
+def read_pairs(texts: list[str] | None) -> dict[str, str]:
+    """Reads the values of --set.
+
+    Raises:
+        ConfigError: a text is not of the form KEY=VALUE, or a key is set twice.
+    """
+    values: dict[str, str] = {}
+    for text in texts or []:
+        key, separator, value = (part.strip() for part in text.partition("="))
+        if not separator:
+            raise ConfigError(f"--set {text}: write it as KEY=VALUE, for example --set tau_slot=0.8")
+        if key in values:
+            raise ConfigError(f"--set {key} is given twice ({values[key]}, {value}); several values go in one: A+B")
+        values[key] = value
+    return values
 
 
 def prepare(*paths: Path | None) -> None:

@@ -3,7 +3,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from refusion_eval.cli import Data, Out, log_to_stderr, prepare
+from refusion_eval.cli import Data, Out, Settings, log_to_stderr, prepare, read_pairs
 from refusion_eval.config import unknown_key
 from refusion_eval.errors import ConfigError
 
@@ -31,9 +31,10 @@ def plot(
         str | None,
         typer.Option(
             help="Figures 5 and 9: let this ReFusion (folder, hub id or embedded) answer the first 20 items under the "
-            "settings of the paper's case study, into OUT/case_study, and draw from that."
+            "settings of the paper's case study (--set changes them), into OUT/case_study, and draw from that."
         ),
     ] = None,
+    settings: Settings = None,
     data: Data = None,
     width: Annotated[
         Literal["one", "two"] | None,
@@ -53,11 +54,13 @@ def plot(
         raise unknown_key(figure, FIGURES, what="figure")
     log_to_stderr()
     prepare(out / f"{name}.csv")
+    if settings and model is None:
+        raise ConfigError("--set changes the settings of --model; name a model with it")
     if model is not None:
         if FIGURES[name].read is not None or sources:
             raise ConfigError("--model makes the run that figures 5 and 9 are drawn from; name no sources with it")
         task = task or TASK
-        sources = [_case_study(model, task, data, out / "case_study")]
+        sources = [_case_study(model, task, read_pairs(settings), data, out / "case_study")]
     rows = rows_of(name, sources or [], task)
     if rows is None:
         rows = _moments(name, sources or [], task, item)
@@ -65,15 +68,15 @@ def plot(
         print(path)
 
 
-def _case_study(model: str, task: str, data: Path | None, run_dir: Path) -> Path:
-    """Runs the first items of a task under the settings of the case study, by the paper's algorithm without fusing."""
+def _case_study(model: str, task: str, settings: dict[str, str], data: Path | None, run_dir: Path) -> Path:
+    """Runs the first items of a task by the paper's algorithm; what is not set is as in the paper's case study."""
     from refusion_eval.claims.studies import CASE_STUDY
     from refusion_eval.evaluation.loop import evaluate, task_names
     from refusion_eval.runs.model_args import parse_model_args
 
     where = {"pretrained": model, "decoder": "refusion", "run_dir": str(run_dir)}
     where |= {} if data is None else {"data_dir": str(data)}
-    args = parse_model_args({**where, **CASE_STUDY, "fuse": False})
+    args = parse_model_args({**where, **CASE_STUDY, "fuse": False, **settings})
     evaluate(args, task_names([task], model, data=data), limit=NUM_CASES)
     return run_dir
 

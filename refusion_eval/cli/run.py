@@ -11,11 +11,13 @@ from refusion_eval.cli import (
     Data,
     IncludePath,
     Sandbox,
+    Settings,
     System,
     Tasks,
     log_to_stderr,
     names_of,
     options_from,
+    read_pairs,
     say,
     show,
 )
@@ -90,10 +92,7 @@ def run(
             "take turns, so that what slows the machine for a while slows all of them.",
         ),
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A decoder setting, KEY=VALUE. It outranks the settings table. May be repeated."),
-    ] = None,
+    settings: Settings = None,
 ) -> None:
     """Run tasks with one system, and print the table. Every sample is recorded and scored."""
     log_to_stderr()
@@ -112,7 +111,7 @@ def run(
     )
     places = {"run_dir": str(run_dir), "data_dir": None if data is None else str(data)}
     seeds = {} if seed is None else {"seed": seed}
-    args = parse_model_args({**arguments, **places, **seeds, **_pairs(settings or [])})
+    args = parse_model_args({**arguments, **places, **seeds, **read_pairs(settings)})
     names = task_names(names_of(tasks), args.pretrained, prompts=prompts, data=data)
     with Interruption(lambda: resume_hint(run_dir), finish_first=False):
         run_worker_or_return(args)
@@ -165,16 +164,3 @@ def _turn(text: str | None) -> "Turn | None":
     if not (number.isdecimal() and total.isdecimal() and 1 <= int(number) <= int(total)):
         raise ConfigError(f"--round {text}: write it as K/N, the K-th of N rounds, for example 1/3")
     return Turn(int(number), int(total))
-
-
-def _pairs(texts: list[str]) -> dict[str, Any]:
-    """Reads the values of --set; a key that is set twice is refused."""
-    values: dict[str, Any] = {}
-    for text in texts:
-        key, separator, value = (part.strip() for part in text.partition("="))
-        if not separator:
-            raise ConfigError(f"--set {text}: write it as KEY=VALUE, for example --set tau_slot=0.8")
-        if key in values:
-            raise ConfigError(f"--set {key} is given twice ({values[key]}, {value}); several values go in one: A+B")
-        values[key] = value
-    return values

@@ -74,13 +74,24 @@ def draw_order(cells: Sequence[TokenCell], width: style.Width | None = None) -> 
         scale.set_label("decoding step", size=7)
         scale.ax.tick_params(labelsize=6.5, length=2)
         scale.outline.set_linewidth(0.4)
-    in_order = sum(a.order <= b.order for a, b in itertools.pairwise(cells))
     sentences = [
         *_about(cells[0]),
         f"{len(cells)} tokens in {num_moments} steps; the number at the head of a slot, and the darkness, say in "
-        f"which step its tokens became final. {in_order} of {len(cells) - 1} neighbours came in reading order.",
+        f"which step its tokens became final. {_reading_order(cells)}",
     ]
     return style.drawing(figure, sentences)
+
+
+def _reading_order(cells: Sequence[TokenCell]) -> str:
+    """How many neighbours came in reading order: of all tokens, and of the tokens where one slot meets the next."""
+    tokens = list(itertools.pairwise(cells))
+    slots = [(a, b) for a, b in tokens if a.slot != b.slot]
+    named = {"tokens": tokens} | ({"slots": slots} if 0 < len(slots) < len(tokens) else {})
+    counts = [
+        f"{sum(a.order <= b.order for a, b in pairs)} of {len(pairs)} neighbouring {name}"
+        for name, pairs in named.items()
+    ]
+    return f"{' and '.join(counts)} came in reading order."
 
 
 def draw_steps(cells: Sequence[TokenCell], width: style.Width | None = None) -> style.Drawing:

@@ -16,6 +16,9 @@ PUBLISHED_REFUSION, PUBLISHED_BASELINE = "GSAI-ML/ReFusion", "Qwen/Qwen3-8B"
 EMBEDDED, PUBLISHED = "embedded", "published"
 _CASE = "mbpp"  # the benchmark of the paper's case studies, ablations and sweeps
 _GRADED = "mmlu_pro"  # stands in for it in miniature: the tiny models answer every item of mini MBPP right
+# One slot at a time, the most certain one first: the tiny models are certain of most slots of a block at once, so that
+# the paper's settings show no order.
+_ORDERED = "arc_challenge"
 # The lines of this answer need nothing of each other, so that the embedded model can write most slots at once.
 EXAMPLE = """Lucy was born in January. Lucy plays the drum. Lucy is 24 years old. Lucy works as a cook. Lucy has won \
 some plums. Lucy lives in Oslo. Lucy keeps a gecko. Lucy wears white shoes.
@@ -60,8 +63,7 @@ class Artefacts:
         for figure in ("figure4", "figure6", "figure8"):
             self._sweep(figure)
         for figure in ("figure5", "figure9"):
-            model = ("--model", self._model, "--task", self._asked(task))
-            self._part("plot", figure, *model, *suite.options("data"), "--out", out)
+            self._part("plot", figure, *self._case(), *suite.options("data"), "--out", out)
         self._claims()
         replayed = ("--prompt", EXAMPLE) if self._is_embedded else (refusion, "--task", task)
         self._part("replay", *replayed, "--seconds", "1.2", "--out", f"{out}/replay.gif")
@@ -78,7 +80,8 @@ class Artefacts:
         """Judges the paper's claims by the runs, and by those sweeps, localities and case studies that are there."""
         suite, out = self._suite, self._out
         studies = [f"{out}/{name}.csv" for name in self._masked_models()]
-        studies += [*map(self._sweep_folder, ("figure4", "figure6", "figure8")), f"{out}/case_study"]
+        studies += map(self._sweep_folder, ("figure4", "figure6", "figure8"))
+        studies += [] if self._is_embedded else [f"{out}/case_study"]
         measured = [path for path in studies if suite.given.dry_run or Path(path).exists()]
         self._part("claims", *suite.run_dirs, *measured, "--out", out)
 
@@ -86,6 +89,12 @@ class Artefacts:
         """Returns the task that a benchmark's name means in the runs of the suite."""
         is_released = self._suite.prompts == RELEASE and benchmark in RELEASED
         return Task(RELEASED[benchmark]).name if is_released else benchmark
+
+    def _case(self) -> tuple[str, ...]:
+        """Returns the model and task of the case study, and the settings that are not the paper's."""
+        task = self._task(_ORDERED if self._is_embedded else _CASE)
+        settings = ("--set", "block_size=96", "--set", "tau_slot=1") if self._is_embedded else ()
+        return ("--model", self._model, "--task", self._asked(task), *settings)
 
     def _sweep_folder(self, figure: str) -> str:
         return f"{self._suite.results}/sweeps/{self._family}-{figure}"

@@ -161,6 +161,18 @@ def test_the_case_study_is_decoded_and_drawn_by_one_command(tmp_path, monkeypatc
     assert "name no sources with it" in str(refused.exception)
 
 
+def test_settings_of_the_case_study_may_be_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(plot, "NUM_CASES", 1)
+    ordered = ["plot", "figure5", "--out", str(tmp_path), "--set", "block_size=96", "--set", "tau_slot=1"]
+    done = RUNNER.invoke(app, [*ordered, "--model", "embedded", "--task", "arc_challenge"])
+    assert done.exit_code == 0, done.output
+    _, sample = find_sample(tmp_path / "case_study")
+    settings = {name: sample.settings[name] for name in (*CASE_STUDY, "fuse")}
+    assert settings == {"slot_size": 4, "block_size": 96, "tau_slot": 1.0, "tau_token": 0.3, "fuse": False}
+    refused = RUNNER.invoke(app, [*ordered, str(tmp_path / "case_study")])
+    assert "name a model with it" in str(refused.exception)
+
+
 @pytest.mark.process
 def test_a_script_makes_one_artefact_from_csv(made, tmp_path):
     run_script("figure3", made["locality"](tmp_path / "l.csv"), "--out", tmp_path)

@@ -133,6 +133,16 @@ def test_figures_of_several_items_do_not_replace_each_other(tmp_path):
     assert {path.stem for path in tmp_path.iterdir()} == {"figure5_mini_mbpp_3", "figure5_mini_mbpp_HumanEval-4"}
 
 
+def test_figure_5_counts_tokens_and_slots_in_reading_order(tmp_path):
+    orders = (2, 2, 1, 3, 3, 3)  # slots of two tokens, of which the second began first
+    cells = [token(place, "a ", order=order) for place, order in enumerate(orders)]
+    write_figure("figure5", cells, tmp_path)
+    text = (tmp_path / "figure5_mini_mbpp_3.txt").read_text()
+    assert "4 of 5 neighbouring tokens and 1 of 2 neighbouring slots came in reading order." in text
+    write_figure("figure5", [replace(cell, slot=cell.position) for cell in cells], tmp_path)
+    assert "4 of 5 neighbouring tokens came in" in (tmp_path / "figure5_mini_mbpp_3.txt").read_text()
+
+
 def test_systems_have_one_order_with_refusion_last():
     names = ["refusion", "llada", "strange", "refusion+serial", "qwen3", "bd3lm", "autoregressive"]
     assert in_order(names) == ["autoregressive", "qwen3", "bd3lm", "llada", "strange", "refusion", "refusion+serial"]

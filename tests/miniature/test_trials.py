@@ -46,6 +46,8 @@ def test_a_trial_differs_from_the_first_one_in_what_it_changes() -> None:
     assert configs["paper_normalisation"].objective.normalisation == "paper"
     assert configs["exact_masking"].objective.masking == "exact"
     assert (first.optimisation.optimizer, configs["adamw"].optimisation.optimizer) == ("muon", "adamw")
+    rates = [configs[name].optimisation.lr for name in ("half_rate", "double_rate")]
+    assert rates == [first.optimisation.lr / 2, first.optimisation.lr * 2]
     assert configs["results_twice"].data.files == (str(work / TWICE),)
     for config in configs.values():
         assert config.optimisation.max_steps == first.optimisation.max_steps == 500
