@@ -1,7 +1,7 @@
 """`python -m miniature.curve`: accuracy on held-out draws over the steps of each stage's training.
 
-Every checkpoint that a stage kept (`output.keep`) is measured on the same draws, which are no test items, with the
-plain settings of its decoder (`measure.PLAIN`). A CSV that exists is continued.
+Every checkpoint that a stage kept (`output.keep`) is measured on the same draws, which are no test items and are of
+the grades of training, with the plain settings of its decoder (`measure.PLAIN`). A CSV that exists is continued.
 
     python -m miniature.curve --work-dir W --out results/embedded/learning_curves.csv
 """
@@ -9,6 +9,7 @@ plain settings of its decoder (`measure.PLAIN`). A CSV that exists is continued.
 import argparse
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,6 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from miniature.family import EMBEDDED, Family
 from miniature.measure import PLAIN, draws, measure
 from miniature.panels import panels
+from miniature.steps import GRADES
 from miniature.train import decoders_of, plain_decoder, runs_of
 from refusion_eval import api
 from refusion_eval.benchmarks import BENCHMARKS
@@ -91,7 +93,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the CSV; the picture is written beside it")
     parser.add_argument("--held-out", type=int, default=50, help="held-out draws of each task: %(default)s")
     given = parser.parse_args()
-    family = EMBEDDED
+    family = replace(EMBEDDED, test_grades=GRADES)
     rows = measured(family, given.work_dir, given.stages.split(","), given.held_out, given.out)
     draw(family, rows, given.out.with_suffix(".png"))
 
