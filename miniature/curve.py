@@ -9,7 +9,6 @@ the grades of training, with the plain settings of its decoder (`measure.PLAIN`)
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,10 +16,9 @@ import pandas
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from miniature.family import EMBEDDED, Family
+from miniature.family import TRAINED_GRADES, Family
 from miniature.measure import PLAIN, draws, measure
 from miniature.panels import panels
-from miniature.steps import GRADES
 from miniature.train import decoders_of, plain_decoder, runs_of
 from refusion_eval import api
 from refusion_eval.benchmarks import BENCHMARKS
@@ -93,7 +91,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the CSV; the picture is written beside it")
     parser.add_argument("--held-out", type=int, default=50, help="held-out draws of each task: %(default)s")
     given = parser.parse_args()
-    family = replace(EMBEDDED, test_grades=GRADES)
+    family = TRAINED_GRADES
     rows = measured(family, given.work_dir, given.stages.split(","), given.held_out, given.out)
     draw(family, rows, given.out.with_suffix(".png"))
 

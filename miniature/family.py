@@ -1,7 +1,7 @@
 """The embedded family of tiny models: what it is trained and measured on."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from miniature import facts, laws, mathematics, parts, programs, stories
@@ -80,3 +80,6 @@ EMBEDDED = Family(
         refusion_blocks={4: (4, 16, 32, 96), 8: (8, 16, 32, 96), 16: (16, 32, 96)},
     ),
 )
+
+# The same, measured on the grades of training only: what a model has learned, without what goes beyond it.
+TRAINED_GRADES = replace(EMBEDDED, test_grades=GRADES)

@@ -1,7 +1,8 @@
 """`python -m miniature.trials`: changes of ReFusion's recipe, each trained on a part of the data and measured.
 
 Every trial starts from the same backbone, sees the same samples once and differs from the release's recipe in what its
-name says. Accuracies are of held-out draws, which are no test items. A CSV that exists is continued.
+name says. Accuracies are of held-out draws, which are no test items and are of the grades of training. A CSV that
+exists is continued.
 
     python -m miniature.trials --work-dir W --out results/embedded/trials.csv
 """
@@ -14,7 +15,7 @@ from typing import Any
 
 import pandas
 
-from miniature.family import EMBEDDED, Family
+from miniature.family import TRAINED_GRADES, Family
 from miniature.measure import PLAIN, draws, measure
 from miniature.train import BACKBONE, ROWS, TRIALS, TWICE, prepare, train_stage, trial_stage
 from refusion_eval import api
@@ -70,7 +71,7 @@ def main() -> None:
     trials = given.trials.split(",")
     if unknown := [name for name in trials if name not in TRIALS]:
         parser.error(f"--trials: there is no trial {', '.join(unknown)}; known: {', '.join(TRIALS)}")
-    family = EMBEDDED
+    family = TRAINED_GRADES
     prepare(family, given.work_dir)
     train_stage(family, BACKBONE, given.work_dir)
     if "results_twice" in trials:

@@ -10,16 +10,15 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from miniature.data import drill_pairs, items
-from miniature.family import EMBEDDED, Family
+from miniature.family import EMBEDDED, TRAINED_GRADES, Family
 from miniature.item import Item
 from miniature.knowledge import KINDS, RELATIONS
-from miniature.steps import GRADES, HARDEST_GRADE
+from miniature.steps import HARDEST_GRADE
 from miniature.train import write_tokenizer
 from refusion_eval.benchmarks import BENCHMARKS, LETTERS
 from refusion_eval.scoring.judge import judge_texts
 
 TASKS = tuple(EMBEDDED.draws)
-TRAINED_GRADES = replace(EMBEDDED, test_grades=GRADES)
 HARDEST = replace(EMBEDDED, test_grades=(HARDEST_GRADE,))
 TERM = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)")
 KIND_OF = {member: kind.name for kind in KINDS for member in kind.members}
