@@ -23,7 +23,7 @@ BENCHMARK = Benchmark(
     title="Parts",
     order=8,
     kind="text",
-    source=Source(hub=None, split="test", num_rows=200, columns={"question": TEXT, "answer": TEXT}),
+    source=Source(hub=None, split="test", num_rows=100, columns={"question": TEXT, "answer": TEXT}),
     gold=lambda row: _lines(row["answer"]),
     ours=Prompts(
         user=lambda row: f"{row['question']}\n\nAnswer each part on its own line, in this order.",

@@ -48,7 +48,7 @@ class ModelArgs:
         adapter: LoRA adapter, a folder or hub id. It is merged into the weights when they are loaded.
         preset: Settings table of the decoder, where its file has several. The default is the first.
         revision: Branch, tag or commit of a hub id.
-        dtype: Type of weights and cache. auto is bfloat16 on a GPU and float32 on a CPU.
+        dtype: Type of weights and cache. auto is the checkpoint's own type on a GPU and float32 on a CPU.
         device: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one.
         attention: Attention backend: sdpa, flash, or native (CPU, float32). auto is native where it can run, else sdpa.
         batch_size: Requests decoded together, as far as the KV budget allows, or auto. Speed is measured at 1 only.
