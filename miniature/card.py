@@ -2,7 +2,7 @@
 
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,14 @@ _VARIANT_TEXT = (
 _LOSS_COLUMNS = ("stage", "step", "seconds", "lr", "ar", "mdm")
 
 
-def num_samples(run_dir: Path) -> int:
-    """Number of samples that a training run took."""
-    run = json.loads((run_dir / "run.json").read_text(encoding="utf-8"))
+def read_record(run_dir: Path) -> dict[str, Any]:
+    """The record of a training run."""
+    record: dict[str, Any] = json.loads((run_dir / "run.json").read_text(encoding="utf-8"))
+    return record
+
+
+def num_samples(run: Mapping[str, Any]) -> int:
+    """Number of samples that a training run took, from its record."""
     return int(run["steps"] * run["config"]["optimisation"]["global_batch_size"])
 
 
@@ -60,7 +65,7 @@ def write_card(family: Family, target: Path, stage: str, run_dirs: Sequence[Path
         stage: name of the last stage.
         run_dirs: training runs of the backbone and of the stage, in this order.
     """
-    runs = {folder.name: json.loads((folder / "run.json").read_text(encoding="utf-8")) for folder in run_dirs}
+    runs = {folder.name: read_record(folder) for folder in run_dirs}
     logs = {folder.name: pandas.read_csv(folder / "log.csv") for folder in run_dirs}
     losses = pandas.concat(log.assign(stage=name, seconds=log.seconds.cumsum()) for name, log in logs.items())
     losses.to_csv(target / "loss.csv", columns=_LOSS_COLUMNS, index=False, float_format="%.5g")
@@ -69,7 +74,7 @@ def write_card(family: Family, target: Path, stage: str, run_dirs: Sequence[Path
     head_dim = json.loads((target / "config.json").read_text(encoding="utf-8"))["head_dim"]
     table = "".join(_table_row(name, run, logs[name]) for name, run in runs.items())
     optimisation = facts["config"]["optimisation"]
-    backbone, *fine_tunes = map(num_samples, run_dirs)
+    backbone, *fine_tunes = map(num_samples, runs.values())
     seen = f"{sum(fine_tunes) or backbone} synthetic conversations"
     if fine_tunes:
         seen += f" after the backbone's {backbone}"

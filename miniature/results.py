@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from miniature.card import num_samples
+from miniature.card import num_samples, read_record
 from miniature.family import EMBEDDED
 from miniature.train import VARIANTS, runs_of
 from refusion_eval.paths import embedded_systems
@@ -64,7 +64,10 @@ def tables(work_dir: Path) -> Iterator[Sequence[str]]:
     slots = [str(runs / name) for name in VARIANTS if "_slots_" in name]
     yield (*PACKAGE, "table", *slots, "--csv", f"{OUT}/slot_sizes.csv")
     points = {runs / name: name for name in VARIANTS if "_data_" in name} | {runs / REFUSION_RUNS[0]: "refusion"}
-    entries = [f"{sum(num_samples(work_dir / part) for part in runs_of(stage))}={run}" for run, stage in points.items()]
+    entries = [
+        f"{sum(num_samples(read_record(work_dir / part)) for part in runs_of(stage))}={run}"
+        for run, stage in points.items()
+    ]
     yield (sys.executable, "plots/scaling.py", *entries, "--out", f"{OUT}/scaling.csv")
     yield (sys.executable, "plots/orders.py", str(work_dir / "orders" / "sweep.csv"), "--out", f"{OUT}/orders.csv")
     yield (sys.executable, "plots/overview.py", f"{OUT}/family.csv", "--out", f"{OUT}/overview.png")

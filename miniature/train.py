@@ -39,6 +39,7 @@ from refusion_eval.training.config_files import read_run_config
 BACKBONE = "autoregressive"
 ROWS, TWICE = "train.jsonl", "results_twice.jsonl"
 LATER = ("second", "third")  # courses after the first: the names of their rows and the ends of the names of their runs
+COURSE_ROWS = (ROWS, *(f"{name}.jsonl" for name in LATER))
 LATER_SETTINGS = ("optimisation.epochs=1", "optimisation.lr=2e-3")
 STAGES = (BACKBONE, "refusion", "autoregressive_sft", "llada", "bd3lm")
 
@@ -116,10 +117,7 @@ def write_rows(family: Family, course: Course, target: Path) -> None:
 
 def rows_of(run: str) -> str:
     """The name of the file with the rows of a training run."""
-    course = runs_of(stage_of(run)).index(run)
-    if course:
-        return f"{LATER[course - 1]}.jsonl"
-    return TWICE if run == trial_stage("results_twice") else ROWS
+    return TWICE if run == trial_stage("results_twice") else COURSE_ROWS[runs_of(stage_of(run)).index(run)]
 
 
 def settings_of(run: str, work_dir: Path, changes: Sequence[str] = ()) -> list[str]:
@@ -165,7 +163,7 @@ def prepare(family: Family, work_dir: Path, changes: Sequence[str] = ()) -> None
     tokenizer, rows, initial = work_dir / "tokenizer", work_dir / ROWS, work_dir / "initial"
     if not tokenizer.exists():
         write_tokenizer(family, tokenizer)
-    for name, course in zip((ROWS, *(f"{name}.jsonl" for name in LATER)), family.courses, strict=True):
+    for name, course in zip(COURSE_ROWS, family.courses, strict=True):
         if not (work_dir / name).exists():
             write_rows(family, course, work_dir / name)
         _check_rows(family, course, work_dir / name)
