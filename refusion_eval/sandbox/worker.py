@@ -265,6 +265,10 @@ def main(control_fd: int, profile_name: str, fork_hooks: list[dict[str, Callable
     """Entry point of the worker process, with `fork_hooks` from `layout.preload`."""
     control = socket.socket(fileno=control_fd)
     profile = PROFILES[profile_name]
+    # Background jobs of scripts and `nohup` start with these ignored, and programs would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
     try:
         proc = Proc()
         folders = layout.readable_folders()

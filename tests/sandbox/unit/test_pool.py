@@ -51,6 +51,19 @@ def test_a_verdict_names_its_tier():
     assert check_program("def f():\n    return 1", "assert f() == 1").tier == probe().tier
 
 
+def test_signals_that_a_background_job_ignores_act_in_a_program():
+    numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        verdict = check_program(
+            "import signal", "\n".join(f"assert signal.getsignal({number:d}) != signal.SIG_IGN" for number in numbers)
+        )
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert verdict.passed, verdict.detail
+
+
 def test_without_isolation_the_verdict_says_so():
     verdict = check_program("def f():\n    return 1", "assert f() == 1", sandbox="none")
     assert (verdict.status, verdict.tier) == ("passed", "none")
