@@ -6,6 +6,7 @@ import resource
 
 import pytest
 
+from refusion_eval.benchmarks import BENCHMARKS, get_task
 from refusion_eval.benchmarks.rows import LONGEST_LINE
 from tests.faults.front_end import error_of, records
 
@@ -143,9 +144,11 @@ def test_outputs_that_are_not_there_are_one_error(front_end, tmp_path):
 
 def test_texts_with_lone_surrogates_and_nul_are_scored(front_end, tmp_path):
     outputs = tmp_path / "outputs.jsonl"
-    outputs.write_bytes(lines({"id": 0, "text": "The answer is \ud800\0 14 \udfff"}))
+    answer = BENCHMARKS["gsm8k"].gold(get_task("mini_gsm8k").rows()[0])
+    outputs.write_bytes(lines({"id": 0, "text": f"The answer is \ud800\0 {answer} \udfff"}))
     assert front_end.run("score", "--task", "mini_gsm8k", "--outputs", outputs)[0] == 0
-    assert (tmp_path / "outputs.scores.csv").read_text(encoding="utf-8").splitlines()[1].startswith("0,0,14,correct")
+    score = (tmp_path / "outputs.scores.csv").read_text(encoding="utf-8").splitlines()[1]
+    assert score.startswith(f"0,0,{answer},correct")
 
 
 def test_lone_surrogates_in_a_models_text_reach_every_output(front_end, monkeypatch, tmp_path):

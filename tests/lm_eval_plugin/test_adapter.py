@@ -25,8 +25,10 @@ def tiny(checkpoint):
 
 
 @pytest.fixture(scope="session")
-def prompts():
-    return [f"Question: {row['question']}\nAnswer:" for row in get_task("mini_gsm8k").rows()[:6]]
+def prompts(tiny):
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    turns = [[{"role": "user", "content": row["question"]}] for row in get_task("mini_gsm8k").rows()[:6]]
+    return [tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True) for turn in turns]
 
 
 def build(checkpoint, **arguments):
@@ -98,7 +100,7 @@ def test_a_batch_that_runs_out_of_memory_goes_on_with_half_of_it(responses, prom
 
 
 def test_a_stop_string_cuts_the_text_and_nothing_else(responses, prompts, tiny):
-    stop = next(text for text in responses if len(text) > 3)[2]
+    stop = max(responses, key=len)[2]
     cut = build(tiny).generate_until(asked(prompts, until=[stop]))
     assert cut == [text.split(stop)[0] for text in responses]
 
