@@ -25,7 +25,8 @@ def plot(
         ),
     ] = None,
     item: Annotated[
-        str | None, typer.Option(help="Item of figures 5 and 9. The default is the item with the most steps.")
+        str | None,
+        typer.Option(help="Item of figures 5 and 9. The default is the right answer with the most steps."),
     ] = None,
     model: Annotated[
         str | None,

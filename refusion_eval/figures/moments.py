@@ -10,7 +10,7 @@ from refusion_eval.errors import DataError
 from refusion_eval.figures.rows import TokenCell
 from refusion_eval.report.replay import Position, Replay, Speller, apply
 from refusion_eval.report.sample import is_withheld, sample_replay
-from refusion_eval.store.records import Sample
+from refusion_eval.store.records import PASSED, Sample
 from refusion_eval.store.run_reader import RunReader
 from refusion_eval.types import Fix, Trace
 
@@ -21,7 +21,7 @@ _ACTIONS = {"plan": "planned", "draft": "drafted", "fix": "accepted", "forward":
 
 
 def longest_sample(run_dir: Path, task: str | None) -> tuple[str | None, str | None]:
-    """Task and item whose decoding took most steps, among the first items of every task.
+    """Task and item whose decoding took most steps, among the first items of every task; right answers come first.
 
     Args:
         run_dir: run directory.
@@ -30,10 +30,11 @@ def longest_sample(run_dir: Path, task: str | None) -> tuple[str | None, str | N
     Returns:
         The given task and None if no sample has a trace.
     """
-    most_steps = 0
+    most = (False, 0)
     longest: tuple[str | None, str | None] = (task, None)
     num_items: Counter[str] = Counter()
     with RunReader.open(run_dir) as reader:
+        right = {score.key for score in reader.scores() if score.metric == PASSED and score.value}
         for sample in reader.samples():
             is_wanted = task in (None, sample.key.task, sample.benchmark)
             num_items[sample.key.task] += is_wanted
@@ -42,8 +43,8 @@ def longest_sample(run_dir: Path, task: str | None) -> tuple[str | None, str | N
             if sample.trace is None or is_withheld(sample):
                 continue
             num_steps = len({event.forward for event in Trace.from_json(sample.trace).of(Fix)})
-            if num_steps > most_steps:
-                most_steps, longest = num_steps, (sample.key.task, sample.item_id)
+            if (sample.key in right, num_steps) > most:
+                most, longest = (sample.key in right, num_steps), (sample.key.task, sample.item_id)
     return longest
 
 

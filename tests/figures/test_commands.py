@@ -243,6 +243,13 @@ def test_a_sample_of_many_steps_is_shown_unless_another_is_named(tmp_path):
     assert longest_sample(run, "refusion_gpqa") == ("refusion_gpqa", None)
 
 
+def test_a_right_answer_is_shown_rather_than_a_wrong_one_of_more_steps(tmp_path):
+    wrong = make_sample("7", trace=ORDER, tokens=[5, 9, 7, 8], num_tokens=4)
+    right = make_sample("5", trace=[*ORDER[:5], ["stop", 1, "eos", 4]], tokens=[7, 8], num_tokens=2)
+    run = write_run(tmp_path / "run", [wrong, right], [make_score(wrong, value=0.0), make_score(right, value=1.0)])
+    assert longest_sample(run, None) == ("mini_gsm8k", "5")
+
+
 def test_sealed_questions_are_refused(tmp_path):
     run, sample = found(tmp_path, task="refusion_gpqa")
     with pytest.raises(DataError, match="GPQA's authors ask"):
