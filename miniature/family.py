@@ -7,7 +7,7 @@ from pathlib import Path
 from miniature import facts, laws, mathematics, parts, programs, stories
 from miniature.drills import DRILLS
 from miniature.item import Draw, DrillDraw
-from miniature.steps import GRADES
+from miniature.steps import GRADES, HARDEST_GRADE
 from miniature.systems import System, systems
 
 
@@ -73,6 +73,7 @@ EMBEDDED = Family(
     ),
     configs=Path(__file__).parent / "configs",
     gen_length=96,
+    test_grades=(*GRADES, HARDEST_GRADE),
     systems=systems(
         gen_length=96,
         llada_blocks=(8, 32),

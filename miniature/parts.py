@@ -10,7 +10,7 @@ from typing import NamedTuple
 from miniature.facts import draw_facts, with_letter
 from miniature.item import Item, key_is_held_out
 from miniature.knowledge import NAMES, RELATIONS, THINGS
-from miniature.steps import LIMITS, Steps, between, drawn, factors
+from miniature.steps import GRADES, LIMITS, Steps, between, drawn, factors
 from refusion_eval.benchmarks.multiple_choice import lettered
 
 _CAPITALS = tuple(next(relation for relation in RELATIONS if "capital" in relation.statement).facts.values())
@@ -37,8 +37,8 @@ class _Drawn(NamedTuple):
 
 
 def _record(rng: random.Random, grade: int) -> _Drawn:
-    """A record of one of one to four persons of a text."""
-    persons = rng.sample(NAMES, grade)
+    """A record of one of one to three persons of a text."""
+    persons = rng.sample(NAMES, min(grade, GRADES[-1]))
     values = {person: {field: rng.choice(choices) for field, (_, choices) in _FIELDS.items()} for person in persons}
     order = rng.sample(list(_FIELDS), len(_FIELDS))
     sentences = [
@@ -86,8 +86,8 @@ def _products(rng: random.Random, grade: int) -> _Drawn:
 
 
 def _letters(rng: random.Random, grade: int) -> _Drawn:
-    """Facts whose values are among lettered options."""
-    facts = draw_facts(rng, grade + 4)
+    """Five to seven facts whose values are among lettered options."""
+    facts = draw_facts(rng, min(grade, GRADES[-1]) + 4)
     others = [fact.wrong for fact in facts if fact.wrong not in {other.value for other in facts}][:1]
     options = rng.sample(values := [*(fact.value for fact in facts), *others], len(values))
     question = "Complete each sentence with an option and its letter: " + " ".join(f"{fact.stem} ..." for fact in facts)

@@ -33,7 +33,7 @@ def choices(work_dir: Path) -> Iterator[Sequence[str]]:
     yield (*module, "miniature.frontier", "--out", str(frontiers), "--settings", "tasks/settings")
     for ending in (".csv", ".png"):
         yield ("cp", str(frontiers.with_suffix(ending)), str(OUT))
-    yield (*module, "miniature.letters", "--models", "embedded:", "--out", f"{OUT}/letters.csv")
+    yield (*module, "miniature.letters", "--models", "embedded:", "--items", "40", "--out", f"{OUT}/letters.csv")
 
 
 def speeds(work_dir: Path) -> Iterator[Sequence[str]]:
