@@ -109,7 +109,7 @@ def suite_parser(arguments: Sequence[str]) -> Parser:
         "--artefacts",
         action="store_true",
         help="also make every table and figure of the paper that these systems support, in RESULTS/<model>/artefacts, "
-        "and a page of all samples, RESULTS/reports/<model>.html; for the embedded family this takes about 40 minutes on 2 cores",
+        "and a page of all samples, RESULTS/reports/<model>.html; for the embedded family this takes about 40 minutes",
     )
     add(
         "--rounds",
