@@ -34,7 +34,7 @@ def longest_sample(run_dir: Path, task: str | None) -> tuple[str | None, str | N
     longest: tuple[str | None, str | None] = (task, None)
     num_items: Counter[str] = Counter()
     with RunReader.open(run_dir) as reader:
-        right = {score.key for score in reader.scores() if score.metric == PASSED and score.value}
+        scores = reader.scores_by_sample()
         for sample in reader.samples():
             is_wanted = task in (None, sample.key.task, sample.benchmark)
             num_items[sample.key.task] += is_wanted
@@ -43,8 +43,10 @@ def longest_sample(run_dir: Path, task: str | None) -> tuple[str | None, str | N
             if sample.trace is None or is_withheld(sample):
                 continue
             num_steps = len({event.forward for event in Trace.from_json(sample.trace).of(Fix)})
-            if (sample.key in right, num_steps) > most:
-                most, longest = (sample.key in right, num_steps), (sample.key.task, sample.item_id)
+            verdict = scores.get(sample.key, {}).get(PASSED)
+            rank = (verdict is not None and bool(verdict.value), num_steps)
+            if num_steps and rank > most:
+                most, longest = rank, (sample.key.task, sample.item_id)
     return longest
 
 
