@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from refusion_eval.sandbox.containers import DATA
 
-TEST_FILE = "<test>"
+TEST_FILE, HELPERS_FILE = "<test>", "<helpers>"
 
 # A judge that is kept from check to check must not carry anything from one test to the next. So it runs by itself only
 # tests that can be seen to work on their own names alone, and forks for all others.
@@ -243,7 +243,7 @@ class Case(NamedTuple):
     @property
     def raises(self) -> frozenset[int]:
         """Lines of `raise` statements that stand directly in a `with`: what its context manager is to see."""
-        withs = [node for node in ast.walk(self.test) if isinstance(node, ast.With)]
+        withs = [node for node in ast.walk(self.test) if isinstance(node, ast.With | ast.AsyncWith)]
         return frozenset(step.lineno for node in withs for step in node.body if isinstance(step, ast.Raise))
 
     @property

@@ -114,6 +114,24 @@ def data_class(kind: type) -> type | None:
     return next((base for base in kind.__mro__ if base in DATA), None)
 
 
+def plain(value: Any) -> Any:
+    """The data that an object is, as an object of the class of data itself, past all methods; other objects as is."""
+    kind = type(value)
+    base = data_class(kind)
+    if base is None or base is kind or kind is bool:
+        return value
+    if base in KINDS:
+        container = KINDS[base]
+        made: Any = base.__new__(base)  # type: ignore[call-overload]
+        container.start(made, container.option(value))
+        container.fill(made, container.items(value))
+        return made
+    if base is tuple or base is frozenset:
+        return base(base.__iter__(value))  # type: ignore[attr-defined]
+    packed = wire.PACKERS[base](value)
+    return wire.unpack(packed[0], packed[1:]) if isinstance(packed, list) else packed
+
+
 def frozen(items: list[Any]) -> frozenset[Any]:
     """A frozen set that is read in the order of `items`, as `_fill_set`."""
     made = frozenset(items)

@@ -7,6 +7,7 @@ values and do nothing else, because the judge reads data only.
 import builtins
 import contextlib
 import copy
+import dataclasses
 import functools
 import importlib
 import io
@@ -14,7 +15,8 @@ import socket
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence, Set
+from enum import Enum
 from typing import Any
 
 from refusion_eval.sandbox import wire
@@ -38,6 +40,7 @@ class Guest:
         self._module = types.ModuleType(MODULE_NAME)
         self._names: tuple[str, ...] = ()  # that the test reads
         self._bound: dict[str, Any] = {}  # what the judge knows them as
+        self._loop: Any = None
         self._nonce = ""
         self._printed = io.StringIO()
         self._one_at_a_time = threading.RLock()  # a program's threads may call functions of the test
@@ -48,6 +51,9 @@ class Guest:
             "setattr": setattr,
             "delattr": delattr,
             "isinstance": isinstance,
+            "content": _content,
+            "fields": lambda value: tuple((field.name, field.init) for field in dataclasses.fields(value)),
+            "await": self._await,
             "copy": copy.copy,
             "deepcopy": copy.deepcopy,
             "special": lambda value, name, *operands: getattr(type(value), name)(value, *operands),
@@ -128,6 +134,20 @@ class Guest:
         if imports:
             with contextlib.suppress(ImportError):
                 exec(imports, self._module.__dict__)
+
+    def _await(self, value: Any) -> tuple[Any, bool]:
+        """Run an awaitable to its end in the program's own event loop; says also whether it had to wait there."""
+        import asyncio  # takes longer than most programs
+
+        async def wait_for() -> Any:
+            return await value
+
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        task = self._loop.create_task(wait_for())
+        waited: list[bool] = []
+        self._loop.call_soon(lambda: waited.append(not task.done()))  # after the first step of the task
+        return self._loop.run_until_complete(task), waited[0]
 
     def _describe(self, value: Any) -> Any:
         """Pack an object that is no plain data."""
@@ -219,6 +239,22 @@ def _special_names(kind: type) -> list[str]:
 
 for _kind in (types.FunctionType, type):  # of every program, so found once for all
     _special_names(_kind)
+
+
+def _content(value: Any) -> Any:
+    """What an object holds whose class says how it compares: a dict, set or list, or a tuple of fields; else None."""
+    kind = type(value)
+    if getattr(kind, "__eq__", None) is object.__eq__:
+        return None
+    if dataclasses.is_dataclass(kind):
+        return tuple(getattr(value, field.name) for field in dataclasses.fields(kind) if field.compare)
+    if isinstance(value, Enum):
+        return (value.name,)
+    if isinstance(value, Mapping):
+        return {key: value[key] for key in value}
+    if isinstance(value, Set):
+        return set(value)
+    return list(value) if isinstance(value, Sequence) else None
 
 
 def _describe_error(error: BaseException) -> tuple[str, str]:

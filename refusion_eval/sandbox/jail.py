@@ -19,7 +19,7 @@ _TMP_MIB = 64
 _TMP_FILES = 4096
 _FILE_MIB = 32
 _NUM_OPEN_FILES = 64
-_NUM_PROCESSES = 32
+NUM_PROCESSES = 32
 _NUM_QUEUED_SIGNALS = 64  # timers too, counted over all processes of the uid
 _FIRST_UID, _NUM_UIDS = 20000, 20000  # two per worker, chosen by its pid; below 65536, where containers stop
 _READ_ONLY = linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID
@@ -180,7 +180,7 @@ class PrivateTmp:
         self._mount()
 
     def _mount(self) -> None:
-        limits = f"size={_TMP_MIB}m,nr_inodes={_TMP_FILES},mode=1777"
+        limits = f"size={_TMP_MIB}m,nr_inodes={_TMP_FILES},mode=777"
         linux.mount("tmpfs", "/tmp", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, limits)
         for copy, folder in self._kept:
             _make_passage("", folder)
@@ -226,13 +226,13 @@ def open_streams() -> None:
 
 
 def lock_down(profile: Profile, uid: int, ruleset_fd: int | None, limits: dict[int, int], filter_bytes: bytes) -> None:
-    """Give up everything a program under test must not have; nothing can be regained afterwards.
+    """Give up everything a program and its test must not have; nothing can be regained afterwards.
 
     Args:
         profile: what to apply.
         uid: unprivileged uid, where the profile changes it.
         ruleset_fd: from `make_ruleset`.
-        limits: from `guest_limits`.
+        limits: from `limits_of`.
         filter_bytes: from `filter_program`.
     """
     for name, value in limits.items():
@@ -241,45 +241,32 @@ def lock_down(profile: Profile, uid: int, ruleset_fd: int | None, limits: dict[i
         resource.setrlimit(name, (value, value))
     if profile.change_uid:
         become(uid)
+    if not profile.namespaces:
+        # After the change of uid, which clears it. With namespaces the end of the worker ends the pid namespace.
+        linux.die_with_parent(signal.SIGKILL)
     if not profile.filter_calls:
         return
     linux.no_new_privileges()
     linux.drop_capabilities()
-    if not profile.namespaces:
-        # After the change of uid, which clears it. With namespaces the end of the worker ends the pid namespace.
-        linux.die_with_parent(signal.SIGKILL)
     if ruleset_fd is not None:
         linux.landlock_restrict(ruleset_fd)
     linux.install_seccomp(filter_bytes)
 
 
-def restrict_judge(profile: Profile, uid: int, memory_bytes: int) -> None:
-    """Take from a judge what it does not need: it runs trusted text, but on values that a program chose."""
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if profile.change_uid:
-        become(uid)
-    if profile.filter_calls:
-        linux.no_new_privileges()
-        linux.drop_capabilities()
-    linux.die_with_parent(signal.SIGKILL)  # after the change of uid, which clears it
-
-
-def guest_limits(memory_bytes: int, cpu_s: int, num_other_processes: int) -> dict[int, int]:
-    """Resource limits of a program.
+def limits_of(memory_bytes: int, cpu_s: int, num_processes: int) -> dict[int, int]:
+    """Resource limits of a program or of a judge.
 
     Args:
         memory_bytes: address space, what the interpreter already uses included.
         cpu_s: processor seconds after which the kernel kills; the watchdog comes first.
-        num_other_processes: processes and threads that the kernel counts together with those of the program.
+        num_processes: processes and threads, all that the kernel counts together.
     """
     return {
         resource.RLIMIT_AS: memory_bytes,
         resource.RLIMIT_CPU: cpu_s,
         resource.RLIMIT_FSIZE: _FILE_MIB * _MIB,
         resource.RLIMIT_NOFILE: _NUM_OPEN_FILES,
-        resource.RLIMIT_NPROC: _NUM_PROCESSES + num_other_processes,
+        resource.RLIMIT_NPROC: num_processes,
         resource.RLIMIT_SIGPENDING: _NUM_QUEUED_SIGNALS,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,

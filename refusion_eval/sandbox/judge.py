@@ -6,19 +6,19 @@ exit code or sends unasked can make it pass.
 
 import contextlib
 import decimal
+import errno
 import gc
 import importlib
 import os
 import random
 import resource
-import signal
 import socket
 import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from refusion_eval.sandbox import linux, wire
-from refusion_eval.sandbox.analysis import TEST_FILE, Case, case_of
+from refusion_eval.sandbox import wire
+from refusion_eval.sandbox.analysis import HELPERS_FILE, TEST_FILE, Case, case_of
 from refusion_eval.sandbox.proxy import Broken, Candidate
 from refusion_eval.sandbox.watch import GOES_ON, KEPT_JUDGE_BYTES
 
@@ -27,22 +27,26 @@ _BY_VALUE = ("failed_assertion", "wrong_type", "raised")
 
 
 class JudgeResult(NamedTuple):
-    """Reason (a key of `result.STATUS_OF_REASON`) and one line of detail."""
+    """Reason (a key of `result.STATUS_OF_REASON`), one line of detail, and `Candidate.passed_over` without success."""
 
     reason: str
     detail: str
+    passed_over: bool = False
 
 
-def judge(sock: socket.socket, program: str, case: Case) -> JudgeResult:
-    """Run one test against the process at the other end of `sock`, which is to load the candidate's `program`."""
+def judge(sock: socket.socket, program: str, case: Case, asks_data: bool = False) -> JudgeResult:
+    """Run one test against the process at the other end of `sock`, which is to load the candidate's `program`.
+
+    With `asks_data`, data whose class has a method of its own for what the test asks is asked by it (`Candidate`).
+    """
     namespace: dict[str, Any] = {"__name__": "judge"}
     try:
         code = compile(case.test, TEST_FILE, "exec", dont_inherit=True)
-        exec(compile(case.helpers, "<helpers>", "exec", dont_inherit=True), namespace)  # the dataset's prompt, trusted
+        exec(compile(case.helpers, HELPERS_FILE, "exec", dont_inherit=True), namespace)  # the dataset's prompt, trusted
     except Exception as error:  # noqa: BLE001 - any fault in trusted text is ours
         return _unusable(error)
     names = case.analysis.names(set(namespace))
-    candidate = Candidate(sock, case, names.wanted, namespace)
+    candidate = Candidate(sock, case, names.wanted, namespace, asks_data)
     try:
         candidate.wait_until_ready()
     except (RuntimeError, OSError) as error:
@@ -52,9 +56,12 @@ def judge(sock: socket.socket, program: str, case: Case) -> JudgeResult:
         return JudgeResult(candidate.broken.reason, candidate.broken.detail)
     if outcome.reason == "passed" and candidate.failed_inside:
         return JudgeResult("failed_assertion", f"{_where(candidate.failed_inside)}, called by the program")
-    if outcome.reason in _BY_VALUE and case.analysis.needs_one_process:
-        return JudgeResult("inseparable", f"{case.analysis.needs_one_process} ({outcome.detail})")
-    return outcome
+    if outcome.reason == "passed":
+        return outcome
+    needs = case.analysis.needs_one_process if outcome.reason in _BY_VALUE else ""
+    if why := needs or candidate.inseparable:
+        return JudgeResult("inseparable", f"{why} ({outcome.detail})")
+    return outcome._replace(passed_over=candidate.passed_over)
 
 
 def _unusable(error: Exception) -> JudgeResult:
@@ -90,6 +97,8 @@ def _raised(candidate: Candidate, error: BaseException) -> JudgeResult:
         return JudgeResult("wrong_type" if wrong_type else "failed_assertion", _where(error))
     if isinstance(error, ImportError):
         return JudgeResult("sandbox_error", f"the test needs what is not here: {_one_line(error)}")
+    if isinstance(error, OSError) and error.errno in (errno.EPERM, errno.EACCES, errno.EROFS):
+        return JudgeResult("inseparable", f"the test needs what no program has here: {_one_line(error)}")
     if isinstance(error, NameError):
         return JudgeResult("no_code", f"the program does not define it: {_one_line(error)}")
     if isinstance(error, MemoryError):
@@ -111,19 +120,19 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}".replace("\n", " ")[:_MAX_DETAIL_CHARS]
 
 
-def serve(control: socket.socket, fork_hooks: list[dict[str, Callable[[], object]]]) -> None:
+def serve(control: socket.socket, fork_hooks: list[dict[str, Callable[[], object]]], folder: str) -> None:
     """Judge one job after another until `control` is closed, or until this process has grown too large to be kept.
 
     Each message on `control` is one byte with two descriptors: where the job is read from and its outcome written to,
     and the connection to the candidate. A job done is answered with `GOES_ON`, or by the end of this process. The
-    `fork_hooks` of `layout.preload` are for tests that fork.
+    `fork_hooks` of `layout.preload` are for tests that fork, and `folder` is where tests that use files run.
     """
     while True:
         message, fds, _, _ = socket.recv_fds(control, 1, 2)
         if not message:
             return
         with socket.socket(fileno=fds[0]) as result, socket.socket(fileno=fds[1]) as candidate:
-            _serve_one(control, result, candidate, fork_hooks)
+            _serve_one(control, result, candidate, fork_hooks, folder)
         gc.collect()  # an exception holds the frames it passed, and these the test's memory
         if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10 > KEPT_JUDGE_BYTES:
             return
@@ -135,6 +144,7 @@ def _serve_one(
     result: socket.socket,
     candidate: socket.socket,
     fork_hooks: list[dict[str, Callable[[], object]]],
+    folder: str,
 ) -> None:
     job = wire.receive(result)
     random.seed()  # what a test draws, no program can know
@@ -148,7 +158,7 @@ def _serve_one(
         wire.send(result, list(_unusable(error)))
         return
     if not case.may_leave_traces:
-        wire.send(result, list(judge(candidate, job["candidate"], case)))
+        wire.send(result, list(judge(candidate, job["candidate"], case, job["asks_data"])))
         return
     pid = os.fork()
     if pid:
@@ -157,10 +167,11 @@ def _serve_one(
             os.kill(os.getpid(), os.WTERMSIG(status))
         return
     try:
-        linux.die_with_parent(signal.SIGKILL)
         control.close()  # its end tells that the judge has ended
         for hooks in fork_hooks:  # not in the judge, whose random numbers they would change at the fork above
             os.register_at_fork(**hooks)
-        wire.send(result, list(judge(candidate, job["candidate"], case)))
+        os.chdir(folder)  # not in the judge, which would hold the files of the last program there
+        os.umask(0)  # the program may have another uid, and may change what the test has written for it
+        wire.send(result, list(judge(candidate, job["candidate"], case, job["asks_data"])))
     finally:
         os._exit(0)

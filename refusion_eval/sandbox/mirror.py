@@ -1,19 +1,28 @@
-"""The judge's stand-ins for the candidate's classes and objects: every use of one is a request to the candidate.
+"""The judge's stand-ins for the candidate's classes and objects.
 
 A class of the candidate becomes a class here, with stand-ins for its bases, so that `isinstance`, `type` and `except`
-work as in one process; it has the special methods that the class has there, and no others. An object of a class that
-derives from data, such as a named tuple, is that data here: its value is compared by the judge.
+work as in one process; it has the special methods that the class has there, and no others.
 
-An object answers questions about itself. It is not asked how it relates to the test's data (is it equal, does it
-contain, what is the difference?), because it could claim what the test expects. Exceptions are `Asked.may_decide`'s.
+**The judge asks no object of a program how it relates to the test's data** (is it equal, does it contain, what is the
+difference?), because it could claim what the test expects; and the test's data is not told to it.
+
+- An object of a class that derives from data, such as a named tuple or a `UserList`, is that data here. Operators take
+  the plain values of both sides (`containers.plain`), past all methods, those of the library's own Python code too.
+- An object of another class is not equal to data and has no operators for it. If its class defines how it compares, and
+  it is a mapping, a set, a sequence, a dataclass or a member of an enumeration, its content is compared instead.
+- An object answers questions about itself, such as an attribute, its length or its items. Data answers them from its
+  plain value where its class of data can, unless the test made the object of a class that it names
+  (`Asked.is_asked`). A number that the object of another class gives for itself is asked for once (`proxy`).
 """
 
+import dataclasses
+import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from datetime import date, time, timedelta
 from typing import Any, Protocol
 
-from refusion_eval.sandbox.containers import CONTAINERS, data_class
+from refusion_eval.sandbox.containers import CONTAINERS, DATA, data_class, plain
 
 COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "matmul", "lshift", "rshift")
@@ -23,25 +32,30 @@ BINARY = (
     "__contains__",
     *(f"__{side}{name}__" for side in ("", "r", "i") for name in (*_ARITHMETIC, *_LOGIC)),
 )
+_IN_PLACE = frozenset(f"__i{name}__" for name in (*_ARITHMETIC, *_LOGIC))
 # Operators whose result may be of the same kind as their operands.
 OPERATORS = frozenset(BINARY[len(COMPARISONS) + 1 :]) | {
     *("__abs__", "__invert__", "__neg__", "__pos__", "__round__"),
     "__enter__",
 }
 # fmt: off
+CONVERSIONS = (  # whose answer is a plain value that only the object knows
+    "__bool__", "__bytes__", "__ceil__", "__complex__", "__float__", "__floor__", "__hash__", "__index__", "__int__",
+    "__len__", "__round__", "__trunc__",
+)
 UNARY = (
-    "__abs__", "__bool__", "__bytes__", "__ceil__", "__complex__", "__delitem__", "__enter__", "__exit__", "__float__",
-    "__floor__", "__format__", "__getitem__", "__hash__", "__index__", "__int__", "__invert__", "__iter__", "__len__",
-    "__neg__", "__next__", "__pos__", "__repr__", "__reversed__", "__round__", "__setitem__", "__str__", "__trunc__",
+    *CONVERSIONS, "__abs__", "__aenter__", "__aexit__", "__aiter__", "__anext__", "__delitem__", "__enter__",
+    "__exit__", "__format__", "__getitem__", "__invert__", "__iter__", "__missing__", "__neg__", "__next__", "__pos__",
+    "__repr__", "__reversed__", "__setitem__", "__str__",
 )
 # fmt: on
-SPECIAL = frozenset((*BINARY, *UNARY, "__call__"))
+SPECIAL = frozenset((*BINARY, *UNARY, "__await__", "__call__"))
 # What an object of these classes is here, by their names there.
 _KNOWN = {
     kind.__name__: kind
     for kind in (
         types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.GeneratorType, types.ModuleType,
-        map, filter, zip, enumerate, reversed,
+        types.CoroutineType, types.AsyncGeneratorType, map, filter, zip, enumerate, reversed,
     )
 }  # fmt: skip
 
@@ -58,21 +72,33 @@ class Asked(Protocol):
     def operate(self, name: str, value: Any, *operands: Any) -> Any:
         """Ask for a special method of an object."""
 
+    def is_asked(self, value: Any) -> bool:
+        """Whether the candidate is asked what data tells about itself."""
+
     def may_decide(self, name: str, value: Any, other: Any) -> bool:
         """Whether the candidate is asked how its object relates to another."""
+
+    def compare(self, name: str, value: Any, other: Any) -> Any:
+        """Compare the contents of objects."""
 
     def knows(self, value: Any) -> bool:
         """Whether an object is one of the candidate's."""
 
+    def wait_for(self, value: Any) -> Any:
+        """Have an awaitable run to its end."""
+
 
 class _Attribute:
-    """An attribute that is read and written there, whatever the stand-in's base has under its name."""
+    """An attribute that is read and written there; of data, one that its class `base` has too is read as `is_asked`."""
 
-    def __init__(self, candidate: Asked, name: str) -> None:
+    def __init__(self, candidate: Asked, name: str, base: type = object) -> None:
         self._candidate = candidate
         self._name = name
+        self._native = inspect.getattr_static(base, name, None) if base in DATA else None
 
     def __get__(self, value: Any, owner: Any) -> Any:
+        if value is not None and self._native is not None and not self._candidate.is_asked(value):
+            return self._native.__get__(value, owner) if hasattr(self._native, "__get__") else self._native
         return self._candidate.request("getattr", owner if value is None else value, self._name)
 
 
@@ -93,12 +119,17 @@ def class_of(candidate: Asked, name: str, builtin: bool, bases: list[Any], own: 
         above = tuple(dict.fromkeys(type(parent) for parent in bases if type(parent) is not type))
         metaclass = type("class of classes", above or (type,), _metaclass_names(candidate, of_class))
     names: dict[str, Any] = {
-        "__getattr__": lambda self, key: candidate.request("getattr", self, key),
+        "__getattr__": lambda self, key: _attribute(candidate, self, key),
         "__copy__": lambda self: candidate.request("copy", self),
         "__deepcopy__": lambda self, memo: candidate.request("deepcopy", self),
     }
     if not issubclass(base, BaseException):  # whose attributes Python sets
-        names["__setattr__"] = lambda self, key, value: candidate.request("setattr", self, key, value)
+        names["__setattr__"] = lambda self, key, value: (
+            # Python code of the library sets attributes of an object in the making.
+            candidate.request("setattr", self, key, value)
+            if candidate.knows(self)
+            else object.__setattr__(self, key, value)
+        )
         names["__delattr__"] = lambda self, key: candidate.request("delattr", self, key)
     if base is object:
         names["__slots__"] = ()
@@ -106,13 +137,19 @@ def class_of(candidate: Asked, name: str, builtin: bool, bases: list[Any], own: 
         own = [*own, "__str__", "__repr__", "__eq__"] if not bases else own
         if builtin and name in _KNOWN:
             names["__class__"] = property(lambda self: _KNOWN[name])
+        if builtin and _KNOWN.get(name) is types.CoroutineType:
+            names["send"] = lambda self, value: next(_awaiting(candidate, self))
     for key in own:
         if key in SPECIAL:
-            names[key] = _special(candidate, key, getattr(base, key, None))
+            names[key] = _special(candidate, key, base)
         elif key.startswith("__"):
             raise TypeError(f"{key} is none of the special methods")
         elif not key.startswith("-"):
-            names[key] = _Attribute(candidate, key)
+            names[key] = _Attribute(candidate, key, base)
+    if base in DATA:
+        names |= {key: _special(candidate, key, base) for key in BINARY if hasattr(base, key)}
+        if base.__hash__ is not None:
+            names["__hash__"] = base.__hash__
     if "__eq__" in names and "__hash__" not in names:
         names["__hash__"] = None if "-__hash__" in own else base.__hash__
     return metaclass(name, tuple(bases) or (object,), names)
@@ -124,10 +161,10 @@ def _real_base(parent: type) -> type | None:
 
 def _metaclass_names(candidate: Asked, of_class: list[str]) -> dict[str, Any]:
     # A class is equal to itself alone: the judge looks classes up.
-    names = {key: _special(candidate, key, None) for key in of_class if key in SPECIAL - {*COMPARISONS, "__hash__"}}
+    names = {key: _special(candidate, key, object) for key in of_class if key in SPECIAL - {*COMPARISONS, "__hash__"}}
     return names | {
         "__call__": lambda cls, *args, **kwargs: candidate.call(cls, args, kwargs),
-        "__getattr__": lambda cls, key: candidate.request("getattr", cls, key),
+        "__getattr__": lambda cls, key: _attribute(candidate, cls, key),
         "__setattr__": lambda cls, key, value: (
             # A class in the making, on which abstract base classes set attributes, is not known yet.
             candidate.request("setattr", cls, key, value) if candidate.knows(cls) else type.__setattr__(cls, key, value)
@@ -140,23 +177,48 @@ def _metaclass_names(candidate: Asked, of_class: list[str]) -> dict[str, Any]:
     }
 
 
-def _special(candidate: Asked, name: str, native: Callable[..., Any] | None) -> Callable[..., Any]:
-    """A special method; `native` is that of the data which the object is."""
+def _attribute(candidate: Asked, value: Any, name: str) -> Any:
+    """An attribute that the stand-in lacks."""
+    if name != "__dataclass_fields__":
+        return candidate.request("getattr", value, name)
+    # The functions of `dataclasses` know fields by objects of that module, which the judge has to make for itself.
+    fields = [(key, object, dataclasses.field(init=init is True)) for key, init in candidate.request("fields", value)]
+    return vars(dataclasses.make_dataclass("fields", fields))[name]
+
+
+def _awaiting(candidate: Asked, value: Any) -> Generator[None, None, Any]:
+    """Steps of `await value`: there are none, because the candidate runs it to its end."""
+    return candidate.wait_for(value)
+    yield
+
+
+def _special(candidate: Asked, name: str, base: type) -> Callable[..., Any]:
+    """A special method of objects whose class of data or exceptions is `base`."""
+    native = getattr(base, name, None) if base in DATA else None
     if name == "__call__":
         return lambda self, *args, **kwargs: candidate.call(self, args, kwargs)
+    if name == "__await__":
+        return lambda self: _awaiting(candidate, self)
     if name not in BINARY:
-        return lambda self, *operands: candidate.operate(name, self, *operands)
 
-    def method(self: Any, other: Any, *more: Any) -> Any:
+        def answer(self: Any, *operands: Any) -> Any:
+            if native is None or candidate.is_asked(self):
+                return candidate.operate(name, self, *operands)
+            return native(self, *operands)
+
+        return answer
+
+    def relate(self: Any, other: Any, *more: Any) -> Any:
         if candidate.may_decide(name, self, other):
             return candidate.operate(name, self, other, *more)
         if native is not None:
-            return native(self, other, *more)
+            of_other = plain(other) if candidate.knows(other) else other
+            return native(self if name in _IN_PLACE else plain(self), of_other, *more)
         if name == "__contains__":
             return any(item is other or item == other for item in self)
-        return NotImplemented
+        return candidate.compare(name, self, other) if name in COMPARISONS else NotImplemented
 
-    return method
+    return relate
 
 
 def value_of(kind: Any, value: Any) -> Any:

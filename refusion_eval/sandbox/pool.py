@@ -117,7 +117,10 @@ class WorkerProcess:
         """Check one program. Raises SandboxError if the worker broke and cannot be used any more."""
         started_s = time.monotonic()
         try:
-            outcome, report = self._exchange(program)
+            outcome, report = self._exchange(program, asks_data=False)
+            if outcome is not None and outcome[2] and report["stopped"] is None:
+                # Data was taken past methods that its class has for what the test asked of it. They may be honest.
+                outcome, report = self._exchange(program, asks_data=True)
         except wire.FrameTooLarge:
             return result_of("output_limit", "the program is too long", time.monotonic() - started_s, self._tier)
         except (wire.WireError, OSError) as error:
@@ -128,8 +131,9 @@ class WorkerProcess:
         verdict = result_of(reason, detail, time.monotonic() - started_s, self._tier)
         return dataclasses.replace(verdict, waited_s=round(report["waited_s"], 4))
 
-    def _exchange(self, program: Program) -> tuple[list[str] | None, dict[str, Any]]:
-        job = {"candidate": program.candidate, "test": program.test, "helpers": program.helpers}
+    def _exchange(self, program: Program, asks_data: bool) -> tuple[list[Any] | None, dict[str, Any]]:
+        texts = {"candidate": program.candidate, "test": program.test, "helpers": program.helpers}
+        job = {**texts, "asks_data": asks_data}
         ours, theirs = socket.socketpair()
         with ours, theirs:
             limit_s = hard_wall_s(program.timeout_s) + _ANSWER_SLACK_S
@@ -159,7 +163,7 @@ class WorkerProcess:
             self._process.wait()
 
 
-def _merge(outcome: list[str] | None, report: dict[str, Any]) -> tuple[str, str]:
+def _merge(outcome: list[Any] | None, report: dict[str, Any]) -> tuple[str, str]:
     """Reason and detail from what the judge saw and what the worker did."""
     stopped, status = report["stopped"], report["status"]
     if outcome is not None and outcome[0] not in ("exited", "protocol_error"):
@@ -167,7 +171,9 @@ def _merge(outcome: list[str] | None, report: dict[str, Any]) -> tuple[str, str]
     if stopped:
         return stopped, _DETAILS.get(stopped, "")
     if status is not None and os.WIFSIGNALED(status):
-        return "signal", f"the program ended by {signal.Signals(os.WTERMSIG(status)).name}"
+        number = os.WTERMSIG(status)
+        names = {member.value: member.name for member in signal.Signals}  # most of the real-time signals have none
+        return "signal", f"the program ended by {names.get(number, f'signal {number}')}"
     if outcome is None:
         return "protocol_error", "the judge ended without a verdict"
     if outcome[0] == "exited" and status is not None and os.WIFEXITED(status):
@@ -220,16 +226,17 @@ def default_workers() -> int:
 def check_on(profile_name: str, tier: str, program: Program) -> CheckResult:
     """Check one program under one profile; a broken worker is replaced and the check repeated, twice at most.
 
-    Raises SandboxError if no worker can be started.
+    Raises SandboxError if no worker can be started. Whatever else goes wrong becomes a verdict, because a program may
+    be the cause.
     """
     detail = ""
     for _ in range(_ATTEMPTS):
         worker = _idle_workers.take(profile_name, tier)
         try:
             verdict = worker.check(program)
-        except SandboxError as error:
+        except Exception as error:  # noqa: BLE001
             worker.close()
-            detail = str(error)
+            detail = str(error) if isinstance(error, SandboxError) else f"{type(error).__name__}: {error}"
             continue
         except BaseException:
             worker.close()

@@ -1,23 +1,27 @@
 """The judge's end of the connection to the candidate: requests, and what the candidate may ask while one is open."""
 
 import builtins
+import contextlib
+import operator
 import secrets
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, MethodWrapperType, TracebackType
 from typing import Any, NoReturn
 
 from refusion_eval.sandbox import mirror, wire
-from refusion_eval.sandbox.analysis import TEST_FILE, Case
-from refusion_eval.sandbox.containers import CONTAINERS, DATA, data_class
+from refusion_eval.sandbox.analysis import HELPERS_FILE, TEST_FILE, Case
+from refusion_eval.sandbox.containers import CONTAINERS, DATA, data_class, plain
 from refusion_eval.sandbox.table import Table
 
 _MAX_TEXT_CHARS = 300
 _NUM_VALUES = {"ok": 1, "raised": 3, "exited": 3, "oversized": 3, "ask": 4}  # of each form of answer
 
 
+_LIBRARY = frozenset(sys.modules)  # loaded before any test, so a program can name no exception of a test's framework
 _FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, MethodWrapperType, partial, type)
 
 
@@ -41,9 +45,13 @@ class Candidate:
         remote_errors: exceptions of the candidate that were raised again here, each with its class's name and message.
         compared_with_data: whether an object that is not data was compared with data.
         failed_inside: the first failed assertion in a function of the test that the candidate called.
+        passed_over: whether data told something about itself past a method that its class has for that.
+        inseparable: what happened that one process would maybe do otherwise; or "".
     """
 
-    def __init__(self, sock: socket.socket, case: Case, wanted: list[str], namespace: dict[str, Any]) -> None:
+    def __init__(
+        self, sock: socket.socket, case: Case, wanted: list[str], namespace: dict[str, Any], asks_data: bool
+    ) -> None:
         self._sock = sock
         self._namespace = namespace
         self._case = case
@@ -52,10 +60,16 @@ class Candidate:
         self._table = Table(-1, self._describe, self._build)
         self._lent: dict[int, str] = {}  # numbers of the test's objects that the candidate may use, and how
         self._made: set[int] = set()  # numbers of the objects that the test made of the classes it names
+        self._asks_data = asks_data
+        self._told: dict[tuple[Any, ...], Any] = {}  # what objects gave for themselves since the last other request
+        self._one_at_a_time = threading.RLock()  # threads of the test may use the program
+        self._num_waiting = 0
         self.broken: Broken | None = None
         self.remote_errors: list[tuple[BaseException, str]] = []
         self.compared_with_data = False
         self.failed_inside: AssertionError | None = None
+        self.passed_over = False
+        self.inseparable = ""
 
     def wait_until_ready(self) -> None:
         """Wait for the sandbox to be locked down; nothing of the candidate has run before that.
@@ -88,6 +102,14 @@ class Candidate:
         """
         if self.broken:
             raise self.broken
+        self._num_waiting += 1
+        with self._one_at_a_time:
+            self._num_waiting -= 1
+            return self._request(name, operands)
+
+    def _request(self, name: str, operands: tuple[Any, ...]) -> Any:
+        if not (name == "special" and operands[1] in mirror.CONVERSIONS):
+            self._told.clear()
         try:
             how, result, *about = self._exchange(name, operands)
         except (wire.PeerGone, OSError):
@@ -123,23 +145,80 @@ class Candidate:
             *error, trace = operands
             swallows = self.request("special", value, name, *error, None)
             return swallows if _is_raised_by(trace, self._case.raises) else False
+        if name == "__aexit__":
+            return self._leave(value, *operands)
+        if name in mirror.CONVERSIONS and data_class(type(value)) is None and not self._was_made(value):
+            told = (self._table.number_of(value), name, *map(repr, operands))
+            if told not in self._told:
+                self._told[told] = self.request("special", value, name, *operands)
+            return self._told[told]
         result = self.request("special", value, name, *operands)
         if name in mirror.OPERATORS and self._was_made(value) and type(result) is type(value):
             self._note_made(result)
         return result
 
+    async def _leave(self, value: Any, *error: Any) -> Any:
+        """What `__aexit__` returns."""
+        kind, raised, trace = error
+        swallows = await self.request("special", value, "__aexit__", kind, raised, None)
+        return swallows if _is_raised_by(trace, self._case.raises) else False
+
+    def wait_for(self, value: Any) -> Any:
+        """Have an awaitable run to its end in an event loop of the candidate; returns its result."""
+        result, waited = self.request("await", value)
+        if waited and _other_tasks():
+            self.inseparable = "a coroutine of the program waits for others in the event loop of the test"
+        return result
+
+    def is_asked(self, value: Any) -> bool:
+        """Whether the candidate is asked for what data tells about itself, its length or a method of its class, say.
+
+        It is where the test made the object. Another object is asked only if the test itself uses the method, not code
+        of the library on its behalf, and only when its plain value has led to no success (`pool`).
+        """
+        if self._was_made(value):
+            return True
+        user = sys._getframe(2)  # beyond the stand-in's method
+        if user.f_code.co_filename not in (TEST_FILE, HELPERS_FILE):
+            return False
+        self.passed_over = True
+        return self._asks_data
+
     def may_decide(self, name: str, value: Any, other: Any) -> bool:
         """Whether the candidate is asked how its object relates to another.
 
-        It is where both are its own and no data, or where the test itself made the object of a class that it names.
+        It is where the test itself made both objects of classes that it names; and for operators other than
+        comparisons, where it made the first one and the other is the test's. Else it is where both are the
+        candidate's and their values are unknown here: none is data, or has a content to be compared.
         """
-        strange = data_class(type(value)) is None
-        if self._was_made(value) and (self.knows(other) or name not in mirror.COMPARISONS):
-            return True
+        is_comparison = name in mirror.COMPARISONS
         if not self.knows(other):
-            self.compared_with_data |= strange
+            return self._was_made(value) and not is_comparison
+        if self._was_made(value) and self._was_made(other):
+            return True
+        if data_class(type(value)) or data_class(type(other)):
             return False
-        return (strange and data_class(type(other)) is None) or self._was_made(other)
+        return not is_comparison or self._content(value) is None
+
+    def compare(self, name: str, value: Any, other: Any) -> Any:
+        """Compare the content of an object that is no data with data, or with that of another object."""
+        content, of_other = self._content(value), plain(other)
+        if self.knows(other) and data_class(type(other)) is None:
+            related = issubclass(type(value), type(other)) or issubclass(type(other), type(value))
+            of_other = self._content(other) if related else None
+        elif isinstance(content, list) and isinstance(of_other, tuple):
+            content = tuple(content)
+        elif isinstance(content, tuple):  # fields, which are no tuple to the test
+            content = None
+        if content is None or of_other is None:
+            self.compared_with_data |= not self.knows(other)
+            return NotImplemented
+        return getattr(operator, name.strip("_"))(content, of_other)
+
+    def _content(self, value: Any) -> Any:
+        """Content of a mapping, set, sequence, dataclass or member, if its class says how it compares; else None."""
+        content = self.request("content", value)
+        return content if type(content) in (dict, set, list, tuple) else None
 
     def knows(self, value: Any) -> bool:
         """Whether an object is one of the candidate's, and not just data."""
@@ -237,7 +316,7 @@ class Candidate:
         unpack = self._table.unpack
         if tag == "n":
             module, name = rest
-            found = vars(sys.modules[module])[name] if module.partition(".")[0] in sys.stdlib_module_names else None
+            found = vars(sys.modules[module])[name] if module in _LIBRARY else None
             if found not in DATA and not (isinstance(found, type) and issubclass(found, BaseException)):
                 raise wire.WireError("no class of data")
             return found
@@ -254,6 +333,8 @@ class Candidate:
         raise wire.WireError("unknown entry")
 
     def _fail(self, reason: str, detail: str) -> NoReturn:
+        if self._num_waiting:
+            self.inseparable = "threads of the test may wait for one another inside the program"
         self.broken = Broken(reason, detail)
         raise self.broken
 
@@ -275,6 +356,15 @@ def _is_raised_by(trace: TracebackType | None, lines: frozenset[int]) -> bool:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return trace is not None and trace.tb_frame.f_code.co_filename == TEST_FILE and trace.tb_lineno in lines
+
+
+def _other_tasks() -> bool:
+    """Whether the test's event loop has others to run meanwhile."""
+    import asyncio  # takes longer than most tests
+
+    with contextlib.suppress(RuntimeError):  # no event loop
+        return len(asyncio.all_tasks()) > 1
+    return False
 
 
 def _printable(text: str) -> str:

@@ -12,6 +12,7 @@ import math
 import os
 import pwd
 import random
+import resource
 import signal
 import socket
 import sys
@@ -26,6 +27,7 @@ from refusion_eval.sandbox.watch import JudgeProcess, Limits, Watched
 
 _CPU_SLACK_S = 2  # the kernel's limit on processor seconds comes after the watchdog's
 _JUDGE_MIB = 2048
+_NUM_JUDGE_PROCESSES = 256  # those of programs that are checked at the same time may count with them
 _MIB = 1 << 20
 _ONLY_FD = 3
 _PAUSE_S = 0.002
@@ -66,6 +68,7 @@ class Worker:
         elif not profile.change_uid:
             self._num_other_processes = proc.num_tasks_of(os.getuid())
         self._pid_namespace_fd = proc.open_pid_namespace() if profile.namespaces else -1
+        self._folder = "/tmp" if profile.namespaces else "/"  # in which programs and tests run
         self._tmp = jail.PrivateTmp(folders) if profile.namespaces else None
         self._sweeper = Sweeper(profile, proc, self._guest_uid)
         self._judge: JudgeProcess | None = None
@@ -121,10 +124,10 @@ class Worker:
         return pid, next(child for child in self._proc.children(self._own_pid) if child not in others)
 
     def _fork_guest(self, sock: socket.socket, timeout_s: float, memory_mb: int, others: list[int]) -> tuple[int, int]:
-        limits = jail.guest_limits(
+        limits = jail.limits_of(
             self._base_bytes + memory_mb * _MIB,
             math.ceil(timeout_s) + _CPU_SLACK_S,
-            self._num_other_processes,
+            self._num_other_processes + jail.NUM_PROCESSES,
         )
         if not self._profile.namespaces:
             return self._start(_fork, lambda: self._be_guest(sock, limits, others))
@@ -145,7 +148,7 @@ class Worker:
             self._proc.die_first()
             for fd in others:
                 os.close(fd)
-            os.chdir("/tmp" if self._profile.namespaces else "/")
+            os.chdir(self._folder)
             os.setsid()  # or a signal to its process group would reach this worker
             jail.open_streams()
             jail.lock_down(self._profile, self._guest_uid, self._ruleset_fd, limits, self._filter)
@@ -162,11 +165,18 @@ class Worker:
         guest.Guest(socket.socket(fileno=_ONLY_FD)).serve()
 
     def _be_judge(self, sock: socket.socket) -> None:
+        # Rows of a benchmark come from elsewhere, so their tests have no more rights than programs.
+        limits = jail.limits_of(
+            self._base_bytes + _JUDGE_MIB * _MIB,
+            resource.RLIM_INFINITY,  # a judge is kept; the watchdog sees to the time of each check
+            self._num_other_processes + _NUM_JUDGE_PROCESSES,
+        )
+        jail.lock_down(self._profile, self._judge_uid, self._ruleset_fd, limits, self._filter)
         os.dup2(sock.detach(), _ONLY_FD)
         os.closerange(_ONLY_FD + 1, 1 << 20)
+        os.environ.clear()
         sys.path[:] = self._path
-        jail.restrict_judge(self._profile, self._judge_uid, self._base_bytes + _JUDGE_MIB * _MIB)
-        judge.serve(socket.socket(fileno=_ONLY_FD), self._fork_hooks)
+        judge.serve(socket.socket(fileno=_ONLY_FD), self._fork_hooks, self._folder)
 
 
 class Sweeper:

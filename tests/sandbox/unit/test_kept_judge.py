@@ -205,7 +205,7 @@ def f():
     times = {info.st_atime_ns, info.st_mtime_ns, info.st_ctime_ns}
     return os.listdir('/tmp'), os.listxattr('/tmp'), oct(info.st_mode), len(times)
 """
-    expected = "assert f() == ([], [], '0o41777', 1)"
+    expected = "assert f() == ([], [], '0o40777', 1)"
     assert _check(worker, observing, expected).passed
     for meddling in (
         "import os\ndef f():\n    open('/tmp/x', 'w').write('x')\n    return os.listdir('/tmp')",
