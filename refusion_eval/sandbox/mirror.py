@@ -72,8 +72,14 @@ class Asked(Protocol):
     def operate(self, name: str, value: Any, *operands: Any) -> Any:
         """Ask for a special method of an object."""
 
+    def was_made(self, value: Any) -> bool:
+        """Whether the test made an object of a class that it names."""
+
     def is_asked(self, value: Any) -> bool:
         """Whether the candidate is asked what data tells about itself."""
+
+    def note_inseparable(self, why: str) -> None:
+        """Note what may be otherwise in one process."""
 
     def may_decide(self, name: str, value: Any, other: Any) -> bool:
         """Whether the candidate is asked how its object relates to another."""
@@ -89,7 +95,11 @@ class Asked(Protocol):
 
 
 class _Attribute:
-    """An attribute that is read and written there; of data, one that its class `base` has too is read as `is_asked`."""
+    """An attribute that is read and written there.
+
+    A method that data of the class `base` has is the judge's own, because its arguments may be what the test expects:
+    `issubset`, say. That method is the candidate's only of an object that the test made.
+    """
 
     def __init__(self, candidate: Asked, name: str, base: type = object) -> None:
         self._candidate = candidate
@@ -97,9 +107,19 @@ class _Attribute:
         self._native = inspect.getattr_static(base, name, None) if base in DATA else None
 
     def __get__(self, value: Any, owner: Any) -> Any:
-        if value is not None and self._native is not None and not self._candidate.is_asked(value):
-            return self._native.__get__(value, owner) if hasattr(self._native, "__get__") else self._native
-        return self._candidate.request("getattr", owner if value is None else value, self._name)
+        native = None if value is None or self._candidate.was_made(value) else self._native
+        if native is not None and not callable(native):
+            return _bound(native, value)
+        found = self._candidate.request("getattr", owner if value is None else value, self._name)
+        if native is None or not callable(found):
+            return found
+        self._candidate.note_inseparable(f"the program's class has a method {self._name} of its own")
+        return _bound(native, value)
+
+
+def _bound(found: Any, value: Any) -> Any:
+    """What is found in a class, as an attribute of an object."""
+    return found.__get__(value, type(value)) if hasattr(found, "__get__") else found
 
 
 def class_of(candidate: Asked, name: str, builtin: bool, bases: list[Any], own: list[str], of_class: list[str]) -> Any:

@@ -21,7 +21,8 @@ _MAX_TEXT_CHARS = 300
 _NUM_VALUES = {"ok": 1, "raised": 3, "exited": 3, "oversized": 3, "ask": 4}  # of each form of answer
 
 
-_LIBRARY = frozenset(sys.modules)  # loaded before any test, so a program can name no exception of a test's framework
+# Loaded before any test, so that a program can name no exception that means something to a framework of tests.
+_LIBRARY = frozenset(name for name in sys.modules if name.partition(".")[0] in sys.stdlib_module_names)
 _FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, MethodWrapperType, partial, type)
 
 
@@ -147,13 +148,13 @@ class Candidate:
             return swallows if _is_raised_by(trace, self._case.raises) else False
         if name == "__aexit__":
             return self._leave(value, *operands)
-        if name in mirror.CONVERSIONS and data_class(type(value)) is None and not self._was_made(value):
+        if name in mirror.CONVERSIONS and data_class(type(value)) is None and not self.was_made(value):
             told = (self._table.number_of(value), name, *map(repr, operands))
             if told not in self._told:
                 self._told[told] = self.request("special", value, name, *operands)
             return self._told[told]
         result = self.request("special", value, name, *operands)
-        if name in mirror.OPERATORS and self._was_made(value) and type(result) is type(value):
+        if name in mirror.OPERATORS and self.was_made(value) and type(result) is type(value):
             self._note_made(result)
         return result
 
@@ -167,22 +168,26 @@ class Candidate:
         """Have an awaitable run to its end in an event loop of the candidate; returns its result."""
         result, waited = self.request("await", value)
         if waited and _other_tasks():
-            self.inseparable = "a coroutine of the program waits for others in the event loop of the test"
+            self.note_inseparable("a coroutine of the program waits for others in the event loop of the test")
         return result
 
     def is_asked(self, value: Any) -> bool:
-        """Whether the candidate is asked for what data tells about itself, its length or a method of its class, say.
+        """Whether the candidate is asked for what data tells about itself, such as its length, by its class's method.
 
         It is where the test made the object. Another object is asked only if the test itself uses the method, not code
         of the library on its behalf, and only when its plain value has led to no success (`pool`).
         """
-        if self._was_made(value):
+        if self.was_made(value):
             return True
         user = sys._getframe(2)  # beyond the stand-in's method
         if user.f_code.co_filename not in (TEST_FILE, HELPERS_FILE):
             return False
         self.passed_over = True
         return self._asks_data
+
+    def note_inseparable(self, why: str) -> None:
+        """Note what may be otherwise in one process. It counts if the test does not pass."""
+        self.inseparable = self.inseparable or why
 
     def may_decide(self, name: str, value: Any, other: Any) -> bool:
         """Whether the candidate is asked how its object relates to another.
@@ -193,8 +198,8 @@ class Candidate:
         """
         is_comparison = name in mirror.COMPARISONS
         if not self.knows(other):
-            return self._was_made(value) and not is_comparison
-        if self._was_made(value) and self._was_made(other):
+            return self.was_made(value) and not is_comparison
+        if self.was_made(value) and self.was_made(other):
             return True
         if data_class(type(value)) or data_class(type(other)):
             return False
@@ -225,7 +230,8 @@ class Candidate:
         number = self._table.number_of(value)
         return number is not None and number > 0 and type(value) not in CONTAINERS
 
-    def _was_made(self, value: Any) -> bool:
+    def was_made(self, value: Any) -> bool:
+        """Whether the test made an object of a class that it names."""
         return self._table.number_of(value) in self._made
 
     def _note_made(self, value: Any) -> None:
@@ -334,7 +340,7 @@ class Candidate:
 
     def _fail(self, reason: str, detail: str) -> NoReturn:
         if self._num_waiting:
-            self.inseparable = "threads of the test may wait for one another inside the program"
+            self.note_inseparable("threads of the test may wait for one another inside the program")
         self.broken = Broken(reason, detail)
         raise self.broken
 
