@@ -1,5 +1,7 @@
 """Kinds of containers: how to read and to write each, past whatever methods a subclass of it has."""
 
+import copyreg
+import sys
 from collections import Counter, OrderedDict, UserDict, UserList, UserString, defaultdict, deque
 from collections.abc import Callable, Iterable
 from operator import is_
@@ -130,6 +132,27 @@ def plain(value: Any) -> Any:
         return base(base.__iter__(value))  # type: ignore[attr-defined]
     packed = wire.PACKERS[base](value)
     return wire.unpack(packed[0], packed[1:]) if isinstance(packed, list) else packed
+
+
+def library_parts(value: Any) -> tuple[Any, ...] | None:
+    """What makes up an object of a class of the library that says how it compares, such as a path or a UUID.
+
+    Returns the class's module and name, and what `copy` makes another such object of; None for other objects.
+    """
+    kind = next((kind for kind in type(value).__mro__ if "__eq__" in vars(kind) and _is_library(kind)), object)
+    if kind is object:
+        return None
+    try:
+        reduced = copyreg.dispatch_table.get(kind, lambda value: value.__reduce_ex__(4))(value)
+    except TypeError:  # no copy can be made
+        return None
+    arguments, state = (*reduced[1:3], None)[:2]
+    return kind.__module__, kind.__qualname__, tuple(part for part in arguments if not isinstance(part, type)), state
+
+
+def _is_library(kind: type) -> bool:
+    """Whether a class is the library's, and not one whose methods say only what a mapping or a set is."""
+    return kind.__module__.partition(".")[0] in sys.stdlib_module_names and kind.__module__ != "collections.abc"
 
 
 def frozen(items: list[Any]) -> frozenset[Any]:

@@ -20,7 +20,7 @@ from enum import Enum
 from typing import Any
 
 from refusion_eval.sandbox import wire
-from refusion_eval.sandbox.containers import CONTAINERS, DATA, data_class
+from refusion_eval.sandbox.containers import CONTAINERS, DATA, data_class, library_parts
 from refusion_eval.sandbox.mirror import SPECIAL
 from refusion_eval.sandbox.table import Table, exception_of
 
@@ -241,20 +241,22 @@ for _kind in (types.FunctionType, type):  # of every program, so found once for 
     _special_names(_kind)
 
 
-def _content(value: Any) -> Any:
-    """What an object holds whose class says how it compares: a dict, set or list, or a tuple of fields; else None."""
+def _content(value: Any) -> tuple[str, Any] | None:
+    """What an object holds whose class says how it compares, with the kind of content; None for other objects."""
     kind = type(value)
     if getattr(kind, "__eq__", None) is object.__eq__:
         return None
     if dataclasses.is_dataclass(kind):
-        return tuple(getattr(value, field.name) for field in dataclasses.fields(kind) if field.compare)
+        return "fields", tuple(getattr(value, field.name) for field in dataclasses.fields(kind) if field.compare)
     if isinstance(value, Enum):
-        return (value.name,)
+        return "member", value.name
+    if (parts := library_parts(value)) is not None:
+        return "parts", parts
     if isinstance(value, Mapping):
-        return {key: value[key] for key in value}
+        return "items", {key: value[key] for key in value}
     if isinstance(value, Set):
-        return set(value)
-    return list(value) if isinstance(value, Sequence) else None
+        return "items", set(value)
+    return ("items", list(value)) if isinstance(value, Sequence) else None
 
 
 def _describe_error(error: BaseException) -> tuple[str, str]:

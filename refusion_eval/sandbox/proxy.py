@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from refusion_eval.sandbox import mirror, wire
 from refusion_eval.sandbox.analysis import HELPERS_FILE, TEST_FILE, Case
-from refusion_eval.sandbox.containers import CONTAINERS, DATA, data_class, plain
+from refusion_eval.sandbox.containers import CONTAINERS, DATA, data_class, library_parts, plain
 from refusion_eval.sandbox.table import Table
 
 _MAX_TEXT_CHARS = 300
@@ -207,23 +207,26 @@ class Candidate:
 
     def compare(self, name: str, value: Any, other: Any) -> Any:
         """Compare the content of an object that is no data with data, or with that of another object."""
-        content, of_other = self._content(value), plain(other)
-        if self.knows(other) and data_class(type(other)) is None:
+        kind, content = self._content(value) or ("", None)
+        known = self.knows(other) and data_class(type(other)) is None
+        of_other: tuple[str, Any] | None = ("items", plain(other))
+        if known:
+            of_other = self._content(other)
             related = issubclass(type(value), type(other)) or issubclass(type(other), type(value))
-            of_other = self._content(other) if related else None
-        elif isinstance(content, list) and isinstance(of_other, tuple):
+            of_other = of_other if related or kind == "items" else None
+        elif kind == "parts":
+            of_other = ("parts", library_parts(other))
+        elif type(content) is list and isinstance(other, tuple):
             content = tuple(content)
-        elif isinstance(content, tuple):  # fields, which are no tuple to the test
-            content = None
-        if content is None or of_other is None:
-            self.compared_with_data |= not self.knows(other)
+        if of_other is None or of_other[0] != kind or (kind == "parts" and name not in ("__eq__", "__ne__")):
+            self.compared_with_data |= not known
             return NotImplemented
-        return getattr(operator, name.strip("_"))(content, of_other)
+        return getattr(operator, name.strip("_"))(content, of_other[1])
 
-    def _content(self, value: Any) -> Any:
-        """Content of a mapping, set, sequence, dataclass or member, if its class says how it compares; else None."""
+    def _content(self, value: Any) -> tuple[str, Any] | None:
+        """Kind and content of an object whose class says how it compares, if it has a content; else None."""
         content = self.request("content", value)
-        return content if type(content) in (dict, set, list, tuple) else None
+        return content if type(content) is tuple and len(content) == 2 else None
 
     def knows(self, value: Any) -> bool:
         """Whether an object is one of the candidate's, and not just data."""
