@@ -1,10 +1,19 @@
-"""Kinds of containers: how to read and to write each, past whatever methods a subclass of it has."""
+"""Kinds of containers: how to read and to write each, past whatever methods a subclass of it has.
 
-import copyreg
-import sys
-from collections import Counter, OrderedDict, UserDict, UserList, UserString, defaultdict, deque
+Objects of the library's classes of values, such as paths, are containers of their attributes here.
+"""
+
+import contextlib
+import ipaddress
+import pathlib
+import statistics
+import uuid
+from array import array
+from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, UserString, defaultdict, deque
 from collections.abc import Callable, Iterable
+from fractions import Fraction
 from operator import is_
+from types import MemberDescriptorType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from refusion_eval.sandbox import wire
@@ -13,15 +22,15 @@ from refusion_eval.sandbox import wire
 class Container(NamedTuple):
     """How to read and write one kind of container, past whatever methods a subclass has.
 
-    `items` gives its contents as a flat list, `fill` replaces them. `option` is a further argument of its constructor,
-    which `start` hands over.
+    `items` gives its contents as a flat list, `fill` replaces them. `start` makes an empty one of a class that is or
+    derives from a class of data; `option` is a further argument of its constructor.
     """
 
     tag: str
     items: Callable[[Any], list[Any]]
     fill: Callable[[Any, list[Any]], None]
     option: Callable[[Any], Any] = lambda _: None
-    start: Callable[[Any, Any], None] = lambda _, option: None
+    start: Callable[[Any, Any, Any], Any] = lambda base, kind, option: base.__new__(kind)
 
 
 def _flat(kind: type[dict[Any, Any]]) -> Callable[[Any], list[Any]]:
@@ -69,11 +78,74 @@ def _fill_bytes(value: bytearray, items: list[Any]) -> None:
     bytearray.__setitem__(value, slice(None), bytes(items))
 
 
+def _attributes(value: Any) -> dict[str, Any]:
+    return object.__getattribute__(value, "__dict__")
+
+
 def _fill_user(value: Any, items: list[Any]) -> None:
-    (vars(value)["data"],) = items
+    (_attributes(value)["data"],) = items
 
 
-_OF_USER = (lambda value: [vars(value)["data"]], _fill_user)
+def _member(kind: type, name: str) -> Callable[[Any], Any]:
+    return vars(kind)[name].__get__
+
+
+def _start(base: Any, kind: Any, option: Any) -> Any:
+    made = base.__new__(kind)
+    base.__init__(made, *((), option) if base is deque else (option,))
+    return made
+
+
+def _fill_array(value: Any, items: list[Any]) -> None:
+    array.__setitem__(value, slice(None), array(_TYPE_OF_ARRAY(value), items))
+
+
+def _fill_chain(value: Any, items: list[Any]) -> None:
+    _attributes(value)["maps"] = items
+
+
+def _members(kind: type) -> dict[str, Any]:
+    """Attributes of a class's objects that are no entries of a `__dict__`."""
+    found = {name: member for base in kind.__mro__ for name, member in vars(base).items()}
+    found.pop("__dict__", None)
+    return {name: member for name, member in found.items() if isinstance(member, MemberDescriptorType)}
+
+
+def _of_attributes(kind: type) -> Container:
+    members = _members(kind)
+
+    def items(value: Any) -> list[Any]:
+        found = {}
+        with contextlib.suppress(AttributeError):  # it has none but the members
+            found |= _attributes(value)
+        for name, member in members.items():
+            with contextlib.suppress(AttributeError):  # not set
+                found[name] = member.__get__(value)
+        return [*found, *found.values()]
+
+    def fill(value: Any, flat: list[Any]) -> None:
+        for name, item in _pairs(flat):
+            if name in members:
+                members[name].__set__(value, item)
+            else:
+                _attributes(value)[str(name)] = item
+
+    # No constructor of the library's own: it would use methods of the subclass.
+    of_object = SimpleNamespace if kind is SimpleNamespace else object
+    return Container(
+        f"a:{kind.__module__}.{kind.__name__}", items, fill, start=lambda base, kind, option: of_object.__new__(kind)
+    )
+
+
+_OF_USER = (lambda value: [_attributes(value)["data"]], _fill_user)
+_TYPE_OF_ARRAY = _member(array, "typecode")
+# fmt: off
+_OF_VALUES: tuple[type, ...] = (
+    Fraction, SimpleNamespace, statistics.NormalDist, uuid.UUID, pathlib.PurePosixPath, pathlib.PureWindowsPath,
+    pathlib.PosixPath, ipaddress.IPv4Address, ipaddress.IPv6Address, ipaddress.IPv4Network, ipaddress.IPv6Network,
+    ipaddress.IPv4Interface, ipaddress.IPv6Interface,
+)
+# fmt: on
 KINDS: dict[type, Container] = {
     list: Container("l", lambda value: list(list.__iter__(value)), _fill_list),
     dict: Container("d", _flat(dict), _fill_dict(dict)),
@@ -82,21 +154,25 @@ KINDS: dict[type, Container] = {
         "q",
         lambda value: list(deque.__iter__(value)),
         _fill_deque,
-        lambda value: value.maxlen,
-        lambda value, maxlen: deque.__init__(value, (), maxlen),
+        _member(deque, "maxlen"),
+        _start,
     ),
     bytearray: Container("B", lambda value: list(bytearray.__iter__(value)), _fill_bytes),
     OrderedDict: Container("O", _flat(OrderedDict), _fill_dict(OrderedDict)),
     Counter: Container("C", _flat(dict), _fill_dict(dict)),
-    defaultdict: Container(
-        "dd", _flat(dict), _fill_dict(dict), lambda value: value.default_factory, defaultdict.__init__
-    ),
+    defaultdict: Container("dd", _flat(dict), _fill_dict(dict), _member(defaultdict, "default_factory"), _start),
     UserList: Container("UL", *_OF_USER),
     UserDict: Container("UD", *_OF_USER),
     UserString: Container("US", *_OF_USER),
+    ChainMap: Container("CM", lambda value: list(_attributes(value)["maps"]), _fill_chain),
+    array: Container(
+        "ar", array.tolist, _fill_array, _TYPE_OF_ARRAY, lambda base, kind, option: base.__new__(kind, option)
+    ),
+    **{kind: _of_attributes(kind) for kind in _OF_VALUES},
 }
 BY_TAG = {container.tag: (kind, container) for kind, container in KINDS.items()}
-LATE = ("s", "d", "O", "C", "dd")  # filled last: looking a key up may ask the program, which must find the rest done
+# Filled last: looking a key up may ask the program, which must find the rest done.
+LATE = ("s", "d", "O", "C", "dd")
 VIEWS: dict[str, tuple[type, Callable[[list[Any]], Any]]] = {
     "vk": (type({}.keys()), lambda items: dict.fromkeys(items).keys()),
     "vi": (type({}.items()), lambda items: dict(items).items()),
@@ -124,35 +200,13 @@ def plain(value: Any) -> Any:
         return value
     if base in KINDS:
         container = KINDS[base]
-        made: Any = base.__new__(base)  # type: ignore[call-overload]
-        container.start(made, container.option(value))
+        made = container.start(base, base, container.option(value))
         container.fill(made, container.items(value))
         return made
     if base is tuple or base is frozenset:
         return base(base.__iter__(value))  # type: ignore[attr-defined]
     packed = wire.PACKERS[base](value)
     return wire.unpack(packed[0], packed[1:]) if isinstance(packed, list) else packed
-
-
-def library_parts(value: Any) -> tuple[Any, ...] | None:
-    """What makes up an object of a class of the library that says how it compares, such as a path or a UUID.
-
-    Returns the class's module and name, and what `copy` makes another such object of; None for other objects.
-    """
-    kind = next((kind for kind in type(value).__mro__ if "__eq__" in vars(kind) and _is_library(kind)), object)
-    if kind is object:
-        return None
-    try:
-        reduced = copyreg.dispatch_table.get(kind, lambda value: value.__reduce_ex__(4))(value)
-    except TypeError:  # no copy can be made
-        return None
-    arguments, state = (*reduced[1:3], None)[:2]
-    return kind.__module__, kind.__qualname__, tuple(part for part in arguments if not isinstance(part, type)), state
-
-
-def _is_library(kind: type) -> bool:
-    """Whether a class is the library's, and not one whose methods say only what a mapping or a set is."""
-    return kind.__module__.partition(".")[0] in sys.stdlib_module_names and kind.__module__ != "collections.abc"
 
 
 def frozen(items: list[Any]) -> frozenset[Any]:

@@ -20,7 +20,7 @@ from enum import Enum
 from typing import Any
 
 from refusion_eval.sandbox import wire
-from refusion_eval.sandbox.containers import CONTAINERS, DATA, data_class, library_parts
+from refusion_eval.sandbox.containers import CONTAINERS, DATA, data_class
 from refusion_eval.sandbox.mirror import SPECIAL
 from refusion_eval.sandbox.table import Table, exception_of
 
@@ -108,6 +108,8 @@ class Guest:
                 self._send(nonce, *answer)
             except wire.FrameTooLarge as error:
                 wire.send(self._sock, [nonce, "oversized", [["t"], None, "", str(error)], [], ""])
+            except (LookupError, AttributeError, TypeError) as error:  # an object that lacks a part
+                self._send(nonce, "raised", error.with_traceback(None), *_describe_error(error))
 
     def _ask(self, how: str, lent: Any, args: tuple[Any, ...], kwargs: tuple[Any, ...]) -> Any:
         """Have the judge use an object of the test."""
@@ -229,10 +231,11 @@ def _special_names(kind: type) -> list[str]:
     "-__hash__" stands for objects that have no hash.
     """
     found = []
+    of_all = (type, *(data_class(kind) or object).__mro__)
     for name in SPECIAL:
         owner = next((base for base in kind.__mro__ if name in vars(base)), object)
         is_builtin_error = issubclass(owner, BaseException) and owner.__module__ == "builtins"
-        if owner not in (object, type) and owner not in DATA and not is_builtin_error:
+        if owner not in of_all and not is_builtin_error:
             found.append(name if vars(owner)[name] is not None else f"-{name}")
     return found
 
@@ -250,13 +253,11 @@ def _content(value: Any) -> tuple[str, Any] | None:
         return "fields", tuple(getattr(value, field.name) for field in dataclasses.fields(kind) if field.compare)
     if isinstance(value, Enum):
         return "member", value.name
-    if (parts := library_parts(value)) is not None:
-        return "parts", parts
     if isinstance(value, Mapping):
         return "items", {key: value[key] for key in value}
     if isinstance(value, Set):
         return "items", set(value)
-    return ("items", list(value)) if isinstance(value, Sequence) else None
+    return ("items", [value[index] for index in range(len(value))]) if isinstance(value, Sequence) else None
 
 
 def _describe_error(error: BaseException) -> tuple[str, str]:

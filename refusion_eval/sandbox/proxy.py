@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from refusion_eval.sandbox import mirror, wire
 from refusion_eval.sandbox.analysis import HELPERS_FILE, TEST_FILE, Case
-from refusion_eval.sandbox.containers import CONTAINERS, DATA, data_class, library_parts, plain
+from refusion_eval.sandbox.containers import CONTAINERS, DATA, data_class, plain
 from refusion_eval.sandbox.table import Table
 
 _MAX_TEXT_CHARS = 300
@@ -214,11 +214,9 @@ class Candidate:
             of_other = self._content(other)
             related = issubclass(type(value), type(other)) or issubclass(type(other), type(value))
             of_other = of_other if related or kind == "items" else None
-        elif kind == "parts":
-            of_other = ("parts", library_parts(other))
         elif type(content) is list and isinstance(other, tuple):
             content = tuple(content)
-        if of_other is None or of_other[0] != kind or (kind == "parts" and name not in ("__eq__", "__ne__")):
+        if of_other is None or of_other[0] != kind:
             self.compared_with_data |= not known
             return NotImplemented
         return getattr(operator, name.strip("_"))(content, of_other[1])

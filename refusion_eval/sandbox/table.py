@@ -134,6 +134,7 @@ class Table:
         try:
             to_fill = [(number, tag, rest[-1]) for number, tag, *rest in entries if self._take_up(number, tag, rest)]
             self._filling = True  # a container that is half filled is no news
+            to_fill.reverse()  # what is inside another comes behind it, and goes first, because hashes may need it
             for number, tag, contents in sorted(to_fill, key=lambda item: item[1] in LATE):
                 items = [self.unpack(item) for item in contents]
                 container = BY_TAG[tag][1]
@@ -159,9 +160,7 @@ class Table:
     def _start(self, tag: str, kind: Any, option: Any) -> Any:
         """A new container, still empty."""
         base, container = BY_TAG[tag]
-        made: Any = base.__new__(base if kind is None else self.unpack(kind))  # type: ignore[call-overload]
-        container.start(made, self.unpack(option))
-        return made
+        return container.start(base, base if kind is None else self.unpack(kind), self.unpack(option))
 
     def unpack(self, message: Any, depth: int = 0) -> Any:
         """Turn a packed value into the value, as `unpack_all`, whose errors it leaves as they are."""

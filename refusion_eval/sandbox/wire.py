@@ -12,7 +12,6 @@ import socket
 import struct
 from collections.abc import Callable
 from decimal import Decimal
-from fractions import Fraction
 from typing import Any
 
 MAX_FRAME_BYTES = 32 << 20
@@ -92,7 +91,6 @@ def _pack_complex(value: complex) -> Any:
 _TEXT_TYPES: dict[type, tuple[str, Callable[[Any], str], Callable[[str], Any]]] = {
     bytes: ("b", bytes.hex, bytes.fromhex),
     Decimal: ("D", Decimal.__str__, Decimal),
-    Fraction: ("F", Fraction.__str__, Fraction),
     datetime.datetime: ("ts", datetime.datetime.isoformat, datetime.datetime.fromisoformat),
     datetime.date: ("da", datetime.date.isoformat, datetime.date.fromisoformat),
     datetime.time: ("ti", datetime.time.isoformat, datetime.time.fromisoformat),
@@ -104,6 +102,7 @@ def _text_packer(tag: str, text_of: Callable[[Any], str]) -> Callable[[Any], Any
     return lambda value: [tag, text_of(value)]
 
 
+_OF_DELTA = ("days", "seconds", "microseconds")
 # Class -> packer of its values and of its subclasses' values, which are flattened to the plain value that they are.
 PACKERS: dict[type, Callable[[Any], Any]] = {
     str: str.__str__,
@@ -111,7 +110,7 @@ PACKERS: dict[type, Callable[[Any], Any]] = {
     float: _pack_float,
     complex: _pack_complex,
     **{kind: _text_packer(tag, text_of) for kind, (tag, text_of, _) in _TEXT_TYPES.items()},
-    datetime.timedelta: lambda value: ["td", value.days, value.seconds, value.microseconds],
+    datetime.timedelta: lambda value: ["td", *[vars(datetime.timedelta)[part].__get__(value) for part in _OF_DELTA]],
 }
 _SINGLE = {"E": Ellipsis, "N": NotImplemented}
 _TAG_OF_SINGLE = {id(value): tag for tag, value in _SINGLE.items()}

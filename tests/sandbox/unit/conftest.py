@@ -11,8 +11,8 @@ class Judge:
     def __init__(self, profile: str) -> None:
         self.profile = profile
 
-    def __call__(self, candidate: str, test: str) -> CheckResult:
-        program = Program(candidate=candidate, test=test, timeout_s=5, memory_mb=256)
+    def __call__(self, candidate: str, test: str, timeout_s: float = 5) -> CheckResult:
+        program = Program(candidate=candidate, test=test, timeout_s=timeout_s, memory_mb=256)
         return check_on(self.profile, PROFILES[self.profile].tier, program)
 
 
