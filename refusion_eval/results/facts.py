@@ -118,6 +118,11 @@ class TaskFacts:
         return sum(sample.verdict is None for sample in self.samples)
 
     @property
+    def unjudged(self) -> list[str]:
+        """Items whose text no sandbox could judge, which counts as wrong."""
+        return sorted({s.item_id for s in self.samples if s.verdict is not None and s.verdict.verdict == "error"})
+
+    @property
     def isolated(self) -> bool:
         """Whether no program ran without isolation, so that no verdict can be forged."""
         return not any(sample.verdict is not None and sample.verdict.tier == NO_ISOLATION for sample in self.samples)

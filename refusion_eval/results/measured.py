@@ -47,6 +47,7 @@ from refusion_eval.results.figure import (
     SPEEDUP_STOCK,
     TIMED_IN,
     UNISOLATED,
+    UNJUDGED,
     VARIES,
     Figure,
     system_key,
@@ -57,6 +58,7 @@ from refusion_eval.store.run_reader import Run
 
 AUTOREGRESSIVE = "autoregressive"
 _PERCENT = "percent"
+_NUM_NAMED = 5  # items in a note
 
 # Metric -> unit, and the attributes of samples that it is made of: two whose sums are divided, or one that is averaged.
 # A metric is left out where a sample lacks one of them.
@@ -310,6 +312,9 @@ def _notes(task: TaskFacts) -> list[str]:
         notes.append(f"{task.num_errors} of {task.num_errors + num_samples} samples are errors and in no figure")
     if task.num_unscored:
         notes.append(f"{task.num_unscored} of {num_samples} {NOT_SCORED}")
+    if unjudged := task.unjudged:
+        more = f" and {len(unjudged) - _NUM_NAMED} more" if len(unjudged) > _NUM_NAMED else ""
+        notes.append(f"{UNJUDGED}: {', '.join(unjudged[:_NUM_NAMED])}{more}")
     if not task.isolated:
         notes.append(UNISOLATED)
     notes += [f"{SLOWED}{sentence}" for sentence in sorted(task.slowed_by)]
@@ -325,10 +330,12 @@ def seed_of(task: str) -> int:
 
 def _scores(task: TaskFacts) -> Iterator[Measure]:
     """Accuracy and what goes with it, then the metrics that scorers name themselves."""
-    if not task.samples:  # a task with nothing but errors has a figure that says so
+    # An accuracy over the texts that happened to be judged would leave out those that a program kept from it.
+    withheld = task.finished and 0 < task.num_unscored < len(task.samples)
+    if not task.samples or withheld:  # a task with nothing but errors has a figure that says so
         undefined = Bootstrap(math.nan, np.full(RESAMPLES, np.nan), 0)
         yield Measure(_score_name(task), _PERCENT, undefined, [])
-    for metric in sorted({name for sample in task.samples for name in sample.scores}):
+    for metric in sorted({name for sample in task.samples for name in sample.scores} if not withheld else ()):
         judged = [sample for sample in task.samples if metric in sample.scores]
         scores = [[sample.scores[metric] for sample in samples] for samples in by_item(judged)]
         means = [float(np.mean([score.value for score in item])) for item in scores]

@@ -115,7 +115,7 @@ def _of_attributes(kind: type) -> Container:
     members = _members(kind)
 
     def items(value: Any) -> list[Any]:
-        found = {}
+        found: dict[str, Any] = {}
         with contextlib.suppress(AttributeError):  # it has none but the members
             found |= _attributes(value)
         for name, member in members.items():

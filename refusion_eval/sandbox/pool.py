@@ -226,11 +226,13 @@ def default_workers() -> int:
 def check_on(profile_name: str, tier: str, program: Program) -> CheckResult:
     """Check one program under one profile; a broken worker is replaced and the check repeated, twice at most.
 
+    A check that says "sandbox_error" is repeated once.
+
     Raises SandboxError if no worker can be started. Whatever else goes wrong becomes a verdict, because a program may
     be the cause.
     """
     detail = ""
-    for _ in range(_ATTEMPTS):
+    for attempt in range(_ATTEMPTS):
         worker = _idle_workers.take(profile_name, tier)
         try:
             verdict = worker.check(program)
@@ -242,7 +244,8 @@ def check_on(profile_name: str, tier: str, program: Program) -> CheckResult:
             worker.close()
             raise
         _idle_workers.give_back(profile_name, worker)
-        return verdict
+        if verdict.reason != "sandbox_error" or attempt:
+            return verdict
     return result_of("sandbox_error", detail, 0.0, tier)
 
 

@@ -52,7 +52,7 @@ class Verdict(NamedTuple):
     Attributes:
         extracted: the answer that was judged, or None.
         verdict: "correct", "wrong", "no_answer" (nothing extracted), "missing" (no text for the item); for code also
-            "timed_out", "killed" and "error" (the sandbox failed: says nothing about the text, never counts as wrong).
+            "timed_out", "killed" and "error" (no verdict was possible at a second try either; counts as wrong).
         reason: what decided, in words.
         tier: for code, the isolation it ran under: "A", "B", "C" or "none"; else empty.
     """
@@ -150,17 +150,14 @@ class Judge:
     Args:
         sandbox: "auto", or "none" to run model-written code without isolation.
         workers: programs or formulas that are judged at a time; a number that suits the machine if None.
-        tolerant: gives a text that cannot be judged the verdict "error", where an exception would end the block.
     """
 
-    def __init__(self, *, sandbox: str = "auto", workers: int | None = None, tolerant: bool = False) -> None:
+    def __init__(self, *, sandbox: str = "auto", workers: int | None = None) -> None:
         self._sandbox = sandbox
         self._workers = workers
-        self._tolerant = tolerant
         self._threads: DaemonThreads | None = None  # needed for programs and formulas only
         self._comparer: Comparer | None = None
         self._pending: list[Future[None]] = []  # each is done when its verdict is told
-        self._reported: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -185,6 +182,7 @@ class Judge:
         on_verdict: Callable[[Verdict], None],
         *,
         is_right: IsRight | None = None,
+        on_failure: Callable[[Exception], None] | None = None,
     ) -> None:
         """Begins to judge a text.
 
@@ -194,10 +192,18 @@ class Judge:
             extract: finds the answer in the text.
             on_verdict: called with the verdict, by the thread that reached it.
             is_right: replaces the benchmark's own comparison.
+            on_failure: called with the exception that makes a verdict impossible, which would end the block otherwise.
         """
 
         def judge() -> None:
-            on_verdict(self._verdict(benchmark, row, extract, compare))
+            try:
+                verdict = self._verdict(benchmark, row, extract, compare)
+            except Exception as problem:
+                if on_failure is None:
+                    raise
+                on_failure(problem)
+            else:
+                on_verdict(verdict)
 
         compare = is_right or benchmark.prompts.is_right or _COMPARISONS.get(benchmark.kind)
         if compare is not None:
@@ -220,31 +226,22 @@ class Judge:
     def _verdict(
         self, benchmark: Benchmark, row: Row, extract: Callable[[], Extraction], compare: IsRight | None
     ) -> Verdict:
-        try:
-            extraction = extract()
-            if extraction.answer is None:
-                return Verdict(None, NO_ANSWER, extraction.how)
-            if compare is None and benchmark.kind == "code":
-                return self._verdict_on_program(benchmark, row, extraction)
-            gold = benchmark.gold(row)
-            reason = f"{extraction.how}; expected {gold}"
-            if compare is not None:
-                equal = compare(gold, extraction.answer)
-            else:
-                assert self._comparer is not None
-                whole = benchmark.prompts.reads_solution
-                right = benchmark.prompts.gold_text(row) if whole else gold
-                equal, why = self._comparer.compare(right, extraction.answer, whole)
-                reason += f": {why}"
-            return Verdict(extraction.answer, CORRECT if equal else WRONG, reason)
-        except Exception as problem:
-            if not self._tolerant:
-                raise
-            reason = f"{type(problem).__name__}: {problem}"
-            if reason not in self._reported:
-                self._reported.add(reason)
-                log.exception("%s: a text cannot be judged", benchmark.name)
-            return Verdict(None, ERROR, reason)
+        extraction = extract()
+        if extraction.answer is None:
+            return Verdict(None, NO_ANSWER, extraction.how)
+        if compare is None and benchmark.kind == "code":
+            return self._verdict_on_program(benchmark, row, extraction)
+        gold = benchmark.gold(row)
+        reason = f"{extraction.how}; expected {gold}"
+        if compare is not None:
+            equal = compare(gold, extraction.answer)
+        else:
+            assert self._comparer is not None
+            whole = benchmark.prompts.reads_solution
+            right = benchmark.prompts.gold_text(row) if whole else gold
+            equal, why = self._comparer.compare(right, extraction.answer, whole)
+            reason += f": {why}"
+        return Verdict(extraction.answer, CORRECT if equal else WRONG, reason)
 
     def _verdict_on_program(self, benchmark: Benchmark, row: Row, extraction: Extraction) -> Verdict:
         test_of = benchmark.prompts.test or benchmark.test
@@ -274,8 +271,7 @@ class ScoreWriter(Judge):
 
     def __init__(self, store: RunStore, *, sandbox: str, waits: bool) -> None:
         # Half of the processors, as far as a program takes one: decoding on a GPU or in a batch needs the others.
-        # One text that cannot be judged must not cost the run its other texts.
-        super().__init__(sandbox=sandbox, workers=max(1, (os.cpu_count() or 1) // 2), tolerant=True)
+        super().__init__(sandbox=sandbox, workers=max(1, (os.cpu_count() or 1) // 2))
         self._store = store
         self._waits = waits
         self._recorded = {(score.key, score.scorer): score for score in store.scores() if score.metric == PASSED}
@@ -283,12 +279,13 @@ class ScoreWriter(Judge):
         self._num_judged: Counter[str] = Counter()
         self._num_right: Counter[str] = Counter()
         self._counting = threading.Lock()
-        self._unscored: list[Sample] = []
+        self._num_unscored = 0
+        self._reported: set[str] = set()
 
     @property
     def num_unscored(self) -> int:
-        """Number of texts that could not be judged; the next run judges them."""
-        return len(self._unscored)
+        """Number of texts without a verdict, because judging them failed; the next run judges them."""
+        return self._num_unscored
 
     def running_score(self, task: str) -> RunningScore:
         """Counts the verdicts so far on the texts of a task that were given to `judge`, recorded ones included."""
@@ -310,14 +307,24 @@ class ScoreWriter(Judge):
             return
         # A verdict is written by the thread that reached it: the main thread may be decoding for minutes.
         write = partial(self._write, benchmark, row, sample, scorer)
-        self.submit(benchmark, row, partial(benchmark.extract, response(sample), row), write)
+        failed = partial(self._note_failure, sample)
+        self.submit(benchmark, row, partial(benchmark.extract, response(sample), row), write, on_failure=failed)
         self.wait(None if self._waits and sample.batch_size == 1 else 0)
+
+    def _note_failure(self, sample: Sample, problem: Exception) -> None:
+        """One text that cannot be judged must not cost the run its other texts."""
+        reason = f"{type(problem).__name__}: {problem}"
+        log.error("%s item %s is not scored: %s", sample.key.task, sample.item_id, reason)
+        with self._counting:
+            self._num_unscored += 1
+            is_new = reason not in self._reported
+            self._reported.add(reason)
+        if is_new:
+            log.debug("%s: a text cannot be judged", sample.key.task, exc_info=problem)
 
     def _write(self, benchmark: Benchmark, row: Row, sample: Sample, scorer: str, verdict: Verdict) -> None:
         if verdict.verdict == ERROR:
-            log.error("%s item %s is not scored: %s", sample.key.task, sample.item_id, verdict.reason)
-            self._unscored.append(sample)
-            return
+            log.warning("%s item %s counts as wrong: %s", sample.key.task, sample.item_id, verdict.reason)
         row_of = partial(ScoreRow, key=sample.key, item_id=sample.item_id, scorer=scorer)
         rows = [
             row_of(

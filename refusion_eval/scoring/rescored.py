@@ -34,7 +34,7 @@ class RecordedText(NamedTuple):
     def judged(self, verdict: Verdict) -> dict[str, Any]:
         """The line of the text under a verdict: `_TEXT_COLUMNS`, the document's hash, and what the run recorded.
 
-        `correct` is None where the judge failed, and what is recorded is None where there is no verdict.
+        What is recorded is None where there is no verdict.
         """
         key, recorded = self.sample.key, self.recorded
         return {
@@ -43,7 +43,7 @@ class RecordedText(NamedTuple):
             "doc_id": self.sample.item_id,
             "sample": key.sample,
             **verdict._asdict(),
-            "correct": None if verdict.verdict == ERROR else verdict.passed,
+            "correct": verdict.passed,
             "recorded_extracted": recorded.extracted if recorded else None,
             "recorded_verdict": recorded.verdict if recorded else None,
             "recorded_correct": recorded.value > 0 if recorded else None,
@@ -129,7 +129,7 @@ def notes(texts: Sequence[RecordedText], judged: Sequence[Mapping[str, Any]]) ->
         "hold no tokens, which this filter reads": len(texts) - num_failed - num_usable,
         "are about documents that are not among the rows here": num_usable - len(judged),
         "have no recorded verdict": sum(text["recorded"] is None for text in judged),
-        "could not be judged; see `refusion-eval doctor`": sum(text["correct"] is None for text in judged),
+        "could not be judged and count as wrong": sum(text["verdict"] == ERROR for text in judged),
     }
     found = [f"{number} of {len(texts)} samples {what}" for what, number in counts.items() if number]
     return [*found, UNISOLATED] if any(text["tier"] == NO_ISOLATION for text in judged) else found

@@ -17,6 +17,7 @@ from refusion_eval.store.records import NO_ISOLATION
 # In place of a file of outputs: the benchmark's own answers.
 GOLD = "gold"
 
+_NUM_NAMED = 5  # texts that could not be judged; the CSV names them all
 COLUMNS = ("id", "sample", "extracted", "verdict", "passed", "reason", "tier")
 
 
@@ -121,19 +122,13 @@ def summary_lines(name: str, benchmark: Benchmark, scores: Sequence[Score], *, a
         benchmark: names the metric.
         scores: the score of every text, and of every row without one.
         allow_partial: whether rows without a text are left out, instead of counted as wrong.
-
-    Raises:
-        DataError: the judge failed on every text.
     """
     counts = Counter(score.verdict.verdict for score in scores)
     num_texts, num_missing = len(scores) - counts[MISSING], counts[MISSING]
     items: dict[str, list[Verdict]] = {}
     for item_id, _, verdict in scores:
-        if verdict.verdict != ERROR and not (allow_partial and verdict.verdict == MISSING):
+        if not (allow_partial and verdict.verdict == MISSING):
             items.setdefault(item_id, []).append(verdict)
-    if not items:
-        task = name.partition(" (")[0]
-        raise DataError(f"{task}: nothing could be scored; the judge failed on every text: {scores[0].verdict.reason}")
     drawn = [len(verdicts) for verdicts in items.values()]
     right = [sum(verdict.passed for verdict in verdicts) for verdicts in items.values()]
     score = _percent(one / count for one, count in zip(right, drawn, strict=True))
@@ -152,8 +147,10 @@ def summary_lines(name: str, benchmark: Benchmark, scores: Sequence[Score], *, a
         lines.append(f"  {num_missing} rows have no text: {how}")
     if num_unisolated := sum(score.verdict.tier == NO_ISOLATION for score in scores):
         lines.append(f"  {num_unisolated} programs ran without isolation, so their verdicts can be forged")
-    if counts[ERROR]:
-        lines.append(f"  {counts[ERROR]} texts could not be judged and are left out: run again, or see `doctor`")
+    if unjudged := [score for score in scores if score.verdict.verdict == ERROR]:
+        named = ", ".join(f"{score.id} ({score.verdict.reason})" for score in unjudged[:_NUM_NAMED])
+        more = f" and {len(unjudged) - _NUM_NAMED} more" if len(unjudged) > _NUM_NAMED else ""
+        lines.append(f"  {len(unjudged)} texts could not be judged and count as wrong: {named}{more}")
     return lines
 
 

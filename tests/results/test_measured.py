@@ -132,8 +132,17 @@ def test_a_task_with_nothing_but_errors_still_has_a_row(write_run, make_sample):
 def test_samples_without_a_score_are_told(write_run, make_sample):
     samples = [make_sample(1), make_sample(2)]
     rows = figures(run_figures([write_run("refusion", samples, [score_of(samples[0], True)])]))
-    assert rows["accuracy"].n == 1
+    assert rows["accuracy"].n == 0
+    assert math.isnan(rows["accuracy"].value)  # not that of the samples that happened to be judged
     assert "1 of 2 samples are not scored" in rows["accuracy"].note
+
+
+def test_a_sample_that_nothing_can_judge_is_wrong_and_named(write_run, make_sample):
+    samples = [make_sample(1), make_sample(2)]
+    scores = [score_of(samples[0], True), replace(score_of(samples[1], False), verdict="error")]
+    rows = figures(run_figures([write_run("refusion", samples, scores)]))
+    assert (rows["accuracy"].value, rows["accuracy"].n) == (50.0, 2)
+    assert f"no verdict was possible, which counts as wrong: {samples[1].item_id}" in rows["accuracy"].note
 
 
 def test_the_later_of_two_scorers_counts_and_a_mixture_is_told(write_run, make_sample):

@@ -120,8 +120,8 @@ TEXTS = [
 ]
 
 
-def submit(judge: Judge, name: str, row: dict[str, Any], text: str, verdicts: list[Verdict]) -> None:
-    judge.submit(BENCHMARKS[name], row, partial(BENCHMARKS[name].extract, text, row), verdicts.append)
+def submit(judge: Judge, name: str, row: dict[str, Any], text: str, verdicts: list[Verdict], **more: Any) -> None:
+    judge.submit(BENCHMARKS[name], row, partial(BENCHMARKS[name].extract, text, row), verdicts.append, **more)
 
 
 def test_texts_that_are_submitted_one_by_one_get_the_same_verdicts() -> None:
@@ -141,20 +141,28 @@ def test_numbers_and_letters_are_judged_at_once() -> None:
         assert [verdict.passed for verdict in verdicts] == [True]
 
 
-def test_a_judge_that_fails_ends_the_block_or_says_so_in_its_verdict() -> None:
+def test_a_judge_that_fails_ends_the_block_or_says_so_to_its_caller() -> None:
     verdicts: list[Verdict] = []
+    failures: list[Exception] = []
     malformed = {"answer": "no number"}
     with pytest.raises(SandboxError, match="sandbox='docker' is unknown"), Judge(sandbox="docker") as judge:
         submit(judge, "mbpp", PROGRAM, ADDS, verdicts)
     with pytest.raises(DataError), Judge() as judge:
         submit(judge, "gsm8k", malformed, "The answer is 1.", verdicts)
-    assert verdicts == []
-    with Judge(sandbox="docker", tolerant=True) as judge:
-        submit(judge, "mbpp", PROGRAM, ADDS, verdicts)
+    with Judge(sandbox="docker") as judge:
+        submit(judge, "mbpp", PROGRAM, ADDS, verdicts, on_failure=failures.append)
         judge.wait()
-        submit(judge, "gsm8k", malformed, "The answer is 1.", verdicts)
-    assert [(verdict.verdict, verdict.passed) for verdict in verdicts] == [("error", False)] * 2
-    assert verdicts[0].reason.startswith("SandboxError: sandbox='docker' is unknown")
+        submit(judge, "gsm8k", malformed, "The answer is 1.", verdicts, on_failure=failures.append)
+    assert verdicts == []
+    assert [type(failure) for failure in failures] == [SandboxError, DataError]
+
+
+def test_a_program_that_no_sandbox_can_judge_is_wrong_and_named(monkeypatch) -> None:
+    verdicts: list[Verdict] = []
+    with Judge() as judge:
+        submit(judge, "mbpp", {**PROGRAM, "test_list": ["import no_such_module"]}, ADDS, verdicts)
+    assert [(verdict.verdict, verdict.passed) for verdict in verdicts] == [("error", False)]
+    assert "no_such_module" in verdicts[0].reason
 
 
 def test_verdicts_are_kept_as_they_come_and_decide_about_all_equal_texts() -> None:

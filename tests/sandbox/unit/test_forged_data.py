@@ -222,7 +222,9 @@ def _can_be_derived_from(kind: type) -> bool:
 def test_every_class_of_values_of_the_library_is_tried():
     missing = {name for name in _classes() if name.partition(".")[0] not in _NO_VALUES} - _VALUES.keys() - _LIKE
     assert missing == set()
-    tried = {inspect.getattr_static(importlib.import_module(module), key) for module, key in map(_split, {*_VALUES, *_LIKE})}
+    tried = {
+        inspect.getattr_static(importlib.import_module(module), key) for module, key in map(_split, {*_VALUES, *_LIKE})
+    }
     assert {kind for kind in DATA if _can_be_derived_from(kind)} <= tried
 
 
