@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from refusion_eval.benchmarks import is_mini
@@ -96,6 +97,8 @@ def figures(run_dirs: RunDirs, *, baseline: str | None = None) -> pd.DataFrame:
 
 def _frame(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=list(columns), dtype=object)
+    numbers = [name for name in columns if _TYPES.get(name) == "float64"]
+    frame[numbers] = frame[numbers].replace("", np.nan)  # the cell of a figure that does not exist
     return frame.astype({name: _TYPES[name] for name in columns if name in _TYPES})
 
 

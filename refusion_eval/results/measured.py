@@ -334,7 +334,7 @@ def _scores(task: TaskFacts) -> Iterator[Measure]:
     withheld = task.finished and 0 < task.num_unscored < len(task.samples)
     if not task.samples or withheld:  # a task with nothing but errors has a figure that says so
         undefined = Bootstrap(math.nan, np.full(RESAMPLES, np.nan), 0)
-        yield Measure(_score_name(task), _PERCENT, undefined, [])
+        yield Measure(_score_name(task), _PERCENT, undefined, task.samples)
     for metric in sorted({name for sample in task.samples for name in sample.scores} if not withheld else ()):
         judged = [sample for sample in task.samples if metric in sample.scores]
         scores = [[sample.scores[metric] for sample in samples] for samples in by_item(judged)]

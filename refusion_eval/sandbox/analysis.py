@@ -3,7 +3,9 @@
 import ast
 import builtins
 import importlib
+import symtable
 import sys
+from collections.abc import Iterator
 from types import FunctionType, GeneratorType, ModuleType
 from typing import NamedTuple
 
@@ -33,11 +35,23 @@ _ATTRIBUTES_OF_DATA = frozenset(
     for kind in (*DATA, BaseException, FunctionType, GeneratorType, memoryview, range, slice, type(None))
     for name in dir(kind)
 )
+_NAMES_OF_DATA = frozenset(kind.__name__ for kind in DATA)
 _TELLING = frozenset(
     (ast.Assign, ast.Attribute, ast.Call, ast.ClassDef, ast.Compare, ast.ExceptHandler, ast.Import, ast.ImportFrom)
 )
 _MAY_BE_CHANGED = (("sys", "stdout"),)  # what is printed comes to the judge
-_INTO_PROGRAMS = ("unittest.mock.", "inspect.", "dis.", "gc.", "tracemalloc.")
+_INTO_PROGRAMS = ("unittest.mock.", "inspect.", "dis.", "gc.", "tracemalloc.", "warnings.", "weakref.", "pickle.")
+_KIND_TESTS = ("isinstance", "issubclass", "assertIsInstance")
+# What reads or changes the state of a process, or the parts of an object that do not leave it.
+# fmt: off
+_OF_ONE_PROCESS = frozenset((
+    "__annotations__", "__bases__", "__cause__", "__closure__", "__code__", "__context__", "__defaults__", "__dict__",
+    "__globals__", "__kwdefaults__", "__module__", "__mro__", "__notes__", "__subclasses__", "__traceback__",
+    "__wrapped__", "assertLogs", "assertNoLogs", "assertWarns", "assertWarnsRegex", "dir", "environ", "eval", "exec",
+    "getcontext", "getrecursionlimit", "globals", "id", "localcontext", "redirect_stderr", "seed", "setrecursionlimit",
+    "stderr", "vars",
+))
+# fmt: on
 
 
 def _shared() -> frozenset[str]:
@@ -97,36 +111,74 @@ class Analysis(NamedTuple):
 
 def analyse(tree: ast.Module) -> Analysis:
     """Analyse a parsed test, or its helpers."""
-    defined: set[str] = set()
     used: set[str] = set()
     owners: set[str] = set()
     reaches_out = False
     nodes = list(ast.walk(tree))
     for node in nodes:
         if isinstance(node, ast.Name):
-            (used if isinstance(node.ctx, ast.Load) else defined).add(node.id)
+            if isinstance(node.ctx, ast.Load):
+                used.add(node.id)
             reaches_out |= node.id.startswith("__") or node.id in _REACHING
         elif isinstance(node, ast.Attribute):
             if isinstance(node.value, ast.Name):
                 owners.add(node.value.id)
             # An attribute that is changed, or a private one.
             reaches_out |= not isinstance(node.ctx, ast.Load) or node.attr.startswith("_") or node.attr in _REACHING
-        elif isinstance(node, ast.arg):
-            defined.add(node.arg)
-        elif isinstance(node, ast.FunctionDef):
-            defined.add(node.name)
         elif isinstance(node, ast.ClassDef | ast.AsyncFunctionDef):
-            defined.add(node.name)
             reaches_out = True  # not followed
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            defined.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
             reaches_out |= not all(map(_is_harmless, _imported(node)))
-    foreign = frozenset(used - defined)
+    foreign = frozenset(_foreign(tree))
     telling = [node for node in nodes if type(node) in _TELLING]
     callees = _callees(telling)
     classes = foreign & _class_names(telling, callees, any(name[0].isupper() for name in used))
-    needs = _needs_one_process(telling) or _compared_with_data(telling, callees, classes)
+    needs = _needs_one_process(nodes, foreign) or _compared_with_data(telling, callees, classes)
     return Analysis(foreign, frozenset(owners), reaches_out, classes, needs)
+
+
+def _foreign(tree: ast.Module) -> set[str]:
+    """Names that a source reads as global ones, and does not bind itself before it reads them."""
+    read: set[str] = set()
+    bound: set[str] = set()
+    tables = [symtable.symtable(ast.unparse(tree), TEST_FILE, "exec")]
+    for table in tables:  # grows
+        tables += table.get_children()
+        for symbol in table.get_symbols():
+            if table.get_type() == "module" or symbol.is_global():
+                if symbol.is_referenced():
+                    read.add(symbol.get_name())
+                if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace():
+                    bound.add(symbol.get_name())
+    found = read - bound
+    earlier: set[str] = set()
+    for statement in tree.body:
+        nodes = list(_run_at_once(statement))
+        names = [node for node in nodes if isinstance(node, ast.Name)]
+        found |= {name.id for name in names if isinstance(name.ctx, ast.Load | ast.Del)} & bound - earlier
+        if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
+            found |= {statement.target.id} - earlier
+        earlier |= {name.id for name in names if isinstance(name.ctx, ast.Store)}
+        earlier |= {getattr(node, "name", "") for node in nodes if not isinstance(node, ast.Name)}
+        earlier |= {
+            (alias.asname or alias.name).partition(".")[0]
+            for node in nodes
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for alias in node.names
+        }
+    return found
+
+
+def _run_at_once(statement: ast.stmt) -> Iterator[ast.AST]:
+    """Nodes of a statement, without the bodies of its functions, which run when they are called."""
+    waiting: list[ast.AST] = [statement]
+    for node in waiting:  # grows
+        yield node
+        inner = list(ast.iter_child_nodes(node))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            body = node.body if isinstance(node.body, list) else [node.body]
+            inner = [child for child in inner if child not in body]
+        waiting += inner
 
 
 def _callees(nodes: list[ast.AST]) -> dict[str, str]:
@@ -154,7 +206,7 @@ def _class_names(nodes: list[ast.AST], callees: dict[str, str], capitalised: boo
             found |= {name for base in node.bases for name in _names_in(base)}
         elif isinstance(node, ast.Call) and node.args:
             called = getattr(node.func, "id", getattr(node.func, "attr", ""))
-            if called in ("isinstance", "issubclass", "assertIsInstance", "assertRaises"):
+            if called in (*_KIND_TESTS, "assertRaises"):
                 found |= _names_in(node.args[0 if called == "assertRaises" else -1])
         elif isinstance(node, ast.Compare) and capitalised:
             first, *others = ({name for name in _called_in(side) if name[0].isupper()} for side in _sides(node))
@@ -202,19 +254,36 @@ def _is_literal(tree: ast.expr) -> bool:
     return True
 
 
-def _needs_one_process(nodes: list[ast.AST]) -> str:
-    """Say what a test does to the modules that it would share with a program; empty if nothing."""
+def _needs_one_process(nodes: list[ast.AST], foreign: frozenset[str]) -> str:
+    """Say what a test does that would reach its program, or be told by it, in one process only; empty if nothing."""
     modules: set[str] = set()
+    imported: set[str] = set()
     for node in nodes:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            modules.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+        if isinstance(node, ast.Call) and _name(node.func) in _KIND_TESTS and node.args:
+            asked = {_name(part) for part in ast.walk(node.args[-1]) if isinstance(part, ast.Attribute)}
+            asked |= imported.intersection(map(_name, ast.walk(node.args[-1])))
+            if kinds := sorted(name for name in asked - _NAMES_OF_DATA if not name.endswith("Error")):
+                return f"the test asks whether an object of the program is a {kinds[0]} of its own process"
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names = {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+            modules |= names
+            imported |= names if isinstance(node, ast.ImportFrom) else set()
             if used := next((name for name in _imported(node) if f"{name}.".startswith(_INTO_PROGRAMS)), ""):
                 return f"the test looks into the program's process by {used}"
+        elif isinstance(node, ast.ClassDef) and (base := next((n for n in map(_name, node.bases) if n in foreign), "")):
+            return f"a class of the test derives from the program's {base}"
         elif isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
             owner = getattr(node.value, "id", "")
             if owner in modules and (owner, node.attr) not in _MAY_BE_CHANGED:
                 return f"the test changes {owner}.{node.attr}, which the program would see in one process with it"
+        elif (name := _name(node)) in _OF_ONE_PROCESS:
+            return f"the test uses {name}, which is its own process's"
     return ""
+
+
+def _name(node: ast.AST) -> str:
+    """The name of a variable or an attribute."""
+    return str(getattr(node, "id", getattr(node, "attr", "")))
 
 
 def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:

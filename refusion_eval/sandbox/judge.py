@@ -23,7 +23,7 @@ from refusion_eval.sandbox.proxy import Broken, Candidate
 from refusion_eval.sandbox.watch import GOES_ON, KEPT_JUDGE_BYTES
 
 _MAX_DETAIL_CHARS = 300
-_BY_VALUE = ("failed_assertion", "wrong_type", "raised")
+_BY_VALUE = ("failed_assertion", "wrong_type", "raised", "no_code", "protocol_error")  # where one process may differ
 
 
 class JudgeResult(NamedTuple):
@@ -53,9 +53,9 @@ def judge(sock: socket.socket, program: str, case: Case, asks_data: bool = False
         return JudgeResult("sandbox_error", str(error))
     outcome = _run(candidate, program, code, names.modules, namespace)
     if outcome.reason == "passed" and candidate.broken:
-        return JudgeResult(candidate.broken.reason, candidate.broken.detail)
-    if outcome.reason == "passed" and candidate.failed_inside:
-        return JudgeResult("failed_assertion", f"{_where(candidate.failed_inside)}, called by the program")
+        outcome = JudgeResult(candidate.broken.reason, candidate.broken.detail)
+    elif outcome.reason == "passed" and candidate.failed_inside:
+        outcome = JudgeResult("failed_assertion", f"{_where(candidate.failed_inside)}, called by the program")
     if outcome.reason == "passed":
         return outcome
     needs = case.analysis.needs_one_process if outcome.reason in _BY_VALUE else ""

@@ -157,6 +157,8 @@ def class_of(candidate: Asked, name: str, builtin: bool, bases: list[Any], own: 
         own = [*own, "__str__", "__repr__", "__eq__"] if not bases else own
         if builtin and name in _KNOWN:
             names["__class__"] = property(lambda self: _KNOWN[name])
+        if builtin and _KNOWN.get(name) is types.FunctionType:
+            names["__get__"] = lambda self, value, owner=None: self if value is None else types.MethodType(self, value)
         if builtin and _KNOWN.get(name) is types.CoroutineType:
             names["send"] = lambda self, value: next(_awaiting(candidate, self))
     for key in own:

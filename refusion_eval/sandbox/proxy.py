@@ -278,7 +278,7 @@ class Candidate:
         if not bound.keys() <= self._wanted:
             raise wire.WireError("names that nobody asked for")
         for name, value in bound.items():
-            if self._namespace.get(name) is self._bound.get(name):  # else the test has bound it since
+            if self._namespace.get(name, self) is self._bound.get(name, self):  # else the test has bound it since
                 self._namespace[name] = self._bound[name] = value
 
     def _tell(self, nonce: str, how: Any, lent: Any, args: Any, kwargs: Any) -> None:
@@ -297,21 +297,30 @@ class Candidate:
 
     def _describe(self, value: Any) -> Any:
         """Pack an object of the test that is no plain data."""
-        if (name := _name_in_library(value)) is not None:
-            return ["n", *name]
+        if (found := _name_in_library(value)) is not None:
+            return ["n", *found]
         if isinstance(value, BaseException):
             kind = next(base for base in type(value).__mro__ if base.__module__ == "builtins")
             return self._lend(value, "error", kind.__name__, str(value))
         base = data_class(type(value))
-        if base in CONTAINERS:
-            return self._table.add_container(value, base, None)
+        name = type(value).__name__
         if base is not None:
+            if type(value) is not base:
+                self.note_inseparable(f"the test passes a {name} to the program, which gets a {base.__name__}")
+            if base in CONTAINERS:
+                return self._table.add_container(value, base, None)
             return self._table.pack_as(value, base)
         if isinstance(value, Iterator):
+            if type(value).__module__ not in ("builtins", "itertools"):
+                self.note_inseparable(f"the test passes a {name} to the program, which gets an iterator")
             return self._lend(value, "next")
+        if isinstance(value, type):
+            if any(map(self.knows, type.mro(value))):
+                self._fail("inseparable", f"the test passes its class {value.__name__} to the program")
+            self.note_inseparable(f"the test passes its class {value.__name__} to the program, which gets a function")
         if isinstance(value, _FUNCTIONS):
             return self._lend(value, "call", str(getattr(value, "__name__", "function")))
-        return self._fail("inseparable", f"the test passes an object of a {type(value).__name__} to the program")
+        return self._fail("inseparable", f"the test passes an object of a {name} to the program")
 
     def _lend(self, value: Any, how: str, *entry: Any) -> Any:
         reference = self._table.add(value, how, *entry)

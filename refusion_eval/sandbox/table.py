@@ -14,6 +14,7 @@ from refusion_eval.sandbox import wire
 from refusion_eval.sandbox.containers import BOUNDS, BY_TAG, KINDS, LATE, VIEW_TAGS, VIEWS, frozen, same
 from refusion_eval.sandbox.wire import WireError
 
+_MAX_NAME_CHARS = 40
 _MAX_DEPTH = 100  # of tuples and frozen sets
 _ONLY_OURS = 2  # references to an object that nobody holds but a table: the table's and that of the count's argument
 
@@ -164,7 +165,9 @@ class Table:
 
     def unpack(self, message: Any, depth: int = 0) -> Any:
         """Turn a packed value into the value, as `unpack_all`, whose errors it leaves as they are."""
-        if message is None or isinstance(message, bool | int | float | str):
+        if isinstance(message, str):  # Python keeps one object for all constants of a source that look like names
+            return sys.intern(message) if len(message) <= _MAX_NAME_CHARS and message.isidentifier() else message
+        if message is None or isinstance(message, bool | int | float):
             return message
         if not isinstance(message, list) or depth > _MAX_DEPTH + 2:
             raise WireError("malformed value")

@@ -103,6 +103,12 @@ def _text_packer(tag: str, text_of: Callable[[Any], str]) -> Callable[[Any], Any
 
 
 _OF_DELTA = ("days", "seconds", "microseconds")
+
+
+def _pack_delta(value: datetime.timedelta) -> list[Any]:
+    return ["td", *[vars(datetime.timedelta)[part].__get__(value) for part in _OF_DELTA]]
+
+
 # Class -> packer of its values and of its subclasses' values, which are flattened to the plain value that they are.
 PACKERS: dict[type, Callable[[Any], Any]] = {
     str: str.__str__,
@@ -110,7 +116,8 @@ PACKERS: dict[type, Callable[[Any], Any]] = {
     float: _pack_float,
     complex: _pack_complex,
     **{kind: _text_packer(tag, text_of) for kind, (tag, text_of, _) in _TEXT_TYPES.items()},
-    datetime.timedelta: lambda value: ["td", *[vars(datetime.timedelta)[part].__get__(value) for part in _OF_DELTA]],
+    datetime.timedelta: _pack_delta,
+    datetime.timezone: lambda value: ["tz", *_pack_delta(value.utcoffset(None))[1:], value.tzname(None)],
 }
 _SINGLE = {"E": Ellipsis, "N": NotImplemented}
 _TAG_OF_SINGLE = {id(value): tag for tag, value in _SINGLE.items()}
@@ -139,13 +146,17 @@ def unpack(tag: str, items: list[Any]) -> Any:
     if tag == "i":
         return int(items[0], 16)
     if tag == "f":
-        return float(items[0])
+        real = float(items[0])
+        return math.nan if math.isnan(real) else real  # a list is equal to another one with the same NaN only
     if tag in _OF_TEXT:
         return _OF_TEXT[tag](items[0])
     if tag == "c":
         return complex(*(float(item if isinstance(item, float) else item[1]) for item in items))
     if tag == "td":
         return datetime.timedelta(*items)
+    if tag == "tz":
+        zone = datetime.timezone(datetime.timedelta(*items[:3]), items[3])
+        return datetime.UTC if zone.tzname(None) == "UTC" and zone == datetime.UTC else zone
     if tag in _SINGLE:
         return _SINGLE[tag]
     if tag == "T" and isinstance(vars(builtins).get(items[0]), type):

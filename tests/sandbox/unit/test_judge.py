@@ -4,7 +4,31 @@ import ast
 
 import pytest
 
+from refusion_eval.sandbox import Program, check_program, probe
 from refusion_eval.sandbox.analysis import analyse
+from refusion_eval.sandbox.jail import PROFILES
+from refusion_eval.sandbox.pool import check_on
+from refusion_eval.sandbox.probe import self_test
+
+_WARNS = "import warnings\nwith warnings.catch_warnings(record=True) as w:\n    f()\nassert w"
+_SUBSET = "assert f().issubset({2})"
+_SHELL = "import os\nassert os.system('true') == 0"
+_LOCK = """
+import threading
+lock = threading.Event()
+def wait():
+    lock.wait()
+def let():
+    lock.set()
+"""
+_WAITS = """
+import threading
+threads = [threading.Thread(target=wait, daemon=True), threading.Thread(target=let, daemon=True)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
 
 
 def _names(test: str, known: set[str] | None = None):
@@ -71,12 +95,58 @@ def test_each_end_has_its_reason(judge, program, test, reason):
             "def f():\n    print(1)",
             "from unittest.mock import patch\nwith patch('builtins.print') as p:\n    assert f()",
         ),
+        ("class A:\n    pass", "class B(A):\n    x = 1\nassert B().x == 1 and f() == 'the test'"),
+        ("import warnings\ndef f():\n    warnings.warn('a')", _WARNS),
+        ("def f(x):\n    return x.a", "from collections import namedtuple\nassert f(namedtuple('P', 'a')(1)) == 1"),
+        ("def f(kind):\n    return isinstance(1, kind)", "class A(int):\n    pass\nassert f(A) is False"),
+        ("import re\ndef f():\n    return re.match('a', 'a')", "import re\nassert isinstance(f(), re.Match)"),
+        ("def f():\n    return 1", "assert globals()['f']() == 1"),
+        ("def f():\n    return 1", "import subprocess\nassert f() and subprocess.run(['true']).returncode == 0"),
+        ("class S(set):\n    def issubset(self, other):\n        return True\ndef f():\n    return S({1})", _SUBSET),
+        (_LOCK, _WAITS),
     ],
 )
 def test_what_only_one_process_could_tell_is_an_error_and_not_a_failure(judge, program, test):
     verdict = judge(program, test)
     assert (verdict.status, verdict.reason) == ("error", "inseparable"), verdict
-    assert "the test" in verdict.detail
+    assert "test" in verdict.detail
+
+
+@pytest.mark.parametrize(
+    "attempt", ["import socket\nsocket.socket()", "open('/etc/passwd').read()", "open('/usr/x', 'w')", _SHELL]
+)
+@pytest.mark.parametrize("profile", ["namespaces", "user-namespaces", "root-landlock", "landlock"])
+def test_a_test_has_no_more_rights_than_a_program(profile, attempt):
+    if fault := self_test(profile):
+        pytest.skip(f"{profile} does not hold here: {fault}")
+    program = Program(candidate="def f():\n    return 1", test=f"f()\n{attempt}", timeout_s=5)
+    assert not check_on(profile, PROFILES[profile].tier, program).passed
+
+
+def test_a_program_reads_and_changes_the_files_of_its_test():
+    if probe().tier != "A":
+        pytest.skip("programs have no folder of their own in this tier")
+    program = """
+import os
+def f(path):
+    with open(path, 'a') as file:
+        file.write('b')
+    os.rename(path, 'c.txt')
+    with open('made.txt', 'w') as file:
+        file.write('d')
+"""
+    test = """
+import os
+with open('a.txt', 'w') as file:
+    file.write('a')
+f('a.txt')
+assert open('c.txt').read() == 'ab' and open('made.txt').read() == 'd'
+os.remove('made.txt')
+assert os.listdir() == ['c.txt']
+"""
+    for _ in range(2):  # nothing is left for the next check
+        verdict = check_program(program, test)
+        assert verdict.passed, verdict
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,22 @@ def test_a_worker_killed_from_outside_is_replaced():
     assert check_programs([_program(0)])[0].passed
 
 
+@pytest.mark.parametrize("number", [35, 40, 63, 64])
+def test_a_program_that_ends_by_a_signal_without_a_name_gets_a_verdict(number):
+    verdict = check_program(f"import os\ndef f():\n    os.kill(os.getpid(), {number})", "assert f() == 1")
+    assert (verdict.status, verdict.reason) == ("killed", "signal")
+
+
+def test_whatever_a_check_raises_becomes_a_verdict(monkeypatch):
+    def fail(worker, program):
+        raise ZeroDivisionError("by design")
+
+    monkeypatch.setattr(WorkerProcess, "check", fail)
+    verdict = check_program("def f():\n    return 1", "assert f() == 1")
+    assert (verdict.status, verdict.reason) == ("error", "sandbox_error")
+    assert "ZeroDivisionError: by design" in verdict.detail
+
+
 def test_idle_workers_that_died_cost_no_verdict():
     check_programs([_program(0)] * 16, workers=8)
     died = list(pool._idle_workers._idle[probe().profile])
