@@ -1,15 +1,16 @@
 """Run untrusted programs against trusted tests, in isolation.
 
-The test runs in a judge process; the program runs in a guest process that is locked in and answers calls with data only
-(`wire`), so nothing a program does can declare itself correct. A check uses the best isolation that `probe()` finds to
-hold on this machine and names it in its verdict; without any, it refuses. For a program, the order of sets of strings
-and the numbers of `random` are the same in every check, so it gets the same verdict each time; what a test draws, no
-program can know.
+The test runs in a judge process; the program runs in a guest process that answers calls with data only (`wire`), so
+nothing a program does can declare itself correct. Both are locked in. The judge asks no object of a program how it
+relates to the test's data, and does not tell the program that data (`mirror`). A check uses the best isolation that
+`probe()` finds to hold on this machine and names it in its verdict; without any, it refuses. For a program, the order
+of sets of strings and the numbers of `random` are the same in every check, so it gets the same verdict each time; what
+a test draws, no program can know.
 
 Verdicts are those of program and test as one file run by Python, as by `code_eval`, except for what would let a program
-claim to be right: its objects are not asked how they compare with the test's data, and builtins, modules, helpers and
-the test's own names are the judge's. There are no installed packages. A test that needs the program's own process is
-an error, `inseparable`. docs/explanations/sandbox.md lists the differences.
+claim to be right, and builtins, modules, helpers and the test's own names are the judge's. There are no installed
+packages. A test that needs the program's own process is an error, `inseparable`. docs/explanations/sandbox.md lists the
+differences.
 
 A program may use threads and forked children (32 together), pipes and pairs of sockets, signals to itself, deep
 recursion, its memory limit, and in tier A a /tmp of 64 MiB. Its standard input is at its end, and what it prints is
@@ -18,10 +19,10 @@ count as its memory. It may make the system calls that `seccomp` lists. It has n
 named semaphore (so no `multiprocessing.Pool` or `Queue`), no shared anonymous mapping and no locks on files (so
 `sqlite3` needs a database in memory, or `vfs=unix-dotfile`).
 
-Known limits: in tiers B and C a program can ask for sizes and times of files whose names it guesses, and what it forked
-lives on if its worker is killed by others meanwhile; in tier C the programs checked at one time share the user's count
-of processes. Memory is added up twenty times a second, so more than the limit can be held for that long.
-tests/sandbox attacks all tiers.
+Known limits: the kernel's records of memory mappings do not count as memory; in tiers B and C a program can ask for
+sizes and times of files whose names it guesses, and what it forked lives on if its worker is killed by others
+meanwhile; in tier C the programs checked at one time share the user's count of processes. Memory is added up twenty
+times a second, so more than the limit can be held for that long. tests/sandbox attacks all tiers.
 """
 
 import sys

@@ -109,8 +109,8 @@ class Analysis(NamedTuple):
         return Names(sorted(wanted), sorted(modules))
 
 
-def analyse(tree: ast.Module) -> Analysis:
-    """Analyse a parsed test, or its helpers."""
+def analyse(tree: ast.Module, source: str = "") -> Analysis:
+    """Analyse a parsed test, or its helpers; `source` is its text, which saves the time of writing it anew."""
     used: set[str] = set()
     owners: set[str] = set()
     reaches_out = False
@@ -129,7 +129,7 @@ def analyse(tree: ast.Module) -> Analysis:
             reaches_out = True  # not followed
         elif isinstance(node, ast.Import | ast.ImportFrom):
             reaches_out |= not all(map(_is_harmless, _imported(node)))
-    foreign = frozenset(_foreign(tree))
+    foreign = frozenset(_foreign(tree, source or ast.unparse(tree)))
     telling = [node for node in nodes if type(node) in _TELLING]
     callees = _callees(telling)
     classes = foreign & _class_names(telling, callees, any(name[0].isupper() for name in used))
@@ -137,11 +137,11 @@ def analyse(tree: ast.Module) -> Analysis:
     return Analysis(foreign, frozenset(owners), reaches_out, classes, needs)
 
 
-def _foreign(tree: ast.Module) -> set[str]:
+def _foreign(tree: ast.Module, source: str) -> set[str]:
     """Names that a source reads as global ones, and does not bind itself before it reads them."""
     read: set[str] = set()
     bound: set[str] = set()
-    tables = [symtable.symtable(ast.unparse(tree), TEST_FILE, "exec")]
+    tables = [symtable.symtable(source, TEST_FILE, "exec")]
     for table in tables:  # grows
         tables += table.get_children()
         for symbol in table.get_symbols():
@@ -327,7 +327,7 @@ def case_of(job: dict[str, str]) -> Case:
     test = ast.parse(job["test"], TEST_FILE)
     helpers = ast.parse(job["helpers"])
     helpers.body = [node for node in helpers.body if not _is_placeholder(node)]
-    return Case(test, helpers, analyse(test))
+    return Case(test, helpers, analyse(test, job["test"]))
 
 
 def _is_placeholder(node: ast.stmt) -> bool:
