@@ -5,16 +5,9 @@ import time
 import pytest
 
 from refusion_eval.benchmarks import BENCHMARKS
-from refusion_eval.benchmarks.extract.answers import (
-    first_letter_stated,
-    first_number_stated,
-    last_letter_stated,
-    last_number_stated,
-    parse_number,
-    show_number,
-    strict_letter,
-    strict_number,
-)
+from refusion_eval.benchmarks.extract.answers import first_number_stated, last_number_stated, strict_number
+from refusion_eval.benchmarks.extract.letters import first_letter_stated, last_letter_stated, strict_letter
+from refusion_eval.benchmarks.extract.numerals import parse_number, show_number
 
 
 @pytest.mark.parametrize(
@@ -53,7 +46,7 @@ def test_a_stated_number_is_read_as_people_write_it(text: str, number: str) -> N
         ("The answer is 12 ÷ 4 eggs.", "3"),
         ("The answer is 2 x 3.5 x 2", "14"),
         ("The answer is 5-6 hours.", "5"),
-        ("The answer is 5.1 x 10^3", "5.1"),
+        ("The answer is 5.1 x 10^3", "5100"),
         ("The answer is 5 - a good number.", "5"),
         ("The answer is 3 for each - 4 of them.", "3"),
         ("The answer is 1 * 0 ÷ 0.", None),
