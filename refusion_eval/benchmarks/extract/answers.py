@@ -12,7 +12,7 @@ from fractions import Fraction
 from itertools import islice
 
 from refusion_eval.benchmarks import Extraction
-from refusion_eval.benchmarks.extract.numerals import DIGITS, parse_number, plain_numbers, show_number
+from refusion_eval.benchmarks.extract.numerals import APART, DIGITS, parse_number, plain_numbers, show_number
 
 NOTHING = Extraction(None, "no answer found")
 
@@ -30,7 +30,7 @@ MOST_STATEMENTS = 50
 _ANSWER = r"(?i:\banswers?\b[^\n.:=]{0,40}?(?:\bis\b|\bare\b|:|=))"
 ANSWER_LEAD = re.compile(_ANSWER)
 _FIRST_LEAD = re.compile(_ANSWER + r"|^[ \t]{0,8}A:|####|\\boxed\b", re.MULTILINE)
-_LAST_LEAD = re.compile(rf"{_FIRST_LEAD.pattern}|<(?i:answer)>", re.MULTILINE)
+_LAST_LEAD = re.compile(rf"(?<!/)(?:{_FIRST_LEAD.pattern})|<(?i:answer)>", re.MULTILINE)
 
 # "It is" before the right answer: in a correction, and behind "not 5".
 _IT_IS = (
@@ -51,11 +51,11 @@ _TURNS = (
 )
 _TURN = re.compile(
     r"(?i:[.!?…—–,;:\n*(-][ \t\n*]{0,4}"
-    rf"(?:(?:but |hmm,? )?{_TURNS}\b[ \t]?[,.:;!?…—–-]{{0,4}}[ \t\n]{{0,3}}){{1,3}})"
+    rf"(?:(?:but |hmm,? )?{_TURNS}\b[ \t]?(?:[,.:;!?…—–]|-(?=\s)){{0,4}}[ \t\n]{{0,3}}){{1,3}})"
 )
 _ENDS_A_TURN = re.compile(r"(?i:[,.:;!?…—–-]|\b(?:meant?|that|it|rather))\s{1,3}\Z")
 
-_NUMBER = re.compile(rf"(?:(?<![\w.)])-)?\$?(?:(?<=\$)-)?(?:{DIGITS}(?:\.\d+)?|\.\d+)(?:\s?/\s?\d+)?")
+_NUMBER = re.compile(rf"(?:{APART}(?<![)])-)?\$?(?:(?<=\$)-)?(?:{DIGITS}(?:\.\d+)?|\.\d+)(?:\s?/\s?\d+)?")
 _OPENING = " \t\n*_$:\\[({>"
 _SENTENCE_END = re.compile(r"\.(?=\s|$|[*$)])|\n|;|</")
 _EQUALS = re.compile(r"[=≈]|\\approx(?![a-z])")

@@ -22,7 +22,8 @@ _OPEN, _CLOSE = r"[*_$(\[\"'“‘（【]{0,4}", r"[*_$)\]\"'”’）】]{0,4}"
 _ITSELF = rf"{_OPEN}[A-Z]{_CLOSE}"
 _NO_CONDITION = r"(?<!\b(?i:if) )(?<!\b(?i:nor) )(?<!\b(?i:whether) )(?<!\b(?i:neither) )"
 _CHOICE_LEAD = re.compile(
-    rf"(?i:\b(?:answers?|(?:{_BEST}|closest|only) (?:[a-z]+ ){{0,2}}?(?:option|choice|statement|letter|value|match))\b"
+    rf"(?i:(?<!/)\b(?:answers?"
+    rf"|(?:{_BEST}|closest|only) (?:[a-z]+ ){{0,2}}?(?:option|choice|statement|letter|value|match))\b"
     rf"[^\n.:=]{{0,40}}?(?:\b{_IS}\b|:|=))"
     # "Option D is the correct answer", "D is the best choice": such a lead ends where the letter begins.
     rf"|(?i:{_NO_CONDITION}\b(?:option|choice|answer)[ \t](?=[*(]{{0,3}}[a-z][*)]{{0,3}} is (?:the )?{_BEST}\b))"

@@ -8,37 +8,42 @@ from fractions import Fraction
 # No benchmark asks for a number of more characters; exact arithmetic on 100,000 digits would stall the scoring.
 LONGEST_NUMBER = 120
 
+# Before a number that no word or other number runs into; an underline that marks text may stand there.
+APART = r"(?<![^\W_])(?<![^\W_]_)(?<![.])"
 DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
 
 # What a plain text has in place of LaTeX and of other characters. A minus that is longer than a hyphen is mapped where
 # it cannot be a dash: U+2212 and the hyphens always, the en dash where it touches a number and follows no word.
 _PLAIN = {
-    "{,}": ",", "\\,": "", "\\!": "", "\\;": "", "\\:": "", "\\ ": " ", "\\$": "$", "\\%": "%",
+    "{,}": ",", "\\,": "", "\\!": "", "\\;": "", "\\:": "", "\\ ": " ", "\\$": "$", "\\%": "%", "\\(": "$", "\\)": "$",
     "\u2212": "-", "\u2010": "-", "\u2011": "-", "\uff0d": "-", "\u2044": "/",
 }  # fmt: skip
 _BLANKS = re.compile(r"[\u00a0\u2007-\u200a\u202f]|(?<=\d)~(?=\d)")
-_EN_DASH = re.compile(r"(?<![\w.)])\u2013(?=[\d.$])")
+_EN_DASH = re.compile(rf"{APART}(?<![)])\u2013(?=[\d.$])")
+_EMPHASIS = re.compile(r"(?<!\d)(?<!\d )\*\*|\*\*(?!\d| \d)|__|`")  # between numbers, ** is a power
 _WRAPPED_TEXT = re.compile(r"\\(?:text|mathrm|mbox)\{([^{}]{0,80})\}")
 # A minus before a blank belongs to the number where nothing but a number can follow; elsewhere it is a dash.
-_APART = re.compile(r"([={(][ \t]{0,2}|\$)-[ \t](?=\$?\.?\d)")
+_MINUS_APART = re.compile(r"([={(][ \t]{0,2}|\$)-[ \t](?=\$?\.?\d)")
 _MINUS_WORD = re.compile(
-    r"(?i:(\d[ \t]{1,3}(?:[a-z$%]{1,20}[ \t]{1,3}){0,2})?\b(?:minus|negative)[ \t]{1,3}(?=\$?\.?\d))"
+    r"(?i:(?:(\d[ \t]{1,3}(?:(?!but|is|and|or|so|to|not|than|rather)[a-z$%]{1,20}[ \t]{1,3})?)?\bminus|\bnegative)"
+    r"[ \t]{1,3}(?=\$?\.?\d))"
 )
 
 _FRACTION = re.compile(r"(?:(\d)[ \t]?)?(?:\\[dt]?frac\{(-?\d{1,30})\}\{(\d{1,30})\}|([¼-¾⅐-⅞]))")
 _MIXED = re.compile(r"(?<![\d.,/])(\d{1,9})[ \t](\d{1,9})/(\d{1,9})(?!\d)")
-_GROUPS = re.compile(r"(?<![\w.,/])\d{1,3}(?:[ '’_]\d{3})+(?!\d|,\d|[ \t]?/|-[A-Za-z])")
+_GROUPS = re.compile(rf"{APART}(?<![,/])\d{{1,3}}(?:[ '’_]\d{{3}})+(?!\d|,\d|[ \t]?/|-[A-Za-z])")
 _AMOUNT = r"(?:\d{1,3}(?:,\d{3}){1,12}(?!\d)|\d{1,40})(?:\.\d{1,40})?"
 _SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"
 _POWER = re.compile(
-    rf"(?<![\w.,^])(?:({_AMOUNT})[eE]([-+]?\d{{1,2}})(?!\w)"
+    rf"{APART}(?<![,^])(?:({_AMOUNT})[eE]([-+]?\d{{1,2}})(?!\w)"
     rf"|(?:({_AMOUNT})[ \t]?(?:[×xX*·]|\\times|\\cdot)[ \t]?(?=10[ \t]?[\^*{_SUPERSCRIPTS}]))?({_AMOUNT})"
-    rf"(?:[ \t]?(?:\^|\*\*)[ \t]?(?:\{{(-?\d{{1,3}})\}}|\((-?\d{{1,3}})\)|(-?\d{{1,3}}))|([{_SUPERSCRIPTS}]{{1,3}})))"
+    rf"(?:(?:[ \t]?\^[ \t]?|\*\*|[ ]\*\*[ ])"
+    rf"(?:\{{(-?\d{{1,3}})\}}|\((-?\d{{1,3}})\)|(-?\d{{1,3}}))|([{_SUPERSCRIPTS}]{{1,3}})))"
 )
 _SIZES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 _SIZE = "|".join(_SIZES)
 _SIZED = re.compile(
-    rf"(?<![\w.,])({_AMOUNT}(?:/\d{{1,30}})?)"
+    rf"{APART}(?<!,)({_AMOUNT}(?:/\d{{1,30}})?)"
     rf"(?:((?:[ \t-]{{1,3}}(?i:{_SIZE})s?\b){{1,3}})|([kKM])\b(?![ \t]{{0,2}}[-+*/=^]))"
 )
 _ASKED_SIZE = re.compile(rf"(?i)\b(?:how (?:many|much)\b[^.?]{{0,40}}?|in[ \t])(?<!\d )\b({_SIZE})s?\b")
@@ -89,12 +94,12 @@ def plain_numbers(text: str, question: str = "") -> str:
     """
     for written, plain in _PLAIN.items():
         text = text.replace(written, plain)
-    text = _WRAPPED_TEXT.sub(r"\1", _EN_DASH.sub("-", _BLANKS.sub(" ", text)))
+    text = _WRAPPED_TEXT.sub(r"\1", _EN_DASH.sub("-", _EMPHASIS.sub("", _BLANKS.sub(" ", text))))
     text = _GROUPS.sub(lambda number: re.sub(r"\D", "", number[0]), _FRACTION.sub(_with_slash, text))
     text = _POWER.sub(_power, _MIXED.sub(_improper, text))
     asked = {size.lower() for size in _ASKED_SIZE.findall(question)}
     text = _SIZED.sub(lambda number: _sized(number, asked), text)
-    return _MINUS_WORD.sub(lambda word: f"{word[1]}- " if word[1] else "-", _APART.sub(r"\1-", text))
+    return _MINUS_WORD.sub(lambda word: f"{word[1]}- " if word[1] else "-", _MINUS_APART.sub(r"\1-", text))
 
 
 def _with_slash(fraction: re.Match[str]) -> str:
