@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from refusion_eval.benchmarks import BENCHMARKS, Row, Task, gsm8k
-from refusion_eval.benchmarks.extract import answers as extract
-from refusion_eval.benchmarks.extract import fences
+from refusion_eval.benchmarks.extract import answers, fences, letters, numerals
 from refusion_eval.benchmarks.extract import formulas as extract_math
 from refusion_eval.benchmarks.extract import programs as extract_code
 from refusion_eval.lm_eval_plugin.filters import FILTERS
@@ -109,7 +108,7 @@ def rules() -> dict[str, Callable[[str], object]]:
         for name, rule in answer_filter.rules.items():
             if name in rows and filter_name not in (OURS, *BENCHMARKS[name].prompts.filters):
                 named[f"{name}/{filter_name}"] = _by_rule(rows[name], name, rule)
-    named["number"] = extract.parse_number
+    named["number"] = numerals.parse_number
     named["normal form"] = extract_math.normalise
     named["equal by form"] = lambda text: extract_math.equal_by_form(text, text + "1")
     return named
@@ -136,7 +135,7 @@ def pieces() -> list[str]:
     """The pieces of all texts: the literals of all patterns, and `WRITTEN`."""
     patterns = [
         value
-        for module in (extract, extract_math, extract_code, fences, gsm8k)
+        for module in (answers, numerals, letters, extract_math, extract_code, fences, gsm8k)
         for value in vars(module).values()
         if isinstance(value, re.Pattern)
     ]

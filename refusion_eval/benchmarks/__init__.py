@@ -71,10 +71,34 @@ def thinking_blocks(text: str, *, is_open: bool = False) -> list[tuple[int, int]
     return blocks if start is None else [*blocks, (start, len(text))]
 
 
+# Tokens that end a turn or fill a batch, as the families of models spell them.
+_CONTROL_TOKEN = re.compile(
+    r"<[|｜][^\s<>|｜]{1,40}[|｜]>|</s>|<(?:eos|pad|eot|EOT|eod|end_of_turn|end_of_utterance)>|\[(?:EOS|PAD)\]"
+)
+
+
+def without_control_tokens(text: str) -> str:
+    """The text with line feeds as its line ends, and without the control tokens that end a line."""
+    lines = text.replace("\r\n", "\n").split("\n")
+    for number, line in enumerate(lines):
+        end = len(line)
+        for token in reversed(list(_CONTROL_TOKEN.finditer(line))):
+            if line[token.end() : end].strip():
+                break
+            end = token.start()
+        lines[number] = line[:end]
+    return "\n".join(lines)
+
+
 def without_thoughts(text: str) -> str:
     """The text outside thinking blocks."""
     ends = [0, *(offset for block in thinking_blocks(text) for offset in block), len(text)]
     return "".join(text[start:end] for start, end in zip(ends[::2], ends[1::2], strict=True))
+
+
+def _response(text: str) -> str:
+    """What a model answers: its text without thoughts, and without control tokens, which texts from elsewhere hold."""
+    return without_thoughts(without_control_tokens(text))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -168,7 +192,7 @@ class Benchmark:
         name, filters = filter_name or self.default_filter, self.prompts.filters
         if name not in filters:
             raise DataError(f"{self.name} has no filter {name!r}; it has {', '.join(filters)}")
-        clean = self.prompts.clean or without_thoughts
+        clean = self.prompts.clean or _response
         return filters[name](clean(text), row)
 
     def check_gold(self, rows: Sequence[Row]) -> None:

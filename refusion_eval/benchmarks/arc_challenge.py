@@ -40,7 +40,7 @@ BENCHMARK = Benchmark(
         user=lambda row: choice_prompt(row["question"], row["choices"]["text"]),
         gold_text=letter_text(_gold),
         filters=choice_filters(lambda row: row["choices"]["text"]),
-        version="1.1",
+        version="1.2",
     ),
     release=Prompts(
         user=_release_prompt,

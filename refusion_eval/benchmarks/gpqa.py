@@ -104,7 +104,7 @@ BENCHMARK = Benchmark(
         user=lambda row: choice_prompt(row["question"], row["choices"]),
         gold_text=letter_text(_gold),
         filters=choice_filters(lambda row: row["choices"]),
-        version="1.1",
+        version="1.2",
     ),
     release=Prompts(
         normalise=release_row,

@@ -3,7 +3,7 @@
 import re
 
 from refusion_eval.benchmarks import Benchmark, Prompts
-from refusion_eval.benchmarks.extract import answers, release
+from refusion_eval.benchmarks.extract import answers, numerals, release
 from refusion_eval.benchmarks.rows import TEXT, Row, Source
 from refusion_eval.errors import DataError
 
@@ -25,10 +25,10 @@ def _release_prompt(row: Row) -> str:
 
 def _gold(row: Row) -> str:
     _, marker, number = str(row["answer"]).rpartition("####")
-    value = answers.parse_number(number.strip()) if marker else None
+    value = numerals.parse_number(number.strip()) if marker else None
     if value is None:
         raise DataError(f"gsm8k: an answer must end in '#### <number>', found {str(row['answer'])[-60:]!r}")
-    return answers.show_number(value)
+    return numerals.show_number(value)
 
 
 def _gold_text(row: Row) -> str:
@@ -53,11 +53,11 @@ BENCHMARK = Benchmark(
         user=_prompt,
         gold_text=_gold_text,
         filters={
-            "last": lambda text, _: answers.last_number_stated(text),
-            "first": lambda text, _: answers.first_number_stated(text),
+            "last": lambda text, row: answers.last_number_stated(text, row.get("question", "")),
+            "first": lambda text, row: answers.first_number_stated(text, row.get("question", "")),
             "strict": lambda text, _: answers.strict_number(text),
         },
-        version="1.1",
+        version="1.2",
     ),
     release=Prompts(
         user=_release_prompt,

@@ -37,7 +37,7 @@ BENCHMARK = Benchmark(
     ),
     gold=_gold,
     ours=Prompts(
-        user=_prompt, gold_text=lambda row: fenced(_gold(row)), filters={"first": function_code}, version="1.2"
+        user=_prompt, gold_text=lambda row: fenced(_gold(row)), filters={"first": function_code}, version="1.3"
     ),
     release=Prompts(
         user=lambda row: (

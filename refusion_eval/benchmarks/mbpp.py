@@ -57,7 +57,7 @@ BENCHMARK = Benchmark(
         user=_prompt,
         gold_text=lambda row: fenced(_gold(row)),
         filters={"first": module_code},
-        version="1.2",
+        version="1.3",
     ),
     release=Prompts(
         user=_release_prompt,

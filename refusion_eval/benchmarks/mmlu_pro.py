@@ -2,7 +2,7 @@
 
 from refusion_eval.benchmarks import LETTERS, Benchmark, Prompts
 from refusion_eval.benchmarks.extract import release
-from refusion_eval.benchmarks.extract.answers import first_letter_stated
+from refusion_eval.benchmarks.extract.letters import first_letter_stated
 from refusion_eval.benchmarks.multiple_choice import choice_filters, choice_prompt, letter_text
 from refusion_eval.benchmarks.rows import ID, TEXT, TEXTS, Row, Source
 
@@ -41,7 +41,7 @@ BENCHMARK = Benchmark(
         user=lambda row: choice_prompt(row["question"], row["options"]),
         gold_text=letter_text(_gold),
         filters=choice_filters(lambda row: row["options"]),
-        version="1.1",
+        version="1.2",
     ),
     release=Prompts(
         system=_release_system,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from refusion_eval.benchmarks import LETTERS, Extraction, Extractor
-from refusion_eval.benchmarks.extract import answers
+from refusion_eval.benchmarks.extract import letters
 from refusion_eval.benchmarks.rows import Row
 
 
@@ -28,9 +28,9 @@ def choice_filters(choices: Callable[[Row], Sequence[str]]) -> dict[str, Extract
         return lambda text, row: rule(text, len(choices(row)))
 
     return {
-        "last": by_letter(answers.last_letter_stated),
-        "first": by_letter(answers.first_letter_stated),
-        "strict": by_letter(answers.strict_letter),
+        "last": by_letter(letters.last_letter_stated),
+        "first": by_letter(letters.first_letter_stated),
+        "strict": by_letter(letters.strict_letter),
     }
 
 

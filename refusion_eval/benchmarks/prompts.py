@@ -52,7 +52,8 @@ class Prompts:
             (base models whose text runs on) and for comparison with published extraction rules.
         gold_text: a row -> the right answer as a model would write it when it follows the prompt.
         version: recorded with every sample; to be raised when a prompt or a judgement changes.
-        clean: turns a text into the one that the rules read; None for the text outside thinking blocks.
+        clean: turns a text into the one that the rules read; None for the text outside thinking blocks,
+            without control tokens at the ends of lines.
         normalise: turns a published row and its 0-based number into the row that everything else reads; None if
             published rows are read as they are.
         is_right: compares (right answer, extracted answer); None for the comparison of the benchmark's kind.

@@ -110,7 +110,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
         DataError: unreadable, a line of more than `LONGEST_LINE` bytes, not UTF-8, not JSON, or an object that has a
             key twice.
     """
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(byte_lines(path), start=1):
         line = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
         if not line.strip():
             continue
@@ -124,7 +124,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
             ) from problem
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def byte_lines(path: Path) -> Iterator[bytes]:
     """The lines of a file, read one at a time: neither a huge file nor a small one that unpacks to one fills memory."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:

@@ -8,7 +8,13 @@ from refusion_eval.cli import Data, Json, Sandbox, Workers, print_json
 
 def score(
     task: Annotated[str, typer.Option(help="Task whose rules judge the texts: gsm8k, mini_gsm8k, ...")],
-    outputs: Annotated[str, typer.Option(help='JSON lines {"id": ..., "text": ...}, or gold for the gold answers.')],
+    outputs: Annotated[
+        str,
+        typer.Option(
+            help='JSON lines {"id": ..., "text": ...}, a file of lm-eval, EvalPlus, inspect_ai or OpenAI, or gold for '
+            "the gold answers."
+        ),
+    ],
     data: Data = None,
     split: Annotated[str | None, typer.Option(help="Split of the rows, if it is not the evaluated one.")] = None,
     csv: Annotated[
@@ -24,6 +30,7 @@ def score(
     """Judge texts from anywhere by the rules of a task."""
     from refusion_eval.benchmarks import get_task
     from refusion_eval.scoring import texts
+    from refusion_eval.scoring.outputs import read_outputs
     from refusion_eval.scoring.verdict_file import VerdictFile
     from refusion_eval.store.atomic_write import prepare_output, write_output
 
@@ -32,7 +39,7 @@ def score(
     benchmark.check_gold(rows)
     ids = texts.index_rows(benchmark, rows)
     is_gold = outputs == texts.GOLD
-    given = texts.gold_texts(benchmark, rows) if is_gold else texts.read_outputs(Path(outputs), ids)
+    given = texts.gold_texts(benchmark, rows) if is_gold else read_outputs(Path(outputs), benchmark, ids)
     target = prepare_output(csv or texts.default_csv_path(task, outputs))
     kept = VerdictFile(target, f"sandbox {sandbox}")
     scores = texts.score_texts(

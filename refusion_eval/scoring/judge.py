@@ -20,7 +20,7 @@ from typing import NamedTuple, Self
 
 import refusion_eval
 from refusion_eval.benchmarks import Benchmark, Extraction, Row, Task
-from refusion_eval.benchmarks.extract import answers
+from refusion_eval.benchmarks.extract.numerals import parse_number
 from refusion_eval.errors import DataError
 from refusion_eval.runs.job import response
 from refusion_eval.runs.terminal import RunningScore
@@ -39,7 +39,7 @@ IsRight = Callable[[str, str], bool]  # compares (right answer, extracted answer
 
 # Comparisons that take microseconds; those of the other kinds take processes.
 _COMPARISONS: Mapping[str, IsRight] = {
-    "number": lambda gold, answer: answers.parse_number(answer) == answers.parse_number(gold),
+    "number": lambda gold, answer: parse_number(answer) == parse_number(gold),
     "choice": operator.eq,
     "text": operator.eq,
 }

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from refusion_eval.benchmarks import is_mini
+from refusion_eval.benchmarks import find_task, is_mini
 from refusion_eval.metrics import Interval, accuracy
 from refusion_eval.results.figure import UNISOLATED
 from refusion_eval.results.measured import seed_of
@@ -132,6 +132,11 @@ def notes(texts: Sequence[RecordedText], judged: Sequence[Mapping[str, Any]]) ->
         "could not be judged and count as wrong": sum(text["verdict"] == ERROR for text in judged),
     }
     found = [f"{number} of {len(texts)} samples {what}" for what, number in counts.items() if number]
+    key = texts[0].sample.key
+    task = find_task(key.task)
+    now = task.benchmark.prompts.version if task and key.task.startswith(task.name) else key.task_version
+    if key.task_version != now:  # lm-eval's own tasks have versions of their own
+        found.append(f"recorded by version {key.task_version} of the task, whose rules may differ from those of {now}")
     return [*found, UNISOLATED] if any(text["tier"] == NO_ISOLATION for text in judged) else found
 
 

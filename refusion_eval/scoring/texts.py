@@ -2,12 +2,11 @@
 
 import math
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from refusion_eval.benchmarks import Benchmark, Row
-from refusion_eval.benchmarks.rows import json_lines
 from refusion_eval.errors import DataError
 from refusion_eval.metrics import accuracy, majority_passed, pass_at_k, reported_ks
 from refusion_eval.results.render import csv_text
@@ -82,34 +81,6 @@ def gold_texts(benchmark: Benchmark, rows: Sequence[Row]) -> dict[str, list[str]
     return {benchmark.id_of(row, number): [benchmark.prompts.gold_text(row)] for number, row in enumerate(rows)}
 
 
-def read_outputs(path: Path, known: Container[str]) -> dict[str, list[str]]:
-    """Reads the texts of the known ids: JSON lines with exactly the keys id (text or integer) and text.
-
-    Raises:
-        DataError: names file and line of what is wrong, or says that the file is empty.
-    """
-    texts: dict[str, list[str]] = {}
-    for number, row in json_lines(path):
-        where = f"{path}, line {number}"
-        if not isinstance(row, dict):
-            raise DataError(f'{where}: expected an object {{"id": ..., "text": ...}}, found {type(row).__name__}')
-        if set(row) != {"id", "text"}:
-            raise DataError(f"{where}: expected the keys id and text, found {', '.join(sorted(row)) or 'none'}")
-        item_id, text = row["id"], row["text"]
-        if isinstance(item_id, bool) or not isinstance(item_id, str | int):
-            raise DataError(f"{where}: id must be a text or an integer, found {item_id!r}")
-        if not isinstance(text, str):
-            raise DataError(f"{where}: text must be a text, found {type(text).__name__}")
-        if str(item_id) not in known:
-            raise DataError(
-                f"{where}: no row has the id {item_id!r}; an id is the row's own id column, else its row number from 0"
-            )
-        texts.setdefault(str(item_id), []).append(text)
-    if not texts:
-        raise DataError(f'{path} is empty; expected lines {{"id": ..., "text": ...}}')
-    return texts
-
-
 def summary_lines(name: str, benchmark: Benchmark, scores: Sequence[Score], *, allow_partial: bool) -> list[str]:
     """The lines to print: the score, and what a reader must know of it.
 
@@ -142,6 +113,8 @@ def summary_lines(name: str, benchmark: Benchmark, scores: Sequence[Score], *, a
         lines.append(f"  majority vote {_percent(map(float, votes))}")
     share = counts[NO_ANSWER] / num_texts if num_texts else 0.0
     lines.append(f"  nothing extracted from {counts[NO_ANSWER]} of {num_texts} texts ({share:.1%})")
+    if fewest != max(drawn):
+        lines.append(f"  rows have {fewest} to {max(drawn)} texts each; every row counts alike")
     if num_missing:
         how = "left out" if allow_partial else "counted as wrong (--allow-partial leaves them out)"
         lines.append(f"  {num_missing} rows have no text: {how}")

@@ -1,11 +1,21 @@
 """What names of tasks mean, and what a task knows of itself."""
 
 import pickle
+import time
 
 import pytest
 import yaml
 
-from refusion_eval.benchmarks import BENCHMARKS, Task, find_task, get_task, is_mini, is_sealed, without_thoughts
+from refusion_eval.benchmarks import (
+    BENCHMARKS,
+    Task,
+    find_task,
+    get_task,
+    is_mini,
+    is_sealed,
+    without_control_tokens,
+    without_thoughts,
+)
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import tasks_path
 from refusion_eval.results.figure import TASKS
@@ -128,6 +138,30 @@ def test_sealed_items_hold_markers_and_the_way_back(tmp_path):
 )
 def test_what_stands_inside_a_thinking_block_is_left_out(text, kept):
     assert without_thoughts(text) == kept
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("x<|im_end|>", "x"),
+        ("x</s></s> ", "x"),
+        ("x<eos>" + "<pad>" * 3, "x"),
+        ("x<|eot_id|>\r\n```\r\n", "x\n```\n"),
+        ("x<｜end▁of▁sentence｜>", "x"),
+        ("a <|im_end|> b", "a <|im_end|> b"),
+        ("'</s>'", "'</s>'"),
+        ("a <|> b", "a <|> b"),
+    ],
+)
+def test_control_tokens_at_the_ends_of_lines_are_no_text(text, kept):
+    assert without_control_tokens(text) == kept
+
+
+def test_without_its_control_tokens_a_long_text_stays_quick():
+    start = time.process_time()
+    assert without_control_tokens("<pad>" * 20_000) == ""
+    assert without_control_tokens("<pad>" * 20_000 + "x") != ""
+    assert time.process_time() - start < 0.5
 
 
 def test_a_thought_is_no_answer():

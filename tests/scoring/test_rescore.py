@@ -290,3 +290,14 @@ def test_other_scores_than_the_verdict_are_not_taken_for_it(tmp_path: Path) -> N
         store.append_scores([replace(score, metric="strict", value=0.0)])
     assert rescore(tmp_path, OURS)[0] == 0
     assert [line["recorded_correct"] for line in rows_of(tmp_path / "rescored" / "ours.csv")] == ["1"]
+
+
+def test_texts_of_an_older_version_of_the_task_are_told(tmp_path: Path) -> None:
+    run = record_mini(tmp_path / "old", "gsm8k", gsm8k_texts(1))
+    version = BENCHMARKS["gsm8k"].prompts.version
+    assert (
+        f"recorded by version 1.0 of the task, whose rules may differ from those of {version}" in rescore(run, OURS)[1]
+    )
+    sample = contents(run)[0][0]
+    same = replace(sample, key=replace(sample.key, task_version=version), process_id="")
+    assert "recorded by version" not in rescore(record(tmp_path / "new", [same]), OURS)[1]

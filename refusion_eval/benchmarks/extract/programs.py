@@ -129,18 +129,19 @@ def function_code(text: str, row: Row) -> Extraction:
     """The program of a HumanEval answer: the function asked for, whole or as a continuation of the prompt.
 
     If a block defines the function, the program is the prompt's imports and helper functions followed by that block
-    (see `_find_program`); otherwise the last block that completes the function continues the prompt.
+    (see `_find_program`); otherwise the last block that completes the function continues the prompt. Where none does,
+    it is the code before the first fence, which closes a block that the prompt opened.
     """
     name, prompt = row["entry_point"], row["prompt"].replace("\r\n", "\n")
-    text = text.replace("\r\n", "\n")
     effort = _Effort()
     found = _find_program(text, {name}, effort, before=prompt[: _definition_start(prompt, name)])
     if found:
         return Extraction(found, "whole function")
     blocks = [block.code for block in blocks_of(text)]
-    indented = _INDENTED.search(text)
+    unfenced = text.partition("```")[0]
+    indented = _INDENTED.search(unfenced)
     started = ""
-    for body in reversed(blocks or [text[indented.start() if indented else 0 :], text]):
+    for body in reversed([unfenced[indented.start() if indented else 0 :], unfenced, *blocks]):
         for form in _bodies(_readable(body)):
             program = parsable_prefix(prompt + form, effort)
             if _defines(program, {name}):
@@ -165,7 +166,6 @@ def module_code(text: str, row: Row) -> Extraction:
 
     Without such a block it is the last one that defines some other function, else the last one.
     """
-    text = text.replace("\r\n", "\n")
     tests = "\n".join(str(test).strip() for test in row["test_list"])
     setup = str(row.get("test_setup_code") or "")
     called = _names(tests).unbound - _names(setup).bound

@@ -5,16 +5,9 @@ import time
 import pytest
 
 from refusion_eval.benchmarks import BENCHMARKS
-from refusion_eval.benchmarks.extract.answers import (
-    first_letter_stated,
-    first_number_stated,
-    last_letter_stated,
-    last_number_stated,
-    parse_number,
-    show_number,
-    strict_letter,
-    strict_number,
-)
+from refusion_eval.benchmarks.extract.answers import first_number_stated, last_number_stated, strict_number
+from refusion_eval.benchmarks.extract.letters import first_letter_stated, last_letter_stated, strict_letter
+from refusion_eval.benchmarks.extract.numerals import parse_number, show_number
 
 
 @pytest.mark.parametrize(
@@ -53,7 +46,7 @@ def test_a_stated_number_is_read_as_people_write_it(text: str, number: str) -> N
         ("The answer is 12 ÷ 4 eggs.", "3"),
         ("The answer is 2 x 3.5 x 2", "14"),
         ("The answer is 5-6 hours.", "5"),
-        ("The answer is 5.1 x 10^3", "5.1"),
+        ("The answer is 5.1 x 10^3", "5100"),
         ("The answer is 5 - a good number.", "5"),
         ("The answer is 3 for each - 4 of them.", "3"),
         ("The answer is 1 * 0 ÷ 0.", None),
@@ -71,6 +64,89 @@ def test_of_an_expression_the_value_counts_and_several_counts_are_no_number(stat
     for text in (statement, f"He has 9. {statement}", f"{statement}\n"):
         assert last_number_stated(text).answer == number
         assert first_number_stated(text).answer == number
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("The answer is 12 500.", "12500"),
+        ("The answer is 2\u202f500\u202f000 dollars.", "2500000"),
+        ("The answer is 3 200-page books.", "3"),
+        ("The answer is –9.", "-9"),
+        ("It took 5–6 hours. The answer is negative 9 degrees.", "-9"),
+        ("The answer is 10 minus 1.", "9"),
+        ("The answer is not 5 but minus 6.", "-6"),
+        ("x = - 5, so the answer is $- 5$", "-5"),
+        ("The answer is:\n- 42 pens", "42"),
+        ("Total - 42", "42"),
+        ("Total: -42", "-42"),
+        ("The answer is:\n1. 3 + 4 = 7\n2. 7 * 6 = 42", "42"),
+        ("The answer is:\n42. That is all.", "42"),
+        ("The answer is 1.2 million.", "1200000"),
+        ("The answer is 3-thousand-dollar bills.", "3000"),
+        ("The answer is 20K.", "20000"),
+        ("\\boxed{3 \\times 10^{6}}", "3000000"),
+        ("The answer is 3 × 10⁻¹.", "0.3"),
+        ("The answer is 1.5e3.", "1500"),
+        ("The answer is 6**2.", "36"),
+        ("The area is 6 m^2.", "2"),
+        ("The answer is 9^999.", "9"),
+        ("The answer is 2½ hours.", "2.5"),
+        ("The answer is $2\\frac{1}{2}$.", "2.5"),
+        ("The answer is ¾.", "0.75"),
+        ("<answer>42</answer> as 7 of 6 (= 7 * 6) shows", "42"),
+        ("The answer is 41.67 ≈ 42.", "42"),
+    ],
+)
+def test_numbers_are_read_in_all_ways_of_writing(text: str, number: str) -> None:
+    assert last_number_stated(text).answer == number
+
+
+@pytest.mark.parametrize(
+    ("question", "number"),
+    [
+        ("How many eggs?", "84"),
+        ("How many dozens of eggs will she eat in 4 weeks?", "7"),
+        ("How many dozen?", "7"),
+        ("She buys 3 dozen. How many?", "84"),
+    ],
+)
+def test_a_size_that_the_question_asks_for_is_a_unit(question: str, number: str) -> None:
+    assert BENCHMARKS["gsm8k"].extract("The answer is 7 dozens.", {"question": question}).answer == number
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("The answer is that after 3 days he has 12 apples.", "12"),
+        ("The answer is that he has 12 apples after 3 days.", "12"),
+        ("The answer is in 3 days.", "3"),
+        ("The answer is 5 more than 10, so 15.", "15"),
+        ("The answer is 3 times 14, which is 42.", "42"),
+        ("The answer is 42, which is 3 more than 39.", "42"),
+        ("The answer is 90 minutes, which is 1.5 hours.", "90"),
+        ("The answer is 1 hour and 30 minutes, or 90 minutes.", "90"),
+        ("The answer is 20 dollars (= 2000 cents).", "20"),
+        ("The answer is 41.67, which rounds to 42.", "42"),
+        ("The answer is 41.67 (rounded to 42).", "42"),
+        ("The answer is 41.67, rounded to 2 decimal places.", "41.67"),
+        ("The answer is not 5, it is 6.", "6"),
+        ("The answer is not 5. It is 6.", "6"),
+        ("The answer is not 5.", None),
+        ("The answer is 5. Wait, that is wrong. It should be 6.", "6"),
+        ("The answer is 5, no, 6. Actually, it's -7.", "-7"),
+        ("The answer is 5. Let me recheck: 3 + 3 = 6. So it is 6.", "6"),
+        ("The answer is 42. He has to wait until it is 7.", "42"),
+        ("The answer is 42. No other number fits. There are actually 6 bags.", "42"),
+    ],
+)
+def test_of_several_numbers_the_one_that_is_said_to_be_the_answer_counts(text: str, number: str | None) -> None:
+    assert last_number_stated(text).answer == number
+
+
+def test_a_correction_counts_for_the_last_statement_only() -> None:
+    text = "The answer is 5. Wait, it is 6."
+    assert (first_number_stated(text).answer, last_number_stated(text).answer) == ("5", "6")
 
 
 def test_the_last_statement_counts_and_the_first_where_text_runs_on() -> None:
@@ -152,6 +228,36 @@ def test_a_shown_number_is_in_normal_form(text: str) -> None:
         ("The answer is (C), and (A) is incorrect", "C"),
         ("The answer is (a), because (b) is wrong.", "A"),
         ("Answer: B => it is lighter", "B"),
+        ("The answer is therefore C.", "C"),
+        ("The answer seems to be (C).", "C"),
+        ("The closest value among the options is C.", "C"),
+        ("The answer is vitamin D, which is (C).", "C"),
+        ("The answer is B cells (C).", "C"),
+        ("The answer is E. coli, option C.", "C"),
+        ("The answer is Blue (C) because B is red.", "C"),
+        ("The answer is 【C】", "C"),
+        ("The answer is __C__", "C"),
+        ("<answer><b>C</b></answer>", "C"),
+        ("The answer is not A but C.", "C"),
+        ("The answer is not (A). It is (C).", "C"),
+        ("The answer is (A). Actually, it is (C).", "C"),
+        ("The answer is A... wait, it should be C.", "C"),
+        ("The answer is (A). Wait, B is also possible. But A holds.", "A"),
+        ("The answer is C. The answer is A only if x > 2.", "C"),
+        ("Therefore, (C) is correct.", "C"),
+        ("The answer is (A). D is correct about heat.", "A"),
+        ("So C is the answer.", "C"),
+        ("I'd go with option C.", "C"),
+        ("I would pick C — a safe choice.", "C"),
+        ("This corresponds to choice (C).", "C"),
+        ("Final answer (C)", "C"),
+        ("Option C", "C"),
+        ("## Final Answer\n\n**C. Mitochondria**", "C"),
+        ("C - Blue", "C"),
+        ("✅ **C. Blue**", "C"),
+        ("c. 4", "C"),
+        ("C\n\nExplanation: because A is too hot.", "C"),
+        ("Explanation.\n\n**C. Blue**", "C"),
     ],
 )
 def test_a_stated_letter_is_found_in_any_dress(text: str, letter: str) -> None:
@@ -183,6 +289,15 @@ def test_a_stated_letter_is_found_in_any_dress(text: str, letter: str) -> None:
         "The answer is (A) and (C).",
         "The answers are A/B",
         "Answer: (a) 5 m/s (b) 6 m/s",
+        "The answer is A car.",
+        "The answer is vitamin C.",
+        "The answer is Blue (C) or Red (A).",
+        "The answer is not Blue (C).",
+        "The answer is A if x > 2",
+        "Statement A is correct.",
+        "Let us choose a card, and choose A and B.",
+        "They match\nB is here",
+        "(a) What is the speed of the first stone, and (b) what is that of the second?",
         "",
     ],
 )

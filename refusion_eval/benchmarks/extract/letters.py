@@ -1,0 +1,234 @@
+"""Finds the letter of a choice in a model's text."""
+
+import re
+
+from refusion_eval.benchmarks import LETTERS, Extraction
+from refusion_eval.benchmarks.extract.answers import (
+    NOT,
+    NOT_BUT,
+    NOTHING,
+    STATEMENT_REACH,
+    corrections,
+    last_statements,
+)
+
+_BEST = r"(?:most )?(?:correct|right|best|accurate|appropriate)"
+_IS = (
+    r"(?:is|are|(?:would|should|must|will|might|may|could) be"
+    r"|(?:seems|appears|turns out|has|happens|is (?:most )?likely) to be)"
+)
+# A letter by itself, in whatever marks: what a pattern looks ahead for.
+_OPEN, _CLOSE = r"[*_$(\[\"'“‘（【]{0,4}", r"[*_$)\]\"'”’）】]{0,4}"
+_ITSELF = rf"{_OPEN}[A-Z]{_CLOSE}"
+_NO_CONDITION = r"(?<!\b(?i:if) )(?<!\b(?i:nor) )(?<!\b(?i:whether) )(?<!\b(?i:neither) )"
+_CHOICE_LEAD = re.compile(
+    rf"(?i:(?<!/)\b(?:answers?"
+    rf"|(?:{_BEST}|closest|only) (?:[a-z]+ ){{0,2}}?(?:option|choice|statement|letter|value|match))\b"
+    rf"[^\n.:=]{{0,40}}?(?:\b{_IS}\b|:|=))"
+    # "Option D is the correct answer", "D is the best choice": such a lead ends where the letter begins.
+    rf"|(?i:{_NO_CONDITION}\b(?:option|choice|answer)[ \t](?=[*(]{{0,3}}[a-z][*)]{{0,3}} is (?:the )?{_BEST}\b))"
+    rf"|{_NO_CONDITION}(?<!\w)(?={_ITSELF} is (?:the |my )(?:{_BEST} (?:answer|option|choice)|(?:final )?answer)\b)"
+    rf"|\b(?:Therefore|Thus|Hence|So|Consequently)\b,?[ \t]{{1,3}}(?={_ITSELF} is (?:the )?{_BEST}\b)"
+    # "Final answer (C)" at the end of a line, and a heading before the answer.
+    rf"|(?:^[^\w\n]{{0,8}}|\b(?i:final|correct|my) )(?i:answer)[ \t]{{1,3}}(?={_ITSELF}[.!]?[ \t]{{0,8}}$)"
+    rf"|^[#*_ \t]{{0,8}}(?i:(?:the )?(?:final |correct |best )?answer)[*_ \t]{{0,8}}\n\s{{0,4}}(?={_OPEN}[A-Z]\b)"
+    r"|\\boxed\b|<(?i:answer)>"
+    r"|\bis:[ \t*_]{0,4}(?=\n\s{0,4}[*(]{0,3}[A-Z][*]{0,2}[).])",
+    re.MULTILINE,
+)
+# Leads that mark an answer less clearly. They count where no other statement is made.
+_WEAK_LEAD = re.compile(
+    r"(?i:\b(?:(?:go|going|went) (?:with|for)|pick|picked|picking|choose|chose|choosing|select|selected|selecting"
+    r"|correspond(?:s|ing)? to|match(?:es)?|(?:guess|choice|pick) (?:is|would be)|leaves(?: us with)?|left with)\b"
+    r"(?=[ \t]))"
+    rf"|{_NO_CONDITION}(?<!(?i:option) )(?<!(?i:choice|answer) )(?<!(?i:statement) )(?<![\w'’])"
+    rf"(?={_ITSELF} is (?:the )?{_BEST}\b)"
+)
+
+_FILL = (
+    r"\b(?:therefore|thus|hence|then|so|indeed|just|still|again|also|now|perhaps|maybe|most|[a-z]{2,12}ly|in fact"
+    r"|of course|i think|i believe|labell?ed)\b,?|\b(?i:the )?(?i:option|choice|letter)\b"
+)
+_TAG = r"</?[A-Za-z]{1,10}>"
+_CHOICE = re.compile(
+    rf"((?:[\s*_$`\"'“‘:,(\[{{}}（【「『]|[-•>][ \t]"
+    rf"|{_TAG}|\\[(\[]|\\boxed\b|\\(?:text|math)(?:bf|rm|it|sf)?\b|{_FILL}){{0,24}})"
+    r"([A-Za-z])(?![A-Za-z0-9#]|\+\+|['’-]\w)"
+)
+_WRAPPERS = frozenset("([{*_`\"'“‘（【「『>")
+_STRICT_CHOICE = re.compile(r"The answer is \(([A-Z])\)")
+_FIRST_CHOICE = re.compile(r"answer is \(?([A-J])\)?")
+_CLOSING = rf"(?:[*_$)\]}}`\"'”’）】」』]|{_TAG}){{0,6}}"
+# What makes a letter part of a formula: "C(6, 3)", "A - B =", "x_1", "A \cap B"; "B - the text" is a choice.
+_OPERATION = r"cdot|times|cap|cup|div|pm|to|leq?|geq?|approx|equiv|subset|setminus|oplus|wedge|vee|frac|sqrt"
+_IN_FORMULA = re.compile(
+    r"\(\s?(?:[\d\\]|[A-Za-z]\s?[,)])|[\^_](?!_)[\w{\\]|[*/][A-Za-z\d]"
+    rf"|[ \t]{{0,3}}(?:[+×·]|=(?!>)|[<>][ \t]|\\(?:{_OPERATION})\b"
+    r"|[-−–][ \t]?(?:[A-Za-z\d]{1,4}[ \t]?[-−+*/=^]|[A-Z](?!\w)))"
+)
+_DENIED = re.compile(
+    rf"{_CLOSING}[ \t]{{1,3}}(?:(?:isn|wasn|can|doesn)['’]t\b|cannot\b|does not\b"
+    r"|(?:is|are|was|would be|must be)[ \t]{1,3}(?:not|never|incorrect|wrong|false|invalid|ruled out|eliminated)\b"
+    r"|(?:only[ \t])?(?:if|unless|provided|assuming)\b|only[ \t](?:when|for|in)\b)"
+)
+_FURTHER_LETTER = re.compile(
+    rf"{_CLOSING}(?:[ \t]?[,;&/]|[ \t](?:and|or)\b|,[ \t](?:and|or)\b)[ \t]{{0,3}}(?i:option |choice )?[*_$(\[]{{0,3}}"
+    r"([A-Z])(?![\w'’]|[)*\]]{0,3}[ \t](?!(?:and|or|because|since|as)\b)[a-z])"
+)
+_PART = re.compile(r"[)*\]]{1,3}:?[ \t]{1,3}(?!(?:because|since|as|is)\b)[\w$\\-]")
+# A bare letter before any other word is part of a text: "A car", "B cells".
+_CONNECTIVE = (
+    r"because|since|as|is|was|which|who|that|and|or|but|not|with|for|from|due|given|by|based|in|on|at|when|where|while"
+    r"|so|thus|therefore|although|though|if|unless|only|also|here|rather|instead|according|followed|provided|assuming"
+)
+_WORD = re.compile(rf"[ \t]+(?!(?:{_CONNECTIVE})\b)[a-z]")
+_WORD_AFTER_SMALL = re.compile(r"[ \t]+(?!(?:because|since|as|is)\b)[a-z]")
+# The label of a choice behind its text: "(C)", "option C".
+_LABEL = re.compile(
+    r"(?:(?i:\b(not|nor|than|except|unlike|of|like|versus)[ \t]{1,3}))?"
+    r"(?:[(\[（【][*_$ ]{0,3}(?i:option |choice |answer )?([A-Za-z])[*_$ ]{0,3}[)\]）】]"
+    r"|\b(?i:option|choice|letter)[ \t]{1,2}[*_$\"'“‘]{0,4}([A-Z])(?![\w'’]))"
+)
+_AFTER_LABEL = re.compile(rf"{_CLOSING}(?:\s{{0,9}}\Z|,?[ \t](?:because|since|as)\b)")
+_SENTENCE_END = re.compile(r"[.!?](?=[*_\"'”)]{0,4}(?:\s{1,3}[^a-z\s]|\s{0,9}\Z))|\n")
+_ENDS_A_CORRECTION = re.compile(rf"{_CLOSING}(?:[.,;!?\n]|\Z|[ \t](?:because|since|as)\b)")
+
+# An answer without any statement.
+_SYMBOL = r"←-⇿☀-➿\ufe0f\U0001f300-\U0001faff"
+_ALONE = (
+    rf"(?:[*_$(\[ \t\"'“‘（【#>{_SYMBOL}]|{_TAG}){{0,8}}(?:(?i:option|choice|answer|letter)[ \t]{{1,2}}[*_$(]{{0,4}})?"
+    rf"([A-Za-z])(?:[*_$)\].: \t\"'”’）】]|{_TAG}){{0,8}}"
+)
+_LONE_LETTER = re.compile(rf"{_ALONE}\Z")
+_LONE_PARAGRAPH = re.compile(rf"\s{{0,9}}{_ALONE}\n[ \t]{{0,9}}\n")
+_LABEL_END = r"(?:[*_]{0,3}[)\].:](?![a-z]\.)|[ \t][-–—][ \t](?![A-Za-z\d]{1,4}[ \t]?[-+*/=^]))"
+_LABELLED_LINE = re.compile(rf"[*_(\[ \t{_SYMBOL}-]{{0,8}}([A-Za-z]){_LABEL_END}")
+_MARKED_LINE = re.compile(rf"[_ \t{_SYMBOL}]{{0,6}}(?=[*(\[]|[A-Z]\))[*(\[]{{0,3}}([A-Z]){_LABEL_END}")
+
+
+# Characters of a text that is a choice with a small letter and nothing else; answers in parts "(a) ..." are longer.
+_LONGEST_CHOICE = 60
+
+
+def last_letter_stated(text: str, num_choices: int) -> Extraction:
+    """The letter of the last statement of an answer, else of the last weaker one, else of a choice's label alone."""
+    valid = LETTERS[:num_choices]
+    for lead, letters, how in (
+        (_CHOICE_LEAD, valid + valid.lower(), "statement"),
+        (_WEAK_LEAD, valid, "weaker statement"),
+    ):
+        for start in last_statements(lead, text):
+            letter = _letter_after(text, start, letters)
+            if letter is not None:
+                return Extraction(_corrected(text, start, letters) or letter, how)
+    return _letter_line(text, valid)
+
+
+def first_letter_stated(text: str, num_choices: int) -> Extraction:
+    """The first "answer is (X)", by the pattern of MMLU-Pro's authors, for base models whose text runs on.
+
+    The pattern is unchanged, so that recorded results can be reproduced. The letter may lie outside the row's choices,
+    and is wrong then.
+    """
+    del num_choices
+    choice = _FIRST_CHOICE.search(text)
+    return Extraction(choice.group(1), "first statement") if choice else NOTHING
+
+
+def strict_letter(text: str, num_choices: int) -> Extraction:
+    """The last "The answer is (X)", exactly as the prompt asks for it."""
+    letters = [letter for letter in _STRICT_CHOICE.findall(text) if letter in LETTERS[:num_choices]]
+    return Extraction(letters[-1], "asked-for form") if letters else NOTHING
+
+
+def _corrected(text: str, start: int, valid: str) -> str | None:
+    """The letter of the last correction behind a statement, which nothing but its reason may follow."""
+    for end in corrections(text, start):
+        found = _CHOICE.match(text, end)
+        if found and _ENDS_A_CORRECTION.match(text, found.end()) and (letter := _letter_after(text, end, valid)):
+            return letter
+    return None
+
+
+def _letter_after(text: str, start: int, valid: str) -> str | None:
+    """The letter after a lead, if it is the label of one choice: no word, formula, denial, list or part.
+
+    It stands at the start of the sentence, or at its end, behind the text of the choice.
+    """
+    denied = NOT_BUT.match(text, start)
+    if denied is None and NOT.match(text, start):
+        return None
+    start = denied.end() if denied else start
+    region = text[start : start + STATEMENT_REACH]
+    found = _CHOICE.match(region)
+    if found is None or found.group(2) not in valid:
+        return _label_behind(region, valid)
+    letter, rest = found.group(2), region[found.end() :]
+    is_small = letter.islower() or letter == "I"
+    if found.group(1)[-1:] not in _WRAPPERS:
+        if (_WORD_AFTER_SMALL if is_small else _WORD).match(rest):
+            return _label_behind(region, valid)
+        if re.match(r"[ \t]?\(|\.[ \t][a-z]", rest) and (label := _label_behind(region, valid)):
+            return label
+    if _IN_FORMULA.match(rest):
+        return _label_behind(region, valid)
+    if _DENIED.match(rest):
+        return None
+    further = _FURTHER_LETTER.match(rest)
+    if further and further.group(1) in valid:
+        return None
+    if letter.islower() and _is_part(letter, rest):
+        return None
+    return letter.upper()
+
+
+def _label_behind(region: str, valid: str) -> str | None:
+    """The label at the end of the first sentence, if the sentence has no other one."""
+    sentence = _SENTENCE_END.split(region.lstrip(), maxsplit=1)[0]
+    labels = list(_LABEL.finditer(sentence))
+    letters = {label[2] or label[3] for label in labels}
+    if len(letters) != 1 or labels[-1][1] or not _AFTER_LABEL.match(sentence, labels[-1].end()):
+        return None
+    (letter,) = letters
+    return letter.upper() if letter in valid else None
+
+
+def _is_part(letter: str, rest: str) -> bool:
+    """Whether a small letter labels the first part of an answer: "(a) 5 m, (b) 6 m" or "(i) mass, (ii) time"."""
+    if not _PART.match(rest):
+        return False
+    following = [chr(ord(letter) + 1), *(["ii"] if letter == "i" else [])]
+    return any(re.search(rf"(?<![A-Za-z]){re.escape(label)}\)", rest) for label in following)
+
+
+def _letter_line(text: str, valid: str) -> Extraction:
+    """An answer without a statement: a letter alone on the last line or before a blank line at the start, or one label.
+
+    A label is followed by the text of its choice. It counts on the first line, and in brackets or bold on the last one,
+    where no other line begins with a label.
+    """
+    lines = [line for line in map(str.strip, text.splitlines()) if line]
+    if not lines:
+        return NOTHING
+    labels = _labels(lines[:-1])
+    lone = _LONE_LETTER.match(lines[-1]) if len(lines[-1]) <= 24 else None
+    if lone and lone[1] != "i" and lone[1].upper() in valid:
+        # After a list of choices the letter is the label of the next one, where the text was cut off.
+        is_label = len(labels) > 1 or chr(ord(lone[1]) - 1) in labels
+        return NOTHING if is_label else Extraction(lone[1].upper(), "letter on the last line")
+    valid = valid.replace("I", "")
+    alone = _LONE_PARAGRAPH.match(text)
+    if alone and alone[1] in valid and set(labels) <= {alone[1]}:
+        return Extraction(alone[1], "letter on the first line")
+    label = _LABELLED_LINE.match(lines[0])
+    if label is None or (label[1].islower() and (len(lines) > 1 or len(lines[0]) > _LONGEST_CHOICE)):
+        label = _MARKED_LINE.match(lines[-1])
+    if label is None or label[1].upper() not in valid or len(_labels(lines)) > 1 or lines.count(lines[0]) > 1:
+        return NOTHING
+    return Extraction(label[1].upper(), "label before the choice")
+
+
+def _labels(lines: list[str]) -> list[str]:
+    """The capital letters that label different lines."""
+    found = map(_LABELLED_LINE.match, dict.fromkeys(lines))
+    return [label[1] for label in found if label and label[1].isupper()]

@@ -1,0 +1,212 @@
+"""Reads texts that other tools wrote: finds the column of the texts, and the row that each line is about."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from refusion_eval.benchmarks import Benchmark, Row
+from refusion_eval.benchmarks.rows import BYTE_ORDER_MARK, byte_lines, json_lines
+from refusion_eval.errors import DataError
+
+# Bytes of a file that is one JSON document.
+LARGEST_DOCUMENT = 256 * 2**20
+_DEEPEST = 8  # levels of lists and objects around a text
+_ZIP = b"PK\x03\x04"
+
+
+class _Form(NamedTuple):
+    """The columns by which the lines of a tool are recognised.
+
+    Attributes:
+        tool: who writes such lines.
+        id: names the item.
+        texts: holds its texts.
+        is_text: whether that is one text; else it is a list of texts, or an object with the choices of a chat.
+        asked: holds the question, by which the row is checked; empty where the tool writes none.
+        is_whole: whether a line must have no further columns, because these names are too general.
+    """
+
+    tool: str
+    id: str
+    texts: str
+    is_text: bool = False
+    asked: str = ""
+    is_whole: bool = False
+
+    def fits(self, line: Mapping[str, Any]) -> bool:
+        """Whether a line has the columns; a text where the tool writes an object is that of some other tool."""
+        if not {self.id, self.texts} <= set(line) or (self.is_whole and len(line) > 2):
+            return False
+        return self.is_text or not isinstance(line[self.texts], str)
+
+
+# The first form whose columns a line has counts.
+_FORMS = (
+    _Form("this project", "id", "text", is_text=True, is_whole=True),
+    _Form("OpenAI", "custom_id", "response"),
+    _Form("lm-eval", "doc_id", "resps", asked="doc"),
+    _Form("EvalPlus", "task_id", "solution", is_text=True),
+    _Form("EvalPlus", "task_id", "completion", is_text=True),
+    _Form("inspect_ai", "id", "output", asked="input"),
+    _Form("OpenAI", "id", "choices"),
+)
+_TOOLS = ", ".join(dict.fromkeys(form.tool for form in _FORMS if not form.is_whole))
+
+
+def read_outputs(path: Path, benchmark: Benchmark, rows: Mapping[str, Row]) -> dict[str, list[str]]:
+    """Reads the texts of items, in one of the known forms: JSON lines, or one JSON document with a list of samples.
+
+    Args:
+        path: the file; `.gz` files are decompressed.
+        benchmark: knows what identifies an item.
+        rows: the rows by id.
+
+    Returns:
+        id -> texts; several lines on one item are several texts of it.
+
+    Raises:
+        DataError: names file and line of what is wrong, or says that the file is empty.
+    """
+    items = _Items(benchmark, rows)
+    texts: dict[str, list[str]] = {}
+    filters: set[object] = set()
+    is_empty = True
+    for where, line in _lines(path):
+        is_empty = False
+        if not isinstance(line, dict):
+            raise DataError(f'{where}: expected an object {{"id": ..., "text": ...}}, found {type(line).__name__}')
+        form = next((form for form in _FORMS if form.fits(line)), None)
+        if form is None:
+            raise DataError(
+                f"{where}: expected the keys id and text, found {', '.join(sorted(line)) or 'none'}; lines that "
+                f"{_TOOLS} write are read too"
+            )
+        # lm-eval writes the same texts once for each filter of a task.
+        filters = filters or {line.get("filter")}
+        if line.get("filter") not in filters:
+            continue
+        item = items.find(form.id, line[form.id], line.get(form.asked), where)
+        found = _texts_of(line[form.texts]) if not form.is_text or isinstance(line[form.texts], str) else None
+        if found is None:
+            must = "be" if form.is_text else "hold"
+            raise DataError(f"{where}: {form.texts} must {must} a text, found {type(line[form.texts]).__name__}")
+        texts.setdefault(item, []).extend(found)
+    if is_empty:
+        raise DataError(f'{path} is empty; expected lines {{"id": ..., "text": ...}}')
+    return texts
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yields (place, value) for each line, or for each sample of a document: of a log of inspect_ai, or of a list."""
+    lines = byte_lines(path)
+    first = next((line for line in lines if line.strip()), b"").removeprefix(BYTE_ORDER_MARK)
+    if first.startswith(_ZIP):
+        raise DataError(f"{path} is a zip file; write a log of inspect_ai as JSON: inspect log dump {path} > LOG.json")
+    if first.strip() in (b"{", b"["):
+        document = _document(path, chain([first], lines))
+        samples = document if isinstance(document, list) else document.get("samples")
+        yield from _samples(str(path), samples if isinstance(samples, list) else [document])
+        return
+    for number, value in json_lines(path):
+        where = f"{path}, line {number}"
+        samples = value.get("samples") if isinstance(value, dict) else None
+        yield from _samples(where, samples) if isinstance(samples, list) else [(where, value)]
+
+
+def _samples(where: str, samples: list[Any]) -> Iterator[tuple[str, Any]]:
+    return ((f"{where}, sample {number}", sample) for number, sample in enumerate(samples, start=1))
+
+
+def _document(path: Path, lines: Iterable[bytes]) -> Any:
+    """The one JSON value that all lines make."""
+    read = bytearray()
+    for line in lines:
+        read += line
+        if len(read) > LARGEST_DOCUMENT:
+            raise DataError(
+                f"{path} is one JSON document of more than {LARGEST_DOCUMENT // 2**20} MiB; write one object a line"
+            )
+    try:
+        return json.loads(read.decode("utf-8"))
+    except (ValueError, RecursionError) as problem:
+        raise DataError(f"{path}: not a JSON document ({problem}); write one JSON object a line") from problem
+
+
+def _texts_of(value: object, depth: int = 0) -> list[str] | None:
+    """The texts in a column: a text, lists of them, or the choices of a chat; None if there is something else."""
+    inside = partial(_texts_of, depth=depth + 1)
+    if depth > _DEEPEST:
+        return None
+    match value:
+        case str():
+            return [value]
+        case {"choices": [_, *_] as choices}:
+            return inside(choices)
+        case {"body": inner} | {"message": inner} | {"text": inner} | {"completion": inner}:
+            return inside(inner)
+        case {"content": list(parts)}:  # of these only text is part of the response
+            return ["".join(part["text"] for part in parts if isinstance(part, dict) and part.get("type") == "text")]
+        case {"content": content}:
+            return inside(content or "")  # none where the model refused
+        case [_, *_]:
+            found = [inside(part) for part in value]
+            return None if None in found else [text for texts in found for text in texts or ()]
+        case None | {"error": _}:  # of a request that failed
+            return []
+    return None
+
+
+class _Items:
+    """Finds the row that a line is about."""
+
+    def __init__(self, benchmark: Benchmark, rows: Mapping[str, Row]) -> None:
+        self._id_column = benchmark.id_column
+        self._rows = rows
+        columns = [column for column in benchmark.source.columns if column != benchmark.id_column]
+        first = next(iter(rows.values()), {})
+        self._column = next((column for column in columns if column in first), "question")
+        self._by_question: dict[str, list[str]] = {}
+        for item, row in rows.items():
+            self._by_question.setdefault(_plain(row.get(self._column)), []).append(item)
+
+    def find(self, column: str, written: object, source: object, where: str) -> str:
+        """The id of the row that a line means.
+
+        Args:
+            column: the column with the id.
+            written: the id in the line: that of the row, its number, or either behind the benchmark's name and "/".
+            source: the row or the question that the line holds; None for neither. It tells whether numbers begin with
+                0, and finds the row where a tool counts in another way.
+            where: file and line.
+
+        Raises:
+            DataError: there is no such row, or it asks something else.
+        """
+        if isinstance(written, bool) or not isinstance(written, str | int):
+            raise DataError(f"{where}: {column} must be a text or an integer, found {written!r}")
+        asked, named = _plain(source), [str(written), str(written).rpartition("/")[2]]
+        if isinstance(source, Mapping):
+            asked = _plain(source.get(self._column))
+            named = [str(source[self._id_column]), *named] if self._id_column in source else named
+        if asked and self._id_column is None and str(written).isdecimal():
+            named.append(str(int(written) - 1))  # numbers from 1
+        known = [item for item in named if item in self._rows]
+        same = [item for item in known if not asked or _plain(self._rows[item].get(self._column)) in asked]
+        alike = self._by_question.get(asked, [])
+        if same or (asked and len(alike) == 1):
+            return (same or alike)[0]
+        if known:
+            raise DataError(f"{where}: the question is not that of the row {known[0]!r}; name the rows that were asked")
+        raise DataError(
+            f"{where}: no row has the id {written!r}; an id is the row's own id column, else its row number from 0"
+        )
+
+
+def _plain(question: object) -> str:
+    """A question, or the messages of a chat, as one line."""
+    if isinstance(question, list):
+        question = " ".join(text for message in question for text in _texts_of(message) or ())
+    return " ".join(question.split()) if isinstance(question, str) else ""
