@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from refusion_eval.benchmarks import BENCHMARKS, is_mini
+from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Timing, bytes_read, tpf_release
-from refusion_eval.store.records import NO_ISOLATION, PASSED, Sample, ScoreRow
+from refusion_eval.store.records import NO_ISOLATION, PASSED, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_reader import Run, RunReader
 from refusion_eval.types import Trace
 
@@ -142,7 +143,7 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None) -> R
         visit: called with every sample, failed ones as well, so that a reader of whole samples reads them only once.
 
     Raises:
-        StoreError: the directory holds no readable run.
+        StoreError: the directory holds no readable run, or an item was asked with several prompts.
     """
     with RunReader.open(run_dir) as reader:
         run = reader.run
@@ -152,6 +153,7 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None) -> R
         fingerprints = {process_id: machine.fingerprint() for process_id, machine in machines.items()}
         labels = {process_id: machine.label() for process_id, machine in machines.items()}
         tasks: dict[tuple[str, str, str], TaskFacts] = {}
+        prompts: dict[tuple[SampleKey, str], str] = {}
         for sample in reader.samples():
             key = (sample.key.task, sample.key.task_version, sample.key.settings_hash)
             if key not in tasks:
@@ -165,6 +167,13 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None) -> R
             if sample.error is not None:
                 tasks[key].num_errors += 1
             else:
+                item = (sample.key.without_prompt(), sample.item_id)
+                if prompts.setdefault(item, sample.key.prompt_hash) != sample.key.prompt_hash:
+                    raise StoreError(
+                        f"{run_dir}: {sample.key.task} item {sample.item_id} was asked with several prompts (the chat "
+                        "template, its date or the examples changed while the run went on), so no figure is made of "
+                        "it; start the run again in another folder"
+                    )
                 tasks[key].num_cut += sample.stop == "length"
                 machine = fingerprints[sample.process_id]
                 tasks[key].samples.append(_reduced(sample, run, machine, scores.get(sample.key, {}), trace))

@@ -14,7 +14,7 @@ import platform
 import subprocess
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,10 @@ class SampleKey:
     prompt_hash: str
     sample: int
     settings_hash: str
+
+    def without_prompt(self) -> SampleKey:
+        """What all samples of an item under the same settings have in common, whatever they were asked with."""
+        return replace(self, prompt_hash="", sample=0)
 
     def digest(self) -> bytes:
         """32 bytes that differ whenever a field differs."""
