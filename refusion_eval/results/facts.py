@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from refusion_eval.benchmarks import BENCHMARKS, is_mini
 from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Timing, bytes_read, tpf_release
-from refusion_eval.store.records import NO_ISOLATION, PASSED, Sample, SampleKey, ScoreRow
+from refusion_eval.store.records import NO_ISOLATION, PASSED, REFUSED, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_reader import Run, RunReader
 from refusion_eval.types import Trace
 
@@ -77,6 +77,7 @@ class TaskFacts:
         settings: decoder settings in force.
         samples: the good samples.
         num_errors: attempts that failed and were not made good since.
+        num_refused: those of them that fail at every attempt, because the prompt is too long.
         hardware: labels of the machines that the samples come from.
         num_expected: samples that were asked for; 0 if the run does not say.
         prompts: names of the prompts that the samples were asked with.
@@ -91,6 +92,7 @@ class TaskFacts:
     settings: Mapping[str, Any]
     samples: list[SampleFacts] = field(default_factory=list)
     num_errors: int = 0
+    num_refused: int = 0
     hardware: set[str] = field(default_factory=set)
     num_expected: int = 0
     prompts: set[str] = field(default_factory=set)
@@ -166,6 +168,7 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None) -> R
             tasks[key].slowed_by.update(slowed_by[sample.process_id])
             if sample.error is not None:
                 tasks[key].num_errors += 1
+                tasks[key].num_refused += sample.stop == REFUSED
             else:
                 item = (sample.key.without_prompt(), sample.item_id)
                 if prompts.setdefault(item, sample.key.prompt_hash) != sample.key.prompt_hash:

@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import field
 from datetime import datetime
+from functools import cache
 from typing import Any, Literal
 
 from refusion_eval.config import (
@@ -26,6 +27,7 @@ from refusion_eval.paths import embedded_name, embedded_path, tasks_path
 
 # Names in tables of those checkpoints in the package that are not their decoder's main one.
 EMBEDDED_NAMES = {"autoregressive_sft": "AR-SFT"}
+EMBEDDED_DECODERS = {"autoregressive_sft": "autoregressive"}
 
 # Arguments about the machines of a run. They are no part of a record and may change when the run is continued.
 LAUNCH_ARGUMENTS = ("engine", "workers", "worker_cpus", "ray_address")
@@ -35,6 +37,14 @@ def system_of_label(label: str) -> str:
     """Returns the decoder or checkpoint whose runs have this name in tables by default; the name itself if none has."""
     labels = {name: decoder.label for name, decoder in DECODERS.items()} | EMBEDDED_NAMES
     return next((name for name, other in labels.items() if other == label), label)
+
+
+@cache
+def decoder_of_system(system: str) -> str:
+    """Returns the decoder of a published system, an embedded checkpoint or a decoder's own key; empty for others."""
+    published = published_systems().get(system)
+    decoder = EMBEDDED_DECODERS.get(system, system) if published is None else published.decoder
+    return decoder if decoder in DECODERS else ""
 
 
 @settings_class("model_args")

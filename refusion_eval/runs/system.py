@@ -22,7 +22,7 @@ from refusion_eval.paths import tasks_path
 from refusion_eval.runs.job import Detokenizer, Job, record, record_error
 from refusion_eval.runs.model_args import ModelArgs, published_systems
 from refusion_eval.runs.settings import Resolved, Table, load_table, read_generation_kwargs, resolve
-from refusion_eval.store.records import Sample
+from refusion_eval.store.records import REFUSED, Sample
 from refusion_eval.store.run_reader import RunReader
 from refusion_eval.store.run_store import RUN_JSON
 from refusion_eval.types import Decoded
@@ -390,7 +390,7 @@ class JobDecoder:
             if refusal is None:
                 yield job
             else:
-                refused.append(record_error(job, refusal, batch_size=batch_size))
+                refused.append(record_error(job, refusal, batch_size=batch_size, stop=REFUSED))
 
     def _decode(self, jobs: Iterator[Job], batch_size: int) -> Iterator[Sample]:
         for job in jobs:
