@@ -80,7 +80,7 @@ def _bars(
         [row.value for _, row in shown],
         height,
         xerr=errors,
-        label=label,
+        label=style.in_legend(label),
         color=look.colour,
         edgecolor="white",
         linewidth=0.4,

@@ -184,9 +184,9 @@ def _ids_of(model: LoadedModel, prompt: TokenIds | str) -> TokenIds:
     if not isinstance(prompt, str):
         return prompt
     tokenizer = model.tokenizer
-    has_template = bool(tokenizer.inner.chat_template)
-    asked = tokenizer.render_chat([{"role": "user", "content": prompt}]) if has_template else prompt
-    return list(tokenizer.encode(asked))
+    if not tokenizer.inner.chat_template:
+        return tokenizer.encode(prompt, plain=True)
+    return tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": prompt}]))
 
 
 def _with_text(model: LoadedModel, prompt: TokenIds | str, decoded: Decoded) -> Decoded:

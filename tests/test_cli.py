@@ -187,6 +187,17 @@ def test_a_run_with_failed_samples_ends_with_status_3(checkpoint, tmp_path):
     assert RUNNER.invoke(app, [*command, "--set", "gen_length=1048576"]).exit_code == 3
 
 
+def test_a_prompt_that_is_too_long_is_told_as_such_and_not_to_be_tried_again(checkpoint, tmp_path):
+    command = ["run", "--model", checkpoint, "--run-dir", str(tmp_path), "--limit", "2", "--tasks", "mini_gsm8k"]
+    result = RUNNER.invoke(app, [*command, "--set", "gen_length=1048576"])
+    text = " ".join(result.output.split())
+    assert "2 prompts were refused, for example as too long for the context, and are in no figure." in text
+    assert "error: 2 prompts are refused, and the same command would refuse them again. mini_gsm8k item" in text
+    assert "exceed the context of" in text
+    assert "retry" not in text
+    assert "run its command again" not in (tmp_path / "results.csv").read_text()
+
+
 def test_doctor_names_versions_device_attention_sandbox_tasks_and_data(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     text = RUNNER.invoke(app, ["doctor"]).output

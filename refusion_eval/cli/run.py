@@ -102,6 +102,7 @@ def run(
     from refusion_eval.results.tables import summary, summary_table
     from refusion_eval.runs.model_args import parse_model_args
     from refusion_eval.runs.terminal import Interruption, resume_hint
+    from refusion_eval.store.records import REFUSED
 
     arguments = with_system(system, given)
     loop = arguments["loop"] if arguments["loop"] != "engine" else None
@@ -126,10 +127,19 @@ def run(
             show(summary_table(summary(figures)), run_dir / "table.md")
             write_csv(figures, run_dir / "results.csv")
     if not outcome.is_complete:
-        say(
-            f"error: {len(outcome.failed)} samples could not be decoded and {outcome.unscored} could not be judged; "
-            "they are missing from the table. Run the same command again to retry them"
-        )
+        refused = [sample for sample in outcome.failed if sample.stop == REFUSED]
+        if refused:
+            first = refused[0]
+            say(
+                f"error: {len(refused)} prompts are refused, and the same command would refuse them again. "
+                f"{first.key.task} item {first.item_id}: {first.error}"
+            )
+        num_failed = len(outcome.failed) - len(refused)
+        if num_failed or outcome.unscored:
+            say(
+                f"error: {num_failed} samples could not be decoded and {outcome.unscored} could not be judged; "
+                "they are missing from the table. Run the same command again to retry them"
+            )
         raise typer.Exit(EXIT_INCOMPLETE)
 
 

@@ -62,7 +62,7 @@ def sweep(
     print(f"Next: {_next_command(read.name, folder)}")
     if result.incomplete:
         names = ", ".join(path.name for path in result.incomplete)
-        say(f"error: samples of {names} failed; run the same command again to retry them")
+        say(f"error: samples of {names} failed; the same command retries all but prompts that are too long")
         raise typer.Exit(EXIT_INCOMPLETE)
 
 

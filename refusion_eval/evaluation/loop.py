@@ -28,7 +28,7 @@ from refusion_eval.runs.system import ModelCache, System
 from refusion_eval.runs.terminal import Interruption, ProgressDisplay, RunningScore, resume_hint
 from refusion_eval.scoring.judge import ScoreWriter
 from refusion_eval.store.records import Hardware, Manifest, Sample, SampleKey
-from refusion_eval.store.run_store import RunStore
+from refusion_eval.store.run_store import ADVICE, RunStore
 
 log = logging.getLogger(__name__)
 
@@ -197,7 +197,7 @@ def _job(system: System, task: Task, item: Item) -> Job:
         key=sample_key(task.name, prompts.version, item.row, prompt, resolved),
         benchmark=task.benchmark.name,
         item_id=item.id,
-        prompt_ids=system.encode(real_prompt),
+        prompt_ids=system.encode(real_prompt, plain=not system.has_template),
         resolved=resolved,
         prompts=task.benchmark.prompts_name,
         sealed=sealed,
@@ -332,7 +332,7 @@ class Session:
         return TorchrunRunner(channel, self.system, self._register_process)
 
     def _get_or_compute(self, name: str, compute: Callable[[], Any]) -> Any:
-        return compute() if self._store is None else self._store.get_or_compute(name, compute)
+        return compute() if self.store is None else self.store.get_or_compute(name, compute)
 
     def _register_process(self, hardware: Hardware, pid: int) -> str:
         if self.store is None:
@@ -372,16 +372,23 @@ class Session:
         display = ProgressDisplay(self.args.system_name, dict(totals), score_of=score_of)
         with interruption, display as progress:
             missing: dict[SampleKey, Job] = {}
+            self.check_prompts({job.key: job.item_id for job in jobs})
             for job in jobs:
                 sample = store.get(job.key) if store else None
                 if sample is not None and sample.error is None:
+                    if sample.prompt_num_tokens not in (0, len(job.prompt_ids)):  # 0 where it is not recorded
+                        raise StoreError(
+                            f"{self.args.run_dir}: the prompt of {job.key.task} item {job.item_id} had "
+                            f"{sample.prompt_num_tokens} tokens and has {len(job.prompt_ids)} now: the tokenizer "
+                            f"changed, or what is added around a prompt. Take the former one; otherwise {ADVICE}"
+                        )
                     on_sample(job, sample)
                     progress.stored(job.key.task)
                 else:
                     missing.setdefault(job.key, job)
             ordered = sorted(missing.values(), key=lambda job: not job.alone)
             if check_all:
-                self._check_prompts(ordered)
+                self._check_lengths(ordered)
             for sample in self.runner.run(interruption.stoppable(ordered)):
                 if store:
                     store.append(sample)
@@ -391,7 +398,35 @@ class Session:
                 on_sample(missing[sample.key], sample)
                 progress.decoded(sample)
 
-    def _check_prompts(self, jobs: Sequence[Job]) -> None:
+    def check_prompts(self, requests: Mapping[SampleKey, str]) -> None:
+        """Refuses requests of items that the run directory has samples of, but with another prompt.
+
+        Args:
+            requests: key of each request, and the benchmark's own name for its item.
+
+        Raises:
+            StoreError: an item would have two prompts under the same settings.
+        """
+        if self.store is None:
+            return
+        recorded = {
+            (sample.key.without_prompt(), sample.item_id): sample.key.prompt_hash
+            for sample in self.store.samples(traces=False)
+            if sample.error is None
+        }
+        others = [
+            f"{key.task} item {item_id}"
+            for key, item_id in requests.items()
+            if recorded.get((key.without_prompt(), item_id), key.prompt_hash) != key.prompt_hash
+        ]
+        if others:
+            raise StoreError(
+                f"{self.args.run_dir} has {len(others)} of these items with another prompt, the first of them "
+                f"{others[0]}; take the chat template, its date (prompt_time) and the examples that the run began "
+                f"with. Otherwise {ADVICE}"
+            )
+
+    def _check_lengths(self, jobs: Sequence[Job]) -> None:
         refusals = [(job, reason) for job in jobs if (reason := self.runner.refusal(job))]
         if refusals:
             job, reason = refusals[0]

@@ -90,7 +90,8 @@ def rerun(run_dir: Path, again_dir: Path, *, data: Path | None = None, sandbox: 
         raise ConfigError(
             f"{run.run_id} does not say how many items of each task it was to have; run its command again"
         )
-    args = arguments_of(run, run_dir=str(again_dir), data_dir=None if data is None else str(data))
+    places = {"run_dir": str(again_dir), "data_dir": None if data is None else str(data)}
+    args = arguments_of(run, **places, prompt_time=run.measured.get("prompt_time"))
     run_worker_or_return(args)
     model_cache = ModelCache()
     now = build_manifest(System(args, model_cache), run.manifest.tasks)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import NullFormatter
 
 from refusion_eval.decoders import Style
 from refusion_eval.figures import style
@@ -61,7 +62,9 @@ def draw_locality(points: Sequence[Point], width: style.Width | None = None) -> 
             axes.set_xlabel("Distance from the revealed token" if not stacked or number == len(panels) - 1 else "")
             axes.set_ylabel("JS divergence (nats)" if stacked or number == 0 else "")
             style.panel_title(axes, number if len(panels) > 1 else None, panel)
-        figure.legend(loc="outside upper center", ncols=len(series), title="masked share", title_fontsize=7)
+        legend = figure.legend(loc="outside upper center", ncols=len(series), title="masked share", title_fontsize=7)
+        for text in legend.get_texts():
+            style.formula(text)
     return style.drawing(figure, [mini_sentence(points), *caption(points, "responses"), NO_PUBLISHED])
 
 
@@ -128,6 +131,7 @@ def _scaling_panel(cells: Sequence[Axes], points: Sequence[Point], series: Seque
         if is_first:
             axes.set_ylabel("Tokens/s" if row == 1 else "Score (%)")
         axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlim(values[0] / 1.5, values[-1] * 1.5)
         # The first, the middle and the last value, which have room side by side.
         ticks = sorted({values[0], values[len(values) // 2], values[-1]})
@@ -164,11 +168,14 @@ def draw_swept(points: Sequence[Point], width: style.Width | None = None) -> sty
                     curve = [point for point in points if (point.panel, point.metric, point.series) == key]
                     # Without lines, which would join the noise of single runs.
                     _curve(axes, curve, replace(style.style_of(system, series), line="none"))
+                style.formula(axes.yaxis.get_label())
                 axes.set_ylabel(name if column == 0 or stacked else "")
                 if stacked or metric == DELTA_TPS:
                     _setting_axis(axes, panel, points)
             if len(panels) > 1:
-                style.panel_title(grid[0, column], column, _SETTINGS.get(panel, (panel,))[0])
+                title = style.panel_title(grid[0, column], column, _SETTINGS.get(panel, (panel,))[0])
+                if panel in _SETTINGS:
+                    style.formula(title)
         low, high = grid[0, 0].get_ylim()
         if high - low < _LEAST_RANGE:
             middle = (low + high) / 2
@@ -195,11 +202,14 @@ def _setting_axis(axes: Axes, panel: str, points: Sequence[Point]) -> None:
     values = sorted({point.x for point in points if point.panel == panel})
     if panel in _SIZES:
         axes.set_xscale("log", base=2)
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xticks(values, [f"{value:g}" for value in values])
         axes.set_xlim(values[0] / 2**0.4, values[-1] * 2**0.4)
     else:
         axes.set_xlim(min(values) - 0.04, max(values) + 0.04)
     axes.set_xlabel(_SETTINGS.get(panel, (panel,))[0])
+    if panel in _SETTINGS:
+        style.formula(axes.xaxis.get_label())
 
 
 def sweet_spot(points: Sequence[Point], panel: str, series: str) -> tuple[float, float] | None:
@@ -299,7 +309,7 @@ def _curve(
         zorder=3,
     )
     if label:
-        drawn.lines[0].set_label(label)  # of the curve alone, so that the legend shows no bars
+        drawn.lines[0].set_label(style.in_legend(label))  # of the curve alone, so that the legend shows no bars
     for x, point in zip(xs, points, strict=True):
         if point.note:
             axes.annotate("\u2020", (x, point.y), (0, 4), textcoords="offset points", ha="center", size=8)

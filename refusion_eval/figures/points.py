@@ -25,7 +25,7 @@ from refusion_eval.results.measured import measured_figures
 
 TASK = "mbpp"  # benchmark of Figures 1, 4, 6 and 8 in the paper
 DELTA_SCORE, DELTA_TPS = "delta_score", "delta_tps"
-# The autoregressive systems that others may be compared with; the first one that was measured is the baseline.
+# Of several autoregressive systems that were measured the first of these is the baseline, else the first one.
 BASELINES = ("qwen3", "autoregressive", "llama3")
 DISTANCES = tuple(sign * 2**power for sign in (-1, 1) for power in range(8))  # the ticks of the paper's Figure 3
 
@@ -62,7 +62,7 @@ def against_baseline(sources: Sequence[Path], task: str = TASK) -> list[Point]:
 
     Args:
         sources: run directories and results CSV files; none gives the published points alone.
-        task: benchmark.
+        task: benchmark, or task as tables name it.
 
     Raises:
         StoreError: a source cannot be read, or its figures must not stand in one plot.
@@ -71,20 +71,30 @@ def against_baseline(sources: Sequence[Path], task: str = TASK) -> list[Point]:
     points = list(_published()) if task == TASK else []
     if not sources:
         return points
+    measured = measured_figures(sources)
     figures = [
         beside_published(figure)
-        for figure in measured_figures(sources)
-        if figure.benchmark == task and figure.metric in (*SCORES, "tps")
+        for figure in measured
+        if task in (figure.benchmark, figure.task) and figure.metric in (*SCORES, "tps")
     ]
+    if not figures:
+        tasks = sorted({figure.task for figure in measured if not figure.is_mean})
+        raise DataError(
+            f"the sources have no figures of {task}; their tasks are {', '.join(tasks)}: name one as --task"
+        )
     require_comparable(figures)
     by_key(figures)  # refuses what was measured twice
     by_system: dict[str, list[Figure]] = {}
     for figure in figures:
         by_system.setdefault(figure.system, []).append(figure)
-    plain = {figure.base_system: figure.system for figure in reversed(figures) if not figure.variants}
-    baseline = next((plain[name] for name in BASELINES if name in plain), None)
+    plain = {
+        figure.base_system: figure.system
+        for figure in reversed(figures)
+        if figure.is_autoregressive and not figure.variants
+    }
+    baseline = next((plain[name] for name in (*BASELINES, *reversed(plain)) if name in plain), None)
     if baseline is None:
-        raise DataError(f"no autoregressive run of {task} lies among the sources; add one, or name another --task")
+        raise DataError(f"no autoregressive run of {task} lies among the sources; add one")
     for system, group in by_system.items():
         if not _is_timed(group):
             continue
@@ -180,7 +190,7 @@ def frontier(folders: Sequence[Path], task: str = TASK) -> list[Point]:
         if score is None or "tpf" not in by_metric or run.is_baseline:
             continue
         x, y = by_metric["tpf"].interval, score.interval
-        point = _point(run.figures, task, x, y, metric=score.metric, mark=run.mark)
+        point = _point(run.figures, score.benchmark, x, y, metric=score.metric, mark=run.mark)
         points.append(replace(point, hardware=""))  # neither axis is a time
     if not points:
         raise DataError(f"{folders[0]}: no run of {task} has a score and tokens per forward")
@@ -196,7 +206,7 @@ def only_task(folders: Sequence[Path]) -> str | None:
     return tasks.pop() if len(tasks) == 1 else None
 
 
-def _read_sweep(folder: Path, benchmark: str) -> list[_SweptRun]:
+def _read_sweep(folder: Path, task: str) -> list[_SweptRun]:
     missing = [name for name in ("points.csv", "sweep.csv") if not (folder / name).is_file()]
     if missing:
         raise DataError(
@@ -206,11 +216,11 @@ def _read_sweep(folder: Path, benchmark: str) -> list[_SweptRun]:
     records = [record for _, record in read_records(folder / "points.csv", _POINTS)]
     figures: dict[str, list[Figure]] = {}
     for figure in map(beside_published, measured_figures([folder / "sweep.csv"])):
-        if figure.benchmark == benchmark and figure.metric in (*SCORES, "tps", "tpf"):
+        if task in (figure.benchmark, figure.task) and figure.metric in (*SCORES, "tps", "tpf"):
             figures.setdefault(figure.run_id, []).append(figure)
     if not any(record["run_id"] in figures for record in records):
         tasks = sorted({record["task"] for record in records})
-        raise DataError(f"{folder} has no figures of {benchmark}; its tasks are {', '.join(tasks)}")
+        raise DataError(f"{folder} has no figures of {task}; its tasks are {', '.join(tasks)}")
     return [
         _SweptRun(
             varied=tuple(pair.partition("=")[0] for pair in record["varied"].split(" ") if pair),
@@ -219,7 +229,7 @@ def _read_sweep(folder: Path, benchmark: str) -> list[_SweptRun]:
             figures=figures[record["run_id"]],
         )
         for record in records
-        if record["run_id"] in figures and _benchmark_of(record["task"]) == benchmark
+        if record["run_id"] in figures and task in (record["task"], _benchmark_of(record["task"]))
     ]
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from refusion_eval.decoders import DECODERS, Style
 from refusion_eval.figures.rows import Point
@@ -35,6 +36,7 @@ Width = Literal["one", "two"]  # columns of a paper that a figure takes
 _RC = {
     "font.family": "STIXGeneral",
     "mathtext.fontset": "stix",
+    "text.parse_math": False,  # a dollar sign in a name of a user is a dollar sign; see `formula`
     "font.size": 8,
     "axes.titlesize": 8.5,
     "axes.labelsize": 8,
@@ -150,9 +152,19 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def panel_title(axes: Axes, number: int | None, text: str) -> None:
+def panel_title(axes: Axes, number: int | None, text: str) -> Text:
     """Writes the letter of a panel, if it has a number, and what the panel shows."""
-    axes.set_title(text if number is None else f"({'abcdefghijkl'[number]}) {text}", loc="left")
+    return axes.set_title(text if number is None else f"({'abcdefghijkl'[number]}) {text}", loc="left")
+
+
+def formula(text: Text) -> None:
+    """Sets the formulas between dollar signs in a text of this project; all other texts are drawn as they are."""
+    text.set_parse_math(True)
+
+
+def in_legend(label: str) -> str:
+    """A label that a legend shows; matplotlib leaves out those that begin with an underscore."""
+    return f" {label}" if label.startswith("_") else label
 
 
 def bars(points: Sequence[Point], axis: str) -> np.ndarray:

@@ -33,7 +33,6 @@ from refusion_eval.results.figure import (
     require_comparable,
 )
 from refusion_eval.results.render import EMPTY, Emphasis, Section, Table, TableCell, TableRow, text_cells
-from refusion_eval.runs.model_args import published_systems
 from refusion_eval.runs.settings import load_table
 
 NUMBERS = tuple(range(1, 8))
@@ -49,8 +48,6 @@ PaperVersion = Literal["v1", "v2"]
 
 _ORIGINS: Mapping[Origin, str] = {"published": "paper", "measured": "here"}
 _CODE = tuple(task for task in TASKS if BENCHMARKS[task].kind == "code")
-# The autoregressive systems of the embedded family; the systems of the paper are in systems.toml.
-_EMBEDDED_AUTOREGRESSIVE = ("autoregressive", "autoregressive_sft")
 # Column of Table 6 -> the decoder's name of the setting.
 _HYPERPARAMETERS = {
     "Length": "gen_length",
@@ -275,7 +272,7 @@ def _rows_by_system(
         kinds: dict[bool, list[list[TableCell]]] = {True: [], False: []}
         for (system, kind), cells in lines.items():
             if kind == name:
-                kinds[apart and _is_ar(first[system])].append(cells)
+                kinds[apart and first[system].is_autoregressive].append(cells)
         _mark_best(kinds[False], apart=kinds[True])
     rows: dict[str, list[TableRow]] = {system: [] for system, _ in lines}
     for (system, name), cells in lines.items():
@@ -341,12 +338,7 @@ def _notes(measured: Sequence[Figure], columns: Sequence[str]) -> list[str]:
 def _label(figure: Figure) -> str:
     """Label of a system; autoregressive systems are marked unless their label begins with the decoder's."""
     label, autoregressive = system_label(figure), DECODERS["autoregressive"].label
-    return f"{label} ({autoregressive})" if _is_ar(figure) and not label.startswith(autoregressive) else label
-
-
-def _is_ar(figure: Figure) -> bool:
-    system = published_systems().get(figure.base_system)
-    return figure.base_system in _EMBEDDED_AUTOREGRESSIVE or (system is not None and system.decoder == "autoregressive")
+    return f"{label} ({autoregressive})" if figure.is_autoregressive and not label.startswith(autoregressive) else label
 
 
 def _printed(artefact: str) -> dict[FigureKey, str]:
@@ -381,7 +373,7 @@ def _hyperparameters(measured: Sequence[Figure]) -> Table:
     assert table is not None
     recorded: dict[str, dict[str, Mapping[str, str]]] = {}
     for figure in measured:
-        if figure.base_system == "refusion" and figure.benchmark in TASKS:
+        if figure.decoded_by == "refusion" and figure.benchmark in TASKS:
             recorded.setdefault(figure.benchmark, {})[figure.run_id] = figure.settings
     rows: list[TableRow] = []
     for task, title in TASK_NAMES.items():

@@ -17,7 +17,7 @@ from refusion_eval.models.checkpoint import Location
 from refusion_eval.models.config import ModelConfig, model_config
 from refusion_eval.models.device import choose_backend, leave_out_cudnn_attention
 from refusion_eval.models.transformer import Transformer, Weights, dense_along_first
-from refusion_eval.models.weights import arrange_weights, head_name
+from refusion_eval.models.weights import arrange_weights, head_name, with_saved_head
 
 # Module -> its state (see `_state`) when its model was made, and the model, which holds no reference to the module, so
 # that an entry disappears with its module.
@@ -109,6 +109,7 @@ def _weights(name: str, tensors: dict[str, Tensor], config: ModelConfig) -> Weig
     Raises:
         ConfigError: a parameter is missing, or one is left over, so that the outputs would not be the module's own.
     """
+    config = with_saved_head(config, tensors.get, name)
     unused = set(tensors) - ({head_name(config)} if config.tied_head else set())
 
     def stack(shape: tuple[int, ...], parts: Mapping[str, int], *, matrix: bool = False) -> Tensor:

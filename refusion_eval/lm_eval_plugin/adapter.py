@@ -3,15 +3,18 @@
 Weights are loaded at the first request, because lm-eval builds the model before it looks at the data.
 """
 
+import functools
+import json
 import logging
 import math
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple
 from typing import Any, Self
 
 from lm_eval.api.instance import Instance
-from lm_eval.api.model import TemplateLM
+from lm_eval.api.model import TemplateLM, hash_args
 from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
 
@@ -32,6 +35,9 @@ from refusion_eval.runs.terminal import Interruption, ProgressDisplay
 from refusion_eval.store.records import Sample, SampleKey
 
 log = logging.getLogger(__name__)
+
+# Kinds of entries in lm-eval's cache of responses.
+_GENERATED, _SCORED = "text", "log-likelihood"
 
 
 @register_model("refusion")
@@ -78,10 +84,13 @@ class RefusionLM(TemplateLM):
     def begin_evaluation(self, versions: Mapping[str, str], chosen: Mapping[str, Sequence[int]]) -> None:
         """Called before an evaluation; see `Evaluation.begin`."""
         self._chosen = chosen
+        self._chat_applied = False
         self._evaluation.begin(versions)
 
     def end_evaluation(self, results: dict[str, Any]) -> None:
         """Called with lm-eval's results; see `Evaluation.end`."""
+        if self.cache_hook.dbdict is not None:
+            self.cache_hook.dbdict.commit()
         self._evaluation.end(results)
 
     @property
@@ -100,7 +109,7 @@ class RefusionLM(TemplateLM):
 
     @property
     def tokenizer_name(self) -> str:
-        """Part of lm-eval's key for cached requests."""
+        """Part of lm-eval's key for cached requests, which are not used (see `observe`)."""
         return self.args.pretrained.replace("/", "__")
 
     @property
@@ -141,8 +150,14 @@ class RefusionLM(TemplateLM):
         return self.system.render(chat_history, add_generation_prompt=add_generation_prompt)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Token ids as Transformers gives them, with the tokenizer's own BOS unless the text begins with it."""
-        return self.system.encode(string, add_special_tokens)
+        """Token ids of a prompt, or of its beginning; as transformers gives them where the caller says what is added.
+
+        Nothing is added to a text that `apply_chat_template` has rendered, and all prompts of an evaluation are either
+        rendered or plain.
+        """
+        if add_special_tokens is None:
+            return self.system.encode(string, plain=not self._chat_applied)
+        return list(self.tokenizer.encode(string, add_special_tokens=add_special_tokens))
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Decodes every request and returns its text up to the first stop string; see `Session.run`.
@@ -157,25 +172,47 @@ class RefusionLM(TemplateLM):
             log.warning("this checkpoint has a chat template, and it is not applied: pass --apply_chat_template")
         jobs = self._jobs(requests)
         request_of = {job.key: request for job, request in zip(jobs, requests, strict=True)}
-        texts: dict[SampleKey, str] = {}
+        cached = {job.key: self._from_cache(_GENERATED, *_parts(job)) for job in jobs}
+        texts: dict[SampleKey, str] = {key: text for key, text in cached.items() if text is not None}
         num_failed = 0
 
         def take(job: Job, sample: Sample) -> None:
             nonlocal num_failed
             texts[job.key] = response(sample)
             if sample.error is None:
-                self.cache_hook.add_partial("generate_until", request_of[job.key].args, texts[job.key])
+                self._to_cache(_GENERATED, *_parts(job), value=texts[job.key])
                 self._evaluation.add(sample)
             else:
                 num_failed += 1
             judge(request_of[job.key].doc, sample)
 
         with self._evaluation.judging() as judge:
-            self.session.run(jobs, take, check_all=True)
+            self.session.run([job for job in jobs if job.key not in texts], take, check_all=True)
         if num_failed:
             kept = f"the others are in {self.args.run_dir}; run again to retry" if self.args.run_dir else "see the log"
             raise DecodeError(f"{num_failed} of {len(jobs)} samples could not be decoded; {kept}")
         return [texts[job.key] for job in jobs]
+
+    def _from_cache(self, *parts: Any) -> Any:
+        """What lm-eval's cache of responses (`--use_cache`) has of a request of this system; None for nothing.
+
+        The keys that lm-eval makes hold the prompt and the generation arguments alone, so a file would serve the texts
+        of another checkpoint, decoder or settings table. The keys here hold all that decides a text.
+        """
+        cache = self.cache_hook.dbdict
+        return None if cache is None else cache.get(hash_args(self._identity, parts))
+
+    def _to_cache(self, *parts: Any, value: Any) -> None:
+        """Keeps what `_from_cache` is to find, where lm-eval has a cache."""
+        if self.cache_hook.dbdict is not None:
+            self.cache_hook.add_partial(self._identity, parts, value)
+
+    @functools.cached_property
+    def _identity(self) -> str:
+        """Hash of all that decides the texts and likelihoods of requests, these apart."""
+        facts = self.session.manifest().fingerprint() | {"mc_samples": self.args.mc_samples}
+        spelling = {"vocabulary": self.tokenizer.get_vocab(), "special": self.tokenizer.special_tokens_map}
+        return hash_args(json.dumps(facts | spelling, sort_keys=True), [])
 
     def _jobs(self, requests: Sequence[Instance]) -> list[Job]:
         # lm-eval asks for K samples of a document by passing its request K times.
@@ -219,15 +256,26 @@ class RefusionLM(TemplateLM):
             return OTHER
         return task.benchmark.prompts_name if prompt == self.system.render_turns(turns) else OTHER
 
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """As in lm-eval; what is recorded of a document is the request of its first continuation.
+
+        Raises:
+            StoreError: the run directory has a document with another prompt; nothing was computed.
+        """
+        first = [request for request in requests if not request.idx]
+        keys = {
+            self._evaluation.key(str(request.task_name), request.doc, request.args): str(request.doc_id)
+            for request in first
+        }
+        self.session.check_prompts(keys)
+        return super().loglikelihood(requests, disable_tqdm)
+
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str] | None, list[int], list[int]]], **kwargs: Any
     ) -> list[tuple[float, bool]]:
         results: dict[int, tuple[float, bool]] = {}
         for number, score in self._scores([(context, continuation) for _, context, continuation in requests]):
             results[number] = (score.log_prob, score.is_greedy)
-            text = requests[number][0]
-            if text is not None:
-                self.cache_hook.add_partial("loglikelihood", text, results[number])
         return [results[number] for number in range(len(requests))]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
@@ -239,22 +287,17 @@ class RefusionLM(TemplateLM):
         windows: list[tuple[list[int], list[int]]] = []
         text_of_window: list[int] = []
         for number, request in enumerate(requests):
-            tokens = self.tok_encode(request.args[0])
+            tokens = self.system.encode(request.args[0], plain=True)  # lm-eval renders no such text
             of_text = get_rolling_token_windows(tokens, self.prefix_token_id, longest - 1, 1)
             windows += map(make_disjoint_window, of_text)
             text_of_window += [number] * (len(windows) - len(text_of_window))
-        num_missing = Counter(text_of_window)
         values: list[list[float]] = [[] for _ in requests]
         for window, score in self._scores(windows):
-            number = text_of_window[window]
-            values[number].append(score.log_prob)
-            num_missing[number] -= 1
-            if not num_missing[number]:
-                self.cache_hook.add_partial("loglikelihood_rolling", requests[number].args, math.fsum(values[number]))
+            values[text_of_window[window]].append(score.log_prob)
         return [math.fsum(of_text) for of_text in values]
 
     def _scores(self, pairs: Sequence[tuple[list[int], list[int]]]) -> Iterator[tuple[int, TokenScore]]:
-        """Yields number and score of each pair of context and continuation as it is computed.
+        """Yields number and score of each pair of context and continuation: cached ones, then others as they come.
 
         Raises:
             ConfigError: a continuation is too long, or log-likelihoods are not computed here; nothing was computed.
@@ -269,14 +312,23 @@ class RefusionLM(TemplateLM):
         scorer = runner if isinstance(runner, Scorer) else LocalScorer(system)
         longest = api.longest_scored(system.model)
         fitting = [fit(context, continuation, longest) for context, continuation in pairs]
+        cached = [self._from_cache(_SCORED, *pair) for pair in fitting]
+        yield from ((number, TokenScore(*score)) for number, score in enumerate(cached) if score is not None)
+        missing = [number for number, score in enumerate(cached) if score is None]
         name = "log-likelihoods"
         interruption = Interruption(
             lambda: f"{name} are kept only where lm-eval has a cache (--use_cache)", finish_first=False
         )
-        with interruption, ProgressDisplay(self.args.system_name, {name: len(pairs)}) as progress:
-            for number, score in scores(scorer, fitting, system.batch_size):
-                yield number, score
+        with interruption, ProgressDisplay(self.args.system_name, {name: len(missing)}) as progress:
+            for number, score in scores(scorer, [fitting[number] for number in missing], system.batch_size):
+                self._to_cache(_SCORED, *fitting[missing[number]], value=tuple(score))
+                yield missing[number], score
                 progress.scored(name)
+
+
+def _parts(job: Job) -> tuple[Any, ...]:
+    """What a cached text belongs to beside the identity of the system."""
+    return *astuple(job.key), list(job.prompt_ids)
 
 
 def _item_id(doc: Mapping[str, Any], doc_number: int, task: Task | None) -> str:

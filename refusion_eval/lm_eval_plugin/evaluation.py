@@ -2,6 +2,7 @@
 
 lm-eval tells a model neither the version of a task nor how its texts were judged, and it calls nothing when an
 evaluation ends. Its function `evaluate` is therefore wrapped as soon as a model of this project is made (`observe`).
+There it is also seen to that no example is the question itself, and that no cache serves what other settings gave.
 
 The texts of this project's own tasks are judged as they come, as in `refusion-eval run`. Every other task is judged by
 lm-eval, for each of its filters, when all texts are there.
@@ -9,6 +10,7 @@ lm-eval, for each of its filters, when all texts are there.
 
 import functools
 import inspect
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +21,7 @@ import lm_eval
 import numpy as np
 from lm_eval import evaluator
 from lm_eval.api.model import CachingLM
+from lm_eval.api.task import ConfigurableTask
 
 from refusion_eval.benchmarks import OTHER, Row, Task, find_task, is_sealed
 from refusion_eval.errors import DataError
@@ -27,10 +30,12 @@ from refusion_eval.lm_eval_plugin.filters import INVALID
 from refusion_eval.lm_eval_plugin.hooks import SANDBOX_VARIABLE
 from refusion_eval.metrics import Bootstrap, Timing, mean, measured, rate
 from refusion_eval.results.facts import costs
-from refusion_eval.runs.job import sample_key
+from refusion_eval.runs.job import doc_hash, sample_key
 from refusion_eval.scoring.judge import CORRECT, NO_ANSWER, WRONG, ScoreWriter
 from refusion_eval.store.records import PASSED, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_store import RunStore
+
+log = logging.getLogger(__name__)
 
 Logged = Mapping[str, Any]  # a document under one filter, as lm-eval logs it
 
@@ -65,8 +70,19 @@ def observe(kind: type[Observed]) -> None:
         model = model.lm if isinstance(model, CachingLM) else model
         if not isinstance(model, kind):
             return original(*args, **kwargs)
+        # Its keys hold neither the task nor the settings. The model looks into the same file under keys that do.
+        call.arguments["lm"] = model
+        if call.arguments["cache_requests"]:
+            log.warning(
+                "lm-eval's cache of requests (--cache_requests) is not used: its keys hold neither the generation "
+                "settings nor the chat template; every request is built anew"
+            )
+            call.arguments["cache_requests"] = False
         tasks = call.arguments["task_dict"]
         tasks = tasks.get("tasks", tasks)
+        for task in tasks.values():
+            if isinstance(task, ConfigurableTask):
+                leave_question_out(task)
         versions = {name: str(task.VERSION) for name, task in tasks.items() if hasattr(task, "VERSION")}
         model.begin_evaluation(versions, call.arguments["samples"] or {})
         keeps_samples = call.arguments["log_samples"]
@@ -80,6 +96,20 @@ def observe(kind: type[Observed]) -> None:
 
     evaluate.observed = kind  # type: ignore[attr-defined] # says that there is nothing left to wrap
     evaluator.evaluate = evaluate
+
+
+def leave_question_out(task: ConfigurableTask) -> None:
+    """Has lm-eval leave the document that is asked out of its own few-shot examples.
+
+    lm-eval does so only where the examples come from `test_split`; a task may ask the documents of another split, or
+    name the split of its examples in another way.
+    """
+    config = task.config
+    if not config.num_fewshot or task.fewshot_cfg.split == config.test_split:
+        return
+    asked = set(map(doc_hash, task.eval_docs))
+    if any(doc_hash(example) in asked for example in task.sampler.df):
+        task.fewshot_cfg.split = config.test_split
 
 
 class Evaluation:

@@ -234,23 +234,24 @@ class ModelConfig:
     layout: Family | None = None
 
     @property
-    def _layout(self) -> Family:
+    def family_layout(self) -> Family:
+        """The family by which tensors are named and computed."""
         return self.layout or FAMILIES[self.family]
 
     @property
     def tensors(self) -> TensorNames:
         """Names of the tensors."""
-        return self._layout.tensors
+        return self.family_layout.tensors
 
     @property
     def qkv_bias(self) -> bool:
         """Whether queries, keys and values have biases."""
-        return self._layout.qkv_bias
+        return self.family_layout.qkv_bias
 
     @property
     def qk_norm(self) -> bool:
         """Whether each head of queries and keys is normed."""
-        return self._layout.qk_norm
+        return self.family_layout.qk_norm
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -1,11 +1,17 @@
 """The tokenizer of a checkpoint: text to token ids and back, chat template. Runs no code from the checkpoint."""
 
+import ast
 import contextlib
+import functools
+import itertools
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import Environment, TemplateError
 from transformers import AutoTokenizer, Qwen2TokenizerFast
 from transformers.utils import logging
 
@@ -17,6 +23,12 @@ from refusion_eval.models.config import read_json
 SAME_AS: Mapping[str, Any] = {"DreamTokenizer": Qwen2TokenizerFast}
 
 JSON_FILES = ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json", "vocab.json")
+# The function that transformers gives to chat templates for the date and the time.
+CLOCK = "strftime_now"
+# A question for the time in a template, with its format as a literal.
+_ASKS = re.compile(rf"""{CLOCK}\(\s*("[^"]*"|'[^']*')\s*\)""")
+# What jinja gives to templates that draws at random.
+RANDOM = {"random", "lipsum"}
 TEMPLATE_FILE = "chat_template.jinja"
 
 
@@ -77,9 +89,20 @@ class Tokenizer:
                 "checkpoint"
             )
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text, nothing added: a rendered chat template already holds its special tokens."""
-        return list(self.inner.encode(text, add_special_tokens=False))
+    def encode(self, text: str, *, plain: bool = False) -> list[int]:
+        """Token ids of a rendered chat, of a part of a text, or of a plain prompt.
+
+        A rendered chat holds its special tokens, so nothing is added to it, neither in front nor at the end: the ids
+        are those of `apply_chat_template(tokenize=True)` of transformers. To a plain prompt the tokenizer adds what it
+        is made to add, unless the text begins with the BOS token already.
+
+        Args:
+            text: the text.
+            plain: whether it is a prompt that no chat template was applied to.
+        """
+        bos = self.inner.bos_token
+        adds = plain and not (bos and text.startswith(bos))
+        return list(self.inner.encode(text, add_special_tokens=adds))
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids."""
@@ -88,22 +111,34 @@ class Tokenizer:
         )
         return text
 
+    @property
+    def asks_for_the_time(self) -> bool:
+        """Whether the chat template writes the date or the time, so that prompts differ from one day to the next."""
+        return CLOCK in str(self.inner.chat_template)
+
     def replace_chat_template(self, template: str | None) -> None:
         """Replaces the chat template by another one in Jinja; None removes it."""
         self.inner.chat_template = template
 
     def render_chat(
-        self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True, **template_arguments: Any
+        self,
+        messages: Sequence[dict[str, str]],
+        *,
+        add_generation_prompt: bool = True,
+        now: datetime | None = None,
+        **template_arguments: Any,
     ) -> str:
         """The text of a conversation under the checkpoint's chat template.
 
         Args:
             messages: messages of the form {"role": ..., "content": ...}.
             add_generation_prompt: whether the text ends with the beginning of the assistant's turn.
+            now: the moment that the template finds where it asks for the date or the time; None is the present.
             **template_arguments: variables of the template, such as enable_thinking.
 
         Raises:
-            ConfigError: the checkpoint has no chat template, or it cannot be rendered.
+            ConfigError: the checkpoint has no chat template, or it cannot be rendered, or it draws at random, or it
+                asks for the time in a way that `now` does not reach.
         """
         if not self.inner.chat_template:
             raise ConfigError(
@@ -111,15 +146,50 @@ class Tokenizer:
                 "evaluate it without one"
             )
         try:
+            template = self.inner.get_chat_template()
+            obstacle = _obstacle(template, is_fixed=now is not None)
             text: str = self.inner.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **template_arguments
+                list(messages),
+                chat_template=template if now is None else _at(template, now),
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **template_arguments,
             )
         except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"{self.inner.name_or_path}: the chat template cannot be rendered ({type(error).__name__}: {error}); "
                 "correct it, or name another Jinja file, or none, as chat_template"
             ) from error
+        if obstacle:
+            raise ConfigError(
+                f"{self.inner.name_or_path}: the chat template {obstacle}, so no prompt could be written twice; name "
+                "another Jinja file, or none, as chat_template"
+            )
         return text
+
+
+def _at(template: str, now: datetime) -> str:
+    """The template with the moment written in place of each question for the time."""
+    return _ASKS.sub(lambda asked: json.dumps(now.strftime(ast.literal_eval(asked[1]))), template)
+
+
+@functools.cache
+def _obstacle(template: str, *, is_fixed: bool) -> str:
+    """Why two renderings of a template may differ, even at a moment that is fixed by `_at`; empty if they do not.
+
+    The moment is written into the template because transformers hands no function of a caller to it.
+    """
+    left = _ASKS.sub('""', template)
+    tokens = [(kind, value) for _, kind, value in Environment().lex(left) if kind != "whitespace"]
+    names = {value for kind, value in tokens if kind == "name"}
+    if drawing := sorted(names & RANDOM):
+        return f"draws at random ({', '.join(drawing)})"
+    asked = [after for (_, value), (_, after) in itertools.pairwise(tokens) if value == CLOCK]
+    return (
+        f"asks for the time by more than {CLOCK}('FORMAT')"
+        if is_fixed and any(after != "is" for after in asked)
+        else ""
+    )
 
 
 def _tokenizer_class(directory: Path) -> Any:

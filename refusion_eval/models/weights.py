@@ -6,6 +6,7 @@ There is one arrangement for files and for modules of transformers.
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +20,7 @@ from refusion_eval.models.transformer import LayerWeights, Weights, dense_along_
 
 log = logging.getLogger(__name__)
 
+_BASE = "model."  # the prefix of the base model inside a language model
 INDEX_FILE = "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 SAFETENSORS = ".safetensors"
@@ -27,6 +29,9 @@ UNQUANTISED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 class CheckpointFiles:
     """The tensors of a checkpoint directory, in one file or in shards.
+
+    Files and tensors are chosen as transformers chooses them: one file before an index, of a tensor that is in several
+    shards the last, and names with or without the prefix of the base model. What is passed over is said.
 
     A file is opened again for each tensor. An open file is mapped into memory, and its pages would stay there, in
     addition to the model that they are copied to, until the file is closed.
@@ -40,7 +45,18 @@ class CheckpointFiles:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._shard_of = {name: path for path in _shard_paths(directory) for name in _names(path)}
+        self._shard_of: dict[str, Path] = {}
+        doubled = {}
+        for path in _shard_paths(directory):
+            for name in _names(path):
+                if name in self._shard_of:
+                    doubled[name] = f"{name} of {path.name}, not of {self._shard_of[name].name}"
+                self._shard_of[name] = path
+        if doubled:
+            log.warning(
+                "%s: %d tensors are in several files, and the last one counts: %s",
+                *(directory, len(doubled), ", ".join(list(doubled.values())[:3])),
+            )
         self._unread = set(self._shard_of)
 
     def read(self, name: str, shape: Sequence[int]) -> Tensor:
@@ -49,14 +65,14 @@ class CheckpointFiles:
         Raises:
             CheckpointError: the tensor is missing, quantised, or has another shape than the config says.
         """
-        path = self._shard_of.get(name)
-        if path is None:
+        tensor = self.find(name)
+        if tensor is None:
             raise CheckpointError(
                 f"{self._directory} has no tensor {name} (of {len(self._shard_of)} tensors); "
                 "the checkpoint is incomplete or does not fit its config.json"
             )
-        self._unread.discard(name)
-        tensor: Tensor = open_tensors(path).get_tensor(name)
+        self.pass_over(name)
+        path = self._shard_of[self._stored(name)]
         if tuple(tensor.shape) != tuple(shape):
             raise CheckpointError(
                 f"{path}: {name} has shape {tuple(tensor.shape)}, but config.json means {tuple(shape)}; "
@@ -68,14 +84,30 @@ class CheckpointFiles:
             )
         return tensor
 
+    def find(self, name: str) -> Tensor | None:
+        """One tensor whatever its shape and dtype, without taking note that it was read; None if it is not there."""
+        stored = self._stored(name)
+        path = self._shard_of.get(stored)
+        return None if path is None else open_tensors(path).get_tensor(stored)
+
+    def pass_over(self, name: str) -> None:
+        """Takes note that a tensor was read, or need not be."""
+        self._unread.discard(self._stored(name))
+
+    def _stored(self, name: str) -> str:
+        """The name under which a tensor is saved, which may lack the prefix of the base model, or have it besides."""
+        candidates = (name, name.removeprefix(_BASE), f"{_BASE}{name}")
+        return next((candidate for candidate in candidates if candidate in self._shard_of), name)
+
     def is_bfloat16(self, name: str) -> bool:
         """Whether a tensor is stored in bfloat16; no tensor that is missing is."""
-        path = self._shard_of.get(name)
-        return path is not None and open_tensors(path).get_slice(name).get_dtype() == "BF16"
+        stored = self._stored(name)
+        path = self._shard_of.get(stored)
+        return path is not None and open_tensors(path).get_slice(stored).get_dtype() == "BF16"
 
     def place_of(self, name: str) -> str:
         """File and name of a tensor that exists, for messages."""
-        return f"{self._shard_of[name]}: {name}"
+        return f"{self._shard_of[self._stored(name)]}: {name}"
 
     @property
     def unread(self) -> list[str]:
@@ -85,6 +117,10 @@ class CheckpointFiles:
 
 def _shard_paths(directory: Path) -> list[Path]:
     index_path, single_path = directory / INDEX_FILE, directory / "model.safetensors"
+    if single_path.is_file():
+        if index_path.is_file():
+            log.warning("%s: %s is read, and not the shards of %s", directory, single_path.name, INDEX_FILE)
+        return [single_path]
     if index_path.is_file():
         weight_map = read_json(index_path).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
@@ -96,8 +132,6 @@ def _shard_paths(directory: Path) -> list[Path]:
                 f"{directory} lacks {len(missing)} of {len(names)} weight files: {', '.join(missing)}; download them"
             )
         return [directory / name for name in names]
-    if single_path.is_file():
-        return [single_path]
     raise no_weights(directory, f"neither model.safetensors nor {INDEX_FILE}")
 
 
@@ -195,11 +229,43 @@ def load_weights(
             start += num_rows
         return target
 
-    weights = arrange_weights(config, stack)
-    unread = [name for name in files.unread if not (config.tied_head and name == head_name(config))]
-    if unread:
-        log.warning("%s: %d tensors are not used: %s", directory, len(unread), ", ".join(unread[:3]))
+    as_saved = with_saved_head(config, files.find, str(directory))
+    if as_saved.tied_head:
+        files.pass_over(head_name(as_saved))
+    weights = arrange_weights(as_saved, stack)
+    if files.unread:
+        log.warning("%s: %d tensors are not used: %s", directory, len(files.unread), ", ".join(files.unread[:3]))
     return weights
+
+
+def with_saved_head(config: ModelConfig, find: Callable[[str], Tensor | None], place: str) -> ModelConfig:
+    """The config with the embedding and the output head that transformers loads where config.json ties them.
+
+    They are one matrix where the checkpoint has one of them, or both with equal values. Otherwise each is its own.
+
+    Args:
+        config: the config of the checkpoint.
+        find: returns a tensor of the checkpoint by its name; None if it has no such tensor.
+        place: name of the checkpoint, for a warning.
+    """
+    if not config.tied_head:
+        return config
+    head = find(head_name(config))
+    if head is None:
+        return config
+    embedding = find(f"{config.tensors.embedding}.weight")
+    if embedding is None:
+        family = config.family_layout
+        return replace(config, layout=replace(family, tensors=replace(family.tensors, embedding=family.tensors.head)))
+    both = torch.promote_types(head.dtype, embedding.dtype)
+    if head is embedding or torch.equal(head.to(both), embedding.to(both)):
+        return config
+    log.warning(
+        "%s: config.json ties the output head to the embedding (tie_word_embeddings), but %s has values of its own, "
+        "which are used, as transformers uses them",
+        *(place, head_name(config)),
+    )
+    return replace(config, tied_head=False)
 
 
 def is_multiplied(shape: tuple[int, ...]) -> bool:

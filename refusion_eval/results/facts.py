@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from refusion_eval.benchmarks import BENCHMARKS, is_mini
+from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Timing, bytes_read, tpf_release
-from refusion_eval.store.records import NO_ISOLATION, PASSED, Sample, ScoreRow
+from refusion_eval.store.records import NO_ISOLATION, PASSED, REFUSED, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_reader import Run, RunReader
 from refusion_eval.types import Trace
 
@@ -76,6 +77,7 @@ class TaskFacts:
         settings: decoder settings in force.
         samples: the good samples.
         num_errors: attempts that failed and were not made good since.
+        num_refused: those of them that fail at every attempt, because the prompt is too long.
         hardware: labels of the machines that the samples come from.
         num_expected: samples that were asked for; 0 if the run does not say.
         prompts: names of the prompts that the samples were asked with.
@@ -90,6 +92,7 @@ class TaskFacts:
     settings: Mapping[str, Any]
     samples: list[SampleFacts] = field(default_factory=list)
     num_errors: int = 0
+    num_refused: int = 0
     hardware: set[str] = field(default_factory=set)
     num_expected: int = 0
     prompts: set[str] = field(default_factory=set)
@@ -147,7 +150,7 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None) -> R
         visit: called with every sample, failed ones as well, so that a reader of whole samples reads them only once.
 
     Raises:
-        StoreError: the directory holds no readable run.
+        StoreError: the directory holds no readable run, or an item was asked with several prompts.
     """
     with RunReader.open(run_dir) as reader:
         run = reader.run
@@ -157,6 +160,7 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None) -> R
         fingerprints = {process_id: machine.fingerprint() for process_id, machine in machines.items()}
         labels = {process_id: machine.label() for process_id, machine in machines.items()}
         tasks: dict[tuple[str, str, str], TaskFacts] = {}
+        prompts: dict[tuple[SampleKey, str], str] = {}
         for sample in reader.samples():
             key = (sample.key.task, sample.key.task_version, sample.key.settings_hash)
             if key not in tasks:
@@ -169,7 +173,15 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None) -> R
             tasks[key].slowed_by.update(slowed_by[sample.process_id])
             if sample.error is not None:
                 tasks[key].num_errors += 1
+                tasks[key].num_refused += sample.stop == REFUSED
             else:
+                item = (sample.key.without_prompt(), sample.item_id)
+                if prompts.setdefault(item, sample.key.prompt_hash) != sample.key.prompt_hash:
+                    raise StoreError(
+                        f"{run_dir}: {sample.key.task} item {sample.item_id} was asked with several prompts (the chat "
+                        "template, its date or the examples changed while the run went on), so no figure is made of "
+                        "it; start the run again in another folder"
+                    )
                 tasks[key].num_cut += sample.stop == "length"
                 machine = fingerprints[sample.process_id]
                 tasks[key].samples.append(_reduced(sample, run, machine, scores.get(sample.key, {}), trace))

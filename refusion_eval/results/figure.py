@@ -15,7 +15,8 @@ from typing import Literal
 from refusion_eval.benchmarks import BENCHMARKS, OURS, RELEASE
 from refusion_eval.errors import DataError, StoreError
 from refusion_eval.metrics import Interval
-from refusion_eval.runs.model_args import published_systems, system_of_label
+from refusion_eval.runs.model_args import decoder_of_system, published_systems, system_of_label
+from refusion_eval.store.records import STOCK_GENERATE
 
 Origin = Literal["published", "measured"]
 FigureKey = tuple[str, str, str]  # system, benchmark, metric
@@ -54,6 +55,7 @@ UNJUDGED = "no verdict was possible, which counts as wrong"
 MEAN_OVER = "unweighted mean over"
 TIMED_IN = "timed in"
 SLOWED = "lower than need be: "
+REFUSED_NOTE = "prompts were refused, for example as too long for the context, and are in no figure"
 UNISOLATED = "programs ran without isolation (--sandbox none), so their verdicts can be forged"
 
 
@@ -68,7 +70,7 @@ class Figure:
         label: name of the system as the run or the paper prints it.
         backbone: model that the system was made from; empty where it is not published.
         suffix: " on BACKBONE" where the published system of this name was made from another model, otherwise empty.
-        decoder: name of the decoder; empty for published figures and figures read from a file.
+        decoder: name of the decoder; empty for published figures, and for figures of files that do not say it.
         benchmark: benchmark, `AVERAGE` for a mean over tasks, or the task if it belongs to no benchmark.
         task: task as the run names it (mini_gsm8k), `MEAN_TASK` for a mean.
         task_version: version of the task; several joined by `|`; empty for published figures.
@@ -82,6 +84,7 @@ class Figure:
         n: benchmark items; 0 where it is not published.
         samples: samples; more than `n` if items were sampled several times.
         errors: samples that failed and are in no figure.
+        num_refused: those of them that fail at every attempt, for example because the prompt exceeds the context.
         finished: whether every sample that was asked for is there.
         scored: whether every good sample has a verdict.
         isolated: whether every program ran in isolation, so that its verdict cannot be forged.
@@ -143,6 +146,7 @@ class Figure:
     defect: str = ""
     notes: tuple[str, ...] = ()
     prompts: str = OURS
+    num_refused: int = 0
     num_cut: int = 0
     num_rounds: int = 1
     same_decode_as: str = ""
@@ -162,6 +166,19 @@ class Figure:
     def variants(self) -> tuple[str, ...]:
         """Names of the variants in the system's key."""
         return tuple(self.system.removesuffix(self.suffix).split("+")[1:])
+
+    @property
+    def decoded_by(self) -> str:
+        """Name of the decoder: as the run recorded it, else that of the system; empty where neither is known.
+
+        A user may give a run any name, also that of another system, so the name of a run is asked last.
+        """
+        return self.decoder or decoder_of_system(self.base_system)
+
+    @property
+    def is_autoregressive(self) -> bool:
+        """Whether every token was decoded by a forward of its own, from left to right, by this engine or another."""
+        return self.decoded_by in ("autoregressive", STOCK_GENERATE)
 
     @property
     def generate(self) -> bool:

@@ -42,6 +42,7 @@ from refusion_eval.results.figure import (
     METRIC_ORDER,
     NOT_SCORED,
     PASS_AT_1,
+    REFUSED_NOTE,
     SLOWED,
     SPEEDUP,
     SPEEDUP_STOCK,
@@ -227,6 +228,7 @@ def _figure(run: Run, tasks: Sequence[TaskFacts], measures: Sequence[Measure], n
         n=interval.n,
         samples=len(samples),
         errors=sum(task.num_errors for task in tasks),
+        num_refused=sum(task.num_refused for task in tasks),
         finished=all(task.finished for task in tasks),
         scored=not any(task.num_unscored for task in tasks),
         isolated=all(task.isolated for task in tasks),
@@ -306,8 +308,10 @@ def _sort_key(figure: Figure) -> tuple:
 def _notes(task: TaskFacts) -> list[str]:
     """What must be said about a task as a whole."""
     num_samples, notes = len(task.samples), []
-    if not task.finished:
+    if num_samples + task.num_refused < task.num_expected:
         notes.append(f"{HALF_WRITTEN}: {num_samples} of {task.num_expected} samples are there, run its command again")
+    if task.num_refused:
+        notes.append(f"{task.num_refused} {REFUSED_NOTE}")
     if task.num_errors:
         notes.append(f"{task.num_errors} of {task.num_errors + num_samples} samples are errors and in no figure")
     if task.num_unscored:

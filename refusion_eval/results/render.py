@@ -28,6 +28,7 @@ from refusion_eval.results.figure import (
     Origin,
     system_key,
 )
+from refusion_eval.runs.model_args import decoder_of_system
 from refusion_eval.store.atomic_write import write_output
 
 Emphasis = Literal["", "best", "second", "above"]
@@ -390,7 +391,7 @@ _BEFORE_SETTINGS = (
 )
 _ADDED_LATER = ("task_version",)  # files of earlier versions lack these columns
 # Columns of files in which a figure has another value than this one.
-_WHERE_USED = {"prompts": OURS, "num_cut": 0, "num_rounds": 1}
+_WHERE_USED = {"prompts": OURS, "num_cut": 0, "num_rounds": 1, "num_refused": 0}
 _AFTER_SETTINGS = (
     *("forwards", "tokens", "seconds", "benchmark", "mini", "samples", "errors", "attention", "hardware", "note"),
     *_ADDED_LATER,
@@ -429,6 +430,9 @@ def figure_cells(figures: Sequence[Figure]) -> tuple[list[str], list[list[Any]]]
     """Column names of a results file, and the values of every figure in their order."""
     facts = [name for name, usual in _USUAL_FACTS.items() if any(getattr(figure, name) != usual for figure in figures)]
     facts += ["same_decode_as"] if any(figure.same_decode_as for figure in figures) else []
+    # A user may give a run any name, also that of a system with another decoder.
+    told = (figure.decoder in ("", decoder_of_system(figure.base_system)) or figure.generate for figure in figures)
+    facts += [] if all(told) else ["decoder"]
     columns = [*csv_columns(figures), *facts]
     rows = (csv_values(figure) | {name: getattr(figure, name) for name in facts} for figure in figures)
     return columns, [[row.get(column) for column in columns] for row in rows]
@@ -457,7 +461,7 @@ def _figure(record: Mapping[str, str], path: str | os.PathLike[str]) -> Figure:
     try:
         values |= {name: int(record[name]) for name in ("n", "forwards", "tokens", "samples", "errors")}
         values |= {"prompts": record.get("prompts") or OURS, "num_cut": int(record.get("num_cut") or 0)}
-        values |= {"num_rounds": int(record.get("num_rounds") or 1)}
+        values |= {"num_rounds": int(record.get("num_rounds") or 1), "num_refused": int(record.get("num_refused") or 0)}
         values |= {name: float(record[name] or "nan") for name in ("value", "ci_low", "ci_high", "seconds")}
     except ValueError as error:
         raise StoreError(f"{path}: {error}; write it with the table command") from error
@@ -480,6 +484,7 @@ def _figure(record: Mapping[str, str], path: str | os.PathLike[str]) -> Figure:
         },
         **facts,
         same_decode_as=record.get("same_decode_as") or "",
+        decoder=record.get("decoder") or "",
         origin="measured",
         label=label,
         settings=settings,

@@ -22,6 +22,7 @@ from refusion_eval.results.figure import (
     JOULES_PER_TOKEN,
     MEAN_TASK,
     PASS_AT_1,
+    REFUSED_NOTE,
     SLOWED,
     SPEEDUP,
     SPEEDUP_STOCK,
@@ -240,8 +241,11 @@ def _caption(lines: Sequence[SummaryLine]) -> str:
         sentences.append(f"Speed is {SLOWED}{', '.join(slowed)}.")
     if any(line.any_figure.mini for line in lines):
         sentences.append(MINI_CAPTION)
-    if num_errors := sum(line.errors for line in lines if line.task != MEAN_TASK):
+    num_refused = sum(line.any_figure.num_refused for line in lines if line.task != MEAN_TASK)
+    if num_errors := sum(line.errors for line in lines if line.task != MEAN_TASK) - num_refused:
         sentences.append(f"{num_errors} samples are errors and in no figure; run the same command again to retry them.")
+    if num_refused:
+        sentences.append(f"{num_refused} {REFUSED_NOTE}.")
     if not all(line.isolated for line in lines):
         sentences.append(f"No isolation: {UNISOLATED}.")
     if any(line.any_figure.decoded_fused for line in lines):

@@ -211,9 +211,9 @@ def response(sample: Sample) -> str:
     return f"{THINK_START}{sample.text}" if is_open else sample.text
 
 
-def record_error(job: Job, error: str, *, batch_size: int) -> Sample:
+def record_error(job: Job, error: str, *, batch_size: int, stop: str = "") -> Sample:
     """The record of a job that could not be decoded."""
-    return Sample(**_identity(job, batch_size), error=error)
+    return Sample(**_identity(job, batch_size), error=error, stop=stop)
 
 
 def _identity(job: Job, batch_size: int) -> dict[str, Any]:

@@ -6,6 +6,8 @@ The systems of the paper, a decoder on a published checkpoint each, stand for so
 import tomllib
 from collections.abc import Mapping
 from dataclasses import field
+from datetime import datetime
+from functools import cache
 from typing import Any, Literal
 
 from refusion_eval.config import (
@@ -25,6 +27,7 @@ from refusion_eval.paths import embedded_name, embedded_path, tasks_path
 
 # Names in tables of those checkpoints in the package that are not their decoder's main one.
 EMBEDDED_NAMES = {"autoregressive_sft": "AR-SFT"}
+EMBEDDED_DECODERS = {"autoregressive_sft": "autoregressive"}
 
 # Arguments about the machines of a run. They are no part of a record and may change when the run is continued.
 LAUNCH_ARGUMENTS = ("engine", "workers", "worker_cpus", "ray_address")
@@ -34,6 +37,14 @@ def system_of_label(label: str) -> str:
     """Returns the decoder or checkpoint whose runs have this name in tables by default; the name itself if none has."""
     labels = {name: decoder.label for name, decoder in DECODERS.items()} | EMBEDDED_NAMES
     return next((name for name, other in labels.items() if other == label), label)
+
+
+@cache
+def decoder_of_system(system: str) -> str:
+    """Returns the decoder of a published system, an embedded checkpoint or a decoder's own key; empty for others."""
+    published = published_systems().get(system)
+    decoder = EMBEDDED_DECODERS.get(system, system) if published is None else published.decoder
+    return decoder if decoder in DECODERS else ""
 
 
 @settings_class("model_args")
@@ -60,6 +71,8 @@ class ModelArgs:
         enable_thinking: Value that the chat template receives for thinking. The default is yes.
         chat_template: A Jinja file instead of the checkpoint's template, or none for plain prompts.
         add_bos_token: Begin every prompt with the tokenizer's BOS token, unless the prompt does already.
+        prompt_time: Date that a chat template finds where it asks for today's, such as 2026-01-31, with a time where it
+            matters. The default is the moment at which the run began.
         mc_samples: Noised copies of each continuation that estimate the log-likelihood of a masked model.
         warmup: Requests that are decoded and discarded before the first measured one of each settings.
         system: Name of the system in tables. The default is the decoder's.
@@ -98,6 +111,7 @@ class ModelArgs:
     enable_thinking: bool = True
     chat_template: str | None = None
     add_bos_token: bool = False
+    prompt_time: str | None = None
     mc_samples: PositiveInt = 128
     warmup: NonNegativeInt = 1
     system: str | None = None
@@ -113,6 +127,14 @@ class ModelArgs:
     settings: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
+        if self.prompt_time is not None:
+            try:
+                datetime.fromisoformat(self.prompt_time)
+            except ValueError:
+                raise ConfigError(
+                    f"model_args: prompt_time={self.prompt_time!r} is no date; write it as 2026-01-31 or "
+                    "2026-01-31T12:00"
+                ) from None
         of_stock_loop = {"decoder": "autoregressive", "batch_size": 1, "cuda_graphs": False, "adapter": None}
         for name, needed in of_stock_loop.items():
             value = getattr(self, name)

@@ -8,6 +8,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from refusion_eval.paths import tasks_path
 from refusion_eval.runs.job import Detokenizer, Job, record, record_error
 from refusion_eval.runs.model_args import ModelArgs, published_systems
 from refusion_eval.runs.settings import Resolved, Table, load_table, read_generation_kwargs, resolve
-from refusion_eval.store.records import Sample
+from refusion_eval.store.records import REFUSED, Sample
 from refusion_eval.store.run_reader import RunReader
 from refusion_eval.store.run_store import RUN_JSON
 from refusion_eval.types import Decoded
@@ -196,6 +197,11 @@ class System:
         """Requests decoded at the same time."""
         return self.args.batch_size or AUTO_BATCH_SIZES[self.model.device.type]
 
+    @property
+    def has_template(self) -> bool:
+        """Whether prompts are written with a chat template."""
+        return bool(self.model.tokenizer.inner.chat_template)
+
     def render(self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True) -> str:
         """Renders a conversation with the chat template.
 
@@ -207,32 +213,41 @@ class System:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=not add_generation_prompt,
             enable_thinking=self.args.enable_thinking,
+            now=self.prompt_time,
         )
+
+    @functools.cached_property
+    def prompt_time(self) -> datetime | None:
+        """The moment that all prompts of a run have, where the chat template writes the date; None where it does not.
+
+        Otherwise a run that is continued on another day would ask its items with other prompts.
+        """
+        if not self.model.tokenizer.asks_for_the_time:
+            return None
+        now = self.args.prompt_time or self.get_or_compute(
+            "prompt_time", lambda: datetime.now().isoformat("T", "seconds")
+        )
+        log.warning("%s: the chat template writes the date; in this run it is that of %s", self.args.pretrained, now)
+        return datetime.fromisoformat(now)
 
     def render_turns(self, turns: Turns) -> str:
         """The prompt of an item; without a chat template, its texts as lm-eval puts them together."""
         user, system, opened = turns
-        if not self.model.tokenizer.inner.chat_template:
+        if not self.has_template:
             return f"{system}{user}{opened and ' '}{opened}"
         by_role = {"system": system, "user": user, "assistant": opened}
         messages = [{"role": role, "content": text} for role, text in by_role.items() if text or role == "user"]
         return self.render(messages, add_generation_prompt=not opened)
 
-    def encode(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
-        """Token ids of a rendered prompt, or of a part of a text.
-
-        With `add_special_tokens=None` the tokenizer adds its special tokens unless the text begins with the BOS token,
-        and a BOS token is put in front where the model arguments ask for one.
+    def encode(self, text: str, *, plain: bool) -> list[int]:
+        """Token ids of a prompt, as `Tokenizer.encode`, with a BOS token in front if the model arguments ask for one.
 
         Raises:
             ConfigError: a BOS token is asked for, and the tokenizer names none.
         """
-        inner = self.model.tokenizer.inner
-        wants_bos = add_special_tokens is None and self.args.add_bos_token
-        if add_special_tokens is None:
-            add_special_tokens = not (inner.bos_token and text.startswith(inner.bos_token))
-        tokens = list(inner.encode(text, add_special_tokens=add_special_tokens))
-        return [self.bos_token_id, *tokens] if wants_bos and tokens[:1] != [self.bos_token_id] else tokens
+        tokens = self.model.tokenizer.encode(text, plain=plain)
+        wants_bos = self.args.add_bos_token and tokens[:1] != [self.bos_token_id]
+        return [self.bos_token_id, *tokens] if wants_bos else tokens
 
     @property
     def bos_token_id(self) -> int:
@@ -375,7 +390,7 @@ class JobDecoder:
             if refusal is None:
                 yield job
             else:
-                refused.append(record_error(job, refusal, batch_size=batch_size))
+                refused.append(record_error(job, refusal, batch_size=batch_size, stop=REFUSED))
 
     def _decode(self, jobs: Iterator[Job], batch_size: int) -> Iterator[Sample]:
         for job in jobs:

@@ -14,7 +14,7 @@ import platform
 import subprocess
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,9 @@ PASSED = "passed"
 
 # ScoreRow.tier of a program that ran with the rights of the user and so could read the answers or forge a verdict.
 NO_ISOLATION = "none"
+
+# Sample.stop of a request that cannot be decoded, for example because prompt and response exceed the context.
+REFUSED = "refused"
 
 # Begins the sentence about a machine whose other programs took time from a run.
 BUSY = "busy machine"
@@ -55,6 +58,10 @@ class SampleKey:
     sample: int
     settings_hash: str
 
+    def without_prompt(self) -> SampleKey:
+        """What all samples of an item under the same settings have in common, whatever they were asked with."""
+        return replace(self, prompt_hash="", sample=0)
+
     def digest(self) -> bytes:
         """32 bytes that differ whenever a field differs."""
         return hashlib.sha256(dump(list(asdict(self).values())).encode("ascii")).digest()
@@ -76,7 +83,7 @@ class Sample:
         prefill_seconds: part of `seconds` up to the end of the first forward, which reads the prompt; None if unknown.
         num_thought_tokens: those of `num_tokens` that belong to thinking blocks, tags included; None without a block.
         cut_in_thought: whether the text ends inside a thinking block; None without a block.
-        stop: why decoding ended.
+        stop: why decoding ended; `REFUSED` for an error that a second attempt would meet again.
         settings: the decoder settings in force.
         settings_source: origin of the value of each setting.
         trace: events as `Trace.to_json` gives them, or None.

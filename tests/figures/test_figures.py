@@ -25,8 +25,9 @@ from refusion_eval.figures.points import (
     scaling_points,
     swept,
 )
-from refusion_eval.figures.rows import OPERATING_POINT, Point, TokenCell, read_rows, write_rows
+from refusion_eval.figures.rows import BASELINE, OPERATING_POINT, Point, TokenCell, read_rows, write_rows
 from refusion_eval.figures.style import COLUMN_WIDTH, ORDERED, TEXT_WIDTH, in_order
+from refusion_eval.results.figure import system_key
 from refusion_eval.results.render import latex_text, read_csv, write_csv
 from refusion_eval.studies.locality.report import COLUMNS
 from tests.figures.conftest import write_sweep
@@ -339,3 +340,73 @@ def test_variants_of_a_system_have_names_of_their_own(made):
     random = made["cell"]("refusion+slots_at_random", "mbpp", "tps", 1.0, mini=True)
     assert system_label(random) == f"{random.label}, slots at random"
     assert system_label(made["cell"]("refusion", "mbpp", "tps", 1.0, mini=True)) == "ReFusion"
+
+
+ODD_NAMES = ["M$x_{1$ v2", "$a$ b", r"a\$b$ 50% & #1 ^2 ~ {x}", "_hidden_", r"$\frac{1$"]
+
+
+@pytest.mark.parametrize("label", ODD_NAMES)
+@pytest.mark.parametrize("name", ["figure1", "figure4", "figure6", "figure7", "figure8"])
+def test_a_name_stands_in_a_figure_as_it_is(name, label, sources, tmp_path):
+    rows = [replace(row, label=label, series=label) for row in rows_of(name, [sources[name]])]
+    if name == "figure7":
+        rows = [*rows, *(replace(row, label="other", series="other") for row in rows)]  # one system has no legend
+    write_figure(name, rows, tmp_path)
+    figure, _ = FIGURES[name].draw(rows, None)
+    FigureCanvasAgg(figure).draw()
+    shown = [text for text in figure.findobj(Text) if text.get_text().strip() == label]
+    assert shown
+    assert not any(text.get_parse_math() for text in shown)
+
+
+def test_a_model_with_dollar_signs_stands_above_its_panel_as_it_is(sources, tmp_path):
+    rows = [replace(row, panel="$a$ model$_{") for row in rows_of("figure3", [sources["figure3"]])]
+    figure, _ = FIGURES["figure3"].draw(rows, None)
+    FigureCanvasAgg(figure).draw()
+    (title,) = [text for text in figure.findobj(Text) if text.get_text() == "$a$ model$_{"]
+    assert not title.get_parse_math()
+    assert any(text.get_text().startswith("$t$ = ") and text.get_parse_math() for text in figure.findobj(Text))
+
+
+@pytest.mark.parametrize("values", [[300.0, 500.0], [7.0, 8.0]])
+def test_no_label_of_an_axis_shows_the_signs_of_a_formula(values, sources):
+    points = rows_of("figure7", [sources["figure7"]])
+    distinct = sorted({point.x for point in points})[: len(values)]
+    of = dict(zip(distinct, values, strict=True))
+    narrow = [replace(point, x=of[point.x]) for point in points if point.x in of]
+    figure, _ = FIGURES["figure7"].draw(narrow, None)
+    FigureCanvasAgg(figure).draw()
+    drawn = [text for text in figure.findobj(Text) if text.get_visible() and not text.get_parse_math()]
+    assert not any("$" in text.get_text() for text in drawn)
+
+
+def renamed(rows, run_id, decoder, label):
+    key = system_key(label, "tiny", {}, generate=False)
+    return [replace(row, decoder=decoder, label=label, system=key) for row in rows if row.run_id == run_id]
+
+
+def test_the_baseline_is_the_system_that_decodes_from_left_to_right_whatever_its_name(sources, tmp_path):
+    rows = read_csv(sources["figure4"] / "sweep.csv")
+    named = renamed(rows, "ar-table", "autoregressive", "My base") + renamed(rows, "refusion-table", "refusion", "AR")
+    write_csv(named, tmp_path / "named.csv")
+    points = rows_of("figure1", [tmp_path / "named.csv"], "mbpp")
+    marks = {point.label: point.mark for point in points if point.origin == "measured"}
+    assert marks == {"My base": BASELINE, "AR": ""}
+    write_csv(renamed(rows, "refusion-table", "refusion", "Qwen3-8B"), tmp_path / "none.csv")
+    with pytest.raises(DataError, match="no autoregressive run of mbpp lies among the sources; add one"):
+        rows_of("figure1", [tmp_path / "none.csv"], "mbpp")
+
+
+def test_a_file_says_the_decoder_only_where_the_name_does_not(sources, tmp_path):
+    rows = read_csv(sources["figure1"])
+    write_csv(renamed(rows, "ar-table", "autoregressive", "AR"), tmp_path / "usual.csv")
+    assert "decoder" not in (tmp_path / "usual.csv").read_text().splitlines()[0].split(",")
+
+
+@pytest.mark.parametrize("name", ["figure1", "figure4", "figure6"])
+def test_a_task_may_be_named_as_tables_name_it(name, sources):
+    as_named = [rows_of(name, [sources[name]], task) for task in ("mbpp", "mini_mbpp")]
+    measured = [[point for point in points if point.origin == "measured"] for points in as_named]
+    assert repr(measured[0]) == repr(measured[1])
+    with pytest.raises(DataError, match=r"no figures of mini_mbp; (its|their) tasks are mini_mbpp"):
+        rows_of(name, [sources[name]], "mini_mbp")

@@ -9,6 +9,7 @@ from lm_eval.tasks import TaskManager
 
 from refusion_eval.errors import ConfigError
 from refusion_eval.lm_eval_plugin import adapter as lm_eval_adapter  # noqa: F401  registers the model
+from refusion_eval.lm_eval_plugin.evaluation import leave_question_out
 from refusion_eval.paths import tasks_path
 from refusion_eval.store.run_reader import RunReader
 
@@ -119,6 +120,50 @@ def test_num_fewshot_leaves_the_papers_zero_shot_prompts_alone(run):
     results, _, logged = run("mini_gsm8k", num_fewshot=2, model_args=",gen_length=8")
     assert logged["arguments"][0][0].startswith(logged["doc"]["question"])
     assert results["n-shot"]["mini_gsm8k"] == 0
+
+
+NUM_ASKED = 60
+
+
+def examples_of(name, text, folder, prepare=leave_question_out):
+    """The requests of a task file of a user with three examples, as a model of this project asks them."""
+    (folder / f"{name}.yaml").write_text(text)
+    manager = TaskManager(include_path=str(folder), include_defaults=False)
+    task = manager.load([name])["tasks"][name]
+    prepare(task)
+    task.set_fewshot_seed(1234)
+    task.build_all_requests(limit=NUM_ASKED)
+    return task, task.instances
+
+
+@pytest.mark.parametrize("path", sorted((tasks_path() / "mini").glob("*.yaml")), ids=lambda path: path.stem)
+def test_no_example_is_the_question_itself_where_a_file_includes_a_task(tmp_path, path):
+    included = f"include: {path}\ntask: own\nnum_fewshot: 3\n"
+    task, requests = examples_of("own", included, tmp_path, prepare=lambda task: None)  # as for any model of lm-eval
+    assert len(requests) == NUM_ASKED
+    assert {request.args[0].count(task.doc_to_text(request.doc)) for request in requests} == {1}
+
+
+@pytest.mark.parametrize(
+    "splits",
+    [
+        "fewshot_split: null",
+        "test_split: null\nvalidation_split: test",
+        "test_split: null\nvalidation_split: test\nfewshot_split: null",
+        "test_split: null\nvalidation_split: test\nfewshot_config: {sampler: first_n, split: test}",
+        "fewshot_split: null\nfewshot_config: {sampler: first_n}",
+    ],
+)
+def test_no_example_is_the_question_itself_whatever_the_splits_are_called(tmp_path, splits):
+    included = f"include: {tasks_path()}/mini/mini_gsm8k.yaml\ntask: own\nnum_fewshot: 3\n{splits}\n"
+    task, requests = examples_of("own", included, tmp_path)
+    assert {request.args[0].count(task.doc_to_text(request.doc)) for request in requests} == {1}
+
+
+def test_examples_of_other_documents_are_drawn_as_lm_eval_draws_them(stock_tasks):
+    task = TaskManager(include_path=str(stock_tasks), include_defaults=False).load(["gsm8k"])["tasks"]["gsm8k"]
+    leave_question_out(task)
+    assert task.fewshot_cfg.split == "train"
 
 
 def test_predict_only_records_the_text_and_computes_no_score(run):

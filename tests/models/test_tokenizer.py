@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from datetime import datetime
 
 import pytest
 
@@ -134,3 +135,57 @@ def test_llada_is_read_without_its_code(saved, tmp_path):
     (tmp_path / "configuration_llada.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     assert Tokenizer(tmp_path).encode("one two <|mask|>") == [5, 6, 2]
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.fixture
+def written(saved, tmp_path):
+    """Makes a tokenizer with a chat template."""
+
+    def write(template):
+        for path in saved.iterdir():
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+        (tmp_path / "chat_template.jinja").write_text(template)
+        return Tokenizer(tmp_path)
+
+    return write
+
+
+NOON = datetime(2024, 7, 26, 12)
+TURN = [{"role": "user", "content": "one"}]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ strftime_now('%d %b %Y') }}",
+        '{% set day = strftime_now( "%d %b %Y" ) %}{{ day }}',
+        "{%- if strftime_now is defined %}{% set day = strftime_now('%d %b %Y') %}{% endif %}{{ day }}",
+        "{#- strftime_now #}{{ strftime_now('%d') + strftime_now(' %b %Y') }}",
+    ],
+)
+def test_a_template_finds_the_moment_that_it_is_given(written, template):
+    tokenizer = written(template)
+    assert tokenizer.asks_for_the_time
+    assert tokenizer.render_chat(TURN, now=NOON) == "26 Jul 2024"
+    assert tokenizer.render_chat(TURN) == datetime.now().strftime("%d %b %Y")
+
+
+@pytest.mark.parametrize(
+    "ask", ["{% set form = '%d' %}{{ strftime_now(form) }}", "{% set f = strftime_now %}{{ f('%d') }}"]
+)
+def test_a_template_whose_clock_cannot_be_stopped_is_refused_where_it_must_be(written, ask):
+    tokenizer = written(ask)
+    with pytest.raises(ConfigError, match=r"asks for the time by more than strftime_now\('FORMAT'\)"):
+        tokenizer.render_chat(TURN, now=NOON)
+    assert tokenizer.render_chat(TURN) == datetime.now().strftime("%d")
+
+
+@pytest.mark.parametrize("draw", ["{{ [1, 2] | random }}", "{{ lipsum(n=1) }}", "{% filter random %}ab{% endfilter %}"])
+def test_a_template_that_draws_at_random_is_refused(written, draw):
+    with pytest.raises(ConfigError, match="draws at random"):
+        written(draw).render_chat(TURN)
+
+
+def test_a_template_may_speak_of_what_it_does_not_do(written):
+    text = "a random lipsum {# random #}{{ ' of strftime_now' }}"
+    assert written(text).render_chat(TURN, now=NOON) == "a random lipsum  of strftime_now"

@@ -20,7 +20,7 @@ from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.models.checkpoint import Location, fetch_weights, locate
 from refusion_eval.models.config import FAMILIES, ModelConfig, model_config, read_json
 from refusion_eval.models.tokenizer import Tokenizer
-from refusion_eval.models.weights import CheckpointFiles
+from refusion_eval.models.weights import CheckpointFiles, with_saved_head
 from refusion_eval.training.checkpoints.backbone import CLASSES
 from refusion_eval.training.checkpoints.layouts import as_released, tokenizer_as_released, with_both_spellings
 from refusion_eval.training.checkpoints.save import replacing, write_json, write_shards
@@ -140,7 +140,7 @@ class _Source:
         names = FAMILIES[family].tensors
         vocabulary = (f"{names.embedding}.weight", f"{names.head}.weight")
         ignored = set()
-        if self._shapes.tied_head:
+        if with_saved_head(self._shapes, files.find, str(self._directory)).tied_head:
             shapes.pop(vocabulary[1], None)
             ignored.add(vocabulary[1])
         unknown = [name for name in files.unread if name not in shapes.keys() | ignored]
