@@ -1,4 +1,4 @@
-"""Decides whether two mathematical answers are equal: by normal form first, then by the math-verify library.
+"""Decides whether two mathematical answers are equal: item by item, by spelling and then by the math-verify library.
 
 The library guards itself with SIGALRM, which works in a main thread only and cannot interrupt everything. Here it runs
 without, in child processes that are killed when a comparison takes too long.
@@ -10,15 +10,15 @@ import select
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import NamedTuple
 
-from refusion_eval.benchmarks.extract.formulas import equal_by_form, in_one_order, normalise
+from refusion_eval.benchmarks.extract.formulas import equal_answers
 from refusion_eval.errors import DataError
 
 _WORKER = Path(__file__).with_name("math_worker.py")
-_LONGEST_ANSWER = 1000
-_PERCENT = re.compile(r"%|\bper ?cent\b")
+_PERCENT = re.compile(r"%|\bper ?cent\b|\bpct\b")
 # The first comparison of a child also waits for its imports.
 _START_SECONDS = 60.0
 
@@ -38,6 +38,10 @@ class Pair(NamedTuple):
     whole: bool = False
 
 
+class _Undecided(Exception):
+    """The library gave no verdict."""
+
+
 class _Child:
     """One worker process, started when first asked and again after each kill."""
 
@@ -45,19 +49,22 @@ class _Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_given_up = False
 
-    def equal(self, pair: Pair, timeout_s: float) -> bool | None:
-        """The library's verdict; None if it took too long, or if the process died and another one as well."""
+    def equal(self, pair: Pair, timeout_s: float) -> tuple[bool | None, float]:
+        """The library's verdict, None if it took too long or if two processes died; and the seconds without a start."""
+        seconds = 0.0
         for _ in range(2):
             if self._is_given_up:
                 break
             process = self._process or self._start()
+            started = time.monotonic()
             line = self._ask(process, pair, timeout_s)
+            seconds += time.monotonic() - started
             if line is not None and line.endswith(b"\n"):
-                return bool(json.loads(line))
+                return bool(json.loads(line)), seconds
             self.close()
             if line is None:
-                return None
-        return None
+                break
+        return None, seconds
 
     @staticmethod
     def _ask(process: subprocess.Popen[bytes], pair: Pair, timeout_s: float) -> bytes | None:
@@ -114,41 +121,41 @@ class Comparer:
         self._is_closed = False
 
     def compare(self, gold: str, answer: str, whole: bool = False) -> Comparison:
-        """Compares two answers as found in their boxes, by their normal forms first; or two whole texts.
+        """Compares two answers as found in their boxes, by the values that they list; or two whole texts.
 
         Raises:
             DataError: the library is not installed, or `close` came first.
         """
-        if whole:
-            return self._compare_by_library(Pair(gold, answer, whole))
-        form = (normalise(gold), normalise(answer))
-        ordered = in_one_order(*form)
-        if ordered is None:
-            return Comparison(False, "a tuple and a set")
-        equal = equal_by_form(*ordered)
-        if equal is None:
-            comparison = self._compare_forms(Pair(*ordered))
-        else:
-            comparison = Comparison(
-                equal, "the same after normalisation" if equal else "another number base or half of the day"
-            )
+        seconds_left = self._timeout_s
+        num_asked = 0
+
+        def ask(gold: str, answer: str) -> bool:
+            nonlocal seconds_left, num_asked
+            equal, seconds = self._ask(Pair(gold, answer, whole), max(seconds_left, 0))
+            if equal is None:
+                raise _Undecided
+            seconds_left -= seconds
+            num_asked += 1
+            return equal
+
+        try:
+            equal = ask(gold, answer) if whole else equal_answers(gold, answer, ask)
+        except _Undecided:
+            return Comparison(False, f"the comparison took more than {self._timeout_s:g} s or crashed")
+        if not equal:
+            return Comparison(False, "not equal")
+        reason = "equal by math-verify" if num_asked else "the same in another spelling"
         # A percent sign is read as a unit, so answers may be equal although only one of them has it.
-        if comparison.equal and bool(_PERCENT.search(gold)) != bool(_PERCENT.search(answer)):
-            return Comparison(True, f"{comparison.reason}, but for a percent sign")
-        return comparison
+        if not whole and bool(_PERCENT.search(gold)) != bool(_PERCENT.search(answer)):
+            reason += ", but for a percent sign"
+        return Comparison(True, reason)
 
-    def _compare_forms(self, form: Pair) -> Comparison:
-        r"""Asks about the normal forms: as written, "111, \!111" would be read as a set that holds 111 once."""
-        if max(len(form.gold), len(form.answer)) > _LONGEST_ANSWER:
-            return Comparison(False, f"longer than {_LONGEST_ANSWER} characters")
-        return self._compare_by_library(form)
-
-    def _compare_by_library(self, pair: Pair) -> Comparison:
+    def _ask(self, pair: Pair, timeout_s: float) -> tuple[bool | None, float]:
         with self._lock:
             child = self._idle.pop() if self._idle else _Child()
             self._busy.add(child)
         try:
-            equal = child.equal(pair, self._timeout_s)
+            answered = child.equal(pair, timeout_s)
         finally:
             with self._lock:
                 self._busy.discard(child)
@@ -156,9 +163,7 @@ class Comparer:
         if self._is_closed:
             self.close()
             raise DataError("the comparison was given up")  # the child's death says nothing about the answer
-        if equal is None:
-            return Comparison(False, f"the comparison took more than {self._timeout_s:g} s or crashed")
-        return Comparison(equal, "equal by math-verify" if equal else "not equal")
+        return answered
 
     def close(self) -> None:
         """Ends the child processes; comparisons under way are given up."""

@@ -11,15 +11,57 @@ import sys
 from functools import lru_cache
 from typing import Any
 
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationConfig, latex2sympy
 from math_verify import parse, verify
+from sympy import Eq, Expr, Float, I, Intersection, MatrixBase, Rational, Set, Symbol, Union
 
 _MEMORY_BYTES = 4 << 30
+# The library's own normal form takes any letter behind a number for a unit, so only its spellings of commands are used.
+_SPELLINGS = NormalizationConfig(basic_latex=False, units=False, malformed_operators=True, nits=False, boxed="none")
+_LETTERS = ConversionConfig(lowercase_symbols=False)
+_IMAGINARY_UNIT = Symbol("i", real=True)
+
+# Digits of a computation, and the part of the greater number that a difference of two equal numbers may be.
+_DIGITS = 200
+_NOTHING = Rational(1, 10**100)
+# Half of the sixth place of a decimal that was rounded.
+_ROUNDING = Rational(5, 10**7)
 
 
 @lru_cache(maxsize=4096)
-def parsed(answer: str) -> tuple[Any, ...]:
-    """Expressions read from one boxed answer, without a timeout of the library's own (it needs SIGALRM)."""
-    return tuple(parse(f"\\boxed{{{answer}}}", parsing_timeout=None))
+def parsed(form: str) -> Any:
+    r"""The expression of a normal form, its decimals as exact fractions; None if the library cannot read it.
+
+    Ranges that \lor joins are the union of their sets. Those that \land joins are the intersection, or the union where
+    nothing is in all of them.
+    """
+    for joint, joined in (("\\lor ", Union), ("\\land ", Intersection)):
+        if joint in form:
+            sets = [_as_set(part) for part in form.split(joint)]
+            if None in sets:
+                return None
+            whole = joined(*sets)
+            return Union(*sets) if whole.is_empty else whole
+    try:
+        expression = latex2sympy(form, is_real=True, normalization_config=_SPELLINGS, conversion_config=_LETTERS)
+        if not isinstance(expression, Expr | MatrixBase):
+            return expression
+        exact = {number: Rational(str(number)) for number in expression.atoms(Float)}
+        return expression.xreplace({_IMAGINARY_UNIT: I, **exact})
+    except Exception:  # noqa: BLE001 - the library raises bare exceptions for what it cannot read
+        return None
+
+
+def _as_set(form: str) -> Set | None:
+    expression = parsed(form)
+    if isinstance(expression, Eq) and isinstance(expression.rhs, Set):  # x \in [1,2]
+        return expression.rhs
+    if isinstance(expression, Set):
+        return expression
+    try:
+        return expression.as_set()
+    except Exception:  # noqa: BLE001 - sympy raises exceptions of many classes for what is no set of numbers
+        return None
 
 
 def equal_in_texts(solution: str, text: str) -> bool:
@@ -29,15 +71,42 @@ def equal_in_texts(solution: str, text: str) -> bool:
 
 
 def equal(gold: str, answer: str) -> bool:
-    """Whether the library calls the two equal.
+    """Whether two normal forms are equal: numbers by their exact values, all else by the library.
 
-    Its comparison is not symmetrical: it reads `x = 5` as 5 in an answer, and an inequality as an interval in a right
-    answer. Both directions count, but an answer that is no equation never equals a right answer that is one.
+    The library's comparison is not symmetrical: it reads `x = 5` as 5 in an answer, and an inequality as an interval in
+    a right answer. Both directions count, but an answer that is no equation never equals a right answer that is one.
     """
-    left, right = list(parsed(gold)), list(parsed(answer))
-    if verify(left, right, timeout_seconds=None):
+    left, right = parsed(gold), parsed(answer)
+    if left is None or right is None:
+        return False
+    if all(isinstance(side, Expr) and side.is_number for side in (left, right)):
+        return equal_numbers(left, right, is_rounded="." in gold or "." in answer)
+    if _verified(left, right):
         return True
-    return bool(("=" in answer or "=" not in gold) and verify(right, left, timeout_seconds=None))
+    return ("=" in answer or "=" not in gold) and _verified(right, left)
+
+
+def _verified(gold: Any, answer: Any) -> bool:
+    return bool(verify(gold, answer, numeric_precision=_DIGITS, timeout_seconds=None))
+
+
+def equal_numbers(left: Expr, right: Expr, is_rounded: bool) -> bool:
+    """Whether two numbers are equal; a decimal may be rounded to six places of a number whose decimals have no end."""
+    left, right = left.doit(), right.doit()
+    difference = left - right
+    if difference.is_Rational and not is_rounded:
+        return bool(difference == 0)
+    distance, size = (abs(number.evalf(_DIGITS, maxn=2 * _DIGITS)) for number in (difference, left))
+    if difference == 0 or distance <= _NOTHING * size:
+        return True
+    if not is_rounded or (_has_end(left) and _has_end(right)):
+        return False
+    return bool(distance <= _ROUNDING * min(1, 10 * size))
+
+
+def _has_end(number: Expr) -> bool:
+    """Whether the decimals of a number have an end."""
+    return bool(number.is_Rational) and pow(10, int(number.q).bit_length(), int(number.q)) == 0
 
 
 def main() -> None:

@@ -1,7 +1,9 @@
-"""Finds the boxed answer of a solution, and a normal form in which equal answers are mostly equal texts."""
+"""Finds the boxed answer of a solution, and reads it as a list of formulas in one spelling."""
 
 import re
-from itertools import islice
+import unicodedata
+from collections.abc import Callable
+from itertools import islice, product
 
 from refusion_eval.benchmarks import Extraction
 from refusion_eval.benchmarks.extract.answers import ANSWER_LEAD, NOTHING, STATEMENT_REACH, last_statements
@@ -10,29 +12,125 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{")
 _BRACES = re.compile(rf"{_BOX.pattern}|[{{}}]")
 _BARE_BOX = re.compile(r"\\boxed\s{1,4}([^\s{}$\\]{1,40})")
 
-_SPACING = re.compile(r"(?<!\\)\\[!,;: ]|\\q?quad\b|~|\\left(?![a-z])|\\right(?![a-z])|\\displaystyle\b")
-_FRACTION = re.compile(r"\\[dt]frac(?![a-z])")
-_SHORT_FRACTION = re.compile(r"\\frac(?:(\d)|\{([^{}]{1,60})\})(?:(\d)|\{([^{}]{1,60})\})")
-_SHORT_ROOT = re.compile(r"\\sqrt\s{0,4}(\d)")
-_TEXT = re.compile(r"\\(?:text|mbox|mathrm|textbf|mathbf|textit|textnormal)\s{0,4}\{([^{}]{0,200})\}")
-_UNIT = re.compile(
-    r"(?:(?<=[\d})])|(?<=\\pi))\s{0,4}\\(?:text|mbox|mathrm)\s{0,4}\{(?!\s{0,4}[apAP]\.?\s?[mM]\b)\s{0,4}[A-Za-z]"
-    r"[A-Za-z./^\s\d-]{0,40}\}(?:\^(?:[23]|\{-?[1-3]\}))?\Z"
+# Signs that Unicode does not take apart, as TeX writes them.
+_SIGNS = str.maketrans(
+    {
+        **dict.fromkeys("−–—‐‑", "-"),
+        **dict.fromkeys("·∙⋅", "\\cdot "),
+        **dict.fromkeys("≤⩽", "\\le "),
+        **dict.fromkeys("≥⩾", "\\ge "),
+        **dict.fromkeys("⁄∕", "/"),
+        "±": "\\pm ",
+        "∓": "\\mp ",
+        "≠": "\\ne ",
+        "∞": "\\infty ",
+        "∪": "\\cup ",
+        "∩": "\\cap ",
+        "∈": "\\in ",
+        "∅": "\\emptyset ",
+        "∨": "\\lor ",
+        "∧": "\\land ",
+        "π": "\\pi ",
+        "°": "^\\circ ",
+        "√": "\\sqrt ",
+        "⟨": "(",
+        "⟩": ")",
+    }
 )
-_PERCENT = re.compile(r"(?<=[\d})])\s{0,4}per\s?cent\Z")
-_BASED_IN_BRACKETS = re.compile(r"\((-?[0-9A-Z]{1,60})\)(?=_\d{1,3}\Z)")
-_DEGREES = re.compile(r"\^\s{0,4}(?:\\circ|\{\s{0,4}\\circ\s{0,4}\})")
-_THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
-_NAMED = re.compile(r"[A-Za-z](?:\([a-z]\))?=(?=[^=]{1,400}\Z)")
-_BASED = re.compile(r"(-?(?=[A-Z]{0,20}\d)[0-9A-Z]{1,60})_(\d{1,3})")
-_BRACED_BASE = re.compile(r"_\{(\d{1,3})\}\Z")
+_RAISED = re.compile("[\u00b2\u00b3\u00b9\u2070-\u207f]{1,60}")
+_LOWERED = re.compile("[\u2080-\u208e]{1,60}")
+_FRACTION_SIGN = re.compile("[\u00bc-\u00be\u2150-\u215e]")
+_ROOT_SIGN = re.compile(r"√\s{0,4}(\d{1,60}(?:\.\d{1,60})?|[A-Za-z]|\([^()]{1,200}\))")
+
+_MARKDOWN = re.compile(r"\A([*_`]{1,3})([^*_`].*)\1\Z", re.DOTALL)
+_DOUBLED = re.compile(r"\\\\(?=[A-Za-z])")
+_AFTER_VALUE = r"(?:(?<=[\d})!])|(?<=\\pi)|(?<=\\pi ))\s{0,4}"
+_AT_END = r"(?:\^(?:[23]|\{-?[1-3]\}))?(?=\s{0,4}(?:\Z|[,;)\]}&]|\\\}|\\\\|\\l(?:or|and)(?![A-Za-z])))"
+_HALF_OF_DAY = r"[apAP]\.?\s?[mM]\b"
+_ARGUMENT = r"(?:(\\pi(?![A-Za-z])|[A-Za-z\d])|\{([^{}]{1,60})\})"
+_NUMBER = r"(?<![\d.,_^])\d{1,60}"
+
+_BRACKET = re.compile(r"[(\[]|\\\{")
+_THOUSANDS = re.compile(r"(?<![\d.,_^])[1-9]\d{0,2}(?:(?:,\d{3}){1,20}(?!\d|,\d)|(?:\s{1,4}\d{3}){1,20}(?!\s{0,4}\d))")
+
+
+def _one_number(groups: re.Match[str]) -> str:
+    """Joins groups of three digits; but between brackets a comma may part coordinates."""
+    number = groups.group()
+    return number if "," in number and _BRACKET.search(groups.string) else re.sub(r"[,\s]", "", number)
+
+
+# Pattern and replacement, in the order of replacing. The repetitions are bounded, so that the time stays linear.
+_SPELLINGS = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        # Ends of rows, space, and marks around the whole answer.
+        (r"\\\\\s{0,4}\[\s{0,4}-?[\d.]{1,9}\s{0,4}[a-z]{2}\s{0,4}\]|\\cr(?![A-Za-z])", r"\\\\"),
+        (r"(?<=\d)(?:,\s?\\!|\{,\})\s?(?=\d{3}(?!\d))", ""),
+        (r"(?<!\\)\\!|\{\s{0,4}\}", ""),
+        (r"(?<!\\)\\[,;:> ]|\\(?:q?quad|(?:thin|en)?space)(?![A-Za-z])|~|\\[hv]space\*?\s{0,4}\{[^{}]{0,40}\}", " "),
+        # Size, colour and font do not change a value, nor do currency, degrees and percent signs: these are units.
+        (r"(?<!\\)\\[()\[\]]|\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\.?", ""),
+        (
+            r"\\(?:(?:display|text|script)style|tiny|scriptsize|small|normalsize|large|Large|LARGE|huge|Huge)(?![A-Za-z])",
+            "",
+        ),
+        (r"\\(?:text)?color(?:box)?\s{0,4}\{[^{}]{0,40}\}", ""),
+        (r"\{\s{0,4}\\(?:rm|bf|it|sf|tt)(?![A-Za-z])([^{}]{0,200})\}", r"\\text{\1}"),
+        (
+            r"\\(?:text(?:[a-z]{2}|normal)|[mh]box|math(?:rm|bf|it|sf|tt)|operatorname\*?|emph|rm|bf|it)"
+            r"\s{0,4}(?=\{)",
+            r"\\text",
+        ),
+        (r"\\(?:underline|boxed|fbox|boldsymbol|bm|rm|bf|it|sf|tt)(?![A-Za-z])", ""),
+        (r"\\?[$%]|\^\s{0,4}(?:\\circ(?![A-Za-z])|\{\s{0,4}\\circ\s{0,4}\})", ""),
+        (r"\A[\s=]{1,20}|(?:\\\\|[\s.,;]){1,20}\Z", ""),
+        # One spelling of fractions, vectors and words between answers.
+        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (rf"\\(frac|binom)\s{{0,4}}{_ARGUMENT}\s{{0,4}}{_ARGUMENT}", r"\\\1{\2\3}{\4\5}"),
+        (r"\\langle(?![A-Za-z])", "("),
+        (r"\\rangle(?![A-Za-z])", ")"),
+        (r"(?<![A-Za-z\\])(and|or)(?![A-Za-z])", r"\\l\1 "),
+        (r"\\text\s{0,4}\{\s{0,4}[,;]?\s{0,4}(\\l(?:and|or) )\s{0,4}[,;]?\s{0,4}\}", r"\1"),
+        (r"\A[A-Za-z]\s?\([a-z]\)\s?=", "y="),
+        # Digits: groups of three are one number, a fraction behind a number is added, other numbers are several.
+        (r"([_^])(\d{1,60})\s{1,4}(?=\d)", r"\1{\2}"),
+        (_THOUSANDS.pattern, _one_number),
+        (rf"({_NUMBER})\s{{1,4}}(\d{{1,60}})/(\d{{1,60}})(?![\d.])", r"\1\\frac{\2}{\3}"),
+        (rf"({_NUMBER}(?:\.\d{{1,60}})?)\s{{1,20}}(?=\d)", r"\1,"),
+        (r"(?<!\d)\.(?=\d)", "0."),
+        (r"\((-?[0-9A-Z]{1,60})\)(?=_(?:\d{1,3}|\{\d{1,3}\})\Z)", r"\1"),
+        (r"_\{(\d{1,3})\}\Z", r"_\1"),
+    )
+)
+# A unit is a text behind a value or, without \text, a word behind a value that is no product of letters.
+_UNIT = re.compile(
+    rf"{_AFTER_VALUE}(?:\\text\s{{0,4}}\{{(?!\s{{0,4}}{_HALF_OF_DAY})\s{{0,4}}\(?[A-Za-z][A-Za-z./^\s\d-]{{0,40}}\)?\s{{0,4}}\}}"
+    r"|(?:(?:pct|percent|[ckm]m|[km]g|ft|sq|hr|min|sec|mph)\b|(?<=\s)\(?[A-Za-z]{4})[A-Za-z./\s]{0,40}\)?)"
+    rf"{_AT_END}"
+)
+_TEXT = re.compile(r"\\text\s{0,4}\{([^{}]{0,200})\}")
+_FORMULA_IN_TEXT = re.compile(r"\\text(?!\{[a-z]{2,200}\})")
+_WORD = re.compile(r"(?<!\\)\b[A-Za-z](?:[A-Za-z .']{0,200}[A-Za-z])?\.?")
+_CLOCK = re.compile(rf"(?:(?<=:\d\d)|(?<=\d)(?=\s?[ap]\.))\s?({_HALF_OF_DAY})\.?")
 # A space that ends a command (\pi r) is part of the command; other spaces mean nothing.
 _GAP = re.compile(r"(\\[A-Za-z]{1,30})?\s+(?=([A-Za-z])?)")
 
-# Characters. A longer text is no answer and stays as it is.
-_LONGEST_ANSWER = 4_000
+_MARKS = re.compile(r"\\(?:begin|end|lor|land)(?![A-Za-z]) ?|\\[{}]|[()\[\]{},;]")
+_OPENING = ("\\begin", "\\{", "(", "[", "{")
+_CLOSING = ("\\end", "\\}", ")", "]", "}")
+_RANGE = re.compile(r"\A\[|\]\Z|[<>]|\\(?:leq?|geq?|lt|gt|ne|in|infty)(?![A-Za-z])")
+_NAME = r"(?:\\text\{[a-z]{1,40}\}|[A-Za-z]{1,40}(?:_\{?\w{1,9}\}?|'|\([A-Za-z]\))?)"
+_NAMED = re.compile(rf"\A{_NAME}(?:=|\\in ?(?![A-Za-z]))([^=]+)\Z|\A([^=]+)={_NAME}\Z")
+_EQUATION = re.compile(r"=|\\in(?![A-Za-z])")
+_BASED = re.compile(r"(-?(?=[A-Z]{0,20}\d)[0-9A-Z]{1,60})_(\d{1,3})")
+_DOUBLE_SIGN = re.compile(r"(\\(?:pm|mp))(?![A-Za-z]) ?")
+_LEADING_PLUS = re.compile(r"(?<![\w)}\]!])\+")
+_PRODUCT = re.compile(r"[a-z]{1,3}")
 
-_CLOCK = re.compile(r"(?<![A-Za-z])([ap])\.?m\b")
+# Characters. A longer text is no answer and stays as it is.
+_LONGEST_ANSWER = 1_000
+_MOST_DOUBLE_SIGNS = 3
 
 
 def last_box(text: str) -> Extraction:
@@ -91,49 +189,138 @@ def _boxed(text: str, *, last: bool) -> Extraction:
     return Extraction(bare[-1 if last else 0], "box without braces") if bare else NOTHING
 
 
-def normalise(answer: str) -> str:
-    r"""Writes an answer in one form; what it removes does not change the value.
+def normalise(answer: str, has_units: bool = False) -> str:
+    r"""Writes an answer in one spelling; what it removes does not change the value.
 
-    Removed: spacing commands, \left and \right, currency signs, degrees, a unit in \text after a number, percent
-    signs (as in MATH's own grader, a percent sign is a unit: 10\% is 10, never 0.1), a name before a single "=", the
-    commas of a number that is nothing but thousands groups, a final dot. Unified: \dfrac, \frac12, \sqrt2, .5, the
-    brackets of vectors, (12)_5 and 12_5.
+    Removed: spacing, size, colour and font, currency signs, degrees, a unit behind a number, percent signs (as in
+    MATH's own grader, a percent sign is a unit: 10\% is 10, never 0.1), the commas of thousands outside brackets, a
+    final dot. Written as TeX: signs of Unicode, mixed numbers. Words stay \text{word} in small letters; "and" and "or"
+    become \land and \lor.
+
+    Args:
+        answer: content of a box.
+        has_units: keeps units.
     """
-    text = answer.strip().rstrip(".").strip()
+    text = answer.strip()
     if len(text) > _LONGEST_ANSWER:
         return text
-    text = _SPACING.sub(" ", text)
-    text = text.replace("\\$", "").replace("$", "").replace("\\%", "").replace("%", "")
-    text = _DEGREES.sub("", text)
-    text = _UNIT.sub("", text)
-    text = _TEXT.sub(r"\1", text)
-    text = _PERCENT.sub("", text)
-    text = text.replace("\\langle", "(").replace("\\rangle", ")")
-    text = _FRACTION.sub(r"\\frac", text)
-    text = _SHORT_FRACTION.sub(_braced_fraction, text)
-    text = _BASED_IN_BRACKETS.sub(r"\1", _BRACED_BASE.sub(r"_\1", text))
-    text = _SHORT_ROOT.sub(r"\\sqrt{\1}", text)
+    if not text.isascii():
+        text = _in_ascii(text)
+    marked = _MARKDOWN.match(text)
+    text = marked.group(2) if marked else text
+    if "\\begin" not in text:
+        text = _DOUBLED.sub(r"\\", text)
+    for pattern, replacement in _SPELLINGS:
+        text = pattern.sub(replacement, text)
+    text = text if has_units else _UNIT.sub("", text)
+    text = _TEXT.sub(lambda found: _WORD.sub(_word, found.group(1)), text)
+    text = _CLOCK.sub(_word, _FORMULA_IN_TEXT.sub("", text))
     text = _GAP.sub(
         lambda gap: gap.group(1) + " " if gap.group(1) and gap.group(2) else gap.group(1) or "", text.strip()
     )
-    text = _NAMED.sub("", text, count=1) if _NAMED.match(text) else text
-    text = f"0{text}" if re.fullmatch(r"\.\d+", text) else text
-    text = re.sub(r"\A(-?\d+)\.0+\Z", r"\1", text)
-    return text.replace(",", "") if _THOUSANDS.fullmatch(text) else text
+    while (inner := _inside(text, "{", "}")) is not None:
+        text = inner
+    return text
 
 
-def equal_by_form(gold: str, answer: str) -> bool | None:
+def _in_ascii(text: str) -> str:
+    """Writes the signs of Unicode as TeX does."""
+    text = _RAISED.sub(lambda run: f"^{{{run.group()}}}", text)
+    text = _LOWERED.sub(lambda run: f"_{{{run.group()}}}", text)
+    text = _FRACTION_SIGN.sub(
+        lambda sign: "\\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", sign.group()).split("⁄")), text
+    )
+    text = _ROOT_SIGN.sub(r"\\sqrt{\1}", text)
+    return unicodedata.normalize("NFKC", text).translate(_SIGNS)
+
+
+def _word(found: re.Match[str]) -> str:
+    letters = re.sub(r"[^A-Za-z]", "", found.group())
+    return letters if len(letters) == 1 else f"\\text{{{letters.lower()}}}"
+
+
+def equal_answers(gold: str, answer: str, by_mathematics: Callable[[str, str], bool]) -> bool:
+    r"""Compares the contents of two boxes as lists of answers.
+
+    A list (also in braces) has no order, and \pm makes two answers of one. A tuple has an order, also beside a list
+    without brackets: (1,4) is 1,4 but neither 4,1 nor a set.
+
+    Args:
+        gold: the right answer.
+        answer: the given answer.
+        by_mathematics: compares the normal forms of two formulas where these are not the same text.
+    """
+    if normalise(gold, has_units=True) == normalise(answer, has_units=True):
+        return True
+    if max(len(gold), len(answer)) > _LONGEST_ANSWER:
+        return False
+
+    def equal(one: str, other: str) -> bool:
+        one, other = _without_name(one, other), _without_name(other, one)
+        known = _equal_by_form(one, other)
+        return by_mathematics(one, other) if known is None else known
+
+    def equal_in_order(ones: list[str], others: list[str]) -> bool:
+        return len(ones) == len(others) and all(map(equal, ones, others))
+
+    def equal_items(one: str, other: str) -> bool:
+        ones, others = _coordinates(one), _coordinates(other)
+        return equal_in_order(ones, others) if ones and others else equal(one, other)
+
+    gold, answer = normalise(gold), normalise(answer)
+    gold, answer = _without_name(gold, answer), _without_name(answer, gold)
+    if _equal_by_form(gold, answer):
+        return True
+    golds, answers = _items(gold), _items(answer)
+    for ones, others, form in ((golds, answers, answer), (answers, golds, gold)):
+        if len(ones) == 1 and len(others) > 1:
+            return not form.startswith("\\{") and equal_in_order(_coordinates(ones[0]), others)
+    for item in golds:
+        match = next((number for number, other in enumerate(answers) if equal_items(item, other)), None)
+        if match is None:
+            return False
+        del answers[match]
+    return not answers
+
+
+def _items(form: str) -> list[str]:
+    r"""The answers that a form lists outside brackets or in braces \{ \}; ranges in a list are one answer."""
+    inner = _inside(form, "\\{", "\\}")
+    pieces, joints = _split(form if inner is None else inner)
+    if len(pieces) > 1 and all(map(_RANGE.search, pieces)):
+        return [("\\lor " if "\\lor" in joints else "\\land ").join(pieces)]
+    return [choice for piece in pieces if piece for choice in _choices(piece)]
+
+
+def _coordinates(form: str) -> list[str]:
+    """The coordinates of an ordered tuple, such as (1,2); none for any other form."""
+    inner = _inside(form, "(", ")")
+    pieces = [] if inner is None else [piece for piece in _split(inner)[0] if piece]
+    return pieces if len(pieces) > 1 else []
+
+
+def _without_name(form: str, other: str) -> str:
+    """Cuts "x=" off a normal form that is an equation, if the other one is none."""
+    named = None if _EQUATION.search(other) else _NAMED.match(form)
+    return (named.group(1) or named.group(2)) if named else form
+
+
+def _equal_by_form(gold: str, answer: str) -> bool | None:
     """Compares two normal forms without mathematics.
 
     Returns:
-        True if they are the same text (a number base that one of them leaves out does not count), False if they are
-        numbers in different stated bases or differ in a.m. and p.m., None if only mathematics can tell.
+        True if they are the same text (blanks between thousands and a number base that one of them leaves out do not
+        count), False if they are numbers in different stated bases or different words, None if only mathematics can
+        tell. Letters alone are a word if they are set as text, have a capital or are more than three; others are
+        factors.
     """
-    if gold == answer:
+    if gold == answer or _joined(gold) == _joined(answer):
         return True
-    clocks = [_CLOCK.search(gold), _CLOCK.search(answer)]
-    if clocks[0] and clocks[1] and clocks[0].group(1) != clocks[1].group(1):
-        return False
+    words = [_TEXT.sub(r"\1", form).strip("()") for form in (gold, answer)]
+    if all(map(str.isalpha, words)) and not (_PRODUCT.fullmatch(gold) and _PRODUCT.fullmatch(answer)):
+        return words[0] == words[1] or (len(words[0]) > 1 and words[0].lower() == words[1].lower())
+    if "\\text{" in gold + answer and words[0].lower() == words[1].lower():
+        return True
     based = [_BASED.fullmatch(gold), _BASED.fullmatch(answer)]
     if based[0] and based[1]:
         return False
@@ -141,38 +328,46 @@ def equal_by_form(gold: str, answer: str) -> bool | None:
     return True if any(based) and digits[0] == digits[1] else None
 
 
-def in_one_order(gold: str, answer: str) -> tuple[str, str] | None:
-    """Makes the order count where one of two normal forms is an ordered tuple: (1,4) is not 4,1.
+def _joined(form: str) -> str:
+    return form.replace(",", "") if _THOUSANDS.fullmatch(form) else form
 
-    Returns:
-        The forms to compare, with brackets around a list that has none; None if a tuple meets a set in braces.
-    """
-    kinds = [_kind(gold), _kind(answer)]
-    if "tuple" not in kinds or kinds[0] == kinds[1]:
-        return gold, answer
-    if "set" in kinds:
+
+def _choices(form: str) -> list[str]:
+    r"""The values of a form with \pm: several are independent of each other, unless \mp ties them together."""
+    parts = _DOUBLE_SIGN.split(form)
+    signs = parts[1::2]
+    if not 0 < len(signs) <= _MOST_DOUBLE_SIGNS:
+        return [form]
+    choices = [("+", "-")] * len(signs)
+    chosen = (
+        [["+-"[(sign == "\\mp") ^ lower] for sign in signs] for lower in (False, True)]
+        if "\\mp" in signs
+        else product(*choices)
+    )
+    values = ("".join(map("".join, zip(parts[::2], [*choice, ""], strict=True))) for choice in chosen)
+    return [_LEADING_PLUS.sub("", value) for value in values]
+
+
+def _split(form: str) -> tuple[list[str], list[str]]:
+    """The pieces between the separators outside all brackets, and the separators."""
+    pieces, joints, depth, start = [], [], 0, 0
+    for mark in _MARKS.finditer(form):
+        sign = mark.group().strip()
+        depth += (sign in _OPENING) - (sign in _CLOSING)
+        if depth == 0 and sign not in _CLOSING:
+            pieces.append(form[start : mark.start()])
+            joints.append(sign)
+            start = mark.end()
+    return [*pieces, form[start:]], joints
+
+
+def _inside(form: str, opening: str, closing: str) -> str | None:
+    """What stands inside two brackets that enclose the whole form; None if none do."""
+    if not form.startswith(opening) or not form.endswith(closing):
         return None
-    first, second = (f"({form})" if kind == "list" else form for form, kind in zip((gold, answer), kinds, strict=True))
-    return first, second
-
-
-def _kind(form: str) -> str:
-    r"""The kind of a normal form with commas: a "tuple" (1,2), a "set" \{1,2\}, a bare "list"; else ""."""
-    if form.startswith("\\{") and form.endswith("\\}") and form.count("\\{") == 1:
-        return "set"
-    depth, least, num_commas = 0, len(form), {0: 0, 1: 0}
-    for position, sign in enumerate(form):
-        depth += (sign in "([{") - (sign in ")]}")
-        if position < len(form) - 1:
-            least = min(least, depth)
-        if sign == "," and depth in num_commas:
-            num_commas[depth] += 1
-    if num_commas[0]:
-        return "list"
-    return "tuple" if num_commas[1] and least == 1 and form[0] == "(" and form[-1] == ")" else ""
-
-
-def _braced_fraction(found: re.Match[str]) -> str:
-    numerator = found.group(1) or found.group(2)
-    denominator = found.group(3) or found.group(4)
-    return f"\\frac{{{numerator}}}{{{denominator}}}"
+    depth = 0
+    for mark in _MARKS.finditer(form):
+        depth += (mark.group() in _OPENING) - (mark.group() in _CLOSING)
+        if depth == 0:
+            return form[len(opening) : -len(closing)] if mark.end() == len(form) else None
+    return None

@@ -1,10 +1,16 @@
 """Boxed answers, their normal form, and their comparison."""
 
 import threading
+import time
 from collections import Counter
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import combinations
 from typing import Any
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from refusion_eval.benchmarks.extract.formulas import first_box, last_box, last_box_or_statement, normalise
 from refusion_eval.errors import DataError
@@ -47,21 +53,29 @@ def test_without_a_box_the_default_rule_takes_the_last_statement() -> None:
         ("\\frac12", "\\dfrac{1}{2}"),
         ("1,234", "1234"),
         ("2,\\!000", "2000"),
-        ("x=5", "5"),
         ("90^\\circ", "90"),
         ("5\\text{ cm}^2", "5"),
-        ("\\text{Evelyn}", "Evelyn"),
         (".5", "0.5"),
-        ("3.00", "3"),
         ("\\left( 1, 2 \\right)", "(1,2)"),
         ("\\$5", "5"),
-        ("\\sqrt2", "\\sqrt{2}"),
         ("10 \\text{ m/s}", "10"),
         ("\\frac{3}{4}\\pi\\text{ inches}", "\\frac{3}{4}\\pi"),
         ("\\langle 1,2 \\rangle", "(1,2)"),
         ("28 percent", "28"),
         ("(3032)_5", "3032_5"),
         ("(3032)_{5}", "3032_5"),
+        ("1\\,500\\,000", "1500000"),
+        ("5 2/3", "5\\frac23"),
+        ("5⅔", "5\\frac23"),
+        ("x¹⁰", "x^{10}"),
+        ("2√12", "2\\sqrt{12}"),
+        ("[2, ∞)", "[2,\\infty)"),
+        ("–12", "-12"),
+        ("2·π", "2\\cdot\\pi"),
+        ("75°", "75"),
+        ("\\begin{pmatrix}1\\\\[4pt]2\\end{pmatrix}", "\\begin{pmatrix}1\\cr 2\\end{pmatrix}"),
+        ("2^3 5", "2^{3}5"),
+        ("\\text{2:15 PM}", "2:15 p.m."),
     ],
 )
 def test_spellings_of_one_answer_have_one_normal_form(left: str, right: str) -> None:
@@ -70,6 +84,7 @@ def test_spellings_of_one_answer_have_one_normal_form(left: str, right: str) -> 
 
 EQUAL = [
     ("\\frac12", "0.5"),
+    ("3.00", "3"),
     ("x^2+2x+1", "(x+1)^2"),
     ("\\sqrt{8}", "2\\sqrt2"),
     ("1,2", "2,1"),
@@ -81,6 +96,52 @@ EQUAL = [
     ("(\\frac12,4)", "0.5, 4"),
     ("(1,2),(3,4)", "(3,4),(1,2)"),
     ("(-\\infty,2)", "x<2"),
+    # Equations, whatever they are solved for; a name before a value.
+    ("x=5", "5"),
+    ("y = 4x - 9", "4x - 9 = y"),
+    ("y = 4x - 9", "y - 4x = -9"),
+    ("y = 4x - 9", "4x - 9"),
+    ("p(x) = 4x - 9", "y = 4x - 9"),
+    ("2x + 7z = 0", "z = -\\frac{2x}{7}"),
+    ("y = \\frac{1}{4}x + 2", "x - 4y + 8 = 0"),
+    ("k=7", "7 = k"),
+    ("7", "7 = k"),
+    # Lists and sets of numbers that words join.
+    ("2,9", "x=2 \\text{ or } x=9"),
+    ("2,9", "x=9\\text{ and }x=2"),
+    ("2,9", "x_1 = 2, x_2 = 9"),
+    ("2,9", "x=2 \\lor x=9"),
+    ("4, -1, \\text{ and } 6", "-1, 4, or 6"),
+    ("\\text{B,D}", "B \\text{ and } D"),
+    ("\\text{B,D}", "\\text{B and D}"),
+    ("(-\\infty,-3)\\cup(4,\\infty)", "x<-3 \\text{ or } x>4"),
+    ("(-\\infty,-3)\\cup(4,\\infty)", "x<-3 \\text{ and } x>4"),
+    ("(-\\infty,-3)\\cup(4,\\infty)", "x\\in(-\\infty,-3) \\text{ or } x\\in(4,\\infty)"),
+    ("[0,2]\\cup[5,7]", "0\\le x\\le 2 \\text{ or } 5\\le x\\le 7"),
+    ("(-3,4)", "x>-3 \\text{ and } x<4"),
+    # Words, times of day, units.
+    ("\\text{Monday}", "monday"),
+    ("\\text{Evelyn}", "Evelyn"),
+    ("\\text{VW}", "VW"),
+    ("\\text{June 20}", "June 20"),
+    ("9\\text{ a.m.}", "9\\,\\text{AM}"),
+    ("7\\text{ m}", "7 m"),
+    ("4,250", "\\$4,250\\text{ per month}"),
+    ("3\\text{ cm}, 4\\text{ cm}", "3,4"),
+    # Matrices and double signs.
+    ("\\begin{pmatrix}4033\\\\2\\end{pmatrix}", "\\begin{bmatrix}4,033\\\\[2pt]2\\end{bmatrix}"),
+    ("\\frac{1\\pm\\sqrt5}{2}", "\\frac{1+\\sqrt5}{2},\\frac{1-\\sqrt5}{2}"),
+    ("\\frac{1\\pm\\sqrt5}{2}", "x=\\frac12\\pm\\frac{\\sqrt5}{2}"),
+    ("\\{2\\pm\\sqrt{3},-2\\}", "-2, 2-\\sqrt3, 2+\\sqrt3"),
+    # Numbers.
+    ("3-i", "3.0 - 1.0i"),
+    ("-i", "\\frac{1}{i}"),
+    ("\\frac{1+i}{2}", "0.5+0.5i"),
+    ("\\frac13", "0.333333"),
+    ("\\sqrt2", "1.414214"),
+    ("\\frac{1}{30!}", "\\frac{1}{30\\cdot 29!}"),
+    ("ab", "ba"),
+    ("3abc", "3cba"),
 ]
 UNEQUAL = [
     ("10\\%", "0.1"),
@@ -97,7 +158,54 @@ UNEQUAL = [
     ("(1,4),(2,3)", "(4,1),(2,3)"),
     ("(3032)_5", "3032_6"),
     ("1 \\text{ PM}", "1 \\text{ AM}"),
+    ("y=2x+3", "x=2x+3"),
+    ("y=4", "x=4"),
+    ("3x+2y=12", "6x+4y=25"),
+    ("2,9", "2 \\text{ or } 8"),
+    ("2,9", "9"),
+    ("9", "9,9"),
+    ("\\text{B,D}", "BD"),
+    ("(-\\infty,-3)\\cup(4,\\infty)", "x<-3 \\text{ or } x\\ge4"),
+    ("(-3,4)", "x>-3 \\text{ or } x<4"),
+    ("37", "3 7"),
+    ("37", "3\\quad7"),
+    ("21", "3\\ 7"),
+    ("10", "3 7"),
+    ("10.2", "5 1/5"),
+    ("\\frac{51}{5}", "5 1/5"),
+    ("\\pm 8", "8"),
+    ("\\frac{1\\pm\\sqrt5}{2}", "\\frac{1+\\sqrt5}{2}"),
+    ("\\frac{1\\pm\\sqrt5}{2}", "\\frac{2\\pm\\sqrt5}{2}"),
+    ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\begin{pmatrix}1\\\\[4pt]3\\end{pmatrix}"),
+    ("\\frac{1}{30!}", "\\frac{1}{31!}"),
+    ("\\left(\\frac{1}{30!},1\\right)", "\\left(\\frac{1}{31!},1\\right)"),
+    ("x+\\frac{1}{30!}", "x+\\frac{1}{31!}"),
+    ("e^{-200}", "e^{-201}"),
+    ("2^{-60}", "0"),
+    ("0.0000001", "0.0000002"),
+    ("0.1234567", "0.1234568"),
+    ("10^{30}", "10^{30}+1"),
+    ("1000000", "1000000.0000001"),
+    ("\\sqrt2", "1.4142"),
+    *((f"7{letter}", "7") for letter in "cdghlmost"),
+    ("7ab", "7"),
+    ("7", "7 m"),
+    ("\\text{STAR}", "\\text{RATS}"),
+    ("STAR", "RATS"),
+    ("VW", "WV"),
+    ("\\text{east}", "seat"),
+    ("\\text{M}", "m"),
+    ("R^2", "r^2"),
+    ("2^3 5", "2^{35}"),
+    ("23", "2**3"),
 ]
+
+
+@pytest.fixture(scope="module")
+def comparer() -> Iterator[Comparer]:
+    comparer = Comparer()
+    yield comparer
+    comparer.close()
 
 
 def compared(pairs: list[tuple[str, str]], **options: float) -> list[Comparison]:
@@ -121,6 +229,97 @@ def test_comparing_is_mathematical_and_symmetrical() -> None:
     back = compared([(answer, gold) for gold, answer in pairs])
     assert [it.equal for it in there] == expected
     assert [it.equal for it in back] == expected
+
+
+# Right answers of several kinds, no two of them equal.
+ANSWERS = [
+    "-12", "4250", "\\frac{7}{3}", "2\\sqrt{5}", "6\\pi", "0.75", "3 + 4i", "x^2 - 5x + 6", "7t", "(2, -3)", "3, 8",
+    "\\left[-\\frac12, 4\\right)", "(-\\infty, -2) \\cup (5, \\infty)", "\\frac{3 \\pm \\sqrt{7}}{2}",
+    "\\text{Tuesday}", "\\text{M}", "\\text{A, C}", "\\begin{pmatrix} 4 \\\\ -1 \\end{pmatrix}", "120_5",
+    "\\text{2:15 PM}",
+]  # fmt: skip
+NUMBERS = ["-12", "4250", "\\frac{7}{3}", "2\\sqrt{5}", "6\\pi", "0.75"]
+
+# What people and models put around a right answer.
+FRAMES = [
+    "{}.", "= {}", "$ {} $", "\\( {} \\)", "**{}**", "`{}`", "{{{}}}", "\\boxed{{{}}}", "\\fbox{{{}}}", "{} \\\\",
+    "\\ {}\\,", "{} \\quad", "\\displaystyle {}", "\\color{{blue}}{{{}}}", "{{\\color{{red}} {}}}", "\\color{{red}}{}",
+    "\\textcolor{{red}}{{{}}}", "\\large {}", "{{\\Large {}}}", "\\underline{{{}}}", "\\boldsymbol{{{}}}", "\\rm {}",
+    "\\text{{{}}}", "\\mathrm{{{}}}", "\\textbf{{{}}}", "\\mbox{{{}}}", "x = {}", "x={}", "y = {}", "{}\\hspace{{2pt}}",
+]  # fmt: skip
+UNITS = [
+    "{}^\\circ", "{}^{{\\circ}}", "{}°", "\\${}", "{}\\%", "{} pct", "{} percent", "{} \\text{{ cm}}", "{} dollars",
+    "{}\\text{{ cm}}^2", "{}\\,\\mathrm{{m}}", "{} \\operatorname{{kg}}", "{} \\text{{ (ways)}}", "{} {{\\rm kg}}",
+    "{}\\mbox{{ square units}}", "{} \\hspace{{2pt}} \\text{{cm}}", "\\left( {} \\right)", "+{}",
+]  # fmt: skip
+
+
+@given(gold=st.sampled_from(ANSWERS), frames=st.lists(st.sampled_from(FRAMES), max_size=2), data=st.data())
+def test_a_frame_changes_no_verdict(comparer: Comparer, gold: str, frames: list[str], data: st.DataObject) -> None:
+    answer = data.draw(st.sampled_from([gold, *ANSWERS]))
+    # Two names are an equation of two letters; a sign of markup stands outside all others or is none.
+    assume(sum("=" in frame for frame in frames) < 2 and not any("*" in frame or "`" in frame for frame in frames[:-1]))
+    framed = answer
+    for frame in frames:
+        framed = frame.format(framed)
+    assert comparer.compare(gold, framed).equal == (gold == answer)
+
+
+@given(gold=st.sampled_from(NUMBERS), answer=st.sampled_from(NUMBERS), frame=st.sampled_from(UNITS))
+def test_a_unit_changes_no_verdict_on_a_number(comparer: Comparer, gold: str, answer: str, frame: str) -> None:
+    assume(not (answer.startswith("-") and frame.startswith("+")))
+    framed = frame.format(answer)
+    assert comparer.compare(gold, framed).equal == (gold == answer)
+    assert comparer.compare(framed, gold).equal == (gold == answer)
+
+
+def test_no_two_of_the_framed_answers_are_equal(comparer: Comparer) -> None:
+    assert [pair for pair in combinations(ANSWERS, 2) if comparer.compare(*pair).equal] == []
+
+
+@given(whole=st.integers(1, 999), part=st.integers(1, 98), parts=st.integers(2, 99), other=st.integers(-3, 3))
+def test_a_mixed_number_is_a_sum(comparer: Comparer, whole: int, part: int, parts: int, other: int) -> None:
+    assume(part < parts)
+    value = whole + Fraction(part + other, parts)
+    for mixed in (f"{whole} {part}/{parts}", f"{whole}\\frac{{{part}}}{{{parts}}}", f"{whole}\\ {part}/{parts}"):
+        gold = f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
+        assert comparer.compare(gold, mixed).equal == (other == 0)
+
+
+@given(number=st.integers(1_000, 10**12), comma=st.sampled_from([",", " ", "\\,", "{,}", ",\\!", "\\ ", "~"]))
+def test_groups_of_three_digits_are_one_number(comparer: Comparer, number: int, comma: str) -> None:
+    grouped = f"{number:,}".replace(",", comma)
+    assert comparer.compare(str(number), grouped).equal
+    assert not comparer.compare(str(number + 1), grouped).equal
+
+
+@given(first=st.integers(0, 9_999), second=st.integers(0, 9_999), blank=st.sampled_from([" ", "\\ ", "\\quad ", "~"]))
+def test_other_digits_with_a_blank_between_are_not_one_number(
+    comparer: Comparer, first: int, second: int, blank: str
+) -> None:
+    assume(first == 0 or first > 999 or second < 100 or second > 999)
+    for value in (int(f"{first}{second}"), first * second, first + second):
+        assert not comparer.compare(str(value), f"{first}{blank}{second}").equal
+
+
+@given(
+    numerator=st.integers(-(10**9), 10**9),
+    denominator=st.integers(1, 10**6),
+    change=st.fractions(0, 1),
+    digits=st.integers(0, 9),
+)
+def test_rational_numbers_are_compared_exactly(
+    comparer: Comparer, numerator: int, denominator: int, change: Fraction, digits: int
+) -> None:
+    value = Fraction(numerator, denominator)
+    other = value + change / 10**30
+    written = [f"\\frac{{{number.numerator}}}{{{number.denominator}}}" for number in (value, other)]
+    assert comparer.compare(*written).equal == (value == other)
+    decimal = Fraction(numerator, 10**digits)
+    text = (
+        f"{'-' if numerator < 0 else ''}{abs(numerator) // 10**digits}.{abs(numerator) % 10**digits:0{max(digits, 1)}}"
+    )
+    assert comparer.compare(f"\\frac{{{decimal.numerator}}}{{{decimal.denominator}}}", text).equal
 
 
 def test_a_percent_sign_that_only_one_side_has_is_named() -> None:
@@ -161,6 +360,16 @@ def test_an_endless_comparison_is_killed_and_the_next_one_still_decided() -> Non
     slow, quick = compared([("10^{10^{10}}", "3"), ("\\frac12", "0.5")], timeout_s=3)
     assert not slow.equal
     assert quick.equal
+
+
+def test_every_comparison_ends_within_its_time() -> None:
+    comparer = Comparer(timeout_s=1)
+    for power in ("9^{9^{9}}", "\\frac{1}{9^{9^{9}}}", "(10^{6})!", "9^{9^{9}}, 9^{9^{8}}, 9^{9^{7}}"):
+        assert comparer.compare("\\frac12", "0.5").equal  # the process runs
+        started = time.monotonic()
+        assert not comparer.compare("3, 4, 5", power).equal
+        assert time.monotonic() - started < 10
+    comparer.close()
 
 
 def test_a_comparison_that_is_given_up_says_nothing_about_the_answer() -> None:
