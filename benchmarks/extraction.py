@@ -133,12 +133,10 @@ def _by_rule(row: Row, benchmark: str, rule: Rule) -> Callable[[str], object]:
 
 def pieces() -> list[str]:
     """The pieces of all texts: the literals of all patterns, and `WRITTEN`."""
-    patterns = [
-        value
-        for module in (answers, numerals, letters, extract_math, extract_code, fences, gsm8k)
-        for value in vars(module).values()
-        if isinstance(value, re.Pattern)
-    ]
+    modules = (answers, numerals, letters, extract_math, extract_code, fences, gsm8k)
+    values = [value for module in modules for value in vars(module).values()]
+    values += [pattern for pattern, _ in extract_math.SPELLINGS]
+    patterns = [value for value in values if isinstance(value, re.Pattern)]
     return list(dict.fromkeys([*(literal for pattern in patterns for literal in _literals(pattern)), *WRITTEN]))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationConfig, latex2sympy
 from math_verify import parse, verify
-from sympy import Eq, Expr, Float, I, Intersection, MatrixBase, Rational, Set, Symbol, Union
+from sympy import Eq, Expr, FiniteSet, Float, I, Intersection, MatrixBase, Rational, Set, Symbol, Union
 
 _MEMORY_BYTES = 4 << 30
 # The library's own normal form takes any letter behind a number for a unit, so only its spellings of commands are used.
@@ -30,38 +30,36 @@ _ROUNDING = Rational(5, 10**7)
 
 @lru_cache(maxsize=4096)
 def parsed(form: str) -> Any:
-    r"""The expression of a normal form, its decimals as exact fractions; None if the library cannot read it.
+    r"""The expression of a normal form, its decimals as exact fractions.
 
     Ranges that \lor joins are the union of their sets. Those that \land joins are the intersection, or the union where
     nothing is in all of them.
     """
     for joint, joined in (("\\lor ", Union), ("\\land ", Intersection)):
         if joint in form:
-            sets = [_as_set(part) for part in form.split(joint)]
-            if None in sets:
-                return None
+            sets = [_as_set(parsed(part)) for part in form.split(joint)]
             whole = joined(*sets)
             return Union(*sets) if whole.is_empty else whole
-    try:
-        expression = latex2sympy(form, is_real=True, normalization_config=_SPELLINGS, conversion_config=_LETTERS)
-        if not isinstance(expression, Expr | MatrixBase):
-            return expression
-        exact = {number: Rational(str(number)) for number in expression.atoms(Float)}
-        return expression.xreplace({_IMAGINARY_UNIT: I, **exact})
-    except Exception:  # noqa: BLE001 - the library raises bare exceptions for what it cannot read
-        return None
+    return _exact(latex2sympy(form, is_real=True, normalization_config=_SPELLINGS, conversion_config=_LETTERS))
 
 
-def _as_set(form: str) -> Set | None:
-    expression = parsed(form)
-    if isinstance(expression, Eq) and isinstance(expression.rhs, Set):  # x \in [1,2]
-        return expression.rhs
-    if isinstance(expression, Set):
+def _exact(expression: Any) -> Any:
+    """Writes decimals as fractions and i as the imaginary unit."""
+    if isinstance(expression, Eq):
+        return Eq(_exact(expression.lhs), _exact(expression.rhs), evaluate=False)
+    if not isinstance(expression, Expr | MatrixBase):
         return expression
-    try:
-        return expression.as_set()
-    except Exception:  # noqa: BLE001 - sympy raises exceptions of many classes for what is no set of numbers
-        return None
+    decimals = {number: Rational(str(number)) for number in expression.atoms(Float)}
+    return expression.xreplace({_IMAGINARY_UNIT: I, **decimals})
+
+
+def _as_set(expression: Any) -> Set:
+    r"""The numbers that a part of a union names: 3, x=3, x<3, [1,2] or x \in [1,2]."""
+    if isinstance(expression, Eq):
+        expression = expression.rhs
+    if isinstance(expression, Expr):
+        return FiniteSet(expression)
+    return expression if isinstance(expression, Set) else expression.as_set()
 
 
 def equal_in_texts(solution: str, text: str) -> bool:
@@ -77,8 +75,6 @@ def equal(gold: str, answer: str) -> bool:
     a right answer. Both directions count, but an answer that is no equation never equals a right answer that is one.
     """
     left, right = parsed(gold), parsed(answer)
-    if left is None or right is None:
-        return False
     if all(isinstance(side, Expr) and side.is_number for side in (left, right)):
         return equal_numbers(left, right, is_rounded="." in gold or "." in answer)
     if _verified(left, right):
@@ -94,10 +90,14 @@ def equal_numbers(left: Expr, right: Expr, is_rounded: bool) -> bool:
     """Whether two numbers are equal; a decimal may be rounded to six places of a number whose decimals have no end."""
     left, right = left.doit(), right.doit()
     difference = left - right
+    if left == right or difference == 0:
+        return True
     if difference.is_Rational and not is_rounded:
-        return bool(difference == 0)
+        return False
     distance, size = (abs(number.evalf(_DIGITS, maxn=2 * _DIGITS)) for number in (difference, left))
-    if difference == 0 or distance <= _NOTHING * size:
+    if not size.is_finite:
+        return False
+    if distance <= _NOTHING * size:
         return True
     if not is_rounded or (_has_end(left) and _has_end(right)):
         return False
@@ -115,7 +115,11 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     for line in sys.stdin:
         gold, answer, whole = json.loads(line)
-        sys.stdout.write(json.dumps((equal_in_texts if whole else equal)(gold, answer)) + "\n")
+        try:
+            verdict = (equal_in_texts if whole else equal)(gold, answer)
+        except Exception:  # noqa: BLE001 - what the libraries cannot read or compare is not equal
+            verdict = False
+        sys.stdout.write(json.dumps(verdict) + "\n")
         sys.stdout.flush()
 
 

@@ -20,6 +20,7 @@ _SIGNS = str.maketrans(
         **dict.fromkeys("≤⩽", "\\le "),
         **dict.fromkeys("≥⩾", "\\ge "),
         **dict.fromkeys("⁄∕", "/"),
+        **dict.fromkeys("°º", "^\\circ "),
         "±": "\\pm ",
         "∓": "\\mp ",
         "≠": "\\ne ",
@@ -31,7 +32,6 @@ _SIGNS = str.maketrans(
         "∨": "\\lor ",
         "∧": "\\land ",
         "π": "\\pi ",
-        "°": "^\\circ ",
         "√": "\\sqrt ",
         "⟨": "(",
         "⟩": ")",
@@ -42,7 +42,7 @@ _LOWERED = re.compile("[\u2080-\u208e]{1,60}")
 _FRACTION_SIGN = re.compile("[\u00bc-\u00be\u2150-\u215e]")
 _ROOT_SIGN = re.compile(r"√\s{0,4}(\d{1,60}(?:\.\d{1,60})?|[A-Za-z]|\([^()]{1,200}\))")
 
-_MARKDOWN = re.compile(r"\A([*_`]{1,3})([^*_`].*)\1\Z", re.DOTALL)
+_MARKDOWN = re.compile(r"""\A([*_`"]{1,3})([^*_`"].*)\1\Z""", re.DOTALL)
 _DOUBLED = re.compile(r"\\\\(?=[A-Za-z])")
 _AFTER_VALUE = r"(?:(?<=[\d})!])|(?<=\\pi)|(?<=\\pi ))\s{0,4}"
 _AT_END = r"(?:\^(?:[23]|\{-?[1-3]\}))?(?=\s{0,4}(?:\Z|[,;)\]}&]|\\\}|\\\\|\\l(?:or|and)(?![A-Za-z])))"
@@ -61,7 +61,7 @@ def _one_number(groups: re.Match[str]) -> str:
 
 
 # Pattern and replacement, in the order of replacing. The repetitions are bounded, so that the time stays linear.
-_SPELLINGS = tuple(
+SPELLINGS = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         # Ends of rows, space, and marks around the whole answer.
@@ -71,10 +71,8 @@ _SPELLINGS = tuple(
         (r"(?<!\\)\\[,;:> ]|\\(?:q?quad|(?:thin|en)?space)(?![A-Za-z])|~|\\[hv]space\*?\s{0,4}\{[^{}]{0,40}\}", " "),
         # Size, colour and font do not change a value, nor do currency, degrees and percent signs: these are units.
         (r"(?<!\\)\\[()\[\]]|\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\.?", ""),
-        (
-            r"\\(?:(?:display|text|script)style|tiny|scriptsize|small|normalsize|large|Large|LARGE|huge|Huge)(?![A-Za-z])",
-            "",
-        ),
+        (r"\\(?:(?:display|text|script)style|(?:script|normal)size|normalfont)(?![A-Za-z])", ""),
+        (r"\\(?:tiny|small|large|Large|LARGE|huge|Huge)(?![A-Za-z])", ""),
         (r"\\(?:text)?color(?:box)?\s{0,4}\{[^{}]{0,40}\}", ""),
         (r"\{\s{0,4}\\(?:rm|bf|it|sf|tt)(?![A-Za-z])([^{}]{0,200})\}", r"\\text{\1}"),
         (
@@ -91,6 +89,8 @@ _SPELLINGS = tuple(
         (r"\\langle(?![A-Za-z])", "("),
         (r"\\rangle(?![A-Za-z])", ")"),
         (r"(?<![A-Za-z\\])(and|or)(?![A-Za-z])", r"\\l\1 "),
+        (r"\\vee(?![A-Za-z])", r"\\lor "),
+        (r"\\\}\s{0,4}\\cup\s{0,4}\\\{", ","),
         (r"\\text\s{0,4}\{\s{0,4}[,;]?\s{0,4}(\\l(?:and|or) )\s{0,4}[,;]?\s{0,4}\}", r"\1"),
         (r"\A[A-Za-z]\s?\([a-z]\)\s?=", "y="),
         # Digits: groups of three are one number, a fraction behind a number is added, other numbers are several.
@@ -105,9 +105,10 @@ _SPELLINGS = tuple(
 )
 # A unit is a text behind a value or, without \text, a word behind a value that is no product of letters.
 _UNIT = re.compile(
-    rf"{_AFTER_VALUE}(?:\\text\s{{0,4}}\{{(?!\s{{0,4}}{_HALF_OF_DAY})\s{{0,4}}\(?[A-Za-z][A-Za-z./^\s\d-]{{0,40}}\)?\s{{0,4}}\}}"
-    r"|(?:(?:pct|percent|[ckm]m|[km]g|ft|sq|hr|min|sec|mph)\b|(?<=\s)\(?[A-Za-z]{4})[A-Za-z./\s]{0,40}\)?)"
-    rf"{_AT_END}"
+    rf"{_AFTER_VALUE}(?:"
+    rf"(?:\\text\s{{0,4}}\{{(?!\s{{0,4}}{_HALF_OF_DAY})\s{{0,4}}\(?[A-Za-z][A-Za-z./^\s\d()-]{{0,40}}\}}\s{{0,4}}/?){{1,3}}"
+    r"|(?:(?:pct|percent|[ckm]m|[km]g|ft|sq|hr|min|sec|mph)\b|(?<=\s)\(?[A-Za-z]{4})[A-Za-z./\s]{0,40}\)?"
+    rf"){_AT_END}"
 )
 _TEXT = re.compile(r"\\text\s{0,4}\{([^{}]{0,200})\}")
 _FORMULA_IN_TEXT = re.compile(r"\\text(?!\{[a-z]{2,200}\})")
@@ -119,7 +120,7 @@ _GAP = re.compile(r"(\\[A-Za-z]{1,30})?\s+(?=([A-Za-z])?)")
 _MARKS = re.compile(r"\\(?:begin|end|lor|land)(?![A-Za-z]) ?|\\[{}]|[()\[\]{},;]")
 _OPENING = ("\\begin", "\\{", "(", "[", "{")
 _CLOSING = ("\\end", "\\}", ")", "]", "}")
-_RANGE = re.compile(r"\A\[|\]\Z|[<>]|\\(?:leq?|geq?|lt|gt|ne|in|infty)(?![A-Za-z])")
+_RANGE = re.compile(r"\A\[|\]\Z|[<>]|\\(?:[lg]eq?(?:slant)?|lt|gt|ne|in|infty)(?![A-Za-z])")
 _NAME = r"(?:\\text\{[a-z]{1,40}\}|[A-Za-z]{1,40}(?:_\{?\w{1,9}\}?|'|\([A-Za-z]\))?)"
 _NAMED = re.compile(rf"\A{_NAME}(?:=|\\in ?(?![A-Za-z]))([^=]+)\Z|\A([^=]+)={_NAME}\Z")
 _EQUATION = re.compile(r"=|\\in(?![A-Za-z])")
@@ -210,7 +211,7 @@ def normalise(answer: str, has_units: bool = False) -> str:
     text = marked.group(2) if marked else text
     if "\\begin" not in text:
         text = _DOUBLED.sub(r"\\", text)
-    for pattern, replacement in _SPELLINGS:
+    for pattern, replacement in SPELLINGS:
         text = pattern.sub(replacement, text)
     text = text if has_units else _UNIT.sub("", text)
     text = _TEXT.sub(lambda found: _WORD.sub(_word, found.group(1)), text)
@@ -231,7 +232,7 @@ def _in_ascii(text: str) -> str:
         lambda sign: "\\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", sign.group()).split("⁄")), text
     )
     text = _ROOT_SIGN.sub(r"\\sqrt{\1}", text)
-    return unicodedata.normalize("NFKC", text).translate(_SIGNS)
+    return unicodedata.normalize("NFKC", text.translate(_SIGNS)).translate(_SIGNS)
 
 
 def _word(found: re.Match[str]) -> str:
@@ -287,8 +288,9 @@ def _items(form: str) -> list[str]:
     r"""The answers that a form lists outside brackets or in braces \{ \}; ranges in a list are one answer."""
     inner = _inside(form, "\\{", "\\}")
     pieces, joints = _split(form if inner is None else inner)
-    if len(pieces) > 1 and all(map(_RANGE.search, pieces)):
-        return [("\\lor " if "\\lor" in joints else "\\land ").join(pieces)]
+    joint, needed = ("\\lor ", any) if "\\lor" in joints else ("\\land ", all)
+    if len(pieces) > 1 and needed(map(_RANGE.search, pieces)):
+        return [joint.join(pieces)]
     return [choice for piece in pieces if piece for choice in _choices(piece)]
 
 

@@ -16,6 +16,7 @@ from refusion_eval.benchmarks.extract.formulas import first_box, last_box, last_
 from refusion_eval.errors import DataError
 from refusion_eval.scoring import math_judge
 from refusion_eval.scoring.math_judge import Comparer, Comparison
+from tests.examples import examples
 
 
 @pytest.mark.parametrize(
@@ -119,6 +120,11 @@ EQUAL = [
     ("(-\\infty,-3)\\cup(4,\\infty)", "x\\in(-\\infty,-3) \\text{ or } x\\in(4,\\infty)"),
     ("[0,2]\\cup[5,7]", "0\\le x\\le 2 \\text{ or } 5\\le x\\le 7"),
     ("(-3,4)", "x>-3 \\text{ and } x<4"),
+    ("\\{-1\\}\\cup[0,7)", "x=-1 \\text{ or } 0\\le x<7"),
+    ("2,9", "\\{9\\}\\cup\\{2\\}"),
+    ("(-\\infty,-3]\\cup[4,\\infty)", "x\\leqslant-3 \\vee x⩾4"),
+    ("x^2=3-2i", "x^2=-2i+3"),
+    ("60", "60\\,\\text{km}/\\text{h}"),
     # Words, times of day, units.
     ("\\text{Monday}", "monday"),
     ("\\text{Evelyn}", "Evelyn"),
@@ -198,6 +204,10 @@ UNEQUAL = [
     ("R^2", "r^2"),
     ("2^3 5", "2^{35}"),
     ("23", "2**3"),
+    ("\\infty", "3"),
+    ("\\infty", "-\\infty"),
+    ("(-\\infty,2)", "(\\infty,2)"),
+    ("\\frac10", "3"),
 ]
 
 
@@ -254,6 +264,7 @@ UNITS = [
 ]  # fmt: skip
 
 
+@examples(80)
 @given(gold=st.sampled_from(ANSWERS), frames=st.lists(st.sampled_from(FRAMES), max_size=2), data=st.data())
 def test_a_frame_changes_no_verdict(comparer: Comparer, gold: str, frames: list[str], data: st.DataObject) -> None:
     answer = data.draw(st.sampled_from([gold, *ANSWERS]))
@@ -265,6 +276,7 @@ def test_a_frame_changes_no_verdict(comparer: Comparer, gold: str, frames: list[
     assert comparer.compare(gold, framed).equal == (gold == answer)
 
 
+@examples(60)
 @given(gold=st.sampled_from(NUMBERS), answer=st.sampled_from(NUMBERS), frame=st.sampled_from(UNITS))
 def test_a_unit_changes_no_verdict_on_a_number(comparer: Comparer, gold: str, answer: str, frame: str) -> None:
     assume(not (answer.startswith("-") and frame.startswith("+")))
@@ -277,6 +289,7 @@ def test_no_two_of_the_framed_answers_are_equal(comparer: Comparer) -> None:
     assert [pair for pair in combinations(ANSWERS, 2) if comparer.compare(*pair).equal] == []
 
 
+@examples(40)
 @given(whole=st.integers(1, 999), part=st.integers(1, 98), parts=st.integers(2, 99), other=st.integers(-3, 3))
 def test_a_mixed_number_is_a_sum(comparer: Comparer, whole: int, part: int, parts: int, other: int) -> None:
     assume(part < parts)
@@ -286,6 +299,7 @@ def test_a_mixed_number_is_a_sum(comparer: Comparer, whole: int, part: int, part
         assert comparer.compare(gold, mixed).equal == (other == 0)
 
 
+@examples(40)
 @given(number=st.integers(1_000, 10**12), comma=st.sampled_from([",", " ", "\\,", "{,}", ",\\!", "\\ ", "~"]))
 def test_groups_of_three_digits_are_one_number(comparer: Comparer, number: int, comma: str) -> None:
     grouped = f"{number:,}".replace(",", comma)
@@ -293,6 +307,7 @@ def test_groups_of_three_digits_are_one_number(comparer: Comparer, number: int, 
     assert not comparer.compare(str(number + 1), grouped).equal
 
 
+@examples(40)
 @given(first=st.integers(0, 9_999), second=st.integers(0, 9_999), blank=st.sampled_from([" ", "\\ ", "\\quad ", "~"]))
 def test_other_digits_with_a_blank_between_are_not_one_number(
     comparer: Comparer, first: int, second: int, blank: str
@@ -302,6 +317,7 @@ def test_other_digits_with_a_blank_between_are_not_one_number(
         assert not comparer.compare(str(value), f"{first}{blank}{second}").equal
 
 
+@examples(40)
 @given(
     numerator=st.integers(-(10**9), 10**9),
     denominator=st.integers(1, 10**6),
