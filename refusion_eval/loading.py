@@ -2,6 +2,7 @@
 
 import logging
 import os
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ class LoadedModel:
         self.name = location.name
         self.revision = location.revision
         self.config = config
-        self.card: Card = checkpoint_card(location.name, location.directory)
+        self.card: Card = _in_vocabulary(checkpoint_card(location.name, location.directory), config.vocab_size)
         self.dtype = dtype
         self.device = device
         self.attention = attention
@@ -248,6 +249,15 @@ def load_model(
     )
     _ = model.engine
     return model
+
+
+def _in_vocabulary(card: Card, vocab_size: int) -> Card:
+    """The card without EOS ids that the model cannot write, unless no other is left; transformers ignores them too."""
+    beyond = [token for token in card.eos_ids if token >= vocab_size]
+    if not beyond or len(beyond) == len(card.eos_ids):
+        return card
+    log.warning("%s: EOS ids %s lie beyond the vocabulary of %d and are left out", card.name, beyond, vocab_size)
+    return replace(card, eos_ids=tuple(token for token in card.eos_ids if token < vocab_size))
 
 
 def _choose_threads(num_bytes: float) -> None:

@@ -94,7 +94,10 @@ def against_baseline(sources: Sequence[Path], task: str = TASK) -> list[Point]:
     }
     baseline = next((plain[name] for name in (*BASELINES, *reversed(plain)) if name in plain), None)
     if baseline is None:
-        raise DataError(f"no autoregressive run of {task} lies among the sources; add one")
+        generated = (
+            " by this engine (transformers' generate is no baseline)" if any(f.generate for f in figures) else ""
+        )
+        raise DataError(f"no autoregressive run of {task}{generated} lies among the sources; add one")
     for system, group in by_system.items():
         if not _is_timed(group):
             continue

@@ -334,9 +334,23 @@ class System:
             api.decoder_settings(self.model, self.args.decoder, **resolved.values)
             if announce:
                 before = next(iter(self._resolved.values()), None)
+                if before is None:
+                    self._check_end()
                 log.info("%s, %s: %s", task, self.args.decoder, resolved.describe(before))
             self._resolved[cached] = resolved
         return self._resolved[cached]
+
+    def _check_end(self) -> None:
+        """Warns where responses run on after the token with which the tokenizer ends a turn."""
+        inner, eos_ids = self.model.tokenizer.inner, self.model.card.eos_ids
+        end = inner.eos_token_id
+        if self.has_template and end is not None and end not in eos_ids and "eos_ids" not in self.args.settings:
+            log.warning(
+                "%s: the tokenizer's EOS token %s (%d) is not among the EOS ids %s of generation_config.json, so "
+                "responses run on after it; if turns end with it, give eos_ids=%s",
+                *(self.args.pretrained, inner.eos_token, end, list(eos_ids)),
+                "+".join(map(str, (*eos_ids, end))),
+            )
 
     def settings_by_task(self) -> dict[str, dict[str, Any]]:
         """Settings and their sources of every task seen so far."""

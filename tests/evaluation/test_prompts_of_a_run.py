@@ -1,6 +1,7 @@
 """An item of a run has one prompt, whatever the day and whatever has changed in the checkpoint."""
 
 import json
+import re
 import shutil
 import time
 from dataclasses import replace
@@ -124,3 +125,23 @@ def test_no_figure_is_made_of_a_task_whose_item_has_two_prompts(tmp_path):
         store.append(replace(sample, key=replace(sample.key, prompt_hash="0" * 32), process_id=""))
     with pytest.raises(StoreError, match=r"mini_gsm8k item \S+ was asked with several prompts"):
         read_facts(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (
+            295,
+            r"the tokenizer's EOS token <\|im_end\|> \(297\) is not among the EOS ids \[295\].* give eos_ids=295\+297",
+        ),
+        ([297, 12345], r"EOS ids \[12345\] lie beyond the vocabulary of 300 and are left out"),
+        ([295, 297], ""),
+    ],
+)
+def test_end_tokens_that_do_not_fit_are_said(tmp_path, caplog, entry, message):
+    folder = Path(shutil.copytree(TINY, tmp_path / "checkpoint"))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": entry}))
+    run(folder, tmp_path / "run", limit=1)
+    said = [record.getMessage() for record in caplog.records if "EOS" in record.getMessage()]
+    assert len(said) == bool(message)
+    assert all(re.search(message, sentence) for sentence in said)
