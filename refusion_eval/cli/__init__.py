@@ -23,6 +23,7 @@ from typer.main import get_command
 
 import refusion_eval
 from refusion_eval.errors import ConfigError, RefusionEvalError
+from refusion_eval.untrusted import visible
 
 LOGGER = logging.getLogger("refusion_eval")
 
@@ -302,8 +303,13 @@ def console() -> Any:
 
 
 def say(text: str) -> None:
-    """Prints a line on stderr."""
-    print(text, file=sys.stderr)
+    """Prints lines on stderr."""
+    print(visible(text, keep="\n"), file=sys.stderr)
+
+
+def tell(text: str) -> None:
+    """Prints lines on stdout."""
+    print(visible(text, keep="\n"))
 
 
 def print_json(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:

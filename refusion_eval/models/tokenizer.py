@@ -11,6 +11,7 @@ from transformers.utils import logging
 
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.models.config import read_json
+from refusion_eval.untrusted import read_text
 
 # Classes that a checkpoint brings as Python code, and the class of transformers that does the same with its files.
 # AutoTokenizer refuses such a checkpoint, as it does not run the code.
@@ -147,7 +148,7 @@ def _refuse_damaged(directory: Path) -> None:
             read_json(directory / name)
     template = directory / TEMPLATE_FILE
     try:
-        template.read_text(encoding="utf-8")
+        read_text(template)
     except FileNotFoundError:
         return
     except (OSError, UnicodeDecodeError) as error:
