@@ -1,14 +1,17 @@
 """The tokenizer of a checkpoint: text to token ids and back, chat template. Runs no code from the checkpoint."""
 
+import atexit
 import contextlib
+import functools
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import AutoTokenizer, Qwen2TokenizerFast
 from transformers.utils import logging
 
+from refusion_eval.child import Child
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.models.config import read_json
 from refusion_eval.untrusted import read_text
@@ -19,6 +22,9 @@ SAME_AS: Mapping[str, Any] = {"DreamTokenizer": Qwen2TokenizerFast}
 
 JSON_FILES = ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json", "vocab.json")
 TEMPLATE_FILE = "chat_template.jinja"
+
+# The rendering process ends itself much earlier, by processor time; this only bounds a machine that stands still.
+_LONGEST_SECONDS = 60.0
 
 
 @contextlib.contextmanager
@@ -111,16 +117,42 @@ class Tokenizer:
                 f"{self.inner.name_or_path} has no chat template (chat_template.jinja or tokenizer_config.json); "
                 "evaluate it without one"
             )
-        try:
-            text: str = self.inner.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **template_arguments
-            )
-        except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"{self.inner.name_or_path}: the chat template cannot be rendered ({type(error).__name__}: {error}); "
-                "correct it, or name another Jinja file, or none, as chat_template"
-            ) from error
+        arguments = {"add_generation_prompt": add_generation_prompt, **template_arguments}
+        return render_chat(self.inner, messages, **arguments)
+
+
+def render_chat(inner: Any, messages: Sequence[Mapping[str, str]], **arguments: Any) -> str:
+    """The text of a conversation, as `apply_chat_template` of transformers gives it, within bounds of time and memory.
+
+    Args:
+        inner: a Hugging Face tokenizer with a chat template.
+        messages: messages of the form {"role": ..., "content": ...}.
+        **arguments: those of `apply_chat_template` that concern the text, and variables of the template.
+
+    Raises:
+        ConfigError: the template fails, or takes more time or memory than any real one.
+    """
+    question = {"conversations": [messages], "chat_template": inner.get_chat_template(), **inner.special_tokens_map}
+    child, lock = _renderer()
+    with lock:
+        answer = child.ask({**question, **arguments}, _LONGEST_SECONDS) or {
+            "error": "it takes more than half a second of processor time, or ends its process"
+        }
+    if "text" in answer:
+        text: str = answer["text"]
         return text
+    raise ConfigError(
+        f"{inner.name_or_path}: the chat template cannot be rendered ({answer['error']}); correct it, or name another "
+        "Jinja file, or none, as chat_template"
+    )
+
+
+@functools.cache
+def _renderer() -> tuple[Child, threading.Lock]:
+    """The process that renders for all threads of this one: it takes most of a second to start."""
+    child = Child(Path(__file__).with_name("template_worker.py"), {"conversations": [], "chat_template": ""})
+    atexit.register(child.close)
+    return child, threading.Lock()
 
 
 def _tokenizer_class(directory: Path) -> Any:

@@ -17,6 +17,7 @@ from rich.console import Console
 from refusion_eval.benchmarks import BENCHMARKS, Extraction, Row, Task, find_task
 from refusion_eval.benchmarks.rows import redact, texts_of
 from refusion_eval.config import check_keys
+from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError, DataError, StoreError
 from refusion_eval.runs.job import Detokenizer, doc_hash, response
 from refusion_eval.runs.model_args import parse_model_args
@@ -35,7 +36,7 @@ from refusion_eval.scoring.rescored import (
 )
 from refusion_eval.scoring.verdict_file import VerdictFile
 from refusion_eval.store.atomic_write import prepare_output, write_output
-from refusion_eval.store.records import PASSED, STOCK_GENERATE, Sample
+from refusion_eval.store.records import PASSED, Sample
 from refusion_eval.store.run_reader import Run, RunReader
 from refusion_eval.untrusted import visible
 
@@ -222,14 +223,16 @@ def canvas_text(sample: Sample, detokenizer: Detokenizer) -> str | None:
 
 
 def recorded_system(run: Run) -> System:
-    """The checkpoint that a run names under its decoder, for its tokenizer: no weights are loaded.
+    """The checkpoint that a run names, for its tokenizer: no weights are loaded.
+
+    A record never makes this process import code: a decoder that is none of this project's is not looked for.
 
     Raises:
         ConfigError: the checkpoint does not fit the decoder any more.
         CheckpointError: its files are not at hand.
     """
     manifest = run.manifest
-    decoder = "autoregressive" if manifest.decoder == STOCK_GENERATE else manifest.decoder
+    decoder = manifest.decoder if manifest.decoder in DECODERS else "autoregressive"
     names: dict[str, Any] = {"pretrained": manifest.checkpoint, "decoder": decoder, "device": "cpu"}
     names["enable_thinking"] = manifest.settings.get("enable_thinking", True)
     return System(parse_model_args({**names, "revision": manifest.checkpoint_revision or None}))
