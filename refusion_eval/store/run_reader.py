@@ -12,6 +12,7 @@ import os
 import shutil
 import sqlite3
 import stat
+import struct
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -31,7 +32,7 @@ from refusion_eval.store.records import (
     checking,
     from_fields,
 )
-from refusion_eval.untrusted import LARGEST, kind_of, parse_json
+from refusion_eval.untrusted import LARGEST, kind_of, open_plain, parse_json
 
 DATABASE_NAME = "records.sqlite"
 RUN_JSON = "run.json"
@@ -57,6 +58,11 @@ _IDENTITY = ("application_id", "user_version")
 # Steps of SQLite that reading our schema takes some tens of.
 _MOST_STEPS_OF_SCHEMA = 10_000
 _ATTEMPTS = 3
+_JOURNAL = "-journal"
+_WITHOUT_LOCKS = "?mode=ro&immutable=1"
+_LOG_HEADER = 32
+# What else a run writes into its directory.
+_OTHER_FILES = (RUN_JSON, "run.lock", "results.csv", "table.md")
 # A file whose size is more than this many times what it takes on the disk was made to look large; no file system
 # compresses records as much.
 _MOST_HOLES = 64
@@ -203,6 +209,22 @@ class RunReader(RunDatabase):
         with open_records(directory) as connection:
             yield cls(directory, connection)
 
+    def samples(self, *, traces: bool = True) -> Iterator[Sample]:
+        """As `RunDatabase.samples`. Raises StoreError also for a sample of a process that the run does not know."""
+        for sample in super().samples(traces=traces):
+            if sample.process_id not in self.run.processes:
+                where = f"{self.directory}: {sample.key.task} {sample.item_id}"
+                raise StoreError(f"{where} is of an unknown process {sample.process_id!r}; restore records.sqlite")
+            yield sample
+
+    def check(self) -> None:
+        """Reads everything once. Raises StoreError if a record is damaged."""
+        for sample in self.samples():
+            if sample.trace is not None:
+                sample.events()
+        for _ in self.scores():
+            pass
+
     def num_recorded(self) -> int:
         """Number of good samples, which are not generated again."""
         with refusing(self.directory):
@@ -262,54 +284,66 @@ def open_records(directory: Path) -> Iterator[sqlite3.Connection]:
         StoreError: there are no records, or they are not what a run leaves: links, pipes, other tables, damaged pages.
     """
     path = directory / DATABASE_NAME
-    check_files(path)
+    check_files(directory)
     if not path.exists():
         if (directory / RUN_JSON).exists():
             raise records_gone(directory)
         raise StoreError(f"{directory} holds no records ({DATABASE_NAME} is missing); name the directory of a run")
     with ExitStack() as opened:
         with refusing(directory):
-            connection, state = _open_checked(path, opened)
+            before = _state(path)
+            connection, needs_no_lock = _open_checked(path, opened)
+
+        def refuse_change(error: StoreError | None = None) -> None:
+            if needs_no_lock and _state(path) != before:
+                raise StoreError(f"{path} was written while it was read; run the same command again") from error
+
         try:
             yield connection
         except StoreError as error:
-            raise _after_change(path, state) or error from error
-        if changed := _after_change(path, state):
-            raise changed
+            refuse_change(error)
+            raise
+        refuse_change()
 
 
-def _open_checked(path: Path, opened: ExitStack) -> tuple[sqlite3.Connection, tuple[int, ...]]:
-    """A connection to checked records, and their state before it."""
+def _state(path: Path) -> tuple[int, ...]:
+    """Differs after a change of the file."""
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _open_checked(path: Path, opened: ExitStack) -> tuple[sqlite3.Connection, bool]:
+    """A connection to checked records, and whether it reads them without locks."""
     for _ in range(_ATTEMPTS):
-        state = _state(path)
-        connection = opened.enter_context(closing(_connect_for_reading(path, opened)))
+        uri = _uri_for_reading(path, opened)
+        connection = opened.enter_context(closing(connect(uri)))
         try:
             check_content(connection, path)
         except sqlite3.OperationalError:  # the writer may have ended in this moment and taken the log away
             if _has_log(path):
                 raise
         else:
-            return connection, state
+            return connection, uri.endswith(_WITHOUT_LOCKS)
     raise StoreError(f"{path} cannot be opened; run the same command again")
 
 
-def check_files(path: Path) -> None:
-    """Refuses records that are no plain files. Links and pipes may lead anywhere, and SQLite would follow them.
+def check_files(directory: Path) -> None:
+    """Refuses a run of which a file is no plain file. Links and pipes may lead anywhere, and SQLite would follow them.
 
     A rollback journal names further files, which SQLite deletes when it rolls back. Runs never have one: they are
     created without a journal, and written with a write-ahead log.
 
     Raises:
-        StoreError: one of the files of the database is something else than a file, or there is a journal.
+        StoreError: a file of the run is something else than a file, or there is a journal.
     """
-    for suffix in ("", "-wal", "-shm", "-journal"):
-        place = path.with_name(path.name + suffix)
-        with refusing(path.parent), contextlib.suppress(FileNotFoundError):
+    for name in (*(f"{DATABASE_NAME}{suffix}" for suffix in ("", "-wal", "-shm", _JOURNAL)), *_OTHER_FILES):
+        place = directory / name
+        with refusing(directory), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             found = os.lstat(place)
-            if not stat.S_ISREG(found.st_mode):
+            if not stat.S_ISREG(found.st_mode) and not (name == DATABASE_NAME and stat.S_ISDIR(found.st_mode)):
                 kind = kind_of(found.st_mode)
                 raise StoreError(f"{place} is a {kind}, not a plain file; name the directory of a run")
-            if suffix == "-journal":
+            if name.endswith(_JOURNAL):
                 raise StoreError(
                     f"{place} is a journal, which no run has and which can make SQLite delete other files; remove it "
                     "if you know where it comes from, or name another directory"
@@ -318,25 +352,45 @@ def check_files(path: Path) -> None:
                 raise StoreError(f"{place} is a file of holes ({found.st_size} bytes); name the directory of a run")
 
 
-def _connect_for_reading(path: Path, opened: ExitStack) -> sqlite3.Connection:
-    """A connection that changes no file.
+def _uri_for_reading(path: Path, opened: ExitStack) -> str:
+    """The name under which SQLite changes no file of a run.
 
     | beside the records is | they are read |
     |---|---|
-    | no log, or an empty one | as they are: no process writes them |
+    | no log, or none with pages | as they are: no process writes them |
     | a log and its index | under the locks of SQLite, with the log: a process writes them, or was killed |
     | a log without its index | from a copy with the log: SQLite would have to write the index |
     """
-    log, index = (path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))
-    mode = "mode=ro&readonly_shm=1"
     if not _has_log(path):
-        mode = "mode=ro&immutable=1"
-    elif not index.exists():
-        copies = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="refusion_eval_")))
-        for file in (path, log):
-            shutil.copyfile(file, copies / file.name)
-        path, mode = copies / path.name, "mode=rw"
-    return connect(f"{path.resolve().as_uri()}?{mode}")
+        return path.resolve().as_uri() + _WITHOUT_LOCKS
+    if path.with_name(f"{path.name}-shm").exists():
+        return path.resolve().as_uri() + "?mode=ro&readonly_shm=1"
+    copies = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="refusion_eval_")))
+    for file in (path, path.with_name(f"{path.name}-wal")):
+        shutil.copyfile(file, copies / file.name)
+    return (copies / path.name).as_uri() + "?mode=rw"
+
+
+def _has_log(path: Path) -> bool:
+    """Whether there is a write-ahead log that may hold pages: its header holds, and something follows it.
+
+    SQLite takes a log with another header for empty, but only after it has waited ten seconds for its writer. The
+    header: magic number, version, page size, counter, two salts, two checksums, all big-endian; the checksums are of
+    numbers in the order that the last bit of the magic number says.
+    """
+    try:
+        with open_plain(path.with_name(f"{path.name}-wal")) as log:
+            header, more = log.read(_LOG_HEADER), log.read(1)
+    except FileNotFoundError:
+        return False
+    if len(header) < _LOG_HEADER or not more:
+        return False
+    first = second = 0
+    order = ">" if header[3] & 1 else "<"
+    for one, other in struct.iter_unpack(f"{order}II", header[:24]):
+        first = (first + one + second) % 2**32
+        second = (second + other + first) % 2**32
+    return header[:3] == b"\x37\x7f\x06" and struct.unpack(">II", header[24:]) == (first, second)
 
 
 def connect(uri: str) -> sqlite3.Connection:
@@ -346,26 +400,6 @@ def connect(uri: str) -> sqlite3.Connection:
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA cell_size_check = ON")
     return connection
-
-
-def _state(path: Path) -> tuple[int, ...]:
-    """Differs after a change of records that are read without locks; always equal where locks or a copy are used."""
-    if _has_log(path):
-        return ()
-    found = path.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _has_log(path: Path) -> bool:
-    log = path.with_name(f"{path.name}-wal")
-    return log.exists() and log.stat().st_size > 0
-
-
-def _after_change(path: Path, before: tuple[int, ...]) -> StoreError | None:
-    """The error of a reader without locks under whose eyes a run was continued; None if it was not."""
-    if before in ((), _state(path)):
-        return None
-    return StoreError(f"{path} was written while it was read; run the same command again")
 
 
 def check_content(connection: sqlite3.Connection, path: Path) -> None:
@@ -391,8 +425,10 @@ def check_content(connection: sqlite3.Connection, path: Path) -> None:
             f"{path} was written by a newer refusion_eval (schema {version}; this one knows up to {SCHEMA_VERSION}); "
             "upgrade refusion_eval"
         )
-    if foreign := sorted({str(name) for _, name, *_ in set(map(_plain, found)) ^ _own_schema()}):
-        raise StoreError(f"{path} has other tables than a run ({', '.join(foreign)[:80]}); name the directory of a run")
+    foreign = {str(name) for _, name, *_ in set(map(_plain, found)) ^ _own_schema()}
+    if foreign or version < 1:
+        what = ", ".join(sorted(foreign))[:80] or f"schema {version}"
+        raise StoreError(f"{path} has other tables than a run ({what}); name the directory of a run")
     state = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
     if state != "ok":
         raise sqlite3.DatabaseError(state.partition("\n")[2] or state)

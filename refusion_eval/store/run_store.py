@@ -46,6 +46,7 @@ from refusion_eval.store.run_reader import (
     SCHEMA,
     SCHEMA_VERSION,
     RunDatabase,
+    RunReader,
     check_content,
     check_files,
     connect,
@@ -115,7 +116,7 @@ class DirectoryLock:
 def _open_for_writing(directory: Path) -> sqlite3.Connection:
     """Opens or creates the database. A transaction is on disk when its commit returns."""
     path = directory / DATABASE_NAME
-    check_files(path)
+    check_files(directory)
     with refusing(directory):
         is_new = not path.exists() or not path.stat().st_size
         connection = connect(f"{path.resolve().as_uri()}?mode=rwc")
@@ -168,7 +169,8 @@ class RunStore(RunDatabase):
         directory = Path(run_dir)
         if (directory / RUN_JSON).exists() or os.path.lexists(directory / DATABASE_NAME):
             with open_records(directory) as connection:  # what is refused is refused before anything is written
-                RunDatabase(directory, connection).meta()
+                if RunDatabase(directory, connection).meta():
+                    RunReader(directory, connection).check()
         with refusing(directory):
             directory.mkdir(parents=True, exist_ok=True)
         with ExitStack() as opened:
