@@ -20,7 +20,7 @@ RESULTS = ROOT / "results" / "embedded"
 def table_of(columns: Sequence[str], rows: Sequence[Sequence[Any]], num_left: int = 1) -> str:
     """A Markdown table of plain values."""
     texts = [[str(value) for value in row] for row in rows]
-    return Table(columns=list(columns), rows=texts, num_left=num_left).markdown()
+    return Table(columns=list(columns), rows=texts, num_left=num_left, of_ours=True).markdown()
 
 
 def csv_table(words: Sequence[str]) -> str:

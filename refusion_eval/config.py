@@ -11,6 +11,7 @@ import difflib
 import inspect
 import math
 import re
+import reprlib
 import types
 import typing
 from collections.abc import Callable, Collection, Hashable, Mapping
@@ -26,6 +27,7 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from refusion_eval.errors import ConfigError
+from refusion_eval.untrusted import read_text
 
 T = TypeVar("T")
 
@@ -368,7 +370,18 @@ def _rule(error: ErrorDetails) -> str:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """Refuses a key that is written twice in one mapping: YAML itself would take the last."""
+    """Refuses a key that is written twice in one mapping, of which YAML itself would take the last, and aliases.
+
+    Thirty lines of aliases of aliases make a value that no check comes to the end of.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            problem = f"the alias *{event.anchor} is not read; write the value itself"
+            raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[object] = set()
@@ -392,10 +405,10 @@ def read_yaml(path: Path, where: str) -> dict[str, Any]:
         ConfigError: the file cannot be read, is not UTF-8 or not YAML, has a key twice, is empty, or holds no mapping.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
+        content = yaml.load(read_text(path), Loader=_UniqueKeys)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where}: not UTF-8 ({error}); save the file as UTF-8") from error
-    except (OSError, yaml.YAMLError, ValueError) as error:
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: cannot be read as YAML ({error}); correct it") from error
     if content is None:
         raise ConfigError(f"{where}: the file is empty; write its settings, or remove it")
@@ -411,7 +424,7 @@ def mapping(value: object, where: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise ConfigError(f"{where} is a {type(value).__name__} ({value!r}); write `key: value` lines")
+        raise ConfigError(f"{where} is a {type(value).__name__} ({reprlib.repr(value)}); write `key: value` lines")
     wrong = [key for key in value if not isinstance(key, str)]
     if wrong:
         raise ConfigError(f"{where}: the key {wrong[0]!r} is not text; write it in quotes")

@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
+from refusion_eval.untrusted import visible
+
 
 class RefusionEvalError(Exception):
     """Anything this project refuses on purpose; the command line prints its message without a traceback."""
 
     def __str__(self) -> str:
-        """The message in one line, whatever a library that it quotes has to say."""
-        return " ".join(line.strip() for line in super().__str__().splitlines())
+        """The message in one line that a terminal shows, whatever the library or the file that it quotes says."""
+        return visible(" ".join(line.strip() for line in super().__str__().splitlines()))
 
 
 class ConfigError(RefusionEvalError, ValueError):

@@ -25,6 +25,10 @@ CheckpointKind = Literal["causal", "masked", "refusion", "llada", "dream"]
 # models have 11 MB: on two cores 824 tokens/s with one thread, 38 with two.
 ONE_THREAD_BYTES = 64 * 2**20
 
+# Token ids and positions are below these limits. No vocabulary and no context is near them.
+MOST_TOKENS = 2**31
+MOST_POSITIONS = 2**20
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -375,12 +379,54 @@ class Trace:
 
     @classmethod
     def from_json(cls, rows: Sequence[Sequence[Any]]) -> Self:
-        """Rebuilds a trace from `to_json`."""
-        events = [
-            _EVENTS[tag](*[tuple(value) if isinstance(value, list) else value for value in values])
-            for tag, *values in rows
-        ]
-        return cls(events, sum(isinstance(event, ForwardDone) for event in events))
+        """Rebuilds a trace from `to_json`.
+
+        Raises:
+            KeyError, TypeError, ValueError: no decoding has these events.
+        """
+        trace = cls()
+        for tag, *values in rows:
+            event = _EVENTS[tag](*[tuple(value) if isinstance(value, list) else value for value in values])
+            if tag == "forward":
+                trace.num_forwards += 1
+            if event.forward != trace.num_forwards - 1:
+                raise ValueError(f"{tag} after forward {trace.num_forwards - 1} has the number {event.forward}")
+            _check_event(event)
+            trace.events.append(event)
+        return trace
+
+
+def _check_event(event: Any) -> None:
+    """Raises TypeError or ValueError if a decoder never gives an event such fields."""
+    kind = type(event)
+    if kind is Draft or kind is Fix:
+        _check_whole(event.positions, MOST_POSITIONS)
+        _check_whole(event.tokens, MOST_TOKENS)
+        same_length, name = len(event.positions) == len(event.tokens), ""
+    elif kind is ForwardDone:
+        _check_whole((event.rows, event.cached), MOST_POSITIONS)
+        same_length, name = True, event.kind
+    elif kind is Select:
+        _check_whole((*event.candidates, *event.chosen), MOST_POSITIONS)
+        same_length, name = len(event.candidates) == len(event.scores), event.unit
+        if not {int, float} >= set(map(type, event.scores)):
+            raise TypeError("a score is no number")
+    else:
+        _check_whole((event.position,), MOST_POSITIONS)
+        same_length, name = True, event.reason
+    if not same_length:
+        raise ValueError("positions and their values are not equally many")
+    if type(name) is not str:
+        raise TypeError("a name is no text")
+
+
+def _check_whole(values: Sequence[int], limit: int) -> None:
+    """Raises TypeError for anything but whole numbers, ValueError for one that is negative or reaches the limit."""
+    if {int}.issuperset(map(type, values)):
+        if values and (min(values) < 0 or max(values) >= limit):
+            raise ValueError(f"{min(values)} to {max(values)} are not all from 0 to {limit - 1}")
+    else:
+        raise TypeError("there are no whole numbers where there have to be")
 
 
 def _values(event: Event) -> list[Any]:

@@ -5,12 +5,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "refusion_eval"
-BASE = {"types", "errors"}
+BASE = {"types", "errors", "untrusted", "child"}
 
 # Part of the package -> the parts that it may import besides itself. A part is a folder or a top-level module.
 # A part stands below every part that it imports, so that no circle is possible.
 MAY_IMPORT = {
-    "errors": set(),
+    "untrusted": set(),
+    "child": set(),
+    "errors": {"untrusted"},
     "types": set(),
     "embedded": set(),
     "config": BASE,
@@ -28,9 +30,10 @@ MAY_IMPORT = {
     "benchmarks": BASE | {"config", "paths"},
     "runs": BASE | {"api", "benchmarks", "config", "decoders", "engine", "hf", "models", "paths", "store"},
     "results": BASE | {"benchmarks", "metrics", "runs", "store"},
-    "scoring": BASE | {"benchmarks", "config", "metrics", "results", "runs", "sandbox", "store"},
+    "scoring": BASE | {"benchmarks", "config", "decoders", "metrics", "results", "runs", "sandbox", "store"},
     "scaleout": BASE | {"api", "benchmarks", "config", "runs", "scoring", "store"},
-    "evaluation": BASE | {"api", "benchmarks", "config", "paths", "results", "runs", "scaleout", "scoring", "store"},
+    "evaluation": BASE
+    | {"api", "benchmarks", "config", "decoders", "paths", "results", "runs", "scaleout", "scoring", "store"},
     "lm_eval_plugin": BASE
     | {
         "api",
@@ -57,11 +60,30 @@ MAY_IMPORT = {
     "doctor": BASE | {"benchmarks", "models", "paths", "sandbox", "store"},
 }
 UNLIMITED = {"__init__", "__main__", "cli"}
-NO_TORCH = {"types", "errors", "config", "decoders", "metrics", "store", "results", "claims", "report"}
+NO_TORCH = {
+    "types",
+    "errors",
+    "untrusted",
+    "child",
+    "config",
+    "decoders",
+    "metrics",
+    "store",
+    "results",
+    "claims",
+    "report",
+}
 ONLY_IN = {
     "ray": ("scaleout/",),
     "lm_eval": ("lm_eval_plugin/",),
-    "transformers": ("models/tokenizer.py", "models/stock.py", "hf/", "training/", "bench/"),
+    "transformers": (
+        "models/tokenizer.py",
+        "models/template_worker.py",
+        "models/stock.py",
+        "hf/",
+        "training/",
+        "bench/",
+    ),
 }
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 

@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import importlib.util
-import json
 import logging
 import re
 import zlib
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from refusion_eval.errors import DataError
+from refusion_eval.untrusted import open_plain, parse_json
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
         if not line.strip():
             continue
         try:
-            yield number, json.loads(line.decode("utf-8"), object_pairs_hook=_unique_keys)
+            yield number, parse_json(line.decode("utf-8"), object_pairs_hook=_unique_keys)
         except UnicodeDecodeError as problem:
             raise DataError(f"{path}, line {number}: not UTF-8 ({problem}); save the file as UTF-8") from problem
         except (ValueError, RecursionError) as problem:
@@ -127,7 +127,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
 def byte_lines(path: Path) -> Iterator[bytes]:
     """The lines of a file, read one at a time: neither a huge file nor a small one that unpacks to one fills memory."""
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        with open_plain(path) as plain, gzip.open(plain) if path.suffix == ".gz" else plain as file:
             number = 0
             while line := file.readline(LONGEST_LINE + 1):
                 number += 1

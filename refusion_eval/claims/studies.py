@@ -17,9 +17,11 @@ from refusion_eval.benchmarks import RELEASE, find_task
 from refusion_eval.errors import DataError
 from refusion_eval.results.figure import Figure
 from refusion_eval.results.measured import measured_figures
+from refusion_eval.results.render import csv_records
 from refusion_eval.store.records import Sample
 from refusion_eval.store.run_reader import RunReader
-from refusion_eval.types import Fix, Select, Trace
+from refusion_eval.types import Fix, Select
+from refusion_eval.untrusted import first_line
 
 SWEEP, POINTS = "sweep.csv", "points.csv"
 SWEPT_BENCHMARK = "mbpp"  # of the paper's sweeps; the synthetic ones may be of any
@@ -52,7 +54,7 @@ def sort_sources(sources: Iterable[Path]) -> tuple[list[Path], list[Figure]]:
     for source in sources:
         if (source / POINTS).is_file():
             figures += sweep_figures(source)
-        elif source.is_file() and b"masking_ratio" in source.read_bytes().partition(b"\n")[0]:
+        elif source.is_file() and "masking_ratio" in first_line(source):
             figures += locality_figures(source)
         elif source.is_dir() and (counts := list(case_study_figures(source))):
             figures += counts  # its settings are none of the paper's tables
@@ -137,7 +139,7 @@ def case_study_figures(run_dir: Path) -> Iterator[Figure]:
             if sample.trace is None:
                 continue
             most["samples"] += 1
-            trace = Trace.from_json(sample.trace)
+            trace = sample.events()
             slots = [len(event.chosen) for event in trace.of(Select) if event.unit == "slot"]
             fixed = Counter(
                 (event.forward, at // sample.settings["slot_size"]) for event in trace.of(Fix) for at in event.positions
@@ -168,7 +170,6 @@ def _is_case_study(sample: Sample) -> bool:
 
 def _records(path: Path) -> Sequence[dict[str, str]]:
     try:
-        with path.open(encoding="utf-8", newline="") as stream:
-            return list(csv.DictReader(stream))
+        return [record for _, record in csv_records(path)[1]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read ({error}); make it again") from error

@@ -4,6 +4,7 @@ A command is one file, named like it, which is imported when the command is call
 `run.py` alone; `refusion-eval --help` loads all of them, and none of them loads torch.
 """
 
+import errno
 import importlib
 import inspect
 import json
@@ -23,6 +24,7 @@ from typer.main import get_command
 
 import refusion_eval
 from refusion_eval.errors import ConfigError, RefusionEvalError
+from refusion_eval.untrusted import visible
 
 LOGGER = logging.getLogger("refusion_eval")
 
@@ -136,6 +138,31 @@ def main() -> None:
             raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
+    except Exception as error:
+        if LOGGER.isEnabledFor(logging.DEBUG) or not _is_out_of_memory(error):
+            raise
+        say(f"error: {OUT_OF_MEMORY}")
+        sys.exit(1)
+
+
+OUT_OF_MEMORY = (
+    "there is not enough memory for this process; raise the limit (`ulimit -v`), end other programs or decode fewer "
+    "requests at a time, and run the same command again: nothing recorded is lost"
+)
+# What libraries say when the system refuses them memory, a thread or the mapping of a file.
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|can(no|')t allocate memory|not enough memory|can't start new thread|failed to map segment|"
+    r"unable to (mmap|allocate)",
+    re.IGNORECASE,
+)
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or one that it was raised for, says that memory has ended."""
+    if error is None:
+        return False
+    is_one = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+    return is_one or bool(_OUT_OF_MEMORY.search(str(error))) or _is_out_of_memory(error.__cause__ or error.__context__)
 
 
 Number = TypeVar("Number", int, float)
@@ -302,8 +329,13 @@ def console() -> Any:
 
 
 def say(text: str) -> None:
-    """Prints a line on stderr."""
-    print(text, file=sys.stderr)
+    """Prints lines on stderr."""
+    print(visible(text, keep="\n"), file=sys.stderr)
+
+
+def tell(text: str) -> None:
+    """Prints lines on stdout."""
+    print(visible(text, keep="\n"))
 
 
 def print_json(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:

@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from refusion_eval.cli import Json, Markdown, prepare, show
+from refusion_eval.cli import Json, Markdown, prepare, show, tell
 
 
 def compare(
@@ -34,7 +34,7 @@ def compare(
     comparison = compare_runs(before, after, common_items=common_items)
     show(comparison_table(comparison), cells=comparison_cells(comparison) if as_json else None)
     if not as_json:
-        print("\n".join(details(comparison)))
+        tell("\n".join(details(comparison)))
     for path, write in writers:
         if path is not None:
             write_output(path, write(comparison))

@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from refusion_eval.cli import Data, Sandbox, log_to_stderr
+from refusion_eval.cli import Data, Sandbox, log_to_stderr, tell
 from refusion_eval.scripts.steps import EXIT_INCOMPLETE
 
 
@@ -21,6 +21,6 @@ def rerun(
     second = out or run_dir.with_name(f"{run_dir.name}-again")
     with Interruption(lambda: resume_hint(second), finish_first=False):
         result = repeat(run_dir, second, data=data, sandbox=sandbox)
-    print(result.in_words())
+    tell(result.in_words())
     if not result.is_same:
         raise typer.Exit(EXIT_INCOMPLETE)

@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from refusion_eval.cli import Data, Json, Sandbox, Workers, print_json
+from refusion_eval.cli import Data, Json, Sandbox, Workers, print_json, tell
 
 
 def score(
@@ -51,5 +51,5 @@ def score(
         print_json(texts.COLUMNS, texts.score_cells(scores, allow_partial=allow_partial))
         return
     name = f"{'mini ' if known.mini else ''}{benchmark.name} (filter {filter_name or benchmark.default_filter})"
-    print("\n".join(texts.summary_lines(name, benchmark, scores, allow_partial=allow_partial)))
+    tell("\n".join(texts.summary_lines(name, benchmark, scores, allow_partial=allow_partial)))
     print(f"  one line a text: {target}")

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError, StoreError
 from refusion_eval.evaluation.loop import evaluate, run_worker_or_return
 from refusion_eval.runs.manifest import build_manifest
-from refusion_eval.runs.model_args import ModelArgs, parse_model_args
+from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, ModelArgs, parse_model_args
 from refusion_eval.runs.system import ModelCache, System
 from refusion_eval.store.records import PASSED, SampleKey, acting, differences
 from refusion_eval.store.run_reader import Run, RunReader
@@ -56,11 +57,17 @@ def arguments_of(run: Run, **changes: str | None) -> ModelArgs:
     """The model arguments of a recorded run, with changes that are not None in their place.
 
     Raises:
-        ConfigError: the run was recorded by a version that did not keep its arguments.
+        ConfigError: the run was recorded by a version that did not keep its arguments, or it names code or another
+            machine, which no record may choose.
     """
     recorded = run.manifest.arguments
     if not recorded:
         raise ConfigError(f"{run.run_id} was recorded by a version that kept no arguments; run its command again")
+    foreign = [name for name in LAUNCH_ARGUMENTS if name in recorded]
+    foreign += [] if recorded.get("decoder", "refusion") in DECODERS else ["decoder"]
+    if foreign:
+        shown = ", ".join(f"{name}={recorded[name]}" for name in foreign)
+        raise ConfigError(f"{run.run_id} names {shown}, which a record must not choose; give its command yourself")
     given = {name: value for name, value in changes.items() if value is not None}
     # The dtype and revision that were chosen then are fixed now: other ones would be another run.
     chosen = {"dtype": run.manifest.dtype, "revision": run.manifest.checkpoint_revision or None}

@@ -12,7 +12,7 @@ from refusion_eval.report.replay import Position, Replay, Speller, apply
 from refusion_eval.report.sample import is_withheld, sample_replay
 from refusion_eval.store.records import PASSED, Sample
 from refusion_eval.store.run_reader import RunReader
-from refusion_eval.types import Fix, Trace
+from refusion_eval.types import Fix
 
 NUM_PANELS = 6
 _SEARCHED_ITEMS = 50
@@ -42,7 +42,7 @@ def longest_sample(run_dir: Path, task: str | None) -> tuple[str | None, str | N
                 continue
             if sample.trace is None or is_withheld(sample):
                 continue
-            num_steps = len({event.forward for event in Trace.from_json(sample.trace).of(Fix)})
+            num_steps = len({event.forward for event in sample.events().of(Fix)})
             verdict = scores.get(sample.key, {}).get(PASSED)
             rank = (verdict is not None and bool(verdict.value), num_steps)
             if num_steps and rank > most:
@@ -123,7 +123,6 @@ def _cells(replay: Replay, last: int, facts: dict[str, Any], sample: Sample, spe
                 moment = moments.setdefault(step.forward, len(moments) + 1)
                 order |= dict.fromkeys(change.positions, (moment, step.forward))
     pieces = speller.pieces([replay.tokens[position] for position in replay.kept])
-    slot_size = sample.settings.get("slot_size")
     named = ((name, sample.settings.get(name)) for name in _SHOWN_SETTINGS)
     facts |= {
         "task": sample.key.task,
@@ -143,7 +142,7 @@ def _cells(replay: Replay, last: int, facts: dict[str, Any], sample: Sample, spe
                 state=state if state != "dropped" else "mask",
                 order=order[position][0] if state == "fixed" else 0,
                 forward=order[position][1] if state == "fixed" else -1,
-                slot=position - position % slot_size if isinstance(slot_size, int) else position,
+                slot=position - position % (sample.slot_size or 1),
                 **facts,
             )
         )

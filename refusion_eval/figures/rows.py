@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 from refusion_eval.errors import DataError
 from refusion_eval.results.figure import Origin
-from refusion_eval.results.render import csv_text
+from refusion_eval.results.render import csv_records, csv_text
 from refusion_eval.store.atomic_write import write_output
+from refusion_eval.untrusted import first_line
 
 OPERATING_POINT, BASELINE = "operating point", "baseline"
 
@@ -107,10 +108,7 @@ def write_rows(path: Path, kind: type[Row], rows: Iterable[Row]) -> None:
 
 def is_rows_file(path: Path, kind: type) -> bool:
     """Whether `write_rows` wrote the file with this kind of row."""
-    if not path.is_file():
-        return False
-    with path.open(encoding="utf-8", errors="replace", newline="") as stream:
-        return stream.readline().strip() == ",".join(_types(kind))
+    return path.is_file() and first_line(path) == ",".join(_types(kind))
 
 
 def read_rows(path: Path, kind: type[Row]) -> list[Row]:
@@ -131,14 +129,12 @@ def read_records(path: Path, types: Mapping[str, Any]) -> list[tuple[str, dict[s
         DataError: the file cannot be read, is empty, lacks a column or a cell, or a cell holds no number.
     """
     try:
-        with path.open(encoding="utf-8", newline="") as stream:
-            reader = csv.DictReader(stream)
-            records = [(f"{path}, line {reader.line_num}", record) for record in reader]
-            missing = [name for name in types if name not in (reader.fieldnames or ())]
+        columns, numbered = csv_records(path)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read ({error})") from error
-    if missing:
+    if missing := [name for name in types if name not in columns]:
         raise DataError(f"{path} lacks the columns {', '.join(missing)}")
+    records = [(f"{path}, line {line}", record) for line, record in numbered]
     if not records:
         raise DataError(f"{path} has no rows, so there is nothing to draw")
     for where, record in records:

@@ -1,5 +1,7 @@
 """Finds a checkpoint, here or on the hub, and says what it was trained for: a table of known ones, or its files."""
 
+import contextlib
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from huggingface_hub.errors import (
 from refusion_eval.errors import CheckpointError
 from refusion_eval.models.config import read_family, read_json
 from refusion_eval.types import CheckpointKind
+from refusion_eval.untrusted import kind_of
 
 SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
@@ -52,11 +55,21 @@ def locate(name: str, revision: str | None) -> Location:
     if name and directory.is_dir():
         if revision is not None:
             raise CheckpointError(f"{name} is a local directory; revision={revision!r} is for hub ids, leave it out")
+        _refuse_pipes(directory)
         return Location(name, directory, None)
     if directory.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or not name:
         raise CheckpointError(f"no directory {name!r}; give a directory or a hub id such as GSAI-ML/ReFusion")
     directory = _download(name, revision, SMALL_FILES)
     return Location(name, directory, directory.name)
+
+
+def _refuse_pipes(directory: Path) -> None:
+    """Refuses what would make a library wait for ever that opens it: pipes, sockets and devices among the files."""
+    for path in directory.iterdir():
+        with contextlib.suppress(OSError):  # of a link that leads nowhere
+            mode = path.stat().st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise CheckpointError(f"{path} is a {kind_of(mode)}, not a plain file; download the checkpoint again")
 
 
 def fetch_weights(location: Location) -> None:

@@ -1,6 +1,5 @@
 """Shapes of a checkpoint as its config.json states them, and the differences between families of models as data."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -9,6 +8,7 @@ from typing import Any, get_args
 
 from refusion_eval.errors import CheckpointError
 from refusion_eval.types import CheckpointKind
+from refusion_eval.untrusted import parse_json, read_plain
 
 DEFAULT_ROPE_THETA = 10_000.0
 DEFAULT_RMS_NORM_EPS = 1e-6
@@ -261,13 +261,13 @@ def read_json(path: Path) -> dict[str, Any]:
         CheckpointError: the file is missing or holds no JSON object.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(read_plain(path))
     except FileNotFoundError:
         raise CheckpointError(
             f"{path.parent} has no {path.name}; give a directory in Hugging Face layout "
             "(config.json, *.safetensors, tokenizer files)"
         ) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON ({error}); download the file again") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds a JSON {type(content).__name__}, not an object; download the file again")

@@ -1,22 +1,26 @@
 """The tokenizer of a checkpoint: text to token ids and back, chat template. Runs no code from the checkpoint."""
 
 import ast
+import atexit
 import contextlib
 import functools
 import itertools
 import json
 import re
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, TemplateError
+from jinja2 import Environment
 from transformers import AutoTokenizer, Qwen2TokenizerFast
 from transformers.utils import logging
 
+from refusion_eval.child import Child
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.models.config import read_json
+from refusion_eval.untrusted import read_text
 
 # Classes that a checkpoint brings as Python code, and the class of transformers that does the same with its files.
 # AutoTokenizer refuses such a checkpoint, as it does not run the code.
@@ -30,6 +34,9 @@ _ASKS = re.compile(rf"""{CLOCK}\(\s*("[^"]*"|'[^']*')\s*\)""")
 # What jinja gives to templates that draws at random.
 RANDOM = {"random", "lipsum"}
 TEMPLATE_FILE = "chat_template.jinja"
+
+# The rendering process ends itself much earlier, by processor time; this only bounds a machine that stands still.
+_LONGEST_SECONDS = 60.0
 
 
 @contextlib.contextmanager
@@ -145,27 +152,53 @@ class Tokenizer:
                 f"{self.inner.name_or_path} has no chat template (chat_template.jinja or tokenizer_config.json); "
                 "evaluate it without one"
             )
-        try:
-            template = self.inner.get_chat_template()
-            obstacle = _obstacle(template, is_fixed=now is not None)
-            text: str = self.inner.apply_chat_template(
-                list(messages),
-                chat_template=template if now is None else _at(template, now),
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                **template_arguments,
-            )
-        except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"{self.inner.name_or_path}: the chat template cannot be rendered ({type(error).__name__}: {error}); "
-                "correct it, or name another Jinja file, or none, as chat_template"
-            ) from error
-        if obstacle:
+        template = self.inner.get_chat_template()
+        arguments = {"add_generation_prompt": add_generation_prompt, **template_arguments}
+        text = render_chat(self.inner, messages, template if now is None else _at(template, now), **arguments)
+        if obstacle := _obstacle(template, is_fixed=now is not None):
             raise ConfigError(
                 f"{self.inner.name_or_path}: the chat template {obstacle}, so no prompt could be written twice; name "
                 "another Jinja file, or none, as chat_template"
             )
         return text
+
+
+def render_chat(
+    inner: Any, messages: Sequence[Mapping[str, str]], template: str | None = None, **arguments: Any
+) -> str:
+    """The text of a conversation, as `apply_chat_template` of transformers gives it, within bounds of time and memory.
+
+    Args:
+        inner: a Hugging Face tokenizer with a chat template.
+        messages: messages of the form {"role": ..., "content": ...}.
+        template: another template than that of the tokenizer.
+        **arguments: those of `apply_chat_template` that concern the text, and variables of the template.
+
+    Raises:
+        ConfigError: the template fails, or takes more time or memory than any real one.
+    """
+    template = template or inner.get_chat_template()
+    question = {"conversations": [messages], "chat_template": template, **inner.special_tokens_map, **arguments}
+    child, lock = _renderer()
+    with lock:
+        answer = child.ask(question, _LONGEST_SECONDS) or {
+            "error": "it takes more than half a second of processor time, or ends its process"
+        }
+    if "text" in answer:
+        text: str = answer["text"]
+        return text
+    raise ConfigError(
+        f"{inner.name_or_path}: the chat template cannot be rendered ({answer['error']}); correct it, or name another "
+        "Jinja file, or none, as chat_template"
+    )
+
+
+@functools.cache
+def _renderer() -> tuple[Child, threading.Lock]:
+    """The process that renders for all threads of this one: it takes most of a second to start."""
+    child = Child(Path(__file__).with_name("template_worker.py"), {"conversations": [], "chat_template": ""})
+    atexit.register(child.close)
+    return child, threading.Lock()
 
 
 def _at(template: str, now: datetime) -> str:
@@ -217,7 +250,7 @@ def _refuse_damaged(directory: Path) -> None:
             read_json(directory / name)
     template = directory / TEMPLATE_FILE
     try:
-        template.read_text(encoding="utf-8")
+        read_text(template)
     except FileNotFoundError:
         return
     except (OSError, UnicodeDecodeError) as error:

@@ -74,10 +74,9 @@ def sample_replay(sample: Sample, trace: Trace | None = None) -> Replay:
     """
     if trace is None:
         assert sample.trace is not None
-        trace = Trace.from_json(sample.trace)
-    slot_size = sample.settings.get("slot_size")
+        trace = sample.events()
     num_kept = sample.num_tokens if sample.tokens is not None else None
-    return replay_of(trace, slot_size=slot_size if isinstance(slot_size, int) else 1, num_kept=num_kept)
+    return replay_of(trace, slot_size=sample.slot_size or 1, num_kept=num_kept)
 
 
 def is_withheld(sample: Sample) -> bool:

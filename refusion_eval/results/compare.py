@@ -14,7 +14,7 @@ from refusion_eval.metrics import Z_95, Bootstrap, Interval, bootstrap_mean, by_
 from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, read_facts
 from refusion_eval.results.figure import MEAN_TASK, MINI_NOTE
 from refusion_eval.results.measured import seed_of
-from refusion_eval.results.render import Table, csv_text, interval_text
+from refusion_eval.results.render import Table, csv_text, interval_text, markdown_prose
 from refusion_eval.store.records import PASSED, as_json, differences
 
 _Z_POWER = 0.841621  # 80%
@@ -370,7 +370,7 @@ def _details_of_task(task: TaskComparison) -> Iterator[str]:
 
 def comparison_markdown(comparison: Comparison) -> str:
     """The table and all that differs."""
-    lines = "".join(f"- {line}\n" for line in details(comparison))
+    lines = "".join(f"- {markdown_prose(line)}\n" for line in details(comparison))
     return f"{comparison_table(comparison).markdown()}\n### What differs\n\n{lines}"
 
 

@@ -167,7 +167,7 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None) -> R
                 tasks[key] = TaskFacts(*key[:2], sample.benchmark, sample.settings)
             tasks[key].hardware.add(labels[sample.process_id])
             tasks[key].prompts.add(sample.prompts)
-            trace = None if sample.trace is None else Trace.from_json(sample.trace)
+            trace = None if sample.trace is None else sample.events()
             if visit is not None:
                 visit(run, sample, scores.get(sample.key, {}), trace)
             tasks[key].slowed_by.update(slowed_by[sample.process_id])
@@ -240,8 +240,8 @@ def _from_trace(sample: Sample, trace: Trace | None, roofline: Mapping[str, floa
         facts["prefill_seconds"] = sample.prefill_seconds
         facts["later_tokens"] = sample.num_tokens - first
         facts["later_seconds"] = sample.seconds - sample.prefill_seconds
-    if "slot_size" in sample.settings:
-        facts["tpf_release"] = tpf_release(trace, int(sample.settings["slot_size"]))
+    if sample.slot_size is not None:
+        facts["tpf_release"] = tpf_release(trace, sample.slot_size)
     if roofline:
         sizes = {name: roofline[name] for name in ("weight_bytes", "cache_bytes_per_row")}
         facts |= {name: roofline[name] for name in ("weight_bytes", "copy_bytes_per_second")}

@@ -1,6 +1,7 @@
 """Tables for a terminal, as Markdown, LaTeX and CSV, and the CSV file of figures."""
 
 import csv
+import io
 import math
 import os
 import re
@@ -30,6 +31,7 @@ from refusion_eval.results.figure import (
 )
 from refusion_eval.runs.model_args import decoder_of_system
 from refusion_eval.store.atomic_write import write_output
+from refusion_eval.untrusted import read_plain, visible
 
 Emphasis = Literal["", "best", "second", "above"]
 DAGGER = "\u2020"
@@ -111,7 +113,8 @@ class Table:
         notes: paragraphs below the table.
         name: name of its files, and of its label in LaTeX.
         literal: whether Markdown has to show every text character by character, as names and settings of a paper need;
-            otherwise texts may hold Markdown, and only separators of columns are escaped.
+            otherwise only characters are escaped that could make a tag, a link, code or another cell.
+        of_ours: whether the texts hold Markdown of this project; then only separators of columns are escaped.
         published_in_italics: whether italics tell published figures from measured ones.
         formulas: how LaTeX sets texts that are formulas.
     """
@@ -123,6 +126,7 @@ class Table:
     notes: Sequence[str] = ()
     name: str = "table"
     literal: bool = False
+    of_ours: bool = False
     published_in_italics: bool = True
     formulas: Mapping[str, str] = field(default_factory=dict)
 
@@ -146,23 +150,27 @@ class Table:
         full = [row.shown for row in rows if isinstance(row, TableRow)]
         used = [not full or any(cells[at].text for cells in full) for at in range(len(self.columns))]
         table = RichTable(
-            title=escape(self.title) or None, caption=escape(self.caption) or None, caption_justify="left"
+            title=_shown(self.title) or None, caption=_shown(self.caption) or None, caption_justify="left"
         )
-        texts = [[column, *(cells[at].plain for cells in full)] for at, column in enumerate(self.columns) if used[at]]
+        texts = [
+            [visible(column), *(visible(cells[at].plain) for cells in full)]
+            for at, column in enumerate(self.columns)
+            if used[at]
+        ]
         widths = iter(_fitted(texts, width))
         for number, column in enumerate(self.columns):
             if used[number]:
                 justify: Literal["left", "right"] = "left" if number < self.num_left else "right"
-                table.add_column(escape(column), justify=justify, width=next(widths), overflow="fold")
+                table.add_column(_shown(column), justify=justify, width=next(widths), overflow="fold")
         for number, row in enumerate(rows):
             if isinstance(row, Section):
                 table.add_section()
-                table.add_row(f"[bold]{escape(row.text)}")
+                table.add_row(f"[bold]{_shown(row.text)}")
                 table.add_section()
                 continue
             if row.begins_group and number:
                 table.add_section()
-            table.add_row(*(escape(cell.plain) for cell in compress(row.shown, used)))
+            table.add_row(*(_shown(cell.plain) for cell in compress(row.shown, used)))
         return table
 
     def markdown(self) -> str:
@@ -182,7 +190,9 @@ class Table:
         return self.published_in_italics and row.origin == "published"
 
     def _markdown_text(self, text: str) -> str:
-        return markdown_text(text) if self.literal else text.replace("|", "\\|")
+        if self.of_ours:
+            return text.replace("|", "\\|")
+        return markdown_text(text) if self.literal else markdown_prose(text)
 
     def _markdown_cell(self, cell: TableCell, italic: bool) -> str:
         if not cell.text:
@@ -301,19 +311,55 @@ def csv_text(columns: Sequence[str], rows: Iterable[Iterable[Any]], line_end: st
     import pandas as pd  # half a second, which only commands that write CSV should pay
 
     table = [[csv_cell(value) for value in row] for row in rows]
-    return pd.DataFrame(table, columns=list(columns), dtype=object).to_csv(index=False, lineterminator=line_end)
+    return pd.DataFrame(table, columns=list(map(csv_cell, columns)), dtype=object).to_csv(
+        index=False, lineterminator=line_end
+    )
 
 
 def csv_cell(value: Any) -> str:
     """A value as text: None and NaN are empty, floats have six significant digits, booleans are yes or no.
 
-    A NUL is written as an escape, because it would end the line for some readers.
+    Characters that act on a terminal are written as escapes. A text that a spreadsheet would compute, because it begins
+    as a formula does and is no number, gets an apostrophe in front, which `csv_records` takes away.
     """
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
         return "" if math.isnan(value) else format(value, ".6g")
-    return "" if value is None else str(value).replace("\0", "\\0")
+    text = "" if value is None else visible(str(value), keep="\t\n")
+    return f"'{text}" if _FORMULA.match(text) and not _is_number(text) else text
+
+
+# What begins a formula, also in its wide form. Apostrophes before it belong to it: taking one away gives the text back.
+_FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20](?s:.)")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return not text[0].isspace()
+
+
+def csv_records(path: str | os.PathLike[str]) -> tuple[list[str], list[tuple[int, dict[str, Any]]]]:
+    """The columns of a CSV file that `csv_text` made, and its records with the numbers of their last lines.
+
+    A record that is too short has None where a cell is missing.
+
+    Raises:
+        OSError: the file is missing, too large, or no plain file.
+        UnicodeDecodeError, csv.Error: it is no CSV in UTF-8.
+    """
+    reader = csv.DictReader(io.StringIO(read_plain(path).decode("utf-8"), newline=""))
+    records = [
+        (reader.line_num, {name: cell[1:] if cell and _QUOTED.match(cell) else cell for name, cell in record.items()})
+        for record in ({name: cell for name, cell in each.items() if name is not None} for each in reader)
+    ]
+    return list(reader.fieldnames or ()), records
+
+
+_QUOTED = re.compile(f"'{_FORMULA.pattern}")
 
 
 def _fitted(columns: Sequence[Sequence[str]], width: int | None) -> list[int | None]:
@@ -337,6 +383,8 @@ def _as_row(row: TableRow | Section | Sequence[str]) -> TableRow | Section:
 
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|~])")
+# A bracket makes a link only before a bracket or a colon; those of intervals stay as they are.
+_MARKDOWN_PROSE = re.compile(r"[\\`<>|]|\](?=[\[(:])")
 _MARKDOWN_MARKS = {"best": ("**", "**"), "second": ("<u>", "</u>"), "above": ("*", "*"), "italic": ("*", "*")}
 _LATEX_MARKS = {
     "best": (r"\textbf{", "}"),
@@ -360,19 +408,28 @@ _LATEX = str.maketrans(
         "\u2212": r"$-$",
         "\u0394": r"$\Delta$",
         "\u00d7": r"$\times$",
-        "\n": " ",
     }
 )
 
 
+def _shown(text: str) -> str:
+    """Text that rich and the terminal show as it is."""
+    return escape(visible(text))
+
+
 def markdown_text(text: str) -> str:
     """Text in one line that Markdown shows as it is."""
-    return _MARKDOWN.sub(r"\\\1", " ".join(text.split("\n")))
+    return _MARKDOWN.sub(r"\\\1", visible(" ".join(text.split("\n"))))
+
+
+def markdown_prose(text: str) -> str:
+    """Text in one line that makes no tag, link, code or cell in Markdown; emphasis stays, and names are readable."""
+    return _MARKDOWN_PROSE.sub(r"\\\g<0>", visible(" ".join(text.split("\n"))))
 
 
 def latex_text(text: str) -> str:
     """Text that LaTeX sets as it is."""
-    return text.translate(_LATEX)
+    return visible(" ".join(text.split("\n"))).translate(_LATEX)
 
 
 def _marked(text: str, cell: TableCell, italic: bool, marks: Mapping[str, tuple[str, str]]) -> str:
@@ -445,13 +502,12 @@ def read_csv(path: str | os.PathLike[str]) -> list[Figure]:
         StoreError: the file is missing or holds no row, or a column is missing or has a wrong value.
     """
     try:
-        with open(path, encoding="utf-8", newline="") as stream:
-            records = list(csv.DictReader(stream))
+        _, records = csv_records(path)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise StoreError(f"{path} cannot be read ({error}); write it with the table command") from error
     if not records:
         raise StoreError(f"{path} holds no rows of results; write it with the table command")
-    return [_figure(record, path) for record in records]
+    return [_figure(record, path) for _, record in records]
 
 
 def _figure(record: Mapping[str, str], path: str | os.PathLike[str]) -> Figure:

@@ -23,9 +23,9 @@ from refusion_eval.runs.job import Detokenizer, Job, record, record_error
 from refusion_eval.runs.model_args import ModelArgs, published_systems
 from refusion_eval.runs.settings import Resolved, Table, load_table, read_generation_kwargs, resolve
 from refusion_eval.store.records import REFUSED, Sample
-from refusion_eval.store.run_reader import RunReader
-from refusion_eval.store.run_store import RUN_JSON
+from refusion_eval.store.run_reader import RUN_JSON, RunReader
 from refusion_eval.types import Decoded
+from refusion_eval.untrusted import read_text
 
 if TYPE_CHECKING:
     from refusion_eval.hf.stock import StockLoop
@@ -161,7 +161,7 @@ class System:
         if name in (None, NO_TEMPLATE):
             return None
         try:
-            return Path(name).expanduser().read_text(encoding="utf-8")
+            return read_text(Path(name).expanduser())
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"chat_template={name}: {error}; give a Jinja file, or {NO_TEMPLATE}") from error
 

@@ -4,23 +4,17 @@ The library guards itself with SIGALRM, which works in a main thread only and ca
 without, in child processes that are killed when a comparison takes too long.
 """
 
-import json
 import re
-import select
-import subprocess
-import sys
 import threading
-import time
 from pathlib import Path
 from typing import NamedTuple
 
 from refusion_eval.benchmarks.extract.formulas import equal_answers
+from refusion_eval.child import Child
 from refusion_eval.errors import DataError
 
 _WORKER = Path(__file__).with_name("math_worker.py")
 _PERCENT = re.compile(r"%|\bper ?cent\b|\bpct\b")
-# The first comparison of a child also waits for its imports.
-_START_SECONDS = 60.0
 
 
 class Comparison(NamedTuple):
@@ -42,70 +36,6 @@ class _Undecided(Exception):
     """The library gave no verdict."""
 
 
-class _Child:
-    """One worker process, started when first asked and again after each kill."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._is_given_up = False
-
-    def equal(self, pair: Pair, timeout_s: float) -> tuple[bool | None, float]:
-        """The library's verdict, None if it took too long or if two processes died; and the seconds without a start."""
-        seconds = 0.0
-        for _ in range(2):
-            if self._is_given_up:
-                break
-            process = self._process or self._start()
-            started = time.monotonic()
-            line = self._ask(process, pair, timeout_s)
-            seconds += time.monotonic() - started
-            if line is not None and line.endswith(b"\n"):
-                return bool(json.loads(line)), seconds
-            self.close()
-            if line is None:
-                break
-        return None, seconds
-
-    @staticmethod
-    def _ask(process: subprocess.Popen[bytes], pair: Pair, timeout_s: float) -> bytes | None:
-        """The answer's line, not a whole one if the process died; None if there is none in time."""
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            process.stdin.write(json.dumps(pair).encode() + b"\n")
-            process.stdin.flush()
-        except BrokenPipeError:
-            return b""
-        ready, _, _ = select.select([process.stdout], [], [], timeout_s)
-        return process.stdout.readline() if ready else None
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        """Starts the script and waits until it answers; -P keeps this folder's modules from shadowing others."""
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", str(_WORKER)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-        if self._ask(self._process, Pair("1", "1"), _START_SECONDS) != b"true\n":
-            raise DataError("math-verify does not run; install it: pip install 'math-verify[antlr4_11_0]'")
-        return self._process
-
-    def kill(self) -> None:
-        """Kills the process while another thread waits for its answer; that thread sees the end of the pipe."""
-        self._is_given_up = True
-        process = self._process
-        if process is not None:
-            process.kill()
-
-    def close(self) -> None:
-        """Kills the process, if there is one, and frees its pipes."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.communicate()
-
-
 class Comparer:
     """Compares answers, by child processes that are kept from one comparison to the next. Threads may share it.
 
@@ -116,8 +46,8 @@ class Comparer:
     def __init__(self, timeout_s: float = 10.0) -> None:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
-        self._idle: list[_Child] = []
-        self._busy: set[_Child] = set()
+        self._idle: list[Child] = []
+        self._busy: set[Child] = set()
         self._is_closed = False
 
     def compare(self, gold: str, answer: str, whole: bool = False) -> Comparison:
@@ -151,11 +81,15 @@ class Comparer:
         return Comparison(True, reason)
 
     def _ask(self, pair: Pair, timeout_s: float) -> tuple[bool | None, float]:
+        """The library's verdict, None if there is none; and its seconds, without those of a process that starts."""
         with self._lock:
-            child = self._idle.pop() if self._idle else _Child()
+            child = self._idle.pop() if self._idle else Child(_WORKER, Pair("1", "1"))
             self._busy.add(child)
+        before_s = child.seconds
         try:
-            answered = child.equal(pair, timeout_s)
+            equal = child.ask(pair, timeout_s)
+        except ChildProcessError as error:
+            raise DataError("math-verify does not run; install it: pip install 'math-verify[antlr4_11_0]'") from error
         finally:
             with self._lock:
                 self._busy.discard(child)
@@ -163,7 +97,7 @@ class Comparer:
         if self._is_closed:
             self.close()
             raise DataError("the comparison was given up")  # the child's death says nothing about the answer
-        return answered
+        return equal, child.seconds - before_s
 
     def close(self) -> None:
         """Ends the child processes; comparisons under way are given up."""

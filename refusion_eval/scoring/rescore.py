@@ -17,7 +17,8 @@ from rich.console import Console
 from refusion_eval.benchmarks import BENCHMARKS, Extraction, Row, Task, find_task
 from refusion_eval.benchmarks.rows import redact, texts_of
 from refusion_eval.config import check_keys
-from refusion_eval.errors import ConfigError, DataError
+from refusion_eval.decoders import DECODERS
+from refusion_eval.errors import ConfigError, DataError, StoreError
 from refusion_eval.runs.job import Detokenizer, doc_hash, response
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.system import System
@@ -35,9 +36,9 @@ from refusion_eval.scoring.rescored import (
 )
 from refusion_eval.scoring.verdict_file import VerdictFile
 from refusion_eval.store.atomic_write import prepare_output, write_output
-from refusion_eval.store.records import PASSED, STOCK_GENERATE, Sample
+from refusion_eval.store.records import PASSED, Sample
 from refusion_eval.store.run_reader import Run, RunReader
-from refusion_eval.types import Trace
+from refusion_eval.untrusted import visible
 
 FOLDER = "rescored"
 
@@ -70,12 +71,17 @@ def rescore_command(
         DataError: rows are missing, or a run has nothing that the filter can judge.
         SandboxError: code cannot be run in isolation here.
     """
-    echo = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+
+    def echo(text: str) -> None:
+        console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
+
     selected = _select_tasks(run_dirs, tasks)
     name = re.sub(r"[^\w.-]", "_", answer_filter.name)
     folders = {run_dir: run_dir / FOLDER if out is None else out / run_dir.resolve().name for run_dir in selected}
     if len(set(folders.values())) < len(folders):
         raise ConfigError(f"--out {out}: two of the runs have folders of one name; rescore them one by one")
+    if links := [folder for folder in folders.values() if folder.is_symlink()]:
+        raise StoreError(f"{links[0]} is a symbolic link, which may lead anywhere; name another folder with --out")
     paths = {run_dir: (folder / f"{name}.csv", folder / f"{name}.summary.csv") for run_dir, folder in folders.items()}
     for path in (path for pair in paths.values() for path in pair):
         prepare_output(path)
@@ -212,19 +218,21 @@ def canvas_text(sample: Sample, detokenizer: Detokenizer) -> str | None:
     """
     if sample.tokens is None or sample.trace is None:
         return None
-    fixed = Trace.from_json(sample.trace).fixed_tokens()
+    fixed = sample.events().fixed_tokens()
     return detokenizer.text([fixed[position] for position in sorted(fixed)])
 
 
 def recorded_system(run: Run) -> System:
-    """The checkpoint that a run names under its decoder, for its tokenizer: no weights are loaded.
+    """The checkpoint that a run names, for its tokenizer: no weights are loaded.
+
+    A record never makes this process import code: a decoder that is none of this project's is not looked for.
 
     Raises:
         ConfigError: the checkpoint does not fit the decoder any more.
         CheckpointError: its files are not at hand.
     """
     manifest = run.manifest
-    decoder = "autoregressive" if manifest.decoder == STOCK_GENERATE else manifest.decoder
+    decoder = manifest.decoder if manifest.decoder in DECODERS else "autoregressive"
     names: dict[str, Any] = {"pretrained": manifest.checkpoint, "decoder": decoder, "device": "cpu"}
     names["enable_thinking"] = manifest.settings.get("enable_thinking", True)
     return System(parse_model_args({**names, "revision": manifest.checkpoint_revision or None}))

@@ -1,14 +1,15 @@
 """The verdicts of `score` and `rescore` while the command is under way."""
 
 import contextlib
-import json
 from collections import UserDict
 from pathlib import Path
 
 import refusion_eval
+from refusion_eval.errors import StoreError
 from refusion_eval.scoring.judge import ERROR, Verdict
 from refusion_eval.store.atomic_write import append_line
 from refusion_eval.store.records import dump
+from refusion_eval.untrusted import parse_json, read_plain
 
 
 class VerdictFile(UserDict[str, Verdict]):
@@ -26,12 +27,21 @@ class VerdictFile(UserDict[str, Verdict]):
         super().__init__()
         self._path = result.with_name(f"{result.name}.partial")
         self._scorer = f"{rule} {refusion_eval.__version__}"
-        lines = self._path.read_bytes().splitlines() if self._path.is_file() else []
-        for line in lines:
+        for line in self._lines():
             with contextlib.suppress(ValueError, TypeError):  # a part of a line, left by a killed process
-                scorer, key, verdict = json.loads(line)
-                if scorer == self._scorer:
-                    self.data[key] = Verdict(*verdict)
+                scorer, key, (extracted, *words) = parse_json(line)
+                if scorer == self._scorer and isinstance(extracted, str | None) and {str} >= set(map(type, words)):
+                    self.data[key] = Verdict(extracted, *words)
+
+    def _lines(self) -> list[bytes]:
+        try:
+            if self._path.is_symlink():
+                raise OSError("it is a symbolic link, not a plain file")
+            return read_plain(self._path).splitlines()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StoreError(f"{self._path} cannot be read ({error.strerror or error}); remove it") from error
 
     def __setitem__(self, key: str, verdict: Verdict) -> None:
         if verdict.verdict != ERROR:

@@ -13,10 +13,12 @@ import errno
 import fcntl
 import glob
 import os
+import stat
 import tempfile
 from pathlib import Path
 
 from refusion_eval.errors import StoreError
+from refusion_eval.untrusted import kind_of, open_plain
 
 # The disk or the user's quota is full, or the file is longer than allowed.
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -47,7 +49,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 def _remove_leftovers(path: Path) -> None:
     """Removes temporary files of killed writers. A living writer locks its file before it writes the first byte."""
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.????????"):
-        with contextlib.suppress(OSError), leftover.open("rb") as stream:
+        with contextlib.suppress(OSError), open_plain(leftover) as stream:
             if os.fstat(stream.fileno()).st_size and _lock(stream.fileno()):
                 leftover.unlink()
 
@@ -74,8 +76,8 @@ def prepare_output(path: str | os.PathLike[str]) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _failure(target, error) from error
-    if target.is_dir():
-        raise _refusal(target, "it is a folder")
+    if target.exists() and not target.is_file():
+        raise _refusal(target, f"it is a {kind_of(target.stat().st_mode)}")
     if not os.access(target.parent, os.W_OK | os.X_OK):
         raise _refusal(target, f"no permission to write in {target.parent}")
     return target
@@ -94,6 +96,22 @@ def write_output(path: str | os.PathLike[str], content: str | bytes) -> None:
         raise _failure(target, error) from error
 
 
+def open_own(path: Path, flags: int) -> int:
+    """Opens a file that this project writes in place, and creates it if it is missing.
+
+    A link could lead to any file of the user, and a pipe could wait for ever: neither is opened.
+
+    Raises:
+        OSError: the file cannot be opened, or is no plain file.
+    """
+    descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise OSError(f"it is a {kind_of(mode)}, not a plain file")
+    return descriptor
+
+
 def append_line(path: Path, line: str) -> None:
     """Appends an ASCII line to a file by one call of the system, so that lines of several writers do not mix.
 
@@ -103,7 +121,7 @@ def append_line(path: Path, line: str) -> None:
         StoreError: the file cannot be written.
     """
     try:
-        with path.open("ab", buffering=0) as stream:
+        with os.fdopen(open_own(path, os.O_WRONLY | os.O_APPEND), "ab", buffering=0) as stream:
             content = f"\n{line}\n".encode("ascii")
             if stream.write(content) < len(content):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -114,8 +132,8 @@ def append_line(path: Path, line: str) -> None:
 def _failure(target: Path, error: OSError) -> StoreError:
     if error.errno in _NO_SPACE:
         return StoreError(f"{target} cannot be written ({error.strerror}); free some space and run the command again")
-    return _refusal(target, error.strerror)
+    return _refusal(target, error.strerror or error)
 
 
-def _refusal(target: Path, reason: str | None) -> StoreError:
+def _refusal(target: Path, reason: str | OSError) -> StoreError:
     return StoreError(f"{target} cannot be written ({reason}); name another file")

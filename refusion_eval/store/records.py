@@ -13,14 +13,18 @@ import os
 import platform
 import subprocess
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from refusion_eval.errors import StoreError
-from refusion_eval.types import ONE_THREAD_BYTES
+from refusion_eval.types import MOST_TOKENS, ONE_THREAD_BYTES, Trace
+from refusion_eval.untrusted import LARGEST, parse_json
 
 # ScoreRow.metric of the verdict. Tables call it accuracy, or pass@1 if the answer is a program.
 PASSED = "passed"
@@ -30,6 +34,12 @@ NO_ISOLATION = "none"
 
 # Sample.stop of a request that cannot be decoded, for example because prompt and response exceed the context.
 REFUSED = "refused"
+
+# Limit of whole numbers in records: all of them are exact as floats, and fit every column of a data frame.
+MOST = 2**53
+
+# A slot is never longer; a larger one would only make readers slow.
+LONGEST_SLOT = 4096
 
 # Begins the sentence about a machine whose other programs took time from a run.
 BUSY = "busy machine"
@@ -124,18 +134,32 @@ class Sample:
 
     def __post_init__(self) -> None:
         where = f"{self.key.task} {self.item_id}"
-        for name in ("num_tokens", "num_forwards", "seconds", "prompt_num_tokens"):
+        for name in ("num_tokens", "num_forwards", "seconds", "prompt_num_tokens", "joules", "num_thought_tokens"):
             value = getattr(self, name)
-            if not math.isfinite(value) or value < 0:
-                raise StoreError(f"{where}: {name} is {value!r}; a count or time is never negative")
+            if value is not None and not 0 <= value <= MOST:
+                raise StoreError(f"{where}: {name} is {value!r}; a count or time is never negative, nor above 2**53")
         if self.prefill_seconds is not None and not 0 <= self.prefill_seconds <= self.seconds:
             raise StoreError(
                 f"{where}: prefill_seconds is {self.prefill_seconds!r}, not a part of {self.seconds!r} seconds"
             )
-        if self.batch_size < 1:
+        if not 1 <= self.batch_size <= MOST:
             raise StoreError(f"{where}: batch_size is {self.batch_size}; it is at least 1")
         if self.tokens is not None and len(self.tokens) != self.num_tokens:
             raise StoreError(f"{where}: num_tokens is {self.num_tokens}, but {len(self.tokens)} tokens are given")
+        if self.tokens and not 0 <= min(self.tokens) <= max(self.tokens) < MOST_TOKENS:
+            raise StoreError(f"{where}: {min(self.tokens)} to {max(self.tokens)} are no token ids")
+
+    def events(self) -> Trace:
+        """The recorded trace. Raises StoreError if no decoding has such events; there has to be one."""
+        assert self.trace is not None
+        with checking(f"the stored trace of {self.key.task} {self.item_id}"):
+            return Trace.from_json(self.trace)
+
+    @property
+    def slot_size(self) -> int | None:
+        """Positions of a slot, as the settings have it; None for a decoder without slots."""
+        size = self.settings.get("slot_size")
+        return size if type(size) is int and 1 <= size <= LONGEST_SLOT else None
 
     def body(self) -> str:
         """All fields but the trace, as ASCII JSON; those of energy and of thinking blocks only where they are known."""
@@ -146,7 +170,11 @@ class Sample:
     @classmethod
     def from_stored(cls, body: str, packed_trace: bytes | None) -> Sample:
         """Inverse of `body` and `pack`; fields of later versions are ignored. Raises StoreError if they are damaged."""
-        return _from_stored(cls, body, trace=unpack(packed_trace) if packed_trace is not None else None)
+        sample: Sample = _from_stored(cls, body)
+        if packed_trace is None:
+            return sample
+        with checking(f"the stored trace of {sample.key.task} {sample.item_id}"):
+            return replace(sample, trace=unpack(packed_trace))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,15 +219,72 @@ class ScoreRow:
 
 def _from_stored(kind: Any, body: str, **more: Any) -> Any:
     """A record from its JSON and further fields."""
+    with checking("a stored record"):
+        fields = parse_json(body)
+        return from_fields(kind, fields | more | {"key": from_fields(SampleKey, fields["key"])})
+
+
+@contextmanager
+def checking(what: str) -> Iterator[None]:
+    """Turns what a value of another shape than ours raises inside the block into a StoreError.
+
+    Args:
+        what: what is read, in words.
+    """
     try:
-        fields = json.loads(body)
-        known = {name: fields[name] for name in kind.__slots__ if name in fields}
-        return kind(**known | more | {"key": SampleKey(**fields["key"])})
-    except (ValueError, TypeError, KeyError) as error:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise StoreError(
-            f"a stored record is damaged ({type(error).__name__}: {error}); restore records.sqlite from a copy, or "
-            "start the run anew in another directory"
+            f"{what} is damaged ({type(error).__name__}: {error}); restore records.sqlite from a copy, or start the "
+            "run anew in another directory"
         ) from error
+
+
+def from_fields(kind: Any, fields: Mapping[str, Any]) -> Any:
+    """A dataclass from its fields, each of the type that the class declares; fields of later versions are ignored.
+
+    Raises:
+        TypeError: a field is missing or has another type, or `fields` is no mapping.
+    """
+    if not isinstance(fields, Mapping):
+        raise TypeError(f"a {type(fields).__name__} stands for a {kind.__name__}")
+    for name, (types, held_types) in _types_of(kind).items():
+        value = fields.get(name, _ABSENT)
+        if value is _ABSENT:
+            continue
+        if type(value) not in types:
+            raise TypeError(f"{name} is a {type(value).__name__} that it cannot be")
+        if held_types and value is not None:
+            held = set(map(type, value.values() if isinstance(value, Mapping) else value))
+            if not held <= held_types:
+                raise TypeError(f"{name} holds a {(held - held_types).pop().__name__}")
+    return kind(**{name: fields[name] for name in kind.__slots__ if name in fields})
+
+
+# What JSON has in the place of a type; any other type stands for itself.
+_IN_JSON: Mapping[Any, set[type]] = {
+    float: {int, float},
+    Mapping: {dict},
+    Sequence: {list},
+    Any: {dict, list, str, int, float, bool, type(None)},
+}
+
+
+@cache
+def _types_of(kind: type) -> dict[str, tuple[set[type], set[type]]]:
+    """For each field of a class the types that it may have in JSON, and those of what it holds; empty for any."""
+    types: dict[str, tuple[set[type], set[type]]] = {}
+    for name, hint in get_type_hints(kind).items():
+        wanted = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        inner = [get_args(each)[-1] for each in wanted if get_args(each)]
+        own, held = ({one for each in part for one in _json_types(each)} for part in (wanted, inner))
+        types[name] = own, held
+    return types
+
+
+def _json_types(wanted: Any) -> set[type]:
+    kind = get_origin(wanted) or wanted
+    return _IN_JSON.get(kind, {kind})
 
 
 def dump(value: Any) -> str:
@@ -213,21 +298,31 @@ def dump(value: Any) -> str:
 
 
 def pack(trace: Sequence[Any]) -> bytes:
-    """Trace as bytes: a format letter, then JSON plain (`j`) or deflated (`z`), whichever is shorter."""
+    """Trace as bytes: a format letter, then JSON plain (`j`) or deflated (`z`), whichever is shorter.
+
+    Raises:
+        StoreError: the trace is longer than any reader accepts.
+    """
     plain = dump(trace).encode("ascii")
+    if len(plain) > LARGEST:
+        raise StoreError(f"the trace has more than {LARGEST >> 20} MiB; decode shorter texts, or in smaller blocks")
     deflated = zlib.compress(plain, 6)
     return b"z" + deflated if len(deflated) < len(plain) else b"j" + plain
 
 
 def unpack(packed: bytes) -> list:
-    """Inverse of `pack`. Raises StoreError if the bytes are damaged."""
-    try:
-        text = zlib.decompress(packed[1:]) if packed[:1] == b"z" else packed[1:]
-        return json.loads(text)
-    except (zlib.error, ValueError) as error:
-        raise StoreError(
-            f"a stored trace is damaged ({error}); delete that sample's run and generate it again"
-        ) from error
+    """Inverse of `pack`. Raises ValueError or TypeError if the bytes are damaged, or unpack to more than is packed."""
+    text = packed[1:]
+    if packed[:1] == b"z":
+        inflating = zlib.decompressobj()
+        try:
+            text = inflating.decompress(text, LARGEST)
+        except zlib.error as error:
+            raise ValueError(str(error)) from error
+        if not inflating.eof:
+            raise ValueError(f"it unpacks to more than {LARGEST >> 20} MiB, or is cut")
+    trace: list = parse_json(text)
+    return trace
 
 
 # Manifest.decoder of runs by transformers' own greedy `generate`, one token a forward.
@@ -311,8 +406,9 @@ class Hardware:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Hardware:
-        """Inverse of `dataclasses.asdict`; fields of later versions are ignored."""
-        return cls(**{name: fields[name] for name in cls.__slots__ if name in fields})
+        """Inverse of `dataclasses.asdict`; see `from_fields`."""
+        machine: Hardware = from_fields(cls, fields)
+        return machine
 
 
 # Version of the package -> the earliest version that gives the same texts for the same settings.
@@ -391,9 +487,9 @@ class Manifest:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Manifest:
-        """Inverse of `to_json`; fields of later versions are ignored."""
-        present = {name: fields[name] for name in cls.__slots__ if name in fields}
-        return cls(**{**present, "hardware": Hardware.from_json(fields.get("hardware", {}))})
+        """Inverse of `to_json`; see `from_fields`."""
+        manifest: Manifest = from_fields(cls, {**fields, "hardware": Hardware.from_json(fields.get("hardware", {}))})
+        return manifest
 
 
 def acting(fingerprint: Mapping[str, Any], tasks: Iterable[str]) -> dict[str, Any]:

@@ -7,21 +7,65 @@ Python string survives, including lone surrogates. The other text columns are fo
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import shutil
 import sqlite3
+import stat
+import struct
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from refusion_eval.errors import StoreError
-from refusion_eval.store.records import Hardware, Manifest, Sample, SampleKey, ScoreRow
+from refusion_eval.store.records import (
+    MOST,
+    Hardware,
+    Manifest,
+    Sample,
+    SampleKey,
+    ScoreRow,
+    checking,
+    from_fields,
+)
+from refusion_eval.untrusted import LARGEST, kind_of, open_plain, parse_json
 
 DATABASE_NAME = "records.sqlite"
+RUN_JSON = "run.json"
+
+# The same advice for all three front ends, because the store does not know which of them opened it.
+ADVICE = (
+    "remove the folder, or give another one: --results DIR of eval.sh, --run-dir DIR of refusion-eval run, "
+    "the model argument run_dir=DIR of lm_eval"
+)
+
+SCHEMA = (
+    "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE processes (process_id TEXT PRIMARY KEY, body TEXT NOT NULL)",
+    """CREATE TABLE samples (
+        key BLOB PRIMARY KEY, task TEXT NOT NULL, item_id TEXT NOT NULL, sample INTEGER NOT NULL,
+        failed INTEGER NOT NULL, attempts INTEGER NOT NULL, body TEXT NOT NULL, trace BLOB)""",
+    "CREATE INDEX samples_in_order ON samples (task, item_id, sample, key)",
+    """CREATE TABLE scores (
+        key BLOB NOT NULL REFERENCES samples (key), scorer TEXT NOT NULL, metric TEXT NOT NULL, body TEXT NOT NULL,
+        PRIMARY KEY (key, scorer, metric))""",
+)
+_IDENTITY = ("application_id", "user_version")
+# Steps of SQLite that reading our schema takes some tens of.
+_MOST_STEPS_OF_SCHEMA = 10_000
+_ATTEMPTS = 3
+_JOURNAL = "-journal"
+_WITHOUT_LOCKS = "?mode=ro&immutable=1"
+_LOG_HEADER = 32
+# What else a run writes into its directory.
+_OTHER_FILES = (RUN_JSON, "run.lock", "results.csv", "table.md")
+# A file whose size is more than this many times what it takes on the disk was made to look large; no file system
+# compresses records as much.
+_MOST_HOLES = 64
 SCHEMA_VERSION = 1
 
 # Marks the file as ours: "RFEV" in ASCII.
@@ -89,21 +133,35 @@ class RunDatabase:
         self.directory = directory
         self._connection = connection
 
+    def meta(self) -> dict[str, str]:
+        """The facts about the run as a whole; none if it was stopped before it recorded any.
+
+        Raises:
+            StoreError: there are none although the run had begun.
+        """
+        with refusing(self.directory):
+            has_tables = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+            rows = dict(self._connection.execute("SELECT name, value FROM meta")) if has_tables else {}
+        if "manifest" not in rows and (self.directory / RUN_JSON).exists():
+            raise records_gone(self.directory)
+        return rows
+
     def read_run(self) -> Run:
         """The run as the database describes it. Raises StoreError if it was stopped before it recorded anything."""
-        connection = self._connection
+        connection, rows = self._connection, self.meta()
+        if "manifest" not in rows:
+            raise StoreError(f"{self.directory}: the run was stopped before it began; run its command again")
         with refusing(self.directory):
-            has_tables = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'meta'").fetchone()[0]
-            rows = dict(connection.execute("SELECT name, value FROM meta")) if has_tables else {}
-            if "manifest" not in rows:
-                raise StoreError(f"{self.directory}: the run was stopped before it began; run its command again")
             bodies = dict(connection.execute("SELECT process_id, body FROM processes ORDER BY rowid"))
-        processes = {name: json.loads(body) for name, body in bodies.items()}
-        manifest = Manifest.from_json(json.loads(rows["manifest"]))
-        tasks = dict(manifest.tasks)
-        for process in processes.values():
-            tasks |= process.get("tasks", {})
-        measured, expected = _with_prefix(rows, MEASURED), _with_prefix(rows, EXPECTED)
+        with checking(f"{self.directory}: the description of the run"):
+            processes = {name: _process(parse_json(body)) for name, body in bodies.items()}
+            manifest = Manifest.from_json(parse_json(rows["manifest"]))
+            tasks = dict(manifest.tasks)
+            for process in processes.values():
+                tasks |= process.get("tasks", {})
+            measured, expected = _with_prefix(rows, MEASURED), _with_prefix(rows, EXPECTED)
+            if not all(type(total) is int and 0 <= total <= MOST for total in expected.values()):
+                raise ValueError("a number of expected samples is none")
         return Run(self.directory.resolve().name, replace(manifest, tasks=tasks), processes, measured, expected)
 
     def other_machines(self, hardware: Hardware) -> list[str]:
@@ -148,8 +206,24 @@ class RunReader(RunDatabase):
     def open(cls, run_dir: str | os.PathLike[str]) -> Iterator[Self]:
         """Opens a run for reading. Raises StoreError if there is none, or its records are damaged or too new."""
         directory = Path(run_dir)
-        with _open_for_reading(directory) as connection:
+        with open_records(directory) as connection:
             yield cls(directory, connection)
+
+    def samples(self, *, traces: bool = True) -> Iterator[Sample]:
+        """As `RunDatabase.samples`. Raises StoreError also for a sample of a process that the run does not know."""
+        for sample in super().samples(traces=traces):
+            if sample.process_id not in self.run.processes:
+                where = f"{self.directory}: {sample.key.task} {sample.item_id}"
+                raise StoreError(f"{where} is of an unknown process {sample.process_id!r}; restore records.sqlite")
+            yield sample
+
+    def check(self) -> None:
+        """Reads everything once. Raises StoreError if a record is damaged."""
+        for sample in self.samples():
+            if sample.trace is not None:
+                sample.events()
+        for _ in self.scores():
+            pass
 
     def num_recorded(self) -> int:
         """Number of good samples, which are not generated again."""
@@ -166,7 +240,29 @@ class RunReader(RunDatabase):
 
 def _with_prefix(rows: Mapping[str, str], prefix: str) -> dict[str, Any]:
     """The values of the keys with a prefix, by the rest of the key."""
-    return {name.removeprefix(prefix): json.loads(value) for name, value in rows.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): parse_json(value) for name, value in rows.items() if name.startswith(prefix)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Process:
+    """The fields of the record of a process that readers compute with; there are others, which are only shown."""
+
+    hardware: Mapping[str, Any]
+    round: int = 1
+    tasks: Mapping[str, str] = field(default_factory=dict)
+    before: Mapping[str, Any] = field(default_factory=dict)
+    after: Mapping[str, Any] = field(default_factory=dict)
+    roofline: Mapping[str, float] = field(default_factory=dict)
+
+
+def _process(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The record of a process, after a check of its fields. Raises TypeError or ValueError."""
+    checked = from_fields(_Process, fields)
+    Hardware.from_json(checked.hardware)
+    loads = (state["load"] for state in (checked.before, checked.after) if state.get("load") is not None)
+    if not all(type(number) in (int, float) and 0 <= number <= MOST for number in (*loads, *checked.roofline.values())):
+        raise ValueError("a measured number is none")
+    return fields
 
 
 @contextmanager
@@ -179,51 +275,148 @@ def refusing(directory: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _open_for_reading(directory: Path) -> Iterator[sqlite3.Connection]:
-    """Opens the database of a run that may be running, finished or killed, also on a read-only disk."""
-    path = directory / DATABASE_NAME
-    if not path.is_file():
-        raise StoreError(f"{directory} holds no records ({DATABASE_NAME} is missing); name the directory of a run")
-    with tempfile.TemporaryDirectory(prefix="refusion_eval_") as copies:
-        with refusing(directory):
-            connection = _connect_for_reading(path, Path(copies))
-        try:
-            with refusing(directory):
-                check_identity(connection, path)
-            yield connection
-        finally:
-            connection.close()
+def open_records(directory: Path) -> Iterator[sqlite3.Connection]:
+    """Opens the records of a run that may be running, finished or killed; nothing is written beside them.
 
+    This is the way of every reader, and the writer checks by it what it is about to continue.
 
-def _connect_for_reading(path: Path, copies: Path) -> sqlite3.Connection:
-    """A connection that cannot change records.
-
-    Without the right to write, SQLite cannot create the shared-memory file that WAL needs, and fails unless a writer is
-    active. A copy is read instead, together with the WAL that a killed run left.
+    Raises:
+        StoreError: there are no records, or they are not what a run leaves: links, pipes, other tables, damaged pages.
     """
-    if os.access(path.parent, os.W_OK):
-        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, isolation_level=None, timeout=60.0)
-        connection.execute("PRAGMA query_only = ON")
-        return connection
-    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=60.0)
+    path = directory / DATABASE_NAME
+    check_files(directory)
+    if not path.exists():
+        if (directory / RUN_JSON).exists():
+            raise records_gone(directory)
+        raise StoreError(f"{directory} holds no records ({DATABASE_NAME} is missing); name the directory of a run")
+    with ExitStack() as opened:
+        with refusing(directory):
+            before = _state(path)
+            connection, needs_no_lock = _open_checked(path, opened)
+
+        def refuse_change(error: StoreError | None = None) -> None:
+            if needs_no_lock and _state(path) != before:
+                raise StoreError(f"{path} was written while it was read; run the same command again") from error
+
+        try:
+            yield connection
+        except StoreError as error:
+            refuse_change(error)
+            raise
+        refuse_change()
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    """Differs after a change of the file."""
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _open_checked(path: Path, opened: ExitStack) -> tuple[sqlite3.Connection, bool]:
+    """A connection to checked records, and whether it reads them without locks."""
+    for _ in range(_ATTEMPTS):
+        uri = _uri_for_reading(path, opened)
+        connection = opened.enter_context(closing(connect(uri)))
+        try:
+            check_content(connection, path)
+        except sqlite3.OperationalError:  # the writer may have ended in this moment and taken the log away
+            if _has_log(path):
+                raise
+        else:
+            return connection, uri.endswith(_WITHOUT_LOCKS)
+    raise StoreError(f"{path} cannot be opened; run the same command again")
+
+
+def check_files(directory: Path) -> None:
+    """Refuses a run of which a file is no plain file. Links and pipes may lead anywhere, and SQLite would follow them.
+
+    A rollback journal names further files, which SQLite deletes when it rolls back. Runs never have one: they are
+    created without a journal, and written with a write-ahead log.
+
+    Raises:
+        StoreError: a file of the run is something else than a file, or there is a journal.
+    """
+    for name in (*(f"{DATABASE_NAME}{suffix}" for suffix in ("", "-wal", "-shm", _JOURNAL)), *_OTHER_FILES):
+        place = directory / name
+        with refusing(directory), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            found = os.lstat(place)
+            if not stat.S_ISREG(found.st_mode) and not (name == DATABASE_NAME and stat.S_ISDIR(found.st_mode)):
+                kind = kind_of(found.st_mode)
+                raise StoreError(f"{place} is a {kind}, not a plain file; name the directory of a run")
+            if name.endswith(_JOURNAL):
+                raise StoreError(
+                    f"{place} is a journal, which no run has and which can make SQLite delete other files; remove it "
+                    "if you know where it comes from, or name another directory"
+                )
+            if found.st_size > _MOST_HOLES * (512 * found.st_blocks + found.st_blksize):
+                raise StoreError(f"{place} is a file of holes ({found.st_size} bytes); name the directory of a run")
+
+
+def _uri_for_reading(path: Path, opened: ExitStack) -> str:
+    """The name under which SQLite changes no file of a run.
+
+    | beside the records is | they are read |
+    |---|---|
+    | no log, or none with pages | as they are: no process writes them |
+    | a log and its index | under the locks of SQLite, with the log: a process writes them, or was killed |
+    | a log without its index | from a copy with the log: SQLite would have to write the index |
+    """
+    if not _has_log(path):
+        return path.resolve().as_uri() + _WITHOUT_LOCKS
+    if path.with_name(f"{path.name}-shm").exists():
+        return path.resolve().as_uri() + "?mode=ro&readonly_shm=1"
+    copies = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="refusion_eval_")))
+    for file in (path, path.with_name(f"{path.name}-wal")):
+        shutil.copyfile(file, copies / file.name)
+    return (copies / path.name).as_uri() + "?mode=rw"
+
+
+def _has_log(path: Path) -> bool:
+    """Whether there is a write-ahead log that may hold pages: its header holds, and something follows it.
+
+    SQLite takes a log with another header for empty, but only after it has waited ten seconds for its writer. The
+    header: magic number, version, page size, counter, two salts, two checksums, all big-endian; the checksums are of
+    numbers in the order that the last bit of the magic number says.
+    """
     try:
-        connection.execute("SELECT count(*) FROM sqlite_master")
-    except sqlite3.OperationalError:
-        connection.close()
-    else:
-        return connection
-    for name in (path.name, f"{path.name}-wal"):
-        if (path.parent / name).is_file():
-            shutil.copyfile(path.parent / name, copies / name)
-    return sqlite3.connect(copies / path.name, isolation_level=None)
+        with open_plain(path.with_name(f"{path.name}-wal")) as log:
+            header, more = log.read(_LOG_HEADER), log.read(1)
+    except FileNotFoundError:
+        return False
+    if len(header) < _LOG_HEADER or not more:
+        return False
+    first = second = 0
+    order = ">" if header[3] & 1 else "<"
+    for one, other in struct.iter_unpack(f"{order}II", header[:24]):
+        first = (first + one + second) % 2**32
+        second = (second + other + first) % 2**32
+    return header[:3] == b"\x37\x7f\x06" and struct.unpack(">II", header[24:]) == (first, second)
 
 
-def check_identity(connection: sqlite3.Connection, path: Path) -> None:
-    """Raises StoreError if a database is of another program or of a newer schema; an empty one is neither."""
-    application = connection.execute("PRAGMA application_id").fetchone()[0]
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    num_tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    if num_tables == 0:
+def connect(uri: str) -> sqlite3.Connection:
+    """A connection that takes nothing of a database on trust, and reads no value that is longer than a run writes."""
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=60.0)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST)
+    connection.execute("PRAGMA trusted_schema = OFF")
+    connection.execute("PRAGMA cell_size_check = ON")
+    return connection
+
+
+def check_content(connection: sqlite3.Connection, path: Path) -> None:
+    """Checks that a database is empty, or that of a run, and whole.
+
+    Views, triggers, virtual tables and generated columns would run statements of the file's author, and pages that
+    refer to each other in circles never end, so that nothing but our own tables is ever read.
+
+    Raises:
+        StoreError: it is of another program or of a newer schema, or has other tables than a run.
+        sqlite3.DatabaseError: it is damaged.
+    """
+    connection.set_progress_handler(lambda: 1, _MOST_STEPS_OF_SCHEMA)
+    application, version = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in _IDENTITY)
+    found = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master").fetchall()
+    connection.set_progress_handler(None, 0)
+    if not found:
         return
     if application != APPLICATION_ID:
         raise StoreError(f"{path} is a SQLite file of another program; choose another run directory")
@@ -232,6 +425,33 @@ def check_identity(connection: sqlite3.Connection, path: Path) -> None:
             f"{path} was written by a newer refusion_eval (schema {version}; this one knows up to {SCHEMA_VERSION}); "
             "upgrade refusion_eval"
         )
+    foreign = {str(name) for _, name, *_ in set(map(_plain, found)) ^ _own_schema()}
+    if foreign or version < 1:
+        what = ", ".join(sorted(foreign))[:80] or f"schema {version}"
+        raise StoreError(f"{path} has other tables than a run ({what}); name the directory of a run")
+    state = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+    if state != "ok":
+        raise sqlite3.DatabaseError(state.partition("\n")[2] or state)
+
+
+def _plain(entry: tuple[Any, ...]) -> tuple[Any, ...]:
+    """An entry of a schema, whatever the white space of its statement."""
+    *names, statement = entry
+    return (*names, statement and " ".join(str(statement).split()))
+
+
+@cache
+def _own_schema() -> frozenset[tuple[Any, ...]]:
+    """The entries of the schema that `create` writes."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        for statement in SCHEMA:
+            connection.execute(statement)
+        return frozenset(map(_plain, connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master")))
+
+
+def records_gone(directory: Path) -> StoreError:
+    """The error of a run that had begun, and whose records are empty or missing."""
+    return StoreError(f"{directory} has a {RUN_JSON} but its records are gone; restore them, {ADVICE}")
 
 
 def _explain(directory: Path, error: Exception) -> str:

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import socket
 import sqlite3
 import threading
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from refusion_eval.errors import StoreError
-from refusion_eval.store.atomic_write import write_atomically
+from refusion_eval.store.atomic_write import open_own, write_atomically
 from refusion_eval.store.records import (
     Hardware,
     Manifest,
@@ -30,45 +31,35 @@ from refusion_eval.store.records import (
     SampleKey,
     ScoreRow,
     acting,
+    checking,
     differences,
     dump,
     pack,
 )
 from refusion_eval.store.run_reader import (
+    ADVICE,
     APPLICATION_ID,
     DATABASE_NAME,
     EXPECTED,
     MEASURED,
+    RUN_JSON,
+    SCHEMA,
     SCHEMA_VERSION,
     RunDatabase,
-    check_identity,
+    RunReader,
+    check_content,
+    check_files,
+    connect,
+    open_records,
     refusing,
 )
+from refusion_eval.untrusted import parse_json
 
-RUN_JSON = "run.json"
 MOST_DIFFERENCES = 4  # named in an error message
 
-# The same advice for all three front ends, because the store does not know which of them opened it.
-ADVICE = (
-    "remove the folder, or give another one: --results DIR of eval.sh, --run-dir DIR of refusion-eval run, "
-    "the model argument run_dir=DIR of lm_eval"
-)
-
-
-_SCHEMA = (
-    "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
-    "CREATE TABLE processes (process_id TEXT PRIMARY KEY, body TEXT NOT NULL)",
-    """CREATE TABLE samples (
-        key BLOB PRIMARY KEY, task TEXT NOT NULL, item_id TEXT NOT NULL, sample INTEGER NOT NULL,
-        failed INTEGER NOT NULL, attempts INTEGER NOT NULL, body TEXT NOT NULL, trace BLOB)""",
-    "CREATE INDEX samples_in_order ON samples (task, item_id, sample, key)",
-    """CREATE TABLE scores (
-        key BLOB NOT NULL REFERENCES samples (key), scorer TEXT NOT NULL, metric TEXT NOT NULL, body TEXT NOT NULL,
-        PRIMARY KEY (key, scorer, metric))""",
-)
-
-
 LOCK_NAME = "run.lock"
+# What this project writes into it.
+_OWN_LOCK = re.compile(rb"(pid \d+ on [^\n]{0,300}\n)?")
 
 # Locks of this process. POSIX locks never exclude their own process, and they are not inherited by forked workers, so
 # a worker that outlives a killed run does not keep its directory closed.
@@ -86,11 +77,17 @@ class DirectoryLock:
             )
         path = directory / LOCK_NAME
         try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            self._descriptor = open_own(path, os.O_RDWR)
         except OSError as error:
+            reason = error.strerror or error
             raise StoreError(
-                f"{path} cannot be opened for writing ({error.strerror}); choose a writable run directory"
+                f"{path} cannot be opened for writing ({reason}); choose a writable run directory"
             ) from error
+        if not _OWN_LOCK.fullmatch(os.pread(self._descriptor, 400, 0)):
+            os.close(self._descriptor)
+            raise StoreError(
+                f"{path} is not the lock of a run; remove it if it is not needed, or name another directory"
+            )
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -119,18 +116,19 @@ class DirectoryLock:
 def _open_for_writing(directory: Path) -> sqlite3.Connection:
     """Opens or creates the database. A transaction is on disk when its commit returns."""
     path = directory / DATABASE_NAME
+    check_files(directory)
     with refusing(directory):
-        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=60.0)
+        is_new = not path.exists() or not path.stat().st_size
+        connection = connect(f"{path.resolve().as_uri()}?mode=rwc")
         try:
-            check_identity(connection, path)
+            if is_new:  # a process that is killed here leaves no journal, which would be refused
+                connection.execute("PRAGMA journal_mode = MEMORY")
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA foreign_keys = ON")
+            check_content(connection, path)
             if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
                 _create(connection)
-            state = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-            if state != "ok":
-                raise sqlite3.DatabaseError(state)
         except BaseException:
             connection.close()
             raise
@@ -140,7 +138,7 @@ def _open_for_writing(directory: Path) -> sqlite3.Connection:
 def _create(connection: sqlite3.Connection) -> None:
     """Creates the whole schema in one transaction. A process killed here leaves an empty database for the next one."""
     connection.execute("BEGIN IMMEDIATE")
-    for statement in _SCHEMA:
+    for statement in SCHEMA:
         connection.execute(statement)
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -169,6 +167,10 @@ class RunStore(RunDatabase):
                 directory cannot be written, or its records are damaged or newer than this code.
         """
         directory = Path(run_dir)
+        if (directory / RUN_JSON).exists() or os.path.lexists(directory / DATABASE_NAME):
+            with open_records(directory) as connection:  # what is refused is refused before anything is written
+                if RunDatabase(directory, connection).meta():
+                    RunReader(directory, connection).check()
         with refusing(directory):
             directory.mkdir(parents=True, exist_ok=True)
         with ExitStack() as opened:
@@ -185,9 +187,8 @@ class RunStore(RunDatabase):
         with self._transaction() as connection:
             row = connection.execute("SELECT value FROM meta WHERE name = 'fingerprint'").fetchone()
             if row is not None:
-                self._check(connection, json.loads(row[0]), manifest)
-            elif (self.directory / RUN_JSON).exists():
-                raise StoreError(f"{self.directory} has a {RUN_JSON} but its records are gone; restore them, {ADVICE}")
+                with checking(f"{self.directory}: the description of the run"):
+                    self._check(connection, parse_json(row[0]), manifest)
             else:
                 self._describe(connection, manifest)
         self.process_id = self.register_process(manifest.hardware, manifest)
@@ -239,7 +240,7 @@ class RunStore(RunDatabase):
         """Adds facts to the record of a process, such as the state of the machine when it ended."""
         with self._transaction() as connection:
             (body,) = connection.execute("SELECT body FROM processes WHERE process_id = ?", (process_id,)).fetchone()
-            body = dump(json.loads(body) | facts)
+            body = dump(parse_json(body) | facts)
             connection.execute("UPDATE processes SET body = ? WHERE process_id = ?", (body, process_id))
         self._write_run_json()
 
@@ -258,7 +259,8 @@ class RunStore(RunDatabase):
                 with self._transaction() as connection:
                     connection.execute("INSERT INTO meta VALUES (?, ?)", (MEASURED + name, row[0]))
                 self._write_run_json()
-            return json.loads(row[0])
+            with checking(f"{self.directory}: the measured fact {name}"):
+                return parse_json(row[0])
 
     def expect(self, totals: Mapping[str, int]) -> None:
         """Records how many samples of each task are asked for, so that readers recognise an unfinished run.

@@ -4,8 +4,10 @@ A run takes seconds to import its libraries and much less to decode a few short 
 small checkpoint is opened, once; each run is a process of its own from there on, with its own kill, limits and signals.
 """
 
+import contextlib
 import functools
 import json
+import logging
 import os
 import resource
 import signal
@@ -36,6 +38,9 @@ def serve():
             if pid == 0:
                 _run(request["start"])
             print(json.dumps(pid), file=answers)
+        elif "warm" in request:
+            _warm(request["warm"])
+            print("null", file=answers)
         else:
             pid, status = os.waitpid(request["poll"], os.WNOHANG)
             print(json.dumps(os.waitstatus_to_exitcode(status) if pid else None), file=answers)
@@ -58,6 +63,22 @@ def _prepare():
         cuda_graphs=False,
         adapter=None,
     )
+
+
+def _warm(commands):
+    """Runs commands here, so that forked processes need not import what they need."""
+    logger = logging.getLogger("refusion_eval")
+    for command in commands:
+        sys.argv = ["refusion-eval", *command]
+        with contextlib.suppress(SystemExit):
+            command_line()
+        logger.handlers = []  # each command adds its own
+
+
+def _peak():
+    """The largest memory that this process ever had, in MiB."""
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
 def _run(wanted):
@@ -85,11 +106,17 @@ def _run(wanted):
             os.setresgid(*[wanted["uid"]] * 3)
             os.setresuid(*[wanted["uid"]] * 3)
         sys.argv = ["refusion-eval", *wanted["command"]]
+        before = _peak()
+        signal.alarm(wanted.get("longest", 0))
         try:
             command_line()
             status = 0
         except SystemExit as ended:
             status = ended.code if isinstance(ended.code, int) else 1
+        if "cost" in wanted:
+            with open(wanted["cost"], "w") as file:
+                used = resource.getrusage(resource.RUSAGE_SELF)
+                json.dump({"seconds": used.ru_utime + used.ru_stime, "mib": _peak() - before}, file)
         if "counts" in wanted:
             with open(wanted["counts"], "w") as file:
                 json.dump(watched.passed, file)

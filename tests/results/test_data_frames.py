@@ -47,7 +47,7 @@ def test_every_sample_is_a_row_with_what_was_recorded_of_it(run):
 def test_a_response_may_hold_what_utf8_cannot_encode(write_run):
     run = write_run("run", [sample(0, text="\ud800 lone")], scored=[])
     assert results.load(run)["text"].tolist() == ["\ud800 lone"]
-    assert csv_text(["text"], [["\ud800"]]) == "text\n\ud800\n"
+    assert csv_text(["text"], [["\ud800"]]) == "text\n\\ud800\n"
 
 
 def test_exported_lines_are_the_rows_of_the_frame(run, write_run, tmp_path):

@@ -3,10 +3,14 @@
 import csv
 import io
 import math
+import re
+import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 from rich.console import Console
 
 from refusion_eval.metrics import Interval
@@ -15,11 +19,15 @@ from refusion_eval.results.render import (
     Table,
     TableCell,
     TableRow,
+    csv_cell,
+    csv_records,
     csv_text,
     interval_text,
+    latex_text,
     markdown_text,
     text_cells,
 )
+from refusion_eval.untrusted import visible
 
 FIGURE = TableCell(text="1.0", low="0.5", high="1.5", n=3, emphasis="best", dagger=True)
 TABLE = Table(
@@ -110,20 +118,59 @@ def test_an_interval_is_shown_as_far_as_there_is_one():
     assert interval_text(None, missing="-") == interval_text(Interval(math.nan, 0, 0, 1), missing="-") == "-"
 
 
-@given(st.lists(st.tuples(st.text(), st.one_of(st.none(), st.booleans(), st.floats(), st.integers())), max_size=5))
-def test_csv_is_what_the_standard_library_writes(rows):
-    def cell(value):
-        if isinstance(value, bool):
-            return "yes" if value else "no"
-        if isinstance(value, float):
-            return "" if math.isnan(value) else f"{value:.6g}"
-        return "" if value is None else str(value).replace("\0", "\\0")
+VALUES = st.one_of(st.none(), st.booleans(), st.floats(), st.integers())
+# Texts that begin like formulas, and such that already begin with an apostrophe.
+TEXTS = st.one_of(
+    st.text(), st.builds("{}{}".format, st.sampled_from(["=", "'=", "''+", "-", "@", "\t", "\r"]), st.text())
+)
 
+
+@given(st.lists(st.tuples(TEXTS, VALUES), max_size=5))
+def test_csv_is_what_the_standard_library_writes(rows):
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(("a", "b"))
-    writer.writerows([[cell(value) for value in row] for row in rows])
+    writer.writerows([[csv_cell(value) for value in row] for row in rows])
     assert csv_text(("a", "b"), rows) == stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [(None, ""), (True, "yes"), (False, "no"), (math.nan, ""), (-1 / 3, "-0.333333"), (-5, "-5"), ("-5e3", "-5e3")],
+)
+def test_numbers_and_missing_values_have_one_form_in_csv(value, cell):
+    assert csv_cell(value) == cell
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=5))
+def test_a_text_comes_back_from_csv_and_is_no_formula_in_it(texts):
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", newline="") as file:
+        file.write(csv_text(("a", "b"), [(text, "x") for text in texts]))
+        file.flush()
+        columns, records = csv_records(file.name)
+        _, *lines = csv.reader(io.StringIO(Path(file.name).read_bytes().decode(), newline=""))
+    assert columns == ["a", "b"]
+    assert [record["a"] for _, record in records] == [visible(text, keep="\t\n") for text in texts]
+    for cell, _ in lines:
+        if re.match(r"[=+\-@\t\r\n](?s:.)", cell):
+            float(cell)
+
+
+HOSTILE = "=1+1 \x1b]0;title\x07\x9b31m\u202e\n# heading <img src=x onerror=alert(1)> [x](javascript:a) `a` \\<b> | c"
+
+
+def test_no_text_of_a_stranger_acts_on_a_terminal_a_spreadsheet_or_a_page():
+    table = Table(title=HOSTILE, columns=("a", HOSTILE), rows=[(HOSTILE, "1")], notes=(HOSTILE,))
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", printed(table))
+    assert "\\x1b]0;title\\x07" in printed(table).replace("\n", "")
+    for line in csv.reader(io.StringIO(table.csv())):
+        assert not any(cell.startswith("=") for cell in line)
+    html = MarkdownIt("commonmark").enable("table").render(table.markdown())
+    assert not re.search("<(?!/?(h2|p|table|thead|tbody|tr|th|td)\\b)", html), html
+    assert html.count("<td") == 2
+    assert html.count("heading &lt;img src=x onerror=alert(1)&gt; [x](javascript:a) `a` \\&lt;b&gt; | c") == 4
+    assert "\n" not in latex_text(HOSTILE)
+    assert "\x1b" not in table.latex()
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])

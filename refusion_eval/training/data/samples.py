@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerFast
 
 from refusion_eval.errors import ConfigError, DataError
+from refusion_eval.models.tokenizer import render_chat
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, pairs: Iterable[tuple[str, str]])
         if not response:
             raise DataError(f"row {number}: the response is empty; give it a text or remove the row")
         turn = [{"role": "user", "content": query}]
-        queries.append(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
+        queries.append(render_chat(tokenizer, turn, add_generation_prompt=True))
         responses.append(response)
     # Not verbose, as the caller limits the length of samples, not the tokenizer.
     prompt_ids = tokenizer(queries, add_special_tokens=False, verbose=False)["input_ids"]
