@@ -2,12 +2,13 @@
 
 import ast
 import builtins
+import contextlib
 import importlib
 import symtable
 import sys
 from collections.abc import Iterator
 from types import FunctionType, GeneratorType, ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from refusion_eval.sandbox.containers import DATA
 
@@ -42,6 +43,7 @@ _TELLING = frozenset(
 _MAY_BE_CHANGED = (("sys", "stdout"),)  # what is printed comes to the judge
 _INTO_PROGRAMS = ("unittest.mock.", "inspect.", "dis.", "gc.", "tracemalloc.", "warnings.", "weakref.", "pickle.")
 _KIND_TESTS = ("isinstance", "issubclass", "assertIsInstance")
+_INTERPRETERS = ("pickle.", "marshal.", "shelve.", "code.", "codeop.", "runpy.")
 # What reads or changes the state of a process, or the parts of an object that do not leave it.
 # fmt: off
 _OF_ONE_PROCESS = frozenset((
@@ -82,14 +84,18 @@ class Analysis(NamedTuple):
         owners: names whose attributes the source reads.
         reaches_out: whether a statement may change more than names of the source, whatever these names are.
         classes: names that the source can only mean for classes.
+        own: names that the source binds itself, some of which it may read before.
         needs_one_process: what it does that has its effect on a program only in the program's own process; or "".
+        runs_texts: how it runs what a program may have written, inside the judge; or "".
     """
 
     foreign: frozenset[str]
     owners: frozenset[str]
     reaches_out: bool
     classes: frozenset[str]
+    own: frozenset[str]
     needs_one_process: str
+    runs_texts: str
 
     @property
     def may_leave_traces(self) -> bool:
@@ -129,16 +135,33 @@ def analyse(tree: ast.Module, source: str = "") -> Analysis:
             reaches_out = True  # not followed
         elif isinstance(node, ast.Import | ast.ImportFrom):
             reaches_out |= not all(map(_is_harmless, _imported(node)))
-    foreign = frozenset(_foreign(tree, source or ast.unparse(tree)))
+    foreign, own = map(frozenset, _foreign(tree, source or ast.unparse(tree)))
     telling = [node for node in nodes if type(node) in _TELLING]
     callees = _callees(telling)
     classes = foreign & _class_names(telling, callees, any(name[0].isupper() for name in used))
     needs = _needs_one_process(nodes, foreign) or _compared_with_data(telling, callees, classes)
-    return Analysis(foreign, frozenset(owners), reaches_out, classes, needs)
+    return Analysis(foreign, frozenset(owners), reaches_out, classes, own, needs, _runs_texts(nodes))
 
 
-def _foreign(tree: ast.Module, source: str) -> set[str]:
-    """Names that a source reads as global ones, and does not bind itself before it reads them."""
+def _runs_texts(nodes: list[ast.AST]) -> str:
+    """Say by what a test may run a text of a program; empty if by nothing."""
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found = [name for name in _imported(node) if f"{name}.".startswith(_INTERPRETERS)]
+        else:
+            called = getattr(node.func, "id", "") if isinstance(node, ast.Call) and _has_unknown_text(node) else ""
+            found = [called] if called in ("eval", "exec") else []
+        if found:
+            return found[0]
+    return ""
+
+
+def _has_unknown_text(call: ast.Call) -> bool:
+    return not (call.args and isinstance(call.args[0], ast.Constant))
+
+
+def _foreign(tree: ast.Module, source: str) -> tuple[set[str], set[str]]:
+    """Names that a source reads as global ones and does not bind before, and all names that it binds itself."""
     read: set[str] = set()
     bound: set[str] = set()
     tables = [symtable.symtable(source, TEST_FILE, "exec")]
@@ -150,28 +173,52 @@ def _foreign(tree: ast.Module, source: str) -> set[str]:
                     read.add(symbol.get_name())
                 if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace():
                     bound.add(symbol.get_name())
-    found = read - bound
-    earlier: set[str] = set()
-    for statement in tree.body:
-        nodes = list(_run_at_once(statement))
+    bound |= {name for node in ast.walk(tree) for name in _bound_names(node) if isinstance(node, ast.ImportFrom)}
+    early: set[str] = set()
+    _note_early(tree.body, set(), early)
+    return (read - bound) | (early & bound), bound
+
+
+_BODIES = ("body", "handlers", "orelse", "finalbody", "cases")
+
+
+def _note_early(statements: list[Any], own: set[str], early: set[str]) -> None:
+    """Note which names statements bind, and which they read before that, in the order in which they run.
+
+    Bodies of functions are left out: they run when they are called. What one branch binds counts as bound, so that a
+    program never supplies what the test may have bound.
+    """
+    for statement in statements:
+        is_function = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef)
+        bodies = [] if isinstance(statement, ast.ClassDef) else [getattr(statement, name, []) for name in _BODIES]
+        inner = [child for body in bodies for child in body]
+        nodes = [
+            node for child in ast.iter_child_nodes(statement) if child not in inner for node in _run_at_once(child)
+        ]
         names = [node for node in nodes if isinstance(node, ast.Name)]
-        found |= {name.id for name in names if isinstance(name.ctx, ast.Load | ast.Del)} & bound - earlier
+        early |= {name.id for name in names if isinstance(name.ctx, ast.Load | ast.Del)} - own
         if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
-            found |= {statement.target.id} - earlier
-        earlier |= {name.id for name in names if isinstance(name.ctx, ast.Store)}
-        earlier |= {getattr(node, "name", "") for node in nodes if not isinstance(node, ast.Name)}
-        earlier |= {
-            (alias.asname or alias.name).partition(".")[0]
-            for node in nodes
-            if isinstance(node, ast.Import | ast.ImportFrom)
-            for alias in node.names
-        }
-    return found
+            early |= {statement.target.id} - own
+        own |= {name.id for name in names if isinstance(name.ctx, ast.Store)} | _bound_names(statement)
+        if not is_function:
+            _note_early(inner, own, early)
 
 
-def _run_at_once(statement: ast.stmt) -> Iterator[ast.AST]:
-    """Nodes of a statement, without the bodies of its functions, which run when they are called."""
-    waiting: list[ast.AST] = [statement]
+def _bound_names(statement: ast.AST) -> set[str]:
+    """Names that a statement binds by itself: those of functions, classes, handlers and imports."""
+    if not isinstance(statement, ast.Import | ast.ImportFrom):
+        return {name} if (name := getattr(statement, "name", None)) else set()
+    names = {(alias.asname or alias.name).partition(".")[0] for alias in statement.names}
+    if "*" in names and isinstance(statement, ast.ImportFrom):
+        with contextlib.suppress(ImportError):  # the test will say so
+            module = importlib.import_module(statement.module or "")
+            names |= set(getattr(module, "__all__", [name for name in vars(module) if not name.startswith("_")]))
+    return names
+
+
+def _run_at_once(tree: ast.AST) -> Iterator[ast.AST]:
+    """Nodes of a part of a statement, without the bodies of functions."""
+    waiting: list[ast.AST] = [tree]
     for node in waiting:  # grows
         yield node
         inner = list(ast.iter_child_nodes(node))

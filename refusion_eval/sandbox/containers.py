@@ -124,11 +124,16 @@ def _of_attributes(kind: type) -> Container:
         return [*found, *found.values()]
 
     def fill(value: Any, flat: list[Any]) -> None:
-        for name, item in _pairs(flat):
+        parts = dict(_pairs(flat))
+        if kind is Fraction:
+            whole = Fraction(parts["_numerator"], parts["_denominator"])  # or it might be no number at all
+            parts |= {"_numerator": whole.numerator, "_denominator": whole.denominator}
+        for name, item in parts.items():
             if name in members:
                 members[name].__set__(value, item)
-            else:
-                _attributes(value)[str(name)] = item
+            elif type(name) is str and not hasattr(kind, name):  # a method stays the judge's
+                with contextlib.suppress(AttributeError):  # an object of the class of data itself has no such place
+                    _attributes(value)[name] = item
 
     # No constructor of the library's own: it would use methods of the subclass.
     of_object = SimpleNamespace if kind is SimpleNamespace else object

@@ -204,7 +204,7 @@ class Guest:
             def function(*args: Any, **kwargs: Any) -> Any:
                 return self._ask("call", function, args, tuple(kwargs.items()))
 
-            function.__name__ = rest[0]
+            function.__name__, function.__doc__ = rest
             return function
         if tag == "next":
             return _Iterator(self._ask)

@@ -13,7 +13,9 @@ import os
 import random
 import resource
 import socket
+import sys
 import traceback
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -39,7 +41,10 @@ def judge(sock: socket.socket, program: str, case: Case, asks_data: bool = False
 
     With `asks_data`, data whose class has a method of its own for what the test asks is asked by it (`Candidate`).
     """
-    namespace: dict[str, Any] = {"__name__": "judge"}
+    main = types.ModuleType("__main__")  # in which `unittest.main` looks for tests
+    namespace = vars(main)
+    if case.analysis.runs_texts:
+        return JudgeResult("inseparable", f"the test may run a text of the program by {case.analysis.runs_texts}")
     try:
         code = compile(case.test, TEST_FILE, "exec", dont_inherit=True)
         exec(compile(case.helpers, HELPERS_FILE, "exec", dont_inherit=True), namespace)  # the dataset's prompt, trusted
@@ -51,7 +56,12 @@ def judge(sock: socket.socket, program: str, case: Case, asks_data: bool = False
         candidate.wait_until_ready()
     except (RuntimeError, OSError) as error:
         return JudgeResult("sandbox_error", str(error))
-    outcome = _run(candidate, program, code, names.modules, namespace)
+    own_main = sys.modules["__main__"]
+    sys.modules["__main__"] = main
+    try:
+        outcome = _run(candidate, program, code, names.modules, namespace)
+    finally:
+        sys.modules["__main__"] = own_main
     if outcome.reason == "passed" and candidate.broken:
         outcome = JudgeResult(candidate.broken.reason, candidate.broken.detail)
     elif outcome.reason == "passed" and candidate.failed_inside:
@@ -82,6 +92,8 @@ def _run(candidate: Candidate, program: str, code: Any, modules: list[str], name
         exec(code, namespace)  # the dataset's test, trusted
     except Broken as broken:
         return JudgeResult(broken.reason, broken.detail)
+    except SystemExit as end:  # as `unittest.main` ends; a program's own reaches the test as Broken
+        return JudgeResult("passed", "") if not end.code else _raised(candidate, end)
     except BaseException as error:  # noqa: BLE001 - whatever ends a test early is its verdict
         return _raised(candidate, error)
     return JudgeResult("passed", "")

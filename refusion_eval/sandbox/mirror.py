@@ -203,9 +203,15 @@ def _attribute(candidate: Asked, value: Any, name: str) -> Any:
     """An attribute that the stand-in lacks."""
     if name != "__dataclass_fields__":
         return candidate.request("getattr", value, name)
-    # The functions of `dataclasses` know fields by objects of that module, which the judge has to make for itself.
-    fields = [(key, object, dataclasses.field(init=init is True)) for key, init in candidate.request("fields", value)]
-    return vars(dataclasses.make_dataclass("fields", fields))[name]
+    # The functions of `dataclasses` know fields by objects of that module, which the judge has to make for itself. The
+    # library writes their names into source text, so they have to be plain names.
+    fields = candidate.request("fields", value)
+    if not all(type(key) is str and key.isidentifier() for key, _ in fields):
+        raise TypeError("names of fields that are no names")
+    made = dataclasses.make_dataclass(
+        "fields", [(key, object, dataclasses.field(init=init is True)) for key, init in fields]
+    )
+    return vars(made)[name]
 
 
 def _awaiting(candidate: Asked, value: Any) -> Generator[None, None, Any]:

@@ -17,7 +17,6 @@ from refusion_eval.sandbox.analysis import HELPERS_FILE, TEST_FILE, Case
 from refusion_eval.sandbox.containers import CONTAINERS, DATA, data_class, plain
 from refusion_eval.sandbox.table import Table
 
-_MAX_TEXT_CHARS = 300
 _NUM_VALUES = {"ok": 1, "raised": 3, "exited": 3, "oversized": 3, "ask": 4}  # of each form of answer
 
 
@@ -121,7 +120,7 @@ class Candidate:
             self._fail("protocol_error", str(error))
         if how == "ok":
             return result
-        text = _printable(": ".join(map(str, about)))
+        text = ": ".join(map(str, about))
         if how == "oversized":
             self._fail("output_limit", f"a value is too large: {text}")
         if how == "exited" or not isinstance(result, Exception):
@@ -134,9 +133,11 @@ class Candidate:
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function or a class of the candidate."""
+        newest = self._table.newest
         result = self.request("call", function, args, tuple(kwargs.items()))
+        is_new = (self._table.number_of(result) or 0) > newest  # what was there before may be in a list that is known
         named = any(self._namespace.get(name) is function for name in self._case.analysis.classes)
-        if named and isinstance(function, type) and type.__instancecheck__(function, result):
+        if is_new and named and isinstance(function, type) and type.__instancecheck__(function, result):
             self._note_made(result)
         return result
 
@@ -148,7 +149,7 @@ class Candidate:
             return swallows if _is_raised_by(trace, self._case.raises) else False
         if name == "__aexit__":
             return self._leave(value, *operands)
-        if name in mirror.CONVERSIONS and data_class(type(value)) is None and not self.was_made(value):
+        if name in mirror.CONVERSIONS and not self.was_made(value):
             told = (self._table.number_of(value), name, *map(repr, operands))
             if told not in self._told:
                 self._told[told] = self.request("special", value, name, *operands)
@@ -278,6 +279,8 @@ class Candidate:
         if not bound.keys() <= self._wanted:
             raise wire.WireError("names that nobody asked for")
         for name, value in bound.items():
+            if name in self._case.analysis.own and name in self._bound:
+                continue  # the test binds it, maybe to an object that the candidate has as well
             if self._namespace.get(name, self) is self._bound.get(name, self):  # else the test has bound it since
                 self._namespace[name] = self._bound[name] = value
 
@@ -319,7 +322,8 @@ class Candidate:
                 self._fail("inseparable", f"the test passes its class {value.__name__} to the program")
             self.note_inseparable(f"the test passes its class {value.__name__} to the program, which gets a function")
         if isinstance(value, _FUNCTIONS):
-            return self._lend(value, "call", str(getattr(value, "__name__", "function")))
+            doc = getattr(value, "__doc__", None)
+            return self._lend(value, "call", str(getattr(value, "__name__", "function")), doc and str(doc))
         return self._fail("inseparable", f"the test passes an object of a {name} to the program")
 
     def _lend(self, value: Any, how: str, *entry: Any) -> Any:
@@ -381,8 +385,3 @@ def _other_tasks() -> bool:
     with contextlib.suppress(RuntimeError):  # no event loop
         return len(asyncio.all_tasks()) > 1
     return False
-
-
-def _printable(text: str) -> str:
-    """A program's text, fit for a terminal and a table."""
-    return "".join(char if char.isprintable() else " " for char in text[:_MAX_TEXT_CHARS])

@@ -22,6 +22,9 @@ STATUS_OF_REASON = {
 }
 
 
+_MAX_DETAIL_CHARS = 400
+
+
 @dataclass(frozen=True, kw_only=True)
 class Program:
     """One candidate program and the test that decides about it.
@@ -50,7 +53,7 @@ class CheckResult:
         status: what `STATUS_OF_REASON` gives for the reason; "error" is a fault of the sandbox or of the test, never of
             the candidate.
         reason: one of its keys.
-        detail: one short line for a reader, such as the exception and its message; may be empty.
+        detail: one short line of printable characters, such as the exception and its message; may be empty.
         seconds: wall-clock seconds of the check.
         tier: the isolation it ran under: "A", "B", "C", or "none".
         waited_s: those of the seconds that did not count against its limit, because others had the processor.
@@ -72,6 +75,7 @@ class CheckResult:
 def result_of(reason: str, detail: str, seconds: float, tier: str) -> CheckResult:
     """Build the result that belongs to a reason (its status follows from `STATUS_OF_REASON`)."""
     status = STATUS_OF_REASON[reason]
+    detail = "".join(char if char.isprintable() else " " for char in detail[:_MAX_DETAIL_CHARS])
     return CheckResult(status=status, reason=reason, detail=detail, seconds=round(seconds, 4), tier=tier)
 
 

@@ -29,6 +29,7 @@ class Table:
 
     Attributes:
         mentioned: numbers that have occurred in what was unpacked, until somebody clears it.
+        newest: the last number that the other side has given out.
     """
 
     def __init__(self, sign: int, describe: Callable[[Any], Any], build: Callable[[str, list[Any]], Any]) -> None:
@@ -43,6 +44,7 @@ class Table:
         self._pending: list[tuple[int, list[Any]]] = []
         self._filling = False
         self.mentioned: set[int] = set()
+        self.newest = 0
 
     def number_of(self, value: Any) -> int | None:
         """Number of an object; None if the other side does not know it."""
@@ -156,6 +158,7 @@ class Table:
             if number * self._sign >= 0:
                 raise WireError("a number of ours")
             self._keep(number, self._start(tag, *rest[:2]) if tag in BY_TAG else self._build(tag, rest))
+            self.newest = number
         return tag in BY_TAG
 
     def _start(self, tag: str, kind: Any, option: Any) -> Any:

@@ -104,6 +104,8 @@ def test_each_end_has_its_reason(judge, program, test, reason):
         ("def f():\n    return 1", "import subprocess\nassert f() and subprocess.run(['true']).returncode == 0"),
         ("class S(set):\n    def issubset(self, other):\n        return True\ndef f():\n    return S({1})", _SUBSET),
         (_LOCK, _WAITS),
+        ("def f():\n    return '6'", "assert eval(f()) == 6"),
+        ("import pickle\ndef f():\n    return pickle.dumps(6)", "import pickle\nassert pickle.loads(f()) == 6"),
     ],
 )
 def test_what_only_one_process_could_tell_is_an_error_and_not_a_failure(judge, program, test):
