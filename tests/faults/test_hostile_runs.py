@@ -128,8 +128,12 @@ def test_every_command_refuses_a_directory_that_no_run_leaves(name, attacked):
 
 @pytest.mark.parametrize("name", hostile.DAMAGED)
 def test_a_damaged_trace_is_one_line_wherever_it_is_read(name, attacked):
-    found = attacked(hostile.DAMAGED[name]).read(*COMMANDS)
-    assert [found[reader][0] for reader in ("table", "report", "replay", "run")] == [1, 1, 1, 1]
+    case = attacked(hostile.DAMAGED[name])
+    found = case.read(*COMMANDS)
+    for reader in ("table", "report", "replay", "run"):
+        status, output = found[reader]
+        assert status == 1
+        assert f"{case.run_dir}: the stored trace of mini_" in error_of(output)
 
 
 @pytest.mark.parametrize("name", hostile.HARMLESS)
