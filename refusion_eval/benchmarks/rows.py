@@ -170,7 +170,7 @@ def find_rows(
             raise DataError(f"data directory {directory} does not exist; name one with {benchmark}/{split}.jsonl in it")
         for folder in (directory / benchmark, directory):
             for path in (folder / f"{split}.jsonl", folder / f"{split}.jsonl.gz"):
-                if path.is_file():
+                if path.exists():
                     return read_rows(path), str(path)
         wanted = directory / benchmark / f"{split}.jsonl[.gz]"
         tried.append(f"{wanted} (no such file)")

@@ -400,7 +400,11 @@ def _hyperparameters(measured: Sequence[Figure]) -> Table:
 
 
 def _setting_text(value: object) -> str:
-    return "" if value is None else f"{float(str(value)):g}"
+    """A setting of the paper as the paper writes it, any other as it is."""
+    try:
+        return "" if value is None else f"{float(str(value)):g}"
+    except ValueError:
+        return str(value)
 
 
 def _other_models(measured: Sequence[Figure]) -> Table:

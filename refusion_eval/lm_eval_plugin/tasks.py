@@ -12,6 +12,7 @@ from lm_eval.api.task import Task
 from lm_eval.evaluator import simple_evaluate
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
+from yaml import YAMLError
 
 from refusion_eval.errors import ConfigError, DataError, DecodeError, RefusionEvalError
 from refusion_eval.evaluation.loop import (
@@ -29,9 +30,12 @@ from refusion_eval.lm_eval_plugin.hooks import SANDBOX_VARIABLE, code_metrics
 from refusion_eval.lm_eval_plugin.local_rows import read_local_rows
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.system import ModelCache
+from refusion_eval.untrusted import open_plain
 
 # What comes before the name of a task of lm-eval where a task or benchmark of this project has the same name.
 PREFIX = "lm_eval:"
+
+_MOST_INCLUDED = 100
 
 
 def evaluate_any(
@@ -144,7 +148,12 @@ def find_other_tasks(
 
     Raises:
         ConfigError: there is no such task.
+        DataError: a file cannot be read.
     """
+    are_groups = [_is_group(Path(name).resolve()) for name in names if Path(name).is_file()]  # each is looked at
+    for path in [] if include_path is None else include_path.rglob("*.yaml"):
+        if not path.is_file():
+            raise DataError(f"{path} is no plain file; remove it")
     read_local_rows()
     metadata = {"pretrained": args.checkpoint} | ({} if args.data_dir is None else {"data_dir": args.data_dir})
 
@@ -152,15 +161,32 @@ def find_other_tasks(
         return OtherTasks(sandbox=sandbox, include_path=include_path, include_defaults=has_stock, metadata=metadata)
 
     of_user = found = manager(has_stock=False)
-    if not all(map(of_user.knows, names)) or any(map(_is_group, names)):
+    if not all(map(of_user.knows, names)) or any(are_groups):
         found = manager(has_stock=True)  # reads lm-eval's 15,000 task files
     find_tasks([name for name in names if not found.knows(name)], of_user.all_tasks)  # raises the error, if any
     return found
 
 
-def _is_group(name: str) -> bool:
-    """Whether a task file is a list of tasks, which may be any of lm-eval's."""
-    return Path(name).is_file() and "group" in load_yaml(name, resolve_func=False)
+def _is_group(path: Path) -> bool:
+    """Whether a task file, or one that it includes, is a list of tasks, which may be any of lm-eval's.
+
+    Raises:
+        DataError: one of the files is no plain file, or cannot be read; lm-eval would wait for a pipe.
+    """
+    files = [path]
+    try:
+        for file in files:  # which grows
+            with open_plain(file):
+                content = load_yaml(file, resolve_func=False, recursive=False)
+            if "group" in content:
+                return True
+            included = content.get("include", [])
+            files += [file.parent / name for name in (included if isinstance(included, list) else [included])]
+            if len(files) > _MOST_INCLUDED:
+                raise ValueError("its files include each other")
+    except (OSError, ValueError, TypeError, RecursionError, YAMLError) as error:
+        raise DataError(f"{path}: not a task file ({error}); correct it") from error
+    return False
 
 
 class OtherTasks(TaskManager):

@@ -111,6 +111,10 @@ def _members(kind: type) -> dict[str, Any]:
     return {name: member for name, member in found.items() if isinstance(member, MemberDescriptorType)}
 
 
+def _is_fraction(numerator: Any, denominator: Any) -> bool:
+    return type(numerator) is int and type(denominator) is int and denominator > 0
+
+
 def _of_attributes(kind: type) -> Container:
     members = _members(kind)
 
@@ -125,9 +129,8 @@ def _of_attributes(kind: type) -> Container:
 
     def fill(value: Any, flat: list[Any]) -> None:
         parts = dict(_pairs(flat))
-        if kind is Fraction:
-            whole = Fraction(parts["_numerator"], parts["_denominator"])  # or it might be no number at all
-            parts |= {"_numerator": whole.numerator, "_denominator": whole.denominator}
+        if kind is Fraction and not _is_fraction(parts.get("_numerator"), parts.get("_denominator")):
+            return  # nothing can be done with it
         for name, item in parts.items():
             if name in members:
                 members[name].__set__(value, item)

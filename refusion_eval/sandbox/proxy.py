@@ -60,6 +60,7 @@ class Candidate:
         self._table = Table(-1, self._describe, self._build)
         self._lent: dict[int, str] = {}  # numbers of the test's objects that the candidate may use, and how
         self._made: set[int] = set()  # numbers of the objects that the test made of the classes it names
+        self._mentioned: dict[int, int] = {}  # how often the last answer has mentioned objects
         self._asks_data = asks_data
         self._told: dict[tuple[Any, ...], Any] = {}  # what objects gave for themselves since the last other request
         self._one_at_a_time = threading.RLock()  # threads of the test may use the program
@@ -135,7 +136,8 @@ class Candidate:
         """Call a function or a class of the candidate."""
         newest = self._table.newest
         result = self.request("call", function, args, tuple(kwargs.items()))
-        is_new = (self._table.number_of(result) or 0) > newest  # what was there before may be in a list that is known
+        number = self._table.number_of(result) or 0
+        is_new = number > newest and self._mentioned[number] == 1  # else a list or an attribute may hold it, too
         named = any(self._namespace.get(name) is function for name in self._case.analysis.classes)
         if is_new and named and isinstance(function, type) and type.__instancecheck__(function, result):
             self._note_made(result)
@@ -254,7 +256,8 @@ class Candidate:
                 raise wire.WireError("an answer of no known form")
             names, *values = self._table.unpack_all(packed, entries)
             if name != "special" or operands[1] not in mirror.OPERATORS:
-                self._made -= self._table.mentioned  # else a function could return them instead of a number
+                self._made -= self._table.mentioned.keys()  # else a function could return them instead of a number
+            self._mentioned = dict(self._table.mentioned)
             self._table.mentioned.clear()
             if len(values) != _NUM_VALUES[how]:
                 raise wire.WireError("an answer of no known form")

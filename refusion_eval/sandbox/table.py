@@ -7,6 +7,7 @@ two names for one list, and what either side does to it in place, however deep, 
 
 import builtins
 import sys
+from collections import Counter
 from collections.abc import Callable, Container, Iterable
 from typing import Any
 
@@ -28,7 +29,7 @@ class Table:
         build: makes the object that an entry of the other side describes, from its tag and its other fields.
 
     Attributes:
-        mentioned: numbers that have occurred in what was unpacked, until somebody clears it.
+        mentioned: how often numbers have occurred in what was unpacked, until somebody clears it.
         newest: the last number that the other side has given out.
     """
 
@@ -43,7 +44,7 @@ class Table:
         self._entries: list[list[Any]] = []
         self._pending: list[tuple[int, list[Any]]] = []
         self._filling = False
-        self.mentioned: set[int] = set()
+        self.mentioned: Counter[int] = Counter()
         self.newest = 0
 
     def number_of(self, value: Any) -> int | None:
@@ -176,7 +177,7 @@ class Table:
             raise WireError("malformed value")
         tag, *items = message
         if tag == "@":
-            self.mentioned.add(items[0])
+            self.mentioned[items[0]] += 1
             return self._objects[items[0]]
         if tag in ("t", "z", "r", "sl") or tag in VIEWS:
             parts = [self.unpack(item, depth + 1) for item in items]

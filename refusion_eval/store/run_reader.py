@@ -285,7 +285,7 @@ def open_records(directory: Path) -> Iterator[sqlite3.Connection]:
     """
     path = directory / DATABASE_NAME
     check_files(directory)
-    if not path.exists():
+    if not path.is_file():
         if (directory / RUN_JSON).exists():
             raise records_gone(directory)
         raise StoreError(f"{directory} holds no records ({DATABASE_NAME} is missing); name the directory of a run")
@@ -302,7 +302,9 @@ def open_records(directory: Path) -> Iterator[sqlite3.Connection]:
             yield connection
         except StoreError as error:
             refuse_change(error)
-            raise
+            if str(directory) in str(error):
+                raise
+            raise StoreError(f"{directory}: {error}") from error  # a sample does not know its run
         refuse_change()
 
 

@@ -87,6 +87,8 @@ def test_what_cannot_be_made_again_is_refused_before_decoding(copied: Path, tmp_
         for change, error, message in (
             ({"checkpoint_hash": "0" * 32}, StoreError, "cannot be made again here: checkpoint"),
             ({"arguments": {}}, ConfigError, "kept no arguments"),
+            ({"arguments": {"decoder": "evil.py:DECODER"}}, ConfigError, "a record must not choose"),
+            ({"arguments": {"decoder": "refusion", "ray_address": "ray://x"}}, ConfigError, "must not choose"),
         ):
             changed = json.dumps(manifest | change)
             connection.execute("UPDATE meta SET value = ? WHERE name = 'manifest'", (changed,))

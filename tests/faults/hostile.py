@@ -101,6 +101,13 @@ def without_records(folder, victim):
     (folder / DATABASE).unlink()
 
 
+def lost_log(folder, victim):
+    """What kill -9 leaves of a young run if its log is lost: all records were in the log."""
+    (folder / DATABASE).unlink()
+    with closing(sqlite3.connect(folder / DATABASE)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+
+
 def deflated(unit, count, end=b"0]"):
     packer = zlib.compressobj(9)
     parts = [packer.compress(b"["), *(packer.compress(unit * (1 << 16)) for _ in range(count))]
@@ -151,6 +158,18 @@ def log_of(content, *, index=b""):
             (folder / f"{DATABASE}-shm").write_bytes(index)
 
     return make
+
+
+def foreign_decoder(folder, victim):
+    """The record names a file beside it, which would empty the victim, as its decoder."""
+    (folder / "evil.py").write_text(f"open({str(victim)!r}, 'w').close()\n")
+    place = f"{folder}/evil.py:DECODER"
+    change(
+        folder,
+        [
+            ("UPDATE meta SET value = json_set(value, '$.decoder', ?, '$.arguments.decoder', ?)", (place, place)),
+        ],
+    )
 
 
 def everywhere(text):
@@ -206,6 +225,7 @@ REFUSED = {
     "table that is a link": link("table.md"),
     "no records": without_records,
     "empty records": written(DATABASE, b""),
+    "records whose log is lost": lost_log,
     "records cut to their first page": lambda folder, victim: os.truncate(folder / DATABASE, 4096),
     "damaged bytes": damaged_pages(977),
     "pages in a circle": circle,
@@ -283,6 +303,7 @@ DAMAGED = {
 # Directories that are read, or whose change only the writer minds: no command may be led by what was added.
 HARMLESS = {
     "text that acts everywhere": everywhere(SPEAKING),
+    "decoder that is a file": foreign_decoder,
     "lock that is a hard link": hard_link("run.lock"),
     "run.json that is deep": written("run.json", DEEP.encode()),
     "leftover that is a pipe": pipe(".run.json.abcdefgh"),

@@ -1,6 +1,7 @@
 """Damaged, foreign and hostile checkpoints, through the command line: one error that names the file and what to do."""
 
 import json
+import os
 import pickle
 import shutil
 import subprocess
@@ -155,6 +156,23 @@ def more_tokens(folder):
     path.write_text(json.dumps(content))
 
 
+def pipe(name):
+    def damage(folder):
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+
+    return damage
+
+
+def template(text):
+    return written("chat_template.jinja", text)
+
+
+def loops(depth):
+    return "{% for a in range(99999) %}" * depth + "{% endfor %}" * depth
+
+
+DEEP = '{"a":' * 50_000 + "1" + "}" * 50_000
 TENSOR = "model.layers.2.mlp.down_proj.weight"
 
 # What is done to a checkpoint, and words that the error must hold: the thing, and what to do.
@@ -204,6 +222,34 @@ CASES = {
     "tokenizer config that is a list": (written("tokenizer_config.json", "[1]"), ("tokenizer_config.json", "list")),
     "tokenizer code of its own": (remote_tokenizer, ("checkpoint", "tokenizer")),
     "more tokens than embeddings": (more_tokens, ("tokenizer", "1837", "vocabulary")),
+    **{
+        f"{name} that is a pipe": (pipe(name), (name, "named pipe"))
+        for name in ("config.json", "tokenizer.json", "chat_template.jinja", "generation_config.json", WEIGHTS, "x.bin")
+    },
+    **{
+        f"{name} that is deep": (written(name, DEEP), (name, "deep"))
+        for name in ("config.json", "tokenizer_config.json", "generation_config.json")
+    },
+    "tokenizer that is deep": (written("tokenizer.json", DEEP), ("tokenizer",)),
+    "config of holes": (lambda folder: os.truncate(folder / "config.json", 1 << 36), ("config.json", "larger than")),
+    "endless chat template": (template(loops(3)), ("chat template", "processor time")),
+    "endless chat template after a text": (template("{{ messages[0].content }}" + loops(3)), ("processor time",)),
+    "chat template of powers": (template("{% set x = 3 ** (9 ** 9) %}{{ x ** x }}"), ("chat template",)),
+    "chat template that fills memory": (template("{{ 'x' * 9000000000 }}"), ("chat template", "MemoryError")),
+    "chat template that formats": (template("{{ '%900000000d' | format(3) }}"), ("chat template", "MemoryError")),
+    "chat template that doubles": (
+        template("{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}"),
+        ("chat template", "MemoryError"),
+    ),
+    "chat template that is long": (template("{{ 'x' * 9000000 }}"), ("chat template", "characters")),
+    "chat template that calls itself": (
+        template("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"),
+        ("chat template", "RecursionError"),
+    ),
+    "chat template that speaks": (
+        template("{{ raise_exception('\x1b]0;title\x07') }}"),
+        ("chat template", "\\x1b]0;title\\x07"),
+    ),
     "garbled chat template": (written("chat_template.jinja", "{% for"), ("chat_template", "Jinja")),
     "chat template that fails": (written("chat_template.jinja", "{{ messages[7].role.x }}"), ("chat template",)),
     "chat template in Latin-1": (

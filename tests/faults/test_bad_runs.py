@@ -69,7 +69,7 @@ DAMAGE = {
         replaced_by(lambda folder: (folder / DATABASE).mkdir(parents=True)),
         ("holds no records", "directory of a run"),
     ),
-    "an empty file": (database(lambda path: path.write_bytes(b"")), ("before it began", "again")),
+    "an empty file": (database(lambda path: path.write_bytes(b"")), ("its records are gone", "restore")),
     "garbage": (database(lambda path: path.write_bytes(b"no database" * 500)), ("damaged", "restore")),
     "cut": (database(lambda path: path.write_bytes(path.read_bytes()[:9000])), ("damaged", "restore")),
     "a sample that is no JSON": (statement("UPDATE samples SET body = '{oops'"), ("record is damaged", "restore")),
@@ -148,7 +148,7 @@ def test_a_damaged_score_is_an_error_too(name, refused):
 def test_a_damaged_trace_is_an_error_where_it_is_read(refused):
     message, place = refused("replay", statement("UPDATE samples SET trace = x'7a00'"))
     assert place in message
-    assert "trace is damaged" in message
+    assert "the stored trace of mini_gsm8k 0 is damaged" in message
 
 
 TABLES = {

@@ -1,7 +1,9 @@
 """Arguments out of range, misspelt settings and damaged YAML, through the command line: one error, nothing written."""
 
 import contextlib
+import os
 import shutil
+from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, given
@@ -102,6 +104,7 @@ def test_a_bad_argument_is_one_error(name, front_end, tmp_path):
 
 
 TABLE = "mini_refusion.yaml"
+BOMB = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in pairwise("abcdefghijklmnopqrstuvwxyz"))
 YAML = {
     "unknown key": ("commn: {}\n", ("commn", "common")),
     "tab": ("\tcommon: {}\n", (TABLE, "line")),
@@ -114,6 +117,10 @@ YAML = {
     "wrong type": ("decoder: refusion\nsource: s\nbenchmarks: {gsm8k: {gen_length: long}}\n", (TABLE, "gen_length")),
     "row as text": ("decoder: refusion\nsource: s\nbenchmarks: {gsm8k: 5}\n", (TABLE, "gsm8k")),
     "benchmarks as list": ("decoder: refusion\nsource: s\nbenchmarks: [gsm8k]\n", (TABLE, "benchmarks")),
+    "aliases of aliases": (BOMB, (TABLE, "alias", "write the value")),
+    "an alias of itself": ("a: &a [*a]\n", (TABLE, "alias")),
+    "deep": ("a: " + "[" * 20_000, (TABLE, "recursion")),
+    "an object of Python": ("a: !!python/object/apply:os.system [touch exploded]\n", (TABLE, "python/object")),
     "no benchmarks": ("decoder: refusion\nsource: s\n", (TABLE, "benchmarks")),
     "unknown benchmark": ("decoder: refusion\nsource: s\nbenchmarks: {gsm9k: {}}\n", (TABLE, "gsm9k", "gsm8k")),
 }
@@ -137,7 +144,18 @@ def test_a_damaged_settings_table_is_one_error_with_its_file(name, own_tasks, fr
     assert all(word in message for word in words), message
 
 
+def test_a_settings_table_that_is_a_pipe_is_one_error(own_tasks, front_end, tmp_path):
+    path = own_tasks / "settings" / TABLE
+    path.unlink()
+    os.mkfifo(path)
+    message = front_end.refusal(*RUN, "--run-dir", tmp_path / "run")
+    assert TABLE in message
+    assert "named pipe" in message
+
+
 SWEEPS = {
+    "aliases of aliases": BOMB,
+    "deep": "a: " + "[" * 20_000,
     "tab": "systems:\n\tmine: {}\n",
     "a list": "- 1\n",
     "empty": "",

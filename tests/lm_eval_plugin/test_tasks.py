@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 
 import datasets
 import pytest
@@ -116,6 +117,22 @@ def test_a_task_whose_rows_are_missing_is_one_error(checkpoint, folder):
     (folder / "rows.jsonl").unlink()
     with pytest.raises(DataError, match=r"sums.yaml: lm-eval cannot load it \(FileNotFoundError"):
         load([str(folder / "sums.yaml")], None, arguments(checkpoint))
+
+
+@pytest.mark.parametrize("include", ["object", "itself", "pipe", "missing", "list"])
+def test_a_task_file_that_cannot_be_read_is_one_error(include, checkpoint, folder):
+    os.mkfifo(folder / "pipe")
+    texts = {"object": "a: !!python/object/apply:os.system [touch x]", "list": "[1]"}
+    names = {"itself": "bad.yaml", "missing": "nothing.yaml"}
+    (folder / "bad.yaml").write_text(texts.get(include, f"include: {names.get(include, include)}"))
+    with pytest.raises(DataError, match="not a task file"):
+        find_other_tasks([str(folder / "bad.yaml")], None, arguments(checkpoint))
+
+
+def test_a_pipe_in_the_include_path_is_one_error(checkpoint, folder):
+    os.mkfifo(folder / "pipe.yaml")
+    with pytest.raises(DataError, match="no plain file"):
+        find_other_tasks(["sums"], folder, arguments(checkpoint))
 
 
 def test_the_prefix_tells_lm_evals_task_from_this_projects():

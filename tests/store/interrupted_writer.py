@@ -14,11 +14,8 @@ def main(run_dir, num_items, pause):
             stored = store.get(make_key(item))
             if stored is None or stored.error:
                 error = "out of memory" if item % 7 == 3 and stored is None else None
-                sample = make_sample(
-                    item,
-                    text=f"text {item} " * 200,
-                    trace=[["forward", number, "plan", item, 0] for number in range(300)],
-                )
+                trace = [["forward", number, "plan", item, 0] for number in range(300)]
+                sample = make_sample(item, text=f"text {item} " * 200, trace=trace)
                 store.append(make_sample(item, text="", tokens=None, error=error) if error else sample)
                 print(item, flush=True)
                 time.sleep(pause)

@@ -1,0 +1,117 @@
+"""Files and texts of strangers: what is shown, opened and parsed, and what is not."""
+
+import os
+import unicodedata
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from refusion_eval.child import Child
+from refusion_eval.errors import StoreError
+from refusion_eval.untrusted import DEEPEST, LARGEST, MOST_VALUES, open_plain, parse_json, read_plain, visible
+
+
+@given(st.text())
+@example("\x1b]0;title\x07 \x9b31m \u202e \u2066 \u2028 \ud800 \u200b \ufeff \U000e0041")
+def test_shown_text_has_no_character_that_a_terminal_obeys(text):
+    shown = visible(text)
+    assert not {unicodedata.category(character) for character in shown} & {"Cc", "Cs", "Zl", "Zp"}
+    assert not any(unicodedata.bidirectional(character) in ("RLO", "LRO", "RLE", "LRE", "RLI") for character in shown)
+    shown.encode()
+
+
+@given(st.text(st.characters(categories=["L", "N", "P", "S", "Zs", "M"])))
+def test_ordinary_text_is_shown_as_it_is(text):
+    assert visible(text) == text
+
+
+def test_an_error_is_one_line_without_effect():
+    assert str(StoreError("a\n b\x1b[31m")) == "a b\\x1b[31m"
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * DEEPEST + "]" * DEEPEST, '"' + "[" * 1000 + '"', '{"a": [NaN, 1e400, "\\ud800"]}']
+)
+def test_json_within_the_bounds_is_parsed(text):
+    assert parse_json(text) is not None
+    assert parse_json(text.encode()) is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * (DEEPEST + 1) + "]" * (DEEPEST + 1),
+        '{"a":' * 100_000 + "1" + "}" * 100_000,
+        "[1," * 70 + "2" + "]" * 70,
+        "[" * 100_000,
+        "[" + "0," * MOST_VALUES + "0]",
+        " " * (LARGEST + 1),
+        "9" * 5000,
+        "",
+        "{oops",
+        b"\xff",
+    ],
+)
+def test_json_beyond_the_bounds_is_one_kind_of_error(text):
+    with pytest.raises(ValueError):  # noqa: PT011 - the message is that of the parser or of the bound
+        parse_json(text)
+
+
+def test_a_pipe_a_folder_a_device_and_a_large_file_are_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large").touch()
+    os.truncate(tmp_path / "large", 1 << 40)
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path / "link", "/dev/zero", tmp_path, tmp_path / "missing"):
+        with pytest.raises(OSError, match=r"pipe|device|folder|No such file"):
+            open_plain(path)
+    with pytest.raises(OSError, match="larger than"):
+        read_plain(tmp_path / "large")
+
+
+def test_a_link_to_a_file_is_read(tmp_path):
+    (tmp_path / "file").write_bytes(b"content")
+    (tmp_path / "link").symlink_to("file")
+    assert read_plain(tmp_path / "link") == b"content"
+
+
+SCRIPT = """
+import json, os, signal, sys, time
+for line in sys.stdin:
+    word = json.loads(line)
+    if word == "die":
+        os._exit(3)
+    if word == "use too much":
+        os.kill(os.getpid(), signal.SIGPROF)
+    if word == "wait":
+        time.sleep(100)
+    print(json.dumps([word, os.getpid()]), flush=True)
+"""
+
+
+def test_a_child_answers_again_after_each_death_and_a_forked_process_has_its_own(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    child = Child(tmp_path / "script.py", "begin")
+    word, first = child.ask("a", 20)
+    assert word == "a"
+    assert child.ask("b", 20)[1] == first
+    for lost in ("die", "use too much"):
+        assert child.ask(lost, 20) is None
+    assert child.ask("wait", 0.2) is None
+    _, second = child.ask("c", 20)
+    assert second != first
+    pid = os.fork()
+    if pid == 0:
+        answer = child.ask("d", 20)
+        child.close()
+        os._exit(0 if answer[0] == "d" and answer[1] != second else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert child.ask("e", 20) == ["e", second]
+    child.close()
+
+
+def test_a_script_that_does_not_run_is_an_error(tmp_path):
+    (tmp_path / "script.py").write_text("raise SystemExit")
+    with pytest.raises(ChildProcessError, match=r"script\.py"):
+        Child(tmp_path / "script.py", "begin").ask("a", 20)
