@@ -14,6 +14,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from refusion_eval.report.replay import Position, Replay, Speller, Step, apply, final_pieces
+from refusion_eval.untrusted import visible
 
 MASK = "·"
 NEW = "new"
@@ -110,7 +111,7 @@ def play(replay: Replay, speller: Speller, console: Console, title: str, seconds
 
     The space bar pauses and goes on, the arrow keys step and pause, and q ends.
     """
-    all_frames = list(frames(replay, speller))
+    all_frames = list(map(_shown, frames(replay, speller)))
     if not console.is_terminal or console.is_dumb_terminal:
         for frame in all_frames:
             console.print(Text(f"{frame.detail}  {frame.headline}"), soft_wrap=True)
@@ -119,10 +120,16 @@ def play(replay: Replay, speller: Speller, console: Console, title: str, seconds
     number, is_paused, last = 0, False, len(all_frames) - 1
     with Keys() as keys, Live(console=console, auto_refresh=False) as live:
         while number <= last:
-            live.update(_panel(all_frames[number], console, title, keys.hint), refresh=True)
+            live.update(_panel(all_frames[number], console, visible(title), keys.hint), refresh=True)
             if number == last and not is_paused:
                 return
             number, is_paused = after_key(keys.read(None if is_paused else seconds), number, is_paused, last)
+
+
+def _shown(frame: Frame) -> Frame:
+    """A frame whose texts a terminal shows and does not obey; the tokens of a model may be any characters."""
+    runs = [run._replace(text=visible(run.text, keep="\t\n")) for run in frame.runs]
+    return Frame(runs, visible(frame.headline), visible(frame.detail))
 
 
 def after_key(key: str, number: int, is_paused: bool, last: int) -> tuple[int, bool]:

@@ -54,6 +54,7 @@ def find_sample(
             raise ConfigError(f"{run_dir}: item {item!r} has no sample {number}; its samples are 0 to {last}")
         for sample in reader.samples():
             if sample.key in keys and sample.trace is not None:
+                sample.events()  # here the error names the run
                 return reader.run, sample
     raise StoreError(f"{run_dir}: no trace is recorded of what fits, so it cannot be replayed; name another sample")
 

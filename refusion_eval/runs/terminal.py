@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any, NamedTuple, Self, TextIO, TypeVar
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -38,6 +39,7 @@ from rich.table import Column
 from refusion_eval.errors import StoreError
 from refusion_eval.store.records import Sample
 from refusion_eval.store.run_reader import RunReader
+from refusion_eval.untrusted import visible
 
 SECONDS_BETWEEN_LINES = 20.0
 WIDE = 130  # columns of a terminal that has room for a bar and the time that has passed
@@ -202,7 +204,7 @@ class ProgressDisplay:
         # --quiet raises the level of the log. Without the command line none is set, and progress is shown.
         is_quiet = logging.getLogger("refusion_eval").level > logging.INFO
         self._stream = stream or (io.StringIO() if is_quiet else sys.stderr)
-        self._tallies = {task: _Tally(f"{label} {task}", total) for task, total in totals.items()}
+        self._tallies = {task: _Tally(visible(f"{label} {task}"), total) for task, total in totals.items()}
         self._score_of = score_of
         self._bars: Progress | None = None
         self._bar_ids: dict[str, TaskID] = {}
@@ -225,7 +227,8 @@ class ProgressDisplay:
             text = TextColumn("{task.fields[summary]}")
             self._bars = Progress("{task.description}", *columns, text, console=console)
             for task, tally in self._tallies.items():
-                self._bar_ids[task] = self._bars.add_task(tally.name, total=tally.total, summary="", start=False)
+                name = escape(tally.name)
+                self._bar_ids[task] = self._bars.add_task(name, total=tally.total, summary="", start=False)
             self._bars.start()
         return self
 

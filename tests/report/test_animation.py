@@ -78,6 +78,15 @@ def test_the_commands_write_page_and_animation(tmp_path):
     assert (tmp_path / "a.gif").stat().st_size > 1000
 
 
+def test_no_token_and_no_title_acts_on_a_terminal():
+    for terminal in (True, False):
+        stream = io.StringIO()
+        console = Console(file=stream, force_terminal=terminal, width=60, height=20, color_system=None)
+        play(REPLAY, Speller(lambda tokens: "\x1b]0;t\x07\x9b" * len(tokens)), console, "\x1b]0;t\x07", 0.0)
+        assert "\x1b]" not in stream.getvalue()
+        assert not {"\x07", "\x9b"} & set(stream.getvalue())
+
+
 def test_replay_wants_a_run_or_a_prompt():
     with pytest.raises(ConfigError, match="one of the two"):
         CliRunner().invoke(app, ["replay"], catch_exceptions=False)
