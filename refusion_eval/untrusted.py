@@ -94,7 +94,9 @@ def parse_json(text: str | bytes, object_pairs_hook: Callable[[list[tuple[str, A
     """
     if len(text) > LARGEST:
         raise ValueError(f"longer than {LARGEST >> 20} MiB")
-    counts = [text.count(mark) if isinstance(text, str) else text.count(mark.encode()) for mark in ",[{"]
+    if isinstance(text, bytes):
+        text = text.decode("utf-8")  # json.loads would take other encodings
+    counts = [text.count(mark) for mark in ",[{"]
     if sum(counts) > MOST_VALUES:
         raise ValueError(f"more than {MOST_VALUES} values")
     try:

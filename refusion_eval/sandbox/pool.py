@@ -117,7 +117,7 @@ class WorkerProcess:
         """Check one program. Raises SandboxError if the worker broke and cannot be used any more."""
         started_s = time.monotonic()
         try:
-            outcome, report = self._exchange(program, asks_data=False)
+            outcome, report = self._exchange(program)
             if outcome is not None and outcome[2] and report["stopped"] is None:
                 # Data was taken past methods that its class has for what the test asked of it. They may be honest.
                 outcome, report = self._exchange(program, asks_data=True)
@@ -131,7 +131,7 @@ class WorkerProcess:
         verdict = result_of(reason, detail, time.monotonic() - started_s, self._tier)
         return dataclasses.replace(verdict, waited_s=round(report["waited_s"], 4))
 
-    def _exchange(self, program: Program, asks_data: bool) -> tuple[list[Any] | None, dict[str, Any]]:
+    def _exchange(self, program: Program, asks_data: bool = False) -> tuple[list[Any] | None, dict[str, Any]]:
         texts = {"candidate": program.candidate, "test": program.test, "helpers": program.helpers}
         job = {**texts, "asks_data": asks_data}
         ours, theirs = socket.socketpair()
@@ -229,16 +229,18 @@ def check_on(profile_name: str, tier: str, program: Program) -> CheckResult:
     A check that says "sandbox_error" is repeated once.
 
     Raises SandboxError if no worker can be started. Whatever else goes wrong becomes a verdict, because a program may
-    be the cause.
+    be the cause; its reason is "worker_broke" where no worker came to an end.
     """
-    detail = ""
+    detail, reason = "", "worker_broke"
     for attempt in range(_ATTEMPTS):
         worker = _idle_workers.take(profile_name, tier)
         try:
             verdict = worker.check(program)
         except Exception as error:  # noqa: BLE001
             worker.close()
-            detail = str(error) if isinstance(error, SandboxError) else f"{type(error).__name__}: {error}"
+            detail = str(error)
+            if not isinstance(error, SandboxError):
+                detail, reason = f"{type(error).__name__}: {error}", "sandbox_error"
             continue
         except BaseException:
             worker.close()
@@ -246,7 +248,7 @@ def check_on(profile_name: str, tier: str, program: Program) -> CheckResult:
         _idle_workers.give_back(profile_name, worker)
         if verdict.reason != "sandbox_error" or attempt:
             return verdict
-    return result_of("sandbox_error", detail, 0.0, tier)
+    return result_of(reason, detail, 0.0, tier)
 
 
 def check_all(

@@ -19,6 +19,7 @@ STATUS_OF_REASON = {
     "signal": "killed",
     "inseparable": "error",
     "sandbox_error": "error",
+    "worker_broke": "error",
 }
 
 

@@ -21,7 +21,7 @@ from typing import NamedTuple, Self
 import refusion_eval
 from refusion_eval.benchmarks import Benchmark, Extraction, Row, Task
 from refusion_eval.benchmarks.extract.numerals import parse_number
-from refusion_eval.errors import DataError
+from refusion_eval.errors import DataError, SandboxError
 from refusion_eval.runs.job import response
 from refusion_eval.runs.terminal import RunningScore
 from refusion_eval.sandbox import DaemonThreads, check_program, default_workers
@@ -150,11 +150,14 @@ class Judge:
     Args:
         sandbox: "auto", or "none" to run model-written code without isolation.
         workers: programs or formulas that are judged at a time; a number that suits the machine if None.
+        judges_again: whether a text whose sandbox workers were ended from outside, again and again, gets no verdict,
+            but an exception, because a later judge will get it.
     """
 
-    def __init__(self, *, sandbox: str = "auto", workers: int | None = None) -> None:
+    def __init__(self, *, sandbox: str = "auto", workers: int | None = None, judges_again: bool = False) -> None:
         self._sandbox = sandbox
         self._workers = workers
+        self._judges_again = judges_again
         self._threads: DaemonThreads | None = None  # needed for programs and formulas only
         self._comparer: Comparer | None = None
         self._pending: list[Future[None]] = []  # each is done when its verdict is told
@@ -250,6 +253,8 @@ class Judge:
         test = test_of(row)
         program = str(extraction.answer)
         result = check_program(program, test.test, test.timeout_s, helpers=test.helpers, sandbox=self._sandbox)
+        if result.reason == "worker_broke" and self._judges_again:
+            raise SandboxError(result.detail)
         reason = f"{extraction.how}; {f'{result.reason} {result.detail}'.strip()}"
         return Verdict(program, _VERDICT_OF_STATUS[result.status], reason, result.tier)
 
@@ -271,7 +276,7 @@ class ScoreWriter(Judge):
 
     def __init__(self, store: RunStore, *, sandbox: str, waits: bool) -> None:
         # Half of the processors, as far as a program takes one: decoding on a GPU or in a batch needs the others.
-        super().__init__(sandbox=sandbox, workers=max(1, (os.cpu_count() or 1) // 2))
+        super().__init__(sandbox=sandbox, workers=max(1, (os.cpu_count() or 1) // 2), judges_again=True)
         self._store = store
         self._waits = waits
         self._recorded = {(score.key, score.scorer): score for score in store.scores() if score.metric == PASSED}

@@ -173,7 +173,7 @@ def test_a_prompt_longer_than_the_context_is_told_and_the_others_are_kept(front_
     status, text = front_end.run(*command, "--tasks", "refusion_gsm8k", "--run-dir", tmp_path / "run")
     assert status == 3
     assert "exceed the context of 2048" in text
-    assert "1 samples could not be decoded" in error_of(text)
+    assert "1 prompts are refused, and the same command would refuse them again" in error_of(text)
     assert [bool(failed) for *_, failed, _, _, _ in sorted(records(tmp_path / "run")[0], key=lambda row: row[2])] == [
         False,
         True,

@@ -119,7 +119,7 @@ def test_a_row_that_a_tool_numbers_in_another_way_is_found_by_its_question(read:
         ({"doc_id": 0, "doc": PROBLEMS[0], "resps": [[[-1.5, False]]]}, "resps must hold a text, found list"),
         ({"task_id": "0", "solution": None}, "solution must be a text, found NoneType"),
         ({"doc_id": None, "resps": [["x"]]}, "doc_id must be a text or an integer, found None"),
-        ({"doc_id": 0, "resps": json.loads("[" * 400 + "]" * 400)}, "resps must hold a text"),
+        ({"doc_id": 0, "resps": json.loads("[" * 400 + "]" * 400)}, "nested too deeply"),
     ],
 )
 def test_a_line_that_cannot_be_read_is_refused_in_one_line(read: Any, line: Any, message: str) -> None:
