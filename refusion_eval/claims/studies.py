@@ -52,10 +52,12 @@ def sort_sources(sources: Iterable[Path]) -> tuple[list[Path], list[Figure]]:
     results: list[Path] = []
     figures: list[Figure] = []
     for source in sources:
-        if (source / POINTS).is_file():
-            figures += sweep_figures(source)
-        elif source.is_file() and "masking_ratio" in first_line(source):
-            figures += locality_figures(source)
+        is_sweep = (source / POINTS).is_file()
+        if is_sweep or (source.is_file() and "masking_ratio" in first_line(source)):
+            try:
+                figures += (sweep_figures if is_sweep else locality_figures)(source)
+            except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+                raise DataError(f"{source} is damaged ({type(error).__name__}: {error}); make it again") from error
         elif source.is_dir() and (counts := list(case_study_figures(source))):
             figures += counts  # its settings are none of the paper's tables
         else:

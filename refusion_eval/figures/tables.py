@@ -382,7 +382,7 @@ def _hyperparameters(measured: Sequence[Figure]) -> Table:
         for origin, settings in (("here", table.benchmarks.get(task, {})), *recorded.get(task, {}).items()):
             values = [_setting_text(settings.get(name)) for name in _HYPERPARAMETERS.values()]
             marked = [
-                TableCell(text=value, dagger=bool(value) and float(value) != float(paper))
+                TableCell(text=value, dagger=value not in ("", _setting_text(paper)))
                 for value, paper in zip(values, printed, strict=True)
             ]
             rows.append(TableRow(cells=(*text_cells(title, origin), *marked), origin="measured", num_repeated=1))

@@ -1,5 +1,6 @@
 """Run directories and tables that are missing, damaged or something else, through every command that reads them."""
 
+import csv
 import shutil
 import sqlite3
 from contextlib import closing
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from refusion_eval.results.render import csv_text
 from tests.faults.front_end import DATABASE
 from tests.faults.runs import command
 
@@ -184,6 +186,24 @@ def test_a_damaged_results_table_is_one_error(damage, sound, front_end, tmp_path
     message = front_end.refusal("claims", path, "--out", tmp_path / "out")
     assert str(path) in message
     assert "table command" in message
+
+
+@pytest.mark.parametrize("row", ["", "a,0.5,no,gsm8k,x,1,1,1,1,1", "a,0.5,no,gsm8k,1,1,1,1,1,inf", "a,0.5"])
+def test_a_damaged_locality_file_is_one_error(row, front_end, tmp_path):
+    path = tmp_path / "locality.csv"
+    head = "decoder,masking_ratio,mini,dataset,distance,jsd_mean,ci_low,ci_high,n_pairs,n_responses"
+    path.write_text(f"{head if row else 'masking_ratio'}\n{row or 1}\n")
+    message = front_end.refusal("claims", path, "--out", tmp_path / "out")
+    assert str(path) in message
+    assert "make it again" in message
+
+
+def test_a_setting_of_another_kind_is_shown_as_it_is(sound, front_end, tmp_path):
+    head, *rows = csv.reader((sound / "results.csv").read_text().splitlines())
+    at = head.index("setting_block_size")
+    (tmp_path / "results.csv").write_text(csv_text(head, [[*row[:at], "eight", *row[at + 1 :]] for row in rows]))
+    assert front_end.run("paper-table", "6", tmp_path / "results.csv", "--out", tmp_path / "out")[0] == 0
+    assert "eight" in (tmp_path / "out" / "table6_mini.md").read_text()
 
 
 @pytest.mark.parametrize("number", [3, 4, 6, 7, 8])
