@@ -164,7 +164,10 @@ def evaluate(
     if turn is not None:
         items = {task: of_task[turn.number - 1 :: turn.of] for task, of_task in items.items()}
     with Session(args, task_versions=versions, model_cache=model_cache, turn=turn) as session:
-        requests = [(_job(session.system, task, item), task, item) for task in items for item in items[task]]
+        texts = {task: session.version_of(task.name, versions[task.name]) for task in items}
+        requests = [
+            (_job(session.system, task, item, texts[task]), task, item) for task in items for item in items[task]
+        ]
         questions = {job.key: (task, item.row) for job, task, item in requests}
         assert session.store is not None
         session.store.expect(totals)
@@ -188,14 +191,14 @@ def check_model(args: ModelArgs, model_cache: ModelCache) -> None:
     _ = Session(args, model_cache=model_cache).system.checkpoint_settings
 
 
-def _job(system: System, task: Task, item: Item) -> Job:
+def _job(system: System, task: Task, item: Item, version: str) -> Job:
     """The request of an item, under the settings of the task: their length is the system's, not the task's."""
     prompts = task.benchmark.prompts
     resolved = system.resolve(task.name, {"until": list(prompts.stop_strings)})
     prompt = system.render_turns(item.turns)
     real_prompt, sealed = item.sealing.unseal(prompt)  # hashes and records are of the markers of sealed texts
     return Job(
-        key=sample_key(task.name, prompts.version, item.row, prompt, resolved),
+        key=sample_key(task.name, version, item.row, prompt, resolved),
         benchmark=task.benchmark.name,
         item_id=item.id,
         prompt_ids=system.encode(real_prompt, plain=not system.has_template),
@@ -233,6 +236,7 @@ class Session:
         self._facts = {} if turn is None else {"round": turn.number}
         self.failed: list[Sample] = []
         self.task_versions = dict(task_versions or {})
+        self._recorded_versions: dict[str, set[str]] | None = None
         self._store: RunStore | None = None
         self._runner: JobRunner | None = None
         if args.engine == "ray":  # this process opens less than was asked for, because only workers decode
@@ -296,6 +300,18 @@ class Session:
         if self._runner is None:
             self._runner = self._choose_runner()
         return self._runner
+
+    def version_of(self, task: str, current: str) -> str:
+        """The version of a task under which the run records its texts: that of those that are there already.
+
+        A later version of the task may judge texts by other rules; the texts stay those of the same prompts.
+        """
+        if self._recorded_versions is None:
+            self._recorded_versions = {}
+            for sample in self.store.samples(traces=False) if self.store is not None else ():
+                self._recorded_versions.setdefault(sample.key.task, set()).add(sample.key.task_version)
+        recorded = self._recorded_versions.get(task, {current})
+        return current if current in recorded else max(recorded)
 
     @property
     def decodes_on_cpu(self) -> bool:

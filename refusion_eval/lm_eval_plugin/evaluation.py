@@ -142,7 +142,8 @@ class Evaluation:
         prompt, *others = args
         generation_kwargs = next((other for other in others if isinstance(other, Mapping)), {})
         resolved = self._session.system.resolve(task, generation_kwargs)
-        return sample_key(task, self._versions.get(task, ""), doc, prompt, resolved, sample)
+        version = self._session.version_of(task, self._versions.get(task, ""))
+        return sample_key(task, version, doc, prompt, resolved, sample)
 
     @property
     def num_samples(self) -> int:

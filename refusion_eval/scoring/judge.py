@@ -303,7 +303,8 @@ class ScoreWriter(Judge):
             StoreError: the verdict on this or an earlier text could not be written.
         """
         benchmark = task.benchmark
-        scorer = f"{task.name}/{benchmark.default_filter} {refusion_eval.__version__}"
+        rules = f"{benchmark.default_filter} {benchmark.prompts.version}"
+        scorer = f"{task.name}/{rules} {refusion_eval.__version__}"
         if sample.error is not None or (sample.key, scorer) in self._seen:
             return
         self._seen.add((sample.key, scorer))
