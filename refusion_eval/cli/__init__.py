@@ -152,7 +152,7 @@ OUT_OF_MEMORY = (
 # What libraries say when the system refuses them memory, a thread or the mapping of a file.
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|can(no|')t allocate memory|not enough memory|can't start new thread|failed to map segment|"
-    r"unable to (mmap|allocate)",
+    r"unable to (mmap|allocate)|error return without exception set",
     re.IGNORECASE,
 )
 

@@ -133,9 +133,6 @@ class Evaluation:
         }
         self._samples = {}
         self._session.task_versions.update(self._versions)
-        if store := self._session.store:  # earlier versions recorded none, and such a run goes on as it was begun
-            keys = {(sample.key.task, sample.key.task_version) for sample in store.samples(traces=False)}
-            self._versions = {name: "" if (name, "") in keys else of for name, of in self._versions.items()}
 
     def key(self, task: str, doc: Row, args: Sequence[Any], sample: int = 0) -> SampleKey:
         """The identity of a request, from the arguments that lm-eval asks it with."""

@@ -50,7 +50,7 @@ def test_a_verdict_says_what_judged_it_and_how(store):
     by_metric = {(score.item_id, score.metric): score for score in store.scores()}
     of_program, of_number = by_metric["1", PASSED], by_metric["2", PASSED]
     assert (of_program.scorer, of_program.verdict, of_program.tier) == (
-        f"mini_mbpp/first {__version__}",
+        f"mini_mbpp/first {MBPP.benchmark.prompts.version} {__version__}",
         "correct",
         "none",
     )
