@@ -54,7 +54,8 @@ def test_a_verdict_says_what_judged_it_and_how(store):
         "correct",
         "none",
     )
-    assert (of_number.scorer, of_number.extracted, of_number.value) == (f"mini_gsm8k/last {__version__}", "7", 1.0)
+    scorer = f"mini_gsm8k/last {GSM8K.benchmark.prompts.version} {__version__}"
+    assert (of_number.scorer, of_number.extracted, of_number.value) == (scorer, "7", 1.0)
     assert by_metric["2", "strict"].value == 0.0
     assert ("1", "strict") not in by_metric
     assert writer.num_unscored == 0
