@@ -51,5 +51,5 @@ def test_a_run_without_memory_is_one_line_and_continues_with_equal_records(limit
 def test_a_reader_without_memory_is_one_line(words, calm, tmp_path):
     name, *rest = (word.replace("OUT", str(tmp_path / "out")) for word in words)
     figure = rest[:1] if name == "plot" else []
-    status, text = started((name, *figure, calm, *rest[len(figure) :]), int(0.8 * GIB))
+    status, text = started((name, *figure, calm, *rest[len(figure) :]), int(1.5 * GIB))
     assert status == 0 or "not enough memory" in error_of(text), text
