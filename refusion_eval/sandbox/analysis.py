@@ -41,7 +41,7 @@ _TELLING = frozenset(
     (ast.Assign, ast.Attribute, ast.Call, ast.ClassDef, ast.Compare, ast.ExceptHandler, ast.Import, ast.ImportFrom)
 )
 _MAY_BE_CHANGED = (("sys", "stdout"),)  # what is printed comes to the judge
-_INTO_PROGRAMS = ("unittest.mock.", "inspect.", "dis.", "gc.", "tracemalloc.", "warnings.", "weakref.", "pickle.")
+_INTO_PROGRAMS = ("unittest.mock.", "inspect.", "dis.", "gc.", "tracemalloc.", "warnings.", "weakref.")
 _KIND_TESTS = ("isinstance", "issubclass", "assertIsInstance")
 _INTERPRETERS = ("pickle.", "marshal.", "shelve.", "code.", "codeop.", "runpy.")
 # What reads or changes the state of a process, or the parts of an object that do not leave it.
@@ -208,7 +208,7 @@ def _bound_names(statement: ast.AST) -> set[str]:
     """Names that a statement binds by itself: those of functions, classes, handlers and imports."""
     if not isinstance(statement, ast.Import | ast.ImportFrom):
         return {name} if (name := getattr(statement, "name", None)) else set()
-    names = {(alias.asname or alias.name).partition(".")[0] for alias in statement.names}
+    names = _imported_as(statement)
     if "*" in names and isinstance(statement, ast.ImportFrom):
         with contextlib.suppress(ImportError):  # the test will say so
             module = importlib.import_module(statement.module or "")
@@ -312,7 +312,7 @@ def _needs_one_process(nodes: list[ast.AST], foreign: frozenset[str]) -> str:
             if kinds := sorted(name for name in asked - _NAMES_OF_DATA if not name.endswith("Error")):
                 return f"the test asks whether an object of the program is a {kinds[0]} of its own process"
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            names = {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+            names = _imported_as(node)
             modules |= names
             imported |= names if isinstance(node, ast.ImportFrom) else set()
             if used := next((name for name in _imported(node) if f"{name}.".startswith(_INTO_PROGRAMS)), ""):
@@ -337,6 +337,11 @@ def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
     """Dotted names that a statement imports, each from its top-level module on."""
     start = f"{node.module or ''}." if isinstance(node, ast.ImportFrom) else ""
     return [start + alias.name for alias in node.names]
+
+
+def _imported_as(node: ast.Import | ast.ImportFrom) -> set[str]:
+    """Names that a statement imports under."""
+    return {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
 
 
 def _is_harmless(dotted: str) -> bool:

@@ -285,7 +285,6 @@ class ScoreWriter(Judge):
         self._num_right: Counter[str] = Counter()
         self._counting = threading.Lock()
         self._num_unscored = 0
-        self._reported: set[str] = set()
 
     @property
     def num_unscored(self) -> int:
@@ -321,12 +320,9 @@ class ScoreWriter(Judge):
         """One text that cannot be judged must not cost the run its other texts."""
         reason = f"{type(problem).__name__}: {problem}"
         log.error("%s item %s is not scored: %s", sample.key.task, sample.item_id, reason)
+        log.debug("%s: a text cannot be judged", sample.key.task, exc_info=problem)
         with self._counting:
             self._num_unscored += 1
-            is_new = reason not in self._reported
-            self._reported.add(reason)
-        if is_new:
-            log.debug("%s: a text cannot be judged", sample.key.task, exc_info=problem)
 
     def _write(self, benchmark: Benchmark, row: Row, sample: Sample, scorer: str, verdict: Verdict) -> None:
         if verdict.verdict == ERROR:
