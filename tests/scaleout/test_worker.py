@@ -15,6 +15,7 @@ from refusion_eval.runs.job import Job
 from refusion_eval.runs.settings import Resolved
 from refusion_eval.scaleout.worker import RecordReader, RecordWriter, job_from_json, job_to_json
 from refusion_eval.store.records import Hardware, Sample, SampleKey
+from refusion_eval.types import MOST_TOKENS
 from tests.examples import examples
 
 # Any text, lone surrogates included.
@@ -23,7 +24,7 @@ COUNT = st.integers(0, 2**31)
 SECONDS = st.floats(0, 1e9)
 ANY_FLOAT = st.floats(allow_nan=False)
 KEYS = st.builds(SampleKey, TEXT, TEXT, TEXT, TEXT, COUNT, TEXT)
-TOKENS = st.lists(COUNT, max_size=6)
+TOKENS = st.lists(st.integers(0, MOST_TOKENS - 1), max_size=6)
 
 # Beside the defaults: settings that JSON does not carry as they are (tuples, None, numbers at the edges).
 CHANGES = {
