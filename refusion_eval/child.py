@@ -24,10 +24,6 @@ class Child:
 
     Args:
         script: reads questions as JSON lines and writes an answer to each as a JSON line.
-        first: a question that it answers as soon as it can answer any.
-
-    Attributes:
-        seconds: what all questions took together, without the starts.
     """
 
     def __init__(self, script: Path, first: Any) -> None:

@@ -67,7 +67,6 @@ def settings_class(where: str = "", *, slots: bool = True) -> Callable[[type[T]]
 
     Args:
         where: name that error messages of a direct call begin with; the name of the class if empty.
-        slots: whether instances have `__slots__`; False where the class has cached properties.
     """
 
     def decorate(cls: type[T]) -> type[T]:
@@ -109,11 +108,6 @@ def recorded_values(settings: Any) -> dict[str, Any]:
 def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     """Makes an instance of a settings class from values of any origin.
 
-    Args:
-        cls: a settings class, whose fields may be settings classes.
-        values: field name -> value as it arrived; callbacks (fields with `compare=False`) cannot be given.
-        where: place of the values, which error messages begin with.
-
     Raises:
         ConfigError: a key is unknown or missing, a value is refused, or values do not fit each other.
     """
@@ -133,11 +127,6 @@ def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
 def read_values(cls: type, values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Converts and checks some values of a settings class, each by itself, without making an instance.
 
-    Args:
-        cls: the settings class.
-        values: field name -> value as it arrived.
-        where: place of the values, which error messages begin with.
-
     Raises:
         ConfigError: a key is unknown, or a value is refused.
     """
@@ -150,10 +139,7 @@ def convert(key: str, value: Any, wanted: Any, where: str) -> Any:
     """Converts one value to a declared type.
 
     Args:
-        key: name of the value, for messages.
-        value: the value as it arrived.
         wanted: bool, int, float, str, a Literal, a tuple of these, an optional of one of them, or a settings class.
-        where: place of the value, which error messages begin with.
 
     Raises:
         ConfigError: the value has no single meaning as that type, or is out of its range.
@@ -179,13 +165,6 @@ def check_keys(
     offered: Collection[str] | None = None,
 ) -> None:
     """Refuses unknown keys and suggests the known key that the user most likely meant.
-
-    Args:
-        keys: the given keys.
-        known: all keys that are allowed.
-        where: place of the keys, for messages; empty where `what` says enough.
-        what: the word for a key in messages.
-        offered: names that messages suggest instead of `known`.
 
     Raises:
         ConfigError: a key is not among `known`.
@@ -396,10 +375,6 @@ class _UniqueKeys(yaml.SafeLoader):
 
 def read_yaml(path: Path, where: str) -> dict[str, Any]:
     """Reads a file that holds one mapping.
-
-    Args:
-        path: the file.
-        where: name of the file in messages.
 
     Raises:
         ConfigError: the file cannot be read, is not UTF-8 or not YAML, has a key twice, is empty, or holds no mapping.

@@ -23,11 +23,7 @@ HOOK = "_refusion_eval_autoload"
 
 
 def report(data_dir: Path | None = None) -> Iterator[tuple[str, str]]:
-    """Yields a name and what was found, for versions, devices, files and isolation that an evaluation depends on.
-
-    Args:
-        data_dir: folder with benchmark rows; None for the folder that the environment variable names.
-    """
+    """Yields a name and what was found, for versions, devices, files and isolation that an evaluation depends on."""
     yield from package_versions().items()
     yield from _devices()
     yield "lm_eval hook", _hook()

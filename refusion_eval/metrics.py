@@ -35,14 +35,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Interval:
-    """A value with its 95% interval.
-
-    Attributes:
-        value: the statistic on all items.
-        low: lower bound, NaN when one item gives no spread.
-        high: upper bound, NaN in the same case.
-        n: number of items the value rests on.
-    """
+    """A value with its 95% interval."""
 
     value: float
     low: float
@@ -60,9 +53,7 @@ class Bootstrap:
     """A statistic and its replicates, kept so that means over strata (tasks) can be formed afterwards.
 
     Attributes:
-        value: the statistic on all items.
         replicates: [RESAMPLES], the statistic on each resample; NaN where it is undefined.
-        n: number of items.
     """
 
     value: float
@@ -129,7 +120,6 @@ def bootstrap_all(statistics: Sequence[Statistic], *, seed: int = 0, rounds: Seq
     Drawing takes as long as evaluating, so statistics share the draws, and what is drawn of a column that several have.
 
     Args:
-        statistics: what is evaluated; all have columns of equal length.
         seed: seed of the item draws; the same seed and number of items give the same draws.
         rounds: [items], the round in which each item was timed. Several rounds are resampled too, the items of each
             drawn one within it. Their draws do not depend on the seed, because the tasks of a mean share their rounds.
@@ -276,7 +266,6 @@ def pass_at_k(num_samples: Sequence[int], num_correct: ArrayLike, k: int) -> NDA
     Args:
         num_samples: [items], samples drawn for each item, at least k.
         num_correct: [items], number of samples that passed.
-        k: the number of tries that pass@k grants, at least 1.
 
     Returns:
         [items], each in [0, 1]; their mean is pass@k.
@@ -293,10 +282,6 @@ def majority_passed(answers: Sequence[str | None], passed: Sequence[bool]) -> bo
     """Whether the majority answer of one item is right: the verdict of the first sample that gave it.
 
     None (nothing extracted) does not vote, and a tie goes to the answer seen first.
-
-    Args:
-        answers: extracted answer of each sample, in sample order.
-        passed: verdict of each sample.
     """
     votes = Counter(answer for answer in answers if answer is not None)
     return bool(votes) and bool(passed[list(answers).index(votes.most_common(1)[0][0])])
@@ -304,18 +289,7 @@ def majority_passed(answers: Sequence[str | None], passed: Sequence[bool]) -> bo
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Cost of one sample.
-
-    Attributes:
-        item: identity of the benchmark item; equal for all samples of it, and across systems.
-        tokens: tokens kept.
-        forwards: model calls.
-        seconds: decoding time.
-        batch_size: requests that could run at the same time.
-        warm: whether the warm-up was over.
-        hardware: fingerprint of the machine.
-        round: which of the alternating rounds of several systems timed it.
-    """
+    """Cost of one sample."""
 
     item: Hashable
     tokens: int
@@ -341,12 +315,7 @@ T = TypeVar("T", bound=Timing)
 
 
 class Speedup(NamedTuple):
-    """Ratio of two systems' TPS on the items both answered.
-
-    Attributes:
-        ratio: TPS / TPS of the baseline; its n is the number of common items.
-        num_left_out: items that only one of the two answered.
-    """
+    """Ratio of two systems' TPS on the items both answered."""
 
     ratio: Bootstrap
     num_left_out: int
@@ -390,10 +359,7 @@ def resampled(
     Two attributes: sum over all samples / sum over all samples; TPS is that of tokens and seconds.
 
     Args:
-        samples: at least one.
         names: one or two names of attributes for each figure.
-        seed: seed of the resampling.
-        timed: whether the attributes depend on time, so that the rounds are resampled too.
 
     Raises:
         DataError: no samples, or denominators that sum to zero.
@@ -430,13 +396,7 @@ def latency(samples: Sequence[Timing], quantile: float, *, seed: int = 0) -> Boo
 
 
 def latencies(samples: Sequence[Timing], quantiles: Sequence[float], *, seed: int = 0) -> list[Bootstrap]:
-    """Quantiles of the seconds that a request takes (linear interpolation), resampled by round and item.
-
-    Args:
-        samples: at least one.
-        quantiles: 0.5 for the median, 0.95 for the 95th percentile.
-        seed: seed of the resampling.
-    """
+    """Quantiles of the seconds that a request takes (linear interpolation), resampled by round and item."""
     groups = by_item(samples)
     pairs = sorted((sample.seconds, number) for number, group in enumerate(groups) for sample in group)
     seconds, items = np.array([time for time, _ in pairs]), np.array([number for _, number in pairs])
@@ -501,13 +461,6 @@ def tpf_release(trace: Trace, slot_size: int) -> float | None:
     times the slots stored, a slot cut by EOS counted whole; if slots were completed, c is the slot size times all
     selected slots, even those dropped because of EOS. So c is neither what the output keeps nor summed before dividing
     (ML-GSAI/ReFusion, generate.py). Refresh forwards of the KV re-computation, absent from the release, count in f.
-
-    Args:
-        trace: events of one request.
-        slot_size: positions of a slot (k).
-
-    Returns:
-        None where iterations do not exist: another decoder, or plans fused into verifications.
     """
     kinds = [event.kind for event in trace.of(ForwardDone)]
     plans = [event for event in trace.of(Select) if event.unit == "slot"]
@@ -536,7 +489,6 @@ def bytes_read(trace: Trace, *, weight_bytes: float, cache_bytes_per_row: float)
     at a time is bound by memory, so an MBU near 1 leaves nothing to gain but fewer forwards or smaller weights.
 
     Args:
-        trace: events of the request.
         weight_bytes: bytes of the weights one forward reads (an embedding table that is only looked up does not count).
         cache_bytes_per_row: bytes of the keys and values of one position over all layers.
     """

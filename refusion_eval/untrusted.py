@@ -25,12 +25,7 @@ _UNSAFE = re.compile(
 
 
 def visible(text: str, keep: str = "") -> str:
-    r"""Text that a terminal shows and does not obey: each character with an effect is written as its escape (\x1b).
-
-    Args:
-        text: any text.
-        keep: characters that stay as they are, such as line feeds.
-    """
+    r"""Text that a terminal shows and does not obey: each character with an effect is written as its escape (\x1b)."""
     return _UNSAFE.sub(lambda found: found[0] if found[0] in keep else _escape(found[0]), text)
 
 

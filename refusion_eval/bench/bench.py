@@ -41,12 +41,7 @@ RATIOS = {
 
 
 class System(NamedTuple):
-    """A way of decoding that takes part in a comparison.
-
-    Attributes:
-        run: decodes one prompt, given as token ids.
-        same_tokens_as: name of the system whose tokens it must reproduce; None if there is none.
-    """
+    """A way of decoding that takes part in a comparison."""
 
     run: Callable[[Sequence[int]], Decoded]
     same_tokens_as: str | None = None
@@ -59,8 +54,6 @@ class Speed:
     Attributes:
         tokens_per_second: all tokens divided by all seconds of a round, one value per round.
         num_tokens, num_forwards: tokens and model calls of one round.
-        num_same: prompts whose tokens equal those of `System.same_tokens_as`; None without such a system.
-        num_prompts: prompts of one round.
         joules_per_token: energy of the device over all rounds; None where it has no counter or the system reads none.
     """
 
@@ -134,7 +127,6 @@ class BatchSpeed(NamedTuple):
         tokens_per_second: tokens per second of wall time, over all prompts.
         same: share of the requests whose tokens equal those of the smallest batch size; below 1 only where rounding
             differs, as in bfloat16.
-        joules_per_token: energy of the device; None where it has no counter.
     """
 
     tokens_per_second: float
@@ -147,17 +139,9 @@ class Report:
     """Result of a benchmark.
 
     Attributes:
-        conditions: model, device, dtype, threads, versions, settings.
-        speeds: speed of each system at batch size 1.
         forwards: forwards of ReFusion over all prompts: "unfused", "free rows" (fused, with further rows at no cost),
             and "least": the minimum, where all plans and predictions but the first plan are fused into verifications.
-        batch: speed by decoder and batch size.
         curves: seconds of each timed forward by committed rows and width, recorded where `run` records.
-        eager_curves: the same without recordings; empty where `run` records none.
-        weight_bytes: size of the weights that one forward reads.
-        cache_bytes_per_row: size of the keys and values of one row.
-        copy_bytes_per_second: copy bandwidth of the device.
-        profile: time of each part of fused ReFusion; None if it was not measured.
     """
 
     conditions: Mapping[str, Any]
@@ -216,20 +200,7 @@ def measure(
     with_profile: bool = False,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Measures one checkpoint.
-
-    Args:
-        directory: checkpoint in Hugging Face layout.
-        prompts: token ids of each prompt.
-        settings: settings of ReFusion except `fuse`; `gen_length` and `eos_ids` apply to all systems.
-        dtype: as in `load_model`, like `device`.
-        device: torch device.
-        num_rounds: rounds of the comparison at batch size 1.
-        batch_sizes: ascending batch sizes of continuous batching; the others are compared with the first.
-        with_baseline: whether to measure the systems that run on transformers' own model too.
-        with_profile: whether to measure the time of each part of fused ReFusion too.
-        progress: called with a line of text before each step.
-    """
+    """Measures one checkpoint."""
     model = api.load_model(str(directory), dtype=dtype, device=device, tune=True)
     systems = _systems(model, directory if with_baseline else None, settings)
     speeds = compare(systems, prompts, num_rounds, progress)

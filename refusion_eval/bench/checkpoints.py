@@ -88,8 +88,6 @@ def inflate(source: Path, target: Path, shape: Shape, dtype: torch.dtype) -> Non
     square of this factor, because the surplus features are zero.
 
     Args:
-        source: a Qwen3 checkpoint with one safetensors file.
-        target: folder to create.
         shape: shape that is at least one feature wider than the source and smaller in no dimension.
         dtype: dtype of the matrices. The scales of residual norms are float32, because they are multiplied by a root.
 

@@ -57,11 +57,8 @@ class GpuCheck:
     """The checks on one device.
 
     Args:
-        device: device under test.
         folder: existing empty folder for the inflated checkpoints (16 GB each at the shape 8B) and a training run.
         shape: key of `SHAPES`; None is the small shape of a rehearsal.
-        num_prompts: prompts of the mini tasks in every check.
-        progress: called with a line of text before each step.
     """
 
     def __init__(

@@ -32,12 +32,7 @@ MAX_SECONDS = 600
 
 
 def recorded_decodings(device: torch.device, folder: Path) -> Result:
-    """Decodes the recorded cases of the public releases in float32, by the tests that hold them.
-
-    Args:
-        device: device under test.
-        folder: existing folder for the report of the tests.
-    """
+    """Decodes the recorded cases of the public releases in float32, by the tests that hold them."""
     if not (ROOT / GOLDEN_TESTS[0]).is_file() or importlib.util.find_spec("pytest") is None:
         return Result(None, "the recorded cases are part of a clone of the repository, and need pytest", {})
     report = folder / "recorded.xml"
@@ -52,13 +47,7 @@ def recorded_decodings(device: torch.device, folder: Path) -> Result:
 
 
 def training(device: torch.device, folder: Path, shape: Shape) -> Result:
-    """Trains a random model on the package's tiny data; its loss must be finite and fall.
-
-    Args:
-        device: device under test.
-        folder: existing folder for the training.
-        shape: sizes of the model, except the vocabulary.
-    """
+    """Trains a random model on the package's tiny data; its loss must be finite and fall."""
     run_dir = folder / "training"
     sizes = {name: size for name, size in asdict(shape).items() if name != "vocab_size"}
     settings = {

@@ -20,8 +20,6 @@ class Result(NamedTuple):
     Attributes:
         passed: None where there is no bound, where the bound is one for GPUs and this is a rehearsal, or where nothing
             was checked.
-        text: one sentence for people.
-        figures: everything that was measured.
     """
 
     passed: bool | None
@@ -34,8 +32,6 @@ class Check:
     """A check that ran.
 
     Attributes:
-        name: name of the check.
-        seconds: time that it took.
         result: what it found; a check that raised an error has not passed, and its text is the error.
     """
 

@@ -21,11 +21,7 @@ KeysValues = list[tuple[Tensor, Tensor]]  # one pair per layer, each [batch, key
 
 
 class PlainEngine:
-    """Runs a decoder, one request at a time.
-
-    Args:
-        model: the Qwen3 of transformers.
-    """
+    """Runs a decoder, one request at a time."""
 
     def __init__(self, model: Qwen3ForCausalLM) -> None:
         self.model = model

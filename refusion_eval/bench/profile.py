@@ -42,7 +42,6 @@ class Profile:
 
     Attributes:
         seconds: seconds by part; they add up to the time of the decoding with stopwatches.
-        num_forwards: number of model calls.
         unwatched: seconds of the same decoding without stopwatches.
     """
 

@@ -26,9 +26,6 @@ def normalise(row: Row, _number: int = 0) -> dict[str, Any]:
 
     The order of the choices follows a hash of the question's id and the choice's column: it is the same on every
     machine and in every run, whatever the random state.
-
-    Returns:
-        `id` (Record ID, else a hash of the question), `question`, `choices` (4), `answer` (letter), `domain`.
     """
     item_id = _id(row)
     shown = sorted((_RIGHT, *_WRONG), key=lambda column: hashlib.sha256(f"{item_id}/{column}".encode()).digest())

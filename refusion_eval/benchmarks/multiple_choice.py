@@ -18,11 +18,7 @@ def choice_prompt(question: str, choices: Sequence[str]) -> str:
 
 
 def choice_filters(choices: Callable[[Row], Sequence[str]]) -> dict[str, Extractor]:
-    """The extraction rules for the letter of a choice.
-
-    Args:
-        choices: a row -> its choices, whose number bounds the letters.
-    """
+    """The extraction rules for the letter of a choice."""
 
     def by_letter(rule: Callable[[str, int], Extraction]) -> Extractor:
         return lambda text, row: rule(text, len(choices(row)))

@@ -32,11 +32,7 @@ Values = NDArray[Any]  # [..., 1 + RESAMPLES]: the value itself, then its draws
 
 
 class MissingFigure(DataError):
-    """A formula needs a figure that is not there.
-
-    Attributes:
-        keys: the keys that were looked for, one for each name of the metric.
-    """
+    """A formula needs a figure that is not there."""
 
     def __init__(self, message: str, keys: tuple[FigureKey, ...]) -> None:
         super().__init__(message)
@@ -44,11 +40,7 @@ class MissingFigure(DataError):
 
 
 class Reader:
-    """Picks figures for one computation of a formula and remembers which ones it picked.
-
-    Args:
-        figures: figures by system, benchmark and metric.
-    """
+    """Picks figures for one computation of a formula and remembers which ones it picked."""
 
     def __init__(self, figures: Mapping[FigureKey, Figure]) -> None:
         self._figures = figures
@@ -139,8 +131,6 @@ class Computed:
     Attributes:
         interval: value and 95% interval, `n` being the number of figures. The bounds are NaN if no figure has an
             interval; the value is NaN, too, if nothing could be computed.
-        figures: what the value was computed from.
-        reason: why nothing could be computed; empty otherwise.
     """
 
     interval: Interval = _NO_INTERVAL

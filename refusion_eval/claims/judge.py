@@ -64,11 +64,7 @@ class JudgedClaim:
     Attributes:
         on_published: result of the formula on the paper's own figures; None without a formula.
         follows: whether that result is what the paper prints.
-        measured: result on measured figures.
-        verdict: one of the nine verdicts above.
-        reason: why the verdict was given.
         mini: result on the mini look-alikes, where the claim has a direction that they can agree with.
-        mini_verdict: whether the mini tasks point in the claimed direction; empty if they say nothing.
     """
 
     claim: Claim
@@ -86,13 +82,8 @@ class Average:
     """A claimed speed-up, averaged by one rule.
 
     Attributes:
-        baseline: systems that the speed-up is over, separated by spaces.
-        tasks: name of the set of tasks.
-        rule: name of the rule of averaging.
         on_published: result on the paper's figures; None where the paper does not print them.
         gives_claim: whether that result is what the paper claims.
-        measured: result on measured figures.
-        mini: result on the mini look-alikes.
     """
 
     claim: Claim
@@ -107,9 +98,6 @@ class Average:
 
 class Evidence:
     """Measured figures, sorted by what they may be used for.
-
-    Args:
-        figures: figures of any runs.
 
     Raises:
         StoreError: two runs measured the same figure.
@@ -250,11 +238,7 @@ def _roles(figure: Figure) -> list[Figure]:
 
 
 def _over_rounds(figures: Sequence[Figure]) -> dict[FigureKey, Figure]:
-    """Figures by their keys; speeds of several runs of a system become one, with an interval over the runs.
-
-    Raises:
-        StoreError: other figures than speeds are there several times, and differ.
-    """
+    """Figures by their keys; speeds of several runs of a system become one, with an interval over the runs."""
     groups: dict[FigureKey, list[Figure]] = {}
     for figure in figures:
         groups.setdefault(figure.key, []).append(figure)

@@ -83,11 +83,6 @@ def averages_table(averages: Sequence[Average], tasks: str = ALL_TASKS, *, narro
     """Every average of every claimed speed-up side by side, one line for each claim, baseline and origin of figures.
 
     On a narrow terminal each average has a line of its own.
-
-    Args:
-        averages: averages of all claims.
-        tasks: set of tasks that is shown.
-        narrow: see above.
     """
     shown = [average for average in averages if average.tasks == tasks]
     title = f"Averages of the claimed speed-ups, {tasks} tasks"

@@ -18,19 +18,13 @@ class Claim:
     """One reading of one statement; a row of claims.csv.
 
     Attributes:
-        id: identifier of the reading.
-        claim: identifier of the statement.
-        statement: what is claimed.
         published: number or text as the paper prints it.
         value: the number that the formula has to give, with the printed digits; empty for none.
-        unit: unit of the number.
-        reading: `equal` at the printed digits, `over` (rounded down, or more), or `above`.
         formula: formula over figures in words of mathematics, computed by `FORMULAS`; empty if no figures say it.
         speedup: two sides of a speed-up, `systems | systems`, of which every average is shown; empty for none.
         artefacts: tables and figures of the paper that the formula is about.
         neutral: the result that supports neither side, for example 1 for a ratio; empty for none.
         location: where in the paper the statement stands.
-        note: what a recomputation found.
         look: without a formula, where this project shows what the statement is about; empty if nowhere.
     """
 

@@ -256,12 +256,6 @@ def options_from(
     the class. Values stay text: the settings class converts and checks them. The decorated function has a parameter
     `given`, which receives the mapping from field to value; its place among the parameters is the place of the options
     in --help.
-
-    Args:
-        cls: the settings class.
-        names: the fields; "field:option" where the option has another name than the field.
-        without_default: fields that are not in `given` unless the user names the option.
-        helps: field -> help, where it differs from the docstring.
     """
     options = {name.partition(":")[0]: name.rpartition(":")[2] for name in names}
     entries = {entry.name: entry for entry in fields(cls)}
@@ -375,7 +369,6 @@ def show(table: Any, markdown: Path | None = None, cells: tuple | None = None) -
 
     Args:
         table: the table.
-        markdown: the file.
         cells: columns and rows to print as JSON instead of the table.
     """
     from refusion_eval.store.atomic_write import write_output

@@ -24,9 +24,6 @@ class FoundSources:
     """Loads benchmark rows and tokenizers when a report asks for them, each once.
 
     If one of them cannot be loaded, the log says so once and the report is made without it.
-
-    Args:
-        data_dir: folder with the benchmarks' rows; None for the usual places.
     """
 
     def __init__(self, data_dir: Path | None) -> None:

@@ -59,17 +59,7 @@ def check_kernel_size(decoder: str, kernel_size: int) -> None:
 def block_forward(
     canvas: Canvas, block: range, num_before: int, cache: Cache, keep_ratio: float, kernel_size: int, later_kind: str
 ) -> Forward:
-    """A forward that fills a block, without its reads.
-
-    Args:
-        canvas: prompt and response.
-        block: response indices of the block.
-        num_before: forwards of the block before this one.
-        cache: what is kept of the block's refresh.
-        keep_ratio: share of the rows that the sparse cache keeps.
-        kernel_size: number of neighbouring rows that share their largest score in the sparse cache.
-        later_kind: kind of the forwards after the refresh.
-    """
+    """A forward that fills a block, without its reads."""
     length, own = len(canvas.tokens), range(canvas.start + block.start, canvas.start + block.stop)
     since_refresh = num_before - (1 if cache == "sparse" else 0)
     fed, commit, kind, scores = range(length), DROP_ALL, "denoise", None
@@ -107,13 +97,7 @@ class ReuseSettings(Protocol):
 
 
 def reuse_at(settings: ReuseSettings, step: int, num_prompt: int) -> FeatureReuse | None:
-    """Which rows a step computes; None if both intervals are 1, so that nothing is ever reused.
-
-    Args:
-        settings: settings of the decoder.
-        step: number of the step in the request, from 0.
-        num_prompt: rows of the prompt.
-    """
+    """Which rows a step computes; None if both intervals are 1, so that nothing is ever reused."""
     if settings.prompt_interval_steps == settings.gen_interval_steps == 1:
         return None
     return FeatureReuse(

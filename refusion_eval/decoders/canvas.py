@@ -35,7 +35,6 @@ def rounded_quotas(num_masked: int, steps: int) -> list[int]:
 
     Returns:
         Numbers above 0 that add up to `num_masked`; at most `steps`, because steps that would fill nothing are left
-        out.
     """
     unit = np.float32(1)
     quotas, num_left = [], num_masked
@@ -47,11 +46,7 @@ def rounded_quotas(num_masked: int, steps: int) -> list[int]:
 
 
 def even_quotas(num_masked: int, steps: int) -> list[int]:
-    """Number of masks that each step fills: evenly, and one more in the first steps for the remainder (LLaDA).
-
-    Returns:
-        One number a step; they add up to `num_masked` and differ by at most 1.
-    """
+    """Number of masks that each step fills: evenly, and one more in the first steps for the remainder (LLaDA)."""
     quota, remainder = divmod(num_masked, steps)
     return [quota + (step < remainder) for step in range(steps)]
 
@@ -104,13 +99,7 @@ class MaskedSettings:
         return Confidence(dtype=self.confidence_dtype)
 
     def read(self, rows: Sequence[int], step: int, positions: Sequence[int]) -> Read:
-        """Reads a candidate and its confidence for each position.
-
-        Args:
-            rows: rows of the forward that predict the positions, in the same order.
-            step: number of the step. Equal seed, step and position give equal samples.
-            positions: response indices that are predicted.
-        """
+        """Reads a candidate and its confidence for each position."""
         sampled = self.temperature > 0
         return Read(
             rows,
@@ -160,14 +149,7 @@ class BlockSettings(MaskedSettings):
 
 
 def check_blocks(decoder: str, gen_length: int, block_length: int, steps: int | None) -> None:
-    """Raises ConfigError unless the response consists of whole blocks and each gets the same number of steps.
-
-    Args:
-        decoder: name of the decoder, for messages.
-        gen_length: number of response positions.
-        block_length: positions of a block.
-        steps: steps for the whole response; None where they need not be divided.
-    """
+    """Raises ConfigError unless the response consists of whole blocks and each gets the same number of steps."""
     if gen_length % block_length:
         raise ConfigError(
             f"{decoder}: gen_length is {gen_length} and block_length {block_length}; the response consists of whole "
@@ -187,12 +169,6 @@ class Canvas:
     Attributes:
         tokens: prompt and response, with masks where nothing is final.
         start: index in `tokens` of the first response position.
-
-    Args:
-        prompt: token ids.
-        settings: settings of the decoder.
-        trace: receives the events.
-        gen_length: number of masks at the start; None for `settings.gen_length`.
     """
 
     def __init__(
@@ -230,14 +206,7 @@ class Canvas:
             self._trace.fix(positions, final)
 
     def fix_chosen(self, candidates: Sequence[int], readout: Readout, scores: ProbArray, chosen: Sequence[int]) -> None:
-        """Makes the chosen candidates final and records the choice.
-
-        Args:
-            candidates: response indices.
-            readout: prediction for each candidate.
-            scores: scores by which the candidates were ranked.
-            chosen: indices into `candidates`, ascending.
-        """
+        """Makes the chosen candidates final and records the choice."""
         positions = [candidates[index] for index in chosen]
         self._trace.select("token", candidates, scores.tolist(), positions)
         self.fix(positions, readout.tokens[list(chosen)])
@@ -253,11 +222,7 @@ class Canvas:
         return "stop_string" if rule is not None and rule(gapless) else None
 
     def finish(self, reason: StopReason | None = None) -> Response:
-        """The response: the tokens without a gap from the start, up to and including the first EOS.
-
-        Args:
-            reason: "stop_string" if a stop string ended decoding; otherwise the tokens tell the reason.
-        """
+        """The response: the tokens without a gap from the start, up to and including the first EOS."""
         tokens = self._gapless()
         eos = first_eos(tokens, self._settings.eos_ids)
         if eos is not None:

@@ -148,11 +148,6 @@ class Pipeline:
         canvas: the tokens.
         blocks: the prompt, then the blocks of the response.
         num_cached: number of blocks whose keys and values are cached.
-
-    Args:
-        prompt: token ids.
-        settings: settings of the decoder.
-        trace: receives the events.
     """
 
     def __init__(self, prompt: Sequence[int], settings: D2fSettings, trace: Trace) -> None:

@@ -31,13 +31,7 @@ from refusion_eval.types import NOTHING, Commit, Decoding, Forward, Read, Readou
 
 
 def decode(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> Decoding:
-    """Decodes one prompt: in each block plans and infills until none of its slots is masked.
-
-    Args:
-        prompt: token ids, at least one.
-        settings: settings of the decoder; `fuse` has no effect here.
-        trace: receives the events.
-    """
+    """Decodes one prompt: in each block plans and infills until none of its slots is masked."""
     num_prompt, iterations = len(prompt), count()
     text = Text(settings, trace)
     # The first plan also carries the prompt, which is all of that forward that stays in the cache.

@@ -43,13 +43,7 @@ Verified = Generator[Forward, tuple[Readout, ...], Mapping[OutcomeKey, Readout]]
 
 
 def decode(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> Decoding:
-    """Decodes one prompt as the settings say: with fused forwards, by the paper's algorithm, or token by token.
-
-    Args:
-        prompt: token ids, at least one.
-        settings: settings of the decoder.
-        trace: receives the events.
-    """
+    """Decodes one prompt as the settings say: with fused forwards, by the paper's algorithm, or token by token."""
     if settings.serial:
         return refusion.decode_serial(prompt, settings, trace)
     return (_decode_fused if settings.fused else refusion.decode)(prompt, settings, trace)
@@ -143,14 +137,7 @@ class ForwardCost:
         return 1.0 + self.row_cost * max(0, num_rows - self.free_rows)
 
     def gain(self, chance: float, saved_rows: int, num_rows: int, extra_rows: int) -> float:
-        """Expected saving of extra rows.
-
-        Args:
-            chance: probability that the extra rows save a forward.
-            saved_rows: rows of that forward.
-            num_rows: rows of the forward that carries the extra rows, without them.
-            extra_rows: their number.
-        """
+        """Expected saving of extra rows."""
         return chance * self.of(saved_rows) - (self.of(num_rows + extra_rows) - self.of(num_rows))
 
 
@@ -192,13 +179,7 @@ def branch_readouts(branches: Sequence[Branch], readouts: Sequence[Readout]) -> 
 
 
 def profitable_branches(candidates: Sequence[tuple[float, Branch]], cost: ForwardCost, num_rows: int) -> list[Branch]:
-    """The branches that are worth their rows, the likeliest first.
-
-    Args:
-        candidates: branches, each with the chance of its outcome.
-        cost: cost of forwards.
-        num_rows: rows of the verification.
-    """
+    """The branches that are worth their rows, the likeliest first."""
     branches: list[Branch] = []
     for chance, branch in sorted(candidates, key=lambda candidate: candidate[0], reverse=True):
         size = len(branch.positions)
@@ -214,11 +195,7 @@ def acceptance(probs_SK: ProbArray, tau_token: float) -> ProbArray:
 
 
 def length_chances(accept_N: ProbArray) -> npt.NDArray[np.float64]:
-    """Chance that exactly the first l of N tokens are accepted, for l = 0 .. N.
-
-    Args:
-        accept_N: chance that each token is accepted if those before it are.
-    """
+    """Chance that exactly the first l of N tokens are accepted, for l = 0 .. N."""
     reach = np.concatenate(([1.0], np.cumprod(accept_N, dtype=np.float64)))
     reach[:-1] *= 1 - np.asarray(accept_N, dtype=np.float64)
     return reach
@@ -244,10 +221,7 @@ class SlotForecast(NamedTuple):
         """Estimates the chances.
 
         Args:
-            tokens_K: tokens of the slot.
-            accept_K: chance that each of them is accepted.
             valid: how many are valid already; the token after them is accepted in any case.
-            eos_ids: tokens that finish a slot once they are valid.
         """
         size = len(tokens_K)
         chances = length_chances(accept_K[valid + 1 :])  # of valid + 1, ..., size valid tokens
@@ -263,12 +237,6 @@ def profitable_lengths(
     """For each slot the lengths for which its next prediction is attached.
 
     A forward is saved only if every unfinished slot is covered, so all slots get equally many, as many as pay.
-
-    Args:
-        forecasts: one for each unfinished slot.
-        slot_size: k.
-        cost: cost of forwards.
-        num_rows: rows of the verification.
     """
     most = max(len(slot.lengths) for slot in forecasts)
     nothing_to_save = float(np.prod([slot.finished for slot in forecasts]))
@@ -384,13 +352,6 @@ class _Iteration:
 
         The first slot sees no other draft, so its rows in the verification serve. The other slots need rows of their
         own, which see no other draft either.
-
-        Args:
-            forward: the global verification of the drafts.
-            num_rows: rows of the forward, with the branches attached so far.
-
-        Returns:
-            The forward with the copied slots, and the branches to attach to it.
         """
         k, drafts = self.settings.slot_size, self.drafts
         forecasts = self._forecasts(drafts.tokens_SK, drafts.probs_SK, [0] * len(drafts.slots))

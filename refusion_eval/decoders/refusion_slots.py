@@ -233,10 +233,6 @@ class Text:
         tokens: final tokens by response index.
         masked: slots of the current block that are not final yet, ascending.
         met_eos: whether the response ends within what is decoded so far.
-
-    Args:
-        settings: settings of the decoder.
-        trace: receives the stop.
     """
 
     def __init__(self, settings: RefusionSettings, trace: Trace) -> None:
@@ -285,13 +281,6 @@ class Completion:
         tokens_SK: their tokens, valid or drafted.
         probs_SK: probability of each token when it was drafted.
         valid_S: how many tokens of each slot are valid, from its first one.
-
-    Args:
-        drafts: the selected slots.
-        passed_SK: which drafts passed the global verification.
-        num_prompt: tokens of the prompt.
-        settings: settings of the decoder.
-        trace: receives the events.
     """
 
     def __init__(

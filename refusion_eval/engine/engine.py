@@ -31,13 +31,7 @@ FIRST_CAPACITY = 512
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt to be decoded.
-
-    Attributes:
-        decode: the decoder.
-        prompt: token ids of the prompt.
-        settings: settings of the decoder.
-    """
+    """A prompt to be decoded."""
 
     decode: Decode
     prompt: Sequence[int]
@@ -81,13 +75,7 @@ class Engine:
     """Runs decoders on one model.
 
     Args:
-        model: the transformer.
-        attention: the attention backend.
         kv_budget: bytes for the keys and values of a batch; None is what `default_budget` finds free.
-        record: records the forwards that can be repeated (`refusion_eval.engine.recorded`); None for none.
-
-    Attributes:
-        recorded: the recorded forwards of `run`; None without `record`.
     """
 
     def __init__(
@@ -113,9 +101,6 @@ class Engine:
         Every forward that is read ends with a copy to the host, so no work is in flight between forwards.
 
         Args:
-            decode: the decoder.
-            prompt: token ids.
-            settings: settings of the decoder.
             trace: an empty trace that receives the events, so that the caller can read them during decoding.
 
         Raises:
@@ -147,10 +132,6 @@ class Engine:
         In float32 the tokens are those of `run`, whatever the batch size. A request that fails yields its error.
         Prompts with a common beginning share its prefill. Keys and values stay within the budget: if requests grow too
         long for it, the youngest ones are preempted and begin again later.
-
-        Args:
-            requests: requests, consumed as slots of the batch become free.
-            batch_size: most requests at once, >= 1.
 
         Yields:
             (index of the request, what `run` returns or the error that it raises), in the order in which they end.
@@ -335,12 +316,7 @@ class Engine:
 
 
 def check_forward(forward: Forward, vocab_size: int) -> None:
-    """Raises DecodeError unless rows, tokens, attention, reads and scores of a forward fit each other.
-
-    Args:
-        forward: forward of a decoder.
-        vocab_size: vocabulary size of the model.
-    """
+    """Raises DecodeError unless rows, tokens, attention, reads and scores of a forward fit each other."""
     num_rows = len(forward.tokens)
     num_seen = sum(segment.size for segment in forward.attention)
     if not num_rows == len(forward.positions) == num_seen or num_rows == 0:

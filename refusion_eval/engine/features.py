@@ -24,14 +24,7 @@ from refusion_eval.types import FeatureReuse, Forward, RowScores
 
 
 def check_reuse(forward: Forward, reuse: FeatureReuse, cache: KVCache, sequence: int) -> None:
-    """Raises DecodeError unless a forward may reuse features, and the features that it reuses exist.
-
-    Args:
-        forward: forward of a decoder, after its commit.
-        reuse: which of its rows are computed.
-        cache: holds the features of earlier forwards.
-        sequence: index of the sequence in the cache.
-    """
+    """Raises DecodeError unless a forward may reuse features, and the features that it reuses exist."""
     stored = cache.features[sequence]
     if cache.lengths[sequence] or forward.scores is not None or not masks.sees_everything(forward.attention):
         raise DecodeError(
@@ -52,15 +45,7 @@ def check_reuse(forward: Forward, reuse: FeatureReuse, cache: KVCache, sequence:
 def hidden_with_reuse(
     model: Transformer, cache: KVCache, sequence: int, forward: Forward, reuse: FeatureReuse
 ) -> Tensor:
-    """The residual stream of all rows of a forward before the final norm, [T, C]; updates the sequence's features.
-
-    Args:
-        model: the transformer.
-        cache: holds the features, which are read and written.
-        sequence: index of the sequence in the cache.
-        forward: a forward that `check_reuse` accepts.
-        reuse: which of its rows are computed.
-    """
+    """The residual stream of all rows of a forward before the final norm, [T, C]; updates the sequence's features."""
     features = cache.features[sequence]
     if features is None or features.positions != list(forward.positions):
         features = Features(model.config, forward.positions, model.dtype, model.device)
@@ -102,13 +87,7 @@ def least_alike(new_RGD: Tensor, old_RGD: Tensor, count: int) -> Tensor:
 
 
 def row_scores(q_QHD: Tensor, k_KGD: Tensor, pooling: int) -> Tensor:
-    """Scores of key rows in one layer, [K], in the dtype of the queries as Sparse-dLLM computes them.
-
-    Args:
-        q_QHD: rotated queries.
-        k_KGD: rotated keys; consecutive ones are neighbours.
-        pooling: size of the neighbourhood whose largest score counts, odd.
-    """
+    """Scores of key rows in one layer, [K], in the dtype of the queries as Sparse-dLLM computes them."""
     query_GRD = q_QHD.mean(dim=0).unflatten(0, (k_KGD.shape[1], -1))
     scores_K = (query_GRD @ k_KGD.permute(1, 2, 0)).flatten(0, 1).mean(dim=0)
     if pooling == 1 or not len(scores_K):
@@ -129,13 +108,7 @@ class _Request:
 
 
 class ScoringAttend:
-    """Attention that scores rows before it attends.
-
-    Args:
-        attend: the attention itself.
-        forwards: indices of the sequences and their forwards, in the order of their packed rows.
-        device: device of the rows.
-    """
+    """Attention that scores rows before it attends."""
 
     def __init__(self, attend: Attend, forwards: Sequence[tuple[int, Forward]], device: torch.device) -> None:
         self._attend = attend

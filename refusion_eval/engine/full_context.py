@@ -24,11 +24,7 @@ from refusion_eval.types import Forward, Readout
 
 
 class FullContextEngine(Engine):
-    """Runs decoders on a model of transformers, one call of the model a forward, in a batch as well.
-
-    Args:
-        model: the model.
-    """
+    """Runs decoders on a model of transformers, one call of the model a forward, in a batch as well."""
 
     def __init__(self, model: StockModel) -> None:
         super().__init__(model, "sdpa")  # type: ignore[arg-type] # of the model the engine itself asks sizes and device

@@ -100,13 +100,6 @@ def additive_batch(
 
     Padding rows see the first key, so that no softmax is empty; no row sees padding keys. Equal sequences without
     padding whose rows see everything need no mask.
-
-    Args:
-        attentions: attention of each sequence.
-        lengths: committed rows of each sequence.
-        num_groups: G.
-        dtype: dtype of the mask.
-        device: device of the mask.
     """
     patterns = [visible(attention) for attention in attentions]
     sizes = {(length, len(pattern)) for length, pattern in zip(lengths, patterns, strict=True)}
@@ -159,9 +152,6 @@ def attend_over(
     """The attention function of one model call.
 
     Args:
-        cache: holds the sequences, with room for their rows.
-        attentions: attention of each sequence.
-        backend: flash-attn is used for causal forwards of one sequence only.
         sequences: indices of the sequences in the cache, ascending; None is 0 .. len(attentions) - 1. If they have
             gaps, each sequence attends in a call of its own.
     """

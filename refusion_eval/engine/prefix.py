@@ -26,16 +26,7 @@ class SharedPrefix:
 
     @torch.inference_mode()
     def fill(self, cache: KVCache, sequence: int, forward: Forward) -> int:
-        """Copies stored rows to where a forward would write its first rows.
-
-        Args:
-            cache: has room for the rows of the forward.
-            sequence: index of the sequence in the cache.
-            forward: the forward to be computed.
-
-        Returns:
-            Number of leading rows that need not be computed.
-        """
+        """Copies stored rows to where a forward would write its first rows."""
         if cache.lengths[sequence] or forward.scores is not None or not is_causal(forward.attention):
             return 0
         limit = min((min(read.rows) for read in forward.reads if read.rows), default=len(forward.tokens) - 1)

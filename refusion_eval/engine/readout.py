@@ -32,14 +32,7 @@ _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
 
 def hidden_of(model: Transformer, cache: KVCache, forwards: Sequence[Forward], backend: Backend) -> Tensor:
-    """The residual stream of all rows of some forwards before the final norm, in their order, [T, C].
-
-    Args:
-        model: the transformer.
-        cache: holds the sequences 0 .. len(forwards) - 1, with room for their rows.
-        forwards: forward of each sequence.
-        backend: attention backend.
-    """
+    """The residual stream of all rows of some forwards before the final norm, in their order, [T, C]."""
     packed = [sequence for sequence, forward in enumerate(forwards) if forward.reuse is None]
     if len(packed) == len(forwards):
         return _packed(model, cache, forwards, packed, backend)
@@ -131,13 +124,9 @@ class ReadPlan:
     """The reads of one forward as numbers, those with equal options together.
 
     Attributes:
-        groups: options, and which rows of `numbers` they are for.
         numbers: packed row, given token and draw key of every row that is read, [3, N]; 0 where there is none.
         guides: for each of the rows the row that guides it; empty if no read is guided.
         suppressed: the id that each row may not choose, [N]; -1 for none. Right for simple reads only.
-
-    Args:
-        packed_reads: reads, in the order of the answers.
     """
 
     def __init__(self, packed_reads: Sequence[PackedRead]) -> None:
@@ -199,12 +188,7 @@ def read_out(
     """Answers all reads of one forward, those with equal options together.
 
     Args:
-        plan: the reads.
-        hidden_TC: residual stream of the packed rows.
         head: turns rows of the residual stream into float32 logits.
-        vocab_size: V.
-        model_dtype: dtype of the weights, for confidences with dtype "model".
-        numbers_3N: `plan.numbers` on the device; None copies them there.
     """
     if numbers_3N is None:
         numbers_3N = torch.from_numpy(plan.numbers).to(hidden_TC.device)
@@ -242,13 +226,7 @@ def _rows(hidden_TC: Tensor, rows: npt.NDArray[np.int64], rows_N: Tensor) -> Ten
 
 
 def statistics_of(plan: ReadPlan, logits_WV: Tensor, numbers_3N: Tensor) -> Tensor:
-    """The statistics of all rows that are read, [5, N], from logits that were computed already.
-
-    Args:
-        plan: unguided reads.
-        logits_WV: logits of all rows of the forward, in any dtype.
-        numbers_3N: `plan.numbers` on the device.
-    """
+    """The statistics of all rows that are read, [5, N], from logits that were computed already."""
     columns = []
     for options, part in plan.groups:
         rows_N, given_N, draws_N = numbers_3N[:, part]
@@ -376,10 +354,6 @@ def gumbel_noise(draws_N: Tensor, vocab_size: int) -> Tensor:
 
     A counter-based generator (splitmix64 seeded with the draw key, token id as counter) in integer arithmetic: the same
     bits on every device and in every batch.
-
-    Args:
-        draws_N: 64-bit keys, one a row, as signed numbers.
-        vocab_size: V.
     """
     counters_V = torch.arange(1, vocab_size + 1, device=draws_N.device)
     bits_NV = draws_N[:, None] + counters_V * _GOLDEN

@@ -59,11 +59,7 @@ class Record(Protocol):
 
 
 class CudaGraphs:
-    """Records computations as CUDA graphs, whose intermediate tensors share one pool of memory.
-
-    Args:
-        device: a CUDA device.
-    """
+    """Records computations as CUDA graphs, whose intermediate tensors share one pool of memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
@@ -88,13 +84,7 @@ def recorder(device: torch.device) -> Record:
 
 
 class RecordedForwards:
-    """The recorded forwards over one KV buffer.
-
-    Args:
-        model: the transformer.
-        cache: buffer for one sequence or a batch.
-        record: records a computation.
-    """
+    """The recorded forwards over one KV buffer."""
 
     def __init__(self, model: Transformer, cache: KVCache, record: Record) -> None:
         self._model, self._cache, self._record = model, cache, record
@@ -147,10 +137,6 @@ class RecordedForwards:
 
         Forwards that score rows, reuse features or are guided cannot, because their work differs each time. A wide
         forward of one sequence is not, because attention without a pattern suits a long causal text better.
-
-        Args:
-            forwards: forwards of the first sequences of the buffer, which has room for their rows.
-            plan: the reads of all of them.
         """
         if self._keys is not self._cache.keys or plan.guides:
             return False
@@ -161,13 +147,7 @@ class RecordedForwards:
 
     @torch.inference_mode()
     def read(self, forwards: Sequence[Forward], plan: ReadPlan, lengths: Sequence[int]) -> list[Readout]:
-        """Computes forwards that are served and answers their reads.
-
-        Args:
-            forwards: forwards of the first sequences of the buffer.
-            plan: the reads of all of them.
-            lengths: committed rows of each of these sequences.
-        """
+        """Computes forwards that are served and answers their reads."""
         width, words = _shape(forwards, plan)
         with _on(self._model.device):
             moved_3N = self._cache.moved_rows()
@@ -202,11 +182,7 @@ class RecordedForwards:
         read_rows(logits_WV, rows_W, given_W, suppressed_W, self._answers[: 3 * width].view(3, width))
 
     def _check(self) -> None:
-        """Compares a forward of every width, and a wider one of a batch, with the same forwards unrecorded.
-
-        Raises:
-            ConfigError: they differ by more than rounding.
-        """
+        """Compares a forward of every width, and a wider one of a batch, with the same forwards unrecorded."""
         model, cache = self._model, self._cache
         num_sequences = min(cache.num_sequences, CHECKED_SEQUENCES)
         lengths = [CHECKED_CONTEXT - sequence for sequence in range(num_sequences)]

@@ -45,16 +45,7 @@ class TokenScore(NamedTuple):
 
 
 def score_many(model: Transformer, pairs: Sequence[TokenPair], batch_size: int) -> list[TokenScore]:
-    """Scores continuations, `batch_size` in one forward.
-
-    Args:
-        model: the transformer.
-        pairs: (prefix, continuation) token ids, none of them empty.
-        batch_size: pairs in one forward, >= 1.
-
-    Returns:
-        One score for each pair, in their order.
-    """
+    """Scores continuations, `batch_size` in one forward."""
     scores: list[TokenScore] = []
     for start in range(0, len(pairs), batch_size):
         scores += _score_batch(model, pairs[start : start + batch_size])
@@ -89,10 +80,7 @@ def run_side_by_side(
     """Runs whole texts in one forward; no text sees another.
 
     Args:
-        model: the transformer.
-        texts: token ids of each text, at least one.
         is_causal: whether a row sees only the rows of its text up to itself, else all of them.
-        positions: position ids of each text's tokens; None is 0, 1, ... .
 
     Returns:
         The residual stream of all rows, [T, C], and the row at which each text begins.
@@ -108,14 +96,7 @@ def run_side_by_side(
 def score_targets(
     model: Transformer, hidden_TC: Tensor, rows: Sequence[int], targets: Sequence[int]
 ) -> tuple[list[float], list[bool]]:
-    """Returns the log-probability of one token a row, and whether it has the largest logit.
-
-    Args:
-        model: the transformer.
-        hidden_TC: residual stream of a forward.
-        rows: rows of the residual stream, at least one.
-        targets: token ids, one a row.
-    """
+    """Returns the log-probability of one token a row, and whether it has the largest logit."""
     rows_N, targets_N = torch.from_numpy(np.array([rows, targets], dtype=np.int64)).to(model.device)
     chunk = max(1, MAX_LOGITS // model.config.vocab_size)
     parts = []
@@ -133,9 +114,6 @@ class MaskedReading:
     """How a masked model is read.
 
     Attributes:
-        mask_id: the mask token.
-        shift: row i - shift predicts position i: 0 (LLaDA) or 1 (Dream).
-        num_samples: noised copies of each continuation, >= 1.
         seed: seed of the noise, >= 0. The noise of a pair depends on its tokens and the seed only.
     """
 
@@ -146,12 +124,7 @@ class MaskedReading:
 
 
 class NoisedCopies(NamedTuple):
-    """Which tokens of a continuation are masked in each of S different copies, and the weight of each copy.
-
-    Attributes:
-        masked_SL: whether a token is masked, at least one in every row.
-        weights_S: factor of each copy's sum of log-probabilities in the estimate.
-    """
+    """Which tokens of a continuation are masked in each of S different copies, and the weight of each copy."""
 
     masked_SL: npt.NDArray[np.bool_]
     weights_S: npt.NDArray[np.float64]
@@ -183,15 +156,6 @@ def estimate_many(
     A continuation is greedy if LLaDA's decoding of exactly its length (one block, one token a step, the most confident
     one, temperature 0) gives it. LLaDA's harness checks the same, but may choose the mask token. Dream's harness never
     calls a continuation greedy; here Dream is checked like LLaDA, with the rows that it predicts from.
-
-    Args:
-        model: the transformer.
-        pairs: (prefix, continuation) token ids, none of them empty.
-        batch_size: pairs computed together, >= 1; it changes no estimate.
-        reading: how the model is read, and the number of copies.
-
-    Returns:
-        One score for each pair, in their order.
     """
     scores: list[TokenScore] = []
     for start in range(0, len(pairs), batch_size):
@@ -204,13 +168,7 @@ def estimate_many(
 
 
 def noised_copies(length: int, num_samples: int, key: int) -> NoisedCopies:
-    """Draws noised copies, or returns all possible ones if there are no more than `num_samples`.
-
-    Args:
-        length: L, tokens of the continuation, >= 1.
-        num_samples: copies to draw, >= 1.
-        key: 64 bits that decide the draw.
-    """
+    """Draws noised copies, or returns all possible ones if there are no more than `num_samples`."""
     if 2**length - 1 <= num_samples:
         masked_SL = (np.arange(1, 2**length)[:, None] >> np.arange(length)) % 2 == 1
         num_alike = np.array([math.comb(length, size) for size in masked_SL.sum(axis=1).tolist()])

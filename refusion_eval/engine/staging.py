@@ -27,9 +27,6 @@ class Staging:
 
     They are, one after another: ten numbers a row (`columns`), the bits of the pattern (`bits`), and the rows of the KV
     buffer that are moved before the forward, [3, N].
-
-    Args:
-        device: where forwards are computed.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -62,16 +59,7 @@ class Staging:
         num_words: int,
         moved_3N: IntArray,
     ) -> Tensor:
-        """Copies the numbers of a forward to the device; returns where the rows to move are there, [3, N].
-
-        Args:
-            forwards: forward of each sequence; together at most W rows.
-            lengths: committed rows of each sequence.
-            plan: the reads of all of them.
-            width: W.
-            num_words: B.
-            moved_3N: sequence, source and target of each row to move.
-        """
+        """Copies the numbers of a forward to the device; returns where the rows to move are there, [3, N]."""
         num_reads = len(plan.suppressed)
         columns = self._numbers[: NUM_COLUMNS * width].reshape(NUM_COLUMNS, width)
         columns[:] = 0

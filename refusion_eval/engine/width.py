@@ -67,13 +67,8 @@ def time_forwards(
     """Times causal forwards after some committed rows, output head included, with the widths interleaved in rounds.
 
     Args:
-        model: the transformer.
-        attention: the backend.
-        widths: rows of the forwards, ascending.
         context: committed rows in the first round, one more in each further one: in a decoding no length comes twice.
-        num_rounds: timed forwards of each width, after one that is not timed.
         max_seconds: once spent, rounds stop and wider forwards are left out; the first two widths are always timed.
-        recorded: recorded forwards, which are timed with their readout where they serve a width.
 
     Returns:
         Width -> seconds of each timed forward.
@@ -144,13 +139,7 @@ def _last_free(widths: FloatArray, seconds: FloatArray) -> float:
 
 
 def measure(model: Transformer, attention: Backend, recorded: RecordedForwards | None = None) -> WidthCost:
-    """Times a few forwards and fits them; takes a second on a small model, some seconds on a large one.
-
-    Args:
-        model: the transformer.
-        attention: the backend.
-        recorded: recorded forwards, as in `time_forwards`.
-    """
+    """Times a few forwards and fits them; takes a second on a small model, some seconds on a large one."""
     widths = WIDTHS if recorded is None else RECORDED_WIDTHS
     times = time_forwards(model, attention, widths, recorded=recorded)
     return fit({width: statistics.median(seconds) for width, seconds in times.items()})
@@ -161,7 +150,6 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
 
     Args:
         config: shapes of the checkpoint.
-        dtype: dtype of the weights.
     """
     hidden = config.hidden_size
     attention = 2 * hidden * (config.num_heads + config.num_kv_heads) * config.head_dim

@@ -63,12 +63,6 @@ class Turn(NamedTuple):
 def task_names(names: Sequence[str], model: str, *, prompts: str = OURS, data: str | Path | None = None) -> list[str]:
     """The names of the tasks that a user means.
 
-    Args:
-        names: names of tasks, suites or benchmarks; none means all benchmarks.
-        model: the checkpoint: for the embedded checkpoints a benchmark's name means its mini task.
-        prompts: the prompts that a benchmark's name means, `OURS` or `RELEASE`.
-        data: folder with the rows of benchmarks, if the user named one.
-
     Raises:
         ConfigError: a mini task is meant beside rows of the benchmark or prompts that it does not have.
     """
@@ -104,10 +98,6 @@ def own_tasks() -> dict[str, list[Task]]:
 def find_tasks(names: Sequence[str], offered: Sequence[str] = ()) -> list[Task]:
     """The tasks of the given names, each once, in the order in which they are named first.
 
-    Args:
-        names: names of this project's tasks, `mini_suite`, `refusion_suite` or `refusion_suite_release`.
-        offered: further names that the message about an unknown one may suggest.
-
     Raises:
         ConfigError: a name belongs to none of them.
     """
@@ -139,14 +129,6 @@ def evaluate(
     turn: Turn | None = None,
 ) -> Outcome:
     """Runs tasks, and records every sample and every verdict.
-
-    Args:
-        args: the system; its `run_dir` must be set.
-        tasks: as in `find_tasks`.
-        limit: evaluates only the first items of every task.
-        sandbox: "auto", or "none" to run model-written code without isolation.
-        model_cache: shares the opened model with other evaluations of this process.
-        turn: evaluates only the items of this turn.
 
     Raises:
         ConfigError: a task is unknown, or an argument is wrong.
@@ -210,19 +192,7 @@ def _job(system: System, task: Task, item: Item, version: str) -> Job:
 
 
 class Session:
-    """A system, its runner and its run store; a context manager. Nothing is opened before it is needed.
-
-    Attributes:
-        system: the checkpoint and its decoder, as far as this process opens them.
-        failed: records of the requests that could not be decoded.
-        task_versions: task name -> version, recorded in the manifest when the run directory is opened.
-
-    Args:
-        args: what to load and how to run it.
-        task_versions: see above.
-        model_cache: shares the opened model with other sessions of this process.
-        turn: the turn of the system, recorded with the processes of this session.
-    """
+    """A system, its runner and its run store; a context manager. Nothing is opened before it is needed."""
 
     def __init__(
         self,
@@ -371,11 +341,9 @@ class Session:
         A first SIGINT or SIGTERM lets the requests in flight end; a second one does not.
 
         Args:
-            jobs: the requests.
             on_sample: called with each job and its record: with recorded ones first, then as decoding ends. A record
                 is in the run store before that.
             check_all: refuse the whole run if one prompt cannot be decoded, instead of recording a failure.
-            score_of: returns the running score of a task, to be shown beside the progress.
 
         Raises:
             ConfigError: a prompt cannot be decoded, with `check_all`; nothing was decoded.
@@ -417,9 +385,6 @@ class Session:
 
     def check_prompts(self, requests: Mapping[SampleKey, str]) -> None:
         """Refuses requests of items that the run directory has samples of, but with another prompt.
-
-        Args:
-            requests: key of each request, and the benchmark's own name for its item.
 
         Raises:
             StoreError: an item would have two prompts under the same settings.

@@ -21,10 +21,8 @@ class Repetition(NamedTuple):
 
     Attributes:
         run_dir: directory of the second run.
-        num_samples: number of samples of the first run.
         differing: kind of difference -> samples of the first run. One whose request the second run did not make (its
             prompt, item or settings differ) has no tokens to be compared, and one with other tokens no verdict.
-        other_conditions: differences of versions and machine, one line each.
         num_failed: number of samples of the second run that could not be decoded or judged.
     """
 
@@ -79,10 +77,7 @@ def rerun(run_dir: Path, again_dir: Path, *, data: Path | None = None, sandbox: 
     """Repeats a run and compares the two. After an interruption the same call continues.
 
     Args:
-        run_dir: directory of the recorded run.
         again_dir: directory of the second run.
-        data: folder with benchmark rows, if it is not the recorded one.
-        sandbox: as in `evaluate`.
 
     Raises:
         ConfigError: the record is too old, or has tasks that are not this project's.

@@ -16,13 +16,7 @@ COLUMN_WIDTH = 48
 
 
 class Answer(NamedTuple):
-    """The answer of one system.
-
-    Attributes:
-        run: the run that holds it.
-        sample: the answer.
-        scores: its scores by metric.
-    """
+    """The answer of one system."""
 
     run: Run
     sample: Sample
@@ -31,11 +25,6 @@ class Answer(NamedTuple):
 
 def read_answers(run_dirs: Sequence[Path], task: str | None, item: str) -> list[Answer]:
     """The answers of several runs to one item.
-
-    Args:
-        run_dirs: run directories, at least one.
-        task: task or benchmark; None takes the first that has the item.
-        item: the benchmark's id of the item.
 
     Raises:
         ConfigError: a run has no such task or item, or its item is another problem.
@@ -55,13 +44,7 @@ def read_answers(run_dirs: Sequence[Path], task: str | None, item: str) -> list[
 
 
 def answers_table(answers: Sequence[Answer], problem: str | None, gold: str | None) -> Table:
-    """The table: one column for each answer, its text line by line, and the verdicts below.
-
-    Args:
-        answers: answers to one problem.
-        problem: text of the problem; None where it is not at hand.
-        gold: the right answer; None where it is not at hand.
-    """
+    """The table: one column for each answer, its text line by line, and the verdicts below."""
     first = answers[0].sample
     texts = [_lines(WITHHELD if is_withheld(each.sample) else each.sample.text) for each in answers]
     rows: list[TableRow | Section] = [TableRow(cells=text_cells(*lines)) for lines in zip_longest(*texts, fillvalue="")]

@@ -108,12 +108,6 @@ def place_labels(axes: Axes, labels: Sequence[Label], *, size: float, lines: Seq
     A label lies nearer to its own point than to any other. Where there is no room for that, a line leads to its point.
     The placement is deterministic: every label takes the cheapest of a fixed set of places. adjustText, which moves
     labels iteratively, does not guarantee that a label is nearest to its own point.
-
-    Args:
-        axes: axes after layout, with their limits set; they must not change afterwards.
-        labels: labels; the result does not depend on their order.
-        size: font size.
-        lines: boxes of lines that labels should not cross, in pixels.
     """
     figure = axes.get_figure()
     assert figure is not None

@@ -281,16 +281,7 @@ def _curve(
     xs: Sequence[float] | None = None,
     x_bars: bool = False,
 ) -> None:
-    """Draws a curve with its intervals; a ring marks operating points, and a dagger stands above points with a note.
-
-    Args:
-        axes: axes to draw in.
-        points: points in order; nothing is drawn if there are none.
-        look: style of the system.
-        label: entry of the legend; empty for none.
-        xs: where the points stand on the axis; None for their own x.
-        x_bars: whether the intervals of x are drawn, too.
-    """
+    """Draws a curve with its intervals; a ring marks operating points, and a dagger stands above points with a note."""
     if not points:
         return
     xs = [point.x for point in points] if xs is None else xs

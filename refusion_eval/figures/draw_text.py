@@ -138,15 +138,7 @@ def draw_steps(cells: Sequence[TokenCell], width: style.Width | None = None) -> 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A token, or the part of a token that is in one line.
-
-    Attributes:
-        cell: the token.
-        line: 0-based line.
-        column: 0-based column of its first character.
-        length: number of characters of the final text.
-        text: text at this moment, at most `length` characters.
-    """
+    """A token, or the part of a token that is in one line."""
 
     cell: TokenCell
     line: int
@@ -159,10 +151,6 @@ def lay_out(cells: Sequence[TokenCell], width: int) -> list[Placed]:
     """Places every token in lines of the final text, which break at its line breaks and where a line is full.
 
     A token is at its final place at every moment, so that moments can be compared. Text that does not fit is cut.
-
-    Args:
-        cells: tokens of one moment, by position.
-        width: characters in a line.
     """
     placed = []
     line = column = 0

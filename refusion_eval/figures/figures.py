@@ -20,10 +20,8 @@ class PaperFigure(NamedTuple):
 
     Attributes:
         shows: what the figure shows, for readers.
-        sources: what its rows are read from, for readers.
         read: reads the rows from sources for a benchmark; None if a run's samples and tokenizer are needed.
         draw: draws the rows for one or two columns of a paper, by default as many as they need.
-        kind: class of its rows.
     """
 
     shows: str
@@ -71,11 +69,7 @@ def rows_of(name: str, sources: Sequence[Path], task: str | None = None) -> Sequ
 
     Args:
         name: name of the figure.
-        sources: files and folders that the user named.
         task: benchmark; if None that of a sweep of only one, else the paper's.
-
-    Returns:
-        None if the rows have to be taken from the samples of a run.
 
     Raises:
         ConfigError: no source is given, or the figure's own file beside others.
@@ -100,8 +94,6 @@ def write_figure(name: str, rows: Sequence[Any], out: Path, width: Width | None 
 
     Args:
         name: name of the figure.
-        rows: its rows.
-        out: folder of the files.
         width: columns of a paper that the figure takes; None for as many as it needs.
 
     Raises:

@@ -21,15 +21,7 @@ _ACTIONS = {"plan": "planned", "draft": "drafted", "fix": "accepted", "forward":
 
 
 def longest_sample(run_dir: Path, task: str | None) -> tuple[str | None, str | None]:
-    """Task and item whose decoding took most steps, among the first items of every task; right answers come first.
-
-    Args:
-        run_dir: run directory.
-        task: task or benchmark; None for any task that is not sealed.
-
-    Returns:
-        The given task and None if no sample has a trace.
-    """
+    """Task and item whose decoding took most steps, among the first items of every task; right answers come first."""
     most = (False, 0)
     longest: tuple[str | None, str | None] = (task, None)
     num_items: Counter[str] = Counter()
@@ -53,11 +45,6 @@ def longest_sample(run_dir: Path, task: str | None) -> tuple[str | None, str | N
 def generation_order(system: str, sample: Sample, speller: Speller) -> list[TokenCell]:
     """The final text, each position with the step at which it became final.
 
-    Args:
-        system: name of the system that decoded the sample.
-        sample: sample with a trace.
-        speller: turns its tokens into text.
-
     Raises:
         DataError: the question is sealed, or no position became final.
     """
@@ -67,12 +54,6 @@ def generation_order(system: str, sample: Sample, speller: Speller) -> list[Toke
 
 def step_by_step(system: str, sample: Sample, speller: Speller, num_panels: int = NUM_PANELS) -> list[TokenCell]:
     """The text after the first plan, after the first draft, and after evenly spread acceptances up to the last one.
-
-    Args:
-        system: name of the system that decoded the sample.
-        sample: sample with a trace.
-        speller: turns its tokens into text.
-        num_panels: number of moments, at least 1; fewer if the decoding has fewer.
 
     Raises:
         DataError: the question is sealed, or no position became final.

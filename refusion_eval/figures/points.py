@@ -60,10 +60,6 @@ _SCALING_OPTIONAL = ("system", "hardware", "mini", "note")
 def against_baseline(sources: Sequence[Path], task: str = TASK) -> list[Point]:
     """Points of Figure 1: throughput and score of every system minus those of the baseline.
 
-    Args:
-        sources: run directories and results CSV files; none gives the published points alone.
-        task: benchmark, or task as tables name it.
-
     Raises:
         StoreError: a source cannot be read, or its figures must not stand in one plot.
         DataError: the task, or an autoregressive run of it, is not among the sources.
@@ -138,10 +134,6 @@ class _SweptRun(NamedTuple):
 
 def swept(folders: Sequence[Path], task: str = TASK) -> list[Point]:
     """Points of Figures 4 and 8: one setting at a time, score and throughput minus those of the baseline.
-
-    Args:
-        folders: folders of sweeps, each with sweep.csv and points.csv.
-        task: benchmark.
 
     Returns:
         Two points for each value, one of each metric. Panels are the settings that were varied. Where both the run of
@@ -324,10 +316,6 @@ def locality_points(files: Sequence[Path]) -> list[Point]:
 
 def scaling_points(files: Sequence[Path]) -> list[Point]:
     """Points of Figure 7: score and throughput by the number of training samples, a panel for each task.
-
-    Args:
-        files: CSV with `samples,task,metric,value,ci_low,ci_high,n` and optionally `system,hardware,mini,note`. Metrics
-            are accuracy, pass@1 and tps.
 
     Raises:
         DataError: a file is malformed, a figure is there twice, or speed comes from several machines.

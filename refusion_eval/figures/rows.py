@@ -21,23 +21,10 @@ class Point:
     """One point of a plot.
 
     Attributes:
-        task: benchmark of the point; empty where the panel names it.
-        panel: name of the pair of axes that the point is in.
         series: key of the system, or masking ratio. All points of a series are drawn in one style.
-        label: name of the series for readers.
-        origin: published, or measured by this project.
-        metric: what y is.
-        x: abscissa.
         x_low: lower bound of its 95% interval; NaN for none.
-        x_high: upper bound of its interval.
-        y: ordinate.
         y_low: lower bound of its 95% interval; NaN for none.
-        y_high: upper bound of its interval.
         n: benchmark items (responses in Figure 3); 0 where it is not published.
-        mark: `OPERATING_POINT`, `BASELINE`, or empty.
-        hardware: machine that the speed was measured on, if x or y is a speed.
-        mini: whether the task is a synthetic look-alike of a benchmark.
-        fused: whether the point was measured with fused forwards.
         note: what a reader must know; drawn as a dagger and explained below the figure.
     """
 
@@ -66,20 +53,8 @@ class TokenCell:
     """One position of a decoded text at one moment.
 
     Attributes:
-        panel: 1-based number of the moment.
-        title: description of the moment.
-        position: position in the response.
-        text: text that is shown there at the moment; empty for a mask.
-        final: text of the token that became final there.
-        state: mask, planned, draft, fixed or rejected, as in a replay.
         order: 1-based step at which the position became final; 0 if it is not final yet.
         forward: index of the forward of that step; -1 if the position is not final yet.
-        slot: first position of the slot.
-        task: task of the sample.
-        item: item of the sample.
-        system: name of the system that decoded the sample.
-        settings: decoder settings in force, as text.
-        mini: whether the task is a synthetic look-alike.
     """
 
     panel: int
@@ -121,7 +96,6 @@ def read_records(path: Path, types: Mapping[str, Any]) -> list[tuple[str, dict[s
     """The records of a CSV file, each with its file and line for messages.
 
     Args:
-        path: the file.
         types: type by column: float and int (NaN for empty cells), bool, or anything else for text. The file must have
             these columns; further ones are read as text.
 

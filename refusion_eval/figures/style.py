@@ -141,12 +141,7 @@ def paper_style() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure.
-
-    Args:
-        width: width in inches.
-        height: height in inches.
-    """
+    """An empty figure."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure

@@ -65,9 +65,7 @@ class Comparison(NamedTuple):
         title: what the table shows.
         artefact: table of the paper whose published figures count.
         embedded: published system -> system of the embedded family that stands in its place on mini tasks.
-        with_others: whether other measured systems are listed, too.
         apart: whether autoregressive systems take no part in what is best, as in the paper's Table 1.
-        notes: what a reader must know about the published figures.
     """
 
     title: str
@@ -139,7 +137,6 @@ def paper_table(
     """A table of the paper.
 
     Args:
-        number: 1 to 7.
         measured: figures of runs, either all of benchmarks or all of mini tasks; none shows what is published.
         paper: version of the paper; only the values of Table 2 differ, and the numbers are those of the first.
         systems: labels or keys of the systems that Tables 1 to 4 show, in this order; none shows all, ReFusion last.
@@ -285,12 +282,7 @@ def _rows_by_system(
 
 
 def _mark_best(lines: Sequence[list[TableCell]], apart: Sequence[list[TableCell]]) -> None:
-    """Marks the best and second best of every column, equal ones alike; nothing where there is only one system.
-
-    Args:
-        lines: cells of the systems that are compared.
-        apart: cells of the other systems, which are marked where they are above the best.
-    """
+    """Marks the best and second best of every column, equal ones alike; nothing where there is only one system."""
     for column in range(len(lines[0]) if len(lines) > 1 else 0):
         ranked = [line for line in lines if line[column].text and not line[column].dagger]
         values = sorted({float(line[column].text) for line in ranked}, reverse=True)

@@ -81,13 +81,9 @@ def generate_with(decoder: str) -> Callable[..., Any]:
     The first call for a model copies some of its weights; see `refusion_eval.hf.hosted.hosted`. `release` frees the
     copies.
 
-    Args:
-        decoder: name in `DECODERS`.
-
     Returns:
         The callable. It returns prompts and responses, [rows, tokens], or a `DecodedOutput`. It raises ConfigError for
         wrong settings and for what a decoder cannot do (beams, logits processors, stopping criteria, scores), and
-        DecodeError if decoding fails.
 
     Raises:
         ConfigError: unknown decoder.

@@ -34,9 +34,6 @@ def hosted(module: nn.Module) -> LoadedModel:
     are copied into one matrix, and so are gate and up projection: 55% of the weights of Qwen3-8B, 9 GB in bfloat16. On
     a CPU in float32 small matrices are copied too.
 
-    Args:
-        module: a `Qwen3ForCausalLM` with all weights in one dtype on one device.
-
     Raises:
         ConfigError: another class, adapters that are not merged, or weights in several dtypes or places.
         CheckpointError: its config describes what the forward pass does not compute.
@@ -104,11 +101,7 @@ def _host(module: Qwen3ForCausalLM) -> LoadedModel:
 
 
 def _weights(name: str, tensors: dict[str, Tensor], config: ModelConfig) -> Weights:
-    """The parameters of a module as the weights of a `Transformer`.
-
-    Raises:
-        ConfigError: a parameter is missing, or one is left over, so that the outputs would not be the module's own.
-    """
+    """The parameters of a module as the weights of a `Transformer`."""
     config = with_saved_head(config, tensors.get, name)
     unused = set(tensors) - ({head_name(config)} if config.tied_head else set())
 

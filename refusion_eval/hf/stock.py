@@ -23,11 +23,7 @@ _PAD_ID = 0
 
 
 class StockLoop:
-    """Greedy `generate` on one model, as a user of transformers would call it.
-
-    Args:
-        model: model of transformers; its generation config is replaced, so that only the settings count.
-    """
+    """Greedy `generate` on one model, as a user of transformers would call it."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
@@ -48,10 +44,6 @@ class StockLoop:
 
     def run(self, prompt: Sequence[int], settings: AutoregressiveSettings) -> Decoded:
         """Decodes one prompt; the trace holds the forwards that `generate` makes, one a token.
-
-        Args:
-            prompt: token ids.
-            settings: settings of the autoregressive decoder.
 
         Raises:
             DecodeError: the settings ask for sampling; only greedy decoding gives the same text.

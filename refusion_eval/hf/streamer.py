@@ -37,11 +37,7 @@ class SlotListener(Protocol):
 
 
 class WatchedTrace(Trace):
-    """A trace that also passes drafts and final tokens to a listener.
-
-    Args:
-        listener: receives drafts and final tokens.
-    """
+    """A trace that also passes drafts and final tokens to a listener."""
 
     def __init__(self, listener: SlotListener) -> None:
         super().__init__()
@@ -59,13 +55,7 @@ class WatchedTrace(Trace):
 
 
 class FinishedPrefix:
-    """Passes the response from its start to the first gap to a streamer of transformers, as it grows.
-
-    Args:
-        streamer: an object with a method `put`.
-        eos_ids: tokens that end the response.
-        gen_length: most tokens of the response.
-    """
+    """Passes the response from its start to the first gap to a streamer of transformers, as it grows."""
 
     def __init__(self, streamer: Any, eos_ids: Container[int], gen_length: int) -> None:
         self._streamer = streamer
@@ -114,11 +104,6 @@ class SlotStreamer:
     of tokens that it finished, and the text at the end. The prompt is not shown.
 
     With the other decoding methods of transformers, tokens arrive in order and are shown in the same way.
-
-    Args:
-        tokenizer: tokenizer of transformers.
-        file: where to write; None is standard output.
-        skip_special_tokens: whether special tokens such as EOS are left out.
     """
 
     def __init__(self, tokenizer: Any, file: TextIO | None = None, *, skip_special_tokens: bool = True) -> None:

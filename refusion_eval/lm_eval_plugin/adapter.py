@@ -42,18 +42,7 @@ _GENERATED, _SCORED = "text", "log-likelihood"
 
 @register_model("refusion")
 class RefusionLM(TemplateLM):
-    """A checkpoint under one of this project's decoders.
-
-    Attributes:
-        args: what to load and how to run it.
-        session: decodes requests; it keeps their records where there is a run directory.
-        system: the checkpoint and its decoder.
-
-    Args:
-        args: see above.
-        model_cache: shares the opened model with other evaluations of this process.
-        turn: the turn of the system, recorded with the run.
-    """
+    """A checkpoint under one of this project's decoders."""
 
     def __init__(self, args: ModelArgs, model_cache: ModelCache | None = None, turn: Turn | None = None) -> None:
         super().__init__()
@@ -297,12 +286,7 @@ class RefusionLM(TemplateLM):
         return [math.fsum(of_text) for of_text in values]
 
     def _scores(self, pairs: Sequence[tuple[list[int], list[int]]]) -> Iterator[tuple[int, TokenScore]]:
-        """Yields number and score of each pair of context and continuation: cached ones, then others as they come.
-
-        Raises:
-            ConfigError: a continuation is too long, or log-likelihoods are not computed here; nothing was computed.
-            Interrupted: a signal asked for an end.
-        """
+        """Yields number and score of each pair of context and continuation: cached ones, then others as they come."""
         if self.args.engine == "ray":
             raise ConfigError(
                 "log-likelihoods are not computed on Ray: leave out engine=ray for such tasks, or start the processes "

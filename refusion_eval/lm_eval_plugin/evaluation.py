@@ -113,11 +113,7 @@ def leave_question_out(task: ConfigurableTask) -> None:
 
 
 class Evaluation:
-    """The records of one evaluation after another.
-
-    Args:
-        session: has the run directory, if there is one.
-    """
+    """The records of one evaluation after another."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

@@ -42,11 +42,6 @@ _TaskFileLoader.add_constructor("!function", lambda _loader, node: node.value)
 def find(task_file: str, filter_name: str, items: Sequence[tuple[Row, str]]) -> list[Extraction]:
     """Extracts one answer from each (row, text) with a filter of a task.
 
-    Args:
-        task_file: in lm-eval's task folder, such as "gsm8k/gsm8k.yaml".
-        filter_name: one of its `filter_list`.
-        items: rows with their texts; of the filters, `multi_choice_regex` reads the row's `choices`.
-
     Raises:
         ConfigError: the installed lm-eval has no such file or filter.
     """

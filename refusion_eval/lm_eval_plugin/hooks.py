@@ -66,15 +66,9 @@ class _Entry(dict[str, Any]):
 def score_responses(benchmark: Benchmark, resps: Iterable[Sequence[str]], docs: Iterable[Row]) -> Scored:
     """Scores a task's responses and never raises.
 
-    Args:
-        benchmark: extracts the answers and knows the right ones.
-        resps: for each document, its responses.
-        docs: the documents, possibly a part of the task's.
-
     Returns:
         For each document, for each response: extracted, passed, verdict, reason; for code, tier (the isolation it ran
         under); and where the benchmark has a strict rule, strict (whether the answer in exactly the asked-for form is
-        right).
     """
     resps = list(resps)
     items = [(doc, text) for doc, texts in zip(docs, resps, strict=True) for text in texts]
@@ -105,7 +99,6 @@ def answer_metrics(doc: Row, results: Sequence[Sequence[Mapping[str, Any]]]) -> 
 
     Returns:
         `acc`, `extracted` (an answer was found), where it exists `strict` (right in exactly the asked-for form), and
-        `scored`: below 1 where the judge itself failed; such responses are in no other number.
     """
     return _metrics("acc", results[0])
 

@@ -42,12 +42,6 @@ def read_local_rows() -> None:
 class LocalSplits(dict[str, datasets.Dataset]):
     """The splits of a dataset of the hub that is one of the benchmarks, each read when it is first asked for.
 
-    Args:
-        task: name of the task, for messages.
-        path: the dataset on the hub.
-        config: its configuration; None for the only one.
-        data_dir: as in `refusion_eval.benchmarks.Task.rows`.
-
     Raises:
         DataError: the dataset is none of the benchmarks.
     """

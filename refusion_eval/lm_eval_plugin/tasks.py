@@ -52,15 +52,6 @@ def evaluate_any(
 
     Prompts of lm-eval's tasks are written with the checkpoint's chat template, if it has one.
 
-    Args:
-        args: the system; its `run_dir` must be set.
-        names: names of this project's tasks, and as in `find_other_tasks`.
-        include_path: as in `find_other_tasks`.
-        limit: evaluates only the first items of every task.
-        sandbox: "auto", or "none" to run model-written code without isolation.
-        model_cache: shares the opened model with other evaluations of this process.
-        turn: evaluates only the items of this turn.
-
     Raises:
         ConfigError: a task is unknown, or lm-eval would run model-written code without isolation.
         CheckpointError: the checkpoint cannot be loaded.
@@ -142,9 +133,6 @@ def find_other_tasks(
 
     Args:
         names: names of tasks, groups or tags of lm-eval or of the include path, and YAML files.
-        include_path: folder with task files; None for none.
-        args: the system; tasks read `data_dir`.
-        sandbox: "none" allows tasks that run model-written code without isolation.
 
     Raises:
         ConfigError: there is no such task.
@@ -168,11 +156,7 @@ def find_other_tasks(
 
 
 def _is_group(path: Path) -> bool:
-    """Whether a task file, or one that it includes, is a list of tasks, which may be any of lm-eval's.
-
-    Raises:
-        DataError: one of the files is no plain file, or cannot be read; lm-eval would wait for a pipe.
-    """
+    """Whether a task file, or one that it includes, is a list of tasks, which may be any of lm-eval's."""
     files = [path]
     try:
         for file in files:  # which grows
@@ -190,12 +174,7 @@ def _is_group(path: Path) -> bool:
 
 
 class OtherTasks(TaskManager):
-    """Loads tasks of lm-eval with the errors of this project.
-
-    Args:
-        sandbox: as in `find_other_tasks`.
-        options: those of lm-eval's manager.
-    """
+    """Loads tasks of lm-eval with the errors of this project."""
 
     def __init__(self, *, sandbox: str, **options: Any) -> None:
         super().__init__(**options)

@@ -70,14 +70,7 @@ class LoraConfig:
     """Contents of adapter_config.json; keys of patterns are regular expressions, anchored at the end.
 
     Attributes:
-        path: path of the file.
-        rank: r of the matrices that rank_pattern does not match.
-        alpha: lora_alpha of the matrices that alpha_pattern does not match.
-        rank_stabilised: whether alpha is divided by the root of the rank instead of the rank.
-        rank_pattern, alpha_pattern: values for modules that match a key.
-        targets: names, or ends of names, of the adapted modules, or one regular expression.
         excluded: names, or ends of names, of modules that are not adapted, or one regular expression.
-        layers: numbers of the adapted layers; None for all.
     """
 
     path: Path
@@ -171,7 +164,6 @@ class LoraAdapter:
     """An adapter that fits a model: its low-rank matrices, read one pair at a time.
 
     Args:
-        config: as `lora_config` reads it.
         model: shapes of the model to be adapted.
 
     Raises:
@@ -192,7 +184,6 @@ class LoraAdapter:
         """A tensor of the checkpoint plus the adapter's product, in float32; unchanged if it is not adapted.
 
         Args:
-            name: name of the tensor in the checkpoint.
             weight_OI: the tensor, [out, in] if it is a matrix.
         """
         pair = self._tensors.get(name.removesuffix(".weight"))

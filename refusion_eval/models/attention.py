@@ -37,13 +37,6 @@ def grouped_attention(
 ) -> Tensor:
     """Attention of one sequence's queries.
 
-    Args:
-        q_THD: queries.
-        keys_GKD: all keys that any query may see.
-        values_GKD: values of these keys.
-        mask_TK: added to the scores; None adds nothing.
-        is_causal: whether query i sees keys 0 .. i; then there is no mask.
-
     Returns:
         Attended values, [T, H, D].
     """
@@ -78,13 +71,9 @@ class OneSequence:
     """Attention for a forward of one sequence: writes its staged rows in place, then attends over all its rows.
 
     Args:
-        cache: room for the rows must have been reserved.
-        sequence: index in the cache.
-        num_rows: query rows of this forward.
         mask_QK: additive mask over committed and staged rows; None if every row sees all of them, or with `causal`.
         causal: whether every row sees the committed rows, the staged rows before it and itself. There is then no mask,
             and either nothing is committed or `flash` is used.
-        flash: use flash-attn for the causal pattern.
     """
 
     def __init__(
@@ -111,12 +100,7 @@ class OneSequence:
 
 
 class OneByOne:
-    """Attention for a forward of several sequences, one call each: the least arithmetic, the most calls.
-
-    Args:
-        sequences: attention of each sequence, in the order of the packed rows.
-        widths: query rows of each sequence.
-    """
+    """Attention for a forward of several sequences, one call each: the least arithmetic, the most calls."""
 
     def __init__(self, sequences: Sequence[OneSequence], widths: Sequence[int]) -> None:
         self._sequences, self._widths = sequences, list(widths)
@@ -134,7 +118,6 @@ class Padded:
 
     Args:
         cache: holds the sequences at 0 .. len(widths) - 1; room for the rows must have been reserved.
-        widths: query rows of each sequence.
         mask: additive mask for each sequence and key-value head, [S G, 1, Q, K], in which a padding row sees at least
             one key, so that no row of a softmax is empty; None if every row sees all.
     """
@@ -179,7 +162,6 @@ class SideBySide:
     """Attention of whole packed texts: nothing is cached, and no text sees another.
 
     Args:
-        widths: rows of each text.
         is_causal: whether a row sees only the rows of its text up to itself, else all of them.
     """
 

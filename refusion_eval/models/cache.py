@@ -28,15 +28,11 @@ class Features:
     They take memory in addition to the KV buffers: keys, values and two vectors of residual width a row and layer.
 
     Attributes:
-        positions: position ids of the rows.
         keys, values: rotated keys, and values, each [layers, key-value heads, rows, head width].
         attended, mlp: outputs of attention and MLP, added to the residual stream, each [layers, rows, residual width].
 
     Args:
         config: shapes of the model.
-        positions: position ids of the rows.
-        dtype: dtype of all tensors.
-        device: device of all tensors.
     """
 
     def __init__(self, config: ModelConfig, positions: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
@@ -51,21 +47,12 @@ class KVCache:
     """Keys and values, each [layers, sequences, key-value heads, capacity, head width], grown by doubling.
 
     Attributes:
-        keys, values: the buffers.
-        lengths: committed rows of each sequence.
-        staged: number of rows of each sequence's last forward, stored after its committed rows.
         scores: scores of staged rows, valid until the next commit; None if the forward requested none.
-        features: features of each sequence's last forward that reuses them; None if none did.
         defers_moves: whether rows that a commit moves are moved by the next `move_rows` instead of at once. Then their
             numbers can be sent to the device together with those of the next forward.
-        moves: (sequence, source rows, target rows) of the commits that are not carried out yet.
 
     Args:
         config: shapes of the model.
-        num_sequences: number of sequences held at once.
-        capacity: initial number of rows for each sequence.
-        dtype: dtype of keys and values.
-        device: device of the buffers.
     """
 
     def __init__(
@@ -99,12 +86,7 @@ class KVCache:
 
     @torch.inference_mode()
     def resize(self, num_sequences: int, capacity: int) -> None:
-        """Gives the buffer another size, keeping the first sequences; the others are dropped.
-
-        Args:
-            num_sequences: at most as many as there are.
-            capacity: rows of each sequence, at least as many as there are.
-        """
+        """Gives the buffer another size, keeping the first sequences; the others are dropped."""
         more = (0, 0, 0, capacity - self.capacity)
         self.keys = torch.nn.functional.pad(self.keys[:, :num_sequences], more)
         self.values = torch.nn.functional.pad(self.values[:, :num_sequences], more)
@@ -154,10 +136,6 @@ class KVCache:
         A leading run 0, 1, 2, ... is already in place; the rest is moved by one gather.
 
         Args:
-            sequence: index of the sequence.
-            rows: staged rows to keep, in this order.
-            replace: committed rows that `rows` overwrite, one for each; None appends `rows`.
-            keep: number of committed rows that stay, counted from the first; None keeps all.
             best: number of `rows` that are kept, in each layer those with the best scores; None keeps all.
 
         Raises:
@@ -220,11 +198,7 @@ class KVCache:
 
     @torch.inference_mode()
     def move_rows(self, moved_3N: Tensor | None = None) -> None:
-        """Carries out the commits that are not yet.
-
-        Args:
-            moved_3N: `moved_rows` on the device; None copies them there.
-        """
+        """Carries out the commits that are not yet."""
         if not self.moves:
             return
         if moved_3N is None:

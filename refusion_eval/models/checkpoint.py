@@ -28,13 +28,7 @@ WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 
 @dataclass(frozen=True)
 class Location:
-    """A located checkpoint.
-
-    Attributes:
-        name: path or hub id as the user gave it.
-        directory: directory of its small files (config, tokenizer), and of its weights after `fetch_weights`.
-        revision: commit on the hub; None for a local directory.
-    """
+    """A located checkpoint."""
 
     name: str
     directory: Path
@@ -43,10 +37,6 @@ class Location:
 
 def locate(name: str, revision: str | None) -> Location:
     """Finds a checkpoint, downloading its small files if it is a hub id.
-
-    Args:
-        name: a directory, or a hub id such as "GSAI-ML/ReFusion".
-        revision: branch, tag or commit on the hub; None for the default branch.
 
     Raises:
         CheckpointError: no such directory; hub id unknown, gated or unreachable; or a revision of a local directory.
@@ -105,12 +95,6 @@ class Card:
     """Facts about a checkpoint beyond its shapes.
 
     Attributes:
-        name: hub id or directory name.
-        backbone: model from which the checkpoint was trained.
-        mask_id: id of the mask token; None if there is none.
-        eos_ids: ids that end a response.
-        kind: what the checkpoint was trained to do, unless `decoders` says it.
-        decoders: decoders that config.json names; empty if it names none.
         shape: entries of config.json by which a local copy is recognised; empty if a copy cannot be recognised.
     """
 
@@ -213,10 +197,6 @@ def checkpoint_card(name: str, directory: Path) -> Card:
     | mask id | mask_token_id in config.json; the tokenizer's mask token; its token "<|mask|>" |
     | EOS ids | eos_token_id in generation_config.json; eos_token_id in config.json (one id or a list) |
     | decoders | decoders in config.json; those that fit the family, or models with or without a mask token |
-
-    Args:
-        name: hub id, or the path that the user gave.
-        directory: directory of the checkpoint's files.
 
     Raises:
         CheckpointError: a file is malformed.

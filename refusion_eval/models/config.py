@@ -18,13 +18,7 @@ DTYPE_OF_PRECISION = {"amp_bf16": "bfloat16", "amp_fp16": "float16"}
 
 @dataclass(frozen=True, kw_only=True)
 class TensorNames:
-    """Names of the modules in a checkpoint; a tensor's name is that of its module and ".weight" or ".bias".
-
-    Attributes:
-        embedding, final_norm, head: full names.
-        layer: prefix of the names inside a layer, with {} for its number.
-        input_norm, q, k, v, out, mlp_norm, gate, up, down, q_norm, k_norm: names inside a layer.
-    """
+    """Names of the modules in a checkpoint; a tensor's name is that of its module and ".weight" or ".bias"."""
 
     embedding: str = "model.embed_tokens"
     final_norm: str = "model.norm"
@@ -62,13 +56,7 @@ class Family:
     """One family.
 
     Attributes:
-        qkv_bias: whether queries, keys and values have biases.
-        qk_norm: whether each head of queries and keys is normalised.
-        tensors: names of the tensors.
-        keys: names in config.json.
         must_be: entries of config.json that must be present with this value, because the default is another one.
-        may_be: entries of config.json that must have one of these values if they are present.
-        kind: what its checkpoints are trained to do; None if that differs between them.
     """
 
     qkv_bias: bool = False
@@ -183,10 +171,8 @@ class RopeScaling:
     """Rotary scaling of Llama 3.1: low frequencies are divided, high ones kept, those between blended.
 
     Attributes:
-        factor: divides the frequencies whose wavelength exceeds original_max_positions / low_freq_factor.
         low_freq_factor, high_freq_factor: bound the blended range; the frequencies whose wavelength is below
             original_max_positions / high_freq_factor are kept.
-        original_max_positions: the context before scaling.
     """
 
     factor: float
@@ -200,20 +186,6 @@ class ModelConfig:
     """Shapes and constants that the forward pass needs.
 
     Attributes:
-        family: model_type of config.json.
-        vocab_size: rows of the embedding and of the output head.
-        hidden_size: width of the residual stream.
-        intermediate_size: width of the MLP.
-        num_layers: transformer layers.
-        num_heads: query heads.
-        num_kv_heads: key and value heads; divides num_heads.
-        head_dim: width of one head, even.
-        rms_norm_eps: epsilon of every RMSNorm.
-        rope_theta: base of the rotary frequencies.
-        max_positions: longest text (prompt and response) that the checkpoint supports.
-        tied_head: whether the output head is the embedding.
-        dtype: dtype of the saved weights, as config.json names it.
-        rope_scaling: scaling of the rotary frequencies; None for none.
         layout: the family, where the checkpoint says it itself; None for `FAMILIES[family]`.
     """
 

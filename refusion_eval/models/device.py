@@ -58,11 +58,6 @@ def choose_backend(name: str, dtype: torch.dtype, device: torch.device) -> Backe
     elsewhere. Flash-attn is used where it is named only, because it can serve nothing but causal forwards: all of an
     autoregressive decoder, few of the others.
 
-    Args:
-        name: "auto", "sdpa", "flash" or "native".
-        dtype: dtype of the weights.
-        device: device of the weights.
-
     Raises:
         ConfigError: unknown name, or the backend cannot run here.
     """

@@ -63,11 +63,6 @@ def rotate_and_store(
         qkv_WO: queries, keys and values of the rows, [W, (H + 2G) D].
         norm_PD: scales of the norm of each query and key head, [H + G, D]; None for no norm.
         tables: cosine and signed sine of every position, [positions, 2, D].
-        positions_W: position ids.
-        places_4W: where each row belongs (see the module).
-        keys_SGKD: keys of the layer; the rows of a sequence come after its committed ones.
-        values_SGKD: values of the layer.
-        eps: added to the mean square of a row before its root is taken.
     """
     num_groups, head = keys_SGKD.shape[1], keys_SGKD.shape[3]
     qkv_WPD = qkv_WO.view(len(qkv_WO), -1, head)
@@ -96,11 +91,8 @@ def attend_rows(
     """Attention of each row over the rows of its sequence in the KV buffer, [W, H, D].
 
     Args:
-        queries_WHD: rotated queries.
         keys_SGKD: keys of the layer: for each sequence its committed rows, which all of its rows see, then its rows of
             this forward, and anything after them.
-        values_SGKD: values of the layer.
-        places_4W: where each row belongs (see the module).
         bits_WB: which rows of its sequence in this forward each row sees (`pack_pattern`); at least one.
     """
     attended_WHD = torch.zeros_like(queries_WHD)
@@ -120,9 +112,6 @@ def read_rows(logits_WV: Tensor, rows_N: Tensor, given_N: Tensor, suppressed_N: 
     """Finds the tokens with the largest logits, their probabilities, and the probabilities of the given tokens.
 
     Args:
-        logits_WV: logits of all rows.
-        rows_N: rows that are read.
-        given_N: a token for each of them.
         suppressed_N: an id for each of them that may not be chosen but counts in the softmax, -1 for none. Among equals
             the lowest id is chosen.
         out_3N: receives the three results; float32, in which ids below 2**24 are exact.
@@ -202,12 +191,7 @@ for _name, _operation in OPERATIONS.items():
 
 
 def pack_pattern(pattern_QQ: npt.NDArray[np.bool_], num_words: int) -> npt.NDArray[np.int64]:
-    """Packs which rows of a sequence see which into words of 64 bits, lowest bit first, [Q, B].
-
-    Args:
-        pattern_QQ: the rows of a forward.
-        num_words: B, at least `num_words(Q)`.
-    """
+    """Packs which rows of a sequence see which into words of 64 bits, lowest bit first, [Q, B]."""
     padded_QJ = np.zeros((len(pattern_QQ), num_words * BITS), dtype=np.bool_)
     padded_QJ[:, : len(pattern_QQ)] = pattern_QQ
     return np.packbits(padded_QJ, axis=1, bitorder="little").view("<i8").astype(np.int64, copy=False)
@@ -226,14 +210,7 @@ def fused_hidden(
     """The residual stream of all rows of a forward and its final norm, both [W, C].
 
     Args:
-        model: the transformer.
-        tables: rotary tables of all positions (`Transformer.rotary_tables`).
-        tokens_W: token ids.
-        positions_W: position ids.
-        places_4W: where each row belongs (see the module).
-        bits_WB: which rows of its sequence in this forward each row sees (`pack_pattern`).
         keys: keys, [L, S, G, K, D]; the rows of each sequence are written after its committed ones.
-        values: values, as `keys`.
     """
     weights, eps = model.weights, model.config.rms_norm_eps
     x_WC = model.embed(tokens_W)

@@ -234,19 +234,12 @@ def _hidden(x_TC, positions, tables, matrices, norms, qkv_bias, qk_norm, eps, si
     """All layers, in place of the residual stream.
 
     Args:
-        x_TC: the residual stream.
         positions: position ids, [T].
-        tables: as `RotaryTable.tables`.
         matrices: address and layout of each layer's `qkv`, `out`, `gate_up` and `down` (`LayerWeights`), [L, 4, 2].
         norms: scales before attention and before the MLP, [L, 2, C].
         qkv_bias: [L, O], or [L, 0] for none.
         qk_norm: [L, P, D], or [L, 0, D] for none.
-        eps: added to mean squares.
-        sizes: H and I.
         keys: keys of all sequences, [L, S, G, K, D].
-        values: as `keys`.
-        sequences: as `NativeForward.hidden` takes them.
-        pattern: as `sequences`.
     """
     num_heads, inner = sizes
     num_layers, _, num_groups, _, head = keys.shape
@@ -288,13 +281,8 @@ def _read(x_TC, reads, suppressed, norm_C, eps, head, size, out):
     """The likeliest token of each row that is read, its probability, and that of the given token.
 
     Args:
-        x_TC: the residual stream after all layers.
         reads: rows, and a given token for each, [2 or more, N].
         suppressed: an id for each that may not be chosen but counts in the softmax, -1 for none, [N].
-        norm_C: scales of the final norm.
-        eps: added to mean squares.
-        head: address and layout of the output head.
-        size: V.
         out: receives the results, [3, N]; probabilities are NaN where a logit is not finite.
     """
     num_reads, width = reads.shape[1], x_TC.shape[1]
@@ -365,13 +353,8 @@ class NativeForward:
         """Runs all layers, as `Transformer.hidden`, with the attention that `sequences` and `pattern` describe.
 
         Args:
-            tokens_T: token ids.
-            positions_T: position ids.
-            last_position: largest position id.
-            cache: the KV buffers.
             sequences: of each sequence its index in the buffers, its committed rows, its rows, the kind of its pattern
                 (`refusion_eval.models.attention`), and where that begins in `pattern`, [S, 5].
-            pattern: which rows of a sequence see which, one row after another.
         """
         x_TC = self._model.embed(tokens_T)
         tables = self._model.rotary_tables(last_position + 1).numpy()
@@ -383,7 +366,6 @@ class NativeForward:
         """Answers simple reads: token, its probability, and the given token's, [3, N].
 
         Args:
-            x_TC: what `hidden` returned.
             reads: rows, and a given token for each, [2 or more, N].
             suppressed: an id for each that may not be chosen, -1 for none, [N].
         """

@@ -57,17 +57,7 @@ def stock_config(directory: Path) -> ModelConfig:
 
 
 class StockModel:
-    """A causal or masked language model of transformers.
-
-    Attributes:
-        config: sizes of the model.
-        device, dtype: of the weights.
-
-    Args:
-        module: the model.
-        config: see above.
-        attention: what a row sees where transformers is given nothing but tokens.
-    """
+    """A causal or masked language model of transformers."""
 
     def __init__(self, module: PreTrainedModel, config: ModelConfig, attention: Literal["causal", "all"]) -> None:
         self._module = module
@@ -94,11 +84,6 @@ class StockModel:
     @torch.inference_mode()
     def logits(self, tokens: list[int], positions: list[int], visible_NN: npt.NDArray[np.bool_]) -> Tensor:
         """Logits of every row of one text, float32, [N, V].
-
-        Args:
-            tokens: token ids.
-            positions: position ids, in any order.
-            visible_NN: which rows each row sees.
 
         Raises:
             ConfigError: the rows are no plain text, and the architecture takes no position ids or no such attention.

@@ -52,12 +52,6 @@ def _quiet() -> Iterator[None]:
 class Tokenizer:
     """A wrapper of the Hugging Face tokenizer with the calls that evaluation needs.
 
-    Attributes:
-        inner: the Hugging Face tokenizer.
-
-    Args:
-        directory: holds the tokenizer files.
-
     Raises:
         CheckpointError: files are missing or malformed, or need code from the checkpoint.
     """
@@ -81,9 +75,6 @@ class Tokenizer:
 
         Special tokens may lie beyond the embedding: some checkpoints name a padding token that they never use.
 
-        Args:
-            num_rows: rows of the embedding.
-
         Raises:
             CheckpointError: an ordinary token has no row.
         """
@@ -102,10 +93,6 @@ class Tokenizer:
         A rendered chat holds its special tokens, so nothing is added to it, neither in front nor at the end: the ids
         are those of `apply_chat_template(tokenize=True)` of transformers. To a plain prompt the tokenizer adds what it
         is made to add, unless the text begins with the BOS token already.
-
-        Args:
-            text: the text.
-            plain: whether it is a prompt that no chat template was applied to.
         """
         bos = self.inner.bos_token
         adds = plain and not (bos and text.startswith(bos))
@@ -138,10 +125,7 @@ class Tokenizer:
         """The text of a conversation under the checkpoint's chat template.
 
         Args:
-            messages: messages of the form {"role": ..., "content": ...}.
-            add_generation_prompt: whether the text ends with the beginning of the assistant's turn.
             now: the moment that the template finds where it asks for the date or the time; None is the present.
-            **template_arguments: variables of the template, such as enable_thinking.
 
         Raises:
             ConfigError: the checkpoint has no chat template, or it cannot be rendered, or it draws at random, or it
@@ -167,12 +151,6 @@ def render_chat(
     inner: Any, messages: Sequence[Mapping[str, str]], template: str | None = None, **arguments: Any
 ) -> str:
     """The text of a conversation, as `apply_chat_template` of transformers gives it, within bounds of time and memory.
-
-    Args:
-        inner: a Hugging Face tokenizer with a chat template.
-        messages: messages of the form {"role": ..., "content": ...}.
-        template: another template than that of the tokenizer.
-        **arguments: those of `apply_chat_template` that concern the text, and variables of the template.
 
     Raises:
         ConfigError: the template fails, or takes more time or memory than any real one.
@@ -240,11 +218,7 @@ def _tokenizer_class(directory: Path) -> Any:
 
 
 def _refuse_damaged(directory: Path) -> None:
-    """Names the file that cannot be read, which the libraries do not do.
-
-    Raises:
-        CheckpointError: one of the files is not valid JSON or UTF-8.
-    """
+    """Names the file that cannot be read, which the libraries do not do."""
     for name in JSON_FILES:
         if (directory / name).is_file():
             read_json(directory / name)

@@ -30,7 +30,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Args:
         x: any shape, last axis normalised.
         weight: scales, one for each entry of the last axis, or of the last two axes (each head its own).
-        eps: added to the mean square.
     """
     if x.is_cuda:
         if weight.ndim == 1:
@@ -106,12 +105,6 @@ class RotaryTable:
 
     Attributes:
         tables: cosine and signed sine of each position, [positions, 2, D].
-
-    Args:
-        head_dim: D, even.
-        theta: base of the frequencies.
-        device: where the tables live.
-        scaling: stretches the frequencies; None leaves them.
     """
 
     def __init__(self, head_dim: int, theta: float, device: torch.device, scaling: RopeScaling | None = None) -> None:
@@ -135,12 +128,7 @@ class RotaryTable:
         self._num_positions = num_positions
 
     def lookup(self, positions_T: Tensor, last_position: int) -> tuple[Tensor, Tensor]:
-        """Returns (cos, sin), each [T, 1, D].
-
-        Args:
-            positions_T: position ids.
-            last_position: the largest of them, known on the host, so that growing needs no synchronisation.
-        """
+        """Returns (cos, sin), each [T, 1, D]."""
         self.grow(last_position + 1)
         cos_T1D, sin_T1D = self.tables[positions_T].split(1, dim=1)
         return cos_T1D, sin_T1D
@@ -177,7 +165,6 @@ class Weights:
 
     Attributes:
         embedding: [V, C].
-        layers: one entry a layer.
         final_norm: [C].
         head: [V, C]; the embedding itself if tied.
     """
@@ -201,7 +188,6 @@ class Transformer:
 
     Args:
         config: shapes.
-        weights: as `refusion_eval.models.weights.load_weights` returns them.
     """
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
@@ -226,12 +212,6 @@ class Transformer:
     @torch.inference_mode()
     def hidden(self, tokens_T: Tensor, positions_T: Tensor, last_position: int, attend: Attend) -> Tensor:
         """Runs all layers.
-
-        Args:
-            tokens_T: token ids.
-            positions_T: position ids.
-            last_position: largest position id.
-            attend: stores keys and values and computes attention.
 
         Returns:
             The residual stream before the final norm, [T, C].

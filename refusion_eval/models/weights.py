@@ -36,9 +36,6 @@ class CheckpointFiles:
     A file is opened again for each tensor. An open file is mapped into memory, and its pages would stay there, in
     addition to the model that they are copied to, until the file is closed.
 
-    Args:
-        directory: holds one model.safetensors, or shards and their index.
-
     Raises:
         CheckpointError: no weights, only pickled weights, a missing shard, or a file that is not safetensors.
     """
@@ -182,7 +179,6 @@ class Stack(Protocol):
 
         Args:
             shape: shape of the result.
-            parts: name of each tensor -> its number of rows.
             matrix: whether rows are multiplied with the result, so that its layout is chosen for speed.
         """
         ...
@@ -199,11 +195,7 @@ def load_weights(
     """Loads a checkpoint, one tensor in memory at a time besides the model itself, and casts it to `dtype`.
 
     Args:
-        directory: as `CheckpointFiles` takes it.
         config: shapes of the checkpoint.
-        dtype: dtype of all weights.
-        device: device of all weights.
-        merge: changes each tensor, given by its name, before it is cast: `LoraAdapter.merge`.
         keep_bfloat16: whether matrices that are bfloat16 in the files stay so where this processor multiplies float32
             rows with them faster than with a copy; none does that `merge` changes.
 
@@ -244,9 +236,7 @@ def with_saved_head(config: ModelConfig, find: Callable[[str], Tensor | None], p
     They are one matrix where the checkpoint has one of them, or both with equal values. Otherwise each is its own.
 
     Args:
-        config: the config of the checkpoint.
         find: returns a tensor of the checkpoint by its name; None if it has no such tensor.
-        place: name of the checkpoint, for a warning.
     """
     if not config.tied_head:
         return config
@@ -289,7 +279,6 @@ def arrange_weights(config: ModelConfig, stack: Stack) -> Weights:
 
     Args:
         config: shapes and family of the checkpoint.
-        stack: gives its tensors.
     """
     names = config.tensors
     width, head_dim, mlp = config.hidden_size, config.head_dim, config.intermediate_size

@@ -44,14 +44,7 @@ _SOURCE_MAP = re.compile(r"//# sourceMappingURL=\S+")
 
 
 class ChunkWriter:
-    """Collects JSON values into chunks, which the page unpacks when they are shown: gzip in base64, without markup.
-
-    Args:
-        prefix: what the names of the chunks begin with.
-
-    Attributes:
-        chunks: content of the finished chunks by name.
-    """
+    """Collects JSON values into chunks, which the page unpacks when they are shown: gzip in base64, without markup."""
 
     def __init__(self, prefix: str) -> None:
         self.chunks: dict[str, str] = {}
@@ -80,12 +73,7 @@ class ChunkWriter:
 
 
 def page(index: object, chunks: Mapping[str, str]) -> str:
-    """The whole page.
-
-    Args:
-        index: JSON value that the page reads when it opens.
-        chunks: parts that it reads later, base64 by name.
-    """
+    """The whole page."""
     # Each of the project's scripts defines one name for the others.
     program = "\n".join(_read(f"js/{name}") for name in SCRIPTS)
     scripts = [

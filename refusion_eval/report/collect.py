@@ -76,12 +76,6 @@ def collect(
 ) -> ReportData:
     """Reads runs, finished or not.
 
-    Args:
-        run_dirs: run directories.
-        sources: finds questions, right answers and tokenizers.
-        baseline: run id that speed-ups are relative to, as for `run_figures`.
-        colours: colour of each decoder in plots, as `#rrggbb`; the others are grey.
-
     Raises:
         StoreError: a directory holds no readable run, or two have the same name.
     """

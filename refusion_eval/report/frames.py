@@ -39,13 +39,7 @@ class TextRun(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """The text after one step; the first frame is the text before all steps.
-
-    Attributes:
-        runs: the text in order.
-        headline: what happened.
-        detail: how far the decoding is.
-    """
+    """The text after one step; the first frame is the text before all steps."""
 
     runs: Sequence[TextRun]
     headline: str
@@ -133,14 +127,7 @@ def _shown(frame: Frame) -> Frame:
 
 
 def after_key(key: str, number: int, is_paused: bool, last: int) -> tuple[int, bool]:
-    """The step that is shown after a key, and whether the replay is paused there; beyond the last step it has ended.
-
-    Args:
-        key: what was pressed; empty if nothing was while the step was shown.
-        number: the step that was shown.
-        is_paused: whether the replay was paused.
-        last: the last step.
-    """
+    """The step that is shown after a key, and whether the replay is paused there; beyond the last step it has ended."""
     match key:
         case "":
             return number + 1, is_paused

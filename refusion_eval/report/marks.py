@@ -9,13 +9,7 @@ _LIMIT_OPTIONS = ("--limit", "-L")
 
 
 class Mark(NamedTuple):
-    """What a reader must know about a task before its figures.
-
-    Attributes:
-        kind: what it says, without counts; equal for all tasks that it is true of.
-        label: a word or two for the page, with counts.
-        sentence: the explanation.
-    """
+    """What a reader must know about a task before its figures."""
 
     kind: str
     label: str
@@ -33,18 +27,7 @@ def marks(
     unisolated: bool,
     batched: bool,
 ) -> list[Mark]:
-    """The marks of a task of one run.
-
-    Args:
-        num_asked: items that were asked.
-        num_items: items of the whole benchmark; None where that is not known.
-        limit: limit on items that the run was given; None for none.
-        num_unscored: samples without a verdict.
-        num_errors: samples that failed.
-        hardware: machines that the samples come from.
-        unisolated: whether programs ran without isolation.
-        batched: whether samples were decoded together.
-    """
+    """The marks of a task of one run."""
     found: list[Mark] = []
 
     def mark(kind: str, sentence: str, count: int | str = "") -> None:
@@ -79,12 +62,7 @@ def limit_of(command: Sequence[str]) -> int | None:
 
 
 def warnings(cells: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What must be said about the table as a whole: columns whose figures are not of the same kind.
-
-    Args:
-        cells: tasks of runs as the index of the page holds them.
-        runs: the runs as the index holds them.
-    """
+    """What must be said about the table as a whole: columns whose figures are not of the same kind."""
     found = []
     machines = sorted({label for run in runs for label in run["hardware"]})
     if len(machines) > 1:

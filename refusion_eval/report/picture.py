@@ -58,12 +58,6 @@ def check_format(path: str | os.PathLike[str]) -> str:
 def write_animation(shown: Sequence[Frame], path: str | os.PathLike[str], title: str, *, seconds: float = 0.5) -> None:
     """Writes an animation that repeats.
 
-    Args:
-        shown: frames in order.
-        path: file that ends in .gif, .png or .apng.
-        title: line above the text.
-        seconds: time of each frame; the last one stays longer.
-
     Raises:
         ConfigError: the file's name has another ending.
         StoreError: the file cannot be written.

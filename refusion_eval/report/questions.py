@@ -14,13 +14,7 @@ _LONGEST_QUESTION, _LONGEST_GOLD = 140, 48  # characters of a list
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The question of a sample.
-
-    Attributes:
-        prompt: text of the prompt, None if it is not at hand.
-        gold: the right answer, None if it is not at hand.
-        note: what a reader of the prompt must know, or why there is no prompt.
-    """
+    """The question of a sample."""
 
     prompt: str | None
     gold: str | None
@@ -77,11 +71,7 @@ def _short(text: str, longest: int) -> str:
 
 
 class Questions:
-    """Collects the questions of all runs; one that several runs asked is stored once.
-
-    Args:
-        sources: finds the questions.
-    """
+    """Collects the questions of all runs; one that several runs asked is stored once."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources

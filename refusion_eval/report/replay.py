@@ -37,12 +37,7 @@ class Step(NamedTuple):
     """One visible step.
 
     Attributes:
-        action: what happened; `forward` is a model call that changed nothing visible.
-        forward: index of the last forward before the step, -1 before the first.
-        changes: positions that change.
         num_candidates: number of slots or positions that a choice was made among, 0 without a choice.
-        scores: score of each chosen position, or of the first position of each chosen slot.
-        reason: why decoding stopped; empty for other steps.
     """
 
     action: Action
@@ -55,15 +50,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A decoding, step by step.
-
-    Attributes:
-        num_positions: response positions that the decoding touched, counted from 0.
-        steps: all steps in order.
-        forwards: kind, query rows and cached rows of each forward.
-        tokens: position -> token that became final there, ascending.
-        kept: positions that are in the response, ascending.
-    """
+    """A decoding, step by step."""
 
     num_positions: int
     steps: tuple[Step, ...]
@@ -87,8 +74,6 @@ def replay_of(trace: Trace, *, slot_size: int = 1, num_kept: int | None = None) 
     Rejection is not an event: drafts are rejected when others become final without them, or take their place.
 
     Args:
-        trace: the recorded events.
-        slot_size: positions of a slot, for a decoder that plans slots.
         num_kept: tokens of the recorded response, which a stop string may have cut; None keeps what the decoder kept.
     """
     builder = _Builder(slot_size, num_kept, _extent(trace, slot_size))

@@ -26,12 +26,6 @@ def find_sample(
 ) -> tuple[Run, Sample]:
     """The first sample that fits and has a trace, with its run.
 
-    Args:
-        run_dir: run directory.
-        task: task or benchmark; None takes any.
-        item: the benchmark's name for the item; None takes any.
-        number: number among the samples of the item; None takes any.
-
     Raises:
         StoreError: the directory holds no readable run, or no fitting sample has a trace.
         ConfigError: no sample fits.
@@ -67,12 +61,7 @@ def _some(names: Sequence[str], wanted: str | None) -> str:
 
 
 def sample_replay(sample: Sample, trace: Trace | None = None) -> Replay:
-    """The replay of a sample that has a trace.
-
-    Args:
-        sample: the sample.
-        trace: its trace, if it was already read from the record.
-    """
+    """The replay of a sample that has a trace."""
     if trace is None:
         assert sample.trace is not None
         trace = sample.events()

@@ -42,14 +42,7 @@ class TaskComparison:
     """One task in both runs.
 
     Attributes:
-        mini: whether the task is a synthetic look-alike.
-        items: all items that were compared, by item id.
-        left_out: number of items that only one of the runs has.
-        difference: accuracy of B minus accuracy of A in points, paired by item.
-        detectable: smallest true difference in points that such a sample shows; NaN with one item.
-        settings: decoder settings that differ, one line each.
         speed: TPS of B over TPS of A on the same items; None if there is no such ratio.
-        no_speed: why there is no ratio.
     """
 
     task: str
@@ -85,11 +78,7 @@ class TaskComparison:
 
 @dataclass(frozen=True, kw_only=True)
 class MeanComparison(TaskComparison):
-    """The unweighted mean over tasks, whose items are resampled within each task; p and flips are of all items.
-
-    Attributes:
-        parts: the tasks.
-    """
+    """The unweighted mean over tasks, whose items are resampled within each task; p and flips are of all items."""
 
     parts: Sequence[TaskComparison]
 
@@ -104,10 +93,7 @@ class Comparison(NamedTuple):
     """Two runs, A (`before`) and B (`after`), by their ids.
 
     Attributes:
-        settings: what differs between the runs as a whole, one line each.
-        tasks: the tasks that both runs have.
         mean: the mean over them where there are several and not both mini tasks and others.
-        only_in_one: names of the tasks that only one of the runs has.
     """
 
     before: str
@@ -127,11 +113,6 @@ def compare_runs(
     before: str | os.PathLike[str], after: str | os.PathLike[str], *, common_items: bool = False
 ) -> Comparison:
     """Compares two run directories.
-
-    Args:
-        before: run directory A.
-        after: run directory B.
-        common_items: whether to compare what both have where their items differ, instead of refusing.
 
     Raises:
         StoreError: a directory is unreadable, the runs have no task in common, or a task has another version, several
@@ -164,9 +145,6 @@ def detectable_difference(differences_of_items: ArrayLike) -> float:
     (z_0.975 + z_0.8) * s / sqrt(n): found significant at 5% (two-sided) with a probability of 80%; s is the standard
     deviation of the items' differences. If hardly any item differs, s would promise that nothing stays hidden, so it is
     taken as at least that of a single item of n that flips.
-
-    Returns:
-        NaN for fewer than two items.
     """
     values = np.asarray(differences_of_items, dtype=np.float64)
     num_items = len(values)

@@ -41,8 +41,6 @@ class Share(NamedTuple):
     """Hours until the last of some workers is done, each with one request at a time.
 
     Attributes:
-        workers: number of workers.
-        pulled: hours if each worker takes the next request when it is free.
         sharded: hours if each has every `workers`-th request from the start, as lm-eval shares them out.
     """
 
@@ -55,10 +53,7 @@ class Cost(NamedTuple):
     """One system on one whole benchmark, projected from the `n` samples that a pilot run has of a task of it.
 
     Attributes:
-        hardware: machine of the pilot.
-        items: items of the whole benchmark.
         seconds: mean seconds a sample.
-        shares: hours by number of workers.
     """
 
     system: str
@@ -72,12 +67,7 @@ class Cost(NamedTuple):
 
 
 def share_out(seconds: Sequence[float], workers: int) -> Share:
-    """How long the last worker takes, under both ways of sharing.
-
-    Args:
-        seconds: time of each request, in order; at least one.
-        workers: number of workers, at least 1.
-    """
+    """How long the last worker takes, under both ways of sharing."""
     busy = min(workers, len(seconds))
     free_at = [0.0] * busy
     for duration in seconds:

@@ -19,23 +19,12 @@ class SampleFacts(Timing):
     """One good sample; `item` is the hash of the item, equal across runs on the same data.
 
     Attributes:
-        item_id: the benchmark's own name for the item.
-        prompt_hash: hash of the rendered prompt.
-        scores: judgements by metric; empty if the sample was not scored.
-        tokens_no_eos: tokens kept without the EOS that ends them.
-        tokens_canvas: positions that became final, those after the first EOS included; None without a trace.
-        tpf_release: TPF as the release defines it, None where that does not exist.
         prefill_seconds: seconds up to the end of the first forward, which reads the prompt; None if they or the trace
             are not recorded.
         later_tokens: tokens kept that the forwards after the first one fixed; None in the same cases.
         later_seconds: seconds of these forwards; None in the same cases.
-        thinks: whether the text has a thinking block.
-        thought_tokens: tokens of thinking blocks, their tags included.
-        cut_in_thought: whether the text ends inside a thinking block.
         bytes_read: bytes that the forwards had to read, None without a trace or a measured roofline.
         weight_bytes: bytes of the weights that one forward reads, None in the same cases.
-        copy_bytes_per_second: measured bandwidth of the device, None in the same cases.
-        joules: energy that the device used, None where it was not measured.
     """
 
     item_id: str
@@ -71,18 +60,7 @@ class TaskFacts:
     """All samples of one task under one set of settings, in canonical order.
 
     Attributes:
-        task: name of the task.
-        task_version: version of the task.
-        benchmark: benchmark that the task belongs to.
-        settings: decoder settings in force.
-        samples: the good samples.
-        num_errors: attempts that failed and were not made good since.
-        num_refused: those of them that fail at every attempt, because the prompt is too long.
-        hardware: labels of the machines that the samples come from.
-        num_expected: samples that were asked for; 0 if the run does not say.
-        prompts: names of the prompts that the samples were asked with.
         num_cut: good samples whose response reached the length of the settings, and so may lack its end.
-        slowed_by: what made times longer than they need be, a sentence each.
         items: digest of the set of items of the good samples, equal across runs on the same items.
     """
 
@@ -146,7 +124,6 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None) -> R
     """Reads a run directory.
 
     Args:
-        run_dir: the directory.
         visit: called with every sample, failed ones as well, so that a reader of whole samples reads them only once.
 
     Raises:

@@ -64,47 +64,24 @@ class Figure:
     """One figure with its interval and everything it rests on.
 
     Attributes:
-        origin: published, or measured by this project.
         system: key of the system in tasks/settings/systems.toml. A variant has its name after a plus sign
             (`refusion+recompute_kv`); `suffix` follows.
         label: name of the system as the run or the paper prints it.
-        backbone: model that the system was made from; empty where it is not published.
         suffix: " on BACKBONE" where the published system of this name was made from another model, otherwise empty.
         decoder: name of the decoder; empty for published figures, and for figures of files that do not say it.
         benchmark: benchmark, `AVERAGE` for a mean over tasks, or the task if it belongs to no benchmark.
-        task: task as the run names it (mini_gsm8k), `MEAN_TASK` for a mean.
-        task_version: version of the task; several joined by `|`; empty for published figures.
-        mini: whether the task is a synthetic look-alike of its benchmark.
         num_tasks: tasks that the figure is a mean over, 1 for a single task.
-        metric: what was measured: accuracy, pass@1, tps, tpf, ...
         value: the figure; NaN where nothing could be computed.
         ci_low: lower bound of the 95% interval by item; NaN for none (published figures have none).
-        ci_high: upper bound of the same interval.
-        unit: unit of value and bounds.
-        n: benchmark items; 0 where it is not published.
-        samples: samples; more than `n` if items were sampled several times.
         errors: samples that failed and are in no figure.
         num_refused: those of them that fail at every attempt, for example because the prompt exceeds the context.
-        finished: whether every sample that was asked for is there.
-        scored: whether every good sample has a verdict.
-        isolated: whether every program ran in isolation, so that its verdict cannot be forged.
         batch_size: requests decoded at the same time; several joined by `|`; empty where it is not published.
-        dtype: type of weights and cache.
-        device: `cpu` or `cuda`.
-        attention: attention backend.
-        hardware: machines that the samples were decoded on, joined by ` | `.
-        forwards: model calls over all samples.
-        tokens: tokens kept over all samples.
-        seconds: decoding time over all samples.
         settings: decoder settings in force as text, or what is published beside the figure.
         run_id: name of the run directory; empty for a published figure.
         artefact: table or figure of the paper that it was published in (table1, ...); empty for a measured one.
         defect: what is wrong with a published figure; empty for nothing.
-        notes: what else a reader must know, one sentence each.
         prompts: what the items were asked with: ours, release (those of ReFusion's release), or other; several joined
             by `|`.
-        num_cut: responses that reached the length of the settings, and so may lack their end.
-        num_rounds: rounds, or runs, over which a speed was measured.
         same_decode_as: another run of a sweep, of other settings, with the same tokens and forwards for every item;
             empty for none.
         items: digest of the items that the figure rests on; empty for published figures and figures read from a file.
@@ -311,9 +288,6 @@ def published_path() -> Path:
 def read_published(name: str) -> tuple[dict[str, str], ...]:
     """The rows of one of the CSV files, every value as it is printed.
 
-    Args:
-        name: file name, such as "published.csv".
-
     Raises:
         DataError: there is no such file.
     """
@@ -327,9 +301,6 @@ def read_published(name: str) -> tuple[dict[str, str], ...]:
 
 def published_figures(artefacts: Sequence[str] = ()) -> list[Figure]:
     """The published figures, in the order of their tables.
-
-    Args:
-        artefacts: tables and figures to take (table1, figure1, ...); all if empty.
 
     Raises:
         DataError: the files are missing.
@@ -370,12 +341,6 @@ def system_key(label: str, backbone: str, settings: Mapping[str, str], *, genera
     A label that the paper prints stands for the paper's system. A decoder's own label (AR, LLaDA) stands for the
     published system of that decoder and backbone, or else for the decoder. Brackets at the end of a label name a
     settings table, which makes no other system; `generate` does, and so do the settings in `VARIANTS`.
-
-    Args:
-        label: name that the run gave its system.
-        backbone: model that the system was made from.
-        settings: decoder settings in force, as text.
-        generate: whether transformers' own loop decoded.
     """
     plain, _, _ = label.removesuffix(")").rpartition(" (") if label.endswith(")") else (label, "", "")
     key = _keys_by_label().get(label) or _keys_by_label().get(plain) or _key_of_decoder(plain, backbone)

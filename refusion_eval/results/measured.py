@@ -104,7 +104,6 @@ def measured_figures(sources: Iterable[str | os.PathLike[str]], *, baseline: str
     Args:
         sources: run directories, and files that `refusion-eval table --csv` wrote. Speed-ups of directories are among
             the directories given.
-        baseline: as for `run_figures`.
 
     Raises:
         StoreError: a source cannot be read.
@@ -123,13 +122,8 @@ def run_figures(
     """Every figure of some runs.
 
     Args:
-        run_dirs: run directories.
         baseline: run id that speed-ups are relative to. Without it each run is compared with the one autoregressive
             run of its backbone, dtype and device among them, if there is exactly one.
-        visit: called with every sample, run after run, as by `read_facts`.
-
-    Returns:
-        Figures sorted by label, run, task (means last) and metric.
 
     Raises:
         StoreError: a directory cannot be read, two have the same name, or the baseline is not among them.

@@ -42,10 +42,7 @@ class TableCell:
     """One cell.
 
     Attributes:
-        text: content; empty where nothing was measured or published.
         low: lower bound of the 95% interval as text; empty for none.
-        high: upper bound of the same interval.
-        n: benchmark items, 0 where that is not known.
         emphasis: best or second best of its column among figures of the same origin, or, where autoregressive systems
             take no part in that, above the best one.
         dagger: whether a note below the table is about this cell.
@@ -77,9 +74,7 @@ class TableRow:
     """One row.
 
     Attributes:
-        cells: one for each column.
         origin: published figures are set in italics unless the table says otherwise; empty for text.
-        begins_group: whether there is a rule above the row.
         num_repeated: leading columns that repeat the row above. They are shown empty; the CSV has them in every row.
     """
 
@@ -107,16 +102,10 @@ class Table:
 
     Attributes:
         title: what the table shows; empty for no heading.
-        columns: headings.
-        rows: rows in order; a plain sequence of strings is a row of text.
-        num_left: number of leading columns that are flush left; the others are flush right.
         notes: paragraphs below the table.
-        name: name of its files, and of its label in LaTeX.
         literal: whether Markdown has to show every text character by character, as names and settings of a paper need;
             otherwise only characters are escaped that could make a tag, a link, code or another cell.
         of_ours: whether the texts hold Markdown of this project; then only separators of columns are escaped.
-        published_in_italics: whether italics tell published figures from measured ones.
-        formulas: how LaTeX sets texts that are formulas.
     """
 
     title: str = ""
@@ -201,11 +190,7 @@ class Table:
         return text + (DAGGER if cell.dagger else "") + self._markdown_text(cell.bounds)
 
     def latex(self, *, intervals: bool = True) -> str:
-        """A floating table over both columns, for amsmath, booktabs and graphicx, with the title as its caption.
-
-        Args:
-            intervals: whether the line below a row has its intervals.
-        """
+        """A floating table over both columns, for amsmath, booktabs and graphicx, with the title as its caption."""
         width = len(self.columns)
         body: list[str] = []
         for row in map(_as_row, self.rows):
@@ -272,13 +257,6 @@ class Table:
 
     def write(self, folder: Path, *, intervals: bool = True) -> list[Path]:
         """Writes FOLDER/NAME.csv, .md and .tex, and the notes, if there are any, as .txt.
-
-        Args:
-            folder: folder of the files.
-            intervals: whether LaTeX shows intervals.
-
-        Returns:
-            The paths of the files.
 
         Raises:
             StoreError: a file cannot be written.

@@ -39,10 +39,6 @@ class Column(NamedTuple):
     """One column of figures.
 
     Attributes:
-        metric: name in the results CSV.
-        heading: heading of the column.
-        digits: digits after the point.
-        factor: what takes the metric's unit to the heading's.
         with_bounds: whether the table prints the interval; the CSV has that of every figure.
     """
 
@@ -108,10 +104,8 @@ class SummaryLine:
     """One task of one run under one set of settings.
 
     Attributes:
-        task: task, or the mean over tasks.
         system: label of the system; with the run id where runs share a label, and with the settings that differ where a
             run has a task under several settings.
-        figures: figures by metric; at least one.
     """
 
     task: str
@@ -148,8 +142,6 @@ class SummaryLine:
         """The cells of the line under some columns.
 
         Args:
-            columns: the columns of figures.
-            fewer: whether another line of the task has more items.
             letter: stands for the items of the line, where another line of the task has as many other ones.
         """
         figure = self.any_figure
@@ -266,7 +258,6 @@ class SpeedRow(NamedTuple):
 
     Attributes:
         figures: figures by metric, of those that have a column and were measured; "tps" is always there.
-        fewer: whether another run has more items of the task.
     """
 
     figures: dict[str, Figure]

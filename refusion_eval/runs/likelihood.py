@@ -18,11 +18,7 @@ class Scorer(Protocol):
     """Computes log-likelihoods: in this process, or in many."""
 
     def score(self, parts: Sequence[Part]) -> Iterator[tuple[int, Scores]]:
-        """Yields number and scores of each part as it is computed, in any order.
-
-        Args:
-            parts: lists of pairs of prefix and continuation, token ids; no continuation is empty.
-        """
+        """Yields number and scores of each part as it is computed, in any order."""
         ...
 
 
@@ -66,9 +62,7 @@ def scores(scorer: Scorer, pairs: Sequence[Pair], size: int) -> Iterator[tuple[i
     """Yields number and score of each pair as it is computed, in any order.
 
     Args:
-        scorer: computes the scores.
         pairs: pairs that fit; a continuation is empty if the tokenizer merged it into its context.
-        size: largest number of pairs in a part.
     """
     present = []
     for number, (_, continuation) in enumerate(pairs):

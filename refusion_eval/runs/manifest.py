@@ -156,13 +156,7 @@ def _checkpoint_hash(directory: Path) -> str:
 
 
 def collect_hardware(threads: int, gpu: torch.device | None = None, num_processes: int = 1) -> Hardware:
-    """Reads this machine's hardware.
-
-    Args:
-        threads: threads of the computation.
-        gpu: the GPU in use, None for a run on the CPU.
-        num_processes: processes of the run on this machine.
-    """
+    """Reads this machine's hardware."""
     machine = Hardware(
         cpu=_cpu_model(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,

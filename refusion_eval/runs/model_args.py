@@ -171,10 +171,6 @@ class ModelArgs:
 def parse_model_args(given: Mapping[str, Any], additional: Mapping[str, Any] | None = None) -> ModelArgs:
     """Separates the decoder's settings from the other model arguments, and converts and checks all of them.
 
-    Args:
-        given: the arguments as lm-eval's parser, a command line or a file left them.
-        additional: arguments from lm-eval's own flags: batch_size, max_batch_size, device. `given` outranks them.
-
     Raises:
         ConfigError: a key is unknown, a value is refused, or arguments do not fit each other.
     """
@@ -255,7 +251,6 @@ def system_arguments(name: str, model: str | None) -> dict[str, str | bool | Non
     """Returns the model arguments of a published system.
 
     Args:
-        name: name of the system.
         model: folder or hub id of a checkpoint to use instead of the published one, without the published adapter. The
             system keeps its label.
 

@@ -47,8 +47,6 @@ class Table:
     Attributes:
         path: the file of the table.
         preset: name of the table in the file; None if the file has one table only.
-        benchmarks: benchmark -> settings.
-        sources: benchmark -> publication of its settings, in words.
     """
 
     path: Path
@@ -74,12 +72,9 @@ class Resolved:
     """The settings that one task is decoded with.
 
     Attributes:
-        settings: instance of the decoder's settings class.
         sources: setting -> source of its value: model_args, generation_kwargs, a file and benchmark, checkpoint, paper
             or default.
-        until: strings at whose first occurrence the text is cut.
         task: the task of this project, or the one that a task of lm-eval corresponds to; None for any other.
-        values: the settings as a mapping, without callbacks.
         digest: hash of the settings and stop strings. It is part of the key of a sample.
     """
 
@@ -97,11 +92,7 @@ class Resolved:
         object.__setattr__(self, "digest", hashlib.sha256(text.encode()).hexdigest()[:16])
 
     def describe(self, before: "Resolved | None" = None) -> str:
-        """Returns the settings in one line for the log, grouped by source, without the decoder's defaults.
-
-        Args:
-            before: settings that the reader knows, so that only other values are named.
-        """
+        """Returns the settings in one line for the log, grouped by source, without the decoder's defaults."""
         by_source: dict[str, list[str]] = {}
         for key, value in self.values.items():
             is_known = self.sources[key] == DEFAULT if before is None else before.values.get(key) == value
@@ -153,11 +144,7 @@ def load_table(
     row of a benchmark outranks `common`, the settings of all benchmarks, and may have a source of its own.
 
     Args:
-        folder: folder of the settings files.
-        decoder: name of the decoder.
         mini: whether the table is for the mini tasks.
-        settings_type: settings class of the decoder, which must accept every row.
-        checkpoint: settings from the checkpoint, such as mask_id.
         preset: name of the table; None for the first.
 
     Raises:
@@ -194,11 +181,6 @@ def read_generation_kwargs(kwargs: Mapping[str, Any], settings_type: type, where
     All names of the length become gen_length. Sampling follows lm-eval: do_sample=False, or no argument about sampling,
     is greedy; do_sample=True without a temperature samples at 1; if do_sample and temperature contradict each other,
     do_sample counts and a warning says so.
-
-    Args:
-        kwargs: the task's generation_kwargs, updated by `--gen_kwargs`.
-        settings_type: settings class of the decoder, whose fields may be given by name.
-        where: name of the task, for messages.
 
     Raises:
         ConfigError: a key is unknown, or asks for something that this decoder cannot do.
@@ -246,12 +228,7 @@ def resolve(
     """Merges the sources of one task's settings by their precedence.
 
     Args:
-        task: name of the task.
-        settings_type: settings class of the decoder.
-        model_args: decoder settings of the command line, already converted.
-        generation: generation arguments of the request.
         table: settings table for this kind of task, or None.
-        checkpoint: settings from the checkpoint, such as mask_id.
         paper: settings that make the paper's algorithm of the decoder's defaults.
 
     Raises:

@@ -87,10 +87,8 @@ class System:
     """A checkpoint under a decoder. Nothing is loaded before it is needed, the weights last.
 
     Args:
-        args: what to load and how to run it.
         model_cache: shares the opened model with other systems of this process; None opens a model of its own.
         get_or_compute: finds the measured facts of a run that is continued; by default every fact is measured.
-        num_processes: processes of this run that decode at the same time on this machine.
     """
 
     def __init__(
@@ -387,7 +385,6 @@ class JobDecoder:
 
         Args:
             jobs: consumed as the batch has room; jobs that are decoded alone come before all others.
-            batch_size: jobs decoded at the same time; None is the system's own batch size.
         """
         batch_size = batch_size or self._system.batch_size
         refused: deque[Sample] = deque()

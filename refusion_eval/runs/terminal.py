@@ -109,10 +109,6 @@ class StoppableIterator(Iterator[_Item]):
     """An iterator that ends when a stop is requested; its consumer can ask whether that happened.
 
     Its length hint is the number of items left, if the underlying items have one.
-
-    Args:
-        items: the underlying items.
-        is_requested: whether a stop was requested.
     """
 
     def __init__(self, items: Iterable[_Item], is_requested: Callable[[], bool]) -> None:
@@ -187,10 +183,7 @@ class ProgressDisplay:
     """Counts finished samples by task and shows them; a context manager.
 
     Args:
-        label: the text before the task's name, for example the system.
-        totals: number of requests of every task.
         stream: where to write, stderr by default; a terminal gets a live display, anything else lines.
-        score_of: returns the running score of a task; None where verdicts are not known yet.
     """
 
     def __init__(

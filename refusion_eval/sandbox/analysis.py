@@ -80,13 +80,8 @@ class Analysis(NamedTuple):
     """Result of the analysis of a test or of its helpers.
 
     Attributes:
-        foreign: names that the source reads and does not define.
-        owners: names whose attributes the source reads.
         reaches_out: whether a statement may change more than names of the source, whatever these names are.
-        classes: names that the source can only mean for classes.
-        own: names that the source binds itself, some of which it may read before.
         needs_one_process: what it does that has its effect on a program only in the program's own process; or "".
-        runs_texts: how it runs what a program may have written, inside the judge; or "".
     """
 
     foreign: frozenset[str]

@@ -30,17 +30,7 @@ _MOUNT_POINTS = ("/mnt", "/media", "/srv", "/opt", "/home", "/tmp")
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """One way to isolate a program.
-
-    Attributes:
-        tier: "A", "B", "C" or "none", as shown in verdicts.
-        layers: what it consists of, for a reader.
-        namespaces: own mount, pid, network, ipc and uts namespaces with a small read-only root.
-        user_namespace: these through a user namespace of our own.
-        change_uid: run as an unprivileged uid (the caller is root).
-        restrict_files: Landlock.
-        filter_calls: seccomp and no new privileges.
-    """
+    """One way to isolate a program."""
 
     tier: str
     layers: tuple[str, ...]
@@ -226,15 +216,7 @@ def open_streams() -> None:
 
 
 def lock_down(profile: Profile, uid: int, ruleset_fd: int | None, limits: dict[int, int], filter_bytes: bytes) -> None:
-    """Give up everything a program and its test must not have; nothing can be regained afterwards.
-
-    Args:
-        profile: what to apply.
-        uid: unprivileged uid, where the profile changes it.
-        ruleset_fd: from `make_ruleset`.
-        limits: from `limits_of`.
-        filter_bytes: from `filter_program`.
-    """
+    """Give up everything a program and its test must not have; nothing can be regained afterwards."""
     for name, value in limits.items():
         _, hard = resource.getrlimit(name)
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -257,9 +239,7 @@ def limits_of(memory_bytes: int, cpu_s: int, num_processes: int) -> dict[int, in
     """Resource limits of a program or of a judge.
 
     Args:
-        memory_bytes: address space, what the interpreter already uses included.
         cpu_s: processor seconds after which the kernel kills; the watchdog comes first.
-        num_processes: processes and threads, all that the kernel counts together.
     """
     return {
         resource.RLIMIT_AS: memory_bytes,

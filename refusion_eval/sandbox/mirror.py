@@ -126,12 +126,7 @@ def class_of(candidate: Asked, name: str, builtin: bool, bases: list[Any], own: 
     """The stand-in for a class of the candidate.
 
     Args:
-        candidate: who answers.
-        name: its name.
-        builtin: whether it is Python's, such as that of functions.
-        bases: its bases without `object`: stand-ins, and classes of data and exceptions.
         own: special methods of its objects, "-__hash__" for none; and all other names it defines, if it is data.
-        of_class: special methods of the class itself.
     """
     base = next((found for parent in bases if (found := _real_base(parent)) is not None), object)
     metaclass: Any = type

@@ -66,15 +66,7 @@ assert found == [], found
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxReport:
-    """What `doctor` shows.
-
-    Attributes:
-        tier: "A", "B", "C", or "D" where nothing works and code tasks are refused.
-        profile: name of the profile that gives the tier; empty for "D".
-        layers: the mechanisms that isolate a program, in words.
-        missing: profile -> why it does not work here.
-        advice: steps towards tier "A"; empty for "A".
-    """
+    """What `doctor` shows."""
 
     tier: str
     profile: str

@@ -41,12 +41,8 @@ class Candidate:
     """The candidate at the other end of `sock`; what it binds the `wanted` names to, `namespace` gives to the test.
 
     Attributes:
-        broken: the first fatal fault; once set, the check cannot pass.
         remote_errors: exceptions of the candidate that were raised again here, each with its class's name and message.
-        compared_with_data: whether an object that is not data was compared with data.
-        failed_inside: the first failed assertion in a function of the test that the candidate called.
         passed_over: whether data told something about itself past a method that its class has for that.
-        inseparable: what happened that one process would maybe do otherwise; or "".
     """
 
     def __init__(

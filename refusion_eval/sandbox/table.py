@@ -24,13 +24,8 @@ class Table:
     """One side's objects by number.
 
     Args:
-        sign: 1 or -1; the numbers that this side gives out have it.
         describe: returns a packed value for an object that is no plain data; it may call `add`, or raise to refuse.
         build: makes the object that an entry of the other side describes, from its tag and its other fields.
-
-    Attributes:
-        mentioned: how often numbers have occurred in what was unpacked, until somebody clears it.
-        newest: the last number that the other side has given out.
     """
 
     def __init__(self, sign: int, describe: Callable[[Any], Any], build: Callable[[str, list[Any]], Any]) -> None:

@@ -40,10 +40,7 @@ class JudgeProcess:
     """A running judge. It is reused between checks, because forking takes longer than most tests.
 
     Attributes:
-        number: its process number in the machine's /proc.
-        killed: whether a process other than its worker has killed it.
         collected: whether it has ended and been waited for; another process may have its number then.
-        peak_bytes: the most memory it ever had; 0 as long as it runs.
 
     `pid` is its process number in the worker's pid namespace, and `sock` the connection to it.
     """
@@ -123,7 +120,6 @@ class Watched:
     """A guest and its judge while they run.
 
     Attributes:
-        stopped: reason why the guest was stopped; None if it was not.
         guest_status: wait status of a guest that ended by itself; None if it was killed here.
         waited_s: seconds not counted, because others had the processor.
 

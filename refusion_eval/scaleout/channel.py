@@ -50,9 +50,6 @@ class ProcessInfo:
 
     Attributes:
         rank: number of the process among all; rank 0 drives the run, and all others are workers.
-        num_processes: number of processes.
-        local_rank: number of the process on its machine.
-        num_local: number of processes on the same machine.
     """
 
     rank: int
@@ -136,10 +133,6 @@ class Channel:
     """One process' access to the store.
 
     All methods raise ScaleOutError if the store no longer answers, because its process or its machine is gone.
-
-    Args:
-        store: key-value store that the processes of the run share.
-        info: which of the processes this one is.
     """
 
     def __init__(self, store: Store, info: ProcessInfo) -> None:

@@ -23,14 +23,7 @@ ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A machine of the cluster.
-
-    Attributes:
-        node_id: Ray's id of the machine.
-        label: host name and address, for messages.
-        num_gpus: number of GPUs that Ray manages there.
-        num_cpus: number of processor cores that Ray manages there.
-    """
+    """A machine of the cluster."""
 
     node_id: str
     label: str

@@ -58,16 +58,7 @@ class WorkerHandle:
     """A worker as the driver sees it.
 
     Attributes:
-        name: unique name; a replaced worker's name is not used again.
-        node: the worker's machine.
-        num_processes: number of workers planned for that machine.
-        actor: Ray's handle.
-        state: "starting", "started" (the process exists), "opening" (it loads the checkpoint), "idle", "measuring" or
-            "decoding".
-        call: Ray's reference to the unanswered call; None if there is none.
         called_at: time of that call, in seconds of the monotonic clock.
-        batch_size: number of requests that the worker decodes together.
-        requests: the requests that the worker has.
     """
 
     name: str
@@ -87,13 +78,7 @@ class WorkerHandle:
 
 
 class WorkerEvent(NamedTuple):
-    """An answer of a worker, or its loss.
-
-    Attributes:
-        worker: the worker.
-        kind: "record", "measured" or "lost".
-        value: the result of `decode` or `width_cost` of `RayWorker`; for "lost" the reason.
-    """
+    """An answer of a worker, or its loss."""
 
     worker: WorkerHandle
     kind: str
@@ -104,13 +89,7 @@ class WorkerPool:
     """The workers of a run.
 
     Attributes:
-        workers: the workers that are alive, as far as is known.
         manifest: description of the run by the first worker that loaded the checkpoint; None before that.
-        run_facts: facts of the run that workers need, see `Setup`.
-
-    Args:
-        cluster: the Ray cluster on which they run.
-        args: model arguments of the run.
     """
 
     def __init__(self, cluster: Cluster, args: ModelArgs) -> None:
@@ -228,7 +207,6 @@ class WorkerPool:
         """Sends requests to an idle worker, which decodes until one of its requests ends.
 
         Args:
-            worker: the worker.
             requests: requests that join those that the worker has; may be empty if it has some.
         """
         worker.requests |= {request.job.key: request for request in requests}

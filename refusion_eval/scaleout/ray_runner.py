@@ -53,9 +53,6 @@ class RayRunner:
     """A `JobRunner` whose workers are processes of a Ray cluster.
 
     Args:
-        args: model arguments of the run.
-        system: the driver's own system, made with `driver_args(args)`.
-        register: records a process in the run store and returns its id.
         keep_workers: whether workers stay alive after `run`, for another call. By default their resources become free.
 
     Raises:
@@ -146,14 +143,7 @@ class RayRunner:
 
 
 class Dispatcher:
-    """One pass over the jobs of a run, which makes sure that every job gets one record.
-
-    Args:
-        pool: the workers.
-        jobs: jobs to be decoded; a `StoppableIterator` tells when a signal has ended it.
-        records: reads the records of workers.
-        get_or_compute: finds the measured facts of a run that is continued.
-    """
+    """One pass over the jobs of a run, which makes sure that every job gets one record."""
 
     def __init__(
         self, pool: WorkerPool, jobs: Iterator[Job], records: RecordReader, get_or_compute: GetOrCompute
@@ -248,13 +238,6 @@ class Dispatcher:
         """Takes the next request for a worker: timed requests first, suspects last, both only for a free worker.
 
         While timed requests wait, a worker that is busy gets nothing, so that it becomes free for them.
-
-        Args:
-            worker: an idle worker.
-            claimed: requests that the worker gets besides.
-
-        Returns:
-            None if there is no request for this worker now.
         """
         request = min(self._waiting, key=lambda waiting: (waiting.is_suspect, not waiting.job.alone), default=None)
         held = [*worker.requests.values(), *claimed]

@@ -13,11 +13,7 @@ from refusion_eval.store.records import Sample
 
 
 class RayWorker:
-    """A worker in a process of its own. The driver calls one method at a time.
-
-    Args:
-        name: name that the driver gives to the worker.
-    """
+    """A worker in a process of its own. The driver calls one method at a time."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -33,13 +29,9 @@ class RayWorker:
 
         Args:
             setup: `Setup` as JSON; its fingerprint is ignored on the first worker, which determines the fingerprint.
-            device: "cuda" for the GPU that Ray gave to this process, or "cpu".
-            num_processes: number of workers on this machine.
-            first: whether to describe the whole run as well.
 
         Returns:
             `problem`: the reason why no worker of this machine can decode. Or `batch_size`, `attention` and, from the
-            first worker, `manifest`, all as plain JSON types.
         """
         self._setup = Setup(**setup)
         try:
@@ -64,7 +56,6 @@ class RayWorker:
         Args:
             jobs: new requests as JSON, which join the batch of earlier requests that have not ended. There may be none
                 as long as an earlier request has not ended.
-            run_facts: facts of the run that the requests need, see `Setup`.
         """
         self._setup.run_facts.update(run_facts)
         self._inbox.extend(jobs)

@@ -57,9 +57,6 @@ Claims = Iterator[tuple[int, Any]]
 def run_worker_or_return(args: ModelArgs) -> None:
     """Returns immediately on rank 0 and without a launcher. On any other rank, runs the worker loop and exits.
 
-    Args:
-        args: the model arguments of this process' command line.
-
     Raises:
         ConfigError: the run would start workers of its own as well.
         ScaleOutError: the processes cannot reach each other.
@@ -76,13 +73,7 @@ def run_worker_or_return(args: ModelArgs) -> None:
 
 
 class TorchrunRunner:
-    """Decodes or scores in all processes of a launcher; this is the side of rank 0, the driver.
-
-    Args:
-        channel: connection to the other processes.
-        system: the driver's system.
-        register: records a process in the run store and returns its id.
-    """
+    """Decodes or scores in all processes of a launcher; this is the side of rank 0, the driver."""
 
     def __init__(self, channel: Channel, system: System, register: Register) -> None:
         self._channel = channel
@@ -154,15 +145,7 @@ class TorchrunRunner:
         work: Callable[[Claims], Iterator[Any]],
         jobs: Iterable[Job] = (),
     ) -> Iterator[Any]:
-        """Yields the results of one round, of this process and of the others.
-
-        Args:
-            header: what the other processes have to know, besides the setup.
-            messages: jobs as plain JSON types.
-            num_ahead: number of jobs that are published ahead of the claims.
-            work: does the jobs that this process claims and yields their results.
-            jobs: what `messages` are made of; a `StoppableIterator` tells when a signal has ended it.
-        """
+        """Yields the results of one round, of this process and of the others."""
         channel = self._channel
         number = channel.open_round({"setup": asdict(Setup.of(self._system)), **header})
         abandoned = threading.Event()
@@ -234,11 +217,7 @@ class TorchrunRunner:
                 yield self._records.read(rank, message["record"])
 
     def _wait_for_others(self) -> None:
-        """Sleeps for a moment.
-
-        Raises:
-            ScaleOutError: the heartbeat of another process has stopped.
-        """
+        """Sleeps for a moment."""
         for rank in self._channel.silent_workers(SILENCE_SECONDS):
             raise ScaleOutError(
                 f"process {rank} has not answered for {SILENCE_SECONDS:g} s; what is recorded stays: run the same "
@@ -248,12 +227,7 @@ class TorchrunRunner:
 
 
 def serve(channel: Channel, device: str) -> int:
-    """Decodes on a rank above 0 until the driver declares the run over, and returns the exit status of this process.
-
-    Args:
-        channel: connection to the other processes.
-        device: device from the command line.
-    """
+    """Decodes on a rank above 0 until the driver declares the run over, and returns the exit status of this process."""
     rank = channel.info.rank
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the driver handles it

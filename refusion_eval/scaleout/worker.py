@@ -36,10 +36,8 @@ class Setup:
     Two setups are equal if one worker can serve both, whatever facts they hold.
 
     Attributes:
-        arguments: model arguments of the run, as on a command line.
         run_facts: facts that were measured once for the whole run. A worker never measures them again, so that
             a record is the same in whatever process it is made. Facts may be added before the jobs that need them.
-        fingerprint: everything on which texts depend, see `Manifest.fingerprint`; a worker must have the same.
     """
 
     arguments: Mapping[str, Any]
@@ -55,10 +53,6 @@ class Setup:
 
     def open_system(self, device: str, num_processes: int) -> System:
         """Makes the system of a worker, which has no run directory.
-
-        Args:
-            device: the worker's device.
-            num_processes: number of processes of this run on this machine.
 
         Raises:
             ScaleOutError: an argument is unknown or impossible on this machine.
@@ -88,8 +82,6 @@ def decode(system: System, jobs: Iterator[Job], max_batch_size: int | None = Non
     """Decodes jobs in this process and yields the record of each as it ends.
 
     Args:
-        system: the system of this process.
-        jobs: read one by one as places in the batch become free.
         max_batch_size: upper limit of the batch size; without a limit, one worker with a large batch would take all of
             a few jobs.
     """
@@ -174,11 +166,7 @@ class RecordWriter:
 
 
 class RecordReader:
-    """Reads the records that workers send, and registers each worker in the run store with its first record.
-
-    Args:
-        register: records a process in the run store and returns its id.
-    """
+    """Reads the records that workers send, and registers each worker in the run store with its first record."""
 
     def __init__(self, register: Register) -> None:
         self._register = register

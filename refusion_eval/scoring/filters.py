@@ -25,12 +25,7 @@ UserFunction = Callable[[str, Row], str | None]
 
 
 class Rule(NamedTuple):
-    """A filter's rule for the texts of one benchmark.
-
-    Attributes:
-        find: finds the answers of (row, text) pairs, one each, in order.
-        is_right: compares (right answer, found answer); None for the benchmark's own judge.
-    """
+    """A filter's rule for the texts of one benchmark."""
 
     find: Callable[[Items], list[Extraction]]
     is_right: Callable[[str, str], bool] | None = None
@@ -40,10 +35,6 @@ class AnswerFilter(NamedTuple):
     """One way to find answers in recorded texts.
 
     Attributes:
-        name: its name on the command line.
-        description: one line about what it finds.
-        source: the project that the rule comes from.
-        rules: benchmark -> rule; texts of other benchmarks are left out.
         reads: "text" for the response as the task saw it; "canvas" for every token that was fixed, those after the
             first end token included.
     """

@@ -50,11 +50,8 @@ class Verdict(NamedTuple):
     """The judgement of one text.
 
     Attributes:
-        extracted: the answer that was judged, or None.
         verdict: "correct", "wrong", "no_answer" (nothing extracted), "missing" (no text for the item); for code also
             "timed_out", "killed" and "error" (no verdict was possible at a second try either; counts as wrong).
-        reason: what decided, in words.
-        tier: for code, the isolation it ran under: "A", "B", "C" or "none"; else empty.
     """
 
     extracted: str | None
@@ -100,15 +97,10 @@ def judge_extractions(
     """Judges what any rule extracted from the texts of `rows`; equal answers to a row are judged once.
 
     Args:
-        benchmark: knows the right answers.
-        rows: the row of each text.
-        extractions: the answer of each text.
         workers: programs or formulas that are judged at a time; a number that suits the machine if None.
-        sandbox: "auto", or "none" for no isolation (code of people you trust only).
         kept: verdicts that were reached before, by a key of row and answer; each new verdict is put into it at once,
             by the thread that reached it.
         on_verdicts: called with the number of texts that a verdict decides about, as each becomes known.
-        is_right: replaces the benchmark's own comparison.
 
     Raises:
         DataError: a right answer is malformed.
@@ -148,7 +140,6 @@ class Judge:
     verdicts; an exception drops those that are not reached.
 
     Args:
-        sandbox: "auto", or "none" to run model-written code without isolation.
         workers: programs or formulas that are judged at a time; a number that suits the machine if None.
         judges_again: whether a text whose sandbox workers were ended from outside, again and again, gets no verdict,
             but an exception, because a later judge will get it.
@@ -190,11 +181,6 @@ class Judge:
         """Begins to judge a text.
 
         Args:
-            benchmark: knows the right answer.
-            row: the item's row.
-            extract: finds the answer in the text.
-            on_verdict: called with the verdict, by the thread that reached it.
-            is_right: replaces the benchmark's own comparison.
             on_failure: called with the exception that makes a verdict impossible, which would end the block otherwise.
         """
 
@@ -270,7 +256,6 @@ class ScoreWriter(Judge):
 
     Args:
         store: has the samples, and gets the scores. What it has a verdict on is not judged again.
-        sandbox: "auto", or "none" to run model-written code without isolation.
         waits: whether `judge` returns only when the text of a request that was decoded alone is judged.
     """
 

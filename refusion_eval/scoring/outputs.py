@@ -21,12 +21,8 @@ class _Form(NamedTuple):
     """The columns by which the lines of a tool are recognised.
 
     Attributes:
-        tool: who writes such lines.
-        id: names the item.
-        texts: holds its texts.
         is_text: whether that is one text; else it is a list of texts, or an object with the choices of a chat.
         asked: holds the question, by which the row is checked; empty where the tool writes none.
-        is_whole: whether a line must have no further columns, because these names are too general.
     """
 
     tool: str
@@ -58,14 +54,6 @@ _TOOLS = ", ".join(dict.fromkeys(form.tool for form in _FORMS if not form.is_who
 
 def read_outputs(path: Path, benchmark: Benchmark, rows: Mapping[str, Row]) -> dict[str, list[str]]:
     """Reads the texts of items, in one of the known forms: JSON lines, or one JSON document with a list of samples.
-
-    Args:
-        path: the file; `.gz` files are decompressed.
-        benchmark: knows what identifies an item.
-        rows: the rows by id.
-
-    Returns:
-        id -> texts; several lines on one item are several texts of it.
 
     Raises:
         DataError: names file and line of what is wrong, or says that the file is empty.
@@ -176,14 +164,9 @@ class _Items:
         """The id of the row that a line means.
 
         Args:
-            column: the column with the id.
             written: the id in the line: that of the row, its number, or either behind the benchmark's name and "/".
             source: the row or the question that the line holds; None for neither. It tells whether numbers begin with
                 0, and finds the row where a tool counts in another way.
-            where: file and line.
-
-        Raises:
-            DataError: there is no such row, or it asks something else.
         """
         if isinstance(written, bool) or not isinstance(written, str | int):
             raise DataError(f"{where}: {column} must be a text or an integer, found {written!r}")

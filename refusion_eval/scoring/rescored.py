@@ -57,11 +57,7 @@ class RescoredTask:
     """The texts of one task of a run, generated with one set of settings, under a filter.
 
     Attributes:
-        run: the run.
-        task: its name.
-        settings: hash of the settings.
         texts: a line for each text, as `RecordedText.judged` gives it, in the order of the records.
-        notes: what a reader must know of the figures.
     """
 
     run: Run
@@ -116,12 +112,7 @@ class RescoredTask:
 
 
 def notes(texts: Sequence[RecordedText], judged: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What a reader must know of the figures of a task.
-
-    Args:
-        texts: all recorded texts of the task.
-        judged: the lines of those that were judged.
-    """
+    """What a reader must know of the figures of a task."""
     num_failed = sum(text.sample.error is not None for text in texts)
     num_usable = sum(text.text is not None for text in texts)
     counts = {

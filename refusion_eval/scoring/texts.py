@@ -87,12 +87,6 @@ def summary_lines(name: str, benchmark: Benchmark, scores: Sequence[Score], *, a
     Every row counts alike: the score is the mean over rows of the share of right texts. A text whose judge failed is
     left out. Where every row has more than one text, pass@k follows, and, but for code, the share of rows whose most
     frequent answer is right.
-
-    Args:
-        name: task and filter.
-        benchmark: names the metric.
-        scores: the score of every text, and of every row without one.
-        allow_partial: whether rows without a text are left out, instead of counted as wrong.
     """
     counts = Counter(score.verdict.verdict for score in scores)
     num_texts, num_missing = len(scores) - counts[MISSING], counts[MISSING]

@@ -19,7 +19,6 @@ class VerdictFile(UserDict[str, Verdict]):
     The verdict "error" is not kept, because it says nothing about the text.
 
     Args:
-        result: the file that the command writes in the end.
         rule: what verdicts depend on besides their keys; those of another rule or version are not read.
     """
 

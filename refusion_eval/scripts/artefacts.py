@@ -31,11 +31,7 @@ UNFUSED = ("--set", "fuse=false")
 
 
 class Artefacts:
-    """Makes tables, figures and the page of samples. A part that fails is named, and the others are made.
-
-    Args:
-        suite: the runs that the artefacts are about.
-    """
+    """Makes tables, figures and the page of samples. A part that fails is named, and the others are made."""
 
     def __init__(self, suite: "Suite") -> None:
         self._suite = suite

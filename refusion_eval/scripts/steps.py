@@ -21,14 +21,7 @@ SAME_SIGNAL_SECONDS = 1.0
 
 
 class Parser(argparse.ArgumentParser):
-    """Options of a script. A shell script puts --called-by SCRIPT FOLDER PYTHON check|run before those of the user.
-
-    Attributes:
-        script: eval.sh or train.sh; empty for `refusion-eval`.
-        here: folder that relative paths of the user start from.
-        python: interpreter that runs the steps.
-        checks_only: whether the options are checked and nothing is printed or run.
-    """
+    """Options of a script. A shell script puts --called-by SCRIPT FOLDER PYTHON check|run before those of the user."""
 
     def __init__(self, arguments: Sequence[str], command: str, description: str) -> None:
         self.script, here, self.python, stage, self.options = "", os.getcwd(), sys.executable, "run", list(arguments)

@@ -31,9 +31,6 @@ FAILED = {BASELINE: "the baseline failed, so the table has no speed-up"}
 def main(arguments: Sequence[str]) -> int:
     """Checks the options and runs the suite.
 
-    Returns:
-        0; EXIT_INCOMPLETE if samples or checks failed; the status of the last run that failed.
-
     Raises:
         SystemExit: an option is wrong (status 2), a step failed that the rest needs, or a signal arrived.
     """
@@ -140,19 +137,6 @@ def _prompts(text: str) -> str:
 
 class Suite:
     """The systems to run, in order, and what was run so far.
-
-    Attributes:
-        given: the options.
-        model: the checkpoint, `EMBEDDED` or `PUBLISHED`.
-        baseline: the autoregressive checkpoint to compare with; empty for none.
-        prompts: the prompts of all runs, `OURS` or `RELEASE`.
-        runs: folder of the run directories.
-        refusion_run: folder of the run of ReFusion that the artefacts are about.
-        run_dirs: folders of the finished runs.
-        status: exit status so far.
-
-    Args:
-        parser: holds the options, reports wrong ones, and knows the interpreter.
 
     Raises:
         SystemExit: options do not fit each other.
@@ -264,16 +248,7 @@ class Suite:
         self._need(self._steps.run("mkdir", "-p", folder))
 
     def evaluate(self, run_dir: str, *arguments: str, tasks: str | None = None) -> int:
-        """Runs one system for the table.
-
-        Args:
-            run_dir: folder of its records.
-            arguments: model and decoder.
-            tasks: other tasks than the suite's.
-
-        Returns:
-            As `step`.
-        """
+        """Runs one system for the table."""
         tasks = self.given.tasks if tasks is None else tasks
         chosen = [] if self.prompts == OURS else ["--prompts", self.prompts]
         chosen += ["--tasks", tasks] if tasks else []

@@ -226,11 +226,7 @@ def _from_stored(kind: Any, body: str, **more: Any) -> Any:
 
 @contextmanager
 def checking(what: str) -> Iterator[None]:
-    """Turns what a value of another shape than ours raises inside the block into a StoreError.
-
-    Args:
-        what: what is read, in words.
-    """
+    """Turns what a value of another shape than ours raises inside the block into a StoreError."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -497,10 +493,6 @@ def acting(fingerprint: Mapping[str, Any], tasks: Iterable[str]) -> dict[str, An
 
     The table of the mini tasks acts on them alone, the other one on all other tasks, and neither on a setting that a
     model argument gives. So a table may change without a run that it does not act on becoming another one.
-
-    Args:
-        fingerprint: what `Manifest.fingerprint` returned.
-        tasks: names of the tasks that were decoded.
     """
     settings = fingerprint["settings"]
     given, kinds = settings.get("model_args") or {}, {task.startswith("mini_") for task in tasks}

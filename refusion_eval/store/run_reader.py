@@ -80,15 +80,7 @@ _Record = TypeVar("_Record", Sample, ScoreRow)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The description of a run in its directory.
-
-    Attributes:
-        run_id: name of the directory.
-        manifest: the first invocation; `tasks` holds the tasks of all invocations.
-        processes: record of each process by id, including its `hardware`.
-        measured: measured facts that decided how the run went, by name.
-        expected: number of samples asked for by task; runs of earlier versions do not say.
-    """
+    """The description of a run in its directory."""
 
     run_id: str
     manifest: Manifest

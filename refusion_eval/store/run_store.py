@@ -158,10 +158,6 @@ class RunStore(RunDatabase):
     def open(cls, run_dir: str | os.PathLike[str], manifest: Manifest) -> Self:
         """Creates the run, or resumes it if everything that decides its texts is unchanged.
 
-        Args:
-            run_dir: run directory, created if absent.
-            manifest: this invocation, which is registered as a process in any case.
-
         Raises:
             StoreError: another process writes there; the fingerprint differs (each differing key is named); the
                 directory cannot be written, or its records are damaged or newer than this code.
@@ -216,16 +212,7 @@ class RunStore(RunDatabase):
         connection.executemany("INSERT INTO meta VALUES (?, ?)", rows)
 
     def register_process(self, hardware: Hardware, manifest: Manifest | None = None, pid: int | None = None) -> str:
-        """Records a process that generates samples, with the machine it runs on.
-
-        Args:
-            hardware: machine of the process; speed figures never mix samples of different machines.
-            manifest: invocation of the process, None for a worker of this one.
-            pid: process number on its machine; that of this process if not given.
-
-        Returns:
-            The process id for `Sample.process_id`.
-        """
+        """Records a process that generates samples, with the machine it runs on."""
         process_id = uuid.uuid4().hex[:12]
         body: dict[str, Any] = {"hardware": asdict(hardware), "pid": pid or os.getpid(), "started": _now()}
         if manifest is not None:
@@ -245,12 +232,7 @@ class RunStore(RunDatabase):
         self._write_run_json()
 
     def get_or_compute(self, name: str, compute: Callable[[], Any]) -> Any:
-        """A measured fact that decides how this run goes. The first process computes it, later ones read it.
-
-        Args:
-            name: name of the fact.
-            compute: returns a JSON value; called only if nothing is recorded yet.
-        """
+        """A measured fact that decides how this run goes. The first process computes it, later ones read it."""
         with self._mutex:  # if two threads ask at once, the second waits for the result of the first
             with refusing(self.directory):
                 row = self._connection.execute("SELECT value FROM meta WHERE name = ?", (MEASURED + name,)).fetchone()

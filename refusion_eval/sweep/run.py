@@ -40,13 +40,7 @@ POINT_COLUMNS = ("run_id", "system", "decoder", "task", "origin", "varied", "ope
 
 
 class SweepResult(NamedTuple):
-    """The runs of a sweep.
-
-    Attributes:
-        run_dirs: run directories of all points, in the order in which they were run.
-        incomplete: run directories with samples that failed; running the sweep again retries them.
-        figures: the figures of all points, as sweep.csv has them.
-    """
+    """The runs of a sweep."""
 
     run_dirs: list[Path]
     incomplete: list[Path]
@@ -78,16 +72,6 @@ def run_sweep(
 
     The points take turns in rounds over the items, so that what slows a machine for a while slows all of them; the
     points that a frontier chooses while the sweep runs come last, each in one go.
-
-    Args:
-        spec: the sweep.
-        out: folder of the sweep.
-        include_path: folder with task files of lm-eval, whose tasks the sweep may name.
-        data: folder with benchmark rows.
-        sandbox: "auto", or "none" to run model-written code without isolation.
-        batch_size: requests decoded together, or "auto"; None for the value in the file.
-        rounds: number of rounds; at most one an item.
-        on_point: called with a line of text before every point.
 
     Raises:
         ConfigError: a point is impossible, or points were measured on another machine; nothing was run.
@@ -128,15 +112,7 @@ def run_sweep(
 
 
 class _Points:
-    """The points that were decoded so far.
-
-    Attributes:
-        result: their runs; the figures come with `write`.
-
-    Args:
-        evaluate: decodes a point, all of it or the items of one turn.
-        on_point: called with a line of text about points that decode alike.
-    """
+    """The points that were decoded so far."""
 
     def __init__(self, evaluate: Callable[[_Job, Turn | None], Outcome], on_point: Callable[[str], None]) -> None:
         self._evaluate, self._on_point = evaluate, on_point
@@ -249,7 +225,6 @@ def _same_decodes(
     """Tasks that a point decoded as an earlier point of its system did with other settings, and that point.
 
     Args:
-        job: the point, which is run.
         decoded: (system, task, digest of all tokens and forwards) -> points and their settings; this one is added.
     """
     digests: dict[str, Any] = {}

@@ -59,12 +59,7 @@ class Frontier:
     """One setting whose values are chosen so that the curve of accuracy against tokens per forward is known evenly.
 
     Attributes:
-        setting: name of the setting.
-        low: first value.
         high: second value.
-        points: most values, including `low` and `high`.
-        scale: scale on which the middle between two values is computed.
-        multiple_of: values are rounded to multiples of this number; 0 for no rounding.
     """
 
     setting: str
@@ -88,9 +83,6 @@ class Frontier:
         The distance is Euclidean in the plane of TPF and accuracy, each divided by its range over all measured values,
         and is averaged over the tasks. The choice depends on the results alone, so that a resumed sweep makes the same
         choices.
-
-        Args:
-            measured: value -> the result of each task, in one order of tasks.
         """
         for end in (self.low, self.high):
             if end not in measured:
@@ -147,7 +139,6 @@ class SweepPoint:
 
     Attributes:
         settings: settings that differ from the settings table, sorted by name.
-        origin: part of the file that asks for the point first.
     """
 
     settings: Mapping[str, Any]
@@ -165,11 +156,7 @@ class SweptSystem:
     """One system and its points.
 
     Attributes:
-        name: name in the file.
-        arguments: model arguments without decoder settings.
-        settings: decoder settings of all points.
         points: points that are known before anything is run; the settings table's own is the first.
-        frontier: setting whose values are chosen while the sweep runs, or None.
     """
 
     name: str
@@ -206,14 +193,7 @@ class SweptSystem:
 
 @settings_class()
 class SweepSpec:
-    """A sweep.
-
-    Attributes:
-        name: name of the file without its ending.
-        tasks: benchmark or task names, or task files of lm-eval; empty for all seven.
-        limit: items of each task, None for all.
-        systems: at least one system.
-    """
+    """A sweep."""
 
     name: str
     tasks: tuple[str, ...] = ()
@@ -228,9 +208,6 @@ def shipped_specs() -> list[str]:
 
 def read_spec(name: str) -> SweepSpec:
     """Reads and checks a file.
-
-    Args:
-        name: path of a YAML file, or the name of a shipped one.
 
     Raises:
         ConfigError: there is no such file, or it is malformed; says where.

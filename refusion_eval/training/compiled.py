@@ -17,13 +17,6 @@ def compile_layers(model: PreTrainedModel, num_steps: int) -> bool:
 
     The weights keep their names. Losses and gradients are equal up to the order of sums, and under bfloat16 autocast up
     to its roundings, of which compiled layers have fewer.
-
-    Args:
-        model: causal language model of transformers with the layers of Qwen3, Qwen2 or Llama.
-        num_steps: steps of the whole run, so that a continued run is compiled as before.
-
-    Returns:
-        Whether the layers are compiled.
     """
     if torch.cuda.is_available() or num_steps < MIN_STEPS:
         return False

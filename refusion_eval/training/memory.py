@@ -31,7 +31,6 @@ class TrainingMemory:
 
     Attributes:
         weights, gradients, optimiser: exact, from the table above.
-        per_row: estimate of the activations of one row (token) of a forward.
     """
 
     weights: float
@@ -78,9 +77,7 @@ def training_memory(config: RunConfig, model: ModelConfig, num_processes: int) -
     """Memory on each of `num_processes` devices.
 
     Args:
-        config: settings of the run.
         model: shapes of the backbone.
-        num_processes: processes of the run, one for each device.
     """
     size = 2 if config.backbone.dtype == "bfloat16" else 4
     weights = num_weights(model)
@@ -110,13 +107,8 @@ def check_memory(config: RunConfig, model: ModelConfig, num_processes: int, avai
     """Says what a run needs; refuses a run that cannot fit whatever the length of its samples.
 
     Args:
-        config: settings of the run.
         model: shapes of the backbone.
-        num_processes: processes of the run, one for each device.
         available: bytes of a device; None on a CPU, where nothing is refused.
-
-    Returns:
-        The needed memory as a sentence.
 
     Raises:
         ConfigError: weights, gradients and optimiser alone exceed the memory of a device.

@@ -12,13 +12,6 @@ class MuonAdamW(torch.optim.Optimizer):
     """Orthogonalised momentum for matrices (Jordan et al. 2024), AdamW for embeddings, output layer and norms.
 
     Both have one learning rate: the steps of Muon are scaled to the size of AdamW's (Liu et al. 2025, section 2.2).
-
-    Args:
-        matrices: weights of two axes that Muon trains.
-        groups: parameter groups for AdamW.
-        lr: learning rate of both.
-        weight_decay: weight decay of the matrices; that of the other groups is in them.
-        adamw: further settings of AdamW.
     """
 
     def __init__(

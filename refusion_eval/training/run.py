@@ -72,9 +72,6 @@ def process_from_environment(parallelism: Parallelism) -> ProcessRank:
 def check_run(config: RunConfig, world_size: int) -> str:
     """Checks that a run can start on this machine, without reading weights or whole data files.
 
-    Returns:
-        A sentence on the memory that the run needs.
-
     Raises:
         RefusionEvalError: a setting, a package, a file or the model does not fit.
     """
@@ -100,10 +97,6 @@ def check_run(config: RunConfig, world_size: int) -> str:
 
 def run(config: RunConfig, process: ProcessRank) -> None:
     """Starts or continues a training run and writes the model.
-
-    Args:
-        config: settings of the run.
-        process: rank of this process; every process of the run calls this function.
 
     Raises:
         RefusionEvalError: see `check_run`, which is called first.

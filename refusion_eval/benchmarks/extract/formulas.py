@@ -197,10 +197,6 @@ def normalise(answer: str, has_units: bool = False) -> str:
     MATH's own grader, a percent sign is a unit: 10\% is 10, never 0.1), the commas of thousands outside brackets, a
     final dot. Written as TeX: signs of Unicode, mixed numbers. Words stay \text{word} in small letters; "and" and "or"
     become \land and \lor.
-
-    Args:
-        answer: content of a box.
-        has_units: keeps units.
     """
     text = answer.strip()
     if len(text) > _LONGEST_ANSWER:
@@ -245,11 +241,6 @@ def equal_answers(gold: str, answer: str, by_mathematics: Callable[[str, str], b
 
     A list (also in braces) has no order, and \pm makes two answers of one. A tuple has an order, also beside a list
     without brackets: (1,4) is 1,4 but neither 4,1 nor a set.
-
-    Args:
-        gold: the right answer.
-        answer: the given answer.
-        by_mathematics: compares the normal forms of two formulas where these are not the same text.
     """
     if normalise(gold, has_units=True) == normalise(answer, has_units=True):
         return True
@@ -314,7 +305,6 @@ def _equal_by_form(gold: str, answer: str) -> bool | None:
         True if they are the same text (blanks between thousands and a number base that one of them leaves out do not
         count), False if they are numbers in different stated bases or different words, None if only mathematics can
         tell. Letters alone are a word if they are set as text, have a capital or are more than three; others are
-        factors.
     """
     if gold == answer or _joined(gold) == _joined(answer):
         return True

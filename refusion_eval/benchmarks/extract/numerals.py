@@ -89,7 +89,6 @@ def plain_numbers(text: str, question: str = "") -> str:
     `3 \times 10^6`, 3e6) and sizes (3 million, 20K, 3 dozen) become numbers such as -12500, 7/2 and 3000000.
 
     Args:
-        text: what a model wrote.
         question: what it was asked. A size that is asked for ("how many dozens") is a unit there, not a factor.
     """
     for written, plain in _PLAIN.items():

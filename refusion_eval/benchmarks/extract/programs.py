@@ -103,15 +103,7 @@ def _readable(code: str) -> str:
 
 
 def parsable_prefix(code: str, effort: _Effort | None = None) -> str:
-    """Cuts off the text after a program (prose, an unfinished line), as far as needed for the rest to parse.
-
-    Args:
-        code: text that may begin with a program.
-        effort: bounds the parsing for the whole text; None for a bound of its own.
-
-    Returns:
-        The longest prefix of whole lines reached by cutting at each reported error, possibly empty.
-    """
+    """Cuts off the text after a program (prose, an unfinished line), as far as needed for the rest to parse."""
     code = _readable(code)
     effort = effort or _Effort()
     for _ in range(_MOST_CUTS):
@@ -185,16 +177,6 @@ def _find_program(text: str, names: Set[str], effort: _Effort, *, before: str = 
     """The last block of a text that defines one of the names, behind what it needs of the other blocks.
 
     Fenced blocks come first; where none defines a name, the code in the text does.
-
-    Args:
-        text: what the model wrote.
-        names: the functions or classes of which one must be defined.
-        effort: bounds the parsing for the whole text.
-        before: source that the program continues, and begins with.
-        after: source that runs behind the program.
-
-    Returns:
-        The program; empty if no block defines a name.
     """
     blocks = blocks_of(text)
     code = _last_definition(blocks, names, effort)

@@ -56,11 +56,7 @@ class CodeMetric(evaluate.Metric):
         helpers: list[str] | None = None,
         sandbox: str = "auto",
     ) -> tuple[dict[str, float], dict[int, list[tuple[int, dict[str, Any]]]]]:
-        """Check every candidate; see the inputs' description.
-
-        Raises:
-            SandboxError: programs cannot be isolated here.
-        """
+        """Check every candidate; see the inputs' description."""
         places = [(task, number) for task, candidates in enumerate(predictions) for number in range(len(candidates))]
         programs = [
             Program(

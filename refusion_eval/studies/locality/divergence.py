@@ -34,9 +34,7 @@ class MaskedText:
     """A text with masked positions, some of which are to be revealed.
 
     Attributes:
-        tokens: clean token ids by position.
         masked: positions that hold the mask token, ascending. Position 0 cannot be masked if logits are read shifted.
-        revealed: positions among `masked`. Each is revealed alone while the others stay masked.
     """
 
     tokens: Sequence[int]
@@ -67,15 +65,10 @@ def reveal_divergences(
             two directions therefore differ.
 
     Args:
-        model: the transformer.
-        texts: masked texts.
-        reading: how masks are read, see above.
-        mask_id: id of the mask token.
         batch_size: texts in one forward, >= 1. A text counts once as it is and once for each revealed position.
 
     Yields:
         For each text, in order, the divergences in nats, [K, M] in the orders of `revealed` and `masked`. NaN where the
-        masked position is the revealed one.
 
     Raises:
         DecodeError: logits are not finite.
@@ -97,10 +90,6 @@ def jensen_shannon(log_p_NV: Tensor, log_q_NV: Tensor) -> Tensor:
     With d = |log q - log p| a token contributes m (ln 2 - H(s)), where H is the binary entropy, s = 1 / (1 + exp(-d))
     and m = (p + q) / 2. Every contribution is >= 0, so nothing cancels between tokens. For small d the contribution is
     computed in a form without cancellation: ln 2 - H(s) = (d tanh(d/2) + ln(1 - tanh(d/2)^2)) / 2.
-
-    Args:
-        log_p_NV: finite log-probabilities of p.
-        log_q_NV: finite log-probabilities of q.
 
     Returns:
         Divergence of each row in nats, float64, [N].

@@ -46,16 +46,7 @@ ReadingOption = Literal["auto", "bidirectional", "bidirectional_shifted", "refus
 
 @settings_class("locality")
 class LocalitySettings:
-    """What is sampled.
-
-    Attributes:
-        ratios: shares of the response tokens that are masked, each given once.
-        reveals: most revealed positions of a masked response.
-        num_responses: number of responses.
-        max_length: most tokens of prompt and response together; None for the model's maximum.
-        seed: seed of masks and revealed positions.
-        batch_size: texts in one forward; changes figures only by rounding.
-    """
+    """What is sampled."""
 
     ratios: tuple[Annotated[float, Gt(0), Lt(1)], ...] = RATIOS
     reveals: PositiveInt = 8
@@ -83,7 +74,6 @@ class MaskedResponses:
     """The responses, masked at every ratio.
 
     Attributes:
-        texts: (index of the ratio, index of the response) -> masked text.
         num_too_short: for each ratio, the responses without a pair because fewer than two tokens are masked.
     """
 
@@ -93,12 +83,7 @@ class MaskedResponses:
 
 @dataclass(frozen=True, slots=True)
 class Locality:
-    """Sums of divergences over pairs; arrays are [ratios, responses, 2 * MAX_DISTANCE + 1] by distance.
-
-    Attributes:
-        sums: sums of divergences in nats.
-        counts: numbers of pairs.
-    """
+    """Sums of divergences over pairs; arrays are [ratios, responses, 2 * MAX_DISTANCE + 1] by distance."""
 
     sums: npt.NDArray[np.float64]
     counts: npt.NDArray[np.int64]
@@ -118,11 +103,6 @@ class Locality:
 
 def choose_reading(card: Card, vocab_size: int, option: ReadingOption = "auto") -> tuple[Reading, int]:
     """How the masks of a checkpoint are read, and the id of its mask token.
-
-    Args:
-        card: card of the checkpoint, whose main decoder decides.
-        vocab_size: size of the checkpoint's vocabulary.
-        option: a reading that overrides the card's.
 
     Raises:
         ConfigError: the checkpoint has no usable mask token, or its card does not say how masks are read.
@@ -155,14 +135,6 @@ def encode_responses(
     model: LoadedModel, pairs: Sequence[tuple[str, str]], settings: LocalitySettings
 ) -> tuple[list[GoldResponse], int]:
     """The first responses that are short enough, as token ids.
-
-    Args:
-        model: model whose tokenizer and chat template are used.
-        pairs: (text of the user turn, gold response) in the order of the rows.
-        settings: number of responses and their greatest length.
-
-    Returns:
-        The responses, and how many were skipped because they are too long.
 
     Raises:
         ConfigError: the model cannot read texts of that length, or has no chat template.

@@ -77,18 +77,8 @@ def locality_command(
 
     Args:
         model: checkpoint folder, hub id, "embedded" (ReFusion) or "embedded:NAME"; the last two on the mini task.
-        settings: what is sampled.
-        out: the CSV, which is written after all measurements.
-        reading: how masks are read; `auto` follows the checkpoint's card.
-        data: folder with benchmark rows, see `Task.rows`.
         distances: distances of the printed table, on both sides.
-        dtype: see `load_model`.
-        device: see `load_model`.
-        revision: see `load_model`.
         console: console that the table is printed on.
-
-    Returns:
-        The rows of the CSV: one for each ratio and distance that has a pair.
 
     Raises:
         ConfigError: a setting is impossible, or the model has no masks to fill.
@@ -153,12 +143,7 @@ def gold_pairs(task: Task, data: Path | None = None) -> list[tuple[str, str]]:
 
 
 def locality_table(means: "DataFrame", distances: Sequence[int]) -> Table:
-    """One line for each distance, one column for each masking ratio.
-
-    Args:
-        means: rows of the CSV.
-        distances: distances on both sides.
-    """
+    """One line for each distance, one column for each masking ratio."""
     first = means.iloc[0]
     ratios = list(dict.fromkeys(means.masking_ratio))
     texts = {

@@ -51,10 +51,6 @@ def check_backbone(config: BackboneConfig, *, max_length: int) -> ModelConfig:
 
     The weights of a model on the hub are checked only when they are downloaded.
 
-    Args:
-        config: settings of the backbone.
-        max_length: tokens of the longest sample.
-
     Returns:
         The shapes of the model.
 
@@ -115,12 +111,6 @@ def _check_lora(lora: LoraSettings, family: str) -> None:
 def random_config(shape: Mapping[str, Any], num_rows: int, ids: Mapping[str, int]) -> PretrainedConfig:
     """Config of a model with random weights.
 
-    Args:
-        shape: `model_type` and `_REQUIRED`; optionally `_DEFAULTS`, vocab_size (`num_rows`), num_key_value_heads
-            (num_attention_heads) and head_dim (hidden_size / num_attention_heads).
-        num_rows: number of embeddings that the tokenizer needs.
-        ids: ids of the special tokens.
-
     Raises:
         ConfigError: an entry is unknown, missing or impossible.
     """
@@ -180,10 +170,7 @@ def grow_vocabulary(model: PreTrainedModel, num_rows: int, new_ids: list[int], *
     """Grows embedding and output layer to at least `num_rows` rows and sets new rows to the mean of the known rows.
 
     Args:
-        model: is changed.
-        num_rows: number of ids of the tokenizer.
         new_ids: ids that the model was not trained with. Every other id below `num_rows` is known; spare rows are not.
-        keep_spare: whether new ids that have a spare row already keep it.
     """
     embedding = model.get_input_embeddings()
     filled_ids = [number for number in new_ids if number >= embedding.num_embeddings] if keep_spare else new_ids

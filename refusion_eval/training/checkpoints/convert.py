@@ -56,13 +56,9 @@ def convert(
     """Writes a checkpoint in another layout, completely or not at all, with one shard in memory at a time.
 
     Args:
-        source: directory or hub id of a checkpoint in either layout.
-        target: directory to be created.
-        to: layout of `target`.
         dtype: data type of the weights, a key of `DTYPES`; None keeps the type of each tensor.
         rows: rows of the vocabulary in the layout "stock"; None is the number of Qwen's own checkpoints for a model
             of Qwen, and the number of `source` for others.
-        revision: branch, tag or commit of a hub id.
 
     Raises:
         ConfigError: a setting is impossible, or `target` exists.

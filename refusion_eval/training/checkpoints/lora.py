@@ -41,13 +41,7 @@ def add_adapters(model: PreTrainedModel, lora: LoraSettings, new_ids: Sequence[i
     """Freezes a model and adds adapters, which do not change its output before training.
 
     Args:
-        model: is wrapped and changed.
-        lora: settings of the adapters.
         new_ids: tokens whose embeddings are trained. A tied model uses the same rows in its output layer.
-        seed: seed of the random half of each adapter.
-
-    Returns:
-        The model of peft.
 
     Raises:
         ConfigError: peft is not installed.

@@ -38,8 +38,6 @@ def save_backbone(
 
     Args:
         model: a model of transformers, or a model of peft around one, which takes the memory of a merged copy.
-        tokenizer: tokenizer with its chat template.
-        target: directory to be written or replaced.
         decoders: decoders that the model was trained for, the main one first, for config.json
             (`refusion_eval.models.checkpoint`); without any, readers choose.
     """
@@ -67,10 +65,7 @@ def write_shards(
     Only the tensors of one shard are read at a time; `huggingface_hub.save_torch_state_dict` would need all of them.
 
     Args:
-        directory: an existing directory.
         shapes: shape of every tensor, by name, in the order in which the tensors fill the shards.
-        dtype: data type from which the size of a shard is estimated.
-        read: returns the tensor of a name, on any device.
     """
     sizes = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in shapes.items()}
     split = split_torch_state_dict_into_shards(sizes, max_shard_size=SHARD_BYTES)

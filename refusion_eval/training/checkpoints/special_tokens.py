@@ -75,7 +75,6 @@ def set_mask_token(tokenizer: PreTrainedTokenizerFast, mask_id: int | None) -> N
     """Makes an existing token the mask token.
 
     Args:
-        tokenizer: is changed.
         mask_id: id in config.json; None keeps the mask token of the tokenizer, or takes "<|mask|>" if that exists.
 
     Raises:

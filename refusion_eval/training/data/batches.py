@@ -46,7 +46,6 @@ class ForwardInputs(TypedDict):
         batch: whole micro-batches. Its loss is scaled so that the mean over all forwards of a step is the mean over
             all micro-batches of the step.
         num_tokens: number of tokens of the samples, without filling and second copies.
-        num_pairs: number of pairs of rows that see each other.
     """
 
     batch: PackedBatch
@@ -76,11 +75,7 @@ class StepPlan:
     fewest rows so far (LPT scheduling: the fullest forward has at most 4/3 of the rows of the optimum).
 
     Args:
-        lengths: number of rows that the objective makes of each sample.
-        global_batch_size: number of samples of a step.
-        micro_batch_size: number of samples of a group; divides `global_batch_size`.
         num_forwards: number of forwards of a step, over all processes; at most the number of groups.
-        seed: seed of the order of samples.
 
     Raises:
         ConfigError: there are no samples.

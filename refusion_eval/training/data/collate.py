@@ -74,8 +74,6 @@ def collate_groups(
     """Packs several groups of examples, each weighed as `collate` weighs a batch.
 
     Args:
-        groups: at least one group, none empty.
-        normalisation: normalisation within each group, see `collate`.
         num_groups: divisor of the loss of the batch, which is the sum of the losses of the groups.
     """
     examples = [example for group in groups for example in group]

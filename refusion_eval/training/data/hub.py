@@ -23,9 +23,6 @@ def is_hub_id(entry: str) -> bool:
 def download(entry: str) -> list[Path]:
     """The Arrow files of a data set, downloaded unless they are there.
 
-    Args:
-        entry: the hub id, optionally with a revision.
-
     Raises:
         DataError: there is no such data set, or the hub cannot be reached.
     """

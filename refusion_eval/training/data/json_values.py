@@ -44,8 +44,6 @@ def values(path: Path, file: BinaryIO, *, is_list: bool) -> Iterator[tuple[int, 
     """Decodes a file, value by value.
 
     Args:
-        path: path of the file; `.gz` is decompressed.
-        file: the open file at its beginning.
         is_list: result of `holds_list`; if it is False, each line that is not blank is a value.
 
     Yields:
@@ -109,11 +107,7 @@ def _list_values(content: io.BufferedIOBase) -> Iterator[tuple[int, Any]]:
 
 
 class _TextWindow:
-    """A window that moves over a long UTF-8 text; bytes that are not UTF-8 become lone surrogates.
-
-    Attributes:
-        position: index of the next character within the window.
-    """
+    """A window that moves over a long UTF-8 text; bytes that are not UTF-8 become lone surrogates."""
 
     # If the end of the window cuts a value, the JSON decoder reports an error at most this many characters before the
     # end: the longest literal or escape sequence. Cut strings are reported where they begin.
@@ -144,11 +138,7 @@ class _TextWindow:
             self._grow()
 
     def take_value(self) -> tuple[Any, bool]:
-        """Takes a JSON value and returns it, and whether its text is UTF-8.
-
-        Raises:
-            ValueError: the text is not JSON, or exceeds a limit of Python's decoder.
-        """
+        """Takes a JSON value and returns it, and whether its text is UTF-8."""
         while True:
             try:
                 value, end = self._json.raw_decode(self._text, self.position)

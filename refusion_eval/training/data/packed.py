@@ -69,15 +69,9 @@ def packed_attention(
     """The attention function that transformers calls.
 
     Args:
-        module: attention layer.
         query: [1, H, T, W].
         key: [1, K, T, W].
         value: [1, K, T, W].
-        attention_mask: mask for calls without a packing.
-        dropout: dropout probability.
-        scaling: factor of the attention scores.
-        packing: keyword argument of the forward of the model; None computes "sdpa".
-        kwargs: other keyword arguments of the forward.
 
     Returns:
         [1, T, H, W], and no attention weights.
@@ -165,11 +159,6 @@ def hidden_states(model: PreTrainedModel, batch: PackedBatch, rows_R: torch.Tens
     """[R, D], output of the last layer for some rows of a batch, or [T, D] for all of them.
 
     The model keeps `ATTENTION` and `_last_layer` afterwards, as gradient checkpointing runs layers again in backward.
-
-    Args:
-        model: causal language model of transformers with the layers of Qwen3, Qwen2 or Llama.
-        batch: batch on the device of the model.
-        rows_R: indices of the rows that are read; None for all.
     """
     decoder = model.get_decoder()
     last = decoder.layers[-1]

@@ -48,10 +48,6 @@ class RowReport:
     """Counts of rows, updated while the rows are read.
 
     Attributes:
-        num_read: valid and malformed rows; blank lines do not count.
-        num_bad: malformed rows; the unreadable rest of a file counts as one.
-        num_too_long: valid rows that were left out because they have too many tokens.
-        bad: the first `NUM_LISTED` malformed rows.
         cut_short: all positions after which the rest of a file is unreadable, with an unknown number of rows.
     """
 
@@ -93,10 +89,6 @@ class RowReport:
 
 class RowReader:
     """The rows of one or many files, streamed; each iteration starts with the first row of the first file.
-
-    Attributes:
-        files: all files of the given paths, in the order of reading.
-        report: report of the current or the last iteration, complete after the last row.
 
     Args:
         paths: one path or a list: files, folders (all files that end in `ENDINGS`, at any depth) and patterns such as

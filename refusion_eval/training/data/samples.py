@@ -11,12 +11,7 @@ from refusion_eval.models.tokenizer import render_chat
 
 @dataclass(frozen=True, slots=True)
 class TrainingSample:
-    """Token ids of one conversation.
-
-    Attributes:
-        prompt: user turn in the chat template, with the generation prompt.
-        answer: response and one EOS.
-    """
+    """Token ids of one conversation."""
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]

@@ -39,10 +39,6 @@ class TokenCache:
     """Samples of a cache folder, all or a drawn part. They stay on the disk.
 
     Attributes:
-        directory: the folder; its name is a digest of what the cache was made from.
-        facts: content of `cache.json`.
-        report: report on the rows of the files.
-        statement: which samples these are and how they were drawn, for records.
         lengths: [n] tokens of each sample, prompt and answer.
         prompt_lengths: [n] tokens of each prompt.
 
@@ -81,9 +77,7 @@ class TokenCache:
         data, not other data.
 
         Args:
-            max_samples: number of samples; all if the cache has fewer.
             share: share of the samples in (0, 1] where `max_samples` is None, rounded, at least one sample.
-            seed: seed of the draw.
         """
         count = max(round((share or 1) * len(self)), 1) if max_samples is None else min(max_samples, len(self))
         numbers = np.sort(np.random.default_rng(seed).permutation(len(self))[:count])
@@ -115,12 +109,8 @@ def build_cache(
     several processes need a cache, one should build it first; otherwise each of them builds it.
 
     Args:
-        paths: see `RowReader`.
-        tokenizer: a tokenizer with a chat template; samples are those of `encode`.
-        cache_dir: holds one folder for each cache; created if it is missing.
         max_length: samples of more tokens, prompt and answer, are left out and counted; none is cut.
         on_bad: see `RowReader`; not part of the name, as a cache without bad rows is the same under both.
-        workers: processes that tokenise; 0 uses this process, with the threads of the tokenizer.
 
     Raises:
         ConfigError: the tokenizer belongs to no chat model, or a worker died.

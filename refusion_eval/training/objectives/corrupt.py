@@ -42,9 +42,6 @@ def draw(rng: np.random.Generator, answer_length: int, slot_size: int, masking: 
     """Masks some of the K slots of an answer and shuffles the others.
 
     Args:
-        rng: random generator.
-        answer_length: tokens of the answer.
-        slot_size: k.
         masking: "bernoulli" masks each slot independently with one probability q, as the release does; "exact" masks
             floor(t K) slots with t uniform in [0, 1), as the paper writes (Sec. 4.3).
     """
@@ -116,13 +113,7 @@ def arrange(prompt: Sequence[int], answer: Sequence[int], draws: Draws, *, mask:
 
 
 def causal_example(prompt: Sequence[int], answer: Sequence[int], *, learn_prompt: bool) -> Example:
-    """The example of AR training: CE_j = -log P(r_j | prompt, r_1 .. r_(j-1)), which `collate` averages.
-
-    Args:
-        prompt: token ids of the prompt.
-        answer: token ids of the answer, EOS included.
-        learn_prompt: whether the tokens of the prompt are labelled too (pre-training).
-    """
+    """The example of AR training: CE_j = -log P(r_j | prompt, r_1 .. r_(j-1)), which `collate` averages."""
     tokens = np.asarray([*prompt, *answer], dtype=np.int64)
     labels = np.append(tokens[1:], IGNORED)
     if not learn_prompt:

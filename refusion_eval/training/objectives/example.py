@@ -47,7 +47,6 @@ class Example:
         ar_labels: [T], the next token where it is to be predicted, else `IGNORED`.
         mdm_labels: [T], the original token of a mask, else `IGNORED`.
         mdm_divisors: [T], divisor of the cross-entropy of each label in `mdm_labels`; without meaning elsewhere.
-        visibility: attention visibility; None is causal in the order of the rows.
     """
 
     tokens: np.ndarray

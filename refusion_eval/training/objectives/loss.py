@@ -97,9 +97,7 @@ def weighted_cross_entropy(
     """Weighted cross-entropies in float32, in chunks of rows; losses and gradients are exact.
 
     Args:
-        head: layer from hidden states to logits; it may share its matrix with the embedding.
         hidden_RD: hidden states of the labelled rows; without rows the total is 0 and has zero gradients.
-        labels_R: token ids.
         weights_R: float32 factors; they get no gradient.
         chunk_logits: maximal number of logits in memory, at least one row; None is a number that suits the device.
 

@@ -25,9 +25,7 @@ def draw(rng: np.random.Generator, answer_length: int, block_size: int) -> Noise
     """Draws a mask probability for each block of the answer, then masks each token independently.
 
     Args:
-        rng: generator of one number for each block, then one number for each token.
         answer_length: number of tokens A, at least 1.
-        block_size: number of tokens of a block; A makes one block, as in LLaDA.
     """
     num_blocks = -(-answer_length // block_size)
     probabilities = np.repeat(mask_probability(rng.random(num_blocks)), block_size)[:answer_length]
