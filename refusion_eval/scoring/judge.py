@@ -18,7 +18,6 @@ from functools import partial
 from types import TracebackType
 from typing import NamedTuple, Self
 
-import refusion_eval
 from refusion_eval.benchmarks import Benchmark, Extraction, Row, Task
 from refusion_eval.benchmarks.extract.numerals import parse_number
 from refusion_eval.errors import DataError, SandboxError
@@ -28,6 +27,7 @@ from refusion_eval.sandbox import DaemonThreads, check_program, default_workers
 from refusion_eval.scoring.math_judge import Comparer
 from refusion_eval.store.records import PASSED, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_store import RunStore
+from refusion_eval.version import __version__
 
 log = logging.getLogger(__name__)
 
@@ -288,7 +288,7 @@ class ScoreWriter(Judge):
         """
         benchmark = task.benchmark
         rules = f"{benchmark.default_filter} {benchmark.prompts.version}"
-        scorer = f"{task.name}/{rules} {refusion_eval.__version__}"
+        scorer = f"{task.name}/{rules} {__version__}"
         if sample.error is not None or (sample.key, scorer) in self._seen:
             return
         self._seen.add((sample.key, scorer))

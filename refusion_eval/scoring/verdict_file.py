@@ -4,12 +4,12 @@ import contextlib
 from collections import UserDict
 from pathlib import Path
 
-import refusion_eval
 from refusion_eval.errors import StoreError
 from refusion_eval.scoring.judge import ERROR, Verdict
 from refusion_eval.store.atomic_write import append_line
 from refusion_eval.store.records import dump
 from refusion_eval.untrusted import parse_json, read_plain
+from refusion_eval.version import __version__
 
 
 class VerdictFile(UserDict[str, Verdict]):
@@ -25,7 +25,7 @@ class VerdictFile(UserDict[str, Verdict]):
     def __init__(self, result: Path, rule: str) -> None:
         super().__init__()
         self._path = result.with_name(f"{result.name}.partial")
-        self._scorer = f"{rule} {refusion_eval.__version__}"
+        self._scorer = f"{rule} {__version__}"
         for line in self._lines():
             with contextlib.suppress(ValueError, TypeError):  # a part of a line, left by a killed process
                 scorer, key, (extracted, *words) = parse_json(line)
