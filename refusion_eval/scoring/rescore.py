@@ -23,7 +23,7 @@ from refusion_eval.runs.job import Detokenizer, doc_hash, response
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.system import System
 from refusion_eval.runs.terminal import ProgressDisplay
-from refusion_eval.scoring.filters import OURS, AnswerFilter, each
+from refusion_eval.scoring.filters import OURS, AnswerFilter, per_text_rule
 from refusion_eval.scoring.judge import Verdict, judge_extractions
 from refusion_eval.scoring.rescored import (
     RecordedText,
@@ -190,7 +190,7 @@ def _judge_task(
     # A filter finds and compares answers in its own way, except that of the task, which is that of its prompts.
     is_own = answer_filter.name == OURS
     benchmark = task.benchmark if is_own else BENCHMARKS[first.benchmark]
-    rule = each(benchmark.extract) if is_own else answer_filter.rules[first.benchmark]
+    rule = per_text_rule(benchmark.extract) if is_own else answer_filter.rules[first.benchmark]
     extractions = rule.find([(row, str(text.text)) for row, text in zip(rows, found, strict=True)])
     if task.sealed:
         extractions = [_redacted(row, extraction) for row, extraction in zip(rows, extractions, strict=True)]

@@ -488,18 +488,27 @@ class Manifest:
         return manifest
 
 
-def acting(fingerprint: Mapping[str, Any], tasks: Iterable[str]) -> dict[str, Any]:
-    """A fingerprint without what its settings tables hold for other tasks than these.
+def restricted_to_tasks(fingerprint: Mapping[str, Any], tasks: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """A fingerprint without the settings tables that decide no text of the tasks.
 
-    The table of the mini tasks acts on them alone, the other one on all other tasks, and neither on a setting that a
-    model argument gives. So a table may change without a run that it does not act on becoming another one.
+    One table is for the look-alikes, the other one for all other tasks on a benchmark, and neither acts on a setting
+    that a model argument gives. So a table may change without a run that it does not act on becoming another run.
+
+    Args:
+        tasks: each task with its benchmark, which is the task itself where it is not on any benchmark of this project.
     """
-    settings = fingerprint["settings"]
-    given, kinds = settings.get("model_args") or {}, {task.startswith("mini_") for task in tasks}
+    settings, decoder = fingerprint["settings"], fingerprint["decoder"]
+    given = settings.get("model_args") or {}
+    kinds = {f"{task}_".startswith(f"mini_{benchmark}_") for task, benchmark in tasks if task != benchmark}
+
+    def is_for_look_alikes(label: str) -> bool:
+        # A decoder may itself be called mini_...; then the file of that name is the one for all other tasks.
+        return "/mini_" in label and f"/{decoder}.yaml" not in label
+
     tables = {
-        label: {task: {name: row[name] for name in row if name not in given} for task, row in rows.items()}
+        label: {benchmark: {name: row[name] for name in row if name not in given} for benchmark, row in rows.items()}
         for label, rows in (settings.get("tables") or {}).items()
-        if ("/mini_" in label) in kinds
+        if is_for_look_alikes(label) in kinds
     }
     return {**fingerprint, "settings": {**settings, "tables": tables}}
 

@@ -30,11 +30,11 @@ from refusion_eval.store.records import (
     Sample,
     SampleKey,
     ScoreRow,
-    acting,
     checking,
     differences,
     dump,
     pack,
+    restricted_to_tasks,
 )
 from refusion_eval.store.run_reader import (
     ADVICE,
@@ -192,14 +192,14 @@ class RunStore(RunDatabase):
     def _check(self, connection: sqlite3.Connection, recorded: Mapping[str, Any], manifest: Manifest) -> None:
         """Refuses to continue a run whose fingerprint differs in what decided its texts."""
         now = manifest.fingerprint()
-        tasks = [task for (task,) in connection.execute("SELECT DISTINCT task FROM samples")]
+        tasks = {(sample.key.task, sample.benchmark) for sample in self.samples(traces=False)}
         if not tasks:
             # A run that failed before its first sample (a wrong adapter, for example) does not block the folder.
             if recorded != now:
                 connection.execute("DELETE FROM meta")
                 connection.execute("DELETE FROM processes")
                 self._describe(connection, manifest)
-        elif differing := differences(acting(recorded, tasks), acting(now, tasks)):
+        elif differing := differences(restricted_to_tasks(recorded, tasks), restricted_to_tasks(now, tasks)):
             shown = differing[:MOST_DIFFERENCES]
             if len(differing) > len(shown):
                 shown.append(f"{len(differing) - len(shown)} more")

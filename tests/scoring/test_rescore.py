@@ -230,7 +230,7 @@ def test_what_is_wrong_with_a_user_s_function_is_said(module: str, tmp_path: Pat
     for name, message in {
         f"{module}:number": "it returned int; return text, or None",
         f"{module}:fails": "it failed on a text: KeyError: 'nope'",
-        f"{module}:table": "table is no function",
+        f"{module}:table": "table is not a function",
         f"{module}:absent": "cannot be imported",
         "no_such_module:f": r"cannot be imported \(ModuleNotFoundError",
     }.items():
