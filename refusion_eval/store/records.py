@@ -29,6 +29,9 @@ from refusion_eval.untrusted import LARGEST, parse_json
 # ScoreRow.metric of the verdict. Tables call it accuracy, or pass@1 if the answer is a program.
 PASSED = "passed"
 
+# Begins ScoreRow.metric of verdicts by another answer filter than the task's own; the filter's name follows.
+BY_FILTER = "accuracy by "
+
 # ScoreRow.tier of a program that ran with the rights of the user and so could read the answers or forge a verdict.
 NO_ISOLATION = "none"
 

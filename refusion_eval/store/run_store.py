@@ -155,8 +155,10 @@ class RunStore(RunDatabase):
         self._mutex = threading.RLock()
 
     @classmethod
-    def open(cls, run_dir: str | os.PathLike[str], manifest: Manifest) -> Self:
+    def open(cls, run_dir: str | os.PathLike[str], manifest: Manifest | None = None) -> Self:
         """Creates the run, or resumes it if everything that decides its texts is unchanged.
+
+        Without a manifest it opens a recorded run for further scores, and no process is registered.
 
         Raises:
             StoreError: another process writes there; the fingerprint differs (each differing key is named); the
@@ -174,7 +176,8 @@ class RunStore(RunDatabase):
             opened.callback(lock.release)
             store = cls(directory, _open_for_writing(directory), lock)
             opened.enter_context(store)
-            store._adopt(manifest)
+            if manifest is not None:
+                store._adopt(manifest)
             opened.pop_all()
         return store
 
