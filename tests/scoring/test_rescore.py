@@ -17,7 +17,9 @@ from refusion_eval.errors import ConfigError, DataError, StoreError
 from refusion_eval.evaluation.loop import evaluate
 from refusion_eval.lm_eval_plugin import hooks as task_hooks
 from refusion_eval.lm_eval_plugin.filters import find_filter
+from refusion_eval.results.compare import compare_runs
 from refusion_eval.results.measured import run_figures
+from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.runs.job import Detokenizer, doc_hash
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.scoring.filters import OURS
@@ -160,6 +162,20 @@ def test_scores_by_a_filter_are_added_to_the_records_and_replace_only_their_own(
     ]
     figures = {figure.metric: figure for figure in run_figures([tmp_path]) if figure.task == "mini_gsm8k"}
     assert (figures["accuracy by flexible-extract"].value, figures["accuracy"].value) == (50.0, 50.0)
+    assert "flexible-extract %" in summary_table(summary(list(figures.values()))).columns
+
+
+def test_two_rescored_runs_are_compared_by_the_filter(tmp_path: Path) -> None:
+    right = gsm8k_texts(1)[0]
+    runs = [
+        record_mini(tmp_path / name, "gsm8k", [text])
+        for name, text in {"one": right, "two": f"{right} I checked 7777 cases."}.items()
+    ]
+    with pytest.raises(StoreError, match="rescore both runs with --filter flexible-extract"):
+        compare_runs(*runs, filter_name="flexible-extract")
+    rescore(runs, "flexible-extract")
+    assert compare_runs(*runs).tasks[0].accuracies == (100.0, 100.0)
+    assert compare_runs(*runs, filter_name="flexible-extract").tasks[0].accuracies == (100.0, 0.0)
 
 
 def test_a_run_that_is_being_written_is_rescored_and_its_records_stay(tmp_path: Path) -> None:
