@@ -182,37 +182,27 @@ class RunStore(RunDatabase):
         return store
 
     def _adopt(self, manifest: Manifest) -> None:
-        """Checks the fingerprint against the recorded one, or records it, and registers this process."""
-        with self._transaction() as connection:
-            row = connection.execute("SELECT value FROM meta WHERE name = 'fingerprint'").fetchone()
-            if row is not None:
-                with checking(f"{self.directory}: the description of the run"):
-                    self._check(connection, parse_json(row[0]), manifest)
-            else:
-                self._describe(connection, manifest)
-        self.process_id = self.register_process(manifest.hardware, manifest)
-
-    def _check(self, connection: sqlite3.Connection, recorded: Mapping[str, Any], manifest: Manifest) -> None:
-        """Refuses to continue a run whose fingerprint differs in what decided its texts."""
+        """Refuses a run that something else decided the texts of; otherwise registers this process."""
         now = manifest.fingerprint()
+        recorded = self.read_run().manifest.fingerprint() if self.meta() else None
         tasks = {(sample.key.task, sample.benchmark) for sample in self.samples(traces=False)}
-        if not tasks:
+        if recorded is not None and tasks:
+            differing = differences(restricted_to_tasks(recorded, tasks), restricted_to_tasks(now, tasks))
+            if differing:
+                shown = differing[:MOST_DIFFERENCES]
+                if len(differing) > len(shown):
+                    shown.append(f"{len(differing) - len(shown)} more")
+                what = f"{self.directory} belongs to a different run; {'; '.join(shown)}"
+                raise StoreError(f"{what}. Use the recorded settings, {ADVICE}")
+        elif recorded != now:
             # A run that failed before its first sample (a wrong adapter, for example) does not block the folder.
-            if recorded != now:
+            with self._transaction() as connection:
                 connection.execute("DELETE FROM meta")
                 connection.execute("DELETE FROM processes")
-                self._describe(connection, manifest)
-        elif differing := differences(restricted_to_tasks(recorded, tasks), restricted_to_tasks(now, tasks)):
-            shown = differing[:MOST_DIFFERENCES]
-            if len(differing) > len(shown):
-                shown.append(f"{len(differing) - len(shown)} more")
-            what = f"{self.directory} holds a run of something else; {'; '.join(shown)}"
-            raise StoreError(f"{what}. Use the recorded settings, {ADVICE}")
-
-    @staticmethod
-    def _describe(connection: sqlite3.Connection, manifest: Manifest) -> None:
-        rows = [("fingerprint", dump(manifest.fingerprint())), ("manifest", dump(manifest.to_json()))]
-        connection.executemany("INSERT INTO meta VALUES (?, ?)", rows)
+                # The fingerprint is for people with a SQLite prompt: it is always computed anew from the manifest.
+                rows = [("fingerprint", dump(now)), ("manifest", dump(manifest.to_json()))]
+                connection.executemany("INSERT INTO meta VALUES (?, ?)", rows)
+        self.process_id = self.register_process(manifest.hardware, manifest)
 
     def register_process(self, hardware: Hardware, manifest: Manifest | None = None, pid: int | None = None) -> str:
         """Records a process that generates samples, with the machine it runs on."""

@@ -321,7 +321,7 @@ def test_a_folder_without_samples_may_become_another_run(tmp_path, make_manifest
     with RunReader.open(tmp_path) as reader:
         assert reader.run.manifest.system == "second"
         assert len(reader.run.processes) == 1
-    with pytest.raises(StoreError, match=r'something else; .*system: recorded "second", now "first"'):
+    with pytest.raises(StoreError, match=r'belongs to a different run; .*system: recorded "second", now "first"'):
         RunStore.open(tmp_path, make_manifest(system="first"))
 
 
