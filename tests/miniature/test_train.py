@@ -16,6 +16,7 @@ from miniature import curve
 from miniature import train as training
 from miniature.family import EMBEDDED, Course
 from miniature.frontier import measured
+from miniature.run import MiniatureConfig
 from miniature.train import (
     BACKBONE,
     STAGES,
@@ -58,7 +59,7 @@ FEW_EMBEDDED = replace(
 
 
 def config(stage: str, changes: Sequence[str] = ()) -> RunConfig:
-    return read_run_config(str(config_of(EMBEDDED, stage)), settings_of(stage, Path("work"), changes))
+    return read_run_config(str(config_of(EMBEDDED, stage)), settings_of(stage, Path("work"), changes), MiniatureConfig)
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +187,7 @@ def test_a_curve_measures_the_weights_of_each_checkpoint(work_dir: Path) -> None
 
 def test_the_shape_of_the_models_and_the_objectives_of_the_stages() -> None:
     settings = ("data.files=[x]", "backbone.tokenizer=x")
-    shape = read_run_config(str(config_of(EMBEDDED, BACKBONE)), settings).backbone.shape
+    shape = read_run_config(str(config_of(EMBEDDED, BACKBONE)), settings, MiniatureConfig).backbone.shape
     assert shape is not None
     sizes = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     assert [shape[name] for name in (*sizes, "head_dim")] == [192, 512, 6, 4, 2, 64]

@@ -116,8 +116,6 @@ def test_what_a_run_must_keep_is_all_but_output_and_helpers() -> None:
         (["optimisation.lr=0"], "optimisation.lr=0; it must be above 0"),
         (["optimisation.beta2=1"], "optimisation.beta2=1; it must be below 1"),
         (["optimisation.warmup_steps=-1"], "optimisation.warmup_steps=-1; it must be at least 0"),
-        (["optimisation.optimizer=muon", "parallelism=fsdp"], "needs whole matrices in every process"),
-        (["optimisation.optimizer=muon", "backbone.lora={rank: 4, alpha: 8}"], "needs whole matrices in every process"),
         (["output.save_every=5"], "save_every is 5 and log_every 2"),
         (["output.keep=0"], "output.keep=0; it must be at least 1"),
         (["backbone.dtype=bfloat16"], "set backbone.dtype=float32 as well"),

@@ -139,8 +139,7 @@ def _flash(
     return output_THW[None]
 
 
-# Attention is not a part of compiled layers, which would be compiled again for other lengths of examples.
-AttentionInterface.register(ATTENTION, torch.compiler.disable(packed_attention))
+AttentionInterface.register(ATTENTION, packed_attention)
 AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 

@@ -1,4 +1,4 @@
-"""Compiled layers (`refusion_eval.training.compiled`): the same gradients, and only where they pay and are possible."""
+"""Compiled layers (`miniature.compiled`): the same gradients, and only where they pay and are possible."""
 
 import copy
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from refusion_eval.training.compiled import MIN_STEPS, compile_layers
+from miniature.compiled import MIN_STEPS, compile_layers
 from refusion_eval.training.objectives.loss import hybrid_loss
 from tests.training.backbones import batch_for
 from tests.training.tiny import MASK, random_model

@@ -1,4 +1,4 @@
-"""Muon with AdamW for the other weights (`refusion_eval.training.muon`)."""
+"""Muon with AdamW for the other weights (`miniature.muon`)."""
 
 import copy
 from collections.abc import Iterator
@@ -7,8 +7,11 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from miniature.muon import MuonAdamW, muon
+from miniature.run import MiniatureConfig
+from refusion_eval.errors import ConfigError
 from refusion_eval.training.config import OptimisationConfig
-from refusion_eval.training.muon import MuonAdamW, muon
+from refusion_eval.training.config_files import read_run_config
 
 CONFIG = OptimisationConfig(max_steps=4, global_batch_size=4, lr=1e-2, weight_decay=0.1, beta2=0.98)
 
@@ -86,3 +89,18 @@ def test_training_goes_on_from_a_saved_state_as_if_it_had_not_stopped(model: Qwe
     train(model, continued, rest)
     for name, weight in whole.state_dict().items():
         assert torch.equal(weight, model.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("setting", ["parallelism=fsdp", "backbone.lora={rank: 4, alpha: 8}"])
+def test_muon_needs_whole_matrices(setting: str) -> None:
+    settings = ("data.files=[x]", "backbone.tokenizer=x", "optimisation.optimizer=muon", setting)
+    with pytest.raises(ConfigError, match="needs whole matrices in every process"):
+        read_run_config("tiny", settings, MiniatureConfig)
+
+
+def test_runs_with_adamw_continue_runs_of_the_package() -> None:
+    settings = ("data.files=[x]", "backbone.tokenizer=x")
+    with_choice = read_run_config("tiny", settings, MiniatureConfig)
+    assert with_choice.identity() == read_run_config("tiny", settings).identity()
+    muon_config = read_run_config("tiny", (*settings, "optimisation.optimizer=muon"), MiniatureConfig)
+    assert muon_config.identity()["optimisation"]["optimizer"] == "muon"
