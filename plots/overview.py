@@ -12,8 +12,8 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from refusion_eval.benchmarks import BENCHMARKS
-from refusion_eval.figures import style
-from refusion_eval.figures.names import mini_sentence, task_title
+from refusion_eval.paper import style
+from refusion_eval.paper.names import mini_sentence, task_title
 from refusion_eval.results.figure import Figure
 from refusion_eval.results.render import read_csv
 from refusion_eval.store.atomic_write import prepare_output, write_output

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from refusion_eval.bench.gpu_report import results_rows
-from refusion_eval.figures.tables import paper_table
+from refusion_eval.paper.tables import paper_table
 from refusion_eval.results.cost import published_table
 from refusion_eval.results.measured import measured_figures
 from refusion_eval.results.render import Table, read_csv

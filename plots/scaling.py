@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from refusion_eval.errors import ConfigError, RefusionEvalError
-from refusion_eval.figures.points import SCALING_COLUMNS
+from refusion_eval.paper.points import SCALING_COLUMNS
 from refusion_eval.results.figure import SCORES
 from refusion_eval.results.measured import measured_figures
 from refusion_eval.results.render import csv_text

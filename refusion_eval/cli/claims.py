@@ -13,9 +13,9 @@ def claims(
     out: Annotated[Path | None, typer.Option(help="Folder for claims.csv, averages.csv and claims.md.")] = None,
 ) -> None:
     """Judge the paper's claims by its tables and measured figures. Every average of a speed-up is shown."""
-    from refusion_eval.claims.judge import judge_all
-    from refusion_eval.claims.report import averages_table, claims_table, write_claims
-    from refusion_eval.claims.studies import sort_sources
+    from refusion_eval.paper.claims import averages_table, claims_table, write_claims
+    from refusion_eval.paper.judge import judge_all
+    from refusion_eval.paper.studies import sort_sources
     from refusion_eval.results.measured import measured_figures
 
     prepare(out and out / "claims.csv")

@@ -42,8 +42,8 @@ def paper_table(
 
     Table 8 has the answers of several runs to one problem side by side.
     """
-    from refusion_eval.figures.tables import NUMBERS
-    from refusion_eval.figures.tables import paper_table as make_table
+    from refusion_eval.paper.tables import NUMBERS
+    from refusion_eval.paper.tables import paper_table as make_table
     from refusion_eval.results.measured import measured_figures
 
     names = [str(number) for number in NUMBERS] if table == "all" else names_of(table)
@@ -80,7 +80,7 @@ def _print_row(table: "Table", name: str, intervals: bool) -> None:
 
 def _answers(run_dirs: list[Path], task: str | None, item: str, data: Path | None) -> "Table":
     from refusion_eval.cli.sources import FoundSources
-    from refusion_eval.figures.answers import answers_table, read_answers
+    from refusion_eval.paper.answers import answers_table, read_answers
 
     if not run_dirs:
         raise ConfigError("Table 8 is made from runs; name their directories")

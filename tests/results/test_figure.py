@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from refusion_eval.claims.statements import read_claims
 from refusion_eval.errors import StoreError
+from refusion_eval.paper.statements import read_claims
 from refusion_eval.results.figure import (
     AVERAGE,
     TASKS,

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from refusion_eval.benchmarks import BENCHMARKS, find_task
-from refusion_eval.claims.formulas import compute
 from refusion_eval.errors import DataError
-from refusion_eval.figures.names import system_label, task_title
-from refusion_eval.figures.rows import BASELINE, OPERATING_POINT, Point, number, read_records
 from refusion_eval.metrics import Interval
+from refusion_eval.paper.formulas import compute
+from refusion_eval.paper.names import system_label, task_title
+from refusion_eval.paper.rows import BASELINE, OPERATING_POINT, Point, number, read_records
 from refusion_eval.results.figure import (
     AVERAGE,
     SCORES,

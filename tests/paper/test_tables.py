@@ -5,8 +5,8 @@ import re
 import pytest
 
 from refusion_eval.errors import ConfigError, StoreError
-from refusion_eval.figures.names import FUSED_SENTENCE
-from refusion_eval.figures.tables import NUMBERS, paper_table
+from refusion_eval.paper.names import FUSED_SENTENCE
+from refusion_eval.paper.tables import NUMBERS, paper_table
 from refusion_eval.results.figure import AVERAGE, TASKS, published_figures
 from refusion_eval.results.render import Section, Table, TableCell, TableRow, latex_text, markdown_text, text_cells
 

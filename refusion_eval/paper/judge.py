@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from refusion_eval.benchmarks import BENCHMARKS, RELEASE
-from refusion_eval.claims.curves import ALL_FORMULAS
-from refusion_eval.claims.formulas import NOTHING, Computed, Formula, MissingFigure, compute, speedup_averages
-from refusion_eval.claims.statements import Claim, read_claims
-from refusion_eval.claims.studies import OF_SOME_ITEMS
 from refusion_eval.errors import DataError
 from refusion_eval.metrics import bootstrap_mean
+from refusion_eval.paper.curves import ALL_FORMULAS
+from refusion_eval.paper.formulas import NOTHING, Computed, Formula, MissingFigure, compute, speedup_averages
+from refusion_eval.paper.statements import Claim, read_claims
+from refusion_eval.paper.studies import OF_SOME_ITEMS
 from refusion_eval.results.figure import (
     GENERATE,
     SPEED_METRICS,

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refusion_eval.claims import curves
-from refusion_eval.claims.formulas import (
+from refusion_eval.errors import DataError
+from refusion_eval.paper import curves
+from refusion_eval.paper.formulas import (
     MissingFigure,
     Reader,
     compute,
@@ -21,8 +22,7 @@ from refusion_eval.claims.formulas import (
     speedup_averages,
     total,
 )
-from refusion_eval.claims.statements import read_claims
-from refusion_eval.errors import DataError
+from refusion_eval.paper.statements import read_claims
 from refusion_eval.results.figure import TASKS, by_key, published_figures
 from tests.results.conftest import cell
 

@@ -6,6 +6,9 @@ import pytest
 
 from refusion_eval.results.figure import TASKS, Figure, published_backbone
 from refusion_eval.results.render import write_csv
+from tests.results.conftest import write_run
+
+__all__ = ["write_run"]
 
 CODE = ("humaneval", "mbpp")
 

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from refusion_eval.claims.formulas import Reader
-from refusion_eval.claims.judge import Evidence, judge
-from refusion_eval.claims.statements import read_claims
-from refusion_eval.claims.studies import CASE_STUDY, case_study_figures, sort_sources
 from refusion_eval.errors import DataError
+from refusion_eval.paper.formulas import Reader
+from refusion_eval.paper.judge import Evidence, judge
+from refusion_eval.paper.statements import read_claims
+from refusion_eval.paper.studies import CASE_STUDY, case_study_figures, sort_sources
 from refusion_eval.results.figure import by_key
 from refusion_eval.types import Trace
-from tests.figures.conftest import write_sweep
+from tests.paper.conftest import write_sweep
 from tests.results.conftest import sample
 
 CLAIMS = {claim.id: claim for claim in read_claims()}

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from refusion_eval.benchmarks import BENCHMARKS, find_task
-from refusion_eval.figures.rows import Point
+from refusion_eval.paper.rows import Point
 from refusion_eval.results.figure import FUSED, TASKS, Figure, read_published
 
 TASK_NAMES: Mapping[str, str] = {task: BENCHMARKS[task].title for task in TASKS}

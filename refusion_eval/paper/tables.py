@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from refusion_eval.benchmarks import BENCHMARKS
-from refusion_eval.claims.formulas import MissingFigure, compute, mean
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError, StoreError
-from refusion_eval.figures.names import TASK_NAMES, fused_sentence, mini_sentence, system_label
+from refusion_eval.paper.formulas import MissingFigure, compute, mean
+from refusion_eval.paper.names import TASK_NAMES, fused_sentence, mini_sentence, system_label
 from refusion_eval.paths import tasks_path
 from refusion_eval.results.figure import (
     AVERAGE,

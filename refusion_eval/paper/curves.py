@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refusion_eval.claims.formulas import FORMULAS, Formula, Reader, Values, largest
-from refusion_eval.claims.studies import CASE_STUDY_SYSTEM, DIVERGENCE_FAR, DIVERGENCE_NEAR, MOST_SLOTS, MOST_TOKENS
 from refusion_eval.metrics import RESAMPLES
+from refusion_eval.paper.formulas import FORMULAS, Formula, Reader, Values, largest
+from refusion_eval.paper.studies import CASE_STUDY_SYSTEM, DIVERGENCE_FAR, DIVERGENCE_NEAR, MOST_SLOTS, MOST_TOKENS
 
 
 def _curve(read: Reader, name: str, system: str, setting: str) -> tuple[NDArray[Any], Values]:
