@@ -9,8 +9,8 @@ import numpy as np
 
 from refusion_eval.benchmarks import find_task, is_mini
 from refusion_eval.metrics import Interval, accuracy
-from refusion_eval.results.figure import UNISOLATED
 from refusion_eval.results.measured import seed_of
+from refusion_eval.results.measurement import UNISOLATED
 from refusion_eval.results.render import Table, csv_text, interval_text
 from refusion_eval.results.tables import MINI_CAPTION
 from refusion_eval.scoring.judge import ERROR, Verdict

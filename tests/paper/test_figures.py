@@ -27,7 +27,7 @@ from refusion_eval.paper.points import (
 )
 from refusion_eval.paper.rows import BASELINE, OPERATING_POINT, Point, TokenCell, read_rows, write_rows
 from refusion_eval.paper.style import COLUMN_WIDTH, ORDERED, TEXT_WIDTH, in_order
-from refusion_eval.results.figure import system_key
+from refusion_eval.results.measurement import system_key
 from refusion_eval.results.render import latex_text, read_csv, write_csv
 from refusion_eval.studies.locality.report import COLUMNS
 from tests.paper.conftest import write_sweep

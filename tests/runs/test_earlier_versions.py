@@ -8,7 +8,7 @@ import pytest
 
 import refusion_eval
 from refusion_eval import cli
-from refusion_eval.results.measured import run_figures
+from refusion_eval.results.measured import run_measurements
 from refusion_eval.store.run_reader import RunReader
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -32,7 +32,7 @@ def test_a_run_of_0_1_0_continues_with_its_samples_and_verdicts(run_of_0_1_0):
     cli.app([*COMMAND, "--limit", "3", "--run-dir", str(run_of_0_1_0)], standalone_mode=False)
     assert len(recorded) == 2
     assert samples(run_of_0_1_0)[:2] == recorded
-    figures = {figure.metric: figure for figure in run_figures([run_of_0_1_0]) if figure.task == "refusion_gsm8k"}
+    figures = {figure.metric: figure for figure in run_measurements([run_of_0_1_0]) if figure.task == "refusion_gsm8k"}
     assert figures["accuracy"].n == 3
     assert figures["accuracy"].finished
     assert figures["accuracy"].scored

@@ -12,7 +12,7 @@ import zlib
 import pytest
 
 from refusion_eval.errors import StoreError
-from refusion_eval.results.measured import run_figures
+from refusion_eval.results.measured import run_measurements
 from refusion_eval.store.run_reader import DATABASE_NAME, SCHEMA_VERSION, RunReader
 from refusion_eval.store.run_store import RunStore
 
@@ -132,7 +132,7 @@ def test_a_directory_of_the_first_version_can_be_read_and_made_a_table_of(tmp_pa
         None,
     )
     assert (score.verdict, score.tier) == ("correct", "")
-    figures = {row.metric: row.value for row in run_figures([directory]) if row.task == "mini_gsm8k"}
+    figures = {row.metric: row.value for row in run_measurements([directory]) if row.task == "mini_gsm8k"}
     assert (figures["accuracy"], figures["tpf"], figures["tps"]) == (100.0, 1.5, 6.0)
 
 
@@ -168,7 +168,7 @@ def test_a_newer_schema_is_refused_with_what_to_do(tmp_path, make_manifest, vers
     connection.execute(f"PRAGMA user_version = {version}")
     connection.close()
     before = (directory / DATABASE_NAME).read_bytes()
-    for attempt in (lambda: RunStore.open(directory, make_manifest()), lambda: run_figures([directory])):
+    for attempt in (lambda: RunStore.open(directory, make_manifest()), lambda: run_measurements([directory])):
         with pytest.raises(StoreError, match=rf"schema {version}; this one knows up to {SCHEMA_VERSION}.* upgrade"):
             attempt()
     assert (directory / DATABASE_NAME).read_bytes() == before
