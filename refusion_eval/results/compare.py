@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike
 from refusion_eval.errors import DataError, StoreError
 from refusion_eval.metrics import Z_95, Bootstrap, Interval, bootstrap_mean, by_item, mean_of, speedup
 from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, read_facts
-from refusion_eval.results.figure import MEAN_TASK, MINI_NOTE
 from refusion_eval.results.measured import seed_of
+from refusion_eval.results.measurement import MEAN_TASK, MINI_NOTE
 from refusion_eval.results.render import Table, csv_text, interval_text, markdown_prose
 from refusion_eval.store.records import BY_FILTER, PASSED, as_json, differences
 

@@ -11,24 +11,24 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from refusion_eval.benchmarks import BENCHMARKS
-from refusion_eval.claims.formulas import MissingFigure, compute, mean
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError, StoreError
-from refusion_eval.figures.names import TASK_NAMES, fused_sentence, mini_sentence, system_label
+from refusion_eval.paper.formulas import MissingMeasurement, compute, mean
+from refusion_eval.paper.names import TASK_NAMES, fused_sentence, mini_sentence, system_label
 from refusion_eval.paths import tasks_path
-from refusion_eval.results.figure import (
+from refusion_eval.results.measurement import (
     AVERAGE,
     FUSED,
     PASS_AT_1,
     SCORES,
     TASKS,
     VARIANTS,
-    Figure,
-    FigureKey,
+    Measurement,
+    MeasurementKey,
     Origin,
     beside_published,
     by_key,
-    published_figures,
+    published_measurements,
     read_published,
     require_comparable,
 )
@@ -132,7 +132,7 @@ _FORMULAS = {
 
 
 def paper_table(
-    number: int, measured: Sequence[Figure] = (), paper: PaperVersion = "v2", systems: Sequence[str] = ()
+    number: int, measured: Sequence[Measurement] = (), paper: PaperVersion = "v2", systems: Sequence[str] = ()
 ) -> Table:
     """A table of the paper.
 
@@ -161,29 +161,36 @@ def _table(*, sentences: Sequence[str], **parts: Any) -> Table:
     return Table(**parts, notes=(" ".join(sentences),), literal=True, formulas=_FORMULAS)
 
 
-def _chosen(figures: Sequence[Figure], systems: Sequence[str]) -> list[Figure]:
+def _chosen(measurements: Sequence[Measurement], systems: Sequence[str]) -> list[Measurement]:
     """The figures of some systems in their order; without any the figures of all, those of ReFusion last."""
     if not systems:
-        return sorted(figures, key=lambda figure: figure.system.partition("+")[0].partition(" on ")[0] == "refusion")
+        return sorted(
+            measurements,
+            key=lambda measurement: measurement.system.partition("+")[0].partition(" on ")[0] == "refusion",
+        )
     return [
-        figure
+        measurement
         for name in systems
-        for figure in figures
-        if name.casefold() in (figure.system.casefold(), system_label(figure).casefold())
+        for measurement in measurements
+        if name.casefold() in (measurement.system.casefold(), system_label(measurement).casefold())
     ]
 
 
-def _comparison(number: int, spec: Comparison, measured: Sequence[Figure], systems: Sequence[str]) -> Table:
+def _comparison(number: int, spec: Comparison, measured: Sequence[Measurement], systems: Sequence[str]) -> Table:
     """Tables 1 to 4."""
-    published = published_figures((spec.artefact,))
-    labels = {figure.system: figure.label for figure in reversed(published)}
-    order = list(dict.fromkeys(figure.system for figure in published))
+    published = published_measurements((spec.artefact,))
+    labels = {measurement.system: measurement.label for measurement in reversed(published)}
+    order = list(dict.fromkeys(measurement.system for measurement in published))
     shown = _shown(spec, order, _is_mini(measured), measured)
     mini = _is_mini(shown)
     require_comparable(shown)
-    known = {name.casefold() for figure in (*published, *shown) for name in (figure.system, system_label(figure))}
+    known = {
+        name.casefold()
+        for measurement in (*published, *shown)
+        for name in (measurement.system, system_label(measurement))
+    }
     if missing_rows := [name for name in systems if name.casefold() not in known]:
-        names = ", ".join(dict.fromkeys(system_label(figure) for figure in (*published, *shown)))
+        names = ", ".join(dict.fromkeys(system_label(measurement) for measurement in (*published, *shown)))
         raise ConfigError(f"Table {number} has no system {missing_rows[0]!r}; it has {names}")
     published, shown = _chosen(published, systems), _chosen(shown, systems)
     columns = _columns(shown)
@@ -194,10 +201,10 @@ def _comparison(number: int, spec: Comparison, measured: Sequence[Figure], syste
         rows += [Section(text=PUBLISHED_HEADING), *itertools.chain(*paper.values())]
         rows += [Section(text=MINI_HEADING), *itertools.chain(*ours.values())]
     else:
-        for system in dict.fromkeys(figure.system for figure in _chosen([*published, *shown], systems)):
+        for system in dict.fromkeys(measurement.system for measurement in _chosen([*published, *shown], systems)):
             both = [*paper.get(system, ()), *ours.get(system, ())]
             rows += [replace(row, begins_group=at == 0) for at, row in enumerate(both)]
-    machine = next((figure.hardware for figure in published if figure.hardware), "machine not stated")
+    machine = next((measurement.hardware for measurement in published if measurement.hardware), "machine not stated")
     missing = [] if mini or not ours or systems else [labels[system] for system in order if system not in ours]
     return _table(
         name=f"table{number}{'_mini' if mini else ''}",
@@ -217,49 +224,51 @@ def _comparison(number: int, spec: Comparison, measured: Sequence[Figure], syste
     )
 
 
-def _is_mini(figures: Sequence[Figure]) -> bool:
+def _is_mini(measurements: Sequence[Measurement]) -> bool:
     """Whether figures are of mini tasks. Raises StoreError if only some of them are."""
-    kinds = {figure.mini for figure in figures}
+    kinds = {measurement.mini for measurement in measurements}
     if len(kinds) > 1:
-        runs = sorted({figure.run_id for figure in figures if figure.mini})
+        runs = sorted({measurement.run_id for measurement in measurements if measurement.mini})
         raise StoreError(f"mini look-alikes ({', '.join(runs)}) and benchmarks are in one table; show them in two")
     return kinds == {True}
 
 
-def _shown(spec: Comparison, order: Sequence[str], mini: bool, measured: Sequence[Figure]) -> list[Figure]:
+def _shown(spec: Comparison, order: Sequence[str], mini: bool, measured: Sequence[Measurement]) -> list[Measurement]:
     """The measured figures that belong into the table, systems in its order.
 
     A mean is shown only if it is over all benchmarks of the table.
     """
     systems = [spec.embedded[system] for system in order if system in spec.embedded] if mini else list(order)
     fitting = [
-        beside_published(figure)
-        for figure in measured
-        if figure.benchmark in (*BENCHMARKS, AVERAGE) and figure.metric in (*SCORES, "tps")
+        beside_published(measurement)
+        for measurement in measured
+        if measurement.benchmark in (*BENCHMARKS, AVERAGE) and measurement.metric in (*SCORES, "tps")
     ]
     num_tasks = len(_columns(fitting))
-    fitting = [figure for figure in fitting if not figure.is_mean or figure.num_tasks == num_tasks]
+    fitting = [measurement for measurement in fitting if not measurement.is_mean or measurement.num_tasks == num_tasks]
     if spec.with_others:
         elsewhere = set(VARIANTS) - {FUSED}  # in tables of their own
-        others = dict.fromkeys(figure.system for figure in fitting if not elsewhere.intersection(figure.variants))
+        others = dict.fromkeys(
+            measurement.system for measurement in fitting if not elsewhere.intersection(measurement.variants)
+        )
         systems += [system for system in others if system not in systems]
-    return [figure for system in systems for figure in fitting if figure.system == system]
+    return [measurement for system in systems for measurement in fitting if measurement.system == system]
 
 
-def _columns(measured: Sequence[Figure]) -> list[str]:
+def _columns(measured: Sequence[Measurement]) -> list[str]:
     """The benchmarks of the paper, and after them others that were measured, in the order of `BENCHMARKS`."""
-    found = {figure.benchmark for figure in measured}
+    found = {measurement.benchmark for measurement in measured}
     return [name for name in BENCHMARKS if name in TASKS or name in found]
 
 
 def _rows_by_system(
-    figures: Sequence[Figure], columns: Sequence[str], printed: Mapping[FigureKey, str], apart: bool
+    measurements: Sequence[Measurement], columns: Sequence[str], printed: Mapping[MeasurementKey, str], apart: bool
 ) -> dict[str, list[TableRow]]:
     """The rows of each system: scores, and throughput if any is known, by benchmark and in the mean."""
-    keyed = by_key(figures)
-    first = {figure.system: figure for figure in reversed(figures)}
+    keyed = by_key(measurements)
+    first = {measurement.system: measurement for measurement in reversed(measurements)}
     lines: dict[tuple[str, str], list[TableCell]] = {}
-    for system in dict.fromkeys(figure.system for figure in figures):
+    for system in dict.fromkeys(measurement.system for measurement in measurements):
         for name, metrics in (("score", SCORES), ("TPS", ("tps",))):
             keys = [[(system, task, metric) for metric in metrics] for task in (*columns, AVERAGE)]
             cells = [_cell(next((keyed[key] for key in each if key in keyed), None), printed) for each in keys]
@@ -294,28 +303,32 @@ def _mark_best(lines: Sequence[list[TableCell]], apart: Sequence[list[TableCell]
                 line[column] = replace(line[column], emphasis="above")
 
 
-def _cell(figure: Figure | None, printed: Mapping[FigureKey, str]) -> TableCell:
+def _cell(measurement: Measurement | None, printed: Mapping[MeasurementKey, str]) -> TableCell:
     """A figure with its interval, in the digits in which it was printed; nothing where there is none."""
-    if figure is None or math.isnan(figure.value):
+    if measurement is None or math.isnan(measurement.value):
         return EMPTY
-    low, high = (f"{bound:.1f}" if figure.has_interval else "" for bound in (figure.ci_low, figure.ci_high))
-    text = printed.get(figure.key) or f"{figure.value:.1f}"
-    return TableCell(text=text, low=low, high=high, n=figure.n, dagger=not figure.complete)
+    low, high = (
+        f"{bound:.1f}" if measurement.has_interval else "" for bound in (measurement.ci_low, measurement.ci_high)
+    )
+    text = printed.get(measurement.key) or f"{measurement.value:.1f}"
+    return TableCell(text=text, low=low, high=high, n=measurement.n, dagger=not measurement.complete)
 
 
-def _notes(measured: Sequence[Figure], columns: Sequence[str]) -> list[str]:
+def _notes(measured: Sequence[Measurement], columns: Sequence[str]) -> list[str]:
     """Where measured figures come from: items, intervals, hardware, and what is incomplete."""
     if not measured:
         return ["Nothing was measured."]
     counts: dict[int, list[str]] = {}
     for task in columns:
-        for number in sorted({figure.n for figure in measured if figure.benchmark == task}):
+        for number in sorted({measurement.n for measurement in measured if measurement.benchmark == task}):
             counts.setdefault(number, []).append(BENCHMARKS[task].title)
     items = ", ".join(f"{number} ({', '.join(tasks)})" for number, tasks in counts.items())
     if len(counts) == 1:
         items = f"{next(iter(counts))} items a task"
-    machines = sorted({figure.hardware for figure in measured if figure.metric == "tps" and figure.hardware})
-    incomplete = ", ".join(sorted({figure.run_id for figure in measured if not figure.complete}))
+    machines = sorted(
+        {measurement.hardware for measurement in measured if measurement.metric == "tps" and measurement.hardware}
+    )
+    incomplete = ", ".join(sorted({measurement.run_id for measurement in measured if not measurement.complete}))
     sentences = [
         f"Here: n = {items}, in brackets 95% intervals.",
         f"Speed at batch 1 on {'; '.join(machines)}." if machines else "",
@@ -327,19 +340,23 @@ def _notes(measured: Sequence[Figure], columns: Sequence[str]) -> list[str]:
     return list(filter(None, sentences))
 
 
-def _label(figure: Figure) -> str:
+def _label(measurement: Measurement) -> str:
     """Label of a system; autoregressive systems are marked unless their label begins with the decoder's."""
-    label, autoregressive = system_label(figure), DECODERS["autoregressive"].label
-    return f"{label} ({autoregressive})" if figure.is_autoregressive and not label.startswith(autoregressive) else label
+    label, autoregressive = system_label(measurement), DECODERS["autoregressive"].label
+    return (
+        f"{label} ({autoregressive})"
+        if measurement.is_autoregressive and not label.startswith(autoregressive)
+        else label
+    )
 
 
-def _printed(artefact: str) -> dict[FigureKey, str]:
+def _printed(artefact: str) -> dict[MeasurementKey, str]:
     """The published figures with their printed digits."""
     rows = read_published("published.csv")
     return {(row["system"], row["task"], row["metric"]): row["value"] for row in rows if row["artefact"] == artefact}
 
 
-def _designs(measured: Sequence[Figure]) -> Table:
+def _designs(measured: Sequence[Measurement]) -> Table:
     """Table 5, which holds no figures."""
     rows = read_published("designs.csv")
     names = ("label", "scope", "attention", "generation_order", "full_kv_cache_reuse", "masking_patterns")
@@ -354,7 +371,7 @@ def _designs(measured: Sequence[Figure]) -> Table:
     )
 
 
-def _hyperparameters(measured: Sequence[Figure]) -> Table:
+def _hyperparameters(measured: Sequence[Measurement]) -> Table:
     """Table 6: the settings that the paper prints, those of tasks/settings, and those that runs recorded."""
     mini = _is_mini(measured)
     published = {row["task"]: row for row in read_published("hyperparameters.csv") if row["artefact"] == "table6"}
@@ -364,9 +381,9 @@ def _hyperparameters(measured: Sequence[Figure]) -> Table:
     )
     assert table is not None
     recorded: dict[str, dict[str, Mapping[str, str]]] = {}
-    for figure in measured:
-        if figure.decoded_by == "refusion" and figure.benchmark in TASKS:
-            recorded.setdefault(figure.benchmark, {})[figure.run_id] = figure.settings
+    for measurement in measured:
+        if measurement.decoded_by == "refusion" and measurement.benchmark in TASKS:
+            recorded.setdefault(measurement.benchmark, {})[measurement.run_id] = measurement.settings
     rows: list[TableRow] = []
     for task, title in TASK_NAMES.items():
         printed = [published[task][name] for name in _HYPERPARAMETERS.values()]
@@ -399,29 +416,35 @@ def _setting_text(value: object) -> str:
         return str(value)
 
 
-def _other_models(measured: Sequence[Figure]) -> Table:
+def _other_models(measured: Sequence[Measurement]) -> Table:
     """Table 7: models whose figures come from elsewhere, and ReFusion."""
     mini = _is_mini(measured)
-    ours = [figure for figure in map(beside_published, measured) if figure.system == "refusion"]
-    ours = [figure for figure in ours if figure.benchmark in _CODE and figure.metric in (PASS_AT_1, "tps")]
+    ours = [measurement for measurement in map(beside_published, measured) if measurement.system == "refusion"]
+    ours = [
+        measurement
+        for measurement in ours
+        if measurement.benchmark in _CODE and measurement.metric in (PASS_AT_1, "tps")
+    ]
     require_comparable(ours)
     printed = _printed("table7")
-    published = published_figures(("table7",))
+    published = published_measurements(("table7",))
     rows: list[TableRow | Section] = [Section(text=PUBLISHED_HEADING)] if mini else []
     category = ""
-    for system in dict.fromkeys(figure.system for figure in published):
-        figures = [figure for figure in published if figure.system == system]
-        first = figures[0]
+    for system in dict.fromkeys(measurement.system for measurement in published):
+        measurements = [measurement for measurement in published if measurement.system == system]
+        first = measurements[0]
         if first.settings["category"] != category:
             category = first.settings["category"]
             rows.append(Section(text=category.capitalize()))
         sizes = [first.settings.get(name, "") for name in ("total_params", "activated_params", "system_optimization")]
-        shots = {figure.benchmark: figure.settings.get("shots", "") for figure in figures}
+        shots = {measurement.benchmark: measurement.settings.get("shots", "") for measurement in measurements}
         scores = [f"{printed[system, task, PASS_AT_1]} ({shots[task]}-shot)" for task in _CODE]
-        tps = TableCell(text=printed[system, "overall", "tps"], dagger=any(each.defect == "D11" for each in figures))
+        tps = TableCell(
+            text=printed[system, "overall", "tps"], dagger=any(each.defect == "D11" for each in measurements)
+        )
         cells = (*text_cells(first.label, _ORIGINS["published"], *sizes), tps, *text_cells(*scores))
         rows.append(TableRow(cells=cells, origin="published"))
-    has_defect = any(figure.defect == "D11" for figure in published)
+    has_defect = any(measurement.defect == "D11" for measurement in published)
     if ours:
         rows += [Section(text=MINI_HEADING)] if mini else []
         rows.append(_measured_refusion(ours))
@@ -440,13 +463,13 @@ def _other_models(measured: Sequence[Figure]) -> Table:
     )
 
 
-def _measured_refusion(figures: Sequence[Figure]) -> TableRow:
+def _measured_refusion(measurements: Sequence[Measurement]) -> TableRow:
     """The row of ReFusion in Table 7. Its throughput is the mean of the code benchmarks; empty if one is missing."""
-    keyed = by_key(figures)
+    keyed = by_key(measurements)
     scores = [_cell(keyed.get(("refusion", task, PASS_AT_1)), {}) for task in _CODE]
     try:
         interval = compute(lambda read: mean(read.tps("refusion", " ".join(_CODE))), keyed).interval
-    except MissingFigure:
+    except MissingMeasurement:
         tps = EMPTY
     else:
         low, high = ("" if math.isnan(bound) else f"{bound:.1f}" for bound in (interval.low, interval.high))
@@ -454,8 +477,8 @@ def _measured_refusion(figures: Sequence[Figure]) -> TableRow:
             text=f"{interval.value:.1f}",
             low=low,
             high=high,
-            n=sum(figure.n for figure in figures if figure.metric == "tps"),
-            dagger=any(not figure.complete for figure in figures),
+            n=sum(measurement.n for measurement in measurements if measurement.metric == "tps"),
+            dagger=any(not measurement.complete for measurement in measurements),
         )
-    head = text_cells(_label(figures[0]), _ORIGINS["measured"], "", "", "no")
+    head = text_cells(_label(measurements[0]), _ORIGINS["measured"], "", "", "no")
     return TableRow(cells=(*head, tps, *scores), origin="measured", begins_group=True)

@@ -15,8 +15,8 @@ import numpy as np
 
 from refusion_eval.benchmarks import RELEASE, find_task
 from refusion_eval.errors import DataError
-from refusion_eval.results.figure import Figure
-from refusion_eval.results.measured import measured_figures
+from refusion_eval.results.measured import read_measurements
+from refusion_eval.results.measurement import Measurement
 from refusion_eval.results.render import csv_records
 from refusion_eval.store.records import Sample
 from refusion_eval.store.run_reader import RunReader
@@ -39,7 +39,7 @@ OF_SOME_ITEMS = {MOST_SLOTS, MOST_TOKENS, DIVERGENCE_NEAR, DIVERGENCE_FAR}
 NEAR, FAR = range(1, 3), range(16, 129)
 
 
-def sort_sources(sources: Iterable[Path]) -> tuple[list[Path], list[Figure]]:
+def sort_sources(sources: Iterable[Path]) -> tuple[list[Path], list[Measurement]]:
     """Separates runs and results files from sweeps and locality files, and reads the latter.
 
     Returns:
@@ -50,22 +50,22 @@ def sort_sources(sources: Iterable[Path]) -> tuple[list[Path], list[Figure]]:
         StoreError: a run or a results file cannot be read.
     """
     results: list[Path] = []
-    figures: list[Figure] = []
+    measurements: list[Measurement] = []
     for source in sources:
         is_sweep = (source / POINTS).is_file()
         if is_sweep or (source.is_file() and "masking_ratio" in first_line(source)):
             try:
-                figures += (sweep_figures if is_sweep else locality_figures)(source)
+                measurements += (sweep_measurements if is_sweep else locality_measurements)(source)
             except (ArithmeticError, LookupError, TypeError, ValueError) as error:
                 raise DataError(f"{source} is damaged ({type(error).__name__}: {error}); make it again") from error
-        elif source.is_dir() and (counts := list(case_study_figures(source))):
-            figures += counts  # its settings are none of the paper's tables
+        elif source.is_dir() and (counts := list(case_study_measurements(source))):
+            measurements += counts  # its settings are none of the paper's tables
         else:
             results.append(source)
-    return results, figures
+    return results, measurements
 
 
-def sweep_figures(folder: Path) -> Iterator[Figure]:
+def sweep_measurements(folder: Path) -> Iterator[Measurement]:
     """The figures of a sweep that varies one setting at a time, each of a system that names setting and value.
 
     The points of a frontier have a setting of their own, so that they are no second sweep of the setting.
@@ -73,20 +73,20 @@ def sweep_figures(folder: Path) -> Iterator[Figure]:
     rows = {(row["run_id"], row["task"]): row for row in _records(folder / POINTS)}
     pairs = {key: _pair(row) for key, row in rows.items()}
     settings = {pair.partition("=")[0] for pair in pairs.values() if pair}
-    for figure in measured_figures([folder / SWEEP]):
-        key = (figure.run_id, figure.task)
-        if key not in rows or not (figure.mini or figure.benchmark == SWEPT_BENCHMARK):
+    for measurement in read_measurements([folder / SWEEP]):
+        key = (measurement.run_id, measurement.task)
+        if key not in rows or not (measurement.mini or measurement.benchmark == SWEPT_BENCHMARK):
             continue
         if rows[key]["decoder"] == "autoregressive":
             names = set(settings)
         elif pairs[key]:
             names = {pairs[key]}
         else:  # the operating point is a point of every setting, unless a run names the same value
-            values = {name: figure.settings.get(name.removeprefix(FRONTIER)) for name in settings}
+            values = {name: measurement.settings.get(name.removeprefix(FRONTIER)) for name in settings}
             own = {pair for other, pair in pairs.items() if rows[other]["system"] == rows[key]["system"]}
             names = {f"{name}={value}" for name, value in values.items() if value is not None} - own
         for name in sorted(names):
-            yield replace(figure, system=f"{figure.system}@{name}")
+            yield replace(measurement, system=f"{measurement.system}@{name}")
 
 
 def _pair(row: Mapping[str, str]) -> str:
@@ -94,7 +94,7 @@ def _pair(row: Mapping[str, str]) -> str:
     return f"{FRONTIER if row['origin'] == 'frontier' and row['varied'] else ''}{row['varied']}"
 
 
-def locality_figures(path: Path) -> Iterator[Figure]:
+def locality_measurements(path: Path) -> Iterator[Measurement]:
     """The mean divergence at near and at far positions for each masking ratio; bounds are means of bounds.
 
     A distance that occurs in one response only has no interval, and is left out.
@@ -113,7 +113,7 @@ def locality_figures(path: Path) -> Iterator[Figure]:
         )
         task = find_task(dataset)
         benchmark = dataset if task is None else task.benchmark.name
-        yield Figure(
+        yield Measurement(
             origin="measured",
             system=f"{system}@masking_ratio={ratio}",
             label=system,
@@ -131,7 +131,7 @@ def locality_figures(path: Path) -> Iterator[Figure]:
         )
 
 
-def case_study_figures(run_dir: Path) -> Iterator[Figure]:
+def case_study_measurements(run_dir: Path) -> Iterator[Measurement]:
     """Counts of the decodings with the settings of the case study: slots and tokens that are accepted together."""
     most: Counter[str] = Counter()
     with RunReader.open(run_dir) as reader:
@@ -151,7 +151,7 @@ def case_study_figures(run_dir: Path) -> Iterator[Figure]:
             last = sample
     for metric in (MOST_SLOTS, MOST_TOKENS) if most else ():
         task = find_task(last.key.task)
-        yield Figure(
+        yield Measurement(
             origin="measured",
             system=CASE_STUDY_SYSTEM,
             label="ReFusion",

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refusion_eval.claims import curves
-from refusion_eval.claims.formulas import (
-    MissingFigure,
+from refusion_eval.errors import DataError
+from refusion_eval.paper import curves
+from refusion_eval.paper.formulas import (
+    MissingMeasurement,
     Reader,
     compute,
     gmean,
@@ -21,9 +22,8 @@ from refusion_eval.claims.formulas import (
     speedup_averages,
     total,
 )
-from refusion_eval.claims.statements import read_claims
-from refusion_eval.errors import DataError
-from refusion_eval.results.figure import TASKS, by_key, published_figures
+from refusion_eval.paper.statements import read_claims
+from refusion_eval.results.measurement import TASKS, by_key, published_measurements
 from tests.results.conftest import cell
 
 # `ours` has 2, 4, 8, 16, ... tokens a second, `slow` and `slower` have 1 and 0.5 on every task.
@@ -108,7 +108,7 @@ def test_curves_by_hand(name, value):
 
 @pytest.mark.parametrize("claim", [claim for claim in read_claims() if claim.formula], ids=lambda claim: claim.id)
 def test_a_function_computes_what_its_text_in_claims_csv_says(claim):
-    figures = by_key(published_figures(claim.artefacts.split()) if claim.artefacts else study())
+    figures = by_key(published_measurements(claim.artefacts.split()) if claim.artefacts else study())
     read = Reader(figures)
     names = {"score": read.score, "tps": read.tps, "tokens_mean": read.tokens_mean, "mean": mean, "gmean": gmean}
     names |= {"min": least, "max": largest, "count": total, "minimum": np.minimum}
@@ -118,7 +118,7 @@ def test_a_function_computes_what_its_text_in_claims_csv_says(claim):
     expected = np.ravel(eval(claim.formula, names))[0]
     result = compute(curves.ALL_FORMULAS[claim.id], figures)
     assert result.interval.value == pytest.approx(expected, rel=1e-12)
-    assert {figure.key for figure in result.figures} == read.used.keys()
+    assert {figure.key for figure in result.measurements} == read.used.keys()
 
 
 def test_every_formula_belongs_to_a_claim():
@@ -133,7 +133,10 @@ def test_total_time_counts_each_slow_system_once():
 
 def test_a_result_names_its_figures():
     result = compute(lambda read: read.tps("ours", "gsm8k") / read.tps("slow", "gsm8k"), FIGURES)
-    assert [(figure.system, figure.benchmark) for figure in result.figures] == [("ours", "gsm8k"), ("slow", "gsm8k")]
+    assert [(figure.system, figure.benchmark) for figure in result.measurements] == [
+        ("ours", "gsm8k"),
+        ("slow", "gsm8k"),
+    ]
     assert math.isnan(result.interval.low)
 
 
@@ -143,7 +146,7 @@ def test_a_formula_gives_one_number():
 
 
 def test_a_missing_figure_is_named():
-    with pytest.raises(MissingFigure, match="there is no score of slow on gsm8k") as caught:
+    with pytest.raises(MissingMeasurement, match="there is no score of slow on gsm8k") as caught:
         compute(lambda read: read.score("slow", "gsm8k"), FIGURES)
     assert caught.value.keys == (("slow", "gsm8k", "accuracy"), ("slow", "gsm8k", "pass@1"))
 

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from refusion_eval.claims.formulas import Reader
-from refusion_eval.claims.judge import Evidence, judge
-from refusion_eval.claims.statements import read_claims
-from refusion_eval.claims.studies import CASE_STUDY, case_study_figures, sort_sources
 from refusion_eval.errors import DataError
-from refusion_eval.results.figure import by_key
+from refusion_eval.paper.formulas import Reader
+from refusion_eval.paper.judge import Evidence, judge
+from refusion_eval.paper.statements import read_claims
+from refusion_eval.paper.studies import CASE_STUDY, case_study_measurements, sort_sources
+from refusion_eval.results.measurement import by_key
 from refusion_eval.types import Trace
-from tests.figures.conftest import write_sweep
+from tests.paper.conftest import write_sweep
 from tests.results.conftest import sample
 
 CLAIMS = {claim.id: claim for claim in read_claims()}
@@ -63,7 +63,7 @@ def test_slots_and_tokens_of_the_case_study_are_counted_in_traces(write_run):
     trace.forward("verify", 8, 0)
     trace.fix([0, 1, 2, 4], [1, 1, 1, 1])
     recorded = sample(0, settings=dict(CASE_STUDY), trace=trace.to_json())
-    figures = list(case_study_figures(write_run("run", [recorded, sample(1)])))
+    figures = list(case_study_measurements(write_run("run", [recorded, sample(1)])))
     assert {figure.metric: figure.value for figure in figures} == {
         "most_slots_together": 2,
         "most_tokens_of_a_slot": 3,

@@ -10,11 +10,11 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import NullFormatter
 
 from refusion_eval.decoders import Style
-from refusion_eval.figures import style
-from refusion_eval.figures.names import NO_PUBLISHED, benchmark_title, caption, mini_sentence, task_title
-from refusion_eval.figures.points import DELTA_SCORE, DELTA_TPS, DISTANCES
-from refusion_eval.figures.rows import OPERATING_POINT, Point
-from refusion_eval.results.figure import read_published, without_backbone
+from refusion_eval.paper import style
+from refusion_eval.paper.names import NO_PUBLISHED, benchmark_title, caption, mini_sentence, task_title
+from refusion_eval.paper.points import DELTA_SCORE, DELTA_TPS, DISTANCES
+from refusion_eval.paper.rows import OPERATING_POINT, Point
+from refusion_eval.results.measurement import read_published, without_backbone
 
 MOST_COLUMNS = 4  # most columns of Figure 7
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from refusion_eval.benchmarks import is_mini
 from refusion_eval.errors import DataError
-from refusion_eval.figures.rows import TokenCell
+from refusion_eval.paper.rows import TokenCell
 from refusion_eval.report.replay import Position, Replay, Speller, apply
 from refusion_eval.report.sample import is_withheld, sample_replay
 from refusion_eval.store.records import PASSED, Sample

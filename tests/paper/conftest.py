@@ -4,8 +4,11 @@ import math
 
 import pytest
 
-from refusion_eval.results.figure import TASKS, Figure, published_backbone
+from refusion_eval.results.measurement import TASKS, Measurement, published_backbone
 from refusion_eval.results.render import write_csv
+from tests.results.conftest import write_run
+
+__all__ = ["write_run"]
 
 CODE = ("humaneval", "mbpp")
 
@@ -22,7 +25,7 @@ def make_cell(system, task, metric, value, **changes):
         "run_id": f"run-{system}",
         "task_version": "1",
     }
-    return Figure(system=system, task=task, benchmark=task, metric=metric, value=value, **{**fields, **changes})
+    return Measurement(system=system, task=task, benchmark=task, metric=metric, value=value, **{**fields, **changes})
 
 
 def make_system(system, score, tps, tasks=TASKS, **changes):
@@ -35,7 +38,7 @@ def make_system(system, score, tps, tasks=TASKS, **changes):
 
 
 def make_row(run_id, metric, value, *, decoder_label="ReFusion", settings=(), hardware="Test CPU", note="", mini=True):
-    return Figure(
+    return Measurement(
         origin="measured",
         run_id=run_id,
         system=decoder_label,

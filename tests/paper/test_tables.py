@@ -5,9 +5,9 @@ import re
 import pytest
 
 from refusion_eval.errors import ConfigError, StoreError
-from refusion_eval.figures.names import FUSED_SENTENCE
-from refusion_eval.figures.tables import NUMBERS, paper_table
-from refusion_eval.results.figure import AVERAGE, TASKS, published_figures
+from refusion_eval.paper.names import FUSED_SENTENCE
+from refusion_eval.paper.tables import NUMBERS, paper_table
+from refusion_eval.results.measurement import AVERAGE, TASKS, published_measurements
 from refusion_eval.results.render import Section, Table, TableCell, TableRow, latex_text, markdown_text, text_cells
 
 FIRST = 3  # columns before the benchmarks
@@ -36,7 +36,7 @@ def test_without_measurements_every_published_cell_is_there_and_nothing_else(num
     table = paper_table(number)
     assert {line.origin for line in table.lines} == {"published"}
     shown = sum(bool(entry.text) for line in table.lines for entry in line.cells[FIRST:])
-    assert shown == len(published_figures((artefact,))) > 0
+    assert shown == len(published_measurements((artefact,))) > 0
 
 
 def test_what_was_not_measured_is_empty_and_is_never_filled_from_the_paper(made):

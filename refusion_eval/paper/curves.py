@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refusion_eval.claims.formulas import FORMULAS, Formula, Reader, Values, largest
-from refusion_eval.claims.studies import CASE_STUDY_SYSTEM, DIVERGENCE_FAR, DIVERGENCE_NEAR, MOST_SLOTS, MOST_TOKENS
 from refusion_eval.metrics import RESAMPLES
+from refusion_eval.paper.formulas import FORMULAS, Formula, Reader, Values, largest
+from refusion_eval.paper.studies import CASE_STUDY_SYSTEM, DIVERGENCE_FAR, DIVERGENCE_NEAR, MOST_SLOTS, MOST_TOKENS
 
 
 def _curve(read: Reader, name: str, system: str, setting: str) -> tuple[NDArray[Any], Values]:
     """The values of a setting, [points], and the figures there, [points, 1 + RESAMPLES]."""
     points = read.points(system, setting)
-    figures = [read.metric(name, key, benchmark)[0, 0] for key, _, benchmark in points]
-    return np.array([value for _, value, _ in points]), np.array(figures)
+    measurements = [read.metric(name, key, benchmark)[0, 0] for key, _, benchmark in points]
+    return np.array([value for _, value, _ in points]), np.array(measurements)
 
 
 def sweet_spot(read: Reader, setting: str, low: float, high: float) -> Values:
@@ -24,16 +24,16 @@ def sweet_spot(read: Reader, setting: str, low: float, high: float) -> Values:
     task = read.points("refusion", setting)[0][2]
     wins = []
     for name in ("score", "tps"):
-        values, figures = _curve(read, name, "refusion", setting)
+        values, measurements = _curve(read, name, "refusion", setting)
         inside = (values >= low) & (values <= high)
-        wins.append(figures[inside] > read.metric(name, f"qwen3@{setting}", task)[0])
+        wins.append(measurements[inside] > read.metric(name, f"qwen3@{setting}", task)[0])
     return 100 * np.mean(wins[0] & wins[1], axis=0)
 
 
 def correlation(read: Reader, setting: str, name: str) -> Values:
     """Correlation of a swept setting with the score or the speed of ReFusion."""
-    values, figures = _curve(read, name, "refusion", setting)
-    x, y = values - values.mean(), figures - figures.mean(axis=0)
+    values, measurements = _curve(read, name, "refusion", setting)
+    x, y = values - values.mean(), measurements - measurements.mean(axis=0)
     return (x @ y) / np.sqrt((x @ x) * (y * y).sum(axis=0))
 
 

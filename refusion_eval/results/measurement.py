@@ -1,7 +1,7 @@
-"""`Figure`: one figure of one system on one task, published or measured; tables, plots and claims are made of these.
+"""`Measurement`: a number of one system on one task with its interval; tables, plots and claims are made of these.
 
-A figure is never averaged or filled in by whoever shows it. It says what it rests on, and `problems` says which figures
-must not stand side by side.
+A measurement is never averaged or filled in by whoever shows it. It says what it rests on, and `problems` says which
+measurements must not stand side by side.
 """
 
 import csv
@@ -19,11 +19,11 @@ from refusion_eval.runs.model_args import decoder_of_system, published_systems, 
 from refusion_eval.store.records import STOCK_GENERATE
 
 Origin = Literal["published", "measured"]
-FigureKey = tuple[str, str, str]  # system, benchmark, metric
+MeasurementKey = tuple[str, str, str]  # system, benchmark, metric
 
 # The seven benchmarks in the order of the paper's tables.
 TASKS = tuple(name for name, benchmark in BENCHMARKS.items() if benchmark.in_paper)
-# `Figure.task` and `Figure.benchmark` of a mean over tasks.
+# `Measurement.task` and `Measurement.benchmark` of a mean over tasks.
 MEAN_TASK, AVERAGE = "mean", "average"
 
 ACCURACY, PASS_AT_1 = "accuracy", "pass@1"
@@ -47,7 +47,7 @@ METRIC_ORDER = (ACCURACY, PASS_AT_1, "extracted", *SPEED_METRICS, "tpf", "tpf_re
 # A setting of a mean over tasks that differ in it.
 VARIES = "varies"
 
-# Sentences of `Figure.notes` that also state a fact, or what these sentences begin or end with.
+# Sentences of `Measurement.notes` that also state a fact, or what these sentences begin or end with.
 MINI_NOTE = "synthetic look-alike, not the real benchmark"
 HALF_WRITTEN = "half-written"
 NOT_SCORED = "samples are not scored"
@@ -60,7 +60,7 @@ UNISOLATED = "programs ran without isolation (--sandbox none), so their verdicts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
+class Measurement:
     """One figure with its interval and everything it rests on.
 
     Attributes:
@@ -130,7 +130,7 @@ class Figure:
     items: str = field(default="", compare=False)
 
     @property
-    def key(self) -> FigureKey:
+    def key(self) -> MeasurementKey:
         """What a table has one figure of: system, benchmark and metric."""
         return self.system, self.benchmark, self.metric
 
@@ -204,48 +204,50 @@ class Figure:
         return "; ".join((*([MINI_NOTE] if self.mini else []), *self.notes))
 
 
-def by_key(figures: Iterable[Figure]) -> dict[FigureKey, Figure]:
+def by_key(measurements: Iterable[Measurement]) -> dict[MeasurementKey, Measurement]:
     """Figures by (system, benchmark, metric).
 
     Raises:
         StoreError: two figures have the same key, so that one would hide the other.
     """
-    result: dict[FigureKey, Figure] = {}
-    for figure in figures:
-        other = result.setdefault(figure.key, figure)
-        if other is not figure:
-            sources = " and ".join(sorted(each.run_id or each.artefact for each in (other, figure)))
-            raise StoreError(f"{' '.join(figure.key)} is there twice ({sources}); leave one of them out")
+    result: dict[MeasurementKey, Measurement] = {}
+    for measurement in measurements:
+        other = result.setdefault(measurement.key, measurement)
+        if other is not measurement:
+            sources = " and ".join(sorted(each.run_id or each.artefact for each in (other, measurement)))
+            raise StoreError(f"{' '.join(measurement.key)} is there twice ({sources}); leave one of them out")
     return result
 
 
-def problems(figures: Sequence[Figure]) -> list[str]:
+def problems(measurements: Sequence[Measurement]) -> list[str]:
     """Why some figures must not stand in one table, one sentence each; empty if they may.
 
     The measured figures of a benchmark have to be of one task version and prompt, and all real or all mini; speed has
     to be of one machine. Published speed belongs to the paper's machine and is not checked against ours.
     """
-    measured = [figure for figure in figures if figure.origin == "measured"]
+    measured = [measurement for measurement in measurements if measurement.origin == "measured"]
     sentences = []
-    for benchmark in sorted({figure.benchmark for figure in measured}):
-        group = [figure for figure in measured if figure.benchmark == benchmark]
-        versions = {figure.task_version: figure.run_id for figure in group if figure.task_version}
+    for benchmark in sorted({measurement.benchmark for measurement in measured}):
+        group = [measurement for measurement in measured if measurement.benchmark == benchmark]
+        versions = {measurement.task_version: measurement.run_id for measurement in group if measurement.task_version}
         if len(versions) > 1 and benchmark != AVERAGE:
             sentences.append(f"{benchmark} is there in several versions ({_listed(versions)}); run all systems on one")
-        prompts = {figure.prompts: figure.run_id for figure in group}
+        prompts = {measurement.prompts: measurement.run_id for measurement in group}
         if len(prompts) > 1:
             sentences.append(f"{benchmark} was asked with several prompts ({_listed(prompts)}); run all systems on one")
-        if len({figure.mini for figure in group}) > 1:
+        if len({measurement.mini for measurement in group}) > 1:
             sentences.append(f"{benchmark} is there as benchmark and as mini look-alike; show them in two tables")
-    machines = {figure.hardware: figure.run_id for figure in measured if figure.metric in SPEED_METRICS}
+    machines = {
+        measurement.hardware: measurement.run_id for measurement in measured if measurement.metric in SPEED_METRICS
+    }
     if len(machines) > 1:
         sentences.append(f"speed of several machines ({_listed(machines)}) is no comparison; measure all on one")
     return sentences
 
 
-def require_comparable(figures: Sequence[Figure]) -> None:
+def require_comparable(measurements: Sequence[Measurement]) -> None:
     """Raises StoreError if `problems` names any."""
-    if sentences := problems(figures):
+    if sentences := problems(measurements):
         raise StoreError("; ".join(sentences))
 
 
@@ -299,7 +301,7 @@ def read_published(name: str) -> tuple[dict[str, str], ...]:
         raise DataError(f"{path} cannot be read ({error.strerror}); reinstall refusion_eval") from error
 
 
-def published_figures(artefacts: Sequence[str] = ()) -> list[Figure]:
+def published_measurements(artefacts: Sequence[str] = ()) -> list[Measurement]:
     """The published figures, in the order of their tables.
 
     Raises:
@@ -309,10 +311,10 @@ def published_figures(artefacts: Sequence[str] = ()) -> list[Figure]:
     return [_published(row) for row in rows if row["value"] and (not artefacts or row["artefact"] in artefacts)]
 
 
-def _published(row: Mapping[str, str]) -> Figure:
+def _published(row: Mapping[str, str]) -> Measurement:
     pairs = (part.partition("=") for part in row["settings"].split("; ") if part)
     settings = {name: value for name, _, value in pairs}
-    return Figure(
+    return Measurement(
         origin="published",
         system=row["system"],
         label=row["label"],
@@ -332,7 +334,7 @@ def _published(row: Mapping[str, str]) -> Figure:
     )
 
 
-_ON_BACKBONE = " on "  # begins `Figure.suffix`
+_ON_BACKBONE = " on "  # begins `Measurement.suffix`
 
 
 def system_key(label: str, backbone: str, settings: Mapping[str, str], *, generate: bool) -> str:
@@ -364,17 +366,17 @@ def without_backbone(system: str) -> str:
     return system.partition(_ON_BACKBONE)[0]
 
 
-def beside_published(figure: Figure) -> Figure:
+def beside_published(measurement: Measurement) -> Measurement:
     """The figure as it may stand beside published ones.
 
     A measured figure on a real benchmark is a published system's only if its checkpoint was made from the same model.
     Otherwise the system gets a key and a label of its own, which end with " on BACKBONE".
     """
-    published = published_backbone(figure.system) or published_backbone(figure.base_system)
-    if figure.origin == "published" or figure.mini or published in ("", figure.backbone):
-        return figure
-    suffix = f"{_ON_BACKBONE}{figure.backbone or 'an unnamed model'}"
-    return replace(figure, system=figure.system + suffix, label=figure.label + suffix, suffix=suffix)
+    published = published_backbone(measurement.system) or published_backbone(measurement.base_system)
+    if measurement.origin == "published" or measurement.mini or published in ("", measurement.backbone):
+        return measurement
+    suffix = f"{_ON_BACKBONE}{measurement.backbone or 'an unnamed model'}"
+    return replace(measurement, system=measurement.system + suffix, label=measurement.label + suffix, suffix=suffix)
 
 
 @cache

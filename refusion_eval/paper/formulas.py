@@ -26,15 +26,15 @@ from numpy.typing import NDArray
 
 from refusion_eval.errors import DataError
 from refusion_eval.metrics import RESAMPLES, Z_95, Bootstrap, Interval
-from refusion_eval.results.figure import SCORES, TASKS, Figure, FigureKey
+from refusion_eval.results.measurement import SCORES, TASKS, Measurement, MeasurementKey
 
 Values = NDArray[Any]  # [..., 1 + RESAMPLES]: the value itself, then its draws
 
 
-class MissingFigure(DataError):
+class MissingMeasurement(DataError):
     """A formula needs a figure that is not there."""
 
-    def __init__(self, message: str, keys: tuple[FigureKey, ...]) -> None:
+    def __init__(self, message: str, keys: tuple[MeasurementKey, ...]) -> None:
         super().__init__(message)
         self.keys = keys
 
@@ -42,9 +42,9 @@ class MissingFigure(DataError):
 class Reader:
     """Picks figures for one computation of a formula and remembers which ones it picked."""
 
-    def __init__(self, figures: Mapping[FigureKey, Figure]) -> None:
-        self._figures = figures
-        self.used: dict[FigureKey, Figure] = {}
+    def __init__(self, measurements: Mapping[MeasurementKey, Measurement]) -> None:
+        self._figures = measurements
+        self.used: dict[MeasurementKey, Measurement] = {}
 
     def score(self, systems: str, tasks: str = "") -> Values:
         """Accuracy in percent, or pass@1 of a code task."""
@@ -78,14 +78,14 @@ class Reader:
             if base == system and equals and setting in ("", name) and metric in ("", name_of_figure):
                 found.add((math.inf if value == "null" else float(value), key, benchmark))
         if not found:
-            raise MissingFigure(f"there is no sweep of {setting or 'any setting'} by {system}", ())
+            raise MissingMeasurement(f"there is no sweep of {setting or 'any setting'} by {system}", ())
         return [(key, value, benchmark) for value, key, benchmark in sorted(found)]
 
     def benchmarks(self, system: str) -> list[str]:
         """The benchmarks that a system has any figure on. Raises MissingFigure if there is none."""
         if found := sorted({benchmark for key, benchmark, _ in self._figures if key == system}):
             return found
-        raise MissingFigure(f"there is no run of {system}", ())
+        raise MissingMeasurement(f"there is no run of {system}", ())
 
     def metric(self, name: str, systems: str, task: str) -> Values:
         """Any metric by its name, [systems, 1 task, 1 + RESAMPLES]."""
@@ -100,10 +100,12 @@ class Reader:
         keys = tuple((system, task, metric) for metric in (SCORES if name == "score" else (name,)))
         key = next((key for key in keys if key in self._figures), None)
         if key is None:
-            raise MissingFigure(f"there is no {name} of {system} on {task}", keys)
-        figure = self.used[key] = self._figures[key]
-        identity = "|".join((figure.run_id, *key))
-        return _draws(identity, figure.value, figure.ci_low, figure.ci_high, figure.metric in SCORES)
+            raise MissingMeasurement(f"there is no {name} of {system} on {task}", keys)
+        measurement = self.used[key] = self._figures[key]
+        identity = "|".join((measurement.run_id, *key))
+        return _draws(
+            identity, measurement.value, measurement.ci_low, measurement.ci_high, measurement.metric in SCORES
+        )
 
 
 @lru_cache(maxsize=1024)
@@ -134,7 +136,7 @@ class Computed:
     """
 
     interval: Interval = _NO_INTERVAL
-    figures: tuple[Figure, ...] = ()
+    measurements: tuple[Measurement, ...] = ()
     reason: str = ""
 
     @property
@@ -145,37 +147,37 @@ class Computed:
     @property
     def fewest_items(self) -> int:
         """Benchmark items of the figure that has fewest; 0 if no figure states a number."""
-        return min((figure.n for figure in self.figures), default=0)
+        return min((measurement.n for measurement in self.measurements), default=0)
 
     @property
     def prompts(self) -> str:
         """The prompts that the figures were measured with, joined by `|`."""
-        return "|".join(sorted({figure.prompts for figure in self.figures}))
+        return "|".join(sorted({measurement.prompts for measurement in self.measurements}))
 
     @property
     def fused(self) -> bool:
         """Whether any figure was measured with fused forwards."""
-        return any(figure.fused for figure in self.figures)
+        return any(measurement.fused for measurement in self.measurements)
 
 
 NOTHING = Computed()  # without a formula, or where it has no direction
 
 
-def compute(formula: Formula, figures: Mapping[FigureKey, Figure]) -> Computed:
+def compute(formula: Formula, measurements: Mapping[MeasurementKey, Measurement]) -> Computed:
     """Computes a formula, which has to result in one number.
 
     Raises:
         MissingFigure: a figure is not there.
         DataError: the result is undefined, for example a ratio to zero.
     """
-    reader = Reader(figures)
+    reader = Reader(measurements)
     with np.errstate(all="ignore"):
         values = np.asarray(formula(reader), dtype=np.float64).reshape(1 + RESAMPLES)
     if not np.isfinite(values[0]):
         raise DataError(f"the formula is undefined on these cells ({values[0]})")
     used = tuple(reader.used.values())
-    replicates = values[1:] if any(figure.has_interval for figure in used) else np.full(RESAMPLES, np.nan)
-    return Computed(interval=Bootstrap(float(values[0]), replicates, len(used)).interval(), figures=used)
+    replicates = values[1:] if any(measurement.has_interval for measurement in used) else np.full(RESAMPLES, np.nan)
+    return Computed(interval=Bootstrap(float(values[0]), replicates, len(used)).interval(), measurements=used)
 
 
 def _summary(reduce: Callable[..., Values]) -> Callable[[Values], Values]:

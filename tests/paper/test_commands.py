@@ -10,11 +10,11 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from refusion_eval.bench.gpu_report import Check, Result, write_report
-from refusion_eval.claims.studies import CASE_STUDY, MOST_SLOTS, MOST_TOKENS, sort_sources
 from refusion_eval.cli import app, plot
 from refusion_eval.errors import DataError
-from refusion_eval.figures.moments import generation_order, longest_sample, step_by_step
-from refusion_eval.figures.style import style_of
+from refusion_eval.paper.moments import generation_order, longest_sample, step_by_step
+from refusion_eval.paper.studies import CASE_STUDY, MOST_SLOTS, MOST_TOKENS, sort_sources
+from refusion_eval.paper.style import style_of
 from refusion_eval.report.sample import find_sample, speller_of
 
 from ..report.conftest import make_sample, make_score, write_run

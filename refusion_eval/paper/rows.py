@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from refusion_eval.errors import DataError
-from refusion_eval.results.figure import Origin
+from refusion_eval.results.measurement import Origin
 from refusion_eval.results.render import csv_records, csv_text
 from refusion_eval.store.atomic_write import write_output
 from refusion_eval.untrusted import first_line

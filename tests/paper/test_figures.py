@@ -10,12 +10,12 @@ from matplotlib.text import Text
 from PIL import Image
 
 from refusion_eval.errors import ConfigError, DataError, StoreError
-from refusion_eval.figures.draw_baseline import Label, draw_against_baseline, place_labels
-from refusion_eval.figures.draw_curves import sweet_spot
-from refusion_eval.figures.draw_text import lay_out
-from refusion_eval.figures.figures import FIGURES, rows_of, write_figure
-from refusion_eval.figures.names import FUSED_SENTENCE, caption, system_label
-from refusion_eval.figures.points import (
+from refusion_eval.paper.draw_baseline import Label, draw_against_baseline, place_labels
+from refusion_eval.paper.draw_curves import sweet_spot
+from refusion_eval.paper.draw_text import lay_out
+from refusion_eval.paper.figures import FIGURES, rows_of, write_figure
+from refusion_eval.paper.names import FUSED_SENTENCE, caption, system_label
+from refusion_eval.paper.points import (
     DELTA_SCORE,
     LOCALITY_COLUMNS,
     against_baseline,
@@ -25,12 +25,12 @@ from refusion_eval.figures.points import (
     scaling_points,
     swept,
 )
-from refusion_eval.figures.rows import BASELINE, OPERATING_POINT, Point, TokenCell, read_rows, write_rows
-from refusion_eval.figures.style import COLUMN_WIDTH, ORDERED, TEXT_WIDTH, in_order
-from refusion_eval.results.figure import system_key
+from refusion_eval.paper.rows import BASELINE, OPERATING_POINT, Point, TokenCell, read_rows, write_rows
+from refusion_eval.paper.style import COLUMN_WIDTH, ORDERED, TEXT_WIDTH, in_order
+from refusion_eval.results.measurement import system_key
 from refusion_eval.results.render import latex_text, read_csv, write_csv
 from refusion_eval.studies.locality.report import COLUMNS
-from tests.figures.conftest import write_sweep
+from tests.paper.conftest import write_sweep
 
 POINT = {"label": "ReFusion", "origin": "measured", "metric": "delta_score", "panel": "tau_slot"}
 

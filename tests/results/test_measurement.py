@@ -7,21 +7,21 @@ from dataclasses import replace
 
 import pytest
 
-from refusion_eval.claims.statements import read_claims
 from refusion_eval.errors import StoreError
-from refusion_eval.results.figure import (
+from refusion_eval.paper.statements import read_claims
+from refusion_eval.results.measured import read_measurements, run_measurements
+from refusion_eval.results.measurement import (
     AVERAGE,
     TASKS,
     beside_published,
     by_key,
     problems,
-    published_figures,
+    published_measurements,
     published_path,
     read_published,
     require_comparable,
     system_key,
 )
-from refusion_eval.results.measured import measured_figures, run_figures
 from refusion_eval.results.render import write_csv
 from refusion_eval.runs.model_args import published_systems
 from refusion_eval.store.records import Hardware
@@ -29,7 +29,7 @@ from tests.results.conftest import cell, sample
 
 
 def test_a_published_figure_has_its_machine_and_no_interval():
-    found = by_key(published_figures(["table1"]))["refusion", "gsm8k", "tps"]
+    found = by_key(published_measurements(["table1"]))["refusion", "gsm8k", "tps"]
     assert (found.value, found.unit, found.hardware, found.batch_size) == (81.24, "tokens/s", "A100", "1")
     assert found.origin == "published"
     assert not found.has_interval
@@ -71,8 +71,8 @@ def test_a_system_of_another_backbone_is_one_of_its_own_on_a_benchmark():
 
 def test_directories_and_their_csv_give_the_same_figures(write_run, tmp_path):
     run = write_run("run", [sample(i) for i in range(4)], right={"0", "1", "2"})
-    write_csv(run_figures([run]), tmp_path / "results.csv")
-    from_directory, from_csv = measured_figures([run]), measured_figures([tmp_path / "results.csv"])
+    write_csv(run_measurements([run]), tmp_path / "results.csv")
+    from_directory, from_csv = read_measurements([run]), read_measurements([tmp_path / "results.csv"])
     assert [one.metric for one in from_csv] == [one.metric for one in from_directory]
     for one, other in zip(from_csv, from_directory, strict=True):
         assert one.value == pytest.approx(other.value, rel=1e-5)
@@ -83,9 +83,9 @@ def test_directories_and_their_csv_give_the_same_figures(write_run, tmp_path):
 
 
 def test_a_file_of_an_earlier_version_still_opens(write_run, tmp_path):
-    write_csv(run_figures([write_run("run", [sample(0), sample(1)])]), tmp_path / "old.csv")
+    write_csv(run_measurements([write_run("run", [sample(0), sample(1)])]), tmp_path / "old.csv")
     change_file(tmp_path / "old.csv", dict, without=("task_version",))
-    found = measured_figures([tmp_path / "old.csv"])
+    found = read_measurements([tmp_path / "old.csv"])
     assert found
     assert {one.task_version for one in found} == {""}
 
@@ -95,18 +95,18 @@ def test_a_half_written_run_is_marked_and_a_finished_one_is_not(write_run):
     half = write_run("half", [sample(0), sample(1)], expected={"mini_gsm8k": 5})
     fine, broken = sample(0), sample(1, error="out of memory", num_tokens=0)
     failed = write_run("failed", [fine, broken], scored=[fine])
-    assert all(one.complete for one in measured_figures([whole]))
-    found = measured_figures([half])
+    assert all(one.complete for one in read_measurements([whole]))
+    found = read_measurements([half])
     assert found
     assert not any(one.complete for one in found)
     assert "half-written: 2 of 5 samples are there, run its command again" in found[0].notes
-    assert not any(one.complete for one in measured_figures([failed]))
+    assert not any(one.complete for one in read_measurements([failed]))
 
 
 def test_the_mean_over_tasks_is_half_written_if_one_of_them_is(write_run):
     samples = [sample(0), sample(1), sample(0, task="mini_math"), sample(1, task="mini_math")]
     run = write_run("run", samples, expected={"mini_gsm8k": 2, "mini_math": 3})
-    states = {one.benchmark: one.complete for one in measured_figures([run])}
+    states = {one.benchmark: one.complete for one in read_measurements([run])}
     assert states == {"gsm8k": True, "math": False, AVERAGE: False}
 
 
@@ -151,14 +151,14 @@ def test_published_speed_is_no_other_machine():
 def test_a_run_on_two_machines_has_no_speed(write_run, tmp_path):
     run = write_run("run", [sample(0), sample(1)], hardware=Hardware(cpu="a"))
     write_run("run", [sample(2), sample(3)], hardware=Hardware(cpu="b"))
-    found = {one.metric for one in measured_figures([run])}
+    found = {one.metric for one in read_measurements([run])}
     assert "accuracy" in found
     assert not found & {"tps", "forwards_per_second", "decode_tps"}
 
 
 def test_what_was_not_measured_is_no_figure(write_run):
     fine, broken = sample(0), sample(0, task="mini_math", error="out of memory", num_tokens=0, trace=None)
-    found = measured_figures([write_run("run", [fine, broken], scored=[fine])])
+    found = read_measurements([write_run("run", [fine, broken], scored=[fine])])
     assert {one.benchmark for one in found} == {"gsm8k"}
     assert not any(math.isnan(one.value) for one in found)
 
@@ -187,15 +187,15 @@ def as_of_an_earlier_version(path):
 def test_facts_come_back_from_a_file(write_run, tmp_path, rewrite):
     samples = [sample(0), sample(1), sample(0, task="mini_math"), sample(1, task="mini_math")]
     run = write_run("run", samples, expected={"mini_math": 3}, scored=samples[:3])
-    write_csv(run_figures([run]), tmp_path / "results.csv")
+    write_csv(run_measurements([run]), tmp_path / "results.csv")
     rewrite(tmp_path / "results.csv")
     names = ("finished", "scored", "isolated", "num_tasks", "complete", "is_mean", "mini")
     facts = [
-        [[getattr(figure, name) for name in names] for figure in measured_figures([source])]
+        [[getattr(figure, name) for name in names] for figure in read_measurements([source])]
         for source in (run, tmp_path / "results.csv")
     ]
     assert facts[0] == facts[1]
-    by_benchmark = {figure.benchmark: figure for figure in measured_figures([run])}
+    by_benchmark = {figure.benchmark: figure for figure in read_measurements([run])}
     scored = [by_benchmark[name].scored for name in ("gsm8k", "math", AVERAGE)]
     assert scored == [True, False, False]
     assert (by_benchmark["gsm8k"].finished, by_benchmark["math"].finished) == (True, False)
@@ -277,7 +277,7 @@ def test_figure_1_table_7_and_the_leaderboard_are_there(original):
 
 
 def test_cross_checks_keep_the_other_value_and_ours_is_table_1(original):
-    table1 = by_key(published_figures(["table1"]))
+    table1 = by_key(published_measurements(["table1"]))
     labels = {row["label"]: row["system"] for row in ours("table1")}
     rows = original("baseline_crosscheck")
     assert len(rows) == len(ours("crosscheck"))
@@ -317,7 +317,7 @@ def test_every_stated_number_is_a_claim(original):
 
 @pytest.mark.parametrize("artefact", ["table1", "table2", "table2_v2", "table3"])
 def test_printed_averages_are_the_means_of_the_seven_cells(artefact):
-    cells = by_key(published_figures([artefact]))
+    cells = by_key(published_measurements([artefact]))
     averages = {place: cell for place, cell in cells.items() if place[1] == AVERAGE}
     assert averages
     for (system, _, metric), average in averages.items():
@@ -344,7 +344,7 @@ def test_keys_are_those_of_the_systems_table_and_places_are_unique():
         "table9_v2",
         "figure1",
     ):
-        assert len(by_key(published_figures([artefact]))) == len(ours(artefact))
+        assert len(by_key(published_measurements([artefact]))) == len(ours(artefact))
     defects = {row["defect"] for row in read_published("published.csv")} - {""}
     readme = (published_path() / "README.md").read_text(encoding="utf-8")
     assert all(f"**{defect}**" in readme for defect in defects)
@@ -360,5 +360,5 @@ def test_the_loop_of_transformers_comes_back_from_a_file(tmp_path, label, withou
     """Files of earlier versions have it in the label alone."""
     write_csv([cell("qwen3+generate", label=label, backbone="Qwen3-8B")], tmp_path / "results.csv")
     change_file(tmp_path / "results.csv", dict, without=without)
-    (found,) = measured_figures([tmp_path / "results.csv"])
+    (found,) = read_measurements([tmp_path / "results.csv"])
     assert (found.system, found.generate) == ("qwen3+generate", True)

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from refusion_eval.benchmarks import find_task
 from refusion_eval.errors import ConfigError
-from refusion_eval.figures import draw_curves, draw_text, points
-from refusion_eval.figures.draw_baseline import draw_against_baseline
-from refusion_eval.figures.rows import Point, TokenCell, is_rows_file, read_rows, write_rows
-from refusion_eval.figures.style import COLUMN_WIDTH, Drawing, Width, save_figure
+from refusion_eval.paper import draw_curves, draw_text, points
+from refusion_eval.paper.draw_baseline import draw_against_baseline
+from refusion_eval.paper.rows import Point, TokenCell, is_rows_file, read_rows, write_rows
+from refusion_eval.paper.style import COLUMN_WIDTH, Drawing, Width, save_figure
 from refusion_eval.results.render import latex_text
 from refusion_eval.store.atomic_write import write_output
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from refusion_eval.claims.formulas import Computed
-from refusion_eval.claims.judge import ALL_TASKS, NO_FORMULA, Average, JudgedClaim
 from refusion_eval.metrics import Interval
+from refusion_eval.paper.formulas import Computed
+from refusion_eval.paper.judge import ALL_TASKS, NO_FORMULA, Average, JudgedClaim
 from refusion_eval.results.render import Table, TableRow, csv_text, interval_text, text_cells
 from refusion_eval.store.atomic_write import write_output
 

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from refusion_eval.benchmarks import BENCHMARKS, find_task
-from refusion_eval.figures.rows import Point
-from refusion_eval.results.figure import FUSED, TASKS, Figure, read_published
+from refusion_eval.paper.rows import Point
+from refusion_eval.results.measurement import FUSED, TASKS, Measurement, read_published
 
 TASK_NAMES: Mapping[str, str] = {task: BENCHMARKS[task].title for task in TASKS}
 MINI_SENTENCE = "Mini tasks are synthetic look-alikes, not the real benchmarks, and compare with no published figure."
@@ -22,27 +22,27 @@ def task_title(task: str, mini: bool) -> str:
     return f"{'mini ' if mini else ''}{BENCHMARKS[name].title if name in BENCHMARKS else name}"
 
 
-def system_label(figure: Figure) -> str:
+def system_label(measurement: Measurement) -> str:
     """Label of a system: the paper's for a published system and for its variants, else the one its run gave it.
 
     On mini tasks a system that is no variant keeps the label of its run, because a tiny checkpoint is not the published
     one.
     """
-    if figure.origin == "published" or (figure.mini and not figure.variants):
-        return figure.label
+    if measurement.origin == "published" or (measurement.mini and not measurement.variants):
+        return measurement.label
     labels = {row["system"]: row["label"] for row in read_published("published.csv")}
-    own = (name.replace("_", " ") for name in figure.variants if name == FUSED or name.startswith("slots_"))
-    return labels.get(figure.system, ", ".join((figure.label, *own)))
+    own = (name.replace("_", " ") for name in measurement.variants if name == FUSED or name.startswith("slots_"))
+    return labels.get(measurement.system, ", ".join((measurement.label, *own)))
 
 
-def mini_sentence(figures: Iterable[Figure | Point]) -> str:
+def mini_sentence(measurements: Iterable[Measurement | Point]) -> str:
     """The sentence that every table or plot with mini tasks comes with; empty without any."""
-    return MINI_SENTENCE if any(figure.mini for figure in figures) else ""
+    return MINI_SENTENCE if any(measurement.mini for measurement in measurements) else ""
 
 
-def fused_sentence(figures: Iterable[Figure | Point]) -> str:
+def fused_sentence(measurements: Iterable[Measurement | Point]) -> str:
     """The sentence that every table or plot with fused forwards comes with; empty without any."""
-    return FUSED_SENTENCE if any(figure.fused for figure in figures) else ""
+    return FUSED_SENTENCE if any(measurement.fused for measurement in measurements) else ""
 
 
 def benchmark_title(points: Sequence[Point]) -> str:

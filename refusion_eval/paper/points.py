@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from refusion_eval.benchmarks import BENCHMARKS, find_task
-from refusion_eval.claims.formulas import compute
 from refusion_eval.errors import DataError
-from refusion_eval.figures.names import system_label, task_title
-from refusion_eval.figures.rows import BASELINE, OPERATING_POINT, Point, number, read_records
 from refusion_eval.metrics import Interval
-from refusion_eval.results.figure import (
+from refusion_eval.paper.formulas import compute
+from refusion_eval.paper.names import system_label, task_title
+from refusion_eval.paper.rows import BASELINE, OPERATING_POINT, Point, number, read_records
+from refusion_eval.results.measured import read_measurements
+from refusion_eval.results.measurement import (
     AVERAGE,
     SCORES,
-    Figure,
+    Measurement,
     beside_published,
     by_key,
-    published_figures,
+    published_measurements,
     require_comparable,
 )
-from refusion_eval.results.measured import measured_figures
 
 TASK = "mbpp"  # benchmark of Figures 1, 4, 6 and 8 in the paper
 DELTA_SCORE, DELTA_TPS = "delta_score", "delta_tps"
@@ -67,31 +67,31 @@ def against_baseline(sources: Sequence[Path], task: str = TASK) -> list[Point]:
     points = list(_published()) if task == TASK else []
     if not sources:
         return points
-    measured = measured_figures(sources)
-    figures = [
-        beside_published(figure)
-        for figure in measured
-        if task in (figure.benchmark, figure.task) and figure.metric in (*SCORES, "tps")
+    measured = read_measurements(sources)
+    measurements = [
+        beside_published(measurement)
+        for measurement in measured
+        if task in (measurement.benchmark, measurement.task) and measurement.metric in (*SCORES, "tps")
     ]
-    if not figures:
-        tasks = sorted({figure.task for figure in measured if not figure.is_mean})
+    if not measurements:
+        tasks = sorted({measurement.task for measurement in measured if not measurement.is_mean})
         raise DataError(
             f"the sources have no figures of {task}; their tasks are {', '.join(tasks)}: name one as --task"
         )
-    require_comparable(figures)
-    by_key(figures)  # refuses what was measured twice
-    by_system: dict[str, list[Figure]] = {}
-    for figure in figures:
-        by_system.setdefault(figure.system, []).append(figure)
+    require_comparable(measurements)
+    by_key(measurements)  # refuses what was measured twice
+    by_system: dict[str, list[Measurement]] = {}
+    for measurement in measurements:
+        by_system.setdefault(measurement.system, []).append(measurement)
     plain = {
-        figure.base_system: figure.system
-        for figure in reversed(figures)
-        if figure.is_autoregressive and not figure.variants
+        measurement.base_system: measurement.system
+        for measurement in reversed(measurements)
+        if measurement.is_autoregressive and not measurement.variants
     }
     baseline = next((plain[name] for name in (*BASELINES, *reversed(plain)) if name in plain), None)
     if baseline is None:
         generated = (
-            " by this engine (transformers' generate is no baseline)" if any(f.generate for f in figures) else ""
+            " by this engine (transformers' generate is no baseline)" if any(f.generate for f in measurements) else ""
         )
         raise DataError(f"no autoregressive run of {task}{generated} lies among the sources; add one")
     for system, group in by_system.items():
@@ -107,9 +107,9 @@ def against_baseline(sources: Sequence[Path], task: str = TASK) -> list[Point]:
 
 
 def _published() -> Iterator[Point]:
-    figures = by_key(published_figures(("figure1",)))
-    for system in dict.fromkeys(system for system, _, _ in figures):
-        x, y = (figures[system, TASK, metric] for metric in ("delta_tps", "delta_pass@1"))
+    measurements = by_key(published_measurements(("figure1",)))
+    for system in dict.fromkeys(system for system, _, _ in measurements):
+        x, y = (measurements[system, TASK, metric] for metric in ("delta_tps", "delta_pass@1"))
         yield Point(
             panel="published",
             series=system,
@@ -129,7 +129,7 @@ class _SweptRun(NamedTuple):
     varied: tuple[str, ...]
     is_baseline: bool
     mark: str
-    figures: list[Figure]
+    measurements: list[Measurement]
 
 
 def swept(folders: Sequence[Path], task: str = TASK) -> list[Point]:
@@ -145,7 +145,7 @@ def swept(folders: Sequence[Path], task: str = TASK) -> list[Point]:
     """
     runs = [run for folder in folders for run in _read_sweep(folder, task)]
     baseline = next((run for run in runs if run.is_baseline), None)
-    require_comparable([figure for run in runs for figure in run.figures])
+    require_comparable([measurement for run in runs for measurement in run.measurements])
     if baseline is None:
         raise DataError(f"{folders[0]} has no autoregressive run of {task} to compare with; name one in the sweep")
     points: dict[tuple, Point] = {}
@@ -153,15 +153,17 @@ def swept(folders: Sequence[Path], task: str = TASK) -> list[Point]:
     for name in settings:
         # The run of the settings table comes first and is replaced by a run that names the same value.
         for run in runs:
-            if run.is_baseline or set(run.varied) - {name} or not _is_timed(run.figures):
+            if run.is_baseline or set(run.varied) - {name} or not _is_timed(run.measurements):
                 continue
-            first = run.figures[0]
+            first = run.measurements[0]
             value = number(first.settings.get(name, ""), f"{first.run_id}, {name}")
             if math.isnan(value):
                 continue  # the system does not have this setting
-            for metric, y in zip((DELTA_TPS, DELTA_SCORE), _deltas(run.figures, baseline.figures), strict=True):
+            for metric, y in zip(
+                (DELTA_TPS, DELTA_SCORE), _deltas(run.measurements, baseline.measurements), strict=True
+            ):
                 x = Interval(value, math.nan, math.nan, y.n)
-                point = _point(run.figures, name, x, y, metric=metric, mark=run.mark)
+                point = _point(run.measurements, name, x, y, metric=metric, mark=run.mark)
                 points[name, point.series, metric, value] = point
     if not points:
         raise DataError(
@@ -177,15 +179,17 @@ def frontier(folders: Sequence[Path], task: str = TASK) -> list[Point]:
         StoreError, DataError: as `swept`.
     """
     runs = [run for folder in folders for run in _read_sweep(folder, task)]
-    require_comparable([figure for run in runs for figure in run.figures if figure.metric in (*SCORES, "tpf")])
+    require_comparable(
+        [measurement for run in runs for measurement in run.measurements if measurement.metric in (*SCORES, "tpf")]
+    )
     points = []
     for run in runs:
-        by_metric = {figure.metric: figure for figure in run.figures}
+        by_metric = {measurement.metric: measurement for measurement in run.measurements}
         score = next((by_metric[name] for name in SCORES if name in by_metric), None)
         if score is None or "tpf" not in by_metric or run.is_baseline:
             continue
         x, y = by_metric["tpf"].interval, score.interval
-        point = _point(run.figures, score.benchmark, x, y, metric=score.metric, mark=run.mark)
+        point = _point(run.measurements, score.benchmark, x, y, metric=score.metric, mark=run.mark)
         points.append(replace(point, hardware=""))  # neither axis is a time
     if not points:
         raise DataError(f"{folders[0]}: no run of {task} has a score and tokens per forward")
@@ -209,11 +213,11 @@ def _read_sweep(folder: Path, task: str) -> list[_SweptRun]:
             "the folders that refusion-eval sweep SPEC --out FOLDER writes"
         )
     records = [record for _, record in read_records(folder / "points.csv", _POINTS)]
-    figures: dict[str, list[Figure]] = {}
-    for figure in map(beside_published, measured_figures([folder / "sweep.csv"])):
-        if task in (figure.benchmark, figure.task) and figure.metric in (*SCORES, "tps", "tpf"):
-            figures.setdefault(figure.run_id, []).append(figure)
-    if not any(record["run_id"] in figures for record in records):
+    measurements: dict[str, list[Measurement]] = {}
+    for measurement in map(beside_published, read_measurements([folder / "sweep.csv"])):
+        if task in (measurement.benchmark, measurement.task) and measurement.metric in (*SCORES, "tps", "tpf"):
+            measurements.setdefault(measurement.run_id, []).append(measurement)
+    if not any(record["run_id"] in measurements for record in records):
         tasks = sorted({record["task"] for record in records})
         raise DataError(f"{folder} has no figures of {task}; its tasks are {', '.join(tasks)}")
     return [
@@ -221,10 +225,10 @@ def _read_sweep(folder: Path, task: str) -> list[_SweptRun]:
             varied=tuple(pair.partition("=")[0] for pair in record["varied"].split(" ") if pair),
             is_baseline=record["decoder"] == "autoregressive",
             mark=OPERATING_POINT if record["operating_point"] == "yes" else "",
-            figures=figures[record["run_id"]],
+            measurements=measurements[record["run_id"]],
         )
         for record in records
-        if record["run_id"] in figures and task in (record["task"], _benchmark_of(record["task"]))
+        if record["run_id"] in measurements and task in (record["task"], _benchmark_of(record["task"]))
     ]
 
 
@@ -233,26 +237,32 @@ def _benchmark_of(task: str) -> str:
     return task if known is None else known.benchmark.name
 
 
-def _is_timed(figures: Sequence[Figure]) -> bool:
+def _is_timed(measurements: Sequence[Measurement]) -> bool:
     """Whether there are both a throughput and a score."""
-    metrics = {figure.metric for figure in figures}
+    metrics = {measurement.metric for measurement in measurements}
     return "tps" in metrics and bool(metrics & set(SCORES))
 
 
-def _deltas(figures: Sequence[Figure], baseline: Sequence[Figure]) -> tuple[Interval, Interval]:
+def _deltas(measurements: Sequence[Measurement], baseline: Sequence[Measurement]) -> tuple[Interval, Interval]:
     """Throughput and score of a run on a benchmark minus the baseline's, with intervals."""
-    task, n = figures[0].benchmark, figures[0].n
+    task, n = measurements[0].benchmark, measurements[0].n
     keyed = by_key(
-        [replace(figure, system=name) for name, part in (("point", figures), ("baseline", baseline)) for figure in part]
+        [
+            replace(measurement, system=name)
+            for name, part in (("point", measurements), ("baseline", baseline))
+            for measurement in part
+        ]
     )
     tps = compute(lambda read: read.tps("point", task) - read.tps("baseline", task), keyed)
     score = compute(lambda read: read.score("point", task) - read.score("baseline", task), keyed)
     return replace(tps.interval, n=n), replace(score.interval, n=n)
 
 
-def _point(figures: Sequence[Figure], panel: str, x: Interval, y: Interval, *, metric: str, mark: str) -> Point:
-    first = figures[0]
-    incomplete = next((figure.run_id for figure in figures if not figure.complete), None)
+def _point(
+    measurements: Sequence[Measurement], panel: str, x: Interval, y: Interval, *, metric: str, mark: str
+) -> Point:
+    first = measurements[0]
+    incomplete = next((measurement.run_id for measurement in measurements if not measurement.complete), None)
     notes = [f"{incomplete} is half-written"] if incomplete else []
     notes += [f"{first.run_id}: same decode as {first.same_decode_as}"] if first.same_decode_as else []
     return Point(
@@ -266,9 +276,9 @@ def _point(figures: Sequence[Figure], panel: str, x: Interval, y: Interval, *, m
         **_bounded("y", y),
         n=y.n,
         mark=mark,
-        hardware=next((figure.hardware for figure in figures if figure.metric == "tps"), ""),
+        hardware=next((measurement.hardware for measurement in measurements if measurement.metric == "tps"), ""),
         mini=first.mini,
-        fused=any(figure.fused for figure in figures),
+        fused=any(measurement.fused for measurement in measurements),
         note="; ".join(notes),
     )
 

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from refusion_eval.decoders import DECODERS, Style
-from refusion_eval.figures.rows import Point
+from refusion_eval.paper.rows import Point
 from refusion_eval.store.atomic_write import prepare_output
 
 COLUMN_WIDTH, TEXT_WIDTH = 3.4, 6.9  # inches, of a two-column paper

@@ -8,7 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from refusion_eval.benchmarks import BENCHMARKS, OTHER, OURS, RELEASE
-from refusion_eval.claims.judge import (
+from refusion_eval.cli import app
+from refusion_eval.errors import ConfigError, StoreError
+from refusion_eval.paper.claims import averages_table, claims_table
+from refusion_eval.paper.judge import (
     AGREES,
     ARITHMETIC,
     CONSISTENT,
@@ -27,11 +30,8 @@ from refusion_eval.claims.judge import (
     judge,
     judge_all,
 )
-from refusion_eval.claims.report import averages_table, claims_table
-from refusion_eval.claims.statements import read_claims
-from refusion_eval.cli import app
-from refusion_eval.errors import ConfigError, StoreError
-from refusion_eval.results.figure import TASKS, published_backbone
+from refusion_eval.paper.statements import read_claims
+from refusion_eval.results.measurement import TASKS, published_backbone
 from tests.results.conftest import cell, sample
 
 CLAIMS = {claim.id: claim for claim in read_claims()}

@@ -13,8 +13,8 @@ from matplotlib.colors import BoundaryNorm, LinearSegmentedColormap, to_hex
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from refusion_eval.figures import style
-from refusion_eval.figures.rows import TokenCell
+from refusion_eval.paper import style
+from refusion_eval.paper.rows import TokenCell
 
 _MONO = "DejaVu Sans Mono"  # comes with matplotlib
 _CHARACTER, _LINE = 0.602, 1.75  # width and height of a character in units of the font size

@@ -10,9 +10,9 @@ from matplotlib.collections import LineCollection
 from matplotlib.patheffects import withStroke
 from matplotlib.transforms import Bbox
 
-from refusion_eval.figures import style
-from refusion_eval.figures.names import benchmark_title, caption, mini_sentence
-from refusion_eval.figures.rows import Point
+from refusion_eval.paper import style
+from refusion_eval.paper.names import benchmark_title, caption, mini_sentence
+from refusion_eval.paper.rows import Point
 
 _LEAST_RANGE = 12.0  # points of score, so that differences of single items look small
 _GAP, _ROOM = 2.5, 3.5  # printer's points between marker and text; half the size of a marker

@@ -11,22 +11,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from refusion_eval.benchmarks import BENCHMARKS, RELEASE
-from refusion_eval.claims.curves import ALL_FORMULAS
-from refusion_eval.claims.formulas import NOTHING, Computed, Formula, MissingFigure, compute, speedup_averages
-from refusion_eval.claims.statements import Claim, read_claims
-from refusion_eval.claims.studies import OF_SOME_ITEMS
 from refusion_eval.errors import DataError
 from refusion_eval.metrics import bootstrap_mean
-from refusion_eval.results.figure import (
+from refusion_eval.paper.curves import ALL_FORMULAS
+from refusion_eval.paper.formulas import NOTHING, Computed, Formula, MissingMeasurement, compute, speedup_averages
+from refusion_eval.paper.statements import Claim, read_claims
+from refusion_eval.paper.studies import OF_SOME_ITEMS
+from refusion_eval.results.measurement import (
     GENERATE,
     SPEED_METRICS,
     TASKS,
-    Figure,
-    FigureKey,
+    Measurement,
+    MeasurementKey,
     by_key,
     problems,
     published_backbone,
-    published_figures,
+    published_measurements,
 )
 
 REPRODUCED = "reproduced"
@@ -103,32 +103,32 @@ class Evidence:
         StoreError: two runs measured the same figure.
     """
 
-    def __init__(self, figures: Iterable[Figure]) -> None:
-        self._excluded: dict[FigureKey, str] = {}
+    def __init__(self, measurements: Iterable[Measurement]) -> None:
+        self._excluded: dict[MeasurementKey, str] = {}
         real, mini = [], []
-        for figure in figures:
-            if reason := _exclusion(figure):
-                self._excluded[figure.key] = reason
-            elif figure.mini:
-                mini += _roles(figure)
+        for measurement in measurements:
+            if reason := _exclusion(measurement):
+                self._excluded[measurement.key] = reason
+            elif measurement.mini:
+                mini += _roles(measurement)
             else:
-                real.append(figure)
+                real.append(measurement)
         self._real, self._mini = by_key(real), _over_rounds(mini)
 
     def compute(self, formula: Formula, *, mini: bool = False) -> Computed:
         """Result of a formula on the real benchmarks, or on the mini look-alikes."""
         try:
             result = compute(formula, self._mini if mini else self._real)
-        except MissingFigure as error:
+        except MissingMeasurement as error:
             excluded = [self._excluded[key] for key in error.keys if key in self._excluded and not mini]
             return Computed(reason="; ".join([str(error), *excluded]))
         except DataError as error:
             return Computed(reason=str(error))
-        reasons = problems(result.figures)
+        reasons = problems(result.measurements)
         return Computed(reason="; ".join(reasons)) if reasons else result
 
 
-def judge_all(measured: Sequence[Figure]) -> tuple[list[JudgedClaim], list[Average]]:
+def judge_all(measured: Sequence[Measurement]) -> tuple[list[JudgedClaim], list[Average]]:
     """Judges every claim and computes every average of a claimed speed-up; without figures by the paper's tables alone.
 
     Raises:
@@ -150,12 +150,12 @@ def judge(claim: Claim, evidence: Evidence) -> JudgedClaim:
     formula = ALL_FORMULAS[claim.id]
     printed = _on_published(claim, formula)
     follows = None if printed is None else claim.follows(printed.interval.value)
-    measured = NOTHING if printed is not None and not printed.figures else evidence.compute(formula)
+    measured = NOTHING if printed is not None and not printed.measurements else evidence.compute(formula)
     # A figure without a neutral value, for example an accuracy itself, has no direction to agree with.
     mini = evidence.compute(formula, mini=True) if claim.neutral else NOTHING
     if printed is not None and not follows:
         verdict, reason = DOES_NOT_FOLLOW, f"it gives {printed.interval.value:.6g}: {claim.note}"
-    elif printed is not None and not printed.figures:
+    elif printed is not None and not printed.measurements:
         verdict, reason = ARITHMETIC, claim.note
     elif not measured.is_defined:
         verdict, reason = NOT_MEASURED, measured.reason
@@ -176,8 +176,8 @@ def judge(claim: Claim, evidence: Evidence) -> JudgedClaim:
 def _on_published(claim: Claim, formula: Formula) -> Computed | None:
     """The result of a formula on the paper's figures; None if it needs figures that the paper does not print."""
     try:
-        return compute(formula, by_key(published_figures(claim.artefacts.split())) if claim.artefacts else {})
-    except MissingFigure:
+        return compute(formula, by_key(published_measurements(claim.artefacts.split())) if claim.artefacts else {})
+    except MissingMeasurement:
         return None
 
 
@@ -189,14 +189,14 @@ def averages(claim: Claim, evidence: Evidence) -> list[Average]:
     if not claim.speedup:
         return []
     fast, slow = (side.strip() for side in claim.speedup.split("|"))
-    published = by_key(published_figures(claim.artefacts.split()))
+    published = by_key(published_measurements(claim.artefacts.split()))
     results = []
     for baseline in dict.fromkeys([slow, *slow.split()]):
         for tasks, names in _TASK_SETS.items():
             for rule, formula in speedup_averages(fast, baseline, " ".join(names)).items():
                 try:
                     printed = compute(formula, published).interval.value
-                except MissingFigure:
+                except MissingMeasurement:
                     printed = None
                 average = Average(
                     claim=claim,
@@ -212,49 +212,49 @@ def averages(claim: Claim, evidence: Evidence) -> list[Average]:
     return results
 
 
-def _exclusion(figure: Figure) -> str:
+def _exclusion(measurement: Measurement) -> str:
     """Why a figure is no evidence; empty if it is evidence."""
-    if not figure.complete:
-        return f"{figure.run_id} lacks samples: {'; '.join(figure.notes)}"
-    if figure.mini:
+    if not measurement.complete:
+        return f"{measurement.run_id} lacks samples: {'; '.join(measurement.notes)}"
+    if measurement.mini:
         return ""
-    needs_all = figure.benchmark in BENCHMARKS and figure.metric not in OF_SOME_ITEMS
-    num_items = BENCHMARKS[figure.benchmark].source.num_rows if needs_all else 0
-    if figure.n < num_items:
-        return f"{figure.run_id} has {figure.n} of the {num_items} items of {figure.benchmark}"
-    if figure.fused:
-        return f"{figure.run_id} has fused forwards, which the paper's algorithm has not; run it with fuse=false"
-    backbone = published_backbone(figure.system)
-    if backbone and figure.backbone != backbone:
-        return f"{figure.run_id} is a {figure.label} of {figure.backbone}, not of {backbone}"
+    needs_all = measurement.benchmark in BENCHMARKS and measurement.metric not in OF_SOME_ITEMS
+    num_items = BENCHMARKS[measurement.benchmark].source.num_rows if needs_all else 0
+    if measurement.n < num_items:
+        return f"{measurement.run_id} has {measurement.n} of the {num_items} items of {measurement.benchmark}"
+    if measurement.fused:
+        return f"{measurement.run_id} has fused forwards, which the paper's algorithm has not; run it with fuse=false"
+    backbone = published_backbone(measurement.system)
+    if backbone and measurement.backbone != backbone:
+        return f"{measurement.run_id} is a {measurement.label} of {measurement.backbone}, not of {backbone}"
     return ""
 
 
-def _roles(figure: Figure) -> list[Figure]:
+def _roles(measurement: Measurement) -> list[Measurement]:
     """A mini figure under the names of the systems that it stands for."""
-    system, at, point = figure.system.partition("@")
+    system, at, point = measurement.system.partition("@")
     roles = _MINI_ROLES.get(system, (system, f"{system}+{_RETRAINED}"))
-    return [replace(figure, system=f"{role}{at}{point}") for role in roles]
+    return [replace(measurement, system=f"{role}{at}{point}") for role in roles]
 
 
-def _over_rounds(figures: Sequence[Figure]) -> dict[FigureKey, Figure]:
+def _over_rounds(measurements: Sequence[Measurement]) -> dict[MeasurementKey, Measurement]:
     """Figures by their keys; speeds of several runs of a system become one, with an interval over the runs."""
-    groups: dict[FigureKey, list[Figure]] = {}
-    for figure in figures:
-        groups.setdefault(figure.key, []).append(figure)
-    result: dict[FigureKey, Figure] = {}
+    groups: dict[MeasurementKey, list[Measurement]] = {}
+    for measurement in measurements:
+        groups.setdefault(measurement.key, []).append(measurement)
+    result: dict[MeasurementKey, Measurement] = {}
     for key, rounds in groups.items():
         if len(rounds) > 1 and rounds[0].metric in SPEED_METRICS:
-            interval = bootstrap_mean([figure.value for figure in rounds]).interval()
+            interval = bootstrap_mean([measurement.value for measurement in rounds]).interval()
             result[key] = replace(
                 rounds[0],
-                run_id="|".join(figure.run_id for figure in rounds),
+                run_id="|".join(measurement.run_id for measurement in rounds),
                 value=interval.value,
                 ci_low=interval.low,
                 ci_high=interval.high,
                 num_rounds=len(rounds),
             )
-        elif len({figure.value for figure in rounds}) == 1:
+        elif len({measurement.value for measurement in rounds}) == 1:
             result[key] = rounds[0]
         else:
             result |= by_key(rounds)  # names the runs and refuses them
@@ -265,12 +265,18 @@ def _compared(claim: Claim, measured: Computed) -> tuple[str, str]:
     """Verdict and reason of a claim whose formula follows from the paper's figures and has a measured result."""
     interval = measured.interval
     others = sorted(
-        {f"{figure.prompts} in {figure.run_id}" for figure in measured.figures if figure.prompts != RELEASE}
+        {
+            f"{measurement.prompts} in {measurement.run_id}"
+            for measurement in measured.measurements
+            if measurement.prompts != RELEASE
+        }
     )
     if others:
         return OTHER_PROMPTS, f"{', '.join(others)}; the paper's are those of --prompts {RELEASE}"
-    runs = sorted({figure.run_id for figure in measured.figures})
-    machines = sorted({figure.hardware for figure in measured.figures if figure.metric in SPEED_METRICS})
+    runs = sorted({measurement.run_id for measurement in measured.measurements})
+    machines = sorted(
+        {measurement.hardware for measurement in measured.measurements if measurement.metric in SPEED_METRICS}
+    )
     origin = f"from {', '.join(runs)}" + (f" on {machines[0]}" if machines else "")
     if elsewhere := [machine for machine in machines if PAPER_GPU not in machine]:
         return OTHER_GPU, f"on {elsewhere[0] or 'an unnamed machine'}, and the paper's speed is that of an {PAPER_GPU}"
@@ -286,7 +292,7 @@ def _direction(claim: Claim, mini: Computed) -> str:
 
     A claim whose value is the neutral one says that nothing lies below it.
     """
-    if any(figure.metric in SPEED_METRICS and figure.num_rounds < 2 for figure in mini.figures):
+    if any(measurement.metric in SPEED_METRICS and measurement.num_rounds < 2 for measurement in mini.measurements):
         return ONE_ROUND
     neutral = float(claim.neutral)
     claims_more = claim.reading == "above" or float(claim.value) >= neutral
