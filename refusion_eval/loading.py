@@ -21,7 +21,7 @@ from refusion_eval.models.config import ModelConfig, model_config
 from refusion_eval.models.device import choose_backend, choose_device, device_label
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.models.transformer import Transformer
-from refusion_eval.models.weights import is_multiplied, load_weights
+from refusion_eval.models.weights import load_weights
 from refusion_eval.paths import embedded_name, embedded_path
 from refusion_eval.types import ONE_THREAD_BYTES
 
@@ -166,19 +166,10 @@ class LoadedModel:
         return self._location.directory
 
     @cached_property
-    def weight_dtype(self) -> torch.dtype:
-        """The dtype of the matrices that forwards read: `dtype`, or bfloat16 on a CPU that computes with it so."""
-        known = self.attention == "native" and self.config.dtype == "bfloat16" and self._adapter is None
-        kept = known and is_multiplied((self.config.vocab_size, self.config.hidden_size))
-        return torch.bfloat16 if kept else self.dtype
-
-    @cached_property
     def transformer(self) -> Transformer:
         """The checkpoint's weights, ready for forwards."""
         merge = None if self._lora is None else self._lora.merge
-        keep = self.weight_dtype != self.dtype
-        weights = load_weights(self.directory, self.config, self.dtype, self.device, merge, keep_bfloat16=keep)
-        return Transformer(self.config, weights)
+        return Transformer(self.config, load_weights(self.directory, self.config, self.dtype, self.device, merge))
 
     @cached_property
     def engine(self) -> Engine:
