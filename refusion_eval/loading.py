@@ -14,7 +14,7 @@ from refusion_eval.engine.engine import Engine
 from refusion_eval.engine.recorded import recorder
 from refusion_eval.engine.width import SHIPPED_COSTS, WidthCost, measure, weight_bytes
 from refusion_eval.errors import ConfigError
-from refusion_eval.models.adapter import LoraAdapter, lora_config
+from refusion_eval.models.adapter import LoraAdapter
 from refusion_eval.models.attention import Backend
 from refusion_eval.models.checkpoint import Card, Location, checkpoint_card, fetch_weights, locate
 from refusion_eval.models.config import ModelConfig, model_config
@@ -142,12 +142,11 @@ class LoadedModel:
 
     @cached_property
     def _lora(self) -> LoraAdapter | None:
-        """The adapter; its tensors are checked against the model, but not read."""
+        """The adapter, which fits the model."""
         if self._adapter is None:
             return None
-        config = lora_config(self._adapter.directory)
         fetch_weights(self._adapter)
-        return LoraAdapter(config, self.config)
+        return LoraAdapter(self._adapter.directory, self.config)
 
     @property
     def place(self) -> str:
