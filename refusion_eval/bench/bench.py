@@ -243,7 +243,7 @@ def measure(
         forwards=forwards,
         batch=batch,
         curves=curves,
-        weight_bytes=weight_bytes(model.config, model.weight_dtype),
+        weight_bytes=weight_bytes(model.config, model.dtype),
         cache_bytes_per_row=cache_bytes_per_row(model.config, model.dtype),
         copy_bytes_per_second=copy_bandwidth(model.device),
         profile=measured_profile,

@@ -86,6 +86,8 @@ class Engine:
         self.kv_budget = kv_budget
         self._joules = energy_counter(model.device)
         self._record = record
+        if attention == "native":
+            _ = model.native  # compiles before any request waits for it and before any time is taken
         self._cache = self._new_cache(1, FIRST_CAPACITY)
         self.recorded = None if record is None else RecordedForwards(model, self._cache, record)
 

@@ -16,7 +16,8 @@ from refusion_eval.loading import DTYPES, LoadedModel
 from refusion_eval.models.checkpoint import Location
 from refusion_eval.models.config import ModelConfig, model_config
 from refusion_eval.models.device import choose_backend, leave_out_cudnn_attention
-from refusion_eval.models.transformer import Transformer, Weights, dense_along_first
+from refusion_eval.models.layers import Weights, dense_along_first
+from refusion_eval.models.transformer import Transformer
 from refusion_eval.models.weights import arrange_weights, head_name, with_saved_head
 
 # Module -> its state (see `_state`) when its model was made, and the model, which holds no reference to the module, so
