@@ -1,7 +1,7 @@
 """Times the compiled forward of a CPU beside torch's own operations, in turns, and prints their ratios.
 
-    python benchmarks/forwards.py [checkpoint] [--threads 1] [--context 100] [--rounds 30]
-    python benchmarks/forwards.py 0.6B --widths 1,16 --rounds 5     # random bfloat16 weights of this shape
+    python performance/forwards.py [checkpoint] [--threads 1] [--context 100] [--rounds 30]
+    python performance/forwards.py 0.6B --widths 1,16 --rounds 5     # random bfloat16 weights of this shape
 
 A forward runs from token ids to the likeliest token of every row; its weights are float32 for torch's operations, and
 as the checkpoint has them for the compiled one. For a ReFusion checkpoint whole decodings follow: at batch 1 beside a
