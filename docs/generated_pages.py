@@ -29,7 +29,7 @@ FILES = {
     "project/changelog.md": "CHANGELOG.md",
     "project/contributing.md": "CONTRIBUTING.md",
     "project/security.md": "SECURITY.md",
-    "project/benchmarks.md": "benchmarks/README.md",
+    "project/performance.md": "performance/README.md",
     "reference/goldens.md": "tests/data/README.md",
     "reference/published.md": "results/published/README.md",
     "reference/tasks/mini.md": "tasks/mini/README.md",

@@ -27,7 +27,6 @@ GROUPS = {
     "process": (
         "bench",
         "benchmarks/test_an_eighth_benchmark.py",
-        "benchmarks_dev",
         "decoders/test_one_file.py",
         "evaluation/test_resume.py",
         "faults",
@@ -37,6 +36,7 @@ GROUPS = {
         "miniature/test_train.py",
         "packaging/test_installation.py",
         "paper/test_commands.py",
+        "performance",
         "scaleout",
         "scoring/test_killed.py",
         "test_eval_sh.py",

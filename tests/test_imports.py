@@ -22,17 +22,16 @@ MAY_IMPORT = {
     "engine": BASE | {"models"},
     "loading": BASE | {"decoders", "engine", "models", "paths"},
     "api": BASE | {"config", "decoders", "engine", "loading", "models"},
-    "hf": BASE | {"api", "decoders", "engine", "loading", "models"},
     "paths": BASE | {"embedded"},
     "scripts": BASE | {"benchmarks", "paths"},
     "metrics": BASE,
     "store": BASE,
     "sandbox": BASE,
     "benchmarks": BASE | {"config", "paths"},
-    "runs": BASE | {"api", "benchmarks", "config", "decoders", "engine", "hf", "models", "paths", "store"},
+    "runs": BASE | {"api", "benchmarks", "config", "decoders", "engine", "models", "paths", "store"},
     "results": BASE | {"benchmarks", "metrics", "runs", "store"},
     "scoring": BASE | {"benchmarks", "config", "decoders", "metrics", "results", "runs", "sandbox", "store"},
-    "scaleout": BASE | {"api", "benchmarks", "config", "runs", "scoring", "store"},
+    "scaleout": BASE | {"api", "benchmarks", "config", "runs", "store"},
     "evaluation": BASE
     | {"api", "benchmarks", "config", "decoders", "paths", "results", "runs", "scaleout", "scoring", "store"},
     "lm_eval_plugin": BASE
@@ -56,7 +55,7 @@ MAY_IMPORT = {
     "studies": BASE
     | {"api", "benchmarks", "config", "decoders", "engine", "metrics", "models", "paths", "results", "runs", "store"},
     "training": BASE | {"api", "benchmarks", "config", "decoders", "embedded", "engine", "models", "store"},
-    "bench": BASE | {"api", "benchmarks", "decoders", "embedded", "engine", "hf", "models", "paths", "store"},
+    "bench": BASE | {"api", "benchmarks", "decoders", "embedded", "engine", "models", "paths", "runs", "store"},
     "doctor": BASE | {"benchmarks", "models", "paths", "sandbox", "store"},
 }
 UNLIMITED = {"__init__", "__main__", "cli"}
@@ -80,7 +79,7 @@ ONLY_IN = {
         "models/tokenizer.py",
         "models/template_worker.py",
         "models/stock.py",
-        "hf/",
+        "runs/stock_loop.py",
         "training/",
         "bench/",
     ),

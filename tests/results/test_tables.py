@@ -13,10 +13,10 @@ from refusion_eval import api
 from refusion_eval.cli import app
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError, DecodeError, StoreError
-from refusion_eval.hf.stock import StockLoop
 from refusion_eval.results.measured import read_measurements, run_measurements
 from refusion_eval.results.tables import speed_csv, speed_rows, speed_table, summary, summary_table
 from refusion_eval.runs.model_args import ModelArgs
+from refusion_eval.runs.stock_loop import StockLoop
 from refusion_eval.store.records import Hardware
 from refusion_eval.store.run_reader import Run, RunReader
 from tests.models import tiny

@@ -1,4 +1,4 @@
-"""Training steps of ReFusion against a plain loop, in tokens/s and peak memory: `python benchmarks/train.py`.
+"""Training steps of ReFusion against a plain loop, in tokens/s and peak memory: `python performance/train.py`.
 
 Both train the same random Qwen3 on the same synthetic samples in the same batches with the same random draws. Each runs
 in its own process, so that its peak memory can be measured, and the two alternate at every step, so that other load on

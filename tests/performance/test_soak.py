@@ -1,4 +1,4 @@
-"""Many requests in one process leak no memory and change no result (`benchmarks/soak.py`)."""
+"""Many requests in one process leak no memory and change no result (`performance/soak.py`)."""
 
 from dataclasses import replace
 

@@ -1,6 +1,6 @@
 """Counts the files and functions of the package that one prompt enters on its way from the command to the table.
 
-    python benchmarks/trace_prompt.py [--tasks gsm8k] [--list]
+    python performance/trace_prompt.py [--tasks gsm8k] [--list]
 
 Runs `refusion-eval run --model embedded --limit 1` in this process under a profiler. Calls that happen while a module
 is being imported do not count: they are the same for every prompt, and for none.

@@ -1,4 +1,4 @@
-"""Our training steps and the plain loop's compute the same; the report of `benchmarks/train.py`."""
+"""Our training steps and the plain loop's compute the same; the report of `performance/train.py`."""
 
 import json
 import re

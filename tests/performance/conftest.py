@@ -1,4 +1,4 @@
-"""Runs the scripts of `benchmarks/` in this process."""
+"""Runs the scripts of `performance/` in this process."""
 
 import sys
 

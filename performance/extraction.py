@@ -1,4 +1,4 @@
-"""The slowest answer extractions on text that is made to stall them: `python benchmarks/extraction.py`.
+"""The slowest answer extractions on text that is made to stall them: `python performance/extraction.py`.
 
 Each text repeats pieces: the literals of all patterns, and text that models often write. A piece is repeated alone,
 before and after a well-formed answer, and in random pairs, triples and mixes. A pattern that backtracks too much shows

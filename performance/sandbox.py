@@ -1,4 +1,4 @@
-"""Programs that the sandbox checks per second: `python benchmarks/sandbox.py`.
+"""Programs that the sandbox checks per second: `python performance/sandbox.py`.
 
 The reference programs of a benchmark are checked in three ways: in the sandbox; by the same workers without isolation,
 which shows the cost of isolation; and each in a new interpreter without isolation, as a harness without warm workers

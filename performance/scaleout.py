@@ -1,4 +1,4 @@
-"""Speed-up of several processes over one process: `python benchmarks/scaleout.py`.
+"""Speed-up of several processes over one process: `python performance/scaleout.py`.
 
 The same requests are decoded in three ways: by one process; by as many independent processes as the run has, with
 shares that are fixed in advance, which shows what the machine can give; and by one run in processes that torchrun
@@ -195,7 +195,7 @@ def _run(settings: ScaleOutSettings) -> ScaleOutReport:
         run_worker_or_return(args)
         channel = open_channel()
         if channel is None:
-            raise ScaleOutError("this process has no launcher; start `python benchmarks/scaleout.py`")
+            raise ScaleOutError("this process has no launcher; start `python performance/scaleout.py`")
         names.append("")  # the first process decodes too and stores an empty process id
         runner = TorchrunRunner(channel, system, register)
     jobs = _jobs(system, settings.num_prompts)

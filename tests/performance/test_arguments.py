@@ -48,4 +48,4 @@ def test_a_former_command_names_its_script(name, arguments):
     result = CliRunner().invoke(app, [name, *arguments])
     assert result.exit_code == 2
     (line,) = result.output.splitlines()
-    assert f"run `python benchmarks/{name.removeprefix('bench-')}.py`" in line
+    assert f"run `python performance/{name.removeprefix('bench-')}.py`" in line

@@ -1,4 +1,4 @@
-"""Memory growth and drift of results over thousands of requests in one engine: `python benchmarks/soak.py`.
+"""Memory growth and drift of results over thousands of requests in one engine: `python performance/soak.py`.
 
 Requests come in rounds. Prompts, lengths and settings are random, every decoder that the checkpoint supports takes
 part, and most requests are decoded in batches of random size, some alone. After each round the same probe requests are
