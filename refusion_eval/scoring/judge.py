@@ -67,7 +67,7 @@ class Verdict(NamedTuple):
 
     def score(self, key: SampleKey, item_id: str, rule: str, metric: str = PASSED) -> ScoreRow:
         """The row of a record; its scorer is the rule (task, filter and version of the prompts) in this version."""
-        scorer = f"{rule} {refusion_eval.__version__}"
+        scorer = f"{rule} {__version__}"
         return ScoreRow(
             key=key, item_id=item_id, scorer=scorer, metric=metric, value=float(self.passed), **self._asdict()
         )

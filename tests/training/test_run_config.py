@@ -195,10 +195,7 @@ def test_settings_that_were_added_later_count_only_where_they_are_used() -> None
     default = read_run_config("refusion_8b").identity()
     assert "masking" not in default["objective"]
     assert "new_rows" not in default["backbone"]
-    assert "optimizer" not in default["optimisation"]
     used = read_run_config("refusion_8b", ["objective.masking=exact", "backbone.new_rows=mean"]).identity()
     assert (used["objective"]["masking"], used["backbone"]["new_rows"]) == ("exact", "mean")
-    used = tiny("optimisation.optimizer=muon").identity()
-    assert used["optimisation"]["optimizer"] == "muon"
     with pytest.raises(ConfigError, match="masking=exact; objective=sft has no slots"):
         read_run_config("controlled_sft", ["objective.masking=exact"])
