@@ -114,12 +114,7 @@ def computing_dtype(tensor: torch.Tensor) -> torch.dtype:
 
 
 def _flash(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    dropout: float,
-    scaling: float | None,
-    packing: Packing,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float, scaling: float | None, packing: Packing
 ) -> torch.Tensor:
     """Computes all causal examples in one kernel."""
     query_THW, key_TKW, value_TKW = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
