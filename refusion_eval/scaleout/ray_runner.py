@@ -251,14 +251,14 @@ class RayRunner:
                 time.sleep(POLL_SECONDS)
                 raise TimeoutError
             answer = self._pool.get_next_unordered(POLL_SECONDS)
+        except self._ray.exceptions.RayError as error:  # before TimeoutError, which a worker may have raised itself
+            answer = error
         except TimeoutError:
             now = time.monotonic()
             if now - max(self._last_answer, self._last_report) > SILENCE_SECONDS:
                 self._last_report = now
                 log.warning("nothing has come for %.0f s: %s", now - self._last_answer, self._status())
             return []
-        except self._ray.exceptions.RayError as error:
-            answer = error
         self._last_answer = time.monotonic()
         actor = self._pool.pop_idle()  # the actor that answered; the pool drops an actor that died for good
         dead = answer.actor_id if actor is None else None

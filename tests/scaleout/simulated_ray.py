@@ -12,6 +12,9 @@ from refusion_eval.scaleout.ray_worker import RayWorker
 from tests.store.conftest import make_manifest
 
 
+MOST_SECONDS = 3600.0
+
+
 class RayError(Exception):
     """Any error of Ray."""
 
@@ -132,6 +135,7 @@ class SimulatedRay:
     def wait(self, answers, num_returns, timeout):
         """As ray.wait; the clock jumps to the first answer, or as far as the wait may last."""
         self.on_wait()
+        assert self.now < MOST_SECONDS, "the run does not end"
         self.now = max(self.now, min([*(answer.at for answer in answers), self.now + timeout]))
         ready = [answer for answer in answers if answer.at <= self.now][:num_returns]
         return ready, [answer for answer in answers if answer not in ready]

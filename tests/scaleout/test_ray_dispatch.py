@@ -15,7 +15,7 @@ from refusion_eval.runs.terminal import Interrupted, Interruption, StoppableIter
 from refusion_eval.scaleout import ray_runner, ray_worker
 from refusion_eval.scaleout.ray_runner import MAX_FAILED_STARTS, MAX_LOSSES, MEASURING_SECONDS
 from refusion_eval.scaleout.worker import STOP_SECONDS
-from tests.scaleout.simulated_ray import ActorDiedError, Answer, Simulation
+from tests.scaleout.simulated_ray import ActorDiedError, Answer, RayError, Simulation
 
 pytest.importorskip("ray", reason="needs Ray: pip install -e '.[ray]'")
 
@@ -285,6 +285,15 @@ def test_a_worker_that_ends_before_it_decodes_is_replaced_a_few_times():
     simulation.ray.scripts |= dies(range(1, MAX_FAILED_STARTS + 1))
     with pytest.raises(ScaleOutError, match="no machine can decode; worker 1: it ended 3 times before it decoded"):
         run(simulation, [job("a")])
+
+
+def test_a_worker_that_raises_a_timeout_of_its_own_is_replaced():
+    class RayTaskTimeout(RayError, TimeoutError):
+        pass
+
+    simulation = simulated(1)
+    simulation.ray.scripts[1] = {"describe": Answer(0.0, error=RayTaskTimeout("the hub is slow"))}
+    assert names(run(simulation, [job("a")])) == {"a": 1}
 
 
 def test_failures_that_a_success_came_between_do_not_add_up():
