@@ -11,7 +11,6 @@ from refusion_eval.scaleout.ray_cluster import Node
 from refusion_eval.scaleout.ray_worker import RayWorker
 from tests.store.conftest import make_manifest
 
-
 MOST_SECONDS = 3600.0
 
 
