@@ -66,12 +66,12 @@ def block_forward(
     if cache != "none" and since_refresh == 0:
         kind = "refresh"
         if cache == "sparse":
-            scores = RowScores(own, _rows_outside(own, length), kernel_size)
+            outside = _rows_outside(own, length)
+            scores = RowScores(own, outside, int(len(outside) * keep_ratio), kernel_size)
     elif cache != "none" and since_refresh > 0:
         fed, commit, kind = range(own.start, length) if cache == "prefix" else own, NOTHING, later_kind
         if since_refresh == 1:
-            outside = _rows_outside(fed, length)
-            commit = Commit(outside, best=int(len(outside) * keep_ratio) if cache == "sparse" else None)
+            commit = Commit(_rows_outside(fed, length))
     return Forward(canvas.tokens[fed.start : fed.stop], fed, bidirectional(len(fed)), (), commit, kind, scores)
 
 

@@ -181,7 +181,7 @@ def canvas_forward(canvas: Canvas, settings: DreamSettings, candidates: Sequence
     length = len(canvas.tokens)
     reads = shifted_reads(settings, canvas.start, candidates, step)
     reuse = caches.reuse_at(settings, step, canvas.start)
-    return Forward(canvas.tokens[:], range(length), bidirectional(length), reads, kind="denoise", reuse=reuse)
+    return Forward(canvas.tokens[:], range(length), bidirectional(length), reads, kind="denoise", approximation=reuse)
 
 
 def shifted_reads(settings: DreamSettings, offset: int, candidates: Sequence[int], step: int) -> tuple[Read, ...]:

@@ -113,7 +113,7 @@ def _forward(canvas: Canvas, settings: LladaSettings, masked: Sequence[int], ste
         tokens = [*tokens, *[settings.mask_id] * canvas.start, *tokens[canvas.start :]]
         positions, attention = positions * 2, (Segment(length, causal=False),) * 2
         read = replace(read, guidance=Guidance([length + row for row in rows], settings.cfg_scale))
-    return Forward(tokens, positions, attention, (read,) if masked else (), kind="denoise", reuse=reuse)
+    return Forward(tokens, positions, attention, (read,) if masked else (), kind="denoise", approximation=reuse)
 
 
 DECODER = Decoder(

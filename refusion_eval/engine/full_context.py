@@ -41,7 +41,7 @@ class FullContextEngine(Engine):
         model: Any = self.model
         reads, logits, first_row = [], [], 0
         for sequence, forward in enumerate(forwards):
-            if forward.scores is not None or forward.reuse is not None:
+            if forward.approximation is not None:
                 raise _refusal("scores rows or reuses features")
             rows = cache.rows_of(sequence, forward)
             logits.append(model.logits(*rows)[-len(forward.tokens) :])
@@ -86,8 +86,9 @@ class ContextCache(KVCache):
 
     def resize(self, num_sequences: int, capacity: int) -> None:
         """See `KVCache.resize`."""
+        num_more = num_sequences - self.num_sequences
         super().resize(num_sequences, capacity)
-        del self._rows[num_sequences:]
+        self._rows = self._rows[:num_sequences] + [_NO_ROWS] * num_more
 
     def clear(self, sequence: int) -> None:
         """See `KVCache.clear`."""
@@ -100,20 +101,15 @@ class ContextCache(KVCache):
         self._rows[target] = self._rows[source]
 
     def commit(
-        self,
-        sequence: int,
-        rows: Sequence[int],
-        replace: Sequence[int] | None = None,
-        keep: int | None = None,
-        best: int | None = None,
+        self, sequence: int, rows: Sequence[int], replace: Sequence[int] | None = None, keep: int | None = None
     ) -> None:
         """See `KVCache.commit`.
 
         Raises:
             ConfigError: rows replace others, or a row stays that saw one which does not.
         """
-        if replace is not None or best is not None:
-            raise _refusal("replaces rows of a cache, or keeps the best of them")
+        if replace is not None:
+            raise _refusal("replaces rows of a cache")
         length = self.lengths[sequence]
         super().commit(sequence, rows, keep=keep)
         before = self._rows[sequence]

@@ -27,7 +27,7 @@ class SharedPrefix:
     @torch.inference_mode()
     def fill(self, cache: KVCache, sequence: int, forward: Forward) -> int:
         """Copies stored rows to where a forward would write its first rows."""
-        if cache.lengths[sequence] or forward.scores is not None or not is_causal(forward.attention):
+        if cache.lengths[sequence] or forward.approximation is not None or not is_causal(forward.attention):
             return 0
         limit = min((min(read.rows) for read in forward.reads if read.rows), default=len(forward.tokens) - 1)
         num_rows = self._num_common(forward, limit)

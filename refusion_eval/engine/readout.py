@@ -18,7 +18,7 @@ from refusion_eval.engine.features import ScoringAttend, hidden_with_reuse
 from refusion_eval.models.attention import Backend
 from refusion_eval.models.cache import KVCache
 from refusion_eval.models.transformer import Transformer
-from refusion_eval.types import PLAIN, Confidence, Forward, Read, Readout
+from refusion_eval.types import PLAIN, Confidence, FeatureReuse, Forward, Read, Readout
 
 # Logits of at most this many entries are held at once (256 MiB in float32); further rows are read chunk by chunk.
 MAX_LOGITS = 1 << 26
@@ -33,7 +33,12 @@ _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
 def hidden_of(model: Transformer, cache: KVCache, forwards: Sequence[Forward], backend: Backend) -> Tensor:
     """The residual stream of all rows of some forwards before the final norm, in their order, [T, C]."""
-    packed = [sequence for sequence, forward in enumerate(forwards) if forward.reuse is None]
+    reuse = {
+        sequence: forward.approximation
+        for sequence, forward in enumerate(forwards)
+        if isinstance(forward.approximation, FeatureReuse)
+    }
+    packed = [sequence for sequence in range(len(forwards)) if sequence not in reuse]
     if len(packed) == len(forwards):
         return _packed(model, cache, forwards, packed, backend)
     parts: dict[int, Tensor] = {}
@@ -41,9 +46,8 @@ def hidden_of(model: Transformer, cache: KVCache, forwards: Sequence[Forward], b
         together_TC = _packed(model, cache, forwards, packed, backend)
         widths = [len(forwards[sequence].tokens) for sequence in packed]
         parts.update(zip(packed, together_TC.split(widths), strict=True))
-    for sequence, forward in enumerate(forwards):
-        if forward.reuse is not None:
-            parts[sequence] = hidden_with_reuse(model, cache, sequence, forward, forward.reuse)
+    for sequence, how in reuse.items():
+        parts[sequence] = hidden_with_reuse(model, cache, sequence, forwards[sequence], how)
     return torch.cat([parts[sequence] for sequence in range(len(forwards))])
 
 
@@ -51,19 +55,20 @@ def _packed(
     model: Transformer, cache: KVCache, forwards: Sequence[Forward], sequences: Sequence[int], backend: Backend
 ) -> Tensor:
     """One model call for the forwards of some sequences of a batch."""
-    chosen = [forwards[sequence] for sequence in sequences]
-    tokens = [token for forward in chosen for token in forward.tokens]
-    positions = [position for forward in chosen for position in forward.positions]
+    together = [forwards[sequence] for sequence in sequences]
+    tokens = [token for forward in together for token in forward.tokens]
+    positions = [position for forward in together for position in forward.positions]
     tokens_T, positions_T = torch.from_numpy(np.array([tokens, positions], dtype=np.int64)).to(model.device)
-    attentions = [forward.attention for forward in chosen]
-    if backend == "native" and all(forward.scores is None for forward in chosen):
+    attentions = [forward.attention for forward in together]
+    is_scored = any(forward.approximation is not None for forward in together)
+    if backend == "native" and not is_scored:
         return model.native.hidden(
             tokens_T, positions_T, max(positions), cache, *masks.sequence_table(cache, attentions, sequences)
         )
     attend = masks.attend_over(cache, attentions, backend, sequences)
-    if all(forward.scores is None for forward in chosen):
+    if not is_scored:
         return model.hidden(tokens_T, positions_T, max(positions), attend)
-    scoring = ScoringAttend(attend, list(zip(sequences, chosen, strict=True)), model.device)
+    scoring = ScoringAttend(attend, list(zip(sequences, together, strict=True)), model.device)
     hidden_TC = model.hidden(tokens_T, positions_T, max(positions), scoring)
     scoring.store(cache)
     return hidden_TC

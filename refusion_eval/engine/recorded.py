@@ -140,7 +140,7 @@ class RecordedForwards:
         """
         if self._keys is not self._cache.keys or plan.guides:
             return False
-        if any(forward.scores is not None or forward.reuse is not None for forward in forwards):
+        if any(forward.approximation is not None for forward in forwards):
             return False
         width, words = _shape(forwards, plan)
         return width <= WIDTHS[-1] or (len(forwards) > 1 and self._staging.holds(width, words, 0))
