@@ -16,12 +16,12 @@ from itertools import count
 import numpy as np
 
 from refusion_eval.decoders import above_or_best, accepted_prefix
+from refusion_eval.decoders.refusion_settings import RefusionSettings
 from refusion_eval.decoders.refusion_slots import (
     NO_ROWS,
     BoolArray,
     Completion,
     Drafts,
-    RefusionSettings,
     Rows,
     Text,
     accepted_drafts,

@@ -22,12 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from refusion_eval.decoders import Decoder, Reads, Style, accepted_prefix, first_eos, refusion
+from refusion_eval.decoders.refusion_settings import RefusionSettings
 from refusion_eval.decoders.refusion_slots import (
     NO_ROWS,
     Completion,
     Drafts,
     Final,
-    RefusionSettings,
     Rows,
     Text,
     accepted_drafts,
