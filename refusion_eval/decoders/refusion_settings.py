@@ -48,9 +48,6 @@ class RefusionSettings:
         serial: decode one token a forward from left to right, without drafts, thresholds and blocks: the paper's
             left-to-right point, which has the speed of an autoregressive model (Figure 1).
         stop_rule: gets the tokens decoded without a gap from the start; decoding ends when it returns True.
-
-    Raises:
-        ConfigError: a value is out of its range, sizes do not fit each other, or settings exclude each other.
     """
 
     gen_length: PositiveInt = 512
@@ -92,22 +89,25 @@ class RefusionSettings:
 
     @property
     def num_positions(self) -> int:
-        """Positions after the prompt that decoding may touch: `gen_length` in whole slots."""
+        """Positions after the prompt that decoding may touch: `gen_length` in whole slots, rounded up."""
         return -(-self.gen_length // self.slot_size) * self.slot_size
 
     @property
     def fused(self) -> bool:
         """Whether forwards are fused."""
+        # The forward counts of the release are part of what `release_compatible` reproduces.
         return not (self.release_compatible or self.serial) if self.fuse is None else self.fuse
 
     @property
     def slot_order(self) -> Order:
         """The order of slots, by whichever name it was given."""
+        # The digest of every record contains `left_to_right`, so the name stays beside `order`.
         return "left_to_right" if self.left_to_right else self.order
 
     @property
     def without_effect(self) -> set[str]:
         """Settings that change nothing beside the others, so that a sweep of them shows noise."""
+        # A block of one slot has nothing to select, and the first token of a slot is accepted in any case.
         thresholds = {"tau_slot": self.block_size == self.slot_size or self.slot_order != "confidence"}
         thresholds["tau_token"] = self.slot_size == 1
         return {name for name, is_dead in thresholds.items() if is_dead or self.serial}
@@ -119,7 +119,8 @@ class RefusionSettings:
 
     @property
     def suppress(self) -> tuple[int, ...]:
-        """Ids that may not be drafted: the mask token, except where the release lets it through."""
+        """Ids that may not be drafted."""
+        # The release lets the mask token through, which would then stand in the text.
         return () if self.release_compatible else (self.mask_id,)
 
     def response_positions(self, slots: Sequence[int]) -> list[int]:

@@ -12,17 +12,7 @@ import numpy.typing as npt
 
 from refusion_eval.decoders import accepted_prefix, first_eos
 from refusion_eval.decoders.refusion_settings import RefusionSettings
-from refusion_eval.types import (
-    Forward,
-    ProbArray,
-    Read,
-    Readout,
-    Response,
-    StopReason,
-    TokenArray,
-    Trace,
-    groups,
-)
+from refusion_eval.types import Forward, ProbArray, Read, Readout, Response, StopReason, TokenArray, Trace, groups
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -38,29 +28,21 @@ NO_ROWS = Rows((), ())
 
 
 class Drafts(NamedTuple):
-    """Selected slots, ascending, the tokens drafted for them, and the probability of each token when it was drafted."""
+    """Selected slots, ascending, and the tokens drafted for them."""
 
     slots: list[int]
     tokens_SK: TokenArray
-    probs_SK: ProbArray
+    probs_SK: ProbArray  # of each token when it was drafted
 
 
 class Final(NamedTuple):
-    """Tokens that become final in one iteration; they are the first rows of its last verification.
+    """Tokens that become final in one iteration; they are the first rows of its last verification."""
 
-    Attributes:
-        slots: their slots, ascending; the slots after the one that meets EOS are dropped.
-        tokens: the tokens, slot after slot, up to and including the first EOS.
-        positions: response index of each token.
-        has_eos: whether the last token is an EOS.
-        completed: whether the slots were completed independently of each other instead of verified together.
-    """
-
-    slots: list[int]
-    tokens: list[int]
-    positions: list[int]
-    has_eos: bool
-    completed: bool
+    slots: list[int]  # ascending; the slots after the one that meets EOS are dropped
+    tokens: list[int]  # slot after slot, up to and including the first EOS
+    positions: list[int]  # response index of each token
+    has_eos: bool  # whether the last token is an EOS
+    completed: bool  # whether the slots were completed independently of each other instead of verified together
 
     def rows(self, num_prompt: int) -> Rows:
         """The tokens with their position ids."""
@@ -76,7 +58,7 @@ def block_slots(settings: RefusionSettings) -> list[range]:
 
 
 def final_tokens(slots: list[int], tokens: list[int], settings: RefusionSettings, completed: bool = False) -> Final:
-    """What becomes final if these tokens, the first ones of some slots, are valid."""
+    """Returns the tokens that become final if these, the first of some slots, are valid: all up to an EOS."""
     eos = first_eos(tokens, settings.eos_ids)
     if eos is not None:
         tokens = tokens[: eos + 1]
@@ -86,10 +68,9 @@ def final_tokens(slots: list[int], tokens: list[int], settings: RefusionSettings
 
 
 def accepted_drafts(drafts: Drafts, num_passed: int, settings: RefusionSettings) -> Final | None:
-    """What becomes final if the first `num_passed` drafts pass the verification; None if a completion has to follow.
-
-    These are whole slots, or all drafts up to an EOS.
-    """
+    """The drafts that become final if the first `num_passed` pass verification; None if a completion must follow."""
+    # Whole slots (Eq. 6): a slot is the unit that training masks, so none is left half final. An EOS ends the response,
+    # so that what follows it in its slot need not pass.
     tokens = drafts.tokens_SK.ravel()[:num_passed].tolist()
     if first_eos(tokens, settings.eos_ids) is None:
         tokens = tokens[: num_passed // settings.slot_size * settings.slot_size]
@@ -101,6 +82,7 @@ def masked_after(masked: Sequence[int], final: Final, settings: RefusionSettings
     rest = [slot for slot in masked if slot not in final.slots]
     if not final.has_eos:
         return rest
+    # Slots may become final in any order: those before the EOS are still part of the response.
     if final.completed and settings.release_compatible:
         # The release takes the row among the selected slots for an index among the masked ones, and loses text.
         return [slot for slot in rest if slot in masked[: len(final.slots) - 1]]
@@ -108,18 +90,12 @@ def masked_after(masked: Sequence[int], final: Final, settings: RefusionSettings
 
 
 class Text:
-    """The response while it is decoded.
-
-    Attributes:
-        tokens: final tokens by response index.
-        masked: slots of the current block that are not final yet, ascending.
-        met_eos: whether the response ends within what is decoded so far.
-    """
+    """The response while it is decoded."""
 
     def __init__(self, settings: RefusionSettings, trace: Trace) -> None:
-        self.tokens: dict[int, int] = {}
-        self.masked: list[int] = []
-        self.met_eos = False
+        self.tokens: dict[int, int] = {}  # final ones, by response index
+        self.masked: list[int] = []  # slots of the current block that are not final yet, ascending
+        self.met_eos = False  # whether the response ends within what is decoded so far
         self._settings = settings
         self._trace = trace
 
@@ -136,7 +112,7 @@ class Text:
 
     def finish(self, reason: StopReason) -> Response:
         """The response, cut after its first EOS."""
-        if self._settings.release_compatible:
+        if self._settings.release_compatible:  # the release closes the gaps that dropped slots leave
             tokens = [self.tokens[position] for position in sorted(self.tokens)]
         else:
             tokens = self._gapless()[: self._settings.gen_length]
@@ -149,26 +125,20 @@ class Text:
         return Response(tuple(tokens), reason)
 
     def _gapless(self) -> list[int]:
-        """The response from its start to the first position that is not final."""
         end = next(position for position in count() if position not in self.tokens)
         return [self.tokens[position] for position in range(end)]
 
 
 class Completion:
-    """Slots that are completed independently of each other (Eq. 7-8).
-
-    Attributes:
-        slots: the slots, ascending.
-        tokens_SK: their tokens, valid or drafted.
-        probs_SK: probability of each token when it was drafted.
-        valid_S: how many tokens of each slot are valid, from its first one.
-    """
+    """Slots, ascending, that are completed independently of each other (Eq. 7-8): `tokens_SK`, valid or drafted."""
 
     def __init__(
         self, drafts: Drafts, passed_SK: BoolArray, num_prompt: int, settings: RefusionSettings, trace: Trace
     ) -> None:
         self.slots = drafts.slots
         self.tokens_SK, self.probs_SK = drafts.tokens_SK.copy(), drafts.probs_SK.copy()
+        # How many tokens of each slot are valid, from its first one. A prefix that passed the global verification saw
+        # more than its own slot; the release keeps it, and Eq. 7 as written verifies anew (`verify_independently`).
         self.valid_S = [0 if settings.verify_independently else accepted_prefix(row) for row in passed_SK]
         self._num_reported_S = [0] * len(drafts.slots)
         self._num_prompt = num_prompt
@@ -191,6 +161,7 @@ class Completion:
 
     def forward(self, kind: str, rows: Sequence[int], tokens_SK: TokenArray, reads: tuple[Read, ...]) -> Forward:
         """A forward of some slots side by side, none of which sees another."""
+        # All share the cache of what is final, so no copy of it is needed for each slot.
         slots = [self.slots[row] for row in rows]
         positions = [self._num_prompt + position for position in self._settings.response_positions(slots)]
         attention = groups([self._settings.slot_size] * len(slots))
@@ -203,10 +174,8 @@ class Completion:
         self._trace.draft(positions_SK[cells_SK].tolist(), self.tokens_SK[cells_SK].tolist())
 
     def end_round(self) -> bool:
-        """Drops the slots after the first valid EOS and reports what became final; True if all slots are finished.
-
-        A slot that meets EOS counts as valid to its end. An earlier slot may still meet EOS in a later round.
-        """
+        """Drops the slots after the first valid EOS and reports what became final; True if all slots are finished."""
+        # A slot that meets EOS counts as valid to its end. An earlier slot may still meet EOS in a later round.
         positions, tokens = [], []
         for row, (slot, valid) in enumerate(zip(self.slots, self.valid_S, strict=True)):
             final = final_tokens([slot], self.tokens_SK[row, :valid].tolist(), self._settings)
@@ -223,5 +192,5 @@ class Completion:
         return not self.unfinished
 
     def final(self) -> Final:
-        """What becomes final if every token is valid as it stands."""
+        """The tokens that become final if all are valid as they stand."""
         return final_tokens(self.slots, self.tokens_SK.ravel().tolist(), self._settings, completed=True)

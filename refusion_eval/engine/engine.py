@@ -117,7 +117,7 @@ class Engine:
             # Before the time is taken; settings without a length, as in tests, may outgrow the buffer.
             self.recorded.reserve(len(prompt) + getattr(settings, "num_positions", 0))
             self.recorded.prepare()
-        self._cache.clear(0)
+        self._cache.clear(0)  # not wiped: alone, no padding reaches beyond the rows of the sequence
         joules_before = None if self._joules is None else self._joules()
         active = self._start(self._cache, 0, 0, Request(decode, prompt, settings))
         while active.pending is not None:

@@ -27,12 +27,13 @@ class FullContextEngine(Engine):
     """Runs decoders on a model of transformers, one call of the model a forward, in a batch as well."""
 
     def __init__(self, model: StockModel) -> None:
-        super().__init__(model, "sdpa")  # type: ignore[arg-type] # of the model the engine itself asks sizes and device
+        super().__init__(model, "sdpa")  # type: ignore[arg-type] # the engine itself asks only for sizes and device
 
     def _new_cache(self, num_sequences: int, capacity: int) -> "ContextCache":
         return ContextCache(self.model.config, num_sequences, capacity, self.model.dtype, self.model.device)
 
     def _compute_shared(self, cache: KVCache, forwards: Sequence[Forward], recorded: Any, shared: SharedPrefix) -> Any:
+        # Nothing can be shared: every forward computes the whole text.
         return self._compute(cache, forwards, recorded)
 
     @torch.inference_mode()
@@ -69,6 +70,7 @@ class ContextCache(KVCache):
     def __init__(
         self, config: Any, num_sequences: int, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> None:
+        # No layers: the bookkeeping of rows is the cache's own, and no keys and values take memory.
         super().__init__(replace(config, num_layers=0), num_sequences, capacity, dtype, device)
         self._rows = [_NO_ROWS] * num_sequences  # of the last forward and before, committed ones first
 
@@ -115,6 +117,7 @@ class ContextCache(KVCache):
         before = self._rows[sequence]
         stays = [*range(length if keep is None else keep), *(length + row for row in rows)]
         gone = sorted(set(range(len(before.tokens))) - set(stays))
+        # With a cache that row would keep what it saw; computed again, it would not see the row that is gone.
         if before.sees_NN[np.ix_(stays, gone)].any():
             raise _refusal("keeps rows in a cache that were computed beside other rows than the later ones")
         self._rows[sequence] = _Rows(
