@@ -70,8 +70,11 @@ def arguments_of(run: Run, **changes: str | None) -> ModelArgs:
     given = {name: value for name, value in changes.items() if value is not None}
     # The dtype and revision that were chosen then are fixed now: other ones would be another run.
     chosen = {"dtype": run.manifest.dtype, "revision": run.manifest.checkpoint_revision or None}
-    before = {"fuse_by_default": True}  # versions that do not record it fused
-    return parse_model_args({**before, **recorded, **{name: value for name, value in chosen.items() if value}, **given})
+    # An option of versions before 1.0, which 1.0.0 recorded with its default.
+    if recorded.get("fuse_by_default"):
+        raise ConfigError(f"{run.run_id} fused forwards by default; run its command again with --set fuse=true")
+    kept = {name: value for name, value in recorded.items() if name != "fuse_by_default"}
+    return parse_model_args({**kept, **{name: value for name, value in chosen.items() if value}, **given})
 
 
 def rerun(run_dir: Path, again_dir: Path, *, data: Path | None = None, sandbox: str = "auto") -> Repetition:

@@ -55,7 +55,7 @@ def rotate_and_store(
     values_SGKD: Tensor,
     eps: float,
 ) -> Tensor:
-    """Writes the rotated keys and the values of the rows to the KV buffer and returns the rotated queries, [W, H, D].
+    """Writes the rotated keys and the values of the rows to the KV buffer; returns the rotated queries, [W, H, D].
 
     Args:
         qkv_WO: queries, keys and values of the rows, [W, (H + 2G) D].
@@ -69,7 +69,7 @@ def rotate_and_store(
         qk_WPD = rms_norm(qk_WPD, norm_PD, eps)
     cos_W1D, sin_W1D = tables[positions_W].split(1, dim=1)
     rotated_WPD = rotate(qk_WPD, cos_W1D, sin_W1D)
-    is_row_W = places_4W[0] >= 0
+    is_row_W = places_4W[0] >= 0  # padding would overwrite a row that another sequence needs
     sequences_T, committed_T, _, numbers_T = places_4W[:, is_row_W]
     keys_SGKD[sequences_T, :, committed_T + numbers_T] = rotated_WPD[is_row_W, -num_groups:]
     values_SGKD[sequences_T, :, committed_T + numbers_T] = v_WGD[is_row_W]
@@ -160,8 +160,7 @@ def _(logits_WV: Tensor, rows_N: Tensor, given_N: Tensor, suppressed_N: Tensor, 
 
 
 def _kernel(name: str) -> Callable[..., Any]:
-    """The kernel of an operation. Triton is imported when it is first used: builds of torch for CPUs have none."""
-
+    # Triton is imported when it is first used: builds of torch for CPUs have none.
     def run(*arguments: Any) -> Any:
         from refusion_eval.models import kernels
 
@@ -183,6 +182,7 @@ for _name, _operation in OPERATIONS.items():
 
 def pack_pattern(pattern_QQ: npt.NDArray[np.bool_], num_words: int) -> npt.NDArray[np.int64]:
     """Packs which rows of a sequence see which into words of 64 bits, lowest bit first, [Q, B]."""
+    # Bits, because the pattern travels to the device with every forward: 32 KiB instead of 256 KiB for 512 rows.
     padded_QJ = np.zeros((len(pattern_QQ), num_words * BITS), dtype=np.bool_)
     padded_QJ[:, : len(pattern_QQ)] = pattern_QQ
     return np.packbits(padded_QJ, axis=1, bitorder="little").view("<i8").astype(np.int64, copy=False)
@@ -206,6 +206,7 @@ def fused_hidden(
     weights, eps = model.weights, model.config.rms_norm_eps
     x_WC = model.embed(tokens_W)
     normed_WC = rms_norm(x_WC, weights.layers[0].input_norm, eps)
+    # A sum and the norm after it are one kernel, so the norm of the next layer belongs to the end of this one.
     next_norms = [layer.input_norm for layer in weights.layers[1:]] + [weights.final_norm]
     for layer, next_norm, *cached in zip(weights.layers, next_norms, keys, values, strict=True):
         qkv_WO = linear(normed_WC, layer.qkv, layer.qkv_bias)

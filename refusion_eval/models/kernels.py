@@ -207,15 +207,7 @@ def join_splits_kernel(parts, log_sums, out, num_places, HEAD: tl.constexpr, BLO
 
 
 @triton.jit
-def read_part_kernel(
-    logits,
-    rows,
-    suppressed,
-    parts,
-    vocab_size,
-    share,
-    BLOCK: tl.constexpr,
-):
+def read_part_kernel(logits, rows, suppressed, parts, vocab_size, share, BLOCK: tl.constexpr):
     """One program for each row and share of the vocabulary.
 
     It stores the largest logit, the sum of exp(logit - largest), the largest logit that is not suppressed, and the
@@ -377,14 +369,7 @@ def read_rows(logits_WV: Tensor, rows_N: Tensor, given_N: Tensor, suppressed_N: 
     shape = (num_reads, VOCABULARY_SPLITS, NUM_PARTS)
     parts = torch.empty(shape, dtype=torch.float32, device=logits_WV.device)
     read_part_kernel[(num_reads, VOCABULARY_SPLITS)](
-        logits_WV,
-        rows_N,
-        suppressed_N,
-        parts,
-        vocab_size,
-        share,
-        BLOCK=triton.next_power_of_2(share),
-        num_warps=8,
+        logits_WV, rows_N, suppressed_N, parts, vocab_size, share, BLOCK=triton.next_power_of_2(share), num_warps=8
     )
     read_whole_kernel[(num_reads,)](
         logits_WV, rows_N, given_N, parts, out_3N, vocab_size, num_reads, SPLITS=VOCABULARY_SPLITS, num_warps=1

@@ -79,7 +79,8 @@ def _power_of_two(context, exponent):
 
 @intrinsic
 def _larger(context, first, second):
-    """The larger of two float32, in a form that the compiler turns into vectors; a NaN is passed over."""
+    """The larger of two float32; a NaN is passed over."""
+    # Python's max compiles to a branch, which the compiler does not turn into vector instructions.
 
     def generate(context, builder, signature, arguments):
         kind = ir.FloatType()
@@ -107,10 +108,9 @@ def _exp(x):
 
 @_compile
 def _product(left, num_rows, left_step, matrix, layout, num_columns, inner, add, out, out_step):
-    """`out = left @ matrix.T + add * out`, all three in float32 and given by address.
+    """`out = left @ matrix.T + add * out`, all three given by address; the matrix has no gaps.
 
-    The shapes are [num_rows, inner], [num_columns, inner] and [num_rows, num_columns]. A row of `left` begins every
-    `left_step` entries, and one of `out` every `out_step`. The matrix has no gaps.
+    The shapes are [num_rows, inner], [num_columns, inner] and [num_rows, num_columns]; steps are entries a row.
     """
     step = inner if layout == TRANSPOSED else num_columns
     _sgemm(BY_ROWS, AS_IS, layout, num_rows, num_columns, inner, left, left_step, matrix, step, add, out, out_step)
@@ -139,6 +139,7 @@ def _norm(x_TC, weight_C, eps, out_TC):
 @_compile
 def _rotate_and_store(qkv_TO, norm_PD, tables, positions, eps, keys_GKD, values_GKD, start):
     """Rotates queries in place, divided by the root of D, and stores keys and values after `start` committed rows."""
+    # One pass over the row while it is in the cache, where torch makes five.
     num_groups, _, head = keys_GKD.shape
     num_heads = qkv_TO.shape[1] // head - 2 * num_groups
     half = head // 2
@@ -207,6 +208,7 @@ def _attend(qkv_TO, width, keys_GKD, values_GKD, start, kind, pattern, scores, o
     """
     num_groups, _, head = keys_GKD.shape
     num_heads = out_TX.shape[1] // head
+    # Blocks of queries keep the scores in the caches of the processor, however long the text is.
     # The heads of a group are neighbours in memory, so for a single row one product serves them all.
     together = num_heads // num_groups if width == 1 else 1
     for begin in range(0, width, MAX_QUERIES):
@@ -340,17 +342,15 @@ _READ_TYPES = (_F2, _I2, _I1, _F1, types.float32, _I1, types.int64, _F2)
 class _Announcement(event.Listener):
     """Says once that something is compiled, which happens where no compiled code is stored yet."""
 
-    def __init__(self) -> None:
-        self._is_said = False
+    is_said = False
 
     def on_start(self, event: event.Event) -> None:
-        """The compiler begins with a function."""
-        if not self._is_said:
+        if not self.is_said:
             log.info("compiling the forward for this processor; this happens once and takes some seconds")
-        self._is_said = True
+        self.is_said = True
 
     def on_end(self, event: event.Event) -> None:
-        """The compiler has finished a function."""
+        pass
 
 
 def compile_forwards() -> None:

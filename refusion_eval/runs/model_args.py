@@ -87,8 +87,6 @@ class ModelArgs:
         ray_address: HOST:PORT of a Ray cluster, or auto for the one of this machine. By default one is started here.
         tune: Measure what a wider forward costs here, by which forwards of ReFusion are fused. By default TPF does not
             depend on the machine.
-        fuse_by_default: Fuse the forwards of ReFusion where no setting says so, as before version 1.0. By default they
-            are those of the paper's algorithm, and fuse=true fuses them.
         backend: own, or transformers: its own forward, for any causal or masked language model that it loads. It
             computes the whole text each time, without a cache, so its times measure no decoder.
         settings: The decoder's settings that were given beside these.
@@ -122,7 +120,6 @@ class ModelArgs:
     worker_cpus: PositiveInt = 1
     ray_address: str | None = None
     tune: bool = False
-    fuse_by_default: bool = False
     backend: Literal["own", "transformers"] = "own"
     settings: Mapping[str, Any] = field(default_factory=dict, compare=False)
 

@@ -16,7 +16,7 @@ from refusion_eval.errors import DecodeError
 from refusion_eval.models.cache import KVCache
 from refusion_eval.models.layers import Weights, rms_norm, rotate, swiglu
 from refusion_eval.models.transformer import Transformer
-from refusion_eval.types import Commit, FeatureReuse, Forward, Read, Response, RowScores, bidirectional, causal
+from refusion_eval.types import Commit, FeatureReuse, Forward, Read, Response, bidirectional, causal
 from tests.decoders.baselines import forwards_of
 from tests.engine.random_model import CPU, VOCAB_SIZE, random_engine, random_transformer
 from tests.engine.test_engine import Script, play, wander_requests
@@ -84,7 +84,7 @@ class Oracle:
 def forward_of(tokens, reuse, rows=None):
     num_rows = len(tokens)
     reads = (Read(range(num_rows) if rows is None else rows),)
-    return Forward(tokens, range(num_rows), bidirectional(num_rows), reads, reuse=reuse)
+    return Forward(tokens, range(num_rows), bidirectional(num_rows), reads, approximation=reuse)
 
 
 def changing_texts(seed, num_forwards, num_prompt, num_response):
@@ -224,7 +224,6 @@ STALE = FeatureReuse(2, False, True)
         ([forward_of([1, 2, 3], FeatureReuse(4))], "does not fit a forward of 3 rows"),
         ([forward_of([1, 2, 3], FeatureReuse(2, transfer_ratio=1.5))], "does not fit a forward of 3 rows"),
         ([replace(forward_of([1, 2, 3], ALL), attention=causal(3))], "by a whole text with full attention"),
-        ([replace(forward_of([1, 2, 3], ALL), scores=RowScores([0], [1]))], "no scored rows"),
         (
             [forward_of([1, 2, 3], None), replace(forward_of([1, 2, 3], ALL), commit=Commit([0]))],
             "1 cached rows",
