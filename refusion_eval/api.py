@@ -22,6 +22,7 @@ from refusion_eval.engine.scoring import MaskedReading, TokenScore, estimate_man
 from refusion_eval.engine.width import WidthCost
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.loading import LoadedModel, load_model
+from refusion_eval.models.device import cpu_threads
 from refusion_eval.types import Decoded, Decoding, Trace
 
 # Token ids as users have them: an integer tensor or array may have the shape [L] or [1, L].
@@ -45,26 +46,30 @@ __all__ = [
 ]
 
 
-def decoder_settings(model: LoadedModel, decoder: str | Decoder, **settings: Any) -> Any:
-    """Builds a decoder's settings from fields of its settings class.
+def decoder_settings(model: LoadedModel, decoder: str | Decoder, made: Any = None, /, **settings: Any) -> Any:
+    """Makes a decoder's settings from fields of its settings class, and checks that they fit the checkpoint.
 
     Mask and EOS ids that are not given come from the checkpoint's card, and `fuse` is False: the paper's algorithm.
-    The decoder is as in `find_decoder`.
+
+    Args:
+        model: from `load_model`.
+        decoder: as in `find_decoder`.
+        made: settings that exist already, which are checked and returned.
+        **settings: fields of the decoder's settings class.
 
     Raises:
         ConfigError: unknown decoder or setting, a value out of range, or a mask token is needed and there is none.
     """
     settings_class = find_decoder(decoder).Settings
     names = [field.name for field in dataclasses.fields(settings_class)]
+    if made is not None and (settings or not isinstance(made, settings_class)):
+        raise ConfigError(f"settings of {_name_of(decoder)}: give fields, or one {settings_class.__name__}")
     check_keys(settings, names, _name_of(decoder), what="setting")
-    check_fit(model, decoder, "mask_id" in settings)
-    if "eos_ids" in names:
-        settings.setdefault("eos_ids", model.card.eos_ids)
-    if "mask_id" in names:
-        settings.setdefault("mask_id", model.card.mask_id)
-    if "fuse" in names:
-        settings.setdefault("fuse", False)
-    resolved = settings_class(**settings)
+    mask_id = settings.get("mask_id") if made is None else getattr(made, "mask_id", None)
+    check_fit(model, decoder, mask_id is not None)
+    of_checkpoint = {"eos_ids": model.card.eos_ids, "mask_id": model.card.mask_id, "fuse": False}
+    defaults = {name: value for name, value in of_checkpoint.items() if name in names}
+    resolved = settings_class(**defaults | settings) if made is None else made
     vocab_size = model.config.vocab_size
     ids = (*getattr(resolved, "eos_ids", ()), *([resolved.mask_id] if "mask_id" in names else []))
     if any(not 0 <= token < vocab_size for token in ids):
@@ -341,11 +346,13 @@ def score_tokens_many(
             raise ConfigError(f"a text of {num_tokens} tokens cannot be scored; {model.name} takes at most {longest}")
     shift = _logit_shift(model)
     if shift is None:
-        return score_many(model.engine.model, read, batch_size)
+        with cpu_threads(model.num_threads):
+            return score_many(model.engine.model, read, batch_size)
     if model.card.mask_id is None:
         raise ConfigError(f"{model.name} names no mask token; give its id as mask_token_id in its config.json")
     reading = MaskedReading(mask_id=model.card.mask_id, shift=shift, num_samples=mc_samples, seed=seed)
-    return estimate_many(model.engine.model, read, batch_size, reading)
+    with cpu_threads(model.num_threads):
+        return estimate_many(model.engine.model, read, batch_size, reading)
 
 
 def longest_scored(model: LoadedModel) -> int:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import Field, field, fields, is_dataclass
 from functools import cache, wraps
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, dataclass_transform
+from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
 
 import yaml
 from annotated_types import Ge, Gt, Le
@@ -91,9 +91,10 @@ def settings_class(where: str = "", *, slots: bool = True) -> Callable[[type[T]]
 
 
 def added_setting(default: Any) -> Any:
-    """A field that a settings class did not have in earlier versions.
+    """A field that is recorded only where it differs from its default.
 
-    At its default it is not recorded, so that records of earlier versions are those of the same settings.
+    A setting that a class gains is declared so: the digest of unchanged settings, and with it the key of every recorded
+    sample, stays.
     """
     return field(default=default, metadata={"added": True})
 
@@ -343,6 +344,45 @@ def _rule(error: ErrorDetails) -> str:
             return "; write its settings below it, one a line"
         case _:
             return f"; {error['msg'][0].lower()}{error['msg'][1:]}"
+
+
+@settings_class("load_model")
+class CheckpointOptions:
+    """Which checkpoint is opened, and how; `load_model` and the model arguments of a run have the same options.
+
+    Attributes:
+        pretrained: Checkpoint: a folder, a hub id, "embedded" (the decoder's tiny model) or "embedded:NAME".
+        adapter: LoRA adapter, a folder or hub id. It is merged into the weights when they are loaded.
+        revision: Branch, tag or commit of a hub id.
+        dtype: Type of weights and cache. auto is the checkpoint's own type on a GPU and float32 on a CPU.
+        device: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one.
+        attention: Attention backend: sdpa, flash (causal forwards by flash-attn, without CUDA graphs), or native (CPU,
+            float32). auto is native where it can run, else sdpa.
+        kv_budget_gib: GiB that the keys and values of a batch may take. The default is the free memory.
+        cuda_graphs: Record forwards as CUDA graphs, of one request and of batches. The default is yes on a GPU.
+        tune: Measure what a wider forward costs here, by which forwards of ReFusion are fused. By default TPF does not
+            depend on the machine.
+        backend: own, or transformers: its own forward, for any causal or masked language model that it loads. It
+            computes the whole text each time, without a cache, so its times measure no decoder.
+    """
+
+    pretrained: str
+    adapter: str | None = None
+    revision: str | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str = "auto"
+    attention: str = "auto"
+    kv_budget_gib: NonNegativeFloat | None = None
+    cuda_graphs: bool | None = None
+    tune: bool = False
+    backend: Literal["own", "transformers"] = "own"
+
+    def __post_init__(self) -> None:
+        if self.backend == "own":
+            return
+        for name in ("attention", "cuda_graphs", "adapter", "tune"):
+            if (value := getattr(self, name)) not in (None, False, "auto", "sdpa"):
+                raise ConfigError(f"{name}={value} is for backend=own only; leave it out")
 
 
 # YAML files that users write

@@ -69,8 +69,8 @@ def arguments_of(run: Run, **changes: str | None) -> ModelArgs:
     given = {name: value for name, value in changes.items() if value is not None}
     # The dtype and revision that were chosen then are fixed now: other ones would be another run.
     chosen = {"dtype": run.manifest.dtype, "revision": run.manifest.checkpoint_revision or None}
-    before = {"fuse_by_default": True}  # versions that do not record it fused
-    return parse_model_args({**before, **recorded, **{name: value for name, value in chosen.items() if value}, **given})
+    recorded = {name: value for name, value in recorded.items() if (name, value) != ("fuse_by_default", False)}
+    return parse_model_args({**recorded, **{name: value for name, value in chosen.items() if value}, **given})
 
 
 def rerun(run_dir: Path, again_dir: Path, *, data: Path | None = None, sandbox: str = "auto") -> Repetition:

@@ -13,9 +13,7 @@ from transformers import Qwen3ForCausalLM
 
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.loading import DTYPES, LoadedModel
-from refusion_eval.models.checkpoint import Location
 from refusion_eval.models.config import ModelConfig, model_config
-from refusion_eval.models.device import choose_backend, leave_out_cudnn_attention
 from refusion_eval.models.transformer import Transformer, Weights, dense_along_first
 from refusion_eval.models.weights import arrange_weights, head_name, with_saved_head
 
@@ -92,10 +90,10 @@ def _host(module: Qwen3ForCausalLM) -> LoadedModel:
             config = model_config(Path(directory))
         except CheckpointError as error:
             raise CheckpointError(str(error).replace(str(path), f"the config of {name}")) from None
-        if device.type == "cuda":
-            leave_out_cudnn_attention()
-        backend = choose_backend("auto", dtype, device)
-        model = LoadedModel(Location(name, Path(directory), None), config, dtype, device, backend)
+        model = LoadedModel.open(
+            directory, dtype=str(dtype).removeprefix("torch."), device=str(device), cuda_graphs=False
+        )
+        model.name = name
     model.transformer = Transformer(config, _weights(name, tensors, config))
     return model
 

@@ -88,14 +88,14 @@ def identity(system: System) -> Manifest:
 def machine(system: System) -> Hardware:
     """The hardware that a system runs on."""
     device = system.model.device
-    return collect_hardware(torch.get_num_threads(), device if device.type == "cuda" else None, system.num_processes)
+    return collect_hardware(system.model.num_threads, device if device.type == "cuda" else None, system.num_processes)
 
 
 def machine_state(system: System) -> dict[str, Any]:
     """What else decides times: threads, load of the last minute, mean clock of the processors, clocks of the GPU."""
     device = system.model.device
     clocks = [float(text) for name, text in _cpuinfo() if name == "cpu MHz"]
-    state: dict[str, Any] = {"threads": torch.get_num_threads()}
+    state: dict[str, Any] = {"threads": system.model.num_threads}
     if hasattr(os, "getloadavg"):
         state["load"] = round(os.getloadavg()[0], 2)
     if clocks:

@@ -5,13 +5,13 @@ The systems of the paper, a decoder on a published checkpoint each, stand for so
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, fields
 from datetime import datetime
 from functools import cache
 from typing import Any, Literal
 
 from refusion_eval.config import (
-    NonNegativeFloat,
+    CheckpointOptions,
     NonNegativeInt,
     PositiveInt,
     build,
@@ -48,24 +48,16 @@ def decoder_of_system(system: str) -> str:
 
 
 @settings_class("model_args")
-class ModelArgs:
+class ModelArgs(CheckpointOptions):
     """Which checkpoint to load and how to run it. Decoder settings are given beside these, by their own names.
 
     The entries below are also the help of the options of `refusion-eval run`.
 
     Attributes:
-        pretrained: Checkpoint: a folder, a hub id, "embedded" (the decoder's tiny model) or "embedded:NAME".
         decoder: Name of the decoder, or where one of your own is: FILE.py:DECODER or MODULE:DECODER.
-        adapter: LoRA adapter, a folder or hub id. It is merged into the weights when they are loaded.
         preset: Settings table of the decoder, where its file has several. The default is the first.
-        revision: Branch, tag or commit of a hub id.
-        dtype: Type of weights and cache. auto is the checkpoint's own type on a GPU and float32 on a CPU.
-        device: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one.
-        attention: Attention backend: sdpa, flash, or native (CPU, float32). auto is native where it can run, else sdpa.
         batch_size: Requests decoded together, as far as the KV budget allows, or auto. Speed is measured at 1 only.
         tps_samples: Items of every task that are decoded alone, to measure speed beside a batch.
-        kv_budget_gib: GiB that the keys and values of a batch may take. The default is the free memory.
-        cuda_graphs: Record forwards as CUDA graphs, of one request and of batches. The default is yes on a GPU.
         run_dir: Folder where every sample is recorded as it finishes, and found again by the next run.
         data_dir: Folder with benchmark rows.
         enable_thinking: Value that the chat template receives for thinking. The default is yes.
@@ -85,27 +77,13 @@ class ModelArgs:
         workers: Largest number of Ray workers. The default is as many as fit.
         worker_cpus: Processor cores of a Ray worker without a GPU.
         ray_address: HOST:PORT of a Ray cluster, or auto for the one of this machine. By default one is started here.
-        tune: Measure what a wider forward costs here, by which forwards of ReFusion are fused. By default TPF does not
-            depend on the machine.
-        fuse_by_default: Fuse the forwards of ReFusion where no setting says so, as before version 1.0. By default they
-            are those of the paper's algorithm, and fuse=true fuses them.
-        backend: own, or transformers: its own forward, for any causal or masked language model that it loads. It
-            computes the whole text each time, without a cache, so its times measure no decoder.
         settings: The decoder's settings that were given beside these.
     """
 
-    pretrained: str
     decoder: str = "refusion"
-    adapter: str | None = None
     preset: str | None = None
-    revision: str | None = None
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    device: str = "auto"
-    attention: str = "auto"
     batch_size: PositiveInt | None = 1
     tps_samples: NonNegativeInt = 0
-    kv_budget_gib: NonNegativeFloat | None = None
-    cuda_graphs: bool | None = None
     run_dir: str | None = None
     data_dir: str | None = None
     enable_thinking: bool = True
@@ -121,12 +99,10 @@ class ModelArgs:
     workers: PositiveInt | None = None
     worker_cpus: PositiveInt = 1
     ray_address: str | None = None
-    tune: bool = False
-    fuse_by_default: bool = False
-    backend: Literal["own", "transformers"] = "own"
     settings: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
+        CheckpointOptions.__post_init__(self)  # super() does not work in a class with slots
         if self.prompt_time is not None:
             try:
                 datetime.fromisoformat(self.prompt_time)
@@ -158,6 +134,12 @@ class ModelArgs:
         """Folder or hub id of the checkpoint."""
         name = embedded_name(self.pretrained, self.decoder)
         return self.pretrained if name is None else str(embedded_path(name))
+
+    @property
+    def options(self) -> CheckpointOptions:
+        """The options of the checkpoint, with its folder in place of the name of an embedded one."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(CheckpointOptions)}
+        return CheckpointOptions(**values | {"pretrained": self.checkpoint})
 
     @property
     def system_name(self) -> str:

@@ -8,16 +8,19 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from refusion_eval import api
 from refusion_eval.benchmarks import Turns, find_task
+from refusion_eval.config import CheckpointOptions
 from refusion_eval.decoders import find_decoder
 from refusion_eval.engine.engine import Request
 from refusion_eval.engine.width import WidthCost
 from refusion_eval.errors import ConfigError, DecodeError
+from refusion_eval.models.device import cpu_threads
 from refusion_eval.paths import tasks_path
 from refusion_eval.runs.job import Detokenizer, Job, record, record_error
 from refusion_eval.runs.model_args import ModelArgs, published_systems
@@ -119,26 +122,15 @@ class System:
             ConfigError: dtype, device or attention are impossible here.
         """
         args = self.args
-        names = (
-            "dtype",
-            "device",
-            "attention",
-            "revision",
-            "kv_budget_gib",
-            "cuda_graphs",
-            "adapter",
-            "tune",
-            "backend",
+        options = replace(
+            args.options,
+            attention=self.wanted_attention(),
+            cuda_graphs=args.cuda_graphs if args.loop == "engine" else False,
         )
-        wanted = {name: getattr(args, name) for name in names} | {"attention": self.wanted_attention()}
-        if args.loop != "engine":
-            wanted["cuda_graphs"] = False
-        key = (args.checkpoint, args.chat_template, *wanted.values())
-        return self.model_cache.get(key, lambda: self._open(wanted))
+        return self.model_cache.get((options, args.chat_template), lambda: self._open(options))
 
-    def _open(self, wanted: Mapping[str, Any]) -> api.LoadedModel:
-        args = self.args
-        opened = api.LoadedModel.open(args.checkpoint, **wanted)
+    def _open(self, options: CheckpointOptions) -> api.LoadedModel:
+        args, opened = self.args, api.LoadedModel(options)
         log.info("%s: %s", args.pretrained, opened.place)
         if args.adapter is None and any(
             system.adapter for system in published_systems().values() if system.decoder == args.decoder
@@ -179,20 +171,6 @@ class System:
                 return args.attention
             recorded = attention_backend(reader.run.manifest.attention)
             return args.attention if recorded == "transformers" else recorded
-
-    @functools.cached_property
-    def fuses_by_default(self) -> bool:
-        """Whether forwards are fused where no setting says so: only where the decoder can, and in runs begun that way.
-
-        A run of a version before 1.0 has fused forwards by default, and goes on with them when it is continued.
-        """
-        args = self.args
-        if "fuse" not in self.entry.Settings.__dataclass_fields__ or args.fuse_by_default:
-            return True
-        if args.run_dir is None or not (Path(args.run_dir) / RUN_JSON).is_file():
-            return False
-        with RunReader.open(args.run_dir) as reader:
-            return bool(reader.run.manifest.arguments.get("fuse_by_default", True))
 
     @functools.cached_property
     def batch_size(self) -> int:
@@ -326,9 +304,9 @@ class System:
                 generation=read_generation_kwargs(generation_kwargs, self.entry.Settings, task),
                 table=self.tables[known.mini] if known else None,
                 checkpoint=self.checkpoint_settings,
-                paper={} if self.fuses_by_default else {"fuse": False},
+                paper={"fuse": False} if "fuse" in self.entry.Settings.__dataclass_fields__ else {},
             )
-            api.decoder_settings(self.model, self.args.decoder, **resolved.values)
+            api.decoder_settings(self.model, self.args.decoder, resolved.settings)
             if announce:
                 before = next(iter(self._resolved.values()), None)
                 if before is None:
@@ -413,7 +391,8 @@ class System:
     def _run(self, job: Job) -> Decoded:
         settings = self._settings(job)
         if self.args.loop != "engine":
-            return self.stock_loop.run(job.prompt_ids, settings)
+            with cpu_threads(self.model.num_threads):
+                return self.stock_loop.run(job.prompt_ids, settings)
         return self.model.engine.run(self.entry.decode, job.prompt_ids, settings)
 
     def _together(self, jobs: Iterator[Job], batch_size: int) -> Iterator[Sample]:
