@@ -1,7 +1,4 @@
-"""A script in a process of its own, which answers questions one by one and is killed when it takes too long.
-
-What such a script computes may hang or use up its memory: the expressions of a model, the templates of a checkpoint.
-"""
+"""A script in a process of its own, because what it computes for a stranger may hang or use up its memory."""
 
 import json
 import os
@@ -22,8 +19,7 @@ _ATTEMPTS = 2
 class Child:
     """One process, started when first asked and again after each death. Only one thread at a time may ask.
 
-    Args:
-        script: reads questions as JSON lines and writes an answer to each as a JSON line.
+    Its script reads questions as JSON lines, the first of them `first`, and answers each with a JSON line.
     """
 
     def __init__(self, script: Path, first: Any) -> None:
@@ -34,12 +30,9 @@ class Child:
         self.seconds = 0.0
 
     def ask(self, question: Any, timeout_s: float) -> Any | None:
-        """The answer; None if it took too long, or if the process died and another one as well.
+        """The answer; None if it took too long, or if the process died and its replacement as well.
 
         A script may limit itself: SIGPROF, which a timer of its processor time sends, counts as too long.
-
-        Raises:
-            ChildProcessError: the script does not run.
         """
         for _ in range(_ATTEMPTS):
             if self._is_given_up:
@@ -68,7 +61,7 @@ class Child:
         return process.stdout.readline() if ready else None
 
     def _running(self) -> subprocess.Popen[bytes]:
-        """The process of this process: one that was forked with the pipes of another's must not read from them."""
+        # After a fork the parent still reads from the pipes of its process, so the fork starts a process of its own.
         if self._process is None or self._owner != os.getpid():
             # -P keeps the modules of the script's folder from shadowing others.
             self._process = subprocess.Popen(
@@ -86,8 +79,7 @@ class Child:
     def kill(self) -> None:
         """Kills the process while another thread waits for its answer; that thread sees the end of the pipe."""
         self._is_given_up = True
-        process = self._process
-        if process is not None:
+        if (process := self._process) is not None:
             process.kill()
 
     def close(self) -> int | None:

@@ -62,8 +62,10 @@ def evaluate(
     name = model
     if isinstance(model, LoadedModel):
         options = {option.name: getattr(model.options, option.name) for option in fields(CheckpointOptions)}
-        if decided := [argument for argument in options if argument in arguments]:
-            raise ConfigError(f"{', '.join(decided)}: the loaded model has decided that; give it to load_model instead")
+        if decided := [argument for argument in (*options, "chat_template") if argument in arguments]:
+            raise ConfigError(
+                f"{', '.join(decided)}: the loaded model has decided that; give its name and this argument instead"
+            )
         opened = Path(model.name)
         name = f"{EMBEDDED}:{opened.name}" if opened.parent == EMBEDDED_FOLDER else model.name
         arguments = {**options, "decoder": model.decoders[0], **arguments}

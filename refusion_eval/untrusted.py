@@ -34,11 +34,7 @@ def _escape(character: str) -> str:
 
 
 def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
-    """Opens a plain file for reading, or a link to one. A pipe, which may have no writer for ever, is refused at once.
-
-    Raises:
-        OSError: there is no such file, it cannot be opened, or it is something else than a file.
-    """
+    """Opens a plain file, or a link to a file; OSError at once for a pipe, which may have no writer for ever."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
@@ -50,7 +46,7 @@ def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def kind_of(mode: int) -> str:
-    """What `st_mode` of a file says that it is, in words."""
+    """The kind of a file in words, by its `st_mode`."""
     kinds = {
         stat.S_IFLNK: "symbolic link",
         stat.S_IFIFO: "named pipe",
@@ -62,7 +58,7 @@ def kind_of(mode: int) -> str:
 
 
 def read_plain(path: str | os.PathLike[str]) -> bytes:
-    """The content of a plain file of at most `LARGEST` bytes. Raises OSError for a larger one, else as `open_plain`."""
+    """The content of a plain file; OSError for more than `LARGEST` bytes, and as `open_plain`."""
     with open_plain(path) as file:
         content = file.read(LARGEST + 1)
     if len(content) > LARGEST:
@@ -71,22 +67,18 @@ def read_plain(path: str | os.PathLike[str]) -> bytes:
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """The text of a UTF-8 file, with line feeds as line ends. Raises OSError as `read_plain`, or UnicodeDecodeError."""
+    """The text of a UTF-8 file with line feeds as line ends; OSError as `read_plain`, or UnicodeDecodeError."""
     return read_plain(path).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def first_line(path: str | os.PathLike[str]) -> str:
-    """The first line of a plain file, without its end, as far as it is UTF-8. Raises OSError as `open_plain` does."""
+    """The first line of a plain file, without its end, as far as it is UTF-8; OSError as `open_plain`."""
     with open_plain(path) as file:
         return file.readline(_LONGEST_LINE).decode("utf-8", "replace").strip()
 
 
 def parse_json(text: str | bytes, object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """The value of a JSON text; the hook is that of `json.loads`.
-
-    Raises:
-        ValueError: the text is no JSON, not UTF-8, too long, or its values are too many or nested too deeply.
-    """
+    """The value of a JSON text; ValueError if it is malformed, too long, or nested too deeply. See `json.loads`."""
     if len(text) > LARGEST:
         raise ValueError(f"longer than {LARGEST >> 20} MiB")
     if isinstance(text, bytes):

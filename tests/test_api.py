@@ -148,11 +148,11 @@ def test_a_single_id_and_an_iterator_are_prompts(model):
         (None, "of the type NoneType"),
         (5, "of the type int"),
         ({"input_ids": IDS}, "of the type dict; give its input_ids"),
-        (["a"], "token id 'a' is no integer"),
-        ([5.7], "token id 5.7 is no integer"),
-        ([True], "token id True is no integer"),
-        (torch.tensor([1.0, 2.0]), "token id 1.0 is no integer"),
-        ([torch.tensor(1.5)], "is no integer"),
+        (["a"], "token id 'a' is not an integer"),
+        ([5.7], "token id 5.7 is not an integer"),
+        ([True], "token id True is not an integer"),
+        (torch.tensor([1.0, 2.0]), "token id 1.0 is not an integer"),
+        ([torch.tensor(1.5)], "is not an integer"),
         (torch.tensor([IDS, IDS]), "token ids are 2 rows"),
         ([torch.tensor(IDS), torch.tensor(IDS)], "token ids are 2 rows"),
         (torch.empty(0), "prompt is empty"),
@@ -185,7 +185,7 @@ def test_a_request_that_is_refused_ends_no_other(model):
     ]
     results = dict(api.generate_stream(model, requests, batch_size=2))
     assert results[0].tokens == results[4].tokens == refusion_eval.generate(model, IDS, **SMALL).tokens
-    refusals = ["token id 1.5 is no integer", "did you mean refusion", "make them with decoder_settings"]
+    refusals = ["token id 1.5 is not an integer", "did you mean refusion", "make them with decoder_settings"]
     for index, message in enumerate(refusals, start=1):
         assert isinstance(results[index], DecodeError)
         assert message in str(results[index])

@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "runs": BASE | {"api", "benchmarks", "config", "decoders", "engine", "models", "paths", "store"},
     "results": BASE | {"benchmarks", "metrics", "runs", "store"},
     "scoring": BASE | {"benchmarks", "config", "decoders", "metrics", "results", "runs", "sandbox", "store"},
-    "scaleout": BASE | {"api", "benchmarks", "config", "runs", "store"},
+    "scaleout": BASE | {"api", "benchmarks", "config", "engine", "runs", "store"},
     "evaluation": BASE
     | {"api", "benchmarks", "config", "decoders", "paths", "results", "runs", "scaleout", "scoring", "store"},
     "lm_eval_plugin": BASE

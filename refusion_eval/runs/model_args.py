@@ -5,7 +5,7 @@ The systems of the paper, a decoder on a published checkpoint each, stand for so
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import field, fields
+from dataclasses import asdict, field, fields
 from datetime import datetime
 from functools import cache
 from typing import Any, Literal
@@ -34,14 +34,14 @@ LAUNCH_ARGUMENTS = ("engine", "workers", "worker_cpus", "ray_address")
 
 
 def system_of_label(label: str) -> str:
-    """Returns the decoder or checkpoint whose runs have this name in tables by default; the name itself if none has."""
+    """The decoder or checkpoint whose runs have this name in tables by default; the name itself if none has."""
     labels = {name: decoder.label for name, decoder in DECODERS.items()} | EMBEDDED_NAMES
     return next((name for name, other in labels.items() if other == label), label)
 
 
 @cache
 def decoder_of_system(system: str) -> str:
-    """Returns the decoder of a published system, an embedded checkpoint or a decoder's own key; empty for others."""
+    """The decoder of a published system, an embedded checkpoint or a decoder's own key; empty for others."""
     published = published_systems().get(system)
     decoder = EMBEDDED_DECODERS.get(system, system) if published is None else published.decoder
     return decoder if decoder in DECODERS else ""
@@ -108,11 +108,11 @@ class ModelArgs(CheckpointOptions):
                 datetime.fromisoformat(self.prompt_time)
             except ValueError:
                 raise ConfigError(
-                    f"model_args: prompt_time={self.prompt_time!r} is no date; write it as 2026-01-31 or "
+                    f"model_args: prompt_time={self.prompt_time!r} is not a date; write it as 2026-01-31 or "
                     "2026-01-31T12:00"
                 ) from None
-        of_stock_loop = {"decoder": "autoregressive", "batch_size": 1, "cuda_graphs": False, "adapter": None}
-        for name, needed in of_stock_loop.items():
+        needs_of_stock_loop = {"decoder": "autoregressive", "batch_size": 1, "cuda_graphs": False, "adapter": None}
+        for name, needed in needs_of_stock_loop.items():
             value = getattr(self, name)
             if self.loop != "engine" and value not in (needed, None):
                 raise ConfigError(
@@ -126,7 +126,7 @@ class ModelArgs(CheckpointOptions):
 
     @property
     def settings_type(self) -> type:
-        """Settings class of the decoder."""
+        """The settings class of the decoder."""
         return find_decoder(self.decoder).Settings
 
     @property
@@ -153,8 +153,7 @@ class ModelArgs(CheckpointOptions):
 def parse_model_args(given: Mapping[str, Any], additional: Mapping[str, Any] | None = None) -> ModelArgs:
     """Separates the decoder's settings from the other model arguments, and converts and checks all of them.
 
-    Raises:
-        ConfigError: a key is unknown, a value is refused, or arguments do not fit each other.
+    `additional` has what lm-eval's command line adds; `given` outranks it.
     """
     where = "model_args"
     flags = {key: value for key, value in (additional or {}).items() if value is not None}
@@ -170,15 +169,15 @@ def parse_model_args(given: Mapping[str, Any], additional: Mapping[str, Any] | N
         arguments["batch_size"] = None
     elif isinstance(batch_size, str) and not batch_size.lstrip("+-").isdigit():
         raise ConfigError(f"{where}: batch_size={batch_size!r} is not a whole number; give one, or auto")
-    decoder = arguments.get("decoder", "refusion")
-    settings_type = find_decoder(str(decoder)).Settings
-    of_decoder = field_types(settings_type)
-    check_keys(arguments, field_types(ModelArgs).keys() | of_decoder.keys(), where)
+    settings_type = find_decoder(str(arguments.get("decoder", "refusion"))).Settings
+    setting_names = field_types(settings_type).keys()
+    check_keys(arguments, field_types(ModelArgs).keys() | setting_names, where)
     if "pretrained" not in arguments:
         raise ConfigError(f"{where}: pretrained is missing; name a checkpoint folder or a hub id: pretrained=...")
-    settings = read_values(settings_type, {key: value for key, value in arguments.items() if key in of_decoder}, where)
-    rest = read_values(ModelArgs, {key: value for key, value in arguments.items() if key not in of_decoder}, where)
-    return ModelArgs(**rest, settings=settings)
+    # Settings are checked one by one here, and as a whole once those of the task and the checkpoint are beside them.
+    given_settings = {key: arguments.pop(key) for key in list(arguments) if key in setting_names}
+    settings = read_values(settings_type, given_settings, where)
+    return ModelArgs(**arguments, settings=settings)
 
 
 @settings_class()
@@ -207,11 +206,7 @@ class PublishedSystem:
 
 
 def published_systems() -> dict[str, PublishedSystem]:
-    """Reads tasks/settings/systems.toml; a decoder without a row there is a system without a published checkpoint.
-
-    Raises:
-        ConfigError: the file cannot be read, or a row is malformed.
-    """
+    """Reads tasks/settings/systems.toml; a decoder without a row there is a system without a published checkpoint."""
     path = tasks_path() / "settings" / "systems.toml"
     file = f"tasks/settings/{path.name}"
     try:
@@ -230,27 +225,12 @@ def published_systems() -> dict[str, PublishedSystem]:
 
 
 def system_arguments(name: str, model: str | None) -> dict[str, str | bool | None]:
-    """Returns the model arguments of a published system.
-
-    Args:
-        model: folder or hub id of a checkpoint to use instead of the published one, without the published adapter. The
-            system keeps its label.
-
-    Raises:
-        ConfigError: the system is unknown (the message suggests the likeliest one), or has no published checkpoint and
-            none is given.
-    """
+    """The model arguments of a published system; on a checkpoint of the user's, without the published adapter."""
     systems = published_systems()
     check_keys([name], systems, "", what="system")
     system = systems[name]
     if model is None and system.pretrained is None:
         raise ConfigError(f"system {name}: no checkpoint of it was published; give one with --model")
-    return {
-        "pretrained": model or system.pretrained,
-        "adapter": system.adapter if model is None else None,
-        "decoder": system.decoder,
-        "system": system.label,
-        "enable_thinking": system.enable_thinking,
-        "chat_template": system.chat_template,
-        "add_bos_token": system.add_bos_token,
-    }
+    arguments = {**asdict(system), "system": system.label}
+    del arguments["name"], arguments["label"]
+    return arguments if model is None else arguments | {"pretrained": model, "adapter": None}
