@@ -149,6 +149,7 @@ def _amount(value: float) -> str:
 def draw_swept(points: Sequence[Point], width: style.Width | None = None) -> style.Drawing:
     """Figures 4 and 8: score and throughput minus the baseline's, with the sweet spot of each setting shaded."""
     panels = sorted(dict.fromkeys(point.panel for point in points), key=lambda name: [*_SETTINGS, name].index(name))
+    points, off = _with_off_on_the_axis(points)
     series = style.in_order(point.series for point in points)
     rows = ((DELTA_SCORE, "$\\Delta$ score (points)"), (DELTA_TPS, "$\\Delta$ TPS (tokens/s)"))
     inches = style.page_width(width, "one" if len(panels) == 1 else "two")
@@ -171,7 +172,7 @@ def draw_swept(points: Sequence[Point], width: style.Width | None = None) -> sty
                 style.formula(axes.yaxis.get_label())
                 axes.set_ylabel(name if column == 0 or stacked else "")
                 if stacked or metric == DELTA_TPS:
-                    _setting_axis(axes, panel, points)
+                    _setting_axis(axes, panel, points, off.get(panel))
             if len(panels) > 1:
                 title = style.panel_title(grid[0, column], column, _SETTINGS.get(panel, (panel,))[0])
                 if panel in _SETTINGS:
@@ -198,7 +199,17 @@ def draw_swept(points: Sequence[Point], width: style.Width | None = None) -> sty
     return style.drawing(figure, sentences)
 
 
-def _setting_axis(axes: Axes, panel: str, points: Sequence[Point]) -> None:
+def _with_off_on_the_axis(points: Sequence[Point]) -> tuple[list[Point], dict[str, float]]:
+    """The points with a place on the axis for a setting that is off, whose value is infinite; panel -> that place."""
+    off: dict[str, float] = {}
+    for panel in {point.panel for point in points if math.isinf(point.x)}:
+        values = [point.x for point in points if point.panel == panel and not math.isinf(point.x)] or [1.0]
+        low, high = min(values), max(values)
+        off[panel] = 2 * high if panel in _SIZES else high + 0.15 * (high - low or 1.0)
+    return [replace(point, x=off[point.panel]) if math.isinf(point.x) else point for point in points], off
+
+
+def _setting_axis(axes: Axes, panel: str, points: Sequence[Point], off: float | None) -> None:
     values = sorted({point.x for point in points if point.panel == panel})
     if panel in _SIZES:
         axes.set_xscale("log", base=2)
@@ -207,6 +218,8 @@ def _setting_axis(axes: Axes, panel: str, points: Sequence[Point]) -> None:
         axes.set_xlim(values[0] / 2**0.4, values[-1] * 2**0.4)
     else:
         axes.set_xlim(min(values) - 0.04, max(values) + 0.04)
+    if off is not None:
+        axes.set_xticks(values, ["off" if value == off else f"{value:g}" for value in values])
     axes.set_xlabel(_SETTINGS.get(panel, (panel,))[0])
     if panel in _SETTINGS:
         style.formula(axes.xaxis.get_label())

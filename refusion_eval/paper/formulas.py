@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from refusion_eval.errors import DataError
 from refusion_eval.metrics import RESAMPLES, Z_95, Bootstrap, Interval
+from refusion_eval.paper.rows import number
 from refusion_eval.results.measurement import SCORES, TASKS, Measurement, MeasurementKey
 
 Values = NDArray[Any]  # [..., 1 + RESAMPLES]: the value itself, then its draws
@@ -37,6 +38,15 @@ class MissingMeasurement(DataError):
     def __init__(self, message: str, keys: tuple[MeasurementKey, ...]) -> None:
         super().__init__(message)
         self.keys = keys
+
+
+def setting_number(text: str, where: str) -> float:
+    """The value of a setting on an axis: infinite for one that is off (`threshold=null`), NaN for an empty text.
+
+    Raises:
+        DataError: the text holds no number.
+    """
+    return math.inf if text == "null" else number(text, where)
 
 
 class Reader:
@@ -76,7 +86,7 @@ class Reader:
             base, _, pair = key.partition("@")
             name, equals, value = pair.partition("=")
             if base == system and equals and setting in ("", name) and metric in ("", name_of_figure):
-                found.add((math.inf if value == "null" else float(value), key, benchmark))
+                found.add((setting_number(value, key), key, benchmark))
         if not found:
             raise MissingMeasurement(f"there is no sweep of {setting or 'any setting'} by {system}", ())
         return [(key, value, benchmark) for value, key, benchmark in sorted(found)]

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from refusion_eval.benchmarks import BENCHMARKS, find_task
 from refusion_eval.errors import DataError
 from refusion_eval.metrics import Interval
-from refusion_eval.paper.formulas import compute
+from refusion_eval.paper.formulas import compute, setting_number
 from refusion_eval.paper.names import system_label, task_title
-from refusion_eval.paper.rows import BASELINE, OPERATING_POINT, Point, number, read_records
+from refusion_eval.paper.rows import BASELINE, OPERATING_POINT, Point, read_records
 from refusion_eval.results.measured import read_measurements
 from refusion_eval.results.measurement import (
     AVERAGE,
@@ -156,7 +156,7 @@ def swept(folders: Sequence[Path], task: str = TASK) -> list[Point]:
             if run.is_baseline or set(run.varied) - {name} or not _is_timed(run.measurements):
                 continue
             first = run.measurements[0]
-            value = number(first.settings.get(name, ""), f"{first.run_id}, {name}")
+            value = setting_number(first.settings.get(name, ""), f"{first.run_id}, {name}")
             if math.isnan(value):
                 continue  # the system does not have this setting
             for metric, y in zip(

@@ -286,12 +286,9 @@ def interval_text(interval: Interval | None, digits: int = 2, missing: str = "")
 
 def csv_text(columns: Sequence[str], rows: Iterable[Iterable[Any]], line_end: str = "\n") -> str:
     """A header and one line a row. Equal rows give equal bytes."""
-    import pandas as pd  # half a second, which only commands that write CSV should pay
-
-    table = [[csv_cell(value) for value in row] for row in rows]
-    return pd.DataFrame(table, columns=list(map(csv_cell, columns)), dtype=object).to_csv(
-        index=False, lineterminator=line_end
-    )
+    text = io.StringIO()
+    csv.writer(text, lineterminator=line_end).writerows([csv_cell(value) for value in row] for row in (columns, *rows))
+    return text.getvalue()
 
 
 def csv_cell(value: Any) -> str:

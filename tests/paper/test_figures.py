@@ -249,6 +249,19 @@ def test_half_written_runs_are_noted(made, tmp_path):
     }
 
 
+def test_a_setting_that_is_off_is_drawn_beyond_its_largest_value(made, tmp_path):
+    folder = made["sweep"](tmp_path / "s", "threshold", [0.5, 0.7, 0.9], operating=0.7)
+    for name in ("sweep.csv", "points.csv"):
+        text = (folder / name).read_text(encoding="utf-8")
+        (folder / name).write_text(text.replace("threshold=0.9", "threshold=null").replace(",0.9,", ",null,"), "utf-8")
+    points = rows_of("figure4", [folder])
+    assert [point.x for point in points if point.metric == DELTA_SCORE] == [0.5, 0.7, math.inf]
+    csv, *_ = write_figure("figure4", points, tmp_path / "out")
+    axes = FIGURES["figure4"].draw(read_rows(csv, Point), None).figure.get_axes()[-1]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["0.5", "0.7", "off"]
+    assert axes.get_xlim()[1] > axes.get_xticks()[-1] > 0.7
+
+
 def test_a_sweep_of_several_machines_is_refused_by_name(made, tmp_path):
     folder = made["sweep"](tmp_path / "s", "tau_slot", [0.5, 0.7], operating=0.7, hardware=lambda v: f"CPU {v}")
     with pytest.raises(StoreError, match=r"speed of several machines .*CPU 0\.5 in refusion-0\.5"):

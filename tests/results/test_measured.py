@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import math
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.render import read_csv, write_csv
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.store.records import Hardware, ScoreRow
+from refusion_eval.store.run_reader import Run
 from refusion_eval.store.run_store import RunStore
 
 OTHER_MACHINE = Hardware(cpu="Faster CPU", cores=64, threads=64)
@@ -217,6 +219,14 @@ def test_no_speedup_between_machines_and_the_row_says_so(write_run, make_sample,
     rows = figures(run_measurements([two_systems[0], slow]))
     assert "speedup" not in rows
     assert "different machines" in rows["tps"].note
+
+
+def test_no_speedup_over_a_run_that_took_no_turns(two_systems, monkeypatch):
+    turns = itertools.cycle((1, 2))
+    monkeypatch.setattr(Run, "round", lambda run, _: next(turns) if run.run_id == "refusion" else 1)
+    rows = figures(run_measurements(two_systems))
+    assert "speedup" not in rows
+    assert "no speedup over ar: one was timed in 1 rounds and the other in 2" in rows["tps"].note
 
 
 def test_several_possible_baselines_must_be_named(two_systems, write_run, make_sample):
