@@ -137,23 +137,23 @@ def field_types(cls: type) -> dict[str, Any]:
 
 def check_keys(
     keys: Collection[str],
-    known: Collection[str],
+    valid: Collection[str],
     where: str,
     *,
     what: str = "key",
     offered: Collection[str] | None = None,
 ) -> None:
-    """Refuses a key that is not among `known`, and suggests the key in `offered` that the user most likely meant."""
+    """Refuses a key that is not valid, and suggests the likeliest of `offered`, which by default are the valid keys."""
     for key in keys:
-        if key not in known:
-            raise unknown_key(key, known if offered is None else offered, where, what=what)
+        if key not in valid:
+            raise unknown_key(key, valid if offered is None else offered, where, what=what)
 
 
-def unknown_key(key: str, known: Collection[str], where: str = "", *, what: str = "key") -> ConfigError:
+def unknown_key(key: str, valid: Collection[str], where: str = "", *, what: str = "key") -> ConfigError:
     """The error of `check_keys`; arguments as there."""
     name_here = OTHER_NAMES.get(key)
-    near = [name_here] if name_here in known else difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else f"known {what}s: {', '.join(sorted(known))}"
+    near = [name_here] if name_here in valid else difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"known {what}s: {', '.join(sorted(valid))}"
     return ConfigError(f"{_place(where)}unknown {what} {key!r}; {hint}")
 
 
@@ -209,7 +209,7 @@ def _none(value: Any, texts: Collection[str]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Python's own number or list in place of one of numpy or torch."""
+    """Python's own number or list for a value of numpy or torch."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -300,7 +300,7 @@ def _config_error(error: ValidationError, cls: Any, where: str, key: str = "") -
 
 
 def _rule(error: ErrorDetails) -> str:
-    """What the value had to be."""
+    """The rule that the value breaks."""
     context = error.get("ctx", {})
     match error["type"]:
         case "wrong_type":

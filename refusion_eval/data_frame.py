@@ -43,7 +43,7 @@ def evaluate(
             means its mini task.
         include_path: folder with task files of lm-eval, whose tasks may be named.
         limit: only the first items of every task.
-        run_dir: folder where samples are recorded and found again; None for one that is removed at the end.
+        run_dir: folder where samples are recorded and found again; None for a folder that is removed at the end.
         data: folder with benchmark rows.
         prompts: what a benchmark's name means: "ours", or "release" for the prompts of ReFusion's release.
         sandbox: "auto", or "none" to run model-written code without isolation.
@@ -73,8 +73,8 @@ def evaluate(
         place = run_dir or Path(stack.enter_context(TemporaryDirectory(prefix="refusion_eval_"))) / "run"
         places = {"run_dir": str(place), "data_dir": None if data is None else str(data)}
         args = parse_model_args({**arguments, **places, "pretrained": name})
-        asked = [os.fspath(task) for task in ([tasks] if isinstance(tasks, str | PathLike) else tasks)]
-        names = loop.task_names(asked, args.pretrained, prompts=prompts, data=places["data_dir"])
+        given = [os.fspath(task) for task in ([tasks] if isinstance(tasks, str | PathLike) else tasks)]
+        names = loop.task_names(given, args.pretrained, prompts=prompts, data=places["data_dir"])
         cache = ModelCache(model if isinstance(model, LoadedModel) else None)
         if loop.own_tasks().keys() >= set(names):
             loop.evaluate(args, names, limit=limit, sandbox=sandbox, model_cache=cache)

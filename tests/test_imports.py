@@ -5,13 +5,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "refusion_eval"
-BASE = {"types", "errors", "untrusted", "child", "version"}
+BASE = {"types", "errors", "untrusted", "version"}
 
 # Part of the package -> the parts that it may import besides itself. A part is a folder or a top-level module.
 # A part stands below every part that it imports, so that no circle is possible.
 MAY_IMPORT = {
     "untrusted": set(),
-    "child": set(),
     "errors": {"untrusted"},
     "types": set(),
     "embedded": set(),
@@ -63,7 +62,6 @@ NO_TORCH = {
     "types",
     "errors",
     "untrusted",
-    "child",
     "config",
     "decoders",
     "metrics",

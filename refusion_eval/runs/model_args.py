@@ -25,7 +25,7 @@ from refusion_eval.decoders import DECODERS, find_decoder
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import embedded_name, embedded_path, tasks_path
 
-# Names in tables of those checkpoints in the package that are not their decoder's main one.
+# Names in tables of the embedded checkpoints that are not their decoder's main checkpoint.
 EMBEDDED_NAMES = {"autoregressive_sft": "AR-SFT"}
 EMBEDDED_DECODERS = {"autoregressive_sft": "autoregressive"}
 
@@ -54,7 +54,7 @@ class ModelArgs(CheckpointOptions):
     The entries below are also the help of the options of `refusion-eval run`.
 
     Attributes:
-        decoder: Name of the decoder, or where one of your own is: FILE.py:DECODER or MODULE:DECODER.
+        decoder: Name of the decoder, or the place of your own: FILE.py:DECODER or MODULE:DECODER.
         preset: Settings table of the decoder, where its file has several. The default is the first.
         batch_size: Requests decoded together, as far as the KV budget allows, or auto. Speed is measured at 1 only.
         tps_samples: Items of every task that are decoded alone, to measure speed beside a batch.
@@ -66,7 +66,7 @@ class ModelArgs(CheckpointOptions):
         prompt_time: Date that a chat template finds where it asks for today's, such as 2026-01-31, with a time where it
             matters. The default is the moment at which the run began.
         mc_samples: Noised copies of each continuation that estimate the log-likelihood of a masked model.
-        warmup: Requests that are decoded and discarded before the first measured one of each settings.
+        warmup: Requests that are decoded and discarded before the first measured request of each settings.
         system: Name of the system in tables. The default is the decoder's.
         backbone: Model that the checkpoint was made from, if its config.json does not say. Speed-up compares systems of
             one backbone.
@@ -76,7 +76,7 @@ class ModelArgs(CheckpointOptions):
             cluster.
         workers: Largest number of Ray workers. The default is as many as fit.
         worker_cpus: Processor cores of a Ray worker without a GPU.
-        ray_address: HOST:PORT of a Ray cluster, or auto for the one of this machine. By default one is started here.
+        ray_address: HOST:PORT of a Ray cluster, or auto for this machine's. By default a cluster is started here.
         settings: The decoder's settings that were given beside these.
     """
 
@@ -137,7 +137,7 @@ class ModelArgs(CheckpointOptions):
 
     @property
     def options(self) -> CheckpointOptions:
-        """The options of the checkpoint, with its folder in place of the name of an embedded one."""
+        """The options of the checkpoint, with the folder of an embedded checkpoint in place of its name."""
         values = {entry.name: getattr(self, entry.name) for entry in fields(CheckpointOptions)}
         return CheckpointOptions(**values | {"pretrained": self.checkpoint})
 
