@@ -15,6 +15,7 @@ from refusion_eval import api, loading
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.width import SHIPPED_COSTS, WidthCost
 from refusion_eval.errors import CheckpointError, ConfigError, DecodeError
+from refusion_eval.runs import manifest
 from tests.models import tiny
 
 SMALL = {"gen_length": 16, "slot_size": 4, "block_size": 8}
@@ -435,6 +436,16 @@ def test_a_small_model_leaves_the_threads_of_the_process_to_other_models():
     command = [sys.executable, "-c", THREADS_OF_TWO_MODELS]
     done = subprocess.run(command, env=unset, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["1 {1} 2", "2 {2} 2", "1 {1} 2"]
+
+
+def test_the_bandwidth_of_a_record_is_that_of_the_threads_of_the_model(monkeypatch):
+    threads = []
+    monkeypatch.setattr(manifest, "copy_bandwidth", lambda device: threads.append(torch.get_num_threads()) or 1.0)
+    embedded = refusion_eval.load_model("embedded", device="cpu")
+    monkeypatch.setattr(embedded, "_imposed_threads", 3)
+    assert manifest._roofline(embedded)["copy_bytes_per_second"] == 1.0
+    assert (threads, embedded.num_threads) == ([3], 3)
+    assert torch.get_num_threads() != 3
 
 
 def test_a_text_is_asked_as_the_users_turn_and_answered_as_a_text():

@@ -16,6 +16,7 @@ import torch
 from refusion_eval.api import LoadedModel
 from refusion_eval.benchmarks import find_task
 from refusion_eval.engine.width import cache_bytes_per_row, copy_bandwidth, weight_bytes
+from refusion_eval.models.device import cpu_threads
 from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, ModelArgs
 from refusion_eval.runs.system import NO_TEMPLATE, System, recorded_attention
 from refusion_eval.store.records import STOCK_GENERATE, Hardware, Manifest, git_commit, package_versions
@@ -50,10 +51,12 @@ def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest
 
 def _roofline(model: LoadedModel) -> dict[str, float]:
     """The bytes that forwards of this project's transformer read, and how fast this device copies."""
+    with cpu_threads(model.num_threads):  # a forward reads no faster than its own threads can
+        bandwidth = copy_bandwidth(model.device)
     return {
         "weight_bytes": weight_bytes(model.config, model.dtype),
         "cache_bytes_per_row": cache_bytes_per_row(model.config, model.dtype),
-        "copy_bytes_per_second": copy_bandwidth(model.device),
+        "copy_bytes_per_second": bandwidth,
     }
 
 
