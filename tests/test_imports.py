@@ -5,13 +5,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "refusion_eval"
-BASE = {"types", "errors", "untrusted", "child", "version"}
+BASE = {"types", "errors", "untrusted", "version"}
 
 # Part of the package -> the parts that it may import besides itself. A part is a folder or a top-level module.
 # A part stands below every part that it imports, so that no circle is possible.
 MAY_IMPORT = {
     "untrusted": set(),
-    "child": set(),
     "errors": {"untrusted"},
     "types": set(),
     "embedded": set(),
@@ -20,7 +19,7 @@ MAY_IMPORT = {
     "decoders": BASE | {"config"},
     "models": BASE,
     "engine": BASE | {"models"},
-    "loading": BASE | {"decoders", "engine", "models", "paths"},
+    "loading": BASE | {"config", "decoders", "engine", "models", "paths"},
     "api": BASE | {"config", "decoders", "engine", "loading", "models"},
     "paths": BASE | {"embedded"},
     "scripts": BASE | {"benchmarks", "paths"},
@@ -31,7 +30,7 @@ MAY_IMPORT = {
     "runs": BASE | {"api", "benchmarks", "config", "decoders", "engine", "models", "paths", "store"},
     "results": BASE | {"benchmarks", "metrics", "runs", "store"},
     "scoring": BASE | {"benchmarks", "config", "decoders", "metrics", "results", "runs", "sandbox", "store"},
-    "scaleout": BASE | {"api", "benchmarks", "config", "runs", "store"},
+    "scaleout": BASE | {"api", "benchmarks", "config", "engine", "runs", "store"},
     "evaluation": BASE
     | {"api", "benchmarks", "config", "decoders", "paths", "results", "runs", "scaleout", "scoring", "store"},
     "lm_eval_plugin": BASE
@@ -48,7 +47,7 @@ MAY_IMPORT = {
         "scoring",
         "store",
     },
-    "data_frame": BASE | {"api", "benchmarks", "evaluation", "lm_eval_plugin", "paths", "results", "runs"},
+    "data_frame": BASE | {"api", "benchmarks", "config", "evaluation", "lm_eval_plugin", "paths", "results", "runs"},
     "sweep": BASE | {"config", "decoders", "evaluation", "lm_eval_plugin", "results", "runs", "store"},
     "report": BASE | {"benchmarks", "metrics", "results", "store"},
     "paper": BASE | {"benchmarks", "decoders", "metrics", "paths", "report", "results", "runs", "store"},
@@ -63,7 +62,6 @@ NO_TORCH = {
     "types",
     "errors",
     "untrusted",
-    "child",
     "config",
     "decoders",
     "metrics",

@@ -202,6 +202,7 @@ def measure(
 ) -> Report:
     """Measures one checkpoint."""
     model = api.load_model(str(directory), dtype=dtype, device=device, tune=True)
+    torch.set_num_threads(model.num_threads)  # the baselines, on transformers' own model, get as many
     systems = _systems(model, directory if with_baseline else None, settings)
     speeds = compare(systems, prompts, num_rounds, progress)
     progress("forwards where rows are free")

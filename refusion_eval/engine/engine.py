@@ -22,7 +22,7 @@ from refusion_eval.engine.width import cache_bytes_per_row, default_budget, rows
 from refusion_eval.errors import DecodeError
 from refusion_eval.models.attention import Backend
 from refusion_eval.models.cache import KVCache
-from refusion_eval.models.device import energy_counter
+from refusion_eval.models.device import cpu_threads, energy_counter
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.types import Decode, Decoded, Decoding, FeatureReuse, Forward, Readout, Response, RowScores, Trace
 
@@ -84,14 +84,21 @@ class Engine:
     Args:
         kv_budget: bytes for the keys and values of a batch; None is what `default_budget` finds free.
         record: records forwards, on CUDA as graphs; None computes every forward anew.
+        num_threads: threads of the forwards on a CPU; None is the number of the process.
     """
 
     def __init__(
-        self, model: Transformer, attention: Backend, kv_budget: int | None = None, record: Record | None = None
+        self,
+        model: Transformer,
+        attention: Backend,
+        kv_budget: int | None = None,
+        record: Record | None = None,
+        num_threads: int | None = None,
     ) -> None:
         self.model = model
         self.attention = attention
         self.kv_budget = kv_budget
+        self.num_threads = num_threads
         self._joules = energy_counter(model.device)
         self._record = record
         if attention == "native":
@@ -285,10 +292,11 @@ class Engine:
         if recorded is not None and recorded.serves(forwards, plan):
             return recorded.read(forwards, plan, cache.lengths[: len(forwards)])
         cache.move_rows()
-        hidden_TC = hidden_of(model, cache, forwards, self.attention)
-        if self.attention == "native" and plan.is_simple and plan.numbers.size:
-            return read_native(plan, hidden_TC, model)
-        return read_out(plan, hidden_TC, model.logits, model.config.vocab_size, model.dtype)
+        with cpu_threads(self.num_threads):
+            hidden_TC = hidden_of(model, cache, forwards, self.attention)
+            if self.attention == "native" and plan.is_simple and plan.numbers.size:
+                return read_native(plan, hidden_TC, model)
+            return read_out(plan, hidden_TC, model.logits, model.config.vocab_size, model.dtype)
 
     def _finish(self, request: _ActiveRequest) -> Decoded:
         synchronize(self.model.device)

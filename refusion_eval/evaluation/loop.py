@@ -152,11 +152,11 @@ def evaluate(
         ]
         questions = {job.key: (task, item.row) for job, task, item in requests}
         assert session.store is not None
-        session.store.expect(totals)
         with ScoreWriter(session.store, sandbox=sandbox, waits=session.decodes_on_cpu) as scores:
             session.run(
                 [job for job, _, _ in requests],
                 lambda job, sample: scores.judge(*questions[job.key], sample),
+                expected=totals,
                 score_of=scores.running_score,
             )
     return Outcome(run_dir=run_dir, failed=session.failed, unscored=scores.num_unscored)
@@ -336,6 +336,7 @@ class Session:
         jobs: Sequence[Job],
         on_sample: Callable[[Job, Sample], None],
         *,
+        expected: Mapping[str, int] | None = None,
         check_all: bool = False,
         score_of: Callable[[str], RunningScore] | None = None,
     ) -> None:
@@ -346,6 +347,8 @@ class Session:
         Args:
             on_sample: called with each job and its record: with recorded ones first, then as decoding ends. A record
                 is in the run store before that.
+            expected: samples of each task that the run is to have, those of later turns included. By default these are
+                the jobs.
             check_all: refuse the whole run if one prompt cannot be decoded, instead of recording a failure.
 
         Raises:
@@ -355,7 +358,7 @@ class Session:
         totals = Counter(job.key.task for job in jobs)
         store = self.store
         if store:
-            store.expect(totals)
+            store.expect(totals if expected is None else expected)
         interruption = Interruption(lambda: resume_hint(self.args.run_dir), finish_first=True)
         display = ProgressDisplay(self.args.system_name, dict(totals), score_of=score_of)
         with interruption, display as progress:

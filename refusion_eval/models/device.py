@@ -1,10 +1,11 @@
 """The device of a model: how it is chosen, which implementations of attention run on it, and how people read it."""
 
+import contextlib
 import importlib
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast, get_args
 
@@ -45,6 +46,23 @@ def choose_device(name: str) -> torch.device:
             )
         leave_out_cudnn_attention()
     return device
+
+
+@contextlib.contextmanager
+def cpu_threads(number: int | None) -> Iterator[None]:
+    """A block in which torch computes with this many threads; None leaves their number as it is.
+
+    The number belongs to the whole process, where other models and the user's own code compute too, so it is restored.
+    """
+    before = torch.get_num_threads()
+    if number is None or number == before:
+        yield
+        return
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def choose_backend(name: str, dtype: torch.dtype, device: torch.device) -> Backend:

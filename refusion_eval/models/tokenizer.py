@@ -17,10 +17,9 @@ from jinja2 import Environment
 from transformers import AutoTokenizer, Qwen2TokenizerFast
 from transformers.utils import logging
 
-from refusion_eval.child import Child
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.models.config import read_json
-from refusion_eval.untrusted import read_text
+from refusion_eval.untrusted import Child, read_text
 
 # Classes that a checkpoint brings as Python code, and the class of transformers that does the same with its files.
 # AutoTokenizer refuses such a checkpoint, as it does not run the code.

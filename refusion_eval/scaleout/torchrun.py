@@ -16,9 +16,10 @@ from dataclasses import asdict
 from typing import Any
 
 from refusion_eval import api
+from refusion_eval.engine.scoring import TokenScore
 from refusion_eval.errors import ConfigError, RefusionEvalError, ScaleOutError
 from refusion_eval.runs.job import Job
-from refusion_eval.runs.likelihood import Part, Scores, score_part, scores_from_json
+from refusion_eval.runs.likelihood import Part
 from refusion_eval.runs.manifest import machine
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.system import System
@@ -108,7 +109,7 @@ class TorchrunRunner:
         messages = [job_to_json(job) for job in listed]
         yield from self._round(header, messages, decode_own, lambda: stop_requested(jobs))
 
-    def score(self, parts: Sequence[Part]) -> Iterator[tuple[int, Scores]]:
+    def score(self, parts: Sequence[Part]) -> Iterator[tuple[int, list[TokenScore]]]:
         """Yields number and log-likelihoods of each part as a process has scored it.
 
         Args:
@@ -118,8 +119,8 @@ class TorchrunRunner:
             ScaleOutError: another process failed, or its heartbeat stopped while its scores are awaited.
         """
 
-        def score_own(claims: Claims) -> Iterator[tuple[int, Scores]]:
-            return ((number, score_part(self._system, part)) for number, part in claims)
+        def score_own(claims: Claims) -> Iterator[tuple[int, list[TokenScore]]]:
+            return ((number, self._system.score_part(part)) for number, part in claims)
 
         if parts:
             yield from self._round({"kind": SCORES, "run_facts": {}}, parts, score_own, lambda: False)
@@ -174,7 +175,7 @@ class TorchrunRunner:
             if message["round"] != round_number:
                 continue
             if "scores" in message:
-                yield message["number"], scores_from_json(message["scores"])
+                yield message["number"], [TokenScore(*score) for score in message["scores"]]
             else:
                 yield self._records.read(rank, message["record"])
 
@@ -230,7 +231,7 @@ def _serve(channel: Channel, device: str) -> None:
             claims = stopping.stoppable(channel.claims(number, header["num_jobs"]))
             if header["kind"] == SCORES:
                 for claimed, part in claims:
-                    channel.send({"round": number, "number": claimed, "scores": score_part(system, part)})
+                    channel.send({"round": number, "number": claimed, "scores": system.score_part(part)})
             else:
                 settings_type = system.entry.Settings
                 jobs = (job_from_json(message, settings_type) for _, message in claims)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from refusion_eval.benchmarks.extract.formulas import equal_answers
-from refusion_eval.child import Child
 from refusion_eval.errors import DataError
+from refusion_eval.untrusted import Child
 
 _WORKER = Path(__file__).with_name("math_worker.py")
 _PERCENT = re.compile(r"%|\bper ?cent\b|\bpct\b")

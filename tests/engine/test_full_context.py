@@ -141,7 +141,7 @@ def test_what_transformers_does_not_have_is_refused(tmp_path):
         refusion_eval.load_model(str(tmp_path), device="cpu")
     with pytest.raises(ConfigError, match="attention=flash is for backend=own only"):
         load(tmp_path, attention="flash")
-    with pytest.raises(ConfigError, match="backend='jax' is unknown; choose own or transformers"):
+    with pytest.raises(ConfigError, match="backend='jax'; choose one of own, transformers"):
         refusion_eval.load_model(str(tmp_path), backend="jax")
     with pytest.raises(ConfigError, match="log-likelihoods are not computed with backend=transformers"):
         refusion_eval.api.score_tokens(load(tmp_path), [1], [2])
