@@ -38,6 +38,7 @@ class Step(NamedTuple):
 
     Attributes:
         num_candidates: number of slots or positions that a choice was made among, 0 without a choice.
+        num_fixed: positions that are final after the step.
     """
 
     action: Action
@@ -46,6 +47,11 @@ class Step(NamedTuple):
     num_candidates: int = 0
     scores: Mapping[int, float] = MappingProxyType({})
     reason: str = ""
+    num_fixed: int = 0
+
+    def number_of(self, state: State) -> int:
+        """Number of positions that take a state."""
+        return sum(len(change.positions) for change in self.changes if change.state == state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +150,8 @@ class _Builder:
         return sorted(self._fixed)[: self.num_kept]
 
     def _add(self, action: Action, forward: int, changes: Iterable[Change], **more: Any) -> None:
-        self.steps.append(Step(action, forward, tuple([change for change in changes if change.positions]), **more))
+        kept = tuple([change for change in changes if change.positions])
+        self.steps.append(Step(action, forward, kept, num_fixed=len(self._fixed), **more))
         self._seen = True
 
     def _select(self, event: Select) -> None:

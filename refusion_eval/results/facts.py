@@ -60,12 +60,15 @@ class TaskFacts:
     """All samples of one task under one set of settings, in canonical order.
 
     Attributes:
+        num_expected: samples that the run was asked for; 0 if it does not say how many.
         num_cut: good samples whose response reached the length of the settings, and so may lack its end.
+        asked: hashes of the items of all samples, failed ones included.
         items: digest of the set of items of the good samples, equal across runs on the same items.
     """
 
     task: str
     task_version: str
+    settings_hash: str
     benchmark: str
     settings: Mapping[str, Any]
     samples: list[SampleFacts] = field(default_factory=list)
@@ -77,6 +80,12 @@ class TaskFacts:
     num_cut: int = 0
     slowed_by: set[str] = field(default_factory=set)
     items: str = ""
+    asked: set[str] = field(default_factory=set)
+
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        """What tells the tasks of a run apart: name, version and hash of the settings."""
+        return self.task, self.task_version, self.settings_hash
 
     @property
     def mini(self) -> bool:
@@ -92,6 +101,11 @@ class TaskFacts:
     def finished(self) -> bool:
         """Whether every sample that was asked for is there, failed ones not counted."""
         return len(self.samples) >= self.num_expected
+
+    @property
+    def num_missing(self) -> int:
+        """Samples that the same command, run again, would still add; refused ones fail at every attempt."""
+        return max(0, self.num_expected - len(self.samples) - self.num_refused)
 
     @property
     def num_unscored(self) -> int:
@@ -141,7 +155,8 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None) -> R
         for sample in reader.samples():
             key = (sample.key.task, sample.key.task_version, sample.key.settings_hash)
             if key not in tasks:
-                tasks[key] = TaskFacts(*key[:2], sample.benchmark, sample.settings)
+                tasks[key] = TaskFacts(*key, sample.benchmark, sample.settings)
+            tasks[key].asked.add(sample.key.doc_hash)
             tasks[key].hardware.add(labels[sample.process_id])
             tasks[key].prompts.add(sample.prompts)
             trace = None if sample.trace is None else sample.events()

@@ -29,7 +29,7 @@ from refusion_eval.metrics import (
     resampled,
     speedup,
 )
-from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, Visit, digest, read_facts
+from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, digest, read_facts
 from refusion_eval.results.measurement import (
     ACCURACY,
     AVERAGE,
@@ -116,19 +116,21 @@ def read_measurements(sources: Iterable[str | os.PathLike[str]], *, baseline: st
     return [measurement for measurement in measurements if not math.isnan(measurement.value)]
 
 
-def run_measurements(
-    run_dirs: Iterable[str | os.PathLike[str]], *, baseline: str | None = None, visit: Visit | None = None
-) -> list[Measurement]:
-    """Every figure of some runs.
+def run_measurements(run_dirs: Iterable[str | os.PathLike[str]], *, baseline: str | None = None) -> list[Measurement]:
+    """Every measurement of some runs; see `measurements_of`. Raises StoreError also if a directory cannot be read."""
+    return measurements_of([read_facts(run_dir) for run_dir in run_dirs], baseline=baseline)
+
+
+def measurements_of(runs: Sequence[RunFacts], *, baseline: str | None = None) -> list[Measurement]:
+    """Every measurement of some runs.
 
     Args:
         baseline: run id that speed-ups are relative to. Without it each run is compared with the one autoregressive
             run of its backbone, dtype and device among them, if there is exactly one.
 
     Raises:
-        StoreError: a directory cannot be read, two have the same name, or the baseline is not among them.
+        StoreError: two directories have the same name, or the baseline is not among them.
     """
-    runs = [read_facts(run_dir, visit) for run_dir in run_dirs]
     names = [facts.run.run_id for facts in runs]
     if doubled := sorted({name for name in names if names.count(name) > 1}):
         raise StoreError(f"two run directories are called {doubled[0]}; name each once, and rename one if they differ")
@@ -311,7 +313,7 @@ def _sort_key(measurement: Measurement) -> tuple:
 def _notes(task: TaskFacts) -> list[str]:
     """What must be said about a task as a whole."""
     num_samples, notes = len(task.samples), []
-    if num_samples + task.num_refused < task.num_expected:
+    if task.num_missing:
         notes.append(f"{HALF_WRITTEN}: {num_samples} of {task.num_expected} samples are there, run its command again")
     if task.num_refused:
         notes.append(f"{task.num_refused} {REFUSED_NOTE}")
