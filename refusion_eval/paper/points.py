@@ -21,6 +21,7 @@ from refusion_eval.results.measurement import (
     by_key,
     published_measurements,
     require_comparable,
+    speeds_of,
 )
 
 TASK = "mbpp"  # benchmark of Figures 1, 4, 6 and 8 in the paper
@@ -358,7 +359,7 @@ def scaling_points(files: Sequence[Path]) -> list[Point]:
         )
     machines = sorted({point.hardware for point in points.values() if point.metric == "tps"})
     if len(machines) > 1:
-        raise DataError(f"speed of several machines ({', '.join(machines)}) is no comparison; measure all on one")
+        raise DataError(f"{speeds_of(', '.join(machines))}; measure all on one")
     if not points:
         raise DataError(f"{', '.join(map(str, files))}: no figure has a value")
     if len({point.mini for point in points.values()}) > 1:

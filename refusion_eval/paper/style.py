@@ -20,6 +20,7 @@ from matplotlib.text import Text
 
 from refusion_eval.decoders import DECODERS, Style
 from refusion_eval.paper.rows import Point
+from refusion_eval.results.measurement import base_of_key
 from refusion_eval.store.atomic_write import prepare_output
 
 COLUMN_WIDTH, TEXT_WIDTH = 3.4, 6.9  # inches, of a two-column paper
@@ -104,7 +105,7 @@ def in_order(series: Iterable[str]) -> list[str]:
     """Systems in the order of every legend and axis: autoregressive ones first, ReFusion and its variants last."""
 
     def place(name: str) -> tuple[int, str]:
-        base = name.partition("+")[0].partition(" on ")[0]
+        base = base_of_key(name)
         if base == "refusion":
             return len(DECODERS), name
         if base in DECODERS:

@@ -166,7 +166,7 @@ def _chosen(measurements: Sequence[Measurement], systems: Sequence[str]) -> list
     if not systems:
         return sorted(
             measurements,
-            key=lambda measurement: measurement.system.partition("+")[0].partition(" on ")[0] == "refusion",
+            key=lambda measurement: measurement.base_system == "refusion",
         )
     return [
         measurement

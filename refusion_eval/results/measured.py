@@ -34,21 +34,16 @@ from refusion_eval.results.measurement import (
     ACCURACY,
     AVERAGE,
     CUT_IN_THOUGHT,
-    HALF_WRITTEN,
     JOULES,
     JOULES_PER_TOKEN,
-    MEAN_OVER,
     MEAN_TASK,
     METRIC_ORDER,
-    NOT_SCORED,
     PASS_AT_1,
     REFUSED_NOTE,
     SLOWED,
     SPEEDUP,
     SPEEDUP_STOCK,
-    TIMED_IN,
     UNISOLATED,
-    UNJUDGED,
     VARIES,
     Measurement,
     system_key,
@@ -184,13 +179,13 @@ def _mean_measurements(run: Run, part: Sequence[tuple[TaskFacts, list[Measure]]]
     if len(tasks) < 2 or len({task.task for task in tasks}) < len(tasks):
         return  # one task needs no mean; a task under two settings has no single figure
     by_name = [{_mean_name(measure.metric): measure for measure in measures} for _, measures in part]
-    notes = [f"{MEAN_OVER} {len(tasks)} tasks ({', '.join(task.task for task in tasks)})"]
+    notes = [f"unweighted mean over {len(tasks)} tasks ({', '.join(task.task for task in tasks)})"]
     if num_errors := sum(task.num_errors for task in tasks):
         notes.append(f"{num_errors} samples are errors and in no figure")
     if unfinished := [task.task for task in tasks if not task.finished]:
-        notes.append(f"{HALF_WRITTEN}: {', '.join(unfinished)}")
+        notes.append(f"half-written: {', '.join(unfinished)}")
     if num_unscored := sum(task.num_unscored for task in tasks):
-        notes.append(f"{num_unscored} {NOT_SCORED}")
+        notes.append(f"{num_unscored} samples are not scored")
     if not all(task.isolated for task in tasks):
         notes.append(UNISOLATED)
     for metric in by_name[0]:
@@ -243,6 +238,7 @@ def _measurement(
         run_id=run.run_id,
         prompts="|".join(sorted({name for task in tasks for name in task.prompts})),
         num_cut=sum(task.num_cut for task in tasks),
+        slowed_by="|".join(sorted({sentence for task in tasks for sentence in task.slowed_by})),
         items=digest(task.items for task in tasks),
         notes=tuple(note for sentence in notes for note in sentence.split("; ") if note),
     )
@@ -314,21 +310,21 @@ def _notes(task: TaskFacts) -> list[str]:
     """What must be said about a task as a whole."""
     num_samples, notes = len(task.samples), []
     if task.num_missing:
-        notes.append(f"{HALF_WRITTEN}: {num_samples} of {task.num_expected} samples are there, run its command again")
+        notes.append(f"half-written: {num_samples} of {task.num_expected} samples are there, run its command again")
     if task.num_refused:
         notes.append(f"{task.num_refused} {REFUSED_NOTE}")
     if task.num_errors:
         notes.append(f"{task.num_errors} of {task.num_errors + num_samples} samples are errors and in no figure")
     if task.num_unscored:
-        notes.append(f"{task.num_unscored} of {num_samples} {NOT_SCORED}")
+        notes.append(f"{task.num_unscored} of {num_samples} samples are not scored")
     if unjudged := task.unjudged:
         more = f" and {len(unjudged) - _NUM_NAMED} more" if len(unjudged) > _NUM_NAMED else ""
-        notes.append(f"{UNJUDGED}: {', '.join(unjudged[:_NUM_NAMED])}{more}")
+        notes.append(f"no verdict was possible, which counts as wrong: {', '.join(unjudged[:_NUM_NAMED])}{more}")
     if not task.isolated:
         notes.append(UNISOLATED)
     notes += [f"{SLOWED}{sentence}" for sentence in sorted(task.slowed_by)]
     if len(rounds := {sample.round for sample in task.samples}) > 1:
-        notes.append(f"{TIMED_IN} {len(rounds)} rounds")
+        notes.append(f"timed in {len(rounds)} rounds")
     return notes
 
 

@@ -19,12 +19,8 @@ from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Interval
 from refusion_eval.results.measurement import (
     AVERAGE,
-    HALF_WRITTEN,
-    MEAN_OVER,
     MEAN_TASK,
     MINI_NOTE,
-    NOT_SCORED,
-    UNISOLATED,
     Measurement,
     Origin,
     system_key,
@@ -416,75 +412,68 @@ def _marked(text: str, cell: TableCell, italic: bool, marks: Mapping[str, tuple[
 
 
 SETTING_PREFIX = "setting_"
-# Columns of the CSV file of figures before and after those of the settings. `system` is the figure's label.
+# Columns of the CSV file of measurements before and after those of the settings. `system` is the label.
 _BEFORE_SETTINGS = (
     *("run_id", "system", "backbone", "task", "n", "metric", "value", "ci_low", "ci_high", "unit"),
     *("batch_size", "dtype", "device"),
 )
-_ADDED_LATER = ("task_version",)  # files of earlier versions lack these columns
-# Columns of files in which a figure has another value than this one.
-_WHERE_USED = {"prompts": OURS, "num_cut": 0, "num_rounds": 1, "num_refused": 0}
 _AFTER_SETTINGS = (
     *("forwards", "tokens", "seconds", "benchmark", "mini", "samples", "errors", "attention", "hardware", "note"),
-    *_ADDED_LATER,
+    "task_version",
 )
 _COLUMNS = (*_BEFORE_SETTINGS, *_AFTER_SETTINGS)
-# Facts of a figure that a file has a column of, after all others, if they are not the usual ones for every figure.
-_USUAL_FACTS = {"num_tasks": 1, "finished": True, "scored": True, "isolated": True, "generate": False}
+# Columns that are there where a measurement has another value than this: those of files and data frames, ...
+_WHERE_USED = {"prompts": OURS, "num_cut": 0, "num_rounds": 1, "num_refused": 0}
+# ... and those of files alone, after all others.
+_USUAL_FACTS = {
+    "num_tasks": 1,
+    "finished": True,
+    "scored": True,
+    "isolated": True,
+    "generate": False,
+    "same_decode_as": "",
+    "slowed_by": "",
+}
 
 
 def csv_columns(measurements: Sequence[Measurement]) -> list[str]:
-    """Column names in order: identity and figure, conditions, settings of all figures, totals and provenance."""
+    """Column names in order: identity and number, conditions, settings of all, totals and provenance."""
     settings = sorted({SETTING_PREFIX + name for measurement in measurements for name in measurement.settings})
-    used = [
-        name
-        for name, usual in _WHERE_USED.items()
-        if any(getattr(measurement, name) != usual for measurement in measurements)
-    ]
-    return [*_BEFORE_SETTINGS, *settings, *_AFTER_SETTINGS, *used]
+    return [*_BEFORE_SETTINGS, *settings, *_AFTER_SETTINGS, *_unusual(_WHERE_USED, measurements)]
+
+
+def _unusual(usual: Mapping[str, Any], measurements: Sequence[Measurement]) -> list[str]:
+    return [name for name, value in usual.items() if any(getattr(one, name) != value for one in measurements)]
 
 
 def csv_values(measurement: Measurement) -> dict[str, Any]:
-    """The columns of one figure."""
+    """The columns of one measurement."""
     values = {name: getattr(measurement, name) for name in (*_COLUMNS, *_WHERE_USED)}
     values |= {"system": measurement.label, "benchmark": "" if measurement.is_mean else measurement.benchmark}
     return values | {SETTING_PREFIX + name: value for name, value in measurement.settings.items()}
 
 
 def write_csv(measurements: Sequence[Measurement], path: str | os.PathLike[str]) -> None:
-    """Writes one row a figure: six significant digits, and nothing that says when it was written.
+    """Writes one row a measurement: six significant digits, and nothing that says when it was written.
 
-    Equal figures give equal bytes.
-
-    Raises:
-        StoreError: the file cannot be written.
+    Equal measurements give equal bytes. Raises StoreError if the file cannot be written.
     """
     write_output(path, csv_text(*measurement_cells(measurements)))
 
 
 def measurement_cells(measurements: Sequence[Measurement]) -> tuple[list[str], list[list[Any]]]:
-    """Column names of a results file, and the values of every figure in their order."""
-    facts = [
-        name
-        for name, usual in _USUAL_FACTS.items()
-        if any(getattr(measurement, name) != usual for measurement in measurements)
-    ]
-    facts += ["same_decode_as"] if any(measurement.same_decode_as for measurement in measurements) else []
+    """Column names of a results file, and the values of every measurement in their order."""
+    facts = _unusual(_USUAL_FACTS, measurements)
     # A user may give a run any name, also that of a system with another decoder.
-    told = (
-        measurement.decoder in ("", decoder_of_system(measurement.base_system)) or measurement.generate
-        for measurement in measurements
-    )
-    facts += [] if all(told) else ["decoder"]
+    if not all(one.generate or one.decoder in ("", decoder_of_system(one.base_system)) for one in measurements):
+        facts.append("decoder")
     columns = [*csv_columns(measurements), *facts]
-    rows = (
-        csv_values(measurement) | {name: getattr(measurement, name) for name in facts} for measurement in measurements
-    )
+    rows = (csv_values(one) | {name: getattr(one, name) for name in facts} for one in measurements)
     return columns, [[row.get(column) for column in columns] for row in rows]
 
 
 def read_csv(path: str | os.PathLike[str]) -> list[Measurement]:
-    """The figures of a file that `write_csv` wrote.
+    """The measurements of a file that `write_csv` wrote.
 
     Raises:
         StoreError: the file is missing or holds no row, or a column is missing or has a wrong value.
@@ -499,14 +488,14 @@ def read_csv(path: str | os.PathLike[str]) -> list[Measurement]:
 
 
 def _measurement(record: Mapping[str, str], path: str | os.PathLike[str]) -> Measurement:
-    if missing := [name for name in _COLUMNS if record.get(name) is None and name not in _ADDED_LATER]:
+    if missing := [name for name in _COLUMNS if record.get(name) is None]:
         raise StoreError(f"{path} lacks the columns {', '.join(missing)}; write it with the table command")
-    values: dict[str, Any] = {name: record.get(name) or "" for name in _COLUMNS}
+    values: dict[str, Any] = {name: record[name] for name in _COLUMNS}
+    usual = _WHERE_USED | _USUAL_FACTS
     try:
         values |= {name: int(record[name]) for name in ("n", "forwards", "tokens", "samples", "errors")}
-        values |= {"prompts": record.get("prompts") or OURS, "num_cut": int(record.get("num_cut") or 0)}
-        values |= {"num_rounds": int(record.get("num_rounds") or 1), "num_refused": int(record.get("num_refused") or 0)}
         values |= {name: float(record[name] or "nan") for name in ("value", "ci_low", "ci_high", "seconds")}
+        values |= {name: _fact(record[name], usual[name]) for name in usual if record.get(name)}
     except ValueError as error:
         raise StoreError(f"{path}: {error}; write it with the table command") from error
     settings = {
@@ -514,40 +503,17 @@ def _measurement(record: Mapping[str, str], path: str | os.PathLike[str]) -> Mea
         for column, cell in record.items()
         if column.startswith(SETTING_PREFIX) and cell
     }
-    label, task = values["system"], values["task"]
+    label, task, generate = values.pop("system"), values["task"], values.pop("generate", False)
     notes = tuple(note for note in values.pop("note").split("; ") if note and note != MINI_NOTE)
-    has_facts = any(name in record for name in _USUAL_FACTS)
-    facts = _recorded_facts(record) if has_facts else _facts_of_earlier_version(label, notes)
-    generate = facts.pop("generate")
-    return Measurement(
-        **values
-        | {
-            "system": system_key(label, values["backbone"], settings, generate=generate),
-            "mini": record["mini"] == "yes",
-            "benchmark": AVERAGE if task == MEAN_TASK else values["benchmark"] or task,
-        },
-        **facts,
-        same_decode_as=record.get("same_decode_as") or "",
-        decoder=record.get("decoder") or "",
-        origin="measured",
-        label=label,
-        settings=settings,
-        notes=notes,
-    )
-
-
-def _recorded_facts(record: Mapping[str, str]) -> dict[str, Any]:
-    facts = {name: record.get(name) or csv_cell(usual) for name, usual in _USUAL_FACTS.items()}
-    return {name: int(value) if name == "num_tasks" else value == "yes" for name, value in facts.items()}
-
-
-def _facts_of_earlier_version(label: str, notes: Sequence[str]) -> dict[str, Any]:
-    """The facts of a file without columns for them: earlier versions had them only in the notes and the label."""
-    means = (re.match(rf"{MEAN_OVER} (\d+) tasks", note) for note in notes)
-    return {
-        "num_tasks": next((int(match[1]) for match in means if match), 1),
-        "finished": not any(note.startswith(HALF_WRITTEN) for note in notes),
-        "scored": not any(note.endswith(NOT_SCORED) for note in notes),
-        "isolated": UNISOLATED not in notes,
-        "generate": label.endswith(" (generate)"),
+    values |= {
+        "mini": record["mini"] == "yes",
+        "benchmark": AVERAGE if task == MEAN_TASK else values["benchmark"] or task,
+        "decoder": record.get("decoder") or "",
     }
+    system = system_key(label, values["backbone"], settings, generate=generate)
+    return Measurement(origin="measured", system=system, label=label, settings=settings, notes=notes, **values)
+
+
+def _fact(cell: str, usual: Any) -> Any:
+    """A cell as the type of its usual value."""
+    return cell == "yes" if isinstance(usual, bool) else int(cell) if isinstance(usual, int) else cell

@@ -226,14 +226,16 @@ def _letters_of_items(lines: Sequence[SummaryLine]) -> list[str]:
 
 def _caption(lines: Sequence[SummaryLine]) -> str:
     sentences = ["In brackets: 95% interval by item." if lines else "There are no samples."]
-    notes = [note for line in lines for measurement in line.measurements.values() for note in measurement.notes]
+    slowed = {
+        one for line in lines for measurement in line.measurements.values() for one in measurement.slowed_by.split("|")
+    }
     timed = {tps.num_rounds > 1 for line in lines if (tps := line.measurement("tps")) is not None}
     if True in timed:
         sentences.append("Intervals of speed also cover the rounds in which the systems took turns.")
     if False in timed:
         sentences.append("A speed of one round has an interval that leaves out changes of the machine's own speed.")
-    if slowed := sorted({note.removeprefix(SLOWED) for note in notes if note.startswith(SLOWED)}):
-        sentences.append(f"Speed is {SLOWED}{', '.join(slowed)}.")
+    if slowed - {""}:
+        sentences.append(f"Speed is {SLOWED}{', '.join(sorted(slowed - {''}))}.")
     if any(line.any_measurement.mini for line in lines):
         sentences.append(MINI_CAPTION)
     num_refused = sum(line.any_measurement.num_refused for line in lines if line.task != MEAN_TASK)

@@ -98,7 +98,7 @@ def test_energy_has_columns_only_where_it_was_measured(runs, write_run):
 def test_machines_are_not_mixed_and_untimed_runs_are_refused(write_run):
     here = write_run("here", [sample(0), sample(1)])
     there = write_run("there", [sample(0), sample(1)], hardware=Hardware(cpu="Other CPU"))
-    with pytest.raises(StoreError, match=r"speed of several machines .*Other CPU.* in there"):
+    with pytest.raises(StoreError, match=r"speeds from different machines .*Other CPU.* in there"):
         speed_rows(read_measurements([here, there]))
     batch = write_run("batch", [sample(i, batch_size=8) for i in range(2)])
     with pytest.raises(StoreError, match="nothing was timed"):
