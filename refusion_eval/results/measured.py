@@ -1,4 +1,4 @@
-"""Runs -> figures: one for each run, task and metric, and for each mean over tasks. Equal records, equal figures."""
+"""Runs -> measurements: one for each run, task and metric, and for each mean over tasks; equal for equal records."""
 
 import json
 import math
@@ -94,14 +94,9 @@ class Measure(NamedTuple):
 
 
 def read_measurements(sources: Iterable[str | os.PathLike[str]], *, baseline: str | None = None) -> list[Measurement]:
-    """The figures of runs and of results CSV files, without those that are no number.
+    """The measurements of run directories and of files of `refusion-eval table --csv`, without those that are NaN.
 
-    Args:
-        sources: run directories, and files that `refusion-eval table --csv` wrote. Speed-ups of directories are among
-            the directories given.
-
-    Raises:
-        StoreError: a source cannot be read.
+    Speed-ups of directories are among the directories given. Raises StoreError if a source cannot be read.
     """
     paths = [Path(source) for source in sources]
     measurements = [measurement for path in paths if path.is_file() for measurement in read_csv(path)]
@@ -177,7 +172,7 @@ def _mean_measurements(run: Run, part: Sequence[tuple[TaskFacts, list[Measure]]]
     """Means over tasks, of the metrics that every task has; pass@1 of a code task is its accuracy."""
     tasks = [task for task, _ in part]
     if len(tasks) < 2 or len({task.task for task in tasks}) < len(tasks):
-        return  # one task needs no mean; a task under two settings has no single figure
+        return  # one task needs no mean; a task under two settings has no single score
     by_name = [{_mean_name(measure.metric): measure for measure in measures} for _, measures in part]
     notes = [f"unweighted mean over {len(tasks)} tasks ({', '.join(task.task for task in tasks)})"]
     if num_errors := sum(task.num_errors for task in tasks):
@@ -196,7 +191,7 @@ def _mean_measurements(run: Run, part: Sequence[tuple[TaskFacts, list[Measure]]]
 def _measurement(
     run: Run, tasks: Sequence[TaskFacts], measures: Sequence[Measure], notes: Sequence[str]
 ) -> Measurement:
-    """The figure of one metric of one task, or of the mean of several tasks."""
+    """One metric of one task, or of the mean of several tasks."""
     manifest = run.manifest
     interval = mean_of([measure.bootstrap for measure in measures]).interval()
     samples = [sample for measure in measures for sample in measure.samples]
@@ -254,8 +249,7 @@ def _reference_run(
             return None, ""
         reference = next(other for other in runs if other.run.run_id == baseline)
         names = ("dtype", "device")
-        differing = [name for name in names if getattr(manifest, name) != getattr(reference.run.manifest, name)]
-        if differing:
+        if differing := [name for name in names if getattr(manifest, name) != getattr(reference.run.manifest, name)]:
             return None, f"no speed-up over {baseline}: {' and '.join(differing)} differ"
         return reference, ""
     if manifest.decoder == decoder:
@@ -285,7 +279,7 @@ def _common_settings(tasks: Sequence[TaskFacts]) -> dict[str, str]:
 
 
 def setting_text(value: Any) -> str:
-    """A setting as `Measurement.settings` has it."""
+    """A setting as the text in `Measurement.settings`."""
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
@@ -339,7 +333,7 @@ def _scores(task: TaskFacts) -> Iterator[Measure]:
     withheld = task.finished and 0 < task.num_unscored < len(task.samples)
     if not task.samples or withheld:  # a task with nothing but errors has a figure that says so
         undefined = Bootstrap(math.nan, np.full(RESAMPLES, np.nan), 0)
-        yield Measure(_score_name(task), _PERCENT, undefined, task.samples)
+        yield Measure(task.score_name, _PERCENT, undefined, task.samples)
     for metric in sorted({name for sample in task.samples for name in sample.scores} if not withheld else ()):
         judged = [sample for sample in task.samples if metric in sample.scores]
         scores = [[sample.scores[metric] for sample in samples] for samples in by_item(judged)]
@@ -364,7 +358,7 @@ def _accuracy(
     def percent(metric: str, values: ArrayLike) -> Measure:
         return Measure(metric, _PERCENT, accuracy(values, seed=seed_of(task.task)).scaled(100), judged, note)
 
-    yield percent(_score_name(task), means)
+    yield percent(task.score_name, means)
     yield percent("extracted", [np.mean([answer is not None for answer in item]) for item in answers])
     num_samples = min(map(len, verdicts))
     if task.is_code:
@@ -373,10 +367,6 @@ def _accuracy(
     elif num_samples > 1:
         votes = [majority_passed(a[:num_samples], p[:num_samples]) for a, p in zip(answers, passed, strict=True)]
         yield percent(f"majority@{num_samples}", votes)
-
-
-def _score_name(task: TaskFacts) -> str:
-    return PASS_AT_1 if task.is_code else ACCURACY
 
 
 def _timed(task: TaskFacts) -> list[SampleFacts]:
@@ -392,7 +382,7 @@ def _timed(task: TaskFacts) -> list[SampleFacts]:
 
 
 def _speed(task: TaskFacts, alone: Sequence[SampleFacts]) -> Iterator[Measure]:
-    """What timed samples tell: throughput, latency, and the use of the bandwidth where that of one device is known."""
+    """Throughput, latency, and the use of the bandwidth where that of one device is known."""
     if not alone:
         return
     seed = seed_of(task.task)
@@ -406,14 +396,14 @@ def _speed(task: TaskFacts, alone: Sequence[SampleFacts]) -> Iterator[Measure]:
     yield Measure("mbu", _PERCENT, used.scaled(100 / bandwidth), alone)
     weight_bytes, *others = {sample.weight_bytes for sample in alone}
     if not others and weight_bytes:
-        # TPS over that of one token a forward where a forward takes no longer than reading the weights once: no engine
-        # exceeds 1 with one token a forward. Reading the cache, which would only lower the limit, is left out.
+        # TPS divided by the memory-bound TPS at one token per forward (bandwidth / weight bytes). Reading the cache,
+        # which would only lower that limit, is left out.
         tps = rate(alone, "tokens", "seconds", seed=seed, timed=True)
         yield Measure("one_token_share", _PERCENT, tps.scaled(100 * weight_bytes / bandwidth), alone)
 
 
 def _thoughts(task: TaskFacts) -> Iterator[Measure]:
-    """What thinking blocks cost, where any text of the task has one; the other texts count with no thought."""
+    """Tokens spent in thinking blocks (0 for texts without one), if the task has any."""
     if any(sample.thinks for sample in task.samples):
         yield from _from_table(_OF_THOUGHTS, task, task.samples)
         share = mean(task.samples, CUT_IN_THOUGHT, seed=seed_of(task.task)).scaled(100)

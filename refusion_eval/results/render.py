@@ -1,4 +1,4 @@
-"""Tables for a terminal, as Markdown, LaTeX and CSV, and the CSV file of figures."""
+"""Tables for a terminal, as Markdown, LaTeX and CSV, and the CSV file of measurements."""
 
 import csv
 import io
@@ -35,14 +35,7 @@ DAGGER = "\u2020"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCell:
-    """One cell.
-
-    Attributes:
-        low: lower bound of the 95% interval as text; empty for none.
-        emphasis: best or second best of its column among figures of the same origin, or, where autoregressive systems
-            take no part in that, above the best one.
-        dagger: whether a note below the table is about this cell.
-    """
+    """One cell, with the bounds of its 95% interval as text; with a dagger if a note below the table is about it."""
 
     text: str = ""
     low: str = ""
@@ -67,11 +60,9 @@ EMPTY = TableCell()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRow:
-    """One row.
+    """One row; published rows are set in italics unless the table says otherwise.
 
-    Attributes:
-        origin: published figures are set in italics unless the table says otherwise; empty for text.
-        num_repeated: leading columns that repeat the row above. They are shown empty; the CSV has them in every row.
+    The first `num_repeated` cells repeat the row above: they are shown empty, and the CSV has them in every row.
     """
 
     cells: Sequence[TableCell]
@@ -97,8 +88,6 @@ class Table:
     """A table. Equal tables give equal bytes in every form.
 
     Attributes:
-        title: what the table shows; empty for no heading.
-        notes: paragraphs below the table.
         literal: whether Markdown has to show every text character by character, as names and settings of a paper need;
             otherwise only characters are escaped that could make a tag, a link, code or another cell.
         of_ours: whether the texts hold Markdown of this project; then only separators of columns are escaped.
@@ -126,11 +115,7 @@ class Table:
         return " ".join(filter(None, self.notes))
 
     def rich(self, width: int | None = None) -> RichTable:
-        """The table for a terminal, without columns that are empty in every row.
-
-        Args:
-            width: columns of the terminal; None for as many as the table needs.
-        """
+        """The table for a terminal of `width` columns, without columns that are empty in every row."""
         rows = list(map(_as_row, self.rows))
         full = [row.shown for row in rows if isinstance(row, TableRow)]
         used = [not full or any(cells[at].text for cells in full) for at in range(len(self.columns))]
@@ -252,11 +237,7 @@ class Table:
         return csv_text(head, rows)
 
     def write(self, folder: Path, *, intervals: bool = True) -> list[Path]:
-        """Writes FOLDER/NAME.csv, .md and .tex, and the notes, if there are any, as .txt.
-
-        Raises:
-            StoreError: a file cannot be written.
-        """
+        """Writes FOLDER/NAME.csv, .md and .tex, and the notes, if there are any, as .txt."""
         files = {"csv": self.csv(), "md": self.markdown(), "tex": self.latex(intervals=intervals)}
         if self.caption:
             files["txt"] = f"{self.caption}\n"
@@ -324,8 +305,15 @@ def csv_records(path: str | os.PathLike[str]) -> tuple[list[str], list[tuple[int
     """
     reader = csv.DictReader(io.StringIO(read_plain(path).decode("utf-8"), newline=""))
     records = [
-        (reader.line_num, {name: cell[1:] if cell and _QUOTED.match(cell) else cell for name, cell in record.items()})
-        for record in ({name: cell for name, cell in each.items() if name is not None} for each in reader)
+        (
+            reader.line_num,
+            {
+                name: cell[1:] if cell and _QUOTED.match(cell) else cell
+                for name, cell in record.items()
+                if name is not None
+            },
+        )
+        for record in reader
     ]
     return list(reader.fieldnames or ()), records
 
@@ -334,15 +322,15 @@ _QUOTED = re.compile(f"'{_FORMULA.pattern}")
 
 
 def _fitted(columns: Sequence[Sequence[str]], width: int | None) -> list[int | None]:
-    """Widths of columns, given by their texts, on a terminal: where they do not fit, texts are broken between words.
+    """Widths of columns, given by their texts, on a terminal; None leaves a column as it is.
 
-    Intervals stay on one line if there is room, and only very long words are broken. None leaves a column as it is.
+    Where the texts do not fit, they are broken between words. Intervals stay on one line if there is room.
     """
     natural = [max(map(len, texts)) for texts in columns]
     room = math.inf if width is None else width - 3 * len(columns) - 1  # each cell stands between spaces and rules
-    for word, most in ((r"\[[^\]]*\]|\S+", 24), (r"\S+", 24), (r"\S+", 12)):
-        words = [[one for text in texts for one in re.findall(word, text)] for texts in columns]
-        least = [min(max(map(len, of_column), default=1), most) for of_column in words]
+    for word, most in ((r"\[[^\]\n]*\]|\S+", 24), (r"\S+", 24), (r"\S+", 12)):
+        words = [re.findall(word, "\n".join(texts)) for texts in columns]
+        least = [min(max(map(len, found), default=1), most) for found in words]
         if sum(least) <= room < sum(natural):
             share = (room - sum(least)) / (sum(natural) - sum(least))
             return [low + int(share * (high - low)) for low, high in zip(least, natural, strict=True)]
