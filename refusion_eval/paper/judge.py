@@ -59,13 +59,7 @@ _TASK_SETS = {ALL_TASKS: TASKS, "without arc_challenge": tuple(task for task in 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JudgedClaim:
-    """A claim with its verdict.
-
-    Attributes:
-        on_published: result of the formula on the paper's own figures; None without a formula.
-        follows: whether that result is what the paper prints.
-        mini: result on the mini look-alikes, where the claim has a direction that they can agree with.
-    """
+    """A claim with its verdict, the result of its formula on the paper's own numbers, and whether that is printed."""
 
     claim: Claim
     on_published: float | None = None
@@ -79,12 +73,7 @@ class JudgedClaim:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Average:
-    """A claimed speed-up, averaged by one rule.
-
-    Attributes:
-        on_published: result on the paper's figures; None where the paper does not print them.
-        gives_claim: whether that result is what the paper claims.
-    """
+    """A claimed speed-up, averaged by one rule; `on_published` is None where the paper does not print the numbers."""
 
     claim: Claim
     baseline: str
@@ -97,11 +86,7 @@ class Average:
 
 
 class Evidence:
-    """Measured figures, sorted by what they may be used for.
-
-    Raises:
-        StoreError: two runs measured the same figure.
-    """
+    """Measured figures, sorted by what they may be used for. Raises StoreError if two runs measured the same figure."""
 
     def __init__(self, measurements: Iterable[Measurement]) -> None:
         self._excluded: dict[MeasurementKey, str] = {}
@@ -129,11 +114,7 @@ class Evidence:
 
 
 def judge_all(measured: Sequence[Measurement]) -> tuple[list[JudgedClaim], list[Average]]:
-    """Judges every claim and computes every average of a claimed speed-up; without figures by the paper's tables alone.
-
-    Raises:
-        StoreError: two runs measured the same figure.
-    """
+    """Judges every claim and computes every average of a claimed speed-up, with measurements or without."""
     evidence = Evidence(measured)
     claims = read_claims()
     return (
@@ -182,10 +163,7 @@ def _on_published(claim: Claim, formula: Formula) -> Computed | None:
 
 
 def averages(claim: Claim, evidence: Evidence) -> list[Average]:
-    """Every average of a claimed speed-up: one for each set of tasks and rule, over each baseline and over all of them.
-
-    A claim that states no speed-up has none.
-    """
+    """Every average of a claimed speed-up: for each set of tasks and rule, over each baseline and over all of them."""
     if not claim.speedup:
         return []
     fast, slow = (side.strip() for side in claim.speedup.split("|"))
@@ -288,10 +266,7 @@ def _compared(claim: Claim, measured: Computed) -> tuple[str, str]:
 
 
 def _direction(claim: Claim, mini: Computed) -> str:
-    """Whether the mini tasks lie on the claimed side of the neutral value.
-
-    A claim whose value is the neutral one says that nothing lies below it.
-    """
+    """Whether the mini tasks lie on the claimed side of the neutral value; a claim of that value claims more."""
     if any(measurement.metric in SPEED_METRICS and measurement.num_rounds < 2 for measurement in mini.measurements):
         return ONE_ROUND
     neutral = float(claim.neutral)

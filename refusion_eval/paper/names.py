@@ -23,11 +23,7 @@ def task_title(task: str, mini: bool) -> str:
 
 
 def system_label(measurement: Measurement) -> str:
-    """Label of a system: the paper's for a published system and for its variants, else the one its run gave it.
-
-    On mini tasks a system that is no variant keeps the label of its run, because a tiny checkpoint is not the published
-    one.
-    """
+    """Label of a system: the paper's for a published system and for its variants, else the one its run gave it."""
     if measurement.origin == "published" or (measurement.mini and not measurement.variants):
         return measurement.label
     labels = {row["system"]: row["label"] for row in read_published("published.csv")}

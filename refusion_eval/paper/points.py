@@ -62,7 +62,6 @@ def against_baseline(sources: Sequence[Path], task: str = TASK) -> list[Point]:
     """Points of Figure 1: throughput and score of every system minus those of the baseline.
 
     Raises:
-        StoreError: a source cannot be read, or its figures must not stand in one plot.
         DataError: the task, or an autoregressive run of it, is not among the sources.
     """
     points = list(_published()) if task == TASK else []
@@ -137,12 +136,7 @@ def swept(folders: Sequence[Path], task: str = TASK) -> list[Point]:
     """Points of Figures 4 and 8: one setting at a time, score and throughput minus those of the baseline.
 
     Returns:
-        Two points for each value, one of each metric. Panels are the settings that were varied. Where both the run of
-        the settings table and a run that names the same value are there, the latter stands for both.
-
-    Raises:
-        StoreError: as `against_baseline`.
-        DataError: a file is missing or malformed, or holds no baseline.
+        Two points for each value, one of each metric; panels are the settings that were varied.
     """
     runs = [run for folder in folders for run in _read_sweep(folder, task)]
     baseline = next((run for run in runs if run.is_baseline), None)
@@ -174,11 +168,7 @@ def swept(folders: Sequence[Path], task: str = TASK) -> list[Point]:
 
 
 def frontier(folders: Sequence[Path], task: str = TASK) -> list[Point]:
-    """Points of Figure 6: score against tokens per forward, all points of every system but the baseline.
-
-    Raises:
-        StoreError, DataError: as `swept`.
-    """
+    """Points of Figure 6: score against tokens per forward, all points of every system but the baseline."""
     runs = [run for folder in folders for run in _read_sweep(folder, task)]
     require_comparable(
         [measurement for run in runs for measurement in run.measurements if measurement.metric in (*SCORES, "tpf")]
@@ -289,14 +279,7 @@ def _bounded(axis: str, interval: Interval) -> dict[str, Any]:
 
 
 def locality_points(files: Sequence[Path]) -> list[Point]:
-    """Points of Figure 3: Jensen-Shannon divergence by distance, a panel for each model, a series for each ratio.
-
-    Args:
-        files: files of `refusion-eval locality`. Only distances that the paper's axis has are used.
-
-    Raises:
-        DataError: a file is malformed, two are of the same model and data, or none has such a distance.
-    """
+    """Points of Figure 3: Jensen-Shannon divergence by distance, a panel for each model, a series for each ratio."""
     points: dict[tuple, Point] = {}
     for file in files:
         for where, record in read_records(file, LOCALITY_COLUMNS):
@@ -326,11 +309,7 @@ def locality_points(files: Sequence[Path]) -> list[Point]:
 
 
 def scaling_points(files: Sequence[Path]) -> list[Point]:
-    """Points of Figure 7: score and throughput by the number of training samples, a panel for each task.
-
-    Raises:
-        DataError: a file is malformed, a figure is there twice, or speed comes from several machines.
-    """
+    """Points of Figure 7: score and throughput by the number of training samples, a panel for each task."""
     points: dict[tuple, Point] = {}
     for where, record in (entry for file in files for entry in read_records(file, SCALING_COLUMNS)):
         samples, task, metric, n = (record[name] for name in ("samples", "task", "metric", "n"))

@@ -170,11 +170,7 @@ def bars(points: Sequence[Point], axis: str) -> np.ndarray:
 
 
 def save_figure(figure: Figure, stem: Path) -> list[Path]:
-    """Writes STEM.png and STEM.pdf. Equal figures give equal bytes, because neither file holds a date.
-
-    Raises:
-        StoreError: the folder cannot be written to.
-    """
+    """Writes STEM.png and STEM.pdf. Equal figures give equal bytes, because neither file holds a date."""
     written = []
     for ending, metadata in (("png", {"Software": None}), ("pdf", {"CreationDate": None, "Producer": None})):
         target = prepare_output(stem.with_name(f"{stem.name}.{ending}"))

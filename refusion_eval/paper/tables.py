@@ -59,11 +59,10 @@ _HYPERPARAMETERS = {
 
 
 class Comparison(NamedTuple):
-    """What one of Tables 1 to 4 compares.
+    """The systems that one of Tables 1 to 4 compares.
 
     Attributes:
-        title: what the table shows.
-        artefact: table of the paper whose published figures count.
+        artefact: table of the paper whose published numbers count.
         embedded: published system -> system of the embedded family that stands in its place on mini tasks.
         apart: whether autoregressive systems take no part in what is best, as in the paper's Table 1.
     """
@@ -134,16 +133,11 @@ _FORMULAS = {
 def paper_table(
     number: int, measured: Sequence[Measurement] = (), paper: PaperVersion = "v2", systems: Sequence[str] = ()
 ) -> Table:
-    """A table of the paper.
-
-    Args:
-        measured: figures of runs, either all of benchmarks or all of mini tasks; none shows what is published.
-        paper: version of the paper; only the values of Table 2 differ, and the numbers are those of the first.
-        systems: labels or keys of the systems that Tables 1 to 4 show, in this order; none shows all, ReFusion last.
+    """A table of the paper with measurements, all of benchmarks or all of mini tasks, beside the published numbers.
 
     Raises:
         ConfigError: there is no such table, or no such system in it.
-        StoreError: the figures must not stand in one table; says why.
+        StoreError: the measurements must not stand in one table; says why.
     """
     if number in _COMPARISONS:
         spec = _FIRST_TABLE_2 if (number, paper) == (2, "v1") else _COMPARISONS[number]
@@ -234,10 +228,7 @@ def _is_mini(measurements: Sequence[Measurement]) -> bool:
 
 
 def _shown(spec: Comparison, order: Sequence[str], mini: bool, measured: Sequence[Measurement]) -> list[Measurement]:
-    """The measured figures that belong into the table, systems in its order.
-
-    A mean is shown only if it is over all benchmarks of the table.
-    """
+    """The measurements that belong into the table, systems in its order; a mean has to be over all its benchmarks."""
     systems = [spec.embedded[system] for system in order if system in spec.embedded] if mini else list(order)
     fitting = [
         beside_published(measurement)

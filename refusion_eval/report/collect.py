@@ -53,11 +53,7 @@ def collect(
     baseline: str | None = None,
     colours: Mapping[str, str] | None = None,
 ) -> ReportData:
-    """Reads runs, finished or not.
-
-    Raises:
-        StoreError: a directory holds no readable run, or two have the same name.
-    """
+    """Reads runs, finished or not. Raises StoreError for a directory without a readable run, or two of one name."""
     collector = _Collector(sources)
     facts = [read_facts(run_dir, collector.take) for run_dir in run_dirs]
     measurements = measurements_of(facts, baseline=baseline)
@@ -110,10 +106,7 @@ class _Collector:
         part.rows.setdefault(identity, []).append(list_row(sample, scores, sealed) | places)
 
     def cells(self, facts: RunFacts, measurements: Sequence[Measurement]) -> Iterator[dict[str, Any]]:
-        """The tasks of a run whose samples were all taken, and the means over them, as the index of the page has them.
-
-        A list of samples, item 2 before item 10, is a chunk of its own.
-        """
+        """The tasks of a run whose samples were all taken, and the means over them, as in the index of the page."""
         run, part = facts.run, self._part(facts.run)
         by_task: dict[tuple, dict[str, Any]] = defaultdict(dict)
         for one in measurements:

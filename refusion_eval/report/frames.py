@@ -105,10 +105,7 @@ def legend() -> Text:
 
 
 def play(replay: Replay, speller: Speller, console: Console, title: str, seconds: float) -> None:
-    """Plays a replay on a terminal, each step for some seconds. Elsewhere it prints one line for each step.
-
-    The space bar pauses and goes on, the arrow keys step and pause, and q ends.
-    """
+    """Plays a replay on a terminal, where keys pause, step and end it; elsewhere prints one line for each step."""
     all_frames = list(map(_shown, frames(replay, speller)))
     if not console.is_terminal or console.is_dumb_terminal:
         for frame in all_frames:
@@ -147,10 +144,7 @@ def after_key(key: str, number: int, is_paused: bool, last: int) -> tuple[int, b
 
 
 class Keys:
-    """Reads single keys from a terminal, which does not echo them meanwhile; a context manager.
-
-    Where the standard input is no terminal, or the system has no such terminals, no key is ever read.
-    """
+    """Reads single keys from a terminal without echo, as a context manager; none where there is no such terminal."""
 
     def __init__(self) -> None:
         self._before: list[Any] | None = None

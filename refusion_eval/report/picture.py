@@ -23,11 +23,7 @@ _PAPER, _INK, _MUTED, _LINE = "#ffffff", LOOKS["fixed"].ink, "#66737f", "#d9dfe6
 
 
 def check_format(path: str | os.PathLike[str]) -> str:
-    """The format that a file's name asks for.
-
-    Raises:
-        ConfigError: the format has no animations.
-    """
+    """The format that a file's name asks for. Raises ConfigError if the format has no animations."""
     suffix = Path(path).suffix.lower()
     if suffix not in FORMATS:
         raise ConfigError(f"{path}: a replay is written as {', '.join(FORMATS)}; give the file one of these endings")
@@ -35,12 +31,7 @@ def check_format(path: str | os.PathLike[str]) -> str:
 
 
 def write_animation(shown: Sequence[Frame], path: str | os.PathLike[str], title: str, *, seconds: float = 0.5) -> None:
-    """Writes an animation that repeats.
-
-    Raises:
-        ConfigError: the file's name has another ending.
-        StoreError: the file cannot be written.
-    """
+    """Writes an animation that repeats. Raises StoreError if the file cannot be written."""
     kind = check_format(path)
     prepare_output(path)
     rows = max(len(_lines(frame.runs)) for frame in shown)

@@ -199,11 +199,7 @@ class _Builder:
 
 
 class Speller:
-    """Spells tokens one by one and remembers them, since a vocabulary is small compared with all tokens of a run.
-
-    Args:
-        spell: gives the text of token ids; None if there is no tokenizer, and tokens are shown by number.
-    """
+    """Spells tokens one by one, or by their numbers without a tokenizer, and remembers them."""
 
     def __init__(self, spell: Spell | None) -> None:
         self._spell = spell
@@ -216,10 +212,7 @@ class Speller:
         return self._known[token]
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """The text that each of some consecutive tokens adds.
-
-        A character of several tokens belongs to the last of them; the others add nothing.
-        """
+        """The text that each of some consecutive tokens adds; the last of the tokens of a character adds it."""
         if self._spell is None:
             return [self.piece(token) for token in tokens]
         result: list[str] = []

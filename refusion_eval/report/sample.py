@@ -104,10 +104,7 @@ def list_row(sample: Sample, scores: Mapping[str, ScoreRow], sealed: bool) -> di
 def body(
     sample: Sample, scores: Mapping[str, ScoreRow], sealed: bool, speller: Speller, trace: Trace | None
 ) -> dict[str, Any]:
-    """Everything about a sample except its question.
-
-    A sealed task has no texts, and its replay shows positions and times only.
-    """
+    """Everything about a sample except its question; a sealed task has no texts, and its replay no words."""
     verdict = scores.get(PASSED)
     return {
         "output": None if sealed else sample.text,
