@@ -13,7 +13,7 @@ def speed(
     baseline: Baseline = None,
     as_json: Json = False,
 ) -> None:
-    """Print what makes up speed. It has forwards/s, tokens per forward, the memory limit, prefill and both AR loops."""
+    """Print the speed breakdown: forwards/s, tokens per forward, the memory limit, prefill and both AR loops."""
     from refusion_eval.results.measured import read_measurements
     from refusion_eval.results.render import csv_text
     from refusion_eval.results.tables import speed_cells, speed_rows, speed_table

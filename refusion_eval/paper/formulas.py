@@ -144,17 +144,17 @@ class Computed:
     @property
     def fewest_items(self) -> int:
         """Benchmark items of the figure that has fewest; 0 if no figure states a number."""
-        return min((measurement.n for measurement in self.measurements), default=0)
+        return min((entry.n for entry in self.measurements), default=0)
 
     @property
     def prompts(self) -> str:
         """The prompts that the figures were measured with, joined by `|`."""
-        return "|".join(sorted({measurement.prompts for measurement in self.measurements}))
+        return "|".join(sorted({entry.prompts for entry in self.measurements}))
 
     @property
     def fused(self) -> bool:
         """Whether any figure was measured with fused forwards."""
-        return any(measurement.fused for measurement in self.measurements)
+        return any(entry.fused for entry in self.measurements)
 
 
 NOTHING = Computed()  # without a formula, or where it has no direction
@@ -168,7 +168,7 @@ def compute(formula: Formula, measurements: Mapping[MeasurementKey, Measurement]
     if not np.isfinite(values[0]):
         raise DataError(f"the formula is undefined on these cells ({values[0]})")
     used = tuple(reader.used.values())
-    replicates = values[1:] if any(measurement.has_interval for measurement in used) else np.full(RESAMPLES, np.nan)
+    replicates = values[1:] if any(entry.has_interval for entry in used) else np.full(RESAMPLES, np.nan)
     return Computed(interval=Bootstrap(float(values[0]), replicates, len(used)).interval(), measurements=used)
 
 

@@ -191,7 +191,7 @@ def averages(claim: Claim, evidence: Evidence) -> list[Average]:
 
 
 def _exclusion(measurement: Measurement) -> str:
-    """Why a figure is no evidence; empty if it is evidence."""
+    """Why a measurement is not evidence; empty if it is."""
     if not measurement.complete:
         return f"{measurement.run_id} lacks samples: {'; '.join(measurement.notes)}"
     if measurement.mini:
@@ -223,16 +223,16 @@ def _over_rounds(measurements: Sequence[Measurement]) -> dict[MeasurementKey, Me
     result: dict[MeasurementKey, Measurement] = {}
     for key, rounds in groups.items():
         if len(rounds) > 1 and rounds[0].metric in SPEED_METRICS:
-            interval = bootstrap_mean([measurement.value for measurement in rounds]).interval()
+            interval = bootstrap_mean([entry.value for entry in rounds]).interval()
             result[key] = replace(
                 rounds[0],
-                run_id="|".join(measurement.run_id for measurement in rounds),
+                run_id="|".join(entry.run_id for entry in rounds),
                 value=interval.value,
                 ci_low=interval.low,
                 ci_high=interval.high,
                 num_rounds=len(rounds),
             )
-        elif len({measurement.value for measurement in rounds}) == 1:
+        elif len({entry.value for entry in rounds}) == 1:
             result[key] = rounds[0]
         else:
             result |= by_key(rounds)  # names the runs and refuses them
@@ -243,18 +243,12 @@ def _compared(claim: Claim, measured: Computed) -> tuple[str, str]:
     """Verdict and reason of a claim whose formula follows from the paper's figures and has a measured result."""
     interval = measured.interval
     others = sorted(
-        {
-            f"{measurement.prompts} in {measurement.run_id}"
-            for measurement in measured.measurements
-            if measurement.prompts != RELEASE
-        }
+        {f"{entry.prompts} in {entry.run_id}" for entry in measured.measurements if entry.prompts != RELEASE}
     )
     if others:
         return OTHER_PROMPTS, f"{', '.join(others)}; the paper's are those of --prompts {RELEASE}"
-    runs = sorted({measurement.run_id for measurement in measured.measurements})
-    machines = sorted(
-        {measurement.hardware for measurement in measured.measurements if measurement.metric in SPEED_METRICS}
-    )
+    runs = sorted({entry.run_id for entry in measured.measurements})
+    machines = sorted({entry.hardware for entry in measured.measurements if entry.metric in SPEED_METRICS})
     origin = f"from {', '.join(runs)}" + (f" on {machines[0]}" if machines else "")
     if elsewhere := [machine for machine in machines if PAPER_GPU not in machine]:
         return OTHER_GPU, f"on {elsewhere[0] or 'an unnamed machine'}, and the paper's speed is that of an {PAPER_GPU}"
@@ -267,7 +261,7 @@ def _compared(claim: Claim, measured: Computed) -> tuple[str, str]:
 
 def _direction(claim: Claim, mini: Computed) -> str:
     """Whether the mini tasks lie on the claimed side of the neutral value; a claim of that value claims more."""
-    if any(measurement.metric in SPEED_METRICS and measurement.num_rounds < 2 for measurement in mini.measurements):
+    if any(entry.metric in SPEED_METRICS and entry.num_rounds < 2 for entry in mini.measurements):
         return ONE_ROUND
     neutral = float(claim.neutral)
     claims_more = claim.reading == "above" or float(claim.value) >= neutral

@@ -33,12 +33,12 @@ def system_label(measurement: Measurement) -> str:
 
 def mini_sentence(measurements: Iterable[Measurement | Point]) -> str:
     """The sentence that every table or plot with mini tasks comes with; empty without any."""
-    return MINI_SENTENCE if any(measurement.mini for measurement in measurements) else ""
+    return MINI_SENTENCE if any(entry.mini for entry in measurements) else ""
 
 
 def fused_sentence(measurements: Iterable[Measurement | Point]) -> str:
     """The sentence that every table or plot with fused forwards comes with; empty without any."""
-    return FUSED_SENTENCE if any(measurement.fused for measurement in measurements) else ""
+    return FUSED_SENTENCE if any(entry.fused for entry in measurements) else ""
 
 
 def benchmark_title(points: Sequence[Point]) -> str:

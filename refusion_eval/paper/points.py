@@ -69,12 +69,12 @@ def against_baseline(sources: Sequence[Path], task: str = TASK) -> list[Point]:
         return points
     measured = read_measurements(sources)
     measurements = [
-        beside_published(measurement)
-        for measurement in measured
-        if task in (measurement.benchmark, measurement.task) and measurement.metric in (*SCORES, "tps")
+        beside_published(entry)
+        for entry in measured
+        if task in (entry.benchmark, entry.task) and entry.metric in (*SCORES, "tps")
     ]
     if not measurements:
-        tasks = sorted({measurement.task for measurement in measured if not measurement.is_mean})
+        tasks = sorted({entry.task for entry in measured if not entry.is_mean})
         raise DataError(
             f"the sources have no figures of {task}; their tasks are {', '.join(tasks)}: name one as --task"
         )
@@ -84,14 +84,16 @@ def against_baseline(sources: Sequence[Path], task: str = TASK) -> list[Point]:
     for measurement in measurements:
         by_system.setdefault(measurement.system, []).append(measurement)
     plain = {
-        measurement.base_system: measurement.system
-        for measurement in reversed(measurements)
-        if measurement.is_autoregressive and not measurement.variants
+        entry.base_system: entry.system
+        for entry in reversed(measurements)
+        if entry.is_autoregressive and not entry.variants
     }
     baseline = next((plain[name] for name in (*BASELINES, *reversed(plain)) if name in plain), None)
     if baseline is None:
         generated = (
-            " by this engine (transformers' generate is no baseline)" if any(f.generate for f in measurements) else ""
+            " by this engine (transformers' generate is not a baseline)"
+            if any(f.generate for f in measurements)
+            else ""
         )
         raise DataError(f"no autoregressive run of {task}{generated} lies among the sources; add one")
     for system, group in by_system.items():
@@ -140,7 +142,7 @@ def swept(folders: Sequence[Path], task: str = TASK) -> list[Point]:
     """
     runs = [run for folder in folders for run in _read_sweep(folder, task)]
     baseline = next((run for run in runs if run.is_baseline), None)
-    require_comparable([measurement for run in runs for measurement in run.measurements])
+    require_comparable([entry for run in runs for entry in run.measurements])
     if baseline is None:
         raise DataError(f"{folders[0]} has no autoregressive run of {task} to compare with; name one in the sweep")
     points: dict[tuple, Point] = {}
@@ -170,12 +172,10 @@ def swept(folders: Sequence[Path], task: str = TASK) -> list[Point]:
 def frontier(folders: Sequence[Path], task: str = TASK) -> list[Point]:
     """Points of Figure 6: score against tokens per forward, all points of every system but the baseline."""
     runs = [run for folder in folders for run in _read_sweep(folder, task)]
-    require_comparable(
-        [measurement for run in runs for measurement in run.measurements if measurement.metric in (*SCORES, "tpf")]
-    )
+    require_comparable([entry for run in runs for entry in run.measurements if entry.metric in (*SCORES, "tpf")])
     points = []
     for run in runs:
-        by_metric = {measurement.metric: measurement for measurement in run.measurements}
+        by_metric = {entry.metric: entry for entry in run.measurements}
         score = next((by_metric[name] for name in SCORES if name in by_metric), None)
         if score is None or "tpf" not in by_metric or run.is_baseline:
             continue
@@ -188,7 +188,7 @@ def frontier(folders: Sequence[Path], task: str = TASK) -> list[Point]:
 
 
 def only_task(folders: Sequence[Path]) -> str | None:
-    """The benchmark of sweeps that have only one; None for several, and for sources that are no sweeps."""
+    """The benchmark of sweeps that have only one; None for several, and for other sources."""
     files = [folder / "points.csv" for folder in folders]
     if not all(file.is_file() for file in files):
         return None
@@ -200,7 +200,7 @@ def _read_sweep(folder: Path, task: str) -> list[_SweptRun]:
     missing = [name for name in ("points.csv", "sweep.csv") if not (folder / name).is_file()]
     if missing:
         raise DataError(
-            f"{folder} has no {' and no '.join(missing)}, so it is no sweep; figures 4, 6 and 8 are drawn from "
+            f"{folder} has no {' and no '.join(missing)}, so it is not a sweep; figures 4, 6 and 8 are drawn from "
             "the folders that refusion-eval sweep SPEC --out FOLDER writes"
         )
     records = [record for _, record in read_records(folder / "points.csv", _POINTS)]
@@ -224,13 +224,13 @@ def _read_sweep(folder: Path, task: str) -> list[_SweptRun]:
 
 
 def _benchmark_of(task: str) -> str:
-    known = find_task(task)
-    return task if known is None else known.benchmark.name
+    found = find_task(task)
+    return task if found is None else found.benchmark.name
 
 
 def _is_timed(measurements: Sequence[Measurement]) -> bool:
     """Whether there are both a throughput and a score."""
-    metrics = {measurement.metric for measurement in measurements}
+    metrics = {entry.metric for entry in measurements}
     return "tps" in metrics and bool(metrics & set(SCORES))
 
 
@@ -239,9 +239,9 @@ def _deltas(measurements: Sequence[Measurement], baseline: Sequence[Measurement]
     task, n = measurements[0].benchmark, measurements[0].n
     keyed = by_key(
         [
-            replace(measurement, system=name)
+            replace(entry, system=name)
             for name, part in (("point", measurements), ("baseline", baseline))
-            for measurement in part
+            for entry in part
         ]
     )
     tps = compute(lambda read: read.tps("point", task) - read.tps("baseline", task), keyed)
@@ -253,7 +253,7 @@ def _point(
     measurements: Sequence[Measurement], panel: str, x: Interval, y: Interval, *, metric: str, mark: str
 ) -> Point:
     first = measurements[0]
-    incomplete = next((measurement.run_id for measurement in measurements if not measurement.complete), None)
+    incomplete = next((entry.run_id for entry in measurements if not entry.complete), None)
     notes = [f"{incomplete} is half-written"] if incomplete else []
     notes += [f"{first.run_id}: same decode as {first.same_decode_as}"] if first.same_decode_as else []
     return Point(
@@ -267,9 +267,9 @@ def _point(
         **_bounded("y", y),
         n=y.n,
         mark=mark,
-        hardware=next((measurement.hardware for measurement in measurements if measurement.metric == "tps"), ""),
+        hardware=next((entry.hardware for entry in measurements if entry.metric == "tps"), ""),
         mini=first.mini,
-        fused=any(measurement.fused for measurement in measurements),
+        fused=any(entry.fused for entry in measurements),
         note="; ".join(notes),
     )
 

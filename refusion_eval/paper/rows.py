@@ -112,7 +112,7 @@ def number(text: str, where: str) -> float:
     try:
         return float(text or "nan")
     except ValueError as error:
-        raise DataError(f"{where}: {text!r} is no number") from error
+        raise DataError(f"{where}: {text!r} is not a number") from error
 
 
 def _types(kind: type) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class ReportData:
 
 @dataclass(slots=True)
 class _Part:
-    """What the page has of one run besides its facts; `created` are the times at which samples were recorded."""
+    """The parts of a run that the page has besides its facts; `created` holds the times of its samples."""
 
     speller: Speller
     machines: Mapping[str, str]
@@ -111,10 +111,10 @@ class _Collector:
         by_task: dict[tuple, dict[str, Any]] = defaultdict(dict)
         for one in measurements:
             by_task[one.task, one.task_version, *sorted(one.settings.items())][one.metric] = _encoded(one)
-        found: dict[str, list[Mark]] = {}
+        marks_by_task: dict[str, list[Mark]] = {}
         for task in facts.tasks:
             num_items = self._sources.num_items(run, task.task, task.benchmark)
-            found.setdefault(task.task, []).extend(task_marks := marks(task, num_items))
+            marks_by_task.setdefault(task.task, []).extend(task_marks := marks(task, num_items))
             rows = sorted(part.rows[task.identity], key=lambda row: (_natural(row["item_id"]), row["number"]))
             self._writer.flush()
             chunk, _ = self._writer.add({name: [row[name] for row in rows] for name in rows[0]})
@@ -135,10 +135,10 @@ class _Collector:
                 list=chunk,
             )
         yield from _empty(run, facts.tasks)
-        yield from _means(measurements, found)
+        yield from _means(measurements, marks_by_task)
 
     def about(self, run: Run) -> dict[str, Any]:
-        """What the page says about a run whose samples were all taken."""
+        """The description of a run whose samples were all taken."""
         manifest, part = run.manifest, self._part(run)
         names = ("system", "backbone", "decoder", "checkpoint", "dtype", "device", "attention", "seed", "warmup")
         return {
@@ -208,14 +208,16 @@ def _empty(run: Run, begun: Sequence[TaskFacts]) -> Iterator[dict[str, Any]]:
             yield _cell(task=task, version=str(version), mini=is_mini(task), marks=[mark])
 
 
-def _means(measurements: Sequence[Measurement], found: Mapping[str, Sequence[Mark]]) -> Iterator[dict[str, Any]]:
+def _means(
+    measurements: Sequence[Measurement], marks_by_task: Mapping[str, Sequence[Mark]]
+) -> Iterator[dict[str, Any]]:
     """Means over tasks, without samples but with the marks of the tasks that they are over."""
     for mini in (False, True):
         own = [measurement for measurement in measurements if measurement.is_mean and measurement.mini == mini]
         if not own:
             continue
         sentences: dict[str, list[str]] = {}
-        for task, task_marks in found.items():
+        for task, task_marks in marks_by_task.items():
             for mark in task_marks if is_mini(task) == mini else ():
                 sentences.setdefault(mark.kind, []).append(f"{task}: {mark.sentence}")
         yield _cell(

@@ -160,7 +160,7 @@ class Keys:
 
     @property
     def hint(self) -> str:
-        """What the keys do; empty if none is read."""
+        """The use of the keys; empty if none is read."""
         return "" if self._before is None else "space: pause   arrows: step   q: end"
 
     def __exit__(self, *exception: object) -> None:

@@ -1,4 +1,4 @@
-"""What a reader must know before the figures of a page: marks of single tasks, and warnings about all of them."""
+"""Warnings that a reader needs before the figures of a page: marks of single tasks, and sentences about all of them."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from refusion_eval.results.facts import TaskFacts
 
 
 class Mark(NamedTuple):
-    """What a reader must know about a task before its figures."""
+    """A caution about the figures of a task."""
 
     kind: str
     sentence: str
@@ -45,11 +45,11 @@ def marks(task: TaskFacts, num_items: int | None) -> list[Mark]:
 
 
 def warnings(cells: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What must be said about the table as a whole: columns whose figures are not of the same kind."""
-    found = []
+    """Cautions about the table as a whole: columns whose figures are not of the same kind."""
+    sentences = []
     machines = sorted({label for run in runs for label in run["hardware"]})
     if len(machines) > 1:
-        found.append(
+        sentences.append(
             f"Speed was measured on {len(machines)} machines and must not be compared across them: "
             f"{' | '.join(machines)}."
         )
@@ -59,7 +59,9 @@ def warnings(cells: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any
             versions[cell["task"]].add(cell["version"])
     for task, names in sorted(versions.items()):
         if len(names) > 1:
-            found.append(f"{task} is here in versions {', '.join(sorted(names))}, whose figures must not be compared.")
+            sentences.append(
+                f"{task} is here in versions {', '.join(sorted(names))}, whose figures must not be compared."
+            )
     if any(cell["mini"] for cell in cells):
-        found.append("mini: synthetic look-alikes of this project, not the real benchmarks.")
-    return found
+        sentences.append("mini: synthetic look-alikes of this project, not the real benchmarks.")
+    return sentences

@@ -81,7 +81,7 @@ def speller_of(sample: Sample, spell: Spell | None) -> Speller:
 
 
 def list_row(sample: Sample, scores: Mapping[str, ScoreRow], sealed: bool) -> dict[str, Any]:
-    """What the list of a task shows of a sample; `state` is right, wrong, error or unscored."""
+    """A sample in the list of its task; `state` is right, wrong, error or unscored."""
     verdict = scores.get(PASSED)
     extracted = _extracted(verdict, sealed)
     if sample.error is not None:

@@ -238,11 +238,11 @@ def _change(before: Sequence[SampleFacts], after: Sequence[SampleFacts], metric:
 
 
 def _described(facts: RunFacts) -> Mapping[str, Any]:
-    """What is compared of a run as a whole. Its settings tables are those of all tasks and stand with each task."""
+    """The facts of a run as a whole that are compared. Settings tables stand with each task."""
     manifest = {name: value for name, value in facts.run.manifest.to_json().items() if name not in _NOT_COMPARED}
     settings = {name: value for name, value in manifest["settings"].items() if name != "tables"}
     hardware = {name: value for name, value in manifest["hardware"].items() if name != "gpu_detail"}
-    # What also stands as a fact of the run, or with each task, is no argument to be named again.
+    # What also stands as a fact of the run, or with each task, is not named again as an argument.
     elsewhere = {*manifest, "device", *(name for task in facts.tasks for name in task.settings)}
     arguments = {name: value for name, value in manifest["arguments"].items() if name not in elsewhere}
     settings.pop("model_args", None)  # decoder settings of the command line, which stand with each task
@@ -301,7 +301,7 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def details(comparison: Comparison) -> list[str]:
-    """What differs, line by line: settings, prompts, flipped items, and what could not be compared."""
+    """The differences, line by line: settings, prompts, flipped items, and what could not be compared."""
     below = " but the tasks' settings below" if any(task.settings for task in comparison.tasks) else ""
     lines = [f"differs: {line}" for line in comparison.settings] or [f"differs: nothing{below}"]
     if comparison.only_in_one:

@@ -83,7 +83,7 @@ class TaskFacts:
 
     @property
     def identity(self) -> tuple[str, str, str]:
-        """What tells the tasks of a run apart: name, version and hash of the settings."""
+        """Tells the tasks of a run apart: name, version and hash of the settings."""
         return self.task, self.task_version, self.settings_hash
 
     @property

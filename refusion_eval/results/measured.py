@@ -77,10 +77,7 @@ _COUNTED = {
     "tpf_canvas": ("tokens/forward", "tokens_canvas", "forwards"),
     "tpf_release": ("tokens/forward", "tpf_release"),
 }
-_OF_THOUGHTS = {
-    "thought_tokens_mean": ("tokens", "thought_tokens"),
-    "answer_tokens_mean": ("tokens", "answer_tokens"),
-}
+_OF_THOUGHTS = {"thought_tokens_mean": ("tokens", "thought_tokens"), "answer_tokens_mean": ("tokens", "answer_tokens")}
 
 
 class Measure(NamedTuple):
@@ -99,11 +96,11 @@ def read_measurements(sources: Iterable[str | os.PathLike[str]], *, baseline: st
     Speed-ups of directories are among the directories given. Raises StoreError if a source cannot be read.
     """
     paths = [Path(source) for source in sources]
-    measurements = [measurement for path in paths if path.is_file() for measurement in read_csv(path)]
+    measurements = [entry for path in paths if path.is_file() for entry in read_csv(path)]
     directories = [path for path in paths if not path.is_file()]
     if directories:
         measurements += run_measurements(directories, baseline=baseline)
-    return [measurement for measurement in measurements if not math.isnan(measurement.value)]
+    return [entry for entry in measurements if not math.isnan(entry.value)]
 
 
 def run_measurements(run_dirs: Iterable[str | os.PathLike[str]], *, baseline: str | None = None) -> list[Measurement]:
@@ -128,7 +125,7 @@ def measurements_of(runs: Sequence[RunFacts], *, baseline: str | None = None) ->
         raise StoreError(
             f"the baseline {baseline!r} is none of the runs ({', '.join(sorted(names))}); add it or pick one"
         )
-    measurements = [measurement for facts in runs for measurement in _measurements_of_run(facts, runs, baseline)]
+    measurements = [entry for facts in runs for entry in _measurements_of_run(facts, runs, baseline)]
     return sorted(measurements, key=_sort_key)
 
 
@@ -164,7 +161,7 @@ def _measurements_of_run(facts: RunFacts, runs: Sequence[RunFacts], baseline: st
 
 
 def _kind(task: TaskFacts) -> tuple[bool, frozenset[str]]:
-    """What the tasks of a mean have in common: mini or not, and the prompts."""
+    """Tasks of one mean agree in this: mini or not, and the prompts."""
     return task.mini, frozenset(task.prompts)
 
 
@@ -301,7 +298,7 @@ def _sort_key(measurement: Measurement) -> tuple:
 
 
 def _notes(task: TaskFacts) -> list[str]:
-    """What must be said about a task as a whole."""
+    """The notes that every measurement of a task has."""
     num_samples, notes = len(task.samples), []
     if task.num_missing:
         notes.append(f"half-written: {num_samples} of {task.num_expected} samples are there, run its command again")

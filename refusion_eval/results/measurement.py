@@ -126,7 +126,7 @@ class Measurement:
 
     @property
     def key(self) -> MeasurementKey:
-        """What a table has one measurement of: system, benchmark and metric."""
+        """System, benchmark and metric, of which a table has one measurement."""
         return self.system, self.benchmark, self.metric
 
     @property
@@ -216,21 +216,19 @@ def problems(measurements: Sequence[Measurement]) -> list[str]:
     Those of a benchmark have to be of one task version and prompt, and all real or all mini; speed has to be of one
     machine. Published speed belongs to the paper's machine and is not checked against the speed of this one.
     """
-    measured = [measurement for measurement in measurements if measurement.origin == "measured"]
+    measured = [entry for entry in measurements if entry.origin == "measured"]
     sentences = []
-    for benchmark in sorted({measurement.benchmark for measurement in measured}):
-        group = [measurement for measurement in measured if measurement.benchmark == benchmark]
-        versions = {measurement.task_version: measurement.run_id for measurement in group if measurement.task_version}
+    for benchmark in sorted({entry.benchmark for entry in measured}):
+        group = [entry for entry in measured if entry.benchmark == benchmark]
+        versions = {entry.task_version: entry.run_id for entry in group if entry.task_version}
         if len(versions) > 1 and benchmark != AVERAGE:
             sentences.append(f"{benchmark} is there in several versions ({_listed(versions)}); run all systems on one")
-        prompts = {measurement.prompts: measurement.run_id for measurement in group}
+        prompts = {entry.prompts: entry.run_id for entry in group}
         if len(prompts) > 1:
             sentences.append(f"{benchmark} was asked with several prompts ({_listed(prompts)}); run all systems on one")
-        if len({measurement.mini for measurement in group}) > 1:
+        if len({entry.mini for entry in group}) > 1:
             sentences.append(f"{benchmark} is there as benchmark and as mini look-alike; show them in two tables")
-    machines = {
-        measurement.hardware: measurement.run_id for measurement in measured if measurement.metric in SPEED_METRICS
-    }
+    machines = {entry.hardware: entry.run_id for entry in measured if entry.metric in SPEED_METRICS}
     if len(machines) > 1:
         sentences.append(f"{speeds_of(_listed(machines))}; measure all on one")
     return sentences

@@ -17,14 +17,7 @@ from rich.table import Table as RichTable
 from refusion_eval.benchmarks import OURS
 from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Interval
-from refusion_eval.results.measurement import (
-    AVERAGE,
-    MEAN_TASK,
-    MINI_NOTE,
-    Measurement,
-    Origin,
-    system_key,
-)
+from refusion_eval.results.measurement import AVERAGE, MEAN_TASK, MINI_NOTE, Measurement, Origin, system_key
 from refusion_eval.runs.model_args import decoder_of_system
 from refusion_eval.store.atomic_write import write_output
 from refusion_eval.untrusted import read_plain, visible
@@ -272,7 +265,7 @@ def csv_cell(value: Any) -> str:
     """A value as text: None and NaN are empty, floats have six significant digits, booleans are yes or no.
 
     Characters that act on a terminal are written as escapes. A text that a spreadsheet would compute, because it begins
-    as a formula does and is no number, gets an apostrophe in front, which `csv_records` takes away.
+    as a formula does and is not a number, gets an apostrophe in front, which `csv_records` takes away.
     """
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -426,7 +419,7 @@ _USUAL_FACTS = {
 
 def csv_columns(measurements: Sequence[Measurement]) -> list[str]:
     """Column names in order: identity and number, conditions, settings of all, totals and provenance."""
-    settings = sorted({SETTING_PREFIX + name for measurement in measurements for name in measurement.settings})
+    settings = sorted({SETTING_PREFIX + name for entry in measurements for name in entry.settings})
     return [*_BEFORE_SETTINGS, *settings, *_AFTER_SETTINGS, *_unusual(_WHERE_USED, measurements)]
 
 

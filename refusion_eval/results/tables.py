@@ -116,12 +116,12 @@ class SummaryLine:
     @property
     def errors(self) -> int:
         """Samples that are in no measurement."""
-        return max(measurement.errors for measurement in self.measurements.values())
+        return max(entry.errors for entry in self.measurements.values())
 
     @property
     def isolated(self) -> bool:
         """Whether no program ran without isolation."""
-        return all(measurement.isolated for measurement in self.measurements.values())
+        return all(entry.isolated for entry in self.measurements.values())
 
     @property
     def hardware(self) -> str:
@@ -259,7 +259,7 @@ class SpeedRow(NamedTuple):
     @property
     def complete(self) -> bool:
         """Whether no sample that was asked for is missing."""
-        return all(measurement.complete for measurement in self.measurements.values())
+        return all(entry.complete for entry in self.measurements.values())
 
 
 def speed_rows(measurements: Sequence[Measurement]) -> list[SpeedRow]:

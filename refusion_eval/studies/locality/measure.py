@@ -1,4 +1,4 @@
-"""What a revealed token changes, and where: the pilot study of the ReFusion paper (arXiv 2512.13586, sec. 4.1, Fig. 3).
+"""Effects of a revealed token by distance: the pilot study of the ReFusion paper (arXiv 2512.13586, sec. 4.1, Fig. 3).
 
 The paper plots how much the prediction at a masked position changes when one token at some distance becomes known. How
 it sampled is not published, so this project defines it:
@@ -46,7 +46,7 @@ ReadingOption = Literal["auto", "bidirectional", "bidirectional_shifted", "refus
 
 @settings_class("locality")
 class LocalitySettings:
-    """What is sampled."""
+    """Responses, masks and reveals that are sampled."""
 
     ratios: tuple[Annotated[float, Gt(0), Lt(1)], ...] = RATIOS
     reveals: PositiveInt = 8
