@@ -412,8 +412,8 @@ _USUAL_FACTS = {
     "scored": True,
     "isolated": True,
     "generate": False,
-    "same_decode_as": "",
     "slowed_by": "",
+    "same_decode_as": "",
 }
 
 
