@@ -33,7 +33,7 @@ GROUPS = {
     "Evaluate": ("suite", "run", "sweep", "rerun", "check", "lm-eval"),
     "Look at results": ("table", "compare", "speed", "report", "replay", "export", "plot", "paper-table", "claims"),
     "Judge texts": ("score", "rescore"),
-    "Measure": ("bench", "locality", "cost", "gpu-check"),
+    "Measure": ("bench", "locality", "gpu-check"),
     "Train": ("train", "convert"),
     "Machine": ("doctor", "systems", "tasks", "tasks-path", "version"),
 }

@@ -24,12 +24,7 @@ class Answer(NamedTuple):
 
 
 def read_answers(run_dirs: Sequence[Path], task: str | None, item: str) -> list[Answer]:
-    """The answers of several runs to one item.
-
-    Raises:
-        ConfigError: a run has no such task or item, or its item is another problem.
-        StoreError: a directory holds no readable run, or no trace of the item.
-    """
+    """The answers of several runs to one item. Raises ConfigError if the item is another problem in one of them."""
     answers: list[Answer] = []
     for run_dir in run_dirs:
         run, sample = find_sample(run_dir, task, item)

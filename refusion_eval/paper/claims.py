@@ -28,11 +28,7 @@ _NARROW = "A wider terminal and claims.md (--out) also have intervals and the fi
 
 
 def claims_table(judged: Sequence[JudgedClaim], *, brief: bool = False, narrow: bool = False) -> Table:
-    """One line for each claim that has a formula; the other claims are counted below.
-
-    In brief, for a terminal, it lacks the places in the paper, what follows from published cells, and items. A narrow
-    terminal has no room for intervals either.
-    """
+    """One line for each claim that has a formula; the other claims are counted below. A narrow terminal has less."""
     left_out = _NOT_NARROW if narrow else _NOT_BRIEF if brief else set()
     rows = [
         (
@@ -135,11 +131,7 @@ def _without_bounds(interval: Interval | None) -> Interval | None:
 
 
 def write_claims(judged: Sequence[JudgedClaim], averages: Sequence[Average], folder: Path) -> None:
-    """Writes claims.csv, averages.csv and claims.md.
-
-    Raises:
-        StoreError: a file cannot be written.
-    """
+    """Writes claims.csv, averages.csv and claims.md. Raises StoreError if a file cannot be written."""
     intervals = [f"{prefix}_{name}" for prefix in ("measured", "mini") for name in ("value", "ci_low", "ci_high")]
     head = [*_COLUMNS, "on_published", "follows", "verdict", "reason", *intervals]
     head += ["items", "mini_items", "mini_fused", "mini_verdict", "note", "look"]

@@ -69,10 +69,7 @@ def fading(read: Reader, system: str) -> Values:
 
 
 def first_slot_size(length: int) -> Values:
-    """The least slot size, a power of 2, with which a text of `length` tokens has fewer slot orderings than 2^length.
-
-    The orderings of all subsets of n slots number less than e n!.
-    """
+    """The least slot size, a power of 2, with which a text of `length` tokens has fewer orderings than 2^length."""
     sizes = (2**power for power in range(length.bit_length()))
     fewer = (k for k in sizes if (math.lgamma(length / k + 1) + 1) / math.log(2) < length)
     return np.full(1 + RESAMPLES, float(next(fewer)))

@@ -103,12 +103,7 @@ class Label:
 
 
 def place_labels(axes: Axes, labels: Sequence[Label], *, size: float, lines: Sequence[Bbox] = ()) -> None:
-    """Writes each label at the cheapest place near its point, so that it hides neither points nor other labels.
-
-    A label lies nearer to its own point than to any other. Where there is no room for that, a line leads to its point.
-    The placement is deterministic: every label takes the cheapest of a fixed set of places. adjustText, which moves
-    labels iteratively, does not guarantee that a label is nearest to its own point.
-    """
+    """Writes each label at the cheapest of a fixed set of places near its point; a line leads to a far point."""
     figure = axes.get_figure()
     assert figure is not None
     pixel = figure.dpi / _POINTS

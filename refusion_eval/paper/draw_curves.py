@@ -226,14 +226,10 @@ def _setting_axis(axes: Axes, panel: str, points: Sequence[Point], off: float | 
 
 
 def sweet_spot(points: Sequence[Point], panel: str, series: str) -> tuple[float, float] | None:
-    """The range of a setting around the operating point with a score and a throughput like the baseline's or better.
+    """The least and greatest value around the operating point where the setting is as good as the baseline, or None.
 
-    The range consists of neighbouring values, the operating point among them. At each of them the score is not worse
-    than the baseline's (the upper bound of the difference, or the difference itself without an interval, is at least 0)
-    and the throughput is higher (the lower bound of the difference is above 0).
-
-    Returns:
-        The least and the greatest value; None if the operating point does not qualify or is not known.
+    The score is not worse (the upper bound of its difference, or the difference itself, is at least 0), and the
+    throughput is higher (the lower bound of its difference is above 0).
     """
     curve = [point for point in points if (point.panel, point.series) == (panel, series)]
     score = {p.x: p.y if math.isnan(p.y_high) else p.y_high for p in curve if p.metric == DELTA_SCORE}

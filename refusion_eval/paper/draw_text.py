@@ -148,10 +148,7 @@ class Placed:
 
 
 def lay_out(cells: Sequence[TokenCell], width: int) -> list[Placed]:
-    """Places every token in lines of the final text, which break at its line breaks and where a line is full.
-
-    A token is at its final place at every moment, so that moments can be compared. Text that does not fit is cut.
-    """
+    """Places every token in lines of the final text, at its final place at every moment; the rest is cut."""
     placed = []
     line = column = 0
     for cell in cells:

@@ -16,13 +16,7 @@ from refusion_eval.store.atomic_write import write_output
 
 
 class PaperFigure(NamedTuple):
-    """A figure of the paper.
-
-    Attributes:
-        shows: what the figure shows, for readers.
-        read: reads the rows from sources for a benchmark; None if a run's samples and tokenizer are needed.
-        draw: draws the rows for one or two columns of a paper, by default as many as they need.
-    """
+    """A figure of the paper: what it shows, and how its rows are read (None: from samples of a run) and drawn."""
 
     shows: str
     sources: str
@@ -65,11 +59,7 @@ FIGURES: Mapping[str, PaperFigure] = {
 
 
 def rows_of(name: str, sources: Sequence[Path], task: str | None = None) -> Sequence[Any] | None:
-    """The rows of a figure, read from its own CSV file or from its sources.
-
-    Args:
-        name: name of the figure.
-        task: benchmark; if None that of a sweep of only one, else the paper's.
+    """The rows of a figure, read from its own CSV file or from its sources; by default of a sweep's only task.
 
     Raises:
         ConfigError: no source is given, or the figure's own file beside others.
@@ -89,15 +79,7 @@ def rows_of(name: str, sources: Sequence[Path], task: str | None = None) -> Sequ
 def write_figure(name: str, rows: Sequence[Any], out: Path, width: Width | None = None) -> list[Path]:
     """Writes a figure as .csv, .png and .pdf, and its caption as .txt and .tex. It is drawn from the written CSV.
 
-    The files are called after the figure, with `_mini` for mini tasks. Those of Figures 1, 5 and 9 name the task, and
-    the item if there is one, so that figures of several do not replace each other.
-
-    Args:
-        name: name of the figure.
-        width: columns of a paper that the figure takes; None for as many as it needs.
-
-    Raises:
-        StoreError: a file cannot be written.
+    The files are called after the figure, with `_mini` for mini tasks. Those of Figures 1, 5 and 9 name task and item.
     """
     figure = FIGURES[name]
     stem = out / _stem(name, rows)

@@ -41,11 +41,7 @@ class MissingMeasurement(DataError):
 
 
 def setting_number(text: str, where: str) -> float:
-    """The value of a setting on an axis: infinite for one that is off (`threshold=null`), NaN for an empty text.
-
-    Raises:
-        DataError: the text holds no number.
-    """
+    """The value of a setting on an axis: infinite if it is off (`null`), NaN if empty. Raises DataError for a word."""
     return math.inf if text == "null" else number(text, where)
 
 
@@ -75,11 +71,7 @@ class Reader:
     def points(self, system: str, setting: str = "", metric: str = "") -> list[tuple[str, float, str]]:
         """The points of a system in a sweep: keys of their systems, values of the setting, and benchmarks, ascending.
 
-        Without a setting the points of all settings, each with the value of its own; with a metric those that have it.
-        A setting that is off (`threshold=null`) has an infinite value.
-
-        Raises:
-            MissingFigure: there is none.
+        Without a setting the points of all settings; with a metric those that have it. Raises MissingMeasurement.
         """
         found = set()
         for key, benchmark, name_of_figure in self._figures:
@@ -138,12 +130,7 @@ _NO_INTERVAL = Interval(math.nan, math.nan, math.nan, 0)
 
 @dataclass(frozen=True, kw_only=True)
 class Computed:
-    """Result of a formula.
-
-    Attributes:
-        interval: value and 95% interval, `n` being the number of figures. The bounds are NaN if no figure has an
-            interval; the value is NaN, too, if nothing could be computed.
-    """
+    """Result of a formula; its interval's `n` counts measurements, and bounds or value are NaN where there are none."""
 
     interval: Interval = _NO_INTERVAL
     measurements: tuple[Measurement, ...] = ()
@@ -157,36 +144,31 @@ class Computed:
     @property
     def fewest_items(self) -> int:
         """Benchmark items of the figure that has fewest; 0 if no figure states a number."""
-        return min((measurement.n for measurement in self.measurements), default=0)
+        return min((entry.n for entry in self.measurements), default=0)
 
     @property
     def prompts(self) -> str:
         """The prompts that the figures were measured with, joined by `|`."""
-        return "|".join(sorted({measurement.prompts for measurement in self.measurements}))
+        return "|".join(sorted({entry.prompts for entry in self.measurements}))
 
     @property
     def fused(self) -> bool:
         """Whether any figure was measured with fused forwards."""
-        return any(measurement.fused for measurement in self.measurements)
+        return any(entry.fused for entry in self.measurements)
 
 
 NOTHING = Computed()  # without a formula, or where it has no direction
 
 
 def compute(formula: Formula, measurements: Mapping[MeasurementKey, Measurement]) -> Computed:
-    """Computes a formula, which has to result in one number.
-
-    Raises:
-        MissingFigure: a figure is not there.
-        DataError: the result is undefined, for example a ratio to zero.
-    """
+    """Computes a formula to one number. Raises MissingMeasurement, or DataError if it is undefined."""
     reader = Reader(measurements)
     with np.errstate(all="ignore"):
         values = np.asarray(formula(reader), dtype=np.float64).reshape(1 + RESAMPLES)
     if not np.isfinite(values[0]):
         raise DataError(f"the formula is undefined on these cells ({values[0]})")
     used = tuple(reader.used.values())
-    replicates = values[1:] if any(measurement.has_interval for measurement in used) else np.full(RESAMPLES, np.nan)
+    replicates = values[1:] if any(entry.has_interval for entry in used) else np.full(RESAMPLES, np.nan)
     return Computed(interval=Bootstrap(float(values[0]), replicates, len(used)).interval(), measurements=used)
 
 
@@ -243,11 +225,7 @@ FORMULAS: Mapping[str, Formula] = {
 
 
 def speedup_averages(fast: str, slow: str, tasks: str) -> Mapping[str, Formula]:
-    """The ways to average a speed-up over tasks and over slow systems, both separated by spaces.
-
-    Returns:
-        Name -> formula. Total time is the time of one request of each task, averaged over the slow systems.
-    """
+    """The ways to average a speed-up over tasks and over slow systems, both separated by spaces, by name."""
     num_slow = len(slow.split())
 
     def ratios(read: Reader) -> Values:

@@ -59,13 +59,7 @@ _TASK_SETS = {ALL_TASKS: TASKS, "without arc_challenge": tuple(task for task in 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JudgedClaim:
-    """A claim with its verdict.
-
-    Attributes:
-        on_published: result of the formula on the paper's own figures; None without a formula.
-        follows: whether that result is what the paper prints.
-        mini: result on the mini look-alikes, where the claim has a direction that they can agree with.
-    """
+    """A claim with its verdict, the result of its formula on the paper's own numbers, and whether that is printed."""
 
     claim: Claim
     on_published: float | None = None
@@ -79,12 +73,7 @@ class JudgedClaim:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Average:
-    """A claimed speed-up, averaged by one rule.
-
-    Attributes:
-        on_published: result on the paper's figures; None where the paper does not print them.
-        gives_claim: whether that result is what the paper claims.
-    """
+    """A claimed speed-up, averaged by one rule; `on_published` is None where the paper does not print the numbers."""
 
     claim: Claim
     baseline: str
@@ -97,11 +86,7 @@ class Average:
 
 
 class Evidence:
-    """Measured figures, sorted by what they may be used for.
-
-    Raises:
-        StoreError: two runs measured the same figure.
-    """
+    """Measured figures, sorted by what they may be used for. Raises StoreError if two runs measured the same figure."""
 
     def __init__(self, measurements: Iterable[Measurement]) -> None:
         self._excluded: dict[MeasurementKey, str] = {}
@@ -129,11 +114,7 @@ class Evidence:
 
 
 def judge_all(measured: Sequence[Measurement]) -> tuple[list[JudgedClaim], list[Average]]:
-    """Judges every claim and computes every average of a claimed speed-up; without figures by the paper's tables alone.
-
-    Raises:
-        StoreError: two runs measured the same figure.
-    """
+    """Judges every claim and computes every average of a claimed speed-up, with measurements or without."""
     evidence = Evidence(measured)
     claims = read_claims()
     return (
@@ -182,10 +163,7 @@ def _on_published(claim: Claim, formula: Formula) -> Computed | None:
 
 
 def averages(claim: Claim, evidence: Evidence) -> list[Average]:
-    """Every average of a claimed speed-up: one for each set of tasks and rule, over each baseline and over all of them.
-
-    A claim that states no speed-up has none.
-    """
+    """Every average of a claimed speed-up: for each set of tasks and rule, over each baseline and over all of them."""
     if not claim.speedup:
         return []
     fast, slow = (side.strip() for side in claim.speedup.split("|"))
@@ -213,7 +191,7 @@ def averages(claim: Claim, evidence: Evidence) -> list[Average]:
 
 
 def _exclusion(measurement: Measurement) -> str:
-    """Why a figure is no evidence; empty if it is evidence."""
+    """Why a measurement is not evidence; empty if it is."""
     if not measurement.complete:
         return f"{measurement.run_id} lacks samples: {'; '.join(measurement.notes)}"
     if measurement.mini:
@@ -245,16 +223,16 @@ def _over_rounds(measurements: Sequence[Measurement]) -> dict[MeasurementKey, Me
     result: dict[MeasurementKey, Measurement] = {}
     for key, rounds in groups.items():
         if len(rounds) > 1 and rounds[0].metric in SPEED_METRICS:
-            interval = bootstrap_mean([measurement.value for measurement in rounds]).interval()
+            interval = bootstrap_mean([entry.value for entry in rounds]).interval()
             result[key] = replace(
                 rounds[0],
-                run_id="|".join(measurement.run_id for measurement in rounds),
+                run_id="|".join(entry.run_id for entry in rounds),
                 value=interval.value,
                 ci_low=interval.low,
                 ci_high=interval.high,
                 num_rounds=len(rounds),
             )
-        elif len({measurement.value for measurement in rounds}) == 1:
+        elif len({entry.value for entry in rounds}) == 1:
             result[key] = rounds[0]
         else:
             result |= by_key(rounds)  # names the runs and refuses them
@@ -265,18 +243,12 @@ def _compared(claim: Claim, measured: Computed) -> tuple[str, str]:
     """Verdict and reason of a claim whose formula follows from the paper's figures and has a measured result."""
     interval = measured.interval
     others = sorted(
-        {
-            f"{measurement.prompts} in {measurement.run_id}"
-            for measurement in measured.measurements
-            if measurement.prompts != RELEASE
-        }
+        {f"{entry.prompts} in {entry.run_id}" for entry in measured.measurements if entry.prompts != RELEASE}
     )
     if others:
         return OTHER_PROMPTS, f"{', '.join(others)}; the paper's are those of --prompts {RELEASE}"
-    runs = sorted({measurement.run_id for measurement in measured.measurements})
-    machines = sorted(
-        {measurement.hardware for measurement in measured.measurements if measurement.metric in SPEED_METRICS}
-    )
+    runs = sorted({entry.run_id for entry in measured.measurements})
+    machines = sorted({entry.hardware for entry in measured.measurements if entry.metric in SPEED_METRICS})
     origin = f"from {', '.join(runs)}" + (f" on {machines[0]}" if machines else "")
     if elsewhere := [machine for machine in machines if PAPER_GPU not in machine]:
         return OTHER_GPU, f"on {elsewhere[0] or 'an unnamed machine'}, and the paper's speed is that of an {PAPER_GPU}"
@@ -288,11 +260,8 @@ def _compared(claim: Claim, measured: Computed) -> tuple[str, str]:
 
 
 def _direction(claim: Claim, mini: Computed) -> str:
-    """Whether the mini tasks lie on the claimed side of the neutral value.
-
-    A claim whose value is the neutral one says that nothing lies below it.
-    """
-    if any(measurement.metric in SPEED_METRICS and measurement.num_rounds < 2 for measurement in mini.measurements):
+    """Whether the mini tasks lie on the claimed side of the neutral value; a claim of that value claims more."""
+    if any(entry.metric in SPEED_METRICS and entry.num_rounds < 2 for entry in mini.measurements):
         return ONE_ROUND
     neutral = float(claim.neutral)
     claims_more = claim.reading == "above" or float(claim.value) >= neutral

@@ -43,21 +43,13 @@ def longest_sample(run_dir: Path, task: str | None) -> tuple[str | None, str | N
 
 
 def generation_order(system: str, sample: Sample, speller: Speller) -> list[TokenCell]:
-    """The final text, each position with the step at which it became final.
-
-    Raises:
-        DataError: the question is sealed, or no position became final.
-    """
+    """The final text, each position with the step at which it became final."""
     replay = _replay(sample)
     return _cells(replay, len(replay.steps) - 1, {"panel": 1, "title": "", "system": system}, sample, speller)
 
 
 def step_by_step(system: str, sample: Sample, speller: Speller, num_panels: int = NUM_PANELS) -> list[TokenCell]:
-    """The text after the first plan, after the first draft, and after evenly spread acceptances up to the last one.
-
-    Raises:
-        DataError: the question is sealed, or no position became final.
-    """
+    """The text after the first plan, after the first draft, and after evenly spread acceptances up to the last one."""
     replay = _replay(sample)
     cells = []
     for panel, number in enumerate(sorted(_shown_steps(replay, num_panels)), start=1):

@@ -23,11 +23,7 @@ def task_title(task: str, mini: bool) -> str:
 
 
 def system_label(measurement: Measurement) -> str:
-    """Label of a system: the paper's for a published system and for its variants, else the one its run gave it.
-
-    On mini tasks a system that is no variant keeps the label of its run, because a tiny checkpoint is not the published
-    one.
-    """
+    """Label of a system: the paper's for a published system and for its variants, else the one its run gave it."""
     if measurement.origin == "published" or (measurement.mini and not measurement.variants):
         return measurement.label
     labels = {row["system"]: row["label"] for row in read_published("published.csv")}
@@ -37,12 +33,12 @@ def system_label(measurement: Measurement) -> str:
 
 def mini_sentence(measurements: Iterable[Measurement | Point]) -> str:
     """The sentence that every table or plot with mini tasks comes with; empty without any."""
-    return MINI_SENTENCE if any(measurement.mini for measurement in measurements) else ""
+    return MINI_SENTENCE if any(entry.mini for entry in measurements) else ""
 
 
 def fused_sentence(measurements: Iterable[Measurement | Point]) -> str:
     """The sentence that every table or plot with fused forwards comes with; empty without any."""
-    return FUSED_SENTENCE if any(measurement.fused for measurement in measurements) else ""
+    return FUSED_SENTENCE if any(entry.fused for entry in measurements) else ""
 
 
 def benchmark_title(points: Sequence[Point]) -> str:

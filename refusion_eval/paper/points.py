@@ -21,6 +21,7 @@ from refusion_eval.results.measurement import (
     by_key,
     published_measurements,
     require_comparable,
+    speeds_of,
 )
 
 TASK = "mbpp"  # benchmark of Figures 1, 4, 6 and 8 in the paper
@@ -61,7 +62,6 @@ def against_baseline(sources: Sequence[Path], task: str = TASK) -> list[Point]:
     """Points of Figure 1: throughput and score of every system minus those of the baseline.
 
     Raises:
-        StoreError: a source cannot be read, or its figures must not stand in one plot.
         DataError: the task, or an autoregressive run of it, is not among the sources.
     """
     points = list(_published()) if task == TASK else []
@@ -69,12 +69,12 @@ def against_baseline(sources: Sequence[Path], task: str = TASK) -> list[Point]:
         return points
     measured = read_measurements(sources)
     measurements = [
-        beside_published(measurement)
-        for measurement in measured
-        if task in (measurement.benchmark, measurement.task) and measurement.metric in (*SCORES, "tps")
+        beside_published(entry)
+        for entry in measured
+        if task in (entry.benchmark, entry.task) and entry.metric in (*SCORES, "tps")
     ]
     if not measurements:
-        tasks = sorted({measurement.task for measurement in measured if not measurement.is_mean})
+        tasks = sorted({entry.task for entry in measured if not entry.is_mean})
         raise DataError(
             f"the sources have no figures of {task}; their tasks are {', '.join(tasks)}: name one as --task"
         )
@@ -84,14 +84,16 @@ def against_baseline(sources: Sequence[Path], task: str = TASK) -> list[Point]:
     for measurement in measurements:
         by_system.setdefault(measurement.system, []).append(measurement)
     plain = {
-        measurement.base_system: measurement.system
-        for measurement in reversed(measurements)
-        if measurement.is_autoregressive and not measurement.variants
+        entry.base_system: entry.system
+        for entry in reversed(measurements)
+        if entry.is_autoregressive and not entry.variants
     }
     baseline = next((plain[name] for name in (*BASELINES, *reversed(plain)) if name in plain), None)
     if baseline is None:
         generated = (
-            " by this engine (transformers' generate is no baseline)" if any(f.generate for f in measurements) else ""
+            " by this engine (transformers' generate is not a baseline)"
+            if any(f.generate for f in measurements)
+            else ""
         )
         raise DataError(f"no autoregressive run of {task}{generated} lies among the sources; add one")
     for system, group in by_system.items():
@@ -136,16 +138,11 @@ def swept(folders: Sequence[Path], task: str = TASK) -> list[Point]:
     """Points of Figures 4 and 8: one setting at a time, score and throughput minus those of the baseline.
 
     Returns:
-        Two points for each value, one of each metric. Panels are the settings that were varied. Where both the run of
-        the settings table and a run that names the same value are there, the latter stands for both.
-
-    Raises:
-        StoreError: as `against_baseline`.
-        DataError: a file is missing or malformed, or holds no baseline.
+        Two points for each value, one of each metric; panels are the settings that were varied.
     """
     runs = [run for folder in folders for run in _read_sweep(folder, task)]
     baseline = next((run for run in runs if run.is_baseline), None)
-    require_comparable([measurement for run in runs for measurement in run.measurements])
+    require_comparable([entry for run in runs for entry in run.measurements])
     if baseline is None:
         raise DataError(f"{folders[0]} has no autoregressive run of {task} to compare with; name one in the sweep")
     points: dict[tuple, Point] = {}
@@ -173,18 +170,12 @@ def swept(folders: Sequence[Path], task: str = TASK) -> list[Point]:
 
 
 def frontier(folders: Sequence[Path], task: str = TASK) -> list[Point]:
-    """Points of Figure 6: score against tokens per forward, all points of every system but the baseline.
-
-    Raises:
-        StoreError, DataError: as `swept`.
-    """
+    """Points of Figure 6: score against tokens per forward, all points of every system but the baseline."""
     runs = [run for folder in folders for run in _read_sweep(folder, task)]
-    require_comparable(
-        [measurement for run in runs for measurement in run.measurements if measurement.metric in (*SCORES, "tpf")]
-    )
+    require_comparable([entry for run in runs for entry in run.measurements if entry.metric in (*SCORES, "tpf")])
     points = []
     for run in runs:
-        by_metric = {measurement.metric: measurement for measurement in run.measurements}
+        by_metric = {entry.metric: entry for entry in run.measurements}
         score = next((by_metric[name] for name in SCORES if name in by_metric), None)
         if score is None or "tpf" not in by_metric or run.is_baseline:
             continue
@@ -197,7 +188,7 @@ def frontier(folders: Sequence[Path], task: str = TASK) -> list[Point]:
 
 
 def only_task(folders: Sequence[Path]) -> str | None:
-    """The benchmark of sweeps that have only one; None for several, and for sources that are no sweeps."""
+    """The benchmark of sweeps that have only one; None for several, and for other sources."""
     files = [folder / "points.csv" for folder in folders]
     if not all(file.is_file() for file in files):
         return None
@@ -209,7 +200,7 @@ def _read_sweep(folder: Path, task: str) -> list[_SweptRun]:
     missing = [name for name in ("points.csv", "sweep.csv") if not (folder / name).is_file()]
     if missing:
         raise DataError(
-            f"{folder} has no {' and no '.join(missing)}, so it is no sweep; figures 4, 6 and 8 are drawn from "
+            f"{folder} has no {' and no '.join(missing)}, so it is not a sweep; figures 4, 6 and 8 are drawn from "
             "the folders that refusion-eval sweep SPEC --out FOLDER writes"
         )
     records = [record for _, record in read_records(folder / "points.csv", _POINTS)]
@@ -233,13 +224,13 @@ def _read_sweep(folder: Path, task: str) -> list[_SweptRun]:
 
 
 def _benchmark_of(task: str) -> str:
-    known = find_task(task)
-    return task if known is None else known.benchmark.name
+    found = find_task(task)
+    return task if found is None else found.benchmark.name
 
 
 def _is_timed(measurements: Sequence[Measurement]) -> bool:
     """Whether there are both a throughput and a score."""
-    metrics = {measurement.metric for measurement in measurements}
+    metrics = {entry.metric for entry in measurements}
     return "tps" in metrics and bool(metrics & set(SCORES))
 
 
@@ -248,9 +239,9 @@ def _deltas(measurements: Sequence[Measurement], baseline: Sequence[Measurement]
     task, n = measurements[0].benchmark, measurements[0].n
     keyed = by_key(
         [
-            replace(measurement, system=name)
+            replace(entry, system=name)
             for name, part in (("point", measurements), ("baseline", baseline))
-            for measurement in part
+            for entry in part
         ]
     )
     tps = compute(lambda read: read.tps("point", task) - read.tps("baseline", task), keyed)
@@ -262,7 +253,7 @@ def _point(
     measurements: Sequence[Measurement], panel: str, x: Interval, y: Interval, *, metric: str, mark: str
 ) -> Point:
     first = measurements[0]
-    incomplete = next((measurement.run_id for measurement in measurements if not measurement.complete), None)
+    incomplete = next((entry.run_id for entry in measurements if not entry.complete), None)
     notes = [f"{incomplete} is half-written"] if incomplete else []
     notes += [f"{first.run_id}: same decode as {first.same_decode_as}"] if first.same_decode_as else []
     return Point(
@@ -276,9 +267,9 @@ def _point(
         **_bounded("y", y),
         n=y.n,
         mark=mark,
-        hardware=next((measurement.hardware for measurement in measurements if measurement.metric == "tps"), ""),
+        hardware=next((entry.hardware for entry in measurements if entry.metric == "tps"), ""),
         mini=first.mini,
-        fused=any(measurement.fused for measurement in measurements),
+        fused=any(entry.fused for entry in measurements),
         note="; ".join(notes),
     )
 
@@ -288,14 +279,7 @@ def _bounded(axis: str, interval: Interval) -> dict[str, Any]:
 
 
 def locality_points(files: Sequence[Path]) -> list[Point]:
-    """Points of Figure 3: Jensen-Shannon divergence by distance, a panel for each model, a series for each ratio.
-
-    Args:
-        files: files of `refusion-eval locality`. Only distances that the paper's axis has are used.
-
-    Raises:
-        DataError: a file is malformed, two are of the same model and data, or none has such a distance.
-    """
+    """Points of Figure 3: Jensen-Shannon divergence by distance, a panel for each model, a series for each ratio."""
     points: dict[tuple, Point] = {}
     for file in files:
         for where, record in read_records(file, LOCALITY_COLUMNS):
@@ -325,11 +309,7 @@ def locality_points(files: Sequence[Path]) -> list[Point]:
 
 
 def scaling_points(files: Sequence[Path]) -> list[Point]:
-    """Points of Figure 7: score and throughput by the number of training samples, a panel for each task.
-
-    Raises:
-        DataError: a file is malformed, a figure is there twice, or speed comes from several machines.
-    """
+    """Points of Figure 7: score and throughput by the number of training samples, a panel for each task."""
     points: dict[tuple, Point] = {}
     for where, record in (entry for file in files for entry in read_records(file, SCALING_COLUMNS)):
         samples, task, metric, n = (record[name] for name in ("samples", "task", "metric", "n"))
@@ -358,7 +338,7 @@ def scaling_points(files: Sequence[Path]) -> list[Point]:
         )
     machines = sorted({point.hardware for point in points.values() if point.metric == "tps"})
     if len(machines) > 1:
-        raise DataError(f"speed of several machines ({', '.join(machines)}) is no comparison; measure all on one")
+        raise DataError(f"{speeds_of(', '.join(machines))}; measure all on one")
     if not points:
         raise DataError(f"{', '.join(map(str, files))}: no figure has a value")
     if len({point.mini for point in points.values()}) > 1:

@@ -18,14 +18,10 @@ OPERATING_POINT, BASELINE = "operating point", "baseline"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One point of a plot.
+    """One point of a plot, with 95% intervals (NaN for none) and a note that a dagger points to.
 
-    Attributes:
-        series: key of the system, or masking ratio. All points of a series are drawn in one style.
-        x_low: lower bound of its 95% interval; NaN for none.
-        y_low: lower bound of its 95% interval; NaN for none.
-        n: benchmark items (responses in Figure 3); 0 where it is not published.
-        note: what a reader must know; drawn as a dagger and explained below the figure.
+    All points of a series (a system, or a masking ratio) are drawn in one style. `n` counts benchmark items, or
+    responses in Figure 3.
     """
 
     task: str = ""
@@ -50,12 +46,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCell:
-    """One position of a decoded text at one moment.
-
-    Attributes:
-        order: 1-based step at which the position became final; 0 if it is not final yet.
-        forward: index of the forward of that step; -1 if the position is not final yet.
-    """
+    """One position of a decoded text at one moment; `order` is the 1-based step that made it final, 0 for none yet."""
 
     panel: int
     title: str
@@ -93,11 +84,7 @@ def read_rows(path: Path, kind: type[Row]) -> list[Row]:
 
 
 def read_records(path: Path, types: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The records of a CSV file, each with its file and line for messages.
-
-    Args:
-        types: type by column: float and int (NaN for empty cells), bool, or anything else for text. The file must have
-            these columns; further ones are read as text.
+    """The records of a CSV file, each with its file and line for messages; columns without a type are read as text.
 
     Raises:
         DataError: the file cannot be read, is empty, lacks a column or a cell, or a cell holds no number.
@@ -125,7 +112,7 @@ def number(text: str, where: str) -> float:
     try:
         return float(text or "nan")
     except ValueError as error:
-        raise DataError(f"{where}: {text!r} is no number") from error
+        raise DataError(f"{where}: {text!r} is not a number") from error
 
 
 def _types(kind: type) -> dict[str, Any]:

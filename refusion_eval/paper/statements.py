@@ -87,10 +87,6 @@ class Claim:
 
 
 def read_claims() -> list[Claim]:
-    """The claims in the order of the paper.
-
-    Raises:
-        ConfigError: a row contradicts itself.
-    """
+    """The claims in the order of the paper. Raises ConfigError if a row contradicts itself."""
     names = [field.name for field in fields(Claim)]
     return [Claim(**{name: row[name] for name in names}) for row in read_published("claims.csv")]  # type: ignore[arg-type]

@@ -40,14 +40,10 @@ NEAR, FAR = range(1, 3), range(16, 129)
 
 
 def sort_sources(sources: Iterable[Path]) -> tuple[list[Path], list[Measurement]]:
-    """Separates runs and results files from sweeps and locality files, and reads the latter.
-
-    Returns:
-        Run directories and results CSV files; the figures of everything else, runs of the case study included.
+    """Separates runs and results files, which are returned first, from sweeps and locality files, which are read.
 
     Raises:
         DataError: a file of a sweep, or a locality file, is damaged.
-        StoreError: a run or a results file cannot be read.
     """
     results: list[Path] = []
     measurements: list[Measurement] = []
@@ -66,10 +62,7 @@ def sort_sources(sources: Iterable[Path]) -> tuple[list[Path], list[Measurement]
 
 
 def sweep_measurements(folder: Path) -> Iterator[Measurement]:
-    """The figures of a sweep that varies one setting at a time, each of a system that names setting and value.
-
-    The points of a frontier have a setting of their own, so that they are no second sweep of the setting.
-    """
+    """The measurements of a sweep, each of a system that names setting and value; those of a frontier are its own."""
     rows = {(row["run_id"], row["task"]): row for row in _records(folder / POINTS)}
     pairs = {key: _pair(row) for key, row in rows.items()}
     settings = {pair.partition("=")[0] for pair in pairs.values() if pair}
@@ -95,10 +88,7 @@ def _pair(row: Mapping[str, str]) -> str:
 
 
 def locality_measurements(path: Path) -> Iterator[Measurement]:
-    """The mean divergence at near and at far positions for each masking ratio; bounds are means of bounds.
-
-    A distance that occurs in one response only has no interval, and is left out.
-    """
+    """The mean divergence at near and at far positions for each masking ratio; bounds are means of bounds."""
     groups: dict[tuple[str, str, bool, str, str], list[Mapping[str, str]]] = {}
     for row in _records(path):
         for part, distances in ((DIVERGENCE_NEAR, NEAR), (DIVERGENCE_FAR, FAR)):

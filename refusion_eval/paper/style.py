@@ -20,6 +20,7 @@ from matplotlib.text import Text
 
 from refusion_eval.decoders import DECODERS, Style
 from refusion_eval.paper.rows import Point
+from refusion_eval.results.measurement import base_of_key
 from refusion_eval.store.atomic_write import prepare_output
 
 COLUMN_WIDTH, TEXT_WIDTH = 3.4, 6.9  # inches, of a two-column paper
@@ -104,7 +105,7 @@ def in_order(series: Iterable[str]) -> list[str]:
     """Systems in the order of every legend and axis: autoregressive ones first, ReFusion and its variants last."""
 
     def place(name: str) -> tuple[int, str]:
-        base = name.partition("+")[0].partition(" on ")[0]
+        base = base_of_key(name)
         if base == "refusion":
             return len(DECODERS), name
         if base in DECODERS:
@@ -169,11 +170,7 @@ def bars(points: Sequence[Point], axis: str) -> np.ndarray:
 
 
 def save_figure(figure: Figure, stem: Path) -> list[Path]:
-    """Writes STEM.png and STEM.pdf. Equal figures give equal bytes, because neither file holds a date.
-
-    Raises:
-        StoreError: the folder cannot be written to.
-    """
+    """Writes STEM.png and STEM.pdf. Equal figures give equal bytes, because neither file holds a date."""
     written = []
     for ending, metadata in (("png", {"Software": None}), ("pdf", {"CreationDate": None, "Producer": None})):
         target = prepare_output(stem.with_name(f"{stem.name}.{ending}"))

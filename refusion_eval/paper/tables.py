@@ -59,11 +59,10 @@ _HYPERPARAMETERS = {
 
 
 class Comparison(NamedTuple):
-    """What one of Tables 1 to 4 compares.
+    """The systems that one of Tables 1 to 4 compares.
 
     Attributes:
-        title: what the table shows.
-        artefact: table of the paper whose published figures count.
+        artefact: table of the paper whose published numbers count.
         embedded: published system -> system of the embedded family that stands in its place on mini tasks.
         apart: whether autoregressive systems take no part in what is best, as in the paper's Table 1.
     """
@@ -134,16 +133,11 @@ _FORMULAS = {
 def paper_table(
     number: int, measured: Sequence[Measurement] = (), paper: PaperVersion = "v2", systems: Sequence[str] = ()
 ) -> Table:
-    """A table of the paper.
-
-    Args:
-        measured: figures of runs, either all of benchmarks or all of mini tasks; none shows what is published.
-        paper: version of the paper; only the values of Table 2 differ, and the numbers are those of the first.
-        systems: labels or keys of the systems that Tables 1 to 4 show, in this order; none shows all, ReFusion last.
+    """A table of the paper with measurements, all of benchmarks or all of mini tasks, beside the published numbers.
 
     Raises:
         ConfigError: there is no such table, or no such system in it.
-        StoreError: the figures must not stand in one table; says why.
+        StoreError: the measurements must not stand in one table; says why.
     """
     if number in _COMPARISONS:
         spec = _FIRST_TABLE_2 if (number, paper) == (2, "v1") else _COMPARISONS[number]
@@ -164,33 +158,28 @@ def _table(*, sentences: Sequence[str], **parts: Any) -> Table:
 def _chosen(measurements: Sequence[Measurement], systems: Sequence[str]) -> list[Measurement]:
     """The figures of some systems in their order; without any the figures of all, those of ReFusion last."""
     if not systems:
-        return sorted(
-            measurements,
-            key=lambda measurement: measurement.system.partition("+")[0].partition(" on ")[0] == "refusion",
-        )
+        return sorted(measurements, key=lambda entry: entry.base_system == "refusion")
     return [
-        measurement
+        entry
         for name in systems
-        for measurement in measurements
-        if name.casefold() in (measurement.system.casefold(), system_label(measurement).casefold())
+        for entry in measurements
+        if name.casefold() in (entry.system.casefold(), system_label(entry).casefold())
     ]
 
 
 def _comparison(number: int, spec: Comparison, measured: Sequence[Measurement], systems: Sequence[str]) -> Table:
     """Tables 1 to 4."""
     published = published_measurements((spec.artefact,))
-    labels = {measurement.system: measurement.label for measurement in reversed(published)}
-    order = list(dict.fromkeys(measurement.system for measurement in published))
+    labels = {entry.system: entry.label for entry in reversed(published)}
+    order = list(dict.fromkeys(entry.system for entry in published))
     shown = _shown(spec, order, _is_mini(measured), measured)
     mini = _is_mini(shown)
     require_comparable(shown)
-    known = {
-        name.casefold()
-        for measurement in (*published, *shown)
-        for name in (measurement.system, system_label(measurement))
+    labels_and_keys = {
+        name.casefold() for entry in (*published, *shown) for name in (entry.system, system_label(entry))
     }
-    if missing_rows := [name for name in systems if name.casefold() not in known]:
-        names = ", ".join(dict.fromkeys(system_label(measurement) for measurement in (*published, *shown)))
+    if missing_rows := [name for name in systems if name.casefold() not in labels_and_keys]:
+        names = ", ".join(dict.fromkeys(system_label(entry) for entry in (*published, *shown)))
         raise ConfigError(f"Table {number} has no system {missing_rows[0]!r}; it has {names}")
     published, shown = _chosen(published, systems), _chosen(shown, systems)
     columns = _columns(shown)
@@ -201,10 +190,10 @@ def _comparison(number: int, spec: Comparison, measured: Sequence[Measurement], 
         rows += [Section(text=PUBLISHED_HEADING), *itertools.chain(*paper.values())]
         rows += [Section(text=MINI_HEADING), *itertools.chain(*ours.values())]
     else:
-        for system in dict.fromkeys(measurement.system for measurement in _chosen([*published, *shown], systems)):
+        for system in dict.fromkeys(entry.system for entry in _chosen([*published, *shown], systems)):
             both = [*paper.get(system, ()), *ours.get(system, ())]
             rows += [replace(row, begins_group=at == 0) for at, row in enumerate(both)]
-    machine = next((measurement.hardware for measurement in published if measurement.hardware), "machine not stated")
+    machine = next((entry.hardware for entry in published if entry.hardware), "machine not stated")
     missing = [] if mini or not ours or systems else [labels[system] for system in order if system not in ours]
     return _table(
         name=f"table{number}{'_mini' if mini else ''}",
@@ -226,39 +215,34 @@ def _comparison(number: int, spec: Comparison, measured: Sequence[Measurement], 
 
 def _is_mini(measurements: Sequence[Measurement]) -> bool:
     """Whether figures are of mini tasks. Raises StoreError if only some of them are."""
-    kinds = {measurement.mini for measurement in measurements}
+    kinds = {entry.mini for entry in measurements}
     if len(kinds) > 1:
-        runs = sorted({measurement.run_id for measurement in measurements if measurement.mini})
+        runs = sorted({entry.run_id for entry in measurements if entry.mini})
         raise StoreError(f"mini look-alikes ({', '.join(runs)}) and benchmarks are in one table; show them in two")
     return kinds == {True}
 
 
 def _shown(spec: Comparison, order: Sequence[str], mini: bool, measured: Sequence[Measurement]) -> list[Measurement]:
-    """The measured figures that belong into the table, systems in its order.
-
-    A mean is shown only if it is over all benchmarks of the table.
-    """
+    """The measurements that belong into the table, systems in its order; a mean has to be over all its benchmarks."""
     systems = [spec.embedded[system] for system in order if system in spec.embedded] if mini else list(order)
     fitting = [
-        beside_published(measurement)
-        for measurement in measured
-        if measurement.benchmark in (*BENCHMARKS, AVERAGE) and measurement.metric in (*SCORES, "tps")
+        beside_published(entry)
+        for entry in measured
+        if entry.benchmark in (*BENCHMARKS, AVERAGE) and entry.metric in (*SCORES, "tps")
     ]
     num_tasks = len(_columns(fitting))
-    fitting = [measurement for measurement in fitting if not measurement.is_mean or measurement.num_tasks == num_tasks]
+    fitting = [entry for entry in fitting if not entry.is_mean or entry.num_tasks == num_tasks]
     if spec.with_others:
         elsewhere = set(VARIANTS) - {FUSED}  # in tables of their own
-        others = dict.fromkeys(
-            measurement.system for measurement in fitting if not elsewhere.intersection(measurement.variants)
-        )
+        others = dict.fromkeys(entry.system for entry in fitting if not elsewhere.intersection(entry.variants))
         systems += [system for system in others if system not in systems]
-    return [measurement for system in systems for measurement in fitting if measurement.system == system]
+    return [entry for system in systems for entry in fitting if entry.system == system]
 
 
 def _columns(measured: Sequence[Measurement]) -> list[str]:
     """The benchmarks of the paper, and after them others that were measured, in the order of `BENCHMARKS`."""
-    found = {measurement.benchmark for measurement in measured}
-    return [name for name in BENCHMARKS if name in TASKS or name in found]
+    benchmarks = {entry.benchmark for entry in measured}
+    return [name for name in BENCHMARKS if name in TASKS or name in benchmarks]
 
 
 def _rows_by_system(
@@ -266,9 +250,9 @@ def _rows_by_system(
 ) -> dict[str, list[TableRow]]:
     """The rows of each system: scores, and throughput if any is known, by benchmark and in the mean."""
     keyed = by_key(measurements)
-    first = {measurement.system: measurement for measurement in reversed(measurements)}
+    first = {entry.system: entry for entry in reversed(measurements)}
     lines: dict[tuple[str, str], list[TableCell]] = {}
-    for system in dict.fromkeys(measurement.system for measurement in measurements):
+    for system in dict.fromkeys(entry.system for entry in measurements):
         for name, metrics in (("score", SCORES), ("TPS", ("tps",))):
             keys = [[(system, task, metric) for metric in metrics] for task in (*columns, AVERAGE)]
             cells = [_cell(next((keyed[key] for key in each if key in keyed), None), printed) for each in keys]
@@ -320,15 +304,13 @@ def _notes(measured: Sequence[Measurement], columns: Sequence[str]) -> list[str]
         return ["Nothing was measured."]
     counts: dict[int, list[str]] = {}
     for task in columns:
-        for number in sorted({measurement.n for measurement in measured if measurement.benchmark == task}):
+        for number in sorted({entry.n for entry in measured if entry.benchmark == task}):
             counts.setdefault(number, []).append(BENCHMARKS[task].title)
     items = ", ".join(f"{number} ({', '.join(tasks)})" for number, tasks in counts.items())
     if len(counts) == 1:
         items = f"{next(iter(counts))} items a task"
-    machines = sorted(
-        {measurement.hardware for measurement in measured if measurement.metric == "tps" and measurement.hardware}
-    )
-    incomplete = ", ".join(sorted({measurement.run_id for measurement in measured if not measurement.complete}))
+    machines = sorted({entry.hardware for entry in measured if entry.metric == "tps" and entry.hardware})
+    incomplete = ", ".join(sorted({entry.run_id for entry in measured if not entry.complete}))
     sentences = [
         f"Here: n = {items}, in brackets 95% intervals.",
         f"Speed at batch 1 on {'; '.join(machines)}." if machines else "",
@@ -419,32 +401,28 @@ def _setting_text(value: object) -> str:
 def _other_models(measured: Sequence[Measurement]) -> Table:
     """Table 7: models whose figures come from elsewhere, and ReFusion."""
     mini = _is_mini(measured)
-    ours = [measurement for measurement in map(beside_published, measured) if measurement.system == "refusion"]
-    ours = [
-        measurement
-        for measurement in ours
-        if measurement.benchmark in _CODE and measurement.metric in (PASS_AT_1, "tps")
-    ]
+    ours = [entry for entry in map(beside_published, measured) if entry.system == "refusion"]
+    ours = [entry for entry in ours if entry.benchmark in _CODE and entry.metric in (PASS_AT_1, "tps")]
     require_comparable(ours)
     printed = _printed("table7")
     published = published_measurements(("table7",))
     rows: list[TableRow | Section] = [Section(text=PUBLISHED_HEADING)] if mini else []
     category = ""
-    for system in dict.fromkeys(measurement.system for measurement in published):
-        measurements = [measurement for measurement in published if measurement.system == system]
+    for system in dict.fromkeys(entry.system for entry in published):
+        measurements = [entry for entry in published if entry.system == system]
         first = measurements[0]
         if first.settings["category"] != category:
             category = first.settings["category"]
             rows.append(Section(text=category.capitalize()))
         sizes = [first.settings.get(name, "") for name in ("total_params", "activated_params", "system_optimization")]
-        shots = {measurement.benchmark: measurement.settings.get("shots", "") for measurement in measurements}
+        shots = {entry.benchmark: entry.settings.get("shots", "") for entry in measurements}
         scores = [f"{printed[system, task, PASS_AT_1]} ({shots[task]}-shot)" for task in _CODE]
         tps = TableCell(
             text=printed[system, "overall", "tps"], dagger=any(each.defect == "D11" for each in measurements)
         )
         cells = (*text_cells(first.label, _ORIGINS["published"], *sizes), tps, *text_cells(*scores))
         rows.append(TableRow(cells=cells, origin="published"))
-    has_defect = any(measurement.defect == "D11" for measurement in published)
+    has_defect = any(entry.defect == "D11" for entry in published)
     if ours:
         rows += [Section(text=MINI_HEADING)] if mini else []
         rows.append(_measured_refusion(ours))
@@ -477,8 +455,8 @@ def _measured_refusion(measurements: Sequence[Measurement]) -> TableRow:
             text=f"{interval.value:.1f}",
             low=low,
             high=high,
-            n=sum(measurement.n for measurement in measurements if measurement.metric == "tps"),
-            dagger=any(not measurement.complete for measurement in measurements),
+            n=sum(entry.n for entry in measurements if entry.metric == "tps"),
+            dagger=any(not entry.complete for entry in measurements),
         )
     head = text_cells(_label(measurements[0]), _ORIGINS["measured"], "", "", "no")
     return TableRow(cells=(*head, tps, *scores), origin="measured", begins_group=True)

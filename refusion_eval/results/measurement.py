@@ -47,13 +47,8 @@ METRIC_ORDER = (ACCURACY, PASS_AT_1, "extracted", *SPEED_METRICS, "tpf", "tpf_re
 # A setting of a mean over tasks that differ in it.
 VARIES = "varies"
 
-# Sentences of `Measurement.notes` that also state a fact, or what these sentences begin or end with.
+# Sentences, or parts of them, that both `Measurement.notes` and tables have.
 MINI_NOTE = "synthetic look-alike, not the real benchmark"
-HALF_WRITTEN = "half-written"
-NOT_SCORED = "samples are not scored"
-UNJUDGED = "no verdict was possible, which counts as wrong"
-MEAN_OVER = "unweighted mean over"
-TIMED_IN = "timed in"
 SLOWED = "lower than need be: "
 REFUSED_NOTE = "prompts were refused, for example as too long for the context, and are in no figure"
 UNISOLATED = "programs ran without isolation (--sandbox none), so their verdicts can be forged"
@@ -61,37 +56,36 @@ UNISOLATED = "programs ran without isolation (--sandbox none), so their verdicts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One figure with its interval and everything it rests on.
+    """A number of one system on one task with its interval and everything it rests on.
 
     Attributes:
         system: key of the system in tasks/settings/systems.toml. A variant has its name after a plus sign
-            (`refusion+recompute_kv`); `suffix` follows.
+            (`refusion+recompute_kv`); `beside_published` may add a backbone.
         label: name of the system as the run or the paper prints it.
-        suffix: " on BACKBONE" where the published system of this name was made from another model, otherwise empty.
-        decoder: name of the decoder; empty for published figures, and for figures of files that do not say it.
+        decoder: name of the decoder; empty for published measurements, and where a file does not say it.
         benchmark: benchmark, `AVERAGE` for a mean over tasks, or the task if it belongs to no benchmark.
-        num_tasks: tasks that the figure is a mean over, 1 for a single task.
-        value: the figure; NaN where nothing could be computed.
-        ci_low: lower bound of the 95% interval by item; NaN for none (published figures have none).
-        errors: samples that failed and are in no figure.
+        num_tasks: tasks that it is a mean over, 1 for a single task.
+        value: the number; NaN where nothing could be computed.
+        ci_low: lower bound of the 95% interval by item; NaN for none (the paper has none).
+        errors: samples that failed and are in no measurement.
         num_refused: those of them that fail at every attempt, for example because the prompt exceeds the context.
         batch_size: requests decoded at the same time; several joined by `|`; empty where it is not published.
-        settings: decoder settings in force as text, or what is published beside the figure.
-        run_id: name of the run directory; empty for a published figure.
-        artefact: table or figure of the paper that it was published in (table1, ...); empty for a measured one.
-        defect: what is wrong with a published figure; empty for nothing.
+        settings: decoder settings in force as text, or what is published beside the number.
+        run_id: name of the run directory; empty if published.
+        artefact: table or figure of the paper that it was published in (table1, ...); empty if measured.
+        defect: what is wrong with a published number; empty for nothing.
         prompts: what the items were asked with: ours, release (those of ReFusion's release), or other; several joined
             by `|`.
         same_decode_as: another run of a sweep, of other settings, with the same tokens and forwards for every item;
             empty for none.
-        items: digest of the items that the figure rests on; empty for published figures and figures read from a file.
+        slowed_by: what made the speed lower than it need be, sentences joined by `|`; empty for nothing.
+        items: digest of the items that it rests on; empty if published or read from a file.
     """
 
     origin: Origin
     system: str
     label: str
     backbone: str = ""
-    suffix: str = ""
     decoder: str = field(default="", compare=False)
     benchmark: str
     task: str = ""
@@ -127,22 +121,23 @@ class Measurement:
     num_cut: int = 0
     num_rounds: int = 1
     same_decode_as: str = ""
+    slowed_by: str = ""
     items: str = field(default="", compare=False)
 
     @property
     def key(self) -> MeasurementKey:
-        """What a table has one figure of: system, benchmark and metric."""
+        """System, benchmark and metric, of which a table has one measurement."""
         return self.system, self.benchmark, self.metric
 
     @property
     def base_system(self) -> str:
         """Key of the system without its variants."""
-        return self.system.removesuffix(self.suffix).split("+")[0]
+        return base_of_key(self.system)
 
     @property
     def variants(self) -> tuple[str, ...]:
         """Names of the variants in the system's key."""
-        return tuple(self.system.removesuffix(self.suffix).split("+")[1:])
+        return tuple(without_backbone(self.system).split("+")[1:])
 
     @property
     def decoded_by(self) -> str:
@@ -179,7 +174,7 @@ class Measurement:
 
     @property
     def complete(self) -> bool:
-        """Whether every sample that was asked for is in the figure."""
+        """Whether every sample that was asked for is in the measurement."""
         return self.finished and self.scored and not self.errors
 
     @property
@@ -195,7 +190,7 @@ class Measurement:
 
     @property
     def fused(self) -> bool:
-        """Whether fused forwards are in the figure. In scores they never are, because fusing changes no token."""
+        """Whether fused forwards are in the number. In scores they never are, because fusing changes no token."""
         return self.metric in FORWARD_METRICS and self.decoded_fused
 
     @property
@@ -205,11 +200,7 @@ class Measurement:
 
 
 def by_key(measurements: Iterable[Measurement]) -> dict[MeasurementKey, Measurement]:
-    """Figures by (system, benchmark, metric).
-
-    Raises:
-        StoreError: two figures have the same key, so that one would hide the other.
-    """
+    """Measurements by (system, benchmark, metric). Raises StoreError if one would hide another."""
     result: dict[MeasurementKey, Measurement] = {}
     for measurement in measurements:
         other = result.setdefault(measurement.key, measurement)
@@ -220,29 +211,32 @@ def by_key(measurements: Iterable[Measurement]) -> dict[MeasurementKey, Measurem
 
 
 def problems(measurements: Sequence[Measurement]) -> list[str]:
-    """Why some figures must not stand in one table, one sentence each; empty if they may.
+    """Why some measurements must not stand in one table, one sentence each; empty if they may.
 
-    The measured figures of a benchmark have to be of one task version and prompt, and all real or all mini; speed has
-    to be of one machine. Published speed belongs to the paper's machine and is not checked against ours.
+    Those of a benchmark have to be of one task version and prompt, and all real or all mini; speed has to be of one
+    machine. Published speed belongs to the paper's machine and is not checked against the speed of this one.
     """
-    measured = [measurement for measurement in measurements if measurement.origin == "measured"]
+    measured = [entry for entry in measurements if entry.origin == "measured"]
     sentences = []
-    for benchmark in sorted({measurement.benchmark for measurement in measured}):
-        group = [measurement for measurement in measured if measurement.benchmark == benchmark]
-        versions = {measurement.task_version: measurement.run_id for measurement in group if measurement.task_version}
+    for benchmark in sorted({entry.benchmark for entry in measured}):
+        group = [entry for entry in measured if entry.benchmark == benchmark]
+        versions = {entry.task_version: entry.run_id for entry in group if entry.task_version}
         if len(versions) > 1 and benchmark != AVERAGE:
             sentences.append(f"{benchmark} is there in several versions ({_listed(versions)}); run all systems on one")
-        prompts = {measurement.prompts: measurement.run_id for measurement in group}
+        prompts = {entry.prompts: entry.run_id for entry in group}
         if len(prompts) > 1:
             sentences.append(f"{benchmark} was asked with several prompts ({_listed(prompts)}); run all systems on one")
-        if len({measurement.mini for measurement in group}) > 1:
+        if len({entry.mini for entry in group}) > 1:
             sentences.append(f"{benchmark} is there as benchmark and as mini look-alike; show them in two tables")
-    machines = {
-        measurement.hardware: measurement.run_id for measurement in measured if measurement.metric in SPEED_METRICS
-    }
+    machines = {entry.hardware: entry.run_id for entry in measured if entry.metric in SPEED_METRICS}
     if len(machines) > 1:
-        sentences.append(f"speed of several machines ({_listed(machines)}) is no comparison; measure all on one")
+        sentences.append(f"{speeds_of(_listed(machines))}; measure all on one")
     return sentences
+
+
+def speeds_of(machines: str) -> str:
+    """The beginning of a refusal of speeds that several machines measured."""
+    return f"speeds from different machines ({machines}) cannot be compared"
 
 
 def require_comparable(measurements: Sequence[Measurement]) -> None:
@@ -257,42 +251,32 @@ def _listed(run_ids: Mapping[str, str]) -> str:
 
 # The variant of ReFusion whose forwards the user asked to be fused.
 FUSED = "fused"
-# Name of a variant of a system -> the decoder settings, any of which makes it. The paper's left-to-right decoding is
-# serial; the setting `left_to_right` is the former name of an order of slots.
-VARIANTS: Mapping[str, Mapping[str, str]] = {
-    "recompute_kv": {"recompute_kv": "true"},
-    "left_to_right": {"serial": "true"},
-    "slots_in_order": {"order": "left_to_right", "left_to_right": "true"},
-    "slots_at_random": {"order": "random"},
-    FUSED: {"fuse": "true"},
+# Name of a variant of a system -> the decoder setting that makes it. The paper's left-to-right decoding is serial.
+VARIANTS: Mapping[str, tuple[str, str]] = {
+    "recompute_kv": ("recompute_kv", "true"),
+    "left_to_right": ("serial", "true"),
+    "slots_in_order": ("order", "left_to_right"),
+    "slots_at_random": ("order", "random"),
+    FUSED: ("fuse", "true"),
 }
 # The variant of systems that transformers' own loop decodes.
 GENERATE = "generate"
 
 
 def published_path() -> Path:
-    """The folder with published.csv, claims.csv and their companions.
-
-    An installed wheel carries it inside the package; a source checkout has it in results/.
-
-    Raises:
-        DataError: neither place has it.
-    """
+    """The folder with published.csv, claims.csv and their companions. Raises DataError if it is missing."""
+    # An installed wheel carries it inside the package; a source checkout has it in results/.
     package = Path(__file__).resolve().parent.parent
     candidates = (package / "published", package.parent / "results" / "published")
     for candidate in candidates:
         if candidate.is_dir():
             return candidate
-    raise DataError(f"no published figures at {candidates[0]} or {candidates[1]}; reinstall refusion_eval")
+    raise DataError(f"no published results at {candidates[0]} or {candidates[1]}; reinstall refusion_eval")
 
 
 @cache
 def read_published(name: str) -> tuple[dict[str, str], ...]:
-    """The rows of one of the CSV files, every value as it is printed.
-
-    Raises:
-        DataError: there is no such file.
-    """
+    """The rows of one of the CSV files, every value as it is printed. Raises DataError if it cannot be read."""
     path = published_path() / name
     try:
         with path.open(encoding="utf-8", newline="") as stream:
@@ -302,11 +286,7 @@ def read_published(name: str) -> tuple[dict[str, str], ...]:
 
 
 def published_measurements(artefacts: Sequence[str] = ()) -> list[Measurement]:
-    """The published figures, in the order of their tables.
-
-    Raises:
-        DataError: the files are missing.
-    """
+    """The published numbers, in the order of their tables, of all or of some tables and figures."""
     rows = read_published("published.csv")
     return [_published(row) for row in rows if row["value"] and (not artefacts or row["artefact"] in artefacts)]
 
@@ -334,7 +314,7 @@ def _published(row: Mapping[str, str]) -> Measurement:
     )
 
 
-_ON_BACKBONE = " on "  # begins `Measurement.suffix`
+_ON_BACKBONE = " on "
 
 
 def system_key(label: str, backbone: str, settings: Mapping[str, str], *, generate: bool) -> str:
@@ -347,9 +327,7 @@ def system_key(label: str, backbone: str, settings: Mapping[str, str], *, genera
     plain, _, _ = label.removesuffix(")").rpartition(" (") if label.endswith(")") else (label, "", "")
     key = _keys_by_label().get(label) or _keys_by_label().get(plain) or _key_of_decoder(plain, backbone)
     variants = [
-        name
-        for name, values in VARIANTS.items()
-        if f"+{name}" not in key and any(settings.get(setting) == value for setting, value in values.items())
+        name for name, (setting, value) in VARIANTS.items() if f"+{name}" not in key and settings.get(setting) == value
     ]
     variants += [GENERATE] if generate else []
     return "+".join((key, *variants))
@@ -366,17 +344,22 @@ def without_backbone(system: str) -> str:
     return system.partition(_ON_BACKBONE)[0]
 
 
-def beside_published(measurement: Measurement) -> Measurement:
-    """The figure as it may stand beside published ones.
+def base_of_key(system: str) -> str:
+    """The key of a system without its variants and its backbone."""
+    return without_backbone(system).partition("+")[0]
 
-    A measured figure on a real benchmark is a published system's only if its checkpoint was made from the same model.
-    Otherwise the system gets a key and a label of its own, which end with " on BACKBONE".
+
+def beside_published(measurement: Measurement) -> Measurement:
+    """The measurement as it may stand beside published ones.
+
+    On a real benchmark it is a published system's only if its checkpoint was made from the same model. Otherwise the
+    system gets a key and a label of its own, which end with " on BACKBONE".
     """
     published = published_backbone(measurement.system) or published_backbone(measurement.base_system)
     if measurement.origin == "published" or measurement.mini or published in ("", measurement.backbone):
         return measurement
     suffix = f"{_ON_BACKBONE}{measurement.backbone or 'an unnamed model'}"
-    return replace(measurement, system=measurement.system + suffix, label=measurement.label + suffix, suffix=suffix)
+    return replace(measurement, system=measurement.system + suffix, label=measurement.label + suffix)
 
 
 @cache

@@ -30,18 +30,14 @@ from refusion_eval.results.measurement import (
     Measurement,
     require_comparable,
 )
-from refusion_eval.results.render import Table, TableRow, csv_text, interval_text, text_cells
+from refusion_eval.results.render import Table, TableRow, interval_text, text_cells
 from refusion_eval.store.records import BY_FILTER
 
 MINI_CAPTION = "mini: tasks of this project's synthetic look-alikes, not the real benchmarks."
 
 
 class Column(NamedTuple):
-    """One column of figures.
-
-    Attributes:
-        with_bounds: whether the table prints the interval; the CSV has that of every figure.
-    """
+    """One column of numbers; the table prints intervals `with_bounds` only, the CSV has all."""
 
     metric: str
     heading: str
@@ -50,7 +46,7 @@ class Column(NamedTuple):
     with_bounds: bool = False
 
     def text(self, measurement: Measurement | None, missing: str = "") -> str:
-        """The cell of a figure, `missing` without one."""
+        """The cell of a measurement, `missing` without one."""
         if measurement is None:
             return missing
         low, high = (measurement.ci_low, measurement.ci_high) if self.with_bounds else (math.nan, math.nan)
@@ -81,7 +77,7 @@ SPEED_COLUMNS = (
 ENERGY_COLUMNS = (Column(JOULES, "J/response"), Column(JOULES_PER_TOKEN, "J/token", 3))
 _SPEED_NOTES = (
     "In brackets: 95% interval by item. At batch 1; TPS = forwards/s x tokens/forward.",
-    "Limit: share of the TPS of one token a forward at this device's bandwidth; over 100 % if a cache holds weights.",
+    "Limit: TPS in percent of bandwidth / weight bytes; above 100 % if weights fit into a processor cache.",
     "Prefill: up to the end of the first forward, which reads the prompt; Decode TPS: of all forwards after it.",
     "x AR: over the autoregressive loop of this engine, and over that of transformers' generate, on the same items.",
 )
@@ -102,35 +98,30 @@ _OTHER_ITEMS_NOTE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryLine:
-    """One task of one run under one set of settings.
-
-    Attributes:
-        system: label of the system; with the run id where runs share a label, and with the settings that differ where a
-            run has a task under several settings.
-    """
+    """One task of one run under one set of settings, with what tells `system` from other lines of its label."""
 
     task: str
     system: str
     measurements: dict[str, Measurement]
 
     def measurement(self, metric: str) -> Measurement | None:
-        """The figure of a column, None if it was not measured; pass@1 stands for the accuracy of code."""
+        """The measurement of a column, None if there is none; pass@1 stands for the accuracy of code."""
         return self.measurements.get(metric) or (self.measurements.get(PASS_AT_1) if metric == ACCURACY else None)
 
     @property
     def any_measurement(self) -> Measurement:
-        """The score, or any other figure if there is none."""
+        """The score, or any other measurement if there is none."""
         return self.measurement(ACCURACY) or next(iter(self.measurements.values()))
 
     @property
     def errors(self) -> int:
-        """Samples that are in no figure."""
-        return max(measurement.errors for measurement in self.measurements.values())
+        """Samples that are in no measurement."""
+        return max(entry.errors for entry in self.measurements.values())
 
     @property
     def isolated(self) -> bool:
         """Whether no program ran without isolation."""
-        return all(measurement.isolated for measurement in self.measurements.values())
+        return all(entry.isolated for entry in self.measurements.values())
 
     @property
     def hardware(self) -> str:
@@ -140,11 +131,7 @@ class SummaryLine:
     def texts(
         self, columns: Sequence[Column] = SUMMARY_COLUMNS, *, fewer: bool = False, letter: str = ""
     ) -> tuple[str, ...]:
-        """The cells of the line under some columns.
-
-        Args:
-            letter: stands for the items of the line, where another line of the task has as many other ones.
-        """
+        """The cells of the line; `letter` stands for its items where another line of the task has as many others."""
         measurement = self.any_measurement
         mini = " (mini)" if measurement.mini and not is_mini(self.task) else ""
         marks = [f"{self.errors} errors"] if self.errors else []
@@ -159,7 +146,7 @@ class SummaryLine:
 
 
 def summary(measurements: Iterable[Measurement]) -> list[SummaryLine]:
-    """Condenses figures of runs to one line a task and run, in their order by task; means last."""
+    """Condenses measurements of runs to one line a task and run, in their order by task; means last."""
     groups: dict[tuple, dict[str, Measurement]] = {}
     run_ids: dict[str, set[str]] = {}
     settings: dict[tuple, set[tuple]] = {}
@@ -225,63 +212,61 @@ def _letters_of_items(lines: Sequence[SummaryLine]) -> list[str]:
 
 
 def _caption(lines: Sequence[SummaryLine]) -> str:
-    sentences = ["In brackets: 95% interval by item." if lines else "There are no samples."]
-    notes = [note for line in lines for measurement in line.measurements.values() for note in measurement.notes]
-    timed = {tps.num_rounds > 1 for line in lines if (tps := line.measurement("tps")) is not None}
-    if True in timed:
-        sentences.append("Intervals of speed also cover the rounds in which the systems took turns.")
-    if False in timed:
-        sentences.append("A speed of one round has an interval that leaves out changes of the machine's own speed.")
-    if slowed := sorted({note.removeprefix(SLOWED) for note in notes if note.startswith(SLOWED)}):
-        sentences.append(f"Speed is {SLOWED}{', '.join(slowed)}.")
-    if any(line.any_measurement.mini for line in lines):
-        sentences.append(MINI_CAPTION)
-    num_refused = sum(line.any_measurement.num_refused for line in lines if line.task != MEAN_TASK)
-    if num_errors := sum(line.errors for line in lines if line.task != MEAN_TASK) - num_refused:
-        sentences.append(f"{num_errors} samples are errors and in no figure; run the same command again to retry them.")
-    if num_refused:
-        sentences.append(f"{num_refused} {REFUSED_NOTE}.")
-    if not all(line.isolated for line in lines):
-        sentences.append(f"No isolation: {UNISOLATED}.")
-    if any(line.any_measurement.decoded_fused for line in lines):
-        sentences.append("Fused: fewer forwards for the same tokens than the paper's algorithm makes.")
-    if any(line.any_measurement.num_cut for line in lines):
-        sentences.append("Cut short: responses that reached the length of the settings, and so may lack their answer.")
-    if any(line.any_measurement.prompts == RELEASE for line in lines):
-        sentences.append("Tasks with _release: asked with the prompts of ReFusion's release, zero-shot.")
-    if any(OTHER in line.any_measurement.prompts for line in lines):
-        sentences.append("Other prompts: neither those of this project nor those of the release.")
-    if any(line.measurement("tps") is None for line in lines):
-        sentences.append("No TPS where no sample was decoded alone after a warm-up, or on several machines.")
-    return " ".join(sentences)
+    tasks = [line for line in lines if line.task != MEAN_TASK]
+    num_refused = sum(line.any_measurement.num_refused for line in tasks)
+    num_errors = sum(line.errors for line in tasks) - num_refused
+    rounds = {None if (tps := line.measurement("tps")) is None else tps.num_rounds > 1 for line in lines}
+    every = [line.any_measurement for line in lines]
+    slowed = {one for line in lines for each in line.measurements.values() for one in each.slowed_by.split("|")} - {""}
+    sentences = {
+        "There are no samples.": not lines,
+        "In brackets: 95% interval by item.": bool(lines),
+        "Intervals of speed also cover the rounds in which the systems took turns.": True in rounds,
+        "A speed of one round has an interval that leaves out changes of the machine's own speed.": False in rounds,
+        f"Speed is {SLOWED}{', '.join(sorted(slowed))}.": bool(slowed),
+        MINI_CAPTION: any(one.mini for one in every),
+        f"{num_errors} samples are errors and in no figure; run the same command again to retry them.": num_errors > 0,
+        f"{num_refused} {REFUSED_NOTE}.": num_refused > 0,
+        f"No isolation: {UNISOLATED}.": not all(line.isolated for line in lines),
+        "Fused: fewer forwards for the same tokens than the paper's algorithm makes.": any(
+            one.decoded_fused for one in every
+        ),
+        "Cut short: responses that reached the length of the settings, and so may lack their answer.": any(
+            one.num_cut for one in every
+        ),
+        "Tasks with _release: asked with the prompts of ReFusion's release, zero-shot.": any(
+            one.prompts == RELEASE for one in every
+        ),
+        "Other prompts: neither those of this project nor those of the release.": any(
+            OTHER in one.prompts for one in every
+        ),
+        "No TPS where no sample was decoded alone after a warm-up, or on several machines.": None in rounds,
+    }
+    return " ".join(sentence for sentence, holds in sentences.items() if holds)
 
 
 class SpeedRow(NamedTuple):
-    """The speed of one run on one task.
-
-    Attributes:
-        figures: figures by metric, of those that have a column and were measured; "tps" is always there.
-    """
+    """The speed of one run on one task: the measurements that have a column, by metric; "tps" is always there."""
 
     measurements: dict[str, Measurement]
     fewer: bool
 
     @property
     def tps(self) -> Measurement:
-        """The figure that says what the row is about."""
+        """The measurement that says what the row is about."""
         return self.measurements["tps"]
 
     @property
     def complete(self) -> bool:
         """Whether no sample that was asked for is missing."""
-        return all(measurement.complete for measurement in self.measurements.values())
+        return all(entry.complete for entry in self.measurements.values())
 
 
 def speed_rows(measurements: Sequence[Measurement]) -> list[SpeedRow]:
-    """The timed figures, one row for each task and run, in the order of the figures; means last.
+    """The timed measurements, one row for each task and run, in their order; means last.
 
     Raises:
-        StoreError: nothing was timed, the figures are of several machines or task versions, or a run has a task twice.
+        StoreError: nothing was timed, machines or task versions differ, or a run has a task twice.
     """
     metrics = {column.metric for column in (*SPEED_COLUMNS, *ENERGY_COLUMNS)}
     groups: dict[tuple[bool, str, str], dict[str, Measurement]] = {}
@@ -296,12 +281,9 @@ def speed_rows(measurements: Sequence[Measurement]) -> list[SpeedRow]:
     if not timed:
         raise StoreError("nothing was timed in these runs; decode at batch size 1, or some of it with tps_samples")
     for mini in (False, True):
-        require_comparable(
-            [measurement for group in timed for measurement in group.values() if measurement.mini == mini]
-        )
+        require_comparable([one for group in timed for one in group.values() if one.mini == mini])
     most: dict[tuple[bool, str], int] = defaultdict(int)
-    for group in timed:
-        tps = group["tps"]
+    for tps in (group["tps"] for group in timed):
         most[tps.mini, tps.benchmark] = max(tps.n, most[tps.mini, tps.benchmark])
     rows = [SpeedRow(group, group["tps"].n < most[group["tps"].mini, group["tps"].benchmark]) for group in timed]
     return sorted(rows, key=lambda row: (row.tps.mini, row.tps.is_mean, row.tps.benchmark))
@@ -340,11 +322,6 @@ def speed_table(rows: Sequence[SpeedRow]) -> Table:
         num_left=2,
         notes=(*_SPEED_NOTES, *explained, f"Measured on {' and '.join(sorted({row.tps.hardware for row in rows}))}."),
     )
-
-
-def speed_csv(rows: Sequence[SpeedRow]) -> str:
-    """The rows as CSV, every figure with its bounds."""
-    return csv_text(*speed_cells(rows))
 
 
 def speed_cells(rows: Sequence[SpeedRow]) -> tuple[list[str], list[list[Any]]]:

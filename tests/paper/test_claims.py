@@ -193,7 +193,7 @@ def test_other_models_half_written_runs_and_other_machines_are_no_evidence():
     spoilt = {
         "is a refusion of tiny, not of Qwen3-8B": [replace(one, backbone="tiny") for one in ours],
         "refusion lacks samples": [replace(one, finished=False) for one in ours],
-        "speed of several machines": [replace(one, hardware="another") for one in ours],
+        "speeds from different machines": [replace(one, hardware="another") for one in ours],
         "there is no tps of refusion on mbpp": ours[:-1],
         "refusion has 2 of the 164 items of humaneval": [
             replace(one, n=2) if one.benchmark == "humaneval" else one for one in ours

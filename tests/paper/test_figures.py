@@ -264,7 +264,7 @@ def test_a_setting_that_is_off_is_drawn_beyond_its_largest_value(made, tmp_path)
 
 def test_a_sweep_of_several_machines_is_refused_by_name(made, tmp_path):
     folder = made["sweep"](tmp_path / "s", "tau_slot", [0.5, 0.7], operating=0.7, hardware=lambda v: f"CPU {v}")
-    with pytest.raises(StoreError, match=r"speed of several machines .*CPU 0\.5 in refusion-0\.5"):
+    with pytest.raises(StoreError, match=r"speeds from different machines .*CPU 0\.5 in refusion-0\.5"):
         swept([folder])
     assert frontier([folder])  # without a time on its axes it may
 

@@ -167,7 +167,7 @@ def test_table_7_averages_throughput_over_the_two_code_benchmarks(made):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hardware": "Other CPU"}, "speed of several machines"),
+        ({"hardware": "Other CPU"}, "speeds from different machines"),
         ({"task_version": "2"}, "in several versions"),
         ({"mini": True}, "mini look-alikes"),
     ],

@@ -14,7 +14,8 @@ from refusion_eval.cli import app
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError, DecodeError, StoreError
 from refusion_eval.results.measured import read_measurements, run_measurements
-from refusion_eval.results.tables import speed_csv, speed_rows, speed_table, summary, summary_table
+from refusion_eval.results.render import csv_text
+from refusion_eval.results.tables import speed_cells, speed_rows, speed_table, summary, summary_table
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.stock_loop import StockLoop
 from refusion_eval.store.records import Hardware
@@ -82,7 +83,7 @@ def test_records_without_prefill_have_all_but_the_phases(write_run):
 def test_energy_has_columns_only_where_it_was_measured(runs, write_run):
     without = speed_rows(read_measurements(runs))
     assert "J/token" not in speed_table(without).columns
-    assert "joules" not in speed_csv(without)
+    assert "joules" not in csv_text(*speed_cells(without))
     run = write_run("counted", [sample(i, joules=30.0 * (i + 1)) for i in range(4)], system="Counted")
     rows = speed_rows(read_measurements([*runs, run]))
     figures = {row.tps.run_id: row.measurements for row in rows}["counted"]
@@ -92,13 +93,13 @@ def test_energy_has_columns_only_where_it_was_measured(runs, write_run):
     assert table.columns[-2:] == ("J/response", "J/token")
     assert {row[1]: tuple(row[-2:]) for row in table.rows}["Counted"] == ("75.0", "12.500")
     assert {row[1]: tuple(row[-2:]) for row in table.rows}["AR"] == ("", "")
-    assert speed_csv(rows).splitlines()[0].endswith("joules_per_token,joules_per_token_ci_low,joules_per_token_ci_high")
+    assert speed_cells(rows)[0][-2:] == ["joules_per_token_ci_low", "joules_per_token_ci_high"]
 
 
 def test_machines_are_not_mixed_and_untimed_runs_are_refused(write_run):
     here = write_run("here", [sample(0), sample(1)])
     there = write_run("there", [sample(0), sample(1)], hardware=Hardware(cpu="Other CPU"))
-    with pytest.raises(StoreError, match=r"speed of several machines .*Other CPU.* in there"):
+    with pytest.raises(StoreError, match=r"speeds from different machines .*Other CPU.* in there"):
         speed_rows(read_measurements([here, there]))
     batch = write_run("batch", [sample(i, batch_size=8) for i in range(2)])
     with pytest.raises(StoreError, match="nothing was timed"):

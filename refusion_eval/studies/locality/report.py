@@ -73,18 +73,11 @@ def locality_command(
     revision: str | None = None,
     console: Console,
 ) -> "DataFrame":
-    """Measures one model, prints the table and writes every distance as CSV.
-
-    Args:
-        model: checkpoint folder, hub id, "embedded" (ReFusion) or "embedded:NAME"; the last two on the mini task.
-        distances: distances of the printed table, on both sides.
-        console: console that the table is printed on.
+    """Measures one model, prints the table of some distances on both sides, and writes every distance as CSV.
 
     Raises:
         ConfigError: a setting is impossible, or the model has no masks to fill.
-        CheckpointError: the checkpoint cannot be loaded.
         DataError: the responses cannot be found.
-        StoreError: the CSV cannot be written; raised before anything is measured.
     """
     for distance in distances:
         if not 1 <= distance <= MAX_DISTANCE:
