@@ -192,7 +192,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRow:
-    """One judgement of one sample. A new one replaces that of the same scorer and metric.
+    """One judgement of one sample. A new judgement replaces that of the same scorer and metric.
 
     Attributes:
         key: key of the judged sample.
@@ -249,10 +249,9 @@ def checking(what: str) -> Iterator[None]:
 
 
 def from_fields(kind: type[_Kind], fields: Mapping[str, Any]) -> _Kind:
-    """A dataclass from its fields, each of the type that the class declares; fields of later versions are ignored.
+    """A dataclass from its fields, each of the type that the class declares (else a TypeError).
 
-    Raises:
-        TypeError: a field is missing or has another type, or `fields` is no mapping.
+    Fields of later versions are ignored.
     """
     # A validation library would refuse lone surrogates, which models write and records keep.
     if not isinstance(fields, Mapping):
@@ -373,11 +372,10 @@ class Hardware:
         return f"{gpus} (driver {self.gpu_driver or 'unknown'}; {processor})"
 
     def slowed_by(self, load: float | None, weight_bytes: float) -> list[str]:
-        """What makes times on this machine longer than they need be, a sentence each; empty for nothing.
+        """A sentence for each thing that makes times on this machine longer than they need be.
 
-        Args:
-            load: mean number of processes of others that ran or waited; None if it is not known.
-            weight_bytes: bytes of the weights that a forward reads.
+        `load` is the mean number of processes of others that ran or waited, None if it is not known; `weight_bytes`
+        are those of the weights that a forward reads.
         """
         busy = 1 if self.gpu else self.threads * self.num_processes
         sentences = []
@@ -390,7 +388,7 @@ class Hardware:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Hardware:
-        """Inverse of `dataclasses.asdict`; see `from_fields`."""
+        """Inverse of `dataclasses.asdict`."""
         return from_fields(cls, fields)
 
 
@@ -447,7 +445,7 @@ class Manifest:
     prompts: Mapping[str, str] = field(default_factory=dict)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Everything that decides a text and so has to be equal for a run to be resumed."""
+        """Everything that decides a text, and so has to be equal for a run to be resumed."""
         # Batch size, rank, hardware and command must not change a text. Tasks are left out because every sample has
         # its task and version, so that a run can be resumed with more tasks.
         names = ("system", "backbone", "decoder", "settings", "seed", "dtype", "device", "attention")
@@ -464,7 +462,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Manifest:
-        """Inverse of `to_json`; see `from_fields`."""
+        """Inverse of `to_json`."""
         return from_fields(cls, {**fields, "hardware": Hardware.from_json(fields.get("hardware", {}))})
 
 
@@ -496,7 +494,7 @@ def restricted_to_tasks(fingerprint: Mapping[str, Any], tasks: Iterable[tuple[st
 def differences(
     stored: Mapping[str, Any], now: Mapping[str, Any], names: tuple[str, str] = ("recorded", "now")
 ) -> list[str]:
-    """One line for every key in which two fingerprints differ, with the name and value of both."""
+    """One line for every key in which two fingerprints differ, with both values."""
     before, after = flat(stored), flat(now)
 
     def shown(values: Mapping[str, Any], name: str) -> str:
