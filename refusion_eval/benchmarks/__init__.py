@@ -126,7 +126,7 @@ class Benchmark:
 
     @property
     def is_published(self) -> bool:
-        """Whether there are other items than synthetic ones."""
+        """Whether its items were published, and are not all synthetic."""
         return self.source.hub is not None
 
     @property
@@ -146,7 +146,7 @@ class Benchmark:
 
     @property
     def has_strict_score(self) -> bool:
-        """Whether answers in exactly the form that the prompt asks for are counted beside all right ones."""
+        """Whether answers in exactly the form that the prompt asks for are counted beside all right answers."""
         return self.kind in ("number", "choice") and "strict" in self.prompts.filters
 
     @property
@@ -159,7 +159,7 @@ class Benchmark:
         return str(row_number if self.id_column is None else row[self.id_column])
 
     def turns(self, row: Row) -> Turns:
-        """What a model is asked about a row, which has the form that the prompts' `normalise` gives."""
+        """The prompt for a row, which has the form that `normalise` of the prompts gives."""
         prompts = self.prompts
         return Turns(prompts.user(row), prompts.system(row) if prompts.system else "", prompts.opened)
 
@@ -299,7 +299,7 @@ def _benchmarks_of_this_folder() -> dict[str, Benchmark]:
 # In the order of the paper's tables.
 BENCHMARKS: dict[str, Benchmark] = _benchmarks_of_this_folder()
 
-# Those with other items than synthetic ones.
+# Those whose items are not all synthetic.
 PUBLISHED = {name: benchmark for name, benchmark in BENCHMARKS.items() if benchmark.is_published}
 
 # Those that the public release asks, with its prompts.

@@ -36,7 +36,7 @@ _WORD = re.compile(r"\w+")
 
 
 class ColumnType(NamedTuple):
-    """What a column must hold: a test of one value, and its description in messages."""
+    """The type of a column: a test of one value, and its description in messages."""
 
     accepts: Callable[[object], bool]
     description: str
@@ -216,7 +216,7 @@ def check_rows(rows: Sequence[Row], source: Source, origin: str) -> None:
 
     Raises:
         DataError: a column is missing or holds a value of another type; an answer is none of the row's choices; a text
-            is no Unicode; an id occurs twice.
+            is not Unicode; an id occurs twice.
     """
     numbers: dict[str, int] = {}
     for number, row in enumerate(rows):
@@ -244,7 +244,7 @@ def _check_columns(row: Row, source: Source, where: str) -> None:
                 text.encode("utf-8")
             except UnicodeEncodeError as problem:  # half of a surrogate pair, which no tokenizer can read
                 raise DataError(
-                    f"{where}: column {column!r} holds a lone surrogate (character {problem.start}), which is no text; "
+                    f"{where}: column {column!r} holds a lone surrogate (character {problem.start}), not text; "
                     "write the whole character"
                 ) from problem
     if source.labelled is not None:

@@ -242,7 +242,7 @@ def _redacted(row: Row, extraction: Extraction) -> Extraction:
 
 
 def _notes(texts: Sequence[RecordedText], scores: Sequence[tuple[ScoreRow, ScoreRow | None]]) -> list[str]:
-    """What a reader must know of the figures of a task."""
+    """Limits of the figures of a task that a reader has to know."""
     num_failed = sum(text.sample.error is not None for text in texts)
     num_usable = sum(text.text is not None for text in texts)
     counts = {

@@ -82,7 +82,7 @@ class SampleKey:
     settings_hash: str
 
     def without_prompt(self) -> SampleKey:
-        """What all samples of an item under the same settings have in common, whatever they were asked with."""
+        """The key that all samples of an item under the same settings share, whatever they were asked with."""
         return replace(self, prompt_hash="", sample=0)
 
     def digest(self) -> bytes:
@@ -160,7 +160,7 @@ class Sample:
         if self.tokens is not None and len(self.tokens) != self.num_tokens:
             raise StoreError(f"{where}: num_tokens is {self.num_tokens}, but {len(self.tokens)} tokens are given")
         if self.tokens and not 0 <= min(self.tokens) <= max(self.tokens) < MOST_TOKENS:
-            raise StoreError(f"{where}: {min(self.tokens)} to {max(self.tokens)} are no token ids")
+            raise StoreError(f"{where}: {min(self.tokens)} to {max(self.tokens)} are not token ids")
 
     def events(self) -> Trace:
         """The recorded trace, which there has to be. Raises StoreError if no decoding has such events."""
@@ -203,7 +203,7 @@ class ScoreRow:
         extracted: answer found in the text, None if there is none.
         verdict: one word, e.g. correct, wrong, timed_out.
         reason: how the verdict came about.
-        tier: isolation that a program ran under: "A", "B", "C" or `NO_ISOLATION`; empty if the answer is no program.
+        tier: isolation that a program ran under: "A", "B", "C" or `NO_ISOLATION`; empty without a program.
     """
 
     key: SampleKey
@@ -330,7 +330,7 @@ def unpack(packed: bytes) -> list:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """What speed depends on in a machine.
+    """The properties of a machine that speed depends on.
 
     Attributes:
         cpu: model name.

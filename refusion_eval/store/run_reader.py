@@ -99,7 +99,7 @@ class Run:
         return int(self.processes[process_id].get("round", 1))
 
     def slowed_by(self, process_id: str) -> list[str]:
-        """What made the times of a process longer than they need be; see `Hardware.slowed_by`."""
+        """The reasons why the times of a process are longer than they need be; see `Hardware.slowed_by`."""
         process, hardware = self.processes[process_id], self.hardware(process_id)
         before, after = (process.get(name, {}).get("load") for name in ("before", "after"))
         own = 1 if hardware.gpu else hardware.threads * hardware.num_processes

@@ -115,7 +115,7 @@ _DOUBLE_SIGN = re.compile(r"(\\(?:pm|mp))(?![A-Za-z]) ?")
 _LEADING_PLUS = re.compile(r"(?<![\w)}\]!])\+")
 _PRODUCT = re.compile(r"[a-z]{1,3}")
 
-# Characters. A longer text is no answer and stays as it is.
+# Characters. A longer text is not an answer and stays as it is.
 _LONGEST_ANSWER = 1_000
 _MOST_DOUBLE_SIGNS = 3
 
@@ -332,7 +332,7 @@ def _split(form: str) -> tuple[list[str], list[str]]:
 
 
 def _inside(form: str, opening: str, closing: str) -> str | None:
-    """What stands inside two brackets that enclose the whole form; None if none do."""
+    """The content of two brackets that enclose the whole form; None if none do."""
     if not form.startswith(opening) or not form.endswith(closing):
         return None
     depth = 0
