@@ -176,3 +176,18 @@ def test_libraries_are_imported_only_where_they_belong():
 
 def test_the_startup_module_imports_only_sys():
     assert set(imported(ROOT / "_refusion_eval_autoload.py")) == {"sys"}
+
+
+def test_no_files_of_the_benchmarks_import_each_other_in_a_circle():
+    paths = {
+        path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__"): path
+        for path in (PACKAGE / "benchmarks").rglob("*.py")
+    }
+    imports = {}
+    for name, path in paths.items():
+        # A name behind `from` is a file of its own, or stands in the file that is named before it.
+        files = (full if full in paths else full.rpartition(".")[0] for full in imported(path))
+        imports[name] = set(paths.keys() & files)
+    while leaves := {name for name, others in imports.items() if not others}:
+        imports = {name: others - leaves for name, others in imports.items() if name not in leaves}
+    assert imports == {}

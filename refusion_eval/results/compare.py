@@ -112,6 +112,13 @@ def compare_runs(
             for facts, tasks in ((run_a, tasks_a), (run_b, tasks_b))
         )
         raise StoreError(f"{contents} have no task in common; run both on the same tasks")
+    if filter_name is not None:  # it may apply to some of the tasks only
+        names = [name for name in names if _scored(tasks_a[name], metric) and _scored(tasks_b[name], metric)]
+        if not names:
+            raise StoreError(
+                f"{run_a.run.run_id} and {run_b.run.run_id} have no scores by the filter {filter_name} in common; "
+                f"rescore both runs with --filter {filter_name}"
+            )
     tasks = [_compare_task(tasks_a[name], tasks_b[name], common_items, metric) for name in names]
     has_mean = len(tasks) > 1 and len({task.mini for task in tasks}) == 1
     return Comparison(
@@ -169,8 +176,6 @@ def _compare_task(before: TaskFacts, after: TaskFacts, common_items: bool, metri
     if not common or (left_out and not common_items):
         counts = f"{len(items_a)} scored items and B {len(items_b)}, {len(common)} of them in common"
         advice = "compare these with --common-items" if common else "run both on the same items"
-        if metric != PASSED and not (items_a and items_b):
-            advice = f"rescore both runs with --filter {metric.removeprefix(BY_FILTER)}"
         raise StoreError(f"{before.task}: A has {counts}; {advice}")
     items = [_change(items_a[item], items_b[item], metric) for item in common]
     seed = seed_of(before.task)

@@ -1,8 +1,4 @@
-"""Answer filters for recorded texts: this project's extraction rules, those of other projects, and a user's own.
-
-A filter has one rule for each benchmark that it applies to. A rule finds the answers. They are compared with the right
-ones by the benchmark's judge, unless the rule has a comparison of its own.
-"""
+"""Answer filters for recorded texts: this project's extraction rules, those of other projects, and a user's own."""
 
 import importlib
 import os
@@ -25,25 +21,20 @@ UserFunction = Callable[[str, Row], str | None]
 
 
 class Rule(NamedTuple):
-    """A filter's rule for the texts of one benchmark."""
+    """How a filter finds the answers of one benchmark; without `is_right` the benchmark's judge compares them."""
 
     find: Callable[[Items], list[Extraction]]
     is_right: Callable[[str, str], bool] | None = None
 
 
 class AnswerFilter(NamedTuple):
-    """One way to find answers in recorded texts.
-
-    Attributes:
-        reads: "text" for the response as the task saw it; "canvas" for every token that was fixed, those after the
-            first end token included.
-    """
+    """One way to find answers in recorded texts, with a rule for each benchmark that it applies to."""
 
     name: str
     description: str
     source: str
     rules: Mapping[str, Rule]
-    reads: Literal["text", "canvas"] = "text"
+    reads: Literal["text", "canvas"] = "text"  # the canvas has every token that was fixed, also behind the end token
 
 
 def per_text_rule(rule: Extractor) -> Rule:
@@ -67,20 +58,16 @@ def _first_block(text: str, row: Row) -> Extraction:
 
 def _first_block_after_prompt(text: str, row: Row) -> Extraction:
     """The block may be the whole function, which then replaces the prompt's, or only its body."""
-    found = _first_block(text, row)
-    return found if found.answer is None else Extraction(f"{row['prompt']}\n{found.answer}", found.how)
+    block = _first_block(text, row)
+    return block if block.answer is None else Extraction(f"{row['prompt']}\n{block.answer}", block.how)
 
 
-def _release(benchmark: Benchmark) -> Rule:
-    return per_text_rule(lambda text, row: benchmark.extract(release_block(text), row))
+def _in_release_block(benchmark: Benchmark, text: str, row: Row) -> Extraction:
+    return benchmark.extract(release_block(text), row)
 
 
 def custom_filter(name: str) -> AnswerFilter:
-    """A filter of a user's own function, given as module:function and imported as `python -m` here would import it.
-
-    Raises:
-        ConfigError: the function cannot be imported.
-    """
+    """A filter of a user's own function, given as module:function and imported as `python -m` here would import it."""
     module_name, _, function_name = name.partition(":")
     folder = os.getcwd()
     sys.path.insert(0, folder)
@@ -148,7 +135,7 @@ OTHER_FORMS = (
         "release-block",
         "the first closed Python block replaces the answer in every task, then the tasks' own extraction",
         "ML-GSAI/ReFusion eval.py",
-        {name: _release(bench) for name, bench in BENCHMARKS.items()},
+        {name: per_text_rule(partial(_in_release_block, bench)) for name, bench in BENCHMARKS.items()},
     ),
     AnswerFilter(
         "whole-canvas",

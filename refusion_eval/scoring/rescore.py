@@ -59,6 +59,10 @@ class RecordedText(NamedTuple):
     recorded: ScoreRow | None
 
 
+# The texts of a run by task, version of the task, and settings.
+Groups = dict[tuple[str, str, str], list[RecordedText]]
+
+
 class RescoredTask(NamedTuple):
     """The texts of one task of a run under one set of settings: (score by the filter, recorded score or None)."""
 
@@ -109,7 +113,7 @@ def rescore_command(
     def echo(text: str) -> None:
         console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
 
-    selected = _select_tasks(run_dirs, tasks)
+    selected = _read_runs(run_dirs, answer_filter, tasks)
     folders = {run_dir: run_dir / FOLDER if out is None else out / run_dir.resolve().name for run_dir in selected}
     if len(set(folders.values())) < len(folders):
         raise ConfigError(f"--out {out}: two of the runs have folders of one name; rescore them one by one")
@@ -122,11 +126,14 @@ def rescore_command(
     kept = {run_dir: VerdictFile(path, rule) for run_dir, path in paths.items()}
     results: list[RescoredTask] = []
     num_differing = 0
-    for run_dir, names in selected.items():
+    for run_dir, (run, groups) in selected.items():
         judge = partial(judge_extractions, workers=workers, sandbox=sandbox, kept=kept[run_dir])
-        rescored, left_out = _rescore_run(run_dir, answer_filter, names, rows_of, judge)
+        rescored, left_out = _rescore_run(run, groups, answer_filter, rows_of, judge)
+        if not rescored:
+            why = "; ".join(f"{task}: {reason}" for task, reason in left_out.items()) or "no text is recorded yet"
+            raise DataError(f"{run_dir}: filter {answer_filter.name} has nothing to score: {why}")
         write_output(paths[run_dir], _texts_csv(rescored))
-        run_id = rescored[0].run.run_id
+        run_id = run.run_id
         for why in dict.fromkeys(left_out.values()):
             echo(f"{run_id}: left out, as {why}: {', '.join(task for task, of in left_out.items() if of == why)}")
         if answer_filter.name == OURS:
@@ -152,41 +159,41 @@ def rescore_command(
     return num_differing
 
 
-def _select_tasks(run_dirs: Sequence[Path], names: Sequence[str]) -> dict[Path, set[str]]:
-    """The tasks of each run that a user means by names of tasks and benchmarks; no name means all of all runs."""
-    recorded: dict[Path, dict[str, str]] = {}
+def _read_runs(
+    run_dirs: Sequence[Path], answer_filter: AnswerFilter, names: Sequence[str]
+) -> dict[Path, tuple[Run, Groups]]:
+    """The texts of the tasks that a user means by names of tasks and benchmarks; no name means all of all runs."""
+    selected: dict[Path, tuple[Run, Groups]] = {}
+    recorded_names: set[str] = set()
+    reads_canvas = answer_filter.reads == "canvas"
     for run_dir in run_dirs:
+        groups: Groups = {}
         with RunReader.open(run_dir) as reader:
-            recorded[run_dir] = {sample.key.task: sample.benchmark for sample in reader.samples(traces=False)}
-    check_keys(names, {name for tasks in recorded.values() for pair in tasks.items() for name in pair}, "", what="task")
-    selected = {
-        run_dir: {task for task, benchmark in tasks.items() if not names or {task, benchmark} & set(names)}
-        for run_dir, tasks in recorded.items()
-    }
-    return {run_dir: tasks for run_dir, tasks in selected.items() if tasks or not names}
-
-
-def _rescore_run(
-    run_dir: Path, answer_filter: AnswerFilter, names: set[str], rows_of: RowsOf, judge: Callable[..., list[Verdict]]
-) -> tuple[list[RescoredTask], dict[str, str]]:
-    """The tasks of a run by name, and why the filter says nothing about the others."""
-    groups: dict[tuple[str, str, str], list[RecordedText]] = {}
-    with RunReader.open(run_dir) as reader:
-        run = reader.run
-        recorded = {score.key: score for score in reader.scores() if score.metric == PASSED}
-        reads_canvas = answer_filter.reads == "canvas"
-        detokenizer = recorded_system(run).detokenizer if reads_canvas else None
-        for sample in reader.samples(traces=reads_canvas):
-            key = sample.key
-            if key.task in names:
+            recorded = {score.key: score for score in reader.scores() if score.metric == PASSED}
+            detokenizer = recorded_system(reader.run).detokenizer if reads_canvas else None
+            for sample in reader.samples(traces=reads_canvas):
+                key = sample.key
+                recorded_names |= {key.task, sample.benchmark}
+                if names and not {key.task, sample.benchmark} & set(names):
+                    continue
                 text = response(sample) if detokenizer is None else canvas_text(sample, detokenizer)
                 text = None if sample.error is not None else text
                 group = groups.setdefault((key.task, key.task_version, key.settings_hash), [])
-                group.append(RecordedText(sample, text, recorded.get(key)))
+                group.append(RecordedText(replace(sample, trace=None), text, recorded.get(key)))
+            if groups or not names:
+                selected[run_dir] = reader.run, groups
+    check_keys(names, recorded_names, "", what="task")
+    return selected
+
+
+def _rescore_run(
+    run: Run, groups: Groups, answer_filter: AnswerFilter, rows_of: RowsOf, judge: Callable[..., list[Verdict]]
+) -> tuple[list[RescoredTask], dict[str, str]]:
+    """The tasks of a run, and why the filter says nothing about the others."""
     rescored: list[RescoredTask] = []
     left_out: dict[str, str] = {}
     totals = Counter(task for (task, _, _), texts in groups.items() for _ in texts)
-    with ProgressDisplay(f"{answer_filter.name} {run_dir.name}", totals) as progress:
+    with ProgressDisplay(f"{answer_filter.name} {run.run_id}", totals) as progress:
         for (name, _, settings), texts in sorted(groups.items()):
             judge_and_show = partial(judge, on_verdicts=partial(progress.scored, name))
             scores = _judge_task(texts, answer_filter, rows_of, judge_and_show)
@@ -194,9 +201,6 @@ def _rescore_run(
                 left_out[name] = scores
             else:
                 rescored.append(RescoredTask(run, name, settings, scores, _notes(texts, scores)))
-    if not rescored:
-        why = "; ".join(f"{task}: {reason}" for task, reason in left_out.items()) or "no text is recorded yet"
-        raise DataError(f"{run_dir}: filter {answer_filter.name} has nothing to score: {why}")
     return rescored, left_out
 
 
@@ -242,7 +246,7 @@ def _redacted(row: Row, extraction: Extraction) -> Extraction:
 
 
 def _notes(texts: Sequence[RecordedText], scores: Sequence[tuple[ScoreRow, ScoreRow | None]]) -> list[str]:
-    """What a reader must know of the figures of a task."""
+    """Limits of the figures of a task that a reader has to know."""
     num_failed = sum(text.sample.error is not None for text in texts)
     num_usable = sum(text.text is not None for text in texts)
     counts = {

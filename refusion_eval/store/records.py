@@ -82,7 +82,7 @@ class SampleKey:
     settings_hash: str
 
     def without_prompt(self) -> SampleKey:
-        """What all samples of an item under the same settings have in common, whatever they were asked with."""
+        """The key that all samples of an item under the same settings share, whatever they were asked with."""
         return replace(self, prompt_hash="", sample=0)
 
     def digest(self) -> bytes:
@@ -160,7 +160,7 @@ class Sample:
         if self.tokens is not None and len(self.tokens) != self.num_tokens:
             raise StoreError(f"{where}: num_tokens is {self.num_tokens}, but {len(self.tokens)} tokens are given")
         if self.tokens and not 0 <= min(self.tokens) <= max(self.tokens) < MOST_TOKENS:
-            raise StoreError(f"{where}: {min(self.tokens)} to {max(self.tokens)} are no token ids")
+            raise StoreError(f"{where}: {min(self.tokens)} to {max(self.tokens)} are not token ids")
 
     def events(self) -> Trace:
         """The recorded trace, which there has to be. Raises StoreError if no decoding has such events."""
@@ -192,7 +192,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRow:
-    """One judgement of one sample. A new one replaces that of the same scorer and metric.
+    """One judgement of one sample. A new judgement replaces that of the same scorer and metric.
 
     Attributes:
         key: key of the judged sample.
@@ -203,7 +203,7 @@ class ScoreRow:
         extracted: answer found in the text, None if there is none.
         verdict: one word, e.g. correct, wrong, timed_out.
         reason: how the verdict came about.
-        tier: isolation that a program ran under: "A", "B", "C" or `NO_ISOLATION`; empty if the answer is no program.
+        tier: isolation that a program ran under: "A", "B", "C" or `NO_ISOLATION`; empty without a program.
     """
 
     key: SampleKey
@@ -249,10 +249,9 @@ def checking(what: str) -> Iterator[None]:
 
 
 def from_fields(kind: type[_Kind], fields: Mapping[str, Any]) -> _Kind:
-    """A dataclass from its fields, each of the type that the class declares; fields of later versions are ignored.
+    """A dataclass from its fields, each of the type that the class declares (else a TypeError).
 
-    Raises:
-        TypeError: a field is missing or has another type, or `fields` is no mapping.
+    Fields of later versions are ignored.
     """
     # A validation library would refuse lone surrogates, which models write and records keep.
     if not isinstance(fields, Mapping):
@@ -332,7 +331,7 @@ def unpack(packed: bytes) -> list:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """What speed depends on in a machine.
+    """The properties of a machine that speed depends on.
 
     Attributes:
         cpu: model name.
@@ -374,11 +373,10 @@ class Hardware:
         return f"{gpus} (driver {self.gpu_driver or 'unknown'}; {processor})"
 
     def slowed_by(self, load: float | None, weight_bytes: float) -> list[str]:
-        """What makes times on this machine longer than they need be, a sentence each; empty for nothing.
+        """A sentence for each thing that makes times on this machine longer than they need be.
 
-        Args:
-            load: mean number of processes of others that ran or waited; None if it is not known.
-            weight_bytes: bytes of the weights that a forward reads.
+        `load` is the mean number of processes of others that ran or waited, None if it is not known; `weight_bytes`
+        are those of the weights that a forward reads.
         """
         busy = 1 if self.gpu else self.threads * self.num_processes
         sentences = []
@@ -391,7 +389,7 @@ class Hardware:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Hardware:
-        """Inverse of `dataclasses.asdict`; see `from_fields`."""
+        """Inverse of `dataclasses.asdict`."""
         return from_fields(cls, fields)
 
 
@@ -448,7 +446,7 @@ class Manifest:
     prompts: Mapping[str, str] = field(default_factory=dict)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Everything that decides a text and so has to be equal for a run to be resumed."""
+        """Everything that decides a text, and so has to be equal for a run to be resumed."""
         # Batch size, rank, hardware and command must not change a text. Tasks are left out because every sample has
         # its task and version, so that a run can be resumed with more tasks.
         names = ("system", "backbone", "decoder", "settings", "seed", "dtype", "device", "attention")
@@ -465,7 +463,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Manifest:
-        """Inverse of `to_json`; see `from_fields`."""
+        """Inverse of `to_json`."""
         return from_fields(cls, {**fields, "hardware": Hardware.from_json(fields.get("hardware", {}))})
 
 
@@ -497,7 +495,7 @@ def restricted_to_tasks(fingerprint: Mapping[str, Any], tasks: Iterable[tuple[st
 def differences(
     stored: Mapping[str, Any], now: Mapping[str, Any], names: tuple[str, str] = ("recorded", "now")
 ) -> list[str]:
-    """One line for every key in which two fingerprints differ, with the name and value of both."""
+    """One line for every key in which two fingerprints differ, with both values."""
     before, after = flat(stored), flat(now)
 
     def shown(values: Mapping[str, Any], name: str) -> str:
