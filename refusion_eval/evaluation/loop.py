@@ -192,7 +192,10 @@ def _job(system: System, task: Task, item: Item, version: str) -> Job:
 
 
 class Session:
-    """A system, its runner and its run store; a context manager. Nothing is opened before it is needed."""
+    """What is open during a run of a system: its runner and its run store; a context manager.
+
+    Nothing is opened before it is needed.
+    """
 
     def __init__(
         self,
@@ -304,13 +307,13 @@ class Session:
 
             return RayRunner(self.args, self.system, self._register_process)
         if not _has_launcher():
-            return self.system.decoder
+            return self.system
         from refusion_eval.scaleout.channel import open_channel
         from refusion_eval.scaleout.torchrun import TorchrunRunner
 
         channel = open_channel()
         if channel is None:
-            return self.system.decoder
+            return self.system
         if channel.info.rank > 0:
             raise ScaleOutError(
                 f"process {channel.info.rank} of a launcher decodes for process 0 and drives no run of its own; call "

@@ -15,7 +15,7 @@ from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, read_f
 from refusion_eval.results.figure import MEAN_TASK, MINI_NOTE
 from refusion_eval.results.measured import seed_of
 from refusion_eval.results.render import Table, csv_text, interval_text, markdown_prose
-from refusion_eval.store.records import PASSED, as_json, differences
+from refusion_eval.store.records import BY_FILTER, PASSED, as_json, differences
 
 _Z_POWER = 0.841621  # 80%
 
@@ -110,14 +110,19 @@ class Comparison(NamedTuple):
 
 
 def compare_runs(
-    before: str | os.PathLike[str], after: str | os.PathLike[str], *, common_items: bool = False
+    before: str | os.PathLike[str],
+    after: str | os.PathLike[str],
+    *,
+    common_items: bool = False,
+    filter_name: str | None = None,
 ) -> Comparison:
-    """Compares two run directories.
+    """Compares two run directories, by the verdicts of an answer filter that both were rescored with if one is named.
 
     Raises:
         StoreError: a directory is unreadable, the runs have no task in common, or a task has another version, several
             settings, or other items.
     """
+    metric = PASSED if filter_name is None else BY_FILTER + filter_name
     run_a, run_b = read_facts(before), read_facts(after)
     tasks_a, tasks_b = _tasks(run_a), _tasks(run_b)
     names = sorted(tasks_a.keys() & tasks_b.keys())
@@ -127,7 +132,7 @@ def compare_runs(
             for facts, tasks in ((run_a, tasks_a), (run_b, tasks_b))
         )
         raise StoreError(f"{contents} have no task in common; run both on the same tasks")
-    tasks = [_compare_task(tasks_a[name], tasks_b[name], common_items) for name in names]
+    tasks = [_compare_task(tasks_a[name], tasks_b[name], common_items, metric) for name in names]
     has_mean = len(tasks) > 1 and len({task.mini for task in tasks}) == 1
     return Comparison(
         before=run_a.run.run_id,
@@ -172,20 +177,22 @@ def _tasks(facts: RunFacts) -> dict[str, TaskFacts]:
     return tasks
 
 
-def _compare_task(before: TaskFacts, after: TaskFacts, common_items: bool) -> TaskComparison:
+def _compare_task(before: TaskFacts, after: TaskFacts, common_items: bool, metric: str) -> TaskComparison:
     if before.task_version != after.task_version:
         raise StoreError(
             f"{before.task} is version {before.task_version!r} in A and {after.task_version!r} in B, which is another "
             "task; run one of them again"
         )
-    items_a, items_b = _scored(before), _scored(after)
+    items_a, items_b = _scored(before, metric), _scored(after, metric)
     common = sorted(items_a.keys() & items_b.keys())
     left_out = len(items_a.keys() ^ items_b.keys())
     if not common or (left_out and not common_items):
         counts = f"{len(items_a)} scored items and B {len(items_b)}, {len(common)} of them in common"
         advice = "compare these with --common-items" if common else "run both on the same items"
+        if metric != PASSED and not (items_a and items_b):
+            advice = f"rescore both runs with --filter {metric.removeprefix(BY_FILTER)}"
         raise StoreError(f"{before.task}: A has {counts}; {advice}")
-    items = [_change(items_a[item], items_b[item]) for item in common]
+    items = [_change(items_a[item], items_b[item], metric) for item in common]
     seed = seed_of(before.task)
     speed, no_speed = None, ""
     rounds = [len({sample.round for sample in task.samples}) for task in (before, after)]
@@ -247,14 +254,14 @@ def _difference(items: Sequence[ItemChange], seed: int) -> Interval:
     return Interval(0.0, -bound, bound, interval.n)
 
 
-def _scored(task: TaskFacts) -> dict[Any, list[SampleFacts]]:
+def _scored(task: TaskFacts, metric: str) -> dict[Any, list[SampleFacts]]:
     """The judged samples of each item, by the item's hash."""
-    return {item[0].item: item for item in by_item([sample for sample in task.samples if sample.verdict is not None])}
+    return {item[0].item: item for item in by_item([sample for sample in task.samples if metric in sample.scores])}
 
 
-def _change(before: Sequence[SampleFacts], after: Sequence[SampleFacts]) -> ItemChange:
+def _change(before: Sequence[SampleFacts], after: Sequence[SampleFacts], metric: str) -> ItemChange:
     share_before, share_after = (
-        float(np.mean([sample.scores[PASSED].value for sample in samples])) for samples in (before, after)
+        float(np.mean([sample.scores[metric].value for sample in samples])) for samples in (before, after)
     )
     same_prompt = {sample.prompt_hash for sample in before} == {sample.prompt_hash for sample in after}
     return ItemChange(before[0].item_id, share_before, share_after, same_prompt)

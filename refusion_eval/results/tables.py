@@ -31,6 +31,7 @@ from refusion_eval.results.figure import (
     require_comparable,
 )
 from refusion_eval.results.render import Table, TableRow, csv_text, interval_text, text_cells
+from refusion_eval.store.records import BY_FILTER
 
 MINI_CAPTION = "mini: tasks of this project's synthetic look-alikes, not the real benchmarks."
 
@@ -184,7 +185,9 @@ def summary(figures: Iterable[Figure]) -> list[SummaryLine]:
 def summary_table(lines: Sequence[SummaryLine]) -> Table:
     """The lines as a table, with what a reader must know below it."""
     thinks = any(line.figure(CUT_IN_THOUGHT) for line in lines)
-    shown = (*SUMMARY_COLUMNS, _THOUGHT_COLUMN) if thinks else SUMMARY_COLUMNS
+    by_filter = sorted({metric for line in lines for metric in line.figures if metric.startswith(BY_FILTER)})
+    filter_columns = [Column(name, f"{name.removeprefix(BY_FILTER)} %", with_bounds=True) for name in by_filter]
+    shown = (*SUMMARY_COLUMNS, *filter_columns, *([_THOUGHT_COLUMN] if thinks else []))
     columns = ("Task", "System", "n", *(column.heading for column in shown))
     machines = list(dict.fromkeys(line.hardware for line in lines if line.hardware))
     numbers = {machine: str(number) for number, machine in enumerate(machines, start=1)}

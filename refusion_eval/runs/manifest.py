@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-import refusion_eval
 from refusion_eval.api import LoadedModel
 from refusion_eval.benchmarks import find_task
 from refusion_eval.engine.width import cache_bytes_per_row, copy_bandwidth, weight_bytes
 from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, ModelArgs
 from refusion_eval.runs.system import NO_TEMPLATE, System, recorded_attention
 from refusion_eval.store.records import STOCK_GENERATE, Hardware, Manifest, git_commit, package_versions
+from refusion_eval.version import __version__
 
 # A weight file up to this size is hashed whole; of a larger file, evenly spread pieces are hashed.
 WHOLE_BYTES = 256 * 2**20
@@ -81,7 +81,7 @@ def identity(system: System) -> Manifest:
         dtype=str(model.dtype).removeprefix("torch."),
         device=model.device.type,
         attention=recorded_attention(model) if args.loop == "engine" else "transformers",  # which chooses its own
-        package_version=refusion_eval.__version__,
+        package_version=__version__,
     )
 
 

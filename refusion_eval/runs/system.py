@@ -84,7 +84,10 @@ def attention_backend(recorded: str) -> str:
 
 
 class System:
-    """A checkpoint under a decoder. Nothing is loaded before it is needed, the weights last.
+    """What is fixed for a run: a checkpoint under a decoder, and the settings and prompts of its tasks.
+
+    Nothing is loaded before it is needed, the weights last. A system is also the `JobRunner` of its process: it decodes
+    jobs one at a time or in a batch, and records failures too. What is open during a run is the `Session`'s.
 
     Args:
         model_cache: shares the opened model with other systems of this process; None opens a model of its own.
@@ -105,6 +108,7 @@ class System:
         self.model_cache = model_cache or ModelCache()
         self.entry = find_decoder(args.decoder)
         self._resolved: dict[tuple[str, str], Resolved] = {}
+        self._warm: set[str] = set()  # digests of the settings whose warm-up is over
 
     @functools.cached_property
     def model(self) -> api.LoadedModel:
@@ -264,11 +268,6 @@ class System:
         return Detokenizer(self.model.tokenizer.decode, special)
 
     @functools.cached_property
-    def decoder(self) -> "JobDecoder":
-        """Runs jobs."""
-        return JobDecoder(self)
-
-    @functools.cached_property
     def stock_loop(self) -> "StockLoop":
         """The loop of transformers on this checkpoint."""
         from refusion_eval.hf.stock import StockLoop  # transformers' models load slowly, and few runs need them
@@ -357,28 +356,20 @@ class System:
             for (task, _), resolved in self._resolved.items()
         }
 
-
-class JobDecoder:
-    """The `JobRunner` of this process: decodes jobs one at a time or in a batch, and records failures too."""
-
-    def __init__(self, system: System) -> None:
-        self._system = system
-        self._warm: set[str] = set()  # digests of the settings whose warm-up is over
-
     def refusal(self, job: Job) -> str | None:
         """See `JobRunner`."""
         try:
-            api.check_prompt(self._system.model, job.prompt_ids, job.resolved.settings.num_positions)
+            api.check_prompt(self.model, job.prompt_ids, job.resolved.settings.num_positions)
         except ConfigError as error:
             return str(error)
         return None
 
     def close(self) -> None:
-        """No-op: there are no other processes."""
+        """No-op: there are no other processes, and the model is kept for the next system."""
 
     def _settings(self, job: Job) -> Any:
         """The settings for one request, with the width curve of this device."""
-        return api.with_width_cost(job.settings(self._system.detokenizer), lambda: self._system.width_cost)
+        return api.with_width_cost(job.settings(self.detokenizer), lambda: self.width_cost)
 
     def run(self, jobs: Iterable[Job], batch_size: int | None = None) -> Iterator[Sample]:
         """Decodes jobs and yields the record of each as it ends, in whatever order that is.
@@ -386,7 +377,7 @@ class JobDecoder:
         Args:
             jobs: consumed as the batch has room; jobs that are decoded alone come before all others.
         """
-        batch_size = batch_size or self._system.batch_size
+        batch_size = batch_size or self.batch_size
         refused: deque[Sample] = deque()
         for sample in self._decode(self._accept(jobs, refused, batch_size), batch_size):
             refused.append(sample)
@@ -417,13 +408,13 @@ class JobDecoder:
         # torch raises RuntimeError when memory runs out or a kernel fails.
         except (DecodeError, RuntimeError):
             return record_error(job, traceback.format_exc(), batch_size=1)
-        return record(job, decoded, self._system.detokenizer, batch_size=1, warm=warm)
+        return record(job, decoded, self.detokenizer, batch_size=1, warm=warm)
 
     def _run(self, job: Job) -> Decoded:
-        system, settings = self._system, self._settings(job)
-        if system.args.loop != "engine":
-            return system.stock_loop.run(job.prompt_ids, settings)
-        return system.model.engine.run(system.entry.decode, job.prompt_ids, settings)
+        settings = self._settings(job)
+        if self.args.loop != "engine":
+            return self.stock_loop.run(job.prompt_ids, settings)
+        return self.model.engine.run(self.entry.decode, job.prompt_ids, settings)
 
     def _together(self, jobs: Iterator[Job], batch_size: int) -> Iterator[Sample]:
         returned: deque[Job] = deque()  # jobs of a batch that failed
@@ -431,14 +422,14 @@ class JobDecoder:
             taken: dict[int, Job] = {}
             try:
                 requests = self._requests(returned, jobs, taken)
-                for number, outcome in self._system.model.engine.run_many(requests, batch_size):
+                for number, outcome in self.model.engine.run_many(requests, batch_size):
                     job = taken.pop(number)
                     if isinstance(outcome, DecodeError):
                         error = "".join(traceback.format_exception(outcome))
                         yield record_error(job, error, batch_size=batch_size)
                     else:
                         # Times of a batch are no measure of speed, so no warm-up is spent on it.
-                        yield record(job, outcome, self._system.detokenizer, batch_size=batch_size, warm=False)
+                        yield record(job, outcome, self.detokenizer, batch_size=batch_size, warm=False)
                 return
             except RuntimeError as error:  # most likely memory ran out
                 log.warning("a batch of %d failed (%s): half of it is tried", batch_size, error)
@@ -453,7 +444,7 @@ class JobDecoder:
             if job is None:
                 return
             taken[number] = job
-            yield Request(self._system.entry.decode, job.prompt_ids, self._settings(job))
+            yield Request(self.entry.decode, job.prompt_ids, self._settings(job))
 
     def _warm_up(self, job: Job) -> bool:
         """Warm-up: decodes the first job of each settings digest untimed, so that one-off costs are not measured.
@@ -463,7 +454,7 @@ class JobDecoder:
         """
         if job.resolved.digest in self._warm:
             return True
-        started, warmup = time.perf_counter(), self._system.args.warmup
+        started, warmup = time.perf_counter(), self.args.warmup
         for _ in range(warmup):
             self._run(job)
         self._warm.add(job.resolved.digest)

@@ -74,7 +74,7 @@ class RayRunner:
 
     def refusal(self, job: Job) -> str | None:
         """The reason why a job cannot be decoded, if that is known before decoding; else None."""
-        return self._system.decoder.refusal(job)
+        return self._system.refusal(job)
 
     def manifest(self, task_versions: Mapping[str, str]) -> Manifest:
         """Describes this run. The device and all that depends on it are those of the first worker, which this awaits.

@@ -83,7 +83,7 @@ class TorchrunRunner:
 
     def refusal(self, job: Job) -> str | None:
         """The reason why a job cannot be decoded, if that is known before decoding; else None."""
-        return self._system.decoder.refusal(job)
+        return self._system.refusal(job)
 
     def close(self) -> None:
         """Does nothing: the other ranks stay for the next evaluation of this process, and exit when it exits."""

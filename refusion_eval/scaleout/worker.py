@@ -88,7 +88,7 @@ def decode(system: System, jobs: Iterator[Job], max_batch_size: int | None = Non
     device = system.model.device
     if device.type == "cuda":
         torch.cuda.set_device(device)  # graphs are recorded on the current device
-    return system.decoder.run(jobs, min(system.batch_size, max_batch_size or system.batch_size))
+    return system.run(jobs, min(system.batch_size, max_batch_size or system.batch_size))
 
 
 def own_device(wanted: str, local_rank: int) -> str:

@@ -46,7 +46,7 @@ class AnswerFilter(NamedTuple):
     reads: Literal["text", "canvas"] = "text"
 
 
-def each(rule: Extractor) -> Rule:
+def per_text_rule(rule: Extractor) -> Rule:
     """Makes a rule of an extraction rule for single texts."""
     return Rule(lambda items: [rule(text, row) for row, text in items])
 
@@ -54,7 +54,7 @@ def each(rule: Extractor) -> Rule:
 def _own(filter_name: str | None) -> dict[str, Rule]:
     """This project's rule of that name (None: the default one), for the benchmarks that have it."""
     return {
-        name: each(partial(bench.extract, filter_name=filter_name))
+        name: per_text_rule(partial(bench.extract, filter_name=filter_name))
         for name, bench in BENCHMARKS.items()
         if filter_name is None or filter_name in bench.prompts.filters
     }
@@ -72,7 +72,7 @@ def _first_block_after_prompt(text: str, row: Row) -> Extraction:
 
 
 def _release(benchmark: Benchmark) -> Rule:
-    return each(lambda text, row: benchmark.extract(release_block(text), row))
+    return per_text_rule(lambda text, row: benchmark.extract(release_block(text), row))
 
 
 def custom_filter(name: str) -> AnswerFilter:
@@ -82,7 +82,8 @@ def custom_filter(name: str) -> AnswerFilter:
         ConfigError: the function cannot be imported.
     """
     module_name, _, function_name = name.partition(":")
-    sys.path.insert(0, os.getcwd())
+    folder = os.getcwd()
+    sys.path.insert(0, folder)
     try:
         function: UserFunction = getattr(importlib.import_module(module_name), function_name)
     except Exception as problem:
@@ -91,9 +92,9 @@ def custom_filter(name: str) -> AnswerFilter:
             "the current folder or an installed one"
         ) from problem
     finally:
-        sys.path.pop(0)
+        sys.path.remove(folder)  # the module may itself have put folders before this one
     if not callable(function):
-        raise ConfigError(f"filter {name}: {function_name} is no function; write one of (text, doc) that returns text")
+        raise ConfigError(f"filter {name}: {function_name} is not a function; define (text, doc) -> text or None")
 
     def rule(text: str, row: Row) -> Extraction:
         try:
@@ -104,7 +105,7 @@ def custom_filter(name: str) -> AnswerFilter:
             raise ConfigError(f"filter {name}: it returned {type(answer).__name__}; return text, or None for no answer")
         return Extraction(answer, name)
 
-    return AnswerFilter(name, "a function of the user", "the user", dict.fromkeys(BENCHMARKS, each(rule)))
+    return AnswerFilter(name, "a function of the user", "the user", dict.fromkeys(BENCHMARKS, per_text_rule(rule)))
 
 
 # This project's extraction rules, and how other projects take programs and texts from a response. The list of all
@@ -130,15 +131,17 @@ OTHER_FORMS = (
         "first-fenced-block",
         "the first fenced block as it is, for humaneval after the prompt",
         "the instruct forms of lm-eval humaneval and mbpp, without their opened fence",
-        {"humaneval": each(_first_block_after_prompt), "mbpp": each(_first_block)},
+        {"humaneval": per_text_rule(_first_block_after_prompt), "mbpp": per_text_rule(_first_block)},
     ),
     AnswerFilter(
         "raw-continuation",
         "the whole text as code, for humaneval after the prompt",
         "lm-eval humaneval (create_test), mbpp",
         {
-            "humaneval": each(lambda text, row: Extraction(str(row["prompt"]) + text, "prompt and whole text")),
-            "mbpp": each(lambda text, _: Extraction(text, "whole text")),
+            "humaneval": per_text_rule(
+                lambda text, row: Extraction(str(row["prompt"]) + text, "prompt and whole text")
+            ),
+            "mbpp": per_text_rule(lambda text, _: Extraction(text, "whole text")),
         },
     ),
     AnswerFilter(

@@ -14,11 +14,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import NamedTuple, Self
 
-import refusion_eval
 from refusion_eval.benchmarks import Benchmark, Extraction, Row, Task
 from refusion_eval.benchmarks.extract.numerals import parse_number
 from refusion_eval.errors import DataError, SandboxError
@@ -28,6 +28,7 @@ from refusion_eval.sandbox import DaemonThreads, check_program, default_workers
 from refusion_eval.scoring.math_judge import Comparer
 from refusion_eval.store.records import PASSED, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_store import RunStore
+from refusion_eval.version import __version__
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,13 @@ class Verdict(NamedTuple):
     def passed(self) -> bool:
         """Whether the text is right."""
         return self.verdict == CORRECT
+
+    def score(self, key: SampleKey, item_id: str, rule: str, metric: str = PASSED) -> ScoreRow:
+        """The row of a record; its scorer is the rule (task, filter and version of the prompts) in this version."""
+        scorer = f"{rule} {__version__}"
+        return ScoreRow(
+            key=key, item_id=item_id, scorer=scorer, metric=metric, value=float(self.passed), **self._asdict()
+        )
 
 
 def judge_texts(
@@ -287,16 +295,16 @@ class ScoreWriter(Judge):
             StoreError: the verdict on this or an earlier text could not be written.
         """
         benchmark = task.benchmark
-        rules = f"{benchmark.default_filter} {benchmark.prompts.version}"
-        scorer = f"{task.name}/{rules} {refusion_eval.__version__}"
-        if sample.error is not None or (sample.key, scorer) in self._seen:
+        rule = f"{task.name}/{benchmark.default_filter} {benchmark.prompts.version}"
+        judged = (sample.key, f"{rule} {__version__}")
+        if sample.error is not None or judged in self._seen:
             return
-        self._seen.add((sample.key, scorer))
-        if recorded := self._recorded.get((sample.key, scorer)):
+        self._seen.add(judged)
+        if recorded := self._recorded.get(judged):
             self._count(recorded)
             return
         # A verdict is written by the thread that reached it: the main thread may be decoding for minutes.
-        write = partial(self._write, benchmark, row, sample, scorer)
+        write = partial(self._write, benchmark, row, sample, rule)
         failed = partial(self._note_failure, sample)
         self.submit(benchmark, row, partial(benchmark.extract, response(sample), row), write, on_failure=failed)
         self.wait(None if self._waits and sample.batch_size == 1 else 0)
@@ -309,23 +317,15 @@ class ScoreWriter(Judge):
         with self._counting:
             self._num_unscored += 1
 
-    def _write(self, benchmark: Benchmark, row: Row, sample: Sample, scorer: str, verdict: Verdict) -> None:
+    def _write(self, benchmark: Benchmark, row: Row, sample: Sample, rule: str, verdict: Verdict) -> None:
         if verdict.verdict == ERROR:
             log.warning("%s item %s counts as wrong: %s", sample.key.task, sample.item_id, verdict.reason)
-        row_of = partial(ScoreRow, key=sample.key, item_id=sample.item_id, scorer=scorer)
-        rows = [
-            row_of(
-                metric=PASSED,
-                value=float(verdict.passed),
-                extracted=verdict.extracted,
-                verdict=verdict.verdict,
-                reason=verdict.reason,
-                tier=verdict.tier,
-            )
-        ]
+        rows = [verdict.score(sample.key, sample.item_id, rule)]
         if benchmark.has_strict_score:
             (strict,) = judge_texts(benchmark, [(row, response(sample))], filter_name=STRICT)
-            rows.append(row_of(metric=STRICT, value=float(strict.passed)))
+            rows.append(
+                replace(rows[0], metric=STRICT, value=float(strict.passed), extracted=None, verdict="", reason="")
+            )
         self._store.append_scores(rows)
         self._count(rows[0])
 

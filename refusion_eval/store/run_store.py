@@ -30,11 +30,11 @@ from refusion_eval.store.records import (
     Sample,
     SampleKey,
     ScoreRow,
-    acting,
     checking,
     differences,
     dump,
     pack,
+    restricted_to_tasks,
 )
 from refusion_eval.store.run_reader import (
     ADVICE,
@@ -155,8 +155,10 @@ class RunStore(RunDatabase):
         self._mutex = threading.RLock()
 
     @classmethod
-    def open(cls, run_dir: str | os.PathLike[str], manifest: Manifest) -> Self:
+    def open(cls, run_dir: str | os.PathLike[str], manifest: Manifest | None = None) -> Self:
         """Creates the run, or resumes it if everything that decides its texts is unchanged.
+
+        Without a manifest it opens a recorded run for further scores, and no process is registered.
 
         Raises:
             StoreError: another process writes there; the fingerprint differs (each differing key is named); the
@@ -174,42 +176,33 @@ class RunStore(RunDatabase):
             opened.callback(lock.release)
             store = cls(directory, _open_for_writing(directory), lock)
             opened.enter_context(store)
-            store._adopt(manifest)
+            if manifest is not None:
+                store._adopt(manifest)
             opened.pop_all()
         return store
 
     def _adopt(self, manifest: Manifest) -> None:
-        """Checks the fingerprint against the recorded one, or records it, and registers this process."""
-        with self._transaction() as connection:
-            row = connection.execute("SELECT value FROM meta WHERE name = 'fingerprint'").fetchone()
-            if row is not None:
-                with checking(f"{self.directory}: the description of the run"):
-                    self._check(connection, parse_json(row[0]), manifest)
-            else:
-                self._describe(connection, manifest)
-        self.process_id = self.register_process(manifest.hardware, manifest)
-
-    def _check(self, connection: sqlite3.Connection, recorded: Mapping[str, Any], manifest: Manifest) -> None:
-        """Refuses to continue a run whose fingerprint differs in what decided its texts."""
+        """Refuses a run that something else decided the texts of; otherwise registers this process."""
         now = manifest.fingerprint()
-        tasks = [task for (task,) in connection.execute("SELECT DISTINCT task FROM samples")]
-        if not tasks:
+        recorded = self.read_run().manifest.fingerprint() if self.meta() else None
+        tasks = {(sample.key.task, sample.benchmark) for sample in self.samples(traces=False)}
+        if recorded is not None and tasks:
+            differing = differences(restricted_to_tasks(recorded, tasks), restricted_to_tasks(now, tasks))
+            if differing:
+                shown = differing[:MOST_DIFFERENCES]
+                if len(differing) > len(shown):
+                    shown.append(f"{len(differing) - len(shown)} more")
+                what = f"{self.directory} belongs to a different run; {'; '.join(shown)}"
+                raise StoreError(f"{what}. Use the recorded settings, {ADVICE}")
+        elif recorded != now:
             # A run that failed before its first sample (a wrong adapter, for example) does not block the folder.
-            if recorded != now:
+            with self._transaction() as connection:
                 connection.execute("DELETE FROM meta")
                 connection.execute("DELETE FROM processes")
-                self._describe(connection, manifest)
-        elif differing := differences(acting(recorded, tasks), acting(now, tasks)):
-            shown = differing[:MOST_DIFFERENCES]
-            if len(differing) > len(shown):
-                shown.append(f"{len(differing) - len(shown)} more")
-            what = f"{self.directory} holds a run of something else; {'; '.join(shown)}"
-            raise StoreError(f"{what}. Use the recorded settings, {ADVICE}")
-
-    @staticmethod
-    def _describe(connection: sqlite3.Connection, manifest: Manifest) -> None:
-        rows = [("fingerprint", dump(manifest.fingerprint())), ("manifest", dump(manifest.to_json()))]
-        connection.executemany("INSERT INTO meta VALUES (?, ?)", rows)
+                # The fingerprint is for people with a SQLite prompt: it is always computed anew from the manifest.
+                rows = [("fingerprint", dump(now)), ("manifest", dump(manifest.to_json()))]
+                connection.executemany("INSERT INTO meta VALUES (?, ?)", rows)
+        self.process_id = self.register_process(manifest.hardware, manifest)
 
     def register_process(self, hardware: Hardware, manifest: Manifest | None = None, pid: int | None = None) -> str:
         """Records a process that generates samples, with the machine it runs on."""

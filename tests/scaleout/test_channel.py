@@ -129,7 +129,7 @@ def test_both_processes_decode_and_several_calls_find_the_same_worker(processes,
     runner = processes.runner()
     slowly(monkeypatch, runner, when_sent(monkeypatch, 2))
     jobs = jobs_of(processes.system, 6)
-    alone = facts(System(processes.system.args).decoder.run(jobs))
+    alone = facts(System(processes.system.args).run(jobs))
     first = list(runner.run(jobs))
     assert facts(first) == alone
     assert {sample.process_id for sample in first} >= {"worker 1"}
@@ -145,7 +145,7 @@ def test_another_system_in_the_same_process_is_decoded_as_it_would_be_alone(proc
         runner = processes.runner(gen_length=gen_length, block_size=8, slot_size=4)
         slowly(monkeypatch, runner, when_sent(monkeypatch, 1))
         jobs = jobs_of(processes.system, 3)
-        assert facts(runner.run(jobs)) == facts(System(processes.system.args).decoder.run(jobs))
+        assert facts(runner.run(jobs)) == facts(System(processes.system.args).run(jobs))
     assert len(processes.registered) == 2  # in one run directory each
 
 
@@ -164,7 +164,7 @@ def test_records_of_a_round_that_was_given_up_are_not_taken_for_those_of_the_nex
     abandoned = runner.run(jobs)
     next(abandoned)
     abandoned.close()
-    assert facts(runner.run(jobs)) == facts(System(processes.system.args).decoder.run(jobs))
+    assert facts(runner.run(jobs)) == facts(System(processes.system.args).run(jobs))
 
 
 def test_a_source_that_ends_early_ends_the_work_of_all(processes):

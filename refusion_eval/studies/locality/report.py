@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-import refusion_eval
 from refusion_eval.api import LoadedModel
 from refusion_eval.benchmarks import BENCHMARKS, Task
 from refusion_eval.errors import ConfigError
@@ -28,6 +27,7 @@ from refusion_eval.studies.locality.measure import (
     mask_responses,
     measure_locality,
 )
+from refusion_eval.version import __version__
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -122,7 +122,7 @@ def locality_command(
         seed=settings.seed,
         dtype=str(opened.dtype).removeprefix("torch."),
         device=opened.device.type,
-        version=refusion_eval.__version__,
+        version=__version__,
     )[list(COLUMNS)]
     write_output(out, csv_text(COLUMNS, means.itertuples(index=False)))
     console.print(locality_table(means, distances).rich())

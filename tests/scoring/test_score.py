@@ -13,8 +13,8 @@ import pytest
 
 from refusion_eval.cli.score import score
 from refusion_eval.errors import ConfigError, DataError, StoreError
-from refusion_eval.scoring import texts
-from refusion_eval.scoring.texts import COLUMNS
+from refusion_eval.scoring import score as scoring
+from refusion_eval.scoring.score import COLUMNS
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +131,7 @@ def test_the_folder_of_the_csv_is_created(data: Path, tmp_path: Path) -> None:
 def test_a_csv_that_cannot_be_written_is_refused_before_scoring(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(texts, "score_texts", lambda *_args, **_more: pytest.fail("scored"))
+    monkeypatch.setattr(scoring, "score_texts", lambda *_args, **_more: pytest.fail("scored"))
     (tmp_path / "file").touch()
     refused = {tmp_path / "file" / "scores.csv": "(File exists|Not a directory)", tmp_path: "it is a folder"}
     for path, why in refused.items():
