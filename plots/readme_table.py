@@ -19,9 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from refusion_eval.bench.gpu_report import results_rows
-from refusion_eval.figures.tables import paper_table
+from refusion_eval.paper.tables import paper_table
 from refusion_eval.results.cost import published_table
-from refusion_eval.results.measured import measured_figures
+from refusion_eval.results.measured import read_measurements
 from refusion_eval.results.render import Table, read_csv
 from refusion_eval.results.tables import summary, summary_table
 
@@ -73,7 +73,7 @@ def gpu_block(_: Sequence[str]) -> str:
 
 def _paper_block(number: int) -> Maker:
     def block(files: Sequence[str]) -> str:
-        table = paper_table(number, measured_figures([ROOT / file for file in files]))
+        table = paper_table(number, read_measurements([ROOT / file for file in files]))
         return _without_heading(table.markdown())
 
     return block

@@ -14,14 +14,14 @@ from refusion_eval.engine.engine import Engine
 from refusion_eval.engine.recorded import recorder
 from refusion_eval.engine.width import SHIPPED_COSTS, WidthCost, measure, weight_bytes
 from refusion_eval.errors import ConfigError
-from refusion_eval.models.adapter import LoraAdapter, lora_config
+from refusion_eval.models.adapter import LoraAdapter
 from refusion_eval.models.attention import Backend
 from refusion_eval.models.checkpoint import Card, Location, checkpoint_card, fetch_weights, locate
 from refusion_eval.models.config import ModelConfig, model_config
 from refusion_eval.models.device import choose_backend, choose_device, device_label
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.models.transformer import Transformer
-from refusion_eval.models.weights import is_multiplied, load_weights
+from refusion_eval.models.weights import load_weights
 from refusion_eval.paths import embedded_name, embedded_path
 from refusion_eval.types import ONE_THREAD_BYTES
 
@@ -142,12 +142,11 @@ class LoadedModel:
 
     @cached_property
     def _lora(self) -> LoraAdapter | None:
-        """The adapter; its tensors are checked against the model, but not read."""
+        """The adapter, which fits the model."""
         if self._adapter is None:
             return None
-        config = lora_config(self._adapter.directory)
         fetch_weights(self._adapter)
-        return LoraAdapter(config, self.config)
+        return LoraAdapter(self._adapter.directory, self.config)
 
     @property
     def place(self) -> str:
@@ -166,19 +165,10 @@ class LoadedModel:
         return self._location.directory
 
     @cached_property
-    def weight_dtype(self) -> torch.dtype:
-        """The dtype of the matrices that forwards read: `dtype`, or bfloat16 on a CPU that computes with it so."""
-        known = self.attention == "native" and self.config.dtype == "bfloat16" and self._adapter is None
-        kept = known and is_multiplied((self.config.vocab_size, self.config.hidden_size))
-        return torch.bfloat16 if kept else self.dtype
-
-    @cached_property
     def transformer(self) -> Transformer:
         """The checkpoint's weights, ready for forwards."""
         merge = None if self._lora is None else self._lora.merge
-        keep = self.weight_dtype != self.dtype
-        weights = load_weights(self.directory, self.config, self.dtype, self.device, merge, keep_bfloat16=keep)
-        return Transformer(self.config, weights)
+        return Transformer(self.config, load_weights(self.directory, self.config, self.dtype, self.device, merge))
 
     @cached_property
     def engine(self) -> Engine:

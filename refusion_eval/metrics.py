@@ -421,7 +421,7 @@ def speedup(samples: Sequence[Timing], baseline: Sequence[Timing], *, seed: int 
     """TPS / TPS of a baseline on the items both answered, paired: rounds, and items in them, are drawn for both.
 
     Raises:
-        DataError: the machines differ, no item is common, or no time was recorded.
+        DataError: the machines or the numbers of rounds differ, no item is common, or no time was recorded.
     """
     samples, baseline = measured(samples), measured(baseline)
     machines = {sample.hardware for sample in (*samples, *baseline)}
@@ -434,6 +434,14 @@ def speedup(samples: Sequence[Timing], baseline: Sequence[Timing], *, seed: int 
     common = items & base_items
     if not common:
         raise DataError("the two systems have no measured item in common; run both on the same items at batch size 1")
+    # Systems take turns in rounds, so that both see the same states of the machine. Without that, slow minutes of one
+    # system would look like a property of it.
+    rounds, base_rounds = (len({sample.round for sample in each}) for each in (samples, baseline))
+    if rounds != base_rounds:
+        raise DataError(
+            f"one was timed in {base_rounds} rounds and the other in {rounds}, so not in turns; run both in as many "
+            "rounds"
+        )
     shared = [sample for sample in samples if sample.item in common]
     shared_items = by_item(shared)
     tokens, seconds = _sums(shared_items, "tokens", "seconds")

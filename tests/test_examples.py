@@ -1,6 +1,7 @@
 """Every example runs, on the embedded models, and prints what it says."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,12 @@ def test_a_benchmark_of_ones_own_is_asked_and_judged(tmp_path: Path) -> None:
         assert ("correct" in line.split("right: ")[0]) == is_right
 
 
+def test_transformers_hands_a_batch_to_refusion(tmp_path: Path) -> None:
+    printed = run("transformers_generate.py", tmp_path)
+    assert all(re.search(rf"^row {row}: \d+ tokens in \d+ forwards$", printed, re.MULTILINE) for row in (0, 1))
+    assert re.findall(r"The answer is (\d+)\.$", printed, re.MULTILINE) == ["25", "13"]
+
+
 def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPLBACKEND", "Agg")
     notebook = json.loads((EXAMPLES / "first_steps.ipynb").read_text(encoding="utf-8"))
@@ -64,5 +71,5 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytes
 def test_every_example_is_named_in_a_page() -> None:
     pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md"))
     scripts = [path.name for path in EXAMPLES.glob("*.py")]
-    assert len(scripts) == 5
+    assert len(scripts) == 6
     assert [name for name in scripts if f"examples/{name}" not in pages] == []

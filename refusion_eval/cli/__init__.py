@@ -41,10 +41,10 @@ COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 
 # Former commands that are now scripts beside the package.
 MOVED = {
-    "bench-sandbox": "benchmarks/sandbox.py",
-    "bench-scaleout": "benchmarks/scaleout.py",
-    "bench-train": "benchmarks/train.py",
-    "soak": "benchmarks/soak.py",
+    "bench-sandbox": "performance/sandbox.py",
+    "bench-scaleout": "performance/scaleout.py",
+    "bench-train": "performance/train.py",
+    "soak": "performance/soak.py",
 }
 
 # Commands that hand all their arguments on, --help included.

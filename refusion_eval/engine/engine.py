@@ -86,6 +86,8 @@ class Engine:
         self.kv_budget = kv_budget
         self._joules = energy_counter(model.device)
         self._record = record
+        if attention == "native":
+            _ = model.native  # compiles before any request waits for it and before any time is taken
         self._cache = self._new_cache(1, FIRST_CAPACITY)
         self.recorded = None if record is None else RecordedForwards(model, self._cache, record)
 
@@ -94,14 +96,11 @@ class Engine:
         """Bytes of the keys and values kept between calls of `run`; `run_many` frees its own."""
         return self._cache.keys.nbytes + self._cache.values.nbytes
 
-    def run(self, decode: Decode, prompt: Sequence[int], settings: Any, trace: Trace | None = None) -> Decoded:
+    def run(self, decode: Decode, prompt: Sequence[int], settings: Any) -> Decoded:
         """Decodes one prompt.
 
         The measured time runs from the prompt to the last token on the host, with the device synchronised at both ends.
         Every forward that is read ends with a copy to the host, so no work is in flight between forwards.
-
-        Args:
-            trace: an empty trace that receives the events, so that the caller can read them during decoding.
 
         Raises:
             DecodeError: the decoder failed or asked for something impossible.
@@ -112,7 +111,7 @@ class Engine:
             self.recorded.prepare()
         self._cache.clear(0)
         joules_before = None if self._joules is None else self._joules()
-        batch = [self._start(self._cache, 0, 0, Request(decode, prompt, settings), trace)]
+        batch = [self._start(self._cache, 0, 0, Request(decode, prompt, settings))]
         while batch[0].pending is not None:
             self._cache.reserve(self._rows_needed(self._cache, batch))
             self._step(self._cache, batch, self.recorded, None)
@@ -221,10 +220,8 @@ class Engine:
         model = self.model
         return KVCache(model.config, num_sequences, capacity, model.dtype, model.device)
 
-    def _start(
-        self, cache: KVCache, sequence: int, index: int, request: Request, trace: Trace | None = None
-    ) -> _ActiveRequest:
-        trace = Trace() if trace is None else trace
+    def _start(self, cache: KVCache, sequence: int, index: int, request: Request) -> _ActiveRequest:
+        trace = Trace()
         synchronize(self.model.device)
         started = time.perf_counter()
         decoding = request.decode(request.prompt, request.settings, trace)

@@ -52,7 +52,7 @@ def hidden_with_reuse(
         cache.features[sequence] = features
     numbers = np.array([forward.tokens, forward.positions], dtype=np.int64)
     tokens_T, positions_T = torch.from_numpy(numbers).to(model.device)
-    cos_T1D, sin_T1D = model.rotation(positions_T, max(forward.positions))
+    cos_T1D, sin_T1D = model.rotary.lookup(positions_T, max(forward.positions))
     num_prompt, num_rows = reuse.num_prompt, len(forward.tokens)
     refreshed = range(0 if reuse.refresh_prompt else num_prompt, num_rows if reuse.refresh_response else num_prompt)
     refreshed_P = torch.arange(refreshed.start, refreshed.stop, device=model.device)

@@ -90,7 +90,7 @@ class RecordedForwards:
         self._model, self._cache, self._record = model, cache, record
         cache.defers_moves = True
         self._staging = Staging(model.device)
-        self._tables = model.rotary_tables(model.config.max_positions)
+        self._tables = model.rotary.grow(model.config.max_positions)
         self._logits = torch.empty(WIDTHS[-1], model.config.vocab_size, dtype=model.dtype, device=model.device)
         self._answers = torch.empty(3 * WIDTHS[-1], device=model.device)
         self._replays: dict[int, Callable[[], None]] = {}

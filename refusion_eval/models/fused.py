@@ -24,14 +24,12 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from refusion_eval.models import transformer
+from refusion_eval.models import layers
 from refusion_eval.models.attention import grouped_attention
-from refusion_eval.models.transformer import Transformer, linear, rms_norm, rotate
+from refusion_eval.models.layers import linear, rms_norm, rotate
+from refusion_eval.models.transformer import Transformer
 
 BITS = 64  # of a word of a visibility pattern
-MAX_FOLDED = 64  # query rows times query heads of a group that one program of attention holds
-MAX_SPLITS = 16  # programs that share the keys of a query row
-ENOUGH_PROGRAMS = 256  # two for each multiprocessor of the GPUs that this is for: with more, splitting gains nothing
 
 
 def num_words(width: int) -> int:
@@ -81,7 +79,7 @@ def rotate_and_store(
 @custom_op("refusion_eval::swiglu", mutates_args=())
 def swiglu(gate_up_WI: Tensor) -> Tensor:
     """SiLU of the first half of the last axis times its second half, [W, I]."""
-    return transformer.swiglu(gate_up_WI)
+    return layers.swiglu(gate_up_WI)
 
 
 @custom_op("refusion_eval::attend_rows", mutates_args=())
@@ -124,13 +122,6 @@ def read_rows(logits_WV: Tensor, rows_N: Tensor, given_N: Tensor, suppressed_N: 
     given_logits_N = logits_NV.gather(1, given_N[:, None])[:, 0]
     probs_2N = (torch.stack((chosen_N, given_logits_N)) - log_sums_N).exp().clamp(max=1)
     out_3N.copy_(torch.cat((tokens_N[None].float(), probs_2N)))
-
-
-def num_splits(num_rows: int, num_heads: int, num_groups: int) -> int:
-    """Programs that share the keys of a query row: a power of two, and 1 where there are programs enough without."""
-    blocks = -(-num_rows * (num_heads // num_groups) // MAX_FOLDED)
-    splits = max(1, min(MAX_SPLITS, ENOUGH_PROGRAMS // (blocks * num_groups)))
-    return 1 << (splits.bit_length() - 1)
 
 
 @add_rms_norm.register_fake

@@ -15,12 +15,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from refusion_eval.models.fused import MAX_FOLDED, num_splits
-
 KEYS_A_STEP = {2: 64, 4: 32}  # by bytes of a number: keys that one step of attention reads into shared memory
 NUM_WARPS = {16: 4, 32: 4, 64: 8}  # by rows of a block of attention: with fewer, its sums do not fit in the registers
 VOCABULARY_SPLITS = 32  # programs that share the logits of a row
 NUM_PARTS = 4  # numbers that each of them finds
+MAX_FOLDED = 64  # query rows times query heads of a group that one program of attention holds
+MAX_SPLITS = 16  # programs that share the keys of a query row
+ENOUGH_PROGRAMS = 256  # two for each multiprocessor of the GPUs that this is for: with more, splitting gains nothing
 
 
 @triton.jit
@@ -314,6 +315,13 @@ def swiglu(gate_up_WI: Tensor) -> Tensor:
     block = 1024
     swiglu_kernel[(num_rows, triton.cdiv(width, block))](gate_up_WI, out, width, BLOCK=block)
     return out
+
+
+def num_splits(num_rows: int, num_heads: int, num_groups: int) -> int:
+    """Programs that share the keys of a query row: a power of two, and 1 where there are programs enough without."""
+    blocks = -(-num_rows * (num_heads // num_groups) // MAX_FOLDED)
+    splits = max(1, min(MAX_SPLITS, ENOUGH_PROGRAMS // (blocks * num_groups)))
+    return 1 << (splits.bit_length() - 1)
 
 
 def attend_rows(

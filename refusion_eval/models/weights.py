@@ -16,7 +16,7 @@ from torch import Tensor
 
 from refusion_eval.errors import CheckpointError
 from refusion_eval.models.config import ModelConfig, read_json
-from refusion_eval.models.transformer import LayerWeights, Weights, dense_along_first
+from refusion_eval.models.layers import LayerWeights, Weights, dense_along_first
 
 log = logging.getLogger(__name__)
 
@@ -95,12 +95,6 @@ class CheckpointFiles:
         """The name under which a tensor is saved, which may lack the prefix of the base model, or have it besides."""
         candidates = (name, name.removeprefix(_BASE), f"{_BASE}{name}")
         return next((candidate for candidate in candidates if candidate in self._shard_of), name)
-
-    def is_bfloat16(self, name: str) -> bool:
-        """Whether a tensor is stored in bfloat16; no tensor that is missing is."""
-        stored = self._stored(name)
-        path = self._shard_of.get(stored)
-        return path is not None and open_tensors(path).get_slice(stored).get_dtype() == "BF16"
 
     def place_of(self, name: str) -> str:
         """File and name of a tensor that exists, for messages."""
@@ -190,14 +184,8 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     merge: Callable[[str, Tensor], Tensor] | None = None,
-    keep_bfloat16: bool = False,
 ) -> Weights:
     """Loads a checkpoint, one tensor in memory at a time besides the model itself, and casts it to `dtype`.
-
-    Args:
-        config: shapes of the checkpoint.
-        keep_bfloat16: whether matrices that are bfloat16 in the files stay so where this processor multiplies float32
-            rows with them faster than with a copy; none does that `merge` changes.
 
     Raises:
         CheckpointError: as `CheckpointFiles`; or a weight is NaN or infinite.
@@ -205,11 +193,10 @@ def load_weights(
     files = CheckpointFiles(directory)
 
     def stack(shape: tuple[int, ...], parts: Mapping[str, int], *, matrix: bool = False) -> Tensor:
-        short = keep_bfloat16 and merge is None and is_multiplied(shape) and all(map(files.is_bfloat16, parts))
-        if matrix and not short and dense_along_first(math.prod(shape), dtype, device):
+        if matrix and dense_along_first(math.prod(shape), dtype, device):
             target = torch.empty(shape[::-1], dtype=dtype).t()
         else:
-            target = torch.empty(shape, dtype=torch.bfloat16 if short else dtype, device=device)
+            target = torch.empty(shape, dtype=dtype, device=device)
         start = 0
         for name, num_rows in parts.items():
             tensor = files.read(name, (num_rows, *shape[1:]))
@@ -256,17 +243,6 @@ def with_saved_head(config: ModelConfig, find: Callable[[str], Tensor | None], p
         *(place, head_name(config)),
     )
     return replace(config, tied_head=False)
-
-
-def is_multiplied(shape: tuple[int, ...]) -> bool:
-    """Whether a CPU multiplies float32 rows with a bfloat16 matrix of this shape faster than with a float32 copy.
-
-    This takes a processor with AMX, and one thread: `refusion_eval.models.tiles` does not share its work.
-    """
-    from refusion_eval.models import tiles  # numba takes most of a second to import
-
-    fits = len(shape) == 2 and shape[0] >= tiles.COLUMNS and shape[1] % tiles.ENTRIES == 0
-    return fits and tiles.HAS_UNIT and torch.get_num_threads() == 1
 
 
 def head_name(config: ModelConfig) -> str:

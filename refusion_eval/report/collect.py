@@ -13,8 +13,8 @@ from refusion_eval.report.marks import Mark, limit_of, marks, warnings
 from refusion_eval.report.questions import Questions, Sources
 from refusion_eval.report.replay import Speller
 from refusion_eval.report.sample import body, list_row, rounded
-from refusion_eval.results.figure import MEAN_TASK, METRIC_ORDER, SPEED_METRICS, Figure
-from refusion_eval.results.measured import run_figures, setting_text
+from refusion_eval.results.measured import run_measurements, setting_text
+from refusion_eval.results.measurement import MEAN_TASK, METRIC_ORDER, SPEED_METRICS, Measurement
 from refusion_eval.store.records import NO_ISOLATION, PASSED, Sample, ScoreRow
 from refusion_eval.store.run_reader import Run, RunReader
 from refusion_eval.types import Trace
@@ -80,8 +80,8 @@ def collect(
         StoreError: a directory holds no readable run, or two have the same name.
     """
     collector = _Collector(sources, colours or {})
-    figures = run_figures(run_dirs, baseline=baseline, visit=collector.take)
-    runs = [collector.finish(_run_of(run_dir), figures) for run_dir in run_dirs]
+    measurements = run_measurements(run_dirs, baseline=baseline, visit=collector.take)
+    runs = [collector.finish(_run_of(run_dir), measurements) for run_dir in run_dirs]
     cells = [{**cell, "run": number} for number, (_, tasks) in enumerate(runs) for cell in tasks]
     metrics = {name for cell in cells for name in cell["metrics"]}
     ordered = [name for name in METRIC_ORDER if name in metrics]
@@ -139,10 +139,10 @@ class _Collector:
         places = {"bodies": self._writer.add(whole), "asked": asked, "question": question}
         task.rows.append(list_row(sample, scores, sealed) | places)
 
-    def finish(self, run: Run, figures: Sequence[Figure]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    def finish(self, run: Run, measurements: Sequence[Measurement]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """The description of a run whose samples were all taken, and its tasks as the index of the page holds them."""
         part = self._part(run)
-        of_run = [figure for figure in figures if figure.run_id == run.run_id]
+        of_run = [measurement for measurement in measurements if measurement.run_id == run.run_id]
         ordered = [part.tasks[identity] for identity in sorted(part.tasks)]
         for task in ordered:
             task.marks = marks(
@@ -155,7 +155,7 @@ class _Collector:
                 unisolated=task.unisolated,
                 batched=task.batched,
             )
-        done = [self._finish(task, metrics) for task, metrics in _with_figures(ordered, of_run)]
+        done = [self._finish(task, metrics) for task, metrics in _with_measurements(ordered, of_run)]
         about = _about(run, part) | {"colour": self._colours.get(run.manifest.decoder, _GREY)}
         return about, [*done, *_empty(run, ordered), *_means(of_run, ordered)]
 
@@ -200,11 +200,13 @@ def _natural(item_id: str) -> list[str | int]:
     return [int(part) if place % 2 else part for place, part in enumerate(parts)]
 
 
-def _with_figures(tasks: Sequence[_Task], figures: Sequence[Figure]) -> Iterator[tuple[_Task, dict[str, Any]]]:
+def _with_measurements(
+    tasks: Sequence[_Task], measurements: Sequence[Measurement]
+) -> Iterator[tuple[_Task, dict[str, Any]]]:
     """Each task with its figures. Two versions of a task under equal settings have theirs in order of version."""
-    by_task: dict[tuple, dict[str, list[Figure]]] = defaultdict(lambda: defaultdict(list))
-    for figure in figures:
-        by_task[figure.task, *sorted(figure.settings.items())][figure.metric].append(figure)
+    by_task: dict[tuple, dict[str, list[Measurement]]] = defaultdict(lambda: defaultdict(list))
+    for measurement in measurements:
+        by_task[measurement.task, *sorted(measurement.settings.items())][measurement.metric].append(measurement)
     seen: dict[tuple, int] = defaultdict(int)
     for task in tasks:
         key = (task.task, *sorted(task.settings.items()))
@@ -213,15 +215,15 @@ def _with_figures(tasks: Sequence[_Task], figures: Sequence[Figure]) -> Iterator
         yield task, {metric: _encoded(own[number]) for metric, own in versions if number < len(own)}
 
 
-def _encoded(figure: Figure) -> dict[str, Any]:
+def _encoded(measurement: Measurement) -> dict[str, Any]:
     """A figure and its interval; NaN is null."""
     return {
-        "value": rounded(figure.value),
-        "low": rounded(figure.ci_low),
-        "high": rounded(figure.ci_high),
-        "unit": figure.unit,
-        "n": figure.n,
-        "note": figure.note,
+        "value": rounded(measurement.value),
+        "low": rounded(measurement.ci_low),
+        "high": rounded(measurement.ci_high),
+        "unit": measurement.unit,
+        "n": measurement.n,
+        "note": measurement.note,
     }
 
 
@@ -256,10 +258,10 @@ def _empty(run: Run, done: Sequence[_Task]) -> list[dict[str, Any]]:
     ]
 
 
-def _means(figures: Sequence[Figure], tasks: Sequence[_Task]) -> Iterator[dict[str, Any]]:
+def _means(measurements: Sequence[Measurement], tasks: Sequence[_Task]) -> Iterator[dict[str, Any]]:
     """Means over tasks, without samples but with the marks of the tasks that they are over."""
     for mini in (False, True):
-        own = [figure for figure in figures if figure.is_mean and figure.mini == mini]
+        own = [measurement for measurement in measurements if measurement.is_mean and measurement.mini == mini]
         if not own:
             continue
         sentences: dict[str, list[str]] = {}
@@ -270,7 +272,7 @@ def _means(figures: Sequence[Figure], tasks: Sequence[_Task]) -> Iterator[dict[s
             task=MEAN_TASK,
             mini=mini,
             mean=True,
-            metrics={figure.metric: _encoded(figure) for figure in own},
+            metrics={measurement.metric: _encoded(measurement) for measurement in own},
             items=own[0].n,
             samples=own[0].samples,
             marks=[(kind, " ".join(each)) for kind, each in sentences.items()],

@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike
 from refusion_eval.errors import DataError, StoreError
 from refusion_eval.metrics import Z_95, Bootstrap, Interval, bootstrap_mean, by_item, mean_of, speedup
 from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, read_facts
-from refusion_eval.results.figure import MEAN_TASK, MINI_NOTE
 from refusion_eval.results.measured import seed_of
+from refusion_eval.results.measurement import MEAN_TASK, MINI_NOTE
 from refusion_eval.results.render import Table, csv_text, interval_text, markdown_prose
 from refusion_eval.store.records import BY_FILTER, PASSED, as_json, differences
 
@@ -195,16 +195,10 @@ def _compare_task(before: TaskFacts, after: TaskFacts, common_items: bool, metri
     items = [_change(items_a[item], items_b[item], metric) for item in common]
     seed = seed_of(before.task)
     speed, no_speed = None, ""
-    rounds = [len({sample.round for sample in task.samples}) for task in (before, after)]
-    if rounds[0] != rounds[1]:
-        no_speed = (
-            f"A was timed in {rounds[0]} rounds and B in {rounds[1]}, so not in turns; run both in as many rounds"
-        )
-    else:
-        try:
-            speed = speedup(after.samples, before.samples, seed=seed).ratio.interval()
-        except DataError as error:
-            no_speed = str(error)
+    try:
+        speed = speedup(after.samples, before.samples, seed=seed).ratio.interval()
+    except DataError as error:
+        no_speed = str(error)
     return TaskComparison(
         task=before.task,
         mini=before.mini,

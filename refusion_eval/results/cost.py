@@ -16,7 +16,7 @@ import numpy as np
 from refusion_eval.benchmarks import BENCHMARKS, is_mini
 from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Interval, bootstrap_mean
-from refusion_eval.results.figure import TASKS, published_figures
+from refusion_eval.results.measurement import TASKS, published_measurements
 from refusion_eval.results.render import Table, csv_text
 from refusion_eval.store.run_reader import RunReader
 
@@ -164,10 +164,10 @@ def published_table(workers: Sequence[int]) -> Table:
     items = {name: BENCHMARKS[name].source.num_rows for name in TASKS}
     labels: dict[str, str] = {}
     printed: dict[tuple[str, str, str], float] = {}
-    for figure in published_figures((*SPEED_TABLES, LATENCY_TABLE)):
-        printed.setdefault(figure.key, figure.value)  # of several tables the first one counts
-        if figure.artefact == SPEED_TABLES[0] or (figure.artefact, figure.system) in RETRAINED_ONLY:
-            labels[figure.system] = figure.label
+    for measurement in published_measurements((*SPEED_TABLES, LATENCY_TABLE)):
+        printed.setdefault(measurement.key, measurement.value)  # of several tables the first one counts
+        if measurement.artefact == SPEED_TABLES[0] or (measurement.artefact, measurement.system) in RETRAINED_ONLY:
+            labels[measurement.system] = measurement.label
     rows, totals = [], np.zeros(len(workers))
     for system, label in labels.items():
         similar = STAND_INS.get(system)

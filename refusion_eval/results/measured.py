@@ -30,7 +30,7 @@ from refusion_eval.metrics import (
     speedup,
 )
 from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, Visit, digest, read_facts
-from refusion_eval.results.figure import (
+from refusion_eval.results.measurement import (
     ACCURACY,
     AVERAGE,
     CUT_IN_THOUGHT,
@@ -50,7 +50,7 @@ from refusion_eval.results.figure import (
     UNISOLATED,
     UNJUDGED,
     VARIES,
-    Figure,
+    Measurement,
     system_key,
 )
 from refusion_eval.results.render import read_csv
@@ -98,7 +98,7 @@ class Measure(NamedTuple):
     note: str = ""
 
 
-def measured_figures(sources: Iterable[str | os.PathLike[str]], *, baseline: str | None = None) -> list[Figure]:
+def read_measurements(sources: Iterable[str | os.PathLike[str]], *, baseline: str | None = None) -> list[Measurement]:
     """The figures of runs and of results CSV files, without those that are no number.
 
     Args:
@@ -109,16 +109,16 @@ def measured_figures(sources: Iterable[str | os.PathLike[str]], *, baseline: str
         StoreError: a source cannot be read.
     """
     paths = [Path(source) for source in sources]
-    figures = [figure for path in paths if path.is_file() for figure in read_csv(path)]
+    measurements = [measurement for path in paths if path.is_file() for measurement in read_csv(path)]
     directories = [path for path in paths if not path.is_file()]
     if directories:
-        figures += run_figures(directories, baseline=baseline)
-    return [figure for figure in figures if not math.isnan(figure.value)]
+        measurements += run_measurements(directories, baseline=baseline)
+    return [measurement for measurement in measurements if not math.isnan(measurement.value)]
 
 
-def run_figures(
+def run_measurements(
     run_dirs: Iterable[str | os.PathLike[str]], *, baseline: str | None = None, visit: Visit | None = None
-) -> list[Figure]:
+) -> list[Measurement]:
     """Every figure of some runs.
 
     Args:
@@ -136,11 +136,11 @@ def run_figures(
         raise StoreError(
             f"the baseline {baseline!r} is none of the runs ({', '.join(sorted(names))}); add it or pick one"
         )
-    figures = [figure for facts in runs for figure in _figures_of_run(facts, runs, baseline)]
-    return sorted(figures, key=_sort_key)
+    measurements = [measurement for facts in runs for measurement in _measurements_of_run(facts, runs, baseline)]
+    return sorted(measurements, key=_sort_key)
 
 
-def _figures_of_run(facts: RunFacts, runs: Sequence[RunFacts], baseline: str | None) -> Iterator[Figure]:
+def _measurements_of_run(facts: RunFacts, runs: Sequence[RunFacts], baseline: str | None) -> Iterator[Measurement]:
     references = {
         SPEEDUP: _reference_run(facts, runs, AUTOREGRESSIVE, baseline),
         SPEEDUP_STOCK: _reference_run(facts, runs, STOCK_GENERATE),
@@ -166,9 +166,9 @@ def _figures_of_run(facts: RunFacts, runs: Sequence[RunFacts], baseline: str | N
         notes += [refusal for _, refusal in references.values() if refusal]
         measured_tasks.append((task, measures))
         for measure in measures:
-            yield _figure(facts.run, [task], [measure], [*notes, measure.note])
+            yield _measurement(facts.run, [task], [measure], [*notes, measure.note])
     for kind in dict.fromkeys(map(_kind, facts.tasks)):
-        yield from _mean_figures(facts.run, [each for each in measured_tasks if _kind(each[0]) == kind])
+        yield from _mean_measurements(facts.run, [each for each in measured_tasks if _kind(each[0]) == kind])
 
 
 def _kind(task: TaskFacts) -> tuple[bool, frozenset[str]]:
@@ -176,7 +176,7 @@ def _kind(task: TaskFacts) -> tuple[bool, frozenset[str]]:
     return task.mini, frozenset(task.prompts)
 
 
-def _mean_figures(run: Run, part: Sequence[tuple[TaskFacts, list[Measure]]]) -> Iterator[Figure]:
+def _mean_measurements(run: Run, part: Sequence[tuple[TaskFacts, list[Measure]]]) -> Iterator[Measurement]:
     """Means over tasks, of the metrics that every task has; pass@1 of a code task is its accuracy."""
     tasks = [task for task, _ in part]
     if len(tasks) < 2 or len({task.task for task in tasks}) < len(tasks):
@@ -193,17 +193,19 @@ def _mean_figures(run: Run, part: Sequence[tuple[TaskFacts, list[Measure]]]) -> 
         notes.append(UNISOLATED)
     for metric in by_name[0]:
         if all(metric in measures for measures in by_name):
-            yield _figure(run, tasks, [measures[metric] for measures in by_name], notes)
+            yield _measurement(run, tasks, [measures[metric] for measures in by_name], notes)
 
 
-def _figure(run: Run, tasks: Sequence[TaskFacts], measures: Sequence[Measure], notes: Sequence[str]) -> Figure:
+def _measurement(
+    run: Run, tasks: Sequence[TaskFacts], measures: Sequence[Measure], notes: Sequence[str]
+) -> Measurement:
     """The figure of one metric of one task, or of the mean of several tasks."""
     manifest = run.manifest
     interval = mean_of([measure.bootstrap for measure in measures]).interval()
     samples = [sample for measure in measures for sample in measure.samples]
     settings = _common_settings(tasks)
     is_mean = len(tasks) > 1
-    return Figure(
+    return Measurement(
         origin="measured",
         system=system_key(manifest.system, manifest.backbone, settings, generate=manifest.decoder == STOCK_GENERATE),
         label=manifest.system,
@@ -285,7 +287,7 @@ def _common_settings(tasks: Sequence[TaskFacts]) -> dict[str, str]:
 
 
 def setting_text(value: Any) -> str:
-    """A setting as `Figure.settings` has it."""
+    """A setting as `Measurement.settings` has it."""
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
@@ -293,10 +295,17 @@ def _mean_name(metric: str) -> str:
     return ACCURACY if metric == PASS_AT_1 else metric
 
 
-def _sort_key(figure: Figure) -> tuple:
-    rank = METRIC_ORDER.index(figure.metric) if figure.metric in METRIC_ORDER else len(METRIC_ORDER)
-    place = (figure.label, figure.run_id, figure.mini, figure.is_mean, figure.task, sorted(figure.settings.items()))
-    return *place, rank, figure.metric
+def _sort_key(measurement: Measurement) -> tuple:
+    rank = METRIC_ORDER.index(measurement.metric) if measurement.metric in METRIC_ORDER else len(METRIC_ORDER)
+    place = (
+        measurement.label,
+        measurement.run_id,
+        measurement.mini,
+        measurement.is_mean,
+        measurement.task,
+        sorted(measurement.settings.items()),
+    )
+    return *place, rank, measurement.metric
 
 
 def _notes(task: TaskFacts) -> list[str]:

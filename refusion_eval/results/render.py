@@ -17,7 +17,7 @@ from rich.table import Table as RichTable
 from refusion_eval.benchmarks import OURS
 from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Interval
-from refusion_eval.results.figure import (
+from refusion_eval.results.measurement import (
     AVERAGE,
     HALF_WRITTEN,
     MEAN_OVER,
@@ -25,7 +25,7 @@ from refusion_eval.results.figure import (
     MINI_NOTE,
     NOT_SCORED,
     UNISOLATED,
-    Figure,
+    Measurement,
     Origin,
     system_key,
 )
@@ -286,12 +286,9 @@ def interval_text(interval: Interval | None, digits: int = 2, missing: str = "")
 
 def csv_text(columns: Sequence[str], rows: Iterable[Iterable[Any]], line_end: str = "\n") -> str:
     """A header and one line a row. Equal rows give equal bytes."""
-    import pandas as pd  # half a second, which only commands that write CSV should pay
-
-    table = [[csv_cell(value) for value in row] for row in rows]
-    return pd.DataFrame(table, columns=list(map(csv_cell, columns)), dtype=object).to_csv(
-        index=False, lineterminator=line_end
-    )
+    text = io.StringIO()
+    csv.writer(text, lineterminator=line_end).writerows([csv_cell(value) for value in row] for row in (columns, *rows))
+    return text.getvalue()
 
 
 def csv_cell(value: Any) -> str:
@@ -436,21 +433,25 @@ _COLUMNS = (*_BEFORE_SETTINGS, *_AFTER_SETTINGS)
 _USUAL_FACTS = {"num_tasks": 1, "finished": True, "scored": True, "isolated": True, "generate": False}
 
 
-def csv_columns(figures: Sequence[Figure]) -> list[str]:
+def csv_columns(measurements: Sequence[Measurement]) -> list[str]:
     """Column names in order: identity and figure, conditions, settings of all figures, totals and provenance."""
-    settings = sorted({SETTING_PREFIX + name for figure in figures for name in figure.settings})
-    used = [name for name, usual in _WHERE_USED.items() if any(getattr(figure, name) != usual for figure in figures)]
+    settings = sorted({SETTING_PREFIX + name for measurement in measurements for name in measurement.settings})
+    used = [
+        name
+        for name, usual in _WHERE_USED.items()
+        if any(getattr(measurement, name) != usual for measurement in measurements)
+    ]
     return [*_BEFORE_SETTINGS, *settings, *_AFTER_SETTINGS, *used]
 
 
-def csv_values(figure: Figure) -> dict[str, Any]:
+def csv_values(measurement: Measurement) -> dict[str, Any]:
     """The columns of one figure."""
-    values = {name: getattr(figure, name) for name in (*_COLUMNS, *_WHERE_USED)}
-    values |= {"system": figure.label, "benchmark": "" if figure.is_mean else figure.benchmark}
-    return values | {SETTING_PREFIX + name: value for name, value in figure.settings.items()}
+    values = {name: getattr(measurement, name) for name in (*_COLUMNS, *_WHERE_USED)}
+    values |= {"system": measurement.label, "benchmark": "" if measurement.is_mean else measurement.benchmark}
+    return values | {SETTING_PREFIX + name: value for name, value in measurement.settings.items()}
 
 
-def write_csv(figures: Sequence[Figure], path: str | os.PathLike[str]) -> None:
+def write_csv(measurements: Sequence[Measurement], path: str | os.PathLike[str]) -> None:
     """Writes one row a figure: six significant digits, and nothing that says when it was written.
 
     Equal figures give equal bytes.
@@ -458,22 +459,31 @@ def write_csv(figures: Sequence[Figure], path: str | os.PathLike[str]) -> None:
     Raises:
         StoreError: the file cannot be written.
     """
-    write_output(path, csv_text(*figure_cells(figures)))
+    write_output(path, csv_text(*measurement_cells(measurements)))
 
 
-def figure_cells(figures: Sequence[Figure]) -> tuple[list[str], list[list[Any]]]:
+def measurement_cells(measurements: Sequence[Measurement]) -> tuple[list[str], list[list[Any]]]:
     """Column names of a results file, and the values of every figure in their order."""
-    facts = [name for name, usual in _USUAL_FACTS.items() if any(getattr(figure, name) != usual for figure in figures)]
-    facts += ["same_decode_as"] if any(figure.same_decode_as for figure in figures) else []
+    facts = [
+        name
+        for name, usual in _USUAL_FACTS.items()
+        if any(getattr(measurement, name) != usual for measurement in measurements)
+    ]
+    facts += ["same_decode_as"] if any(measurement.same_decode_as for measurement in measurements) else []
     # A user may give a run any name, also that of a system with another decoder.
-    told = (figure.decoder in ("", decoder_of_system(figure.base_system)) or figure.generate for figure in figures)
+    told = (
+        measurement.decoder in ("", decoder_of_system(measurement.base_system)) or measurement.generate
+        for measurement in measurements
+    )
     facts += [] if all(told) else ["decoder"]
-    columns = [*csv_columns(figures), *facts]
-    rows = (csv_values(figure) | {name: getattr(figure, name) for name in facts} for figure in figures)
+    columns = [*csv_columns(measurements), *facts]
+    rows = (
+        csv_values(measurement) | {name: getattr(measurement, name) for name in facts} for measurement in measurements
+    )
     return columns, [[row.get(column) for column in columns] for row in rows]
 
 
-def read_csv(path: str | os.PathLike[str]) -> list[Figure]:
+def read_csv(path: str | os.PathLike[str]) -> list[Measurement]:
     """The figures of a file that `write_csv` wrote.
 
     Raises:
@@ -485,10 +495,10 @@ def read_csv(path: str | os.PathLike[str]) -> list[Figure]:
         raise StoreError(f"{path} cannot be read ({error}); write it with the table command") from error
     if not records:
         raise StoreError(f"{path} holds no rows of results; write it with the table command")
-    return [_figure(record, path) for _, record in records]
+    return [_measurement(record, path) for _, record in records]
 
 
-def _figure(record: Mapping[str, str], path: str | os.PathLike[str]) -> Figure:
+def _measurement(record: Mapping[str, str], path: str | os.PathLike[str]) -> Measurement:
     if missing := [name for name in _COLUMNS if record.get(name) is None and name not in _ADDED_LATER]:
         raise StoreError(f"{path} lacks the columns {', '.join(missing)}; write it with the table command")
     values: dict[str, Any] = {name: record.get(name) or "" for name in _COLUMNS}
@@ -509,7 +519,7 @@ def _figure(record: Mapping[str, str], path: str | os.PathLike[str]) -> Figure:
     has_facts = any(name in record for name in _USUAL_FACTS)
     facts = _recorded_facts(record) if has_facts else _facts_of_earlier_version(label, notes)
     generate = facts.pop("generate")
-    return Figure(
+    return Measurement(
         **values
         | {
             "system": system_key(label, values["backbone"], settings, generate=generate),

@@ -32,7 +32,7 @@ _NVIDIA_SMI_SECONDS = 20
 
 def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest:
     """Describes this invocation of a system; `task_versions` are those that are known, by task."""
-    model, has_engine = system.model, system.args.loop == "engine"
+    model = system.model
     return replace(
         identity(system),
         tasks=dict(task_versions),
@@ -44,14 +44,14 @@ def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest
         git_commit=git_commit(),
         command=sys.argv,
         arguments=run_arguments(system.args) | {"cuda_graphs": model.cuda_graphs},
-        roofline={} if model.is_stock else _roofline(model, model.weight_dtype if has_engine else model.dtype),
+        roofline={} if model.is_stock else _roofline(model),
     )
 
 
-def _roofline(model: LoadedModel, dtype: torch.dtype) -> dict[str, float]:
+def _roofline(model: LoadedModel) -> dict[str, float]:
     """What the forwards of this project's transformer read, and how fast this device copies."""
     return {
-        "weight_bytes": weight_bytes(model.config, dtype),
+        "weight_bytes": weight_bytes(model.config, model.dtype),
         "cache_bytes_per_row": cache_bytes_per_row(model.config, model.dtype),
         "copy_bytes_per_second": copy_bandwidth(model.device),
     }

@@ -28,7 +28,7 @@ from refusion_eval.types import Decoded
 from refusion_eval.untrusted import read_text
 
 if TYPE_CHECKING:
-    from refusion_eval.hf.stock import StockLoop
+    from refusion_eval.runs.stock_loop import StockLoop
 
 log = logging.getLogger(__name__)
 
@@ -270,7 +270,7 @@ class System:
     @functools.cached_property
     def stock_loop(self) -> "StockLoop":
         """The loop of transformers on this checkpoint."""
-        from refusion_eval.hf.stock import StockLoop  # transformers' models load slowly, and few runs need them
+        from refusion_eval.runs.stock_loop import StockLoop  # transformers' models load slowly, and few runs need them
 
         return StockLoop.open(self.model.directory, self.model.dtype, self.model.device)
 

@@ -202,8 +202,9 @@ class ProgressDisplay:
         self._bars: Progress | None = None
         self._bar_ids: dict[str, TaskID] = {}
         self._last_line = 0.0
-        self._last_sample = self._started = time.monotonic()
+        self._last_sample = self._first = time.monotonic()
         self._worked = 0  # texts that were decoded or scored here
+        self._num_first = 0  # of them, those that were finished at `_first`
 
     def __enter__(self) -> Self:
         if self._stream.isatty():
@@ -248,6 +249,8 @@ class ProgressDisplay:
 
     def scored(self, task: str, number: int = 1) -> None:
         """Counts texts whose log-likelihood or verdict is known."""
+        if not self._worked:  # the estimate counts from here: loading, compiling and warming up happen only once
+            self._first, self._num_first = time.monotonic(), number
         self._worked += number
         self._count(task, number)
 
@@ -269,9 +272,9 @@ class ProgressDisplay:
     def _time_left(self) -> str:
         """How long all tasks still take if the rest goes on like what was done here; empty where that is not known."""
         num_left = sum(tally.total - tally.done for tally in self._tallies.values())
-        if not self._worked or not num_left:
+        if self._worked <= self._num_first or not num_left:
             return ""
-        seconds = num_left * (time.monotonic() - self._started) / self._worked
+        seconds = num_left * (time.monotonic() - self._first) / (self._worked - self._num_first)
         return (
             f", about {seconds / 3600:.1f} h left"
             if seconds >= 3600

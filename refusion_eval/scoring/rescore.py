@@ -21,8 +21,8 @@ from refusion_eval.config import check_keys
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError, DataError, StoreError
 from refusion_eval.metrics import Interval, accuracy
-from refusion_eval.results.figure import UNISOLATED
 from refusion_eval.results.measured import seed_of
+from refusion_eval.results.measurement import UNISOLATED
 from refusion_eval.results.render import Table, csv_text, interval_text
 from refusion_eval.results.tables import MINI_CAPTION
 from refusion_eval.runs.job import Detokenizer, doc_hash, response

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import refusion_eval
 from refusion_eval.benchmarks import Benchmark, Row
 from refusion_eval.errors import DataError, StoreError
 from refusion_eval.metrics import accuracy, majority_passed, pass_at_k, reported_ks
@@ -18,6 +17,7 @@ from refusion_eval.scoring.judge import ERROR, MISSING, NO_ANSWER, Verdict, judg
 from refusion_eval.store.atomic_write import append_line
 from refusion_eval.store.records import NO_ISOLATION, SampleKey, ScoreRow, dump
 from refusion_eval.untrusted import parse_json, read_plain
+from refusion_eval.version import __version__
 
 # In place of a file of outputs: the benchmark's own answers.
 GOLD = "gold"
@@ -38,7 +38,7 @@ class VerdictFile(UserDict[str, Verdict]):
     def __init__(self, result: Path, rule: str) -> None:
         super().__init__()
         self._path = result.with_name(f"{result.name}.partial")
-        self._scorer = f"{rule} {refusion_eval.__version__}"
+        self._scorer = f"{rule} {__version__}"
         for line in self._lines():
             with contextlib.suppress(ValueError, TypeError):  # a part of a line, left by a killed process
                 scorer, key, (extracted, *words) = parse_json(line)

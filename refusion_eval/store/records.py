@@ -257,7 +257,8 @@ def from_fields(kind: type[_Kind], fields: Mapping[str, Any]) -> _Kind:
     # A validation library would refuse lone surrogates, which models write and records keep.
     if not isinstance(fields, Mapping):
         raise TypeError(f"a {type(fields).__name__} stands for a {kind.__name__}")
-    types = _types_of(kind)
+    declared: type = kind
+    types = _types_of(declared)
     for name, (own, held_types) in types.items():
         if name not in fields:
             continue

@@ -14,7 +14,8 @@ from refusion_eval.engine.readout import hidden_of
 from refusion_eval.engine.recorded import recorder
 from refusion_eval.errors import DecodeError
 from refusion_eval.models.cache import KVCache
-from refusion_eval.models.transformer import Transformer, Weights, rms_norm, rotate, swiglu
+from refusion_eval.models.layers import Weights, rms_norm, rotate, swiglu
+from refusion_eval.models.transformer import Transformer
 from refusion_eval.types import Commit, FeatureReuse, Forward, Read, Response, RowScores, bidirectional, causal
 from tests.decoders.baselines import forwards_of
 from tests.engine.random_model import CPU, VOCAB_SIZE, random_engine, random_transformer
@@ -51,7 +52,7 @@ class Oracle:
         config, num_rows = self.model.config, len(tokens)
         num_heads, num_kv_heads, eps = config.num_heads, config.num_kv_heads, config.rms_norm_eps
         adapts = not reuse.refresh_response and reuse.transfer_ratio > 0
-        cos, sin = self.model.rotation(torch.arange(num_rows), num_rows - 1)
+        cos, sin = self.model.rotary.lookup(torch.arange(num_rows), num_rows - 1)
         x = self.model.weights.embedding[torch.tensor(tokens)]
         for index, layer in enumerate(self.model.weights.layers):
             is_response = [row >= reuse.num_prompt for row in range(num_rows)]

@@ -152,10 +152,10 @@ def test_samples_that_fail_leave_the_run_incomplete(checkpoint, folder, tmp_path
 
     decoded = Engine.run
 
-    def run(self, decode, prompt, settings, trace=None):
+    def run(self, decode, prompt, settings):
         if len(prompt) % 2 == 0:
             raise DecodeError("no memory")
-        return decoded(self, decode, prompt, settings, trace)
+        return decoded(self, decode, prompt, settings)
 
     rows = [{"question": "1" * n, "answer": "1"} for n in (1, 2)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -25,7 +25,7 @@ from refusion_eval.scripts.train import train_parser
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "performance/README.md")),
     *sorted(DOCS.rglob("*.md")),
 ]
 MOST_LINES_OF_README = 150
@@ -189,8 +189,8 @@ def test_commands_are_found_in_blocks_and_in_sentences() -> None:
         "bash eval.sh --limits 2",
         "bash train.sh --confg tiny",
         "bash test2.sh",
-        "python benchmarks/soak.py --max-gem 1",
-        "python benchmarks/soap.py",
+        "python performance/soak.py --max-gem 1",
+        "python performance/soap.py",
         "lm_eval --model refusion --model_args pretrained=embedded,slot_sise=1",
         "torchrun --nproc-per-node 8 -m refusion_eval run --sistem refusion",
     ],

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.errors import StoreError
 from refusion_eval.results.cost import HOUR, cost_csv, cost_table, projected, published_table, share_out
-from refusion_eval.results.figure import TASKS
+from refusion_eval.results.measurement import TASKS
 from tests.results.conftest import sample
 
 

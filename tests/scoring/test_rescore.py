@@ -18,7 +18,7 @@ from refusion_eval.evaluation.loop import evaluate
 from refusion_eval.lm_eval_plugin import hooks as task_hooks
 from refusion_eval.lm_eval_plugin.filters import find_filter
 from refusion_eval.results.compare import compare_runs
-from refusion_eval.results.measured import run_figures
+from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.runs.job import Detokenizer, doc_hash
 from refusion_eval.runs.model_args import parse_model_args
@@ -160,7 +160,7 @@ def test_scores_by_a_filter_are_added_to_the_records_and_replace_only_their_own(
         ("accuracy by flexible-extract", "mini_gsm8k/flexible-extract", 1.0),
         ("accuracy by flexible-extract", "mini_gsm8k/flexible-extract", 0.0),
     ]
-    figures = {figure.metric: figure for figure in run_figures([tmp_path]) if figure.task == "mini_gsm8k"}
+    figures = {figure.metric: figure for figure in run_measurements([tmp_path]) if figure.task == "mini_gsm8k"}
     assert (figures["accuracy by flexible-extract"].value, figures["accuracy"].value) == (50.0, 50.0)
     assert "flexible-extract %" in summary_table(summary(list(figures.values()))).columns
 

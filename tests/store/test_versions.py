@@ -9,7 +9,7 @@ import sqlite3
 import pytest
 
 from refusion_eval.errors import StoreError
-from refusion_eval.results.measured import run_figures
+from refusion_eval.results.measured import run_measurements
 from refusion_eval.store.records import ScoreRow
 from refusion_eval.store.run_reader import DATABASE_NAME, SCHEMA_VERSION, RunReader
 from refusion_eval.store.run_store import RunStore
@@ -65,7 +65,7 @@ def test_fields_of_a_later_version_under_the_same_schema_are_passed_over(directo
 def test_a_newer_schema_is_refused_with_what_to_do(directory, make_manifest, version):
     change(directory, f"PRAGMA user_version = {version}")
     before = (directory / DATABASE_NAME).read_bytes()
-    for attempt in (lambda: RunStore.open(directory, make_manifest()), lambda: run_figures([directory])):
+    for attempt in (lambda: RunStore.open(directory, make_manifest()), lambda: run_measurements([directory])):
         with pytest.raises(StoreError, match=rf"schema {version}; this one knows up to {SCHEMA_VERSION}.* upgrade"):
             attempt()
     assert (directory / DATABASE_NAME).read_bytes() == before

@@ -48,7 +48,8 @@ def test_the_weights_are_those_of_the_model(tmp_path, tied: bool) -> None:
 
 
 def test_the_adapters_are_those_of_peft(shapes) -> None:
-    peft = pytest.importorskip("peft", reason="adapters need peft: pip install '.[train]'")
+    import peft
+
     lora = config("backbone.lora={rank: 8, alpha: 16}").backbone.lora
     with torch.device("meta"):
         model = Qwen3ForCausalLM(Qwen3Config(**QWEN3_8B))

@@ -49,7 +49,7 @@ def add_adapters(model: PreTrainedModel, lora: LoraSettings, new_ids: Sequence[i
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
-        raise ConfigError("lora needs peft, which is not installed; in a checkout: pip install '.[train]'") from error
+        raise ConfigError("lora needs peft, which is not installed: pip install peft") from error
     settings = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
