@@ -90,8 +90,6 @@ KNOWN_CIRCLES = {
     frozenset(f"refusion_eval.{name}" for name in names)
     for names in (
         ("benchmarks", "benchmarks.prompts", "benchmarks.rows"),
-        ("models.native", "models.transformer"),
-        ("models.fused", "models.kernels"),
         ("scripts.artefacts", "scripts.suite"),
     )
 }
