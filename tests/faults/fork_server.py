@@ -1,8 +1,8 @@
 """Runs of the command line in forked processes: `python -m tests.faults.fork_server`, one JSON object a line.
 
 A run takes seconds to import its libraries and much less to decode a few short items. Here they are imported, the
-small checkpoint is opened and its prompts are written once; each run is a process of its own from there on, with its own
-kill, limits and signals.
+small checkpoint is opened and its prompts are written once; each run is a process of its own from there on, with its
+own kill, limits and signals.
 """
 
 import contextlib
