@@ -87,7 +87,6 @@ MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("
 KNOWN_CIRCLES = {
     frozenset(f"refusion_eval.{name}" for name in names)
     for names in (
-        ("benchmarks", "benchmarks.prompts", "benchmarks.rows"),
         ("scripts.artefacts", "scripts.suite"),
     )
 }
