@@ -14,7 +14,19 @@ from refusion_eval.config import NonNegativeFloat, PositiveInt, settings_class
 from refusion_eval.decoders import Decoder, Reads, Style, at_least_or_best, first_eos, most_confident, rounded_threshold
 from refusion_eval.decoders.canvas import Canvas, MaskedSettings, Remasking, rounded_quotas
 from refusion_eval.errors import ConfigError
-from refusion_eval.types import DROP_ALL, NOTHING, Commit, Decoding, Forward, Read, Segment, Trace, block_causal
+from refusion_eval.types import (
+    DROP_ALL,
+    NOTHING,
+    Commit,
+    Decoding,
+    Forward,
+    ProbArray,
+    Read,
+    Readout,
+    Segment,
+    Trace,
+    block_causal,
+)
 
 
 @settings_class("bd3lm")
@@ -68,6 +80,10 @@ class Bd3lmSettings(MaskedSettings):
             steps = self.block_length if self.steps is None else -(-self.steps // num_blocks)
         return rounded_quotas(num_masked, steps)
 
+    def scores(self, readout: Readout, step: int, positions: Sequence[int]) -> ProbArray:
+        """Probabilities, or with random remasking scores that the seed draws."""
+        return self.random_scores(step, positions) if self.remasking == "random" else readout.probs
+
 
 def decode(prompt: Sequence[int], settings: Bd3lmSettings, trace: Trace) -> Decoding:
     """Decodes one prompt; each block enters the cache once it is finished."""
@@ -89,14 +105,12 @@ def decode(prompt: Sequence[int], settings: Bd3lmSettings, trace: Trace) -> Deco
         quotas = iter(settings.quotas(len(block)))
         while masked := canvas.masked(block):
             step = next(steps)
-            read = settings.read([canvas.start + position - num_cached for position in masked], step, masked)
-            (readout,) = yield _forward(canvas, settings, num_cached, commit, "denoise", (read,))
+            reads = canvas.reads(masked, step, num_cached)
+            (readout,) = yield _forward(canvas, settings, num_cached, commit, "denoise", reads)
             # Finished blocks see no masks, so the rows that this forward computed for them are exact and stay; those of
             # the block itself change with every token that is filled in.
             commit, num_cached = Commit(range(start - num_cached)), start
-            scores = readout.probs
-            if settings.remasking == "random":
-                scores = settings.random_scores(step, masked)
+            scores = settings.scores(readout, step, masked)
             if settings.threshold is None:
                 accepted = most_confident(scores, next(quotas))
             else:

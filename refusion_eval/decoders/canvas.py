@@ -52,6 +52,7 @@ class MaskedSettings:
 
     Attributes:
         decoder: name of the decoder, for messages.
+        shift: rows between a position and the row that predicts it; a property of the model, not a choice of the user.
         gen_length: number of response positions, >= 1. All are decoded unless the decoder has a reason to stop.
         temperature: 0 takes the most probable token; above 0 samples softmax(logits / temperature).
         seed: seed of the random draws.
@@ -67,6 +68,7 @@ class MaskedSettings:
     """
 
     decoder: ClassVar[str] = "masked"
+    shift: ClassVar[int] = 0
 
     gen_length: PositiveInt = 256
     temperature: NonNegativeFloat = 0.0
@@ -82,7 +84,6 @@ class MaskedSettings:
 
     @property
     def num_positions(self) -> int:
-        """Positions after the prompt that decoding may touch."""
         return self.gen_length
 
     @property
@@ -97,6 +98,14 @@ class MaskedSettings:
         # Suppressed, not excluded: the mask is never chosen, but keeps its share of the softmax, as in the releases.
         suppress = (self.mask_id,)
         return Read(rows, None, suppress, self.temperature, draws, confidence=self.confidence)
+
+    def scores(self, readout: Readout, step: int, positions: Sequence[int]) -> ProbArray:
+        """Scores by which the candidates of a step are compared: the statistic that was asked for, or probabilities."""
+        if readout.margin is not None:
+            return readout.margin
+        if readout.entropy is not None:
+            return 0.0 - readout.entropy  # not negated: records have 0.0, never -0.0
+        return readout.probs
 
     def random_scores(self, step: int, positions: Sequence[int]) -> ProbArray:
         """Uniform scores in [0, 1) of response indices."""
@@ -121,28 +130,28 @@ class BlockSettings(MaskedSettings):
         check_blocks(self.decoder, self.gen_length, self.block_length, self.steps)
 
     @property
-    def num_blocks(self) -> int:
-        """Number of blocks."""
-        return self.gen_length // self.block_length
+    def blocks(self) -> list[range]:
+        """Response indices of each block."""
+        return blocks_of(self.gen_length, self.block_length)
 
     @property
     def steps_per_block(self) -> int:
-        """Number of steps of each block."""
-        return (self.gen_length if self.steps is None else self.steps) // self.num_blocks
+        return (self.gen_length if self.steps is None else self.steps) // len(self.blocks)
 
-    def block(self, number: int) -> range:
-        """Response indices of a block."""
-        return range(number * self.block_length, (number + 1) * self.block_length)
+
+def blocks_of(gen_length: int, block_length: int) -> list[range]:
+    """Response indices of each block."""
+    return [range(first, first + block_length) for first in range(0, gen_length, block_length)]
 
 
 def check_blocks(decoder: str, gen_length: int, block_length: int, steps: int | None) -> None:
     """Raises ConfigError unless the response consists of whole blocks and each gets the same number of steps."""
-    if gen_length % block_length:
+    num_blocks, surplus = divmod(gen_length, block_length)
+    if surplus:
         raise ConfigError(
             f"{decoder}: gen_length is {gen_length} and block_length {block_length}; the response consists of whole "
             "blocks, so set gen_length to a multiple of block_length"
         )
-    num_blocks = gen_length // block_length
     if steps is not None and steps % num_blocks:
         raise ConfigError(
             f"{decoder}: steps is {steps} for {num_blocks} blocks; every block gets the same number, so set steps to a "
@@ -151,18 +160,13 @@ def check_blocks(decoder: str, gen_length: int, block_length: int, steps: int | 
 
 
 class Canvas:
-    """Prompt and response; the response consists of masks until they are filled in.
-
-    Attributes:
-        tokens: prompt and response, with masks where nothing is final.
-        start: index in `tokens` of the first response position.
-    """
+    """Prompt and response; the response consists of masks until they are filled in."""
 
     def __init__(
         self, prompt: Sequence[int], settings: MaskedSettings, trace: Trace, gen_length: int | None = None
     ) -> None:
-        self.tokens = list(prompt)
-        self.start = len(prompt)
+        self.tokens = list(prompt)  # prompt and response, with masks where nothing is final
+        self.start = len(prompt)  # index in `tokens` of the first response position
         self._settings = settings
         self._trace = trace
         self._is_masked: list[bool] = []
@@ -175,7 +179,6 @@ class Canvas:
 
     def extend(self, num_positions: int) -> None:
         """Appends masks."""
-        """Appends masks."""
         self.tokens += [self._settings.mask_id] * num_positions
         self._is_masked += [True] * num_positions
 
@@ -183,6 +186,12 @@ class Canvas:
         """Response indices that are still masked, of `region` or of all."""
         region = range(self.gen_length) if region is None else region
         return [position for position in region if self._is_masked[position]]
+
+    def reads(self, positions: Sequence[int], step: int, first: int = 0) -> tuple[Read, ...]:
+        """The read of some response indices, if there are any, in a forward whose rows are the text from `first` on."""
+        # A model that was made from a causal one predicts a masked position in the row before it, also its own masks.
+        rows = [self.start + position - self._settings.shift - first for position in positions]
+        return (self._settings.read(rows, step, positions),) if rows else ()
 
     def fix(self, positions: Sequence[int], tokens: Iterable[int]) -> None:
         """Makes response positions final, and records them if there are any."""

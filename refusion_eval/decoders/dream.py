@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from refusion_eval.config import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, settings_class
-from refusion_eval.decoders import Decoder, Reads, Style, caches, most_confident
+from refusion_eval.decoders import Decoder, Reads, Style, most_confident
 from refusion_eval.decoders.canvas import Canvas, MaskedSettings, PositiveFraction
+from refusion_eval.decoders.dllm_cache import text_forward
 from refusion_eval.errors import ConfigError
-from refusion_eval.types import Confidence, Decoding, Forward, ProbArray, Read, Readout, Trace, bidirectional
+from refusion_eval.types import Confidence, Decoding, ProbArray, Read, Readout, Trace
 
 Alg = Literal["origin", "maskgit_plus", "topk_margin", "entropy"]
 RANKING_ALGS: tuple[Alg, ...] = ("maskgit_plus", "topk_margin", "entropy")
@@ -42,13 +43,14 @@ class DreamSettings(MaskedSettings):
         confidence_temperature, confidence_top_p: temperature and top_p of the confidences at temperature 0; None is 1
             and `top_p`, as released. Above temperature 0 confidences are those of the sampled distribution.
         prompt_interval_steps, gen_interval_steps: steps between refreshes of the features of prompt and response
-            (dLLM-Cache, see `refusion_eval.decoders.caches`); 1 and 1 compute all rows at every step.
+            (dLLM-Cache, see `refusion_eval.decoders.dllm_cache`); 1 and 1 compute all rows at every step.
         transfer_ratio: share of the response rows that is computed at the other steps; 0.25 in the settings of
             dLLM-Cache. It has no effect with gen_interval_steps=1. The row that predicts the first response position is
             the last one of the prompt.
     """
 
     decoder: ClassVar[str] = "dream"
+    shift: ClassVar[int] = 1
 
     steps: PositiveInt | None = None
     top_p: PositiveFraction = 1.0
@@ -72,7 +74,6 @@ class DreamSettings(MaskedSettings):
 
     @property
     def num_steps(self) -> int:
-        """Number of steps of the schedule."""
         return self.gen_length if self.steps is None else self.steps
 
     @property
@@ -100,14 +101,8 @@ class DreamSettings(MaskedSettings):
         )
 
     def scores(self, readout: Readout, step: int, positions: Sequence[int]) -> ProbArray:
-        """Scores by which the candidates of a step are ranked, [positions]."""
-        scores = readout.probs
-        if self.alg == "entropy":
-            assert readout.entropy is not None
-            scores = 0.0 - readout.entropy  # not negated: records have 0.0, never -0.0
-        elif self.alg == "topk_margin":
-            assert readout.margin is not None
-            scores = readout.margin
+        """The statistic of `alg`, with noise above `alg_temp` 0, [positions]."""
+        scores = MaskedSettings.scores(self, readout, step, positions)
         if self.alg_temp == 0:
             return scores
         # The best scores after adding Gumbel noise are draws without replacement from the softmax of the scores.
@@ -144,35 +139,18 @@ def decode(prompt: Sequence[int], settings: DreamSettings, trace: Trace) -> Deco
             scores = settings.random_scores(step, masked)
             # Each mask is filled with the probability `share`, independently: the number varies from step to step.
             picked = [position for position, score in zip(masked, scores, strict=True) if score >= 1 - share]
-            readouts = yield canvas_forward(canvas, settings, picked, step)
-            if picked:
+            for readout in (yield text_forward(canvas, settings, picked, step)):
                 trace.select("token", masked, scores.tolist(), picked)
-                canvas.fix(picked, readouts[0].tokens)
+                canvas.fix(picked, readout.tokens)
         else:
             num_filled = quota(len(masked), share)
             candidates = masked if num_filled else []  # the release makes a forward also for a quota of 0
-            readouts = yield canvas_forward(canvas, settings, candidates, step)
-            if candidates:
-                scores = settings.scores(readouts[0], step, candidates)
-                canvas.fix_chosen(candidates, readouts[0], scores, most_confident(scores, num_filled))
+            for readout in (yield text_forward(canvas, settings, candidates, step)):
+                scores = settings.scores(readout, step, candidates)
+                canvas.fix_chosen(candidates, readout, scores, most_confident(scores, num_filled))
         if reason := canvas.settled():
             return canvas.finish(reason)
     return canvas.finish()
-
-
-def canvas_forward(canvas: Canvas, settings: DreamSettings, candidates: Sequence[int], step: int) -> Forward:
-    """The forward of the whole text, which reads the predictions of some response indices."""
-    length = len(canvas.tokens)
-    reads = shifted_reads(settings, canvas.start, candidates, step)
-    reuse = caches.reuse_at(settings, step, canvas.start)
-    return Forward(canvas.tokens[:], range(length), bidirectional(length), reads, kind="denoise", approximation=reuse)
-
-
-def shifted_reads(settings: DreamSettings, offset: int, candidates: Sequence[int], step: int) -> tuple[Read, ...]:
-    """Reads the row before each candidate, if there are any; response index 0 is in row `offset`."""
-    # Dream began as a causal model, and its masks kept predicting the next position.
-    rows = [offset + position - 1 for position in candidates]
-    return (settings.read(rows, step, candidates),) if rows else ()
 
 
 DECODER = Decoder(

@@ -9,10 +9,21 @@ from dataclasses import replace
 from typing import ClassVar
 
 from refusion_eval.config import Fraction, NonNegativeFloat, PositiveInt, settings_class
-from refusion_eval.decoders import Decoder, Reads, Style, caches, most_confident
+from refusion_eval.decoders import Decoder, Reads, Style, most_confident
 from refusion_eval.decoders.canvas import BlockSettings, Canvas, Remasking, even_quotas
+from refusion_eval.decoders.dllm_cache import reuses_features, text_forward
 from refusion_eval.errors import ConfigError
-from refusion_eval.types import Attention, Confidence, Decoding, Forward, Guidance, Read, Segment, Trace, bidirectional
+from refusion_eval.types import (
+    Confidence,
+    Decoding,
+    Forward,
+    Guidance,
+    ProbArray,
+    Read,
+    Readout,
+    Segment,
+    Trace,
+)
 
 
 @settings_class("llada")
@@ -25,7 +36,7 @@ class LladaSettings(BlockSettings):
         logits_eos_inf: never choose the first of `eos_ids`.
         confidence_eos_eot_inf: give stop tokens confidence 0, so that they are committed last.
         prompt_interval_steps, gen_interval_steps: steps between refreshes of the features of prompt and response
-            (dLLM-Cache, see `refusion_eval.decoders.caches`); 1 and 1 compute all rows at every step.
+            (dLLM-Cache, see `refusion_eval.decoders.dllm_cache`); 1 and 1 compute all rows at every step.
         transfer_ratio: share of the response rows that is computed at the other steps; 0.25 in the settings of
             dLLM-Cache. It has no effect with gen_interval_steps=1.
         release_compatible: above temperature 0, `confidence_eos_eot_inf` leaves out the first of `eos_ids`, as the
@@ -47,7 +58,7 @@ class LladaSettings(BlockSettings):
         BlockSettings.__post_init__(self)
         if (self.logits_eos_inf or self.confidence_eos_eot_inf) and not self.eos_ids:
             raise ConfigError("llada: logits_eos_inf and confidence_eos_eot_inf need eos_ids, and there are none")
-        if self.cfg_scale > 0 and caches.reuse_at(self, 0, 0) is not None:
+        if self.cfg_scale > 0 and reuses_features(self):
             raise ConfigError(
                 f"llada: cfg_scale is {self.cfg_scale} with prompt_interval_steps {self.prompt_interval_steps} and "
                 f"gen_interval_steps {self.gen_interval_steps}; features are reused without guidance, so set cfg_scale "
@@ -68,42 +79,45 @@ class LladaSettings(BlockSettings):
         read = BlockSettings.read(self, rows, step, positions)
         return replace(read, exclude=self.eos_ids[:1]) if self.logits_eos_inf else read
 
+    def scores(self, readout: Readout, step: int, positions: Sequence[int]) -> ProbArray:
+        """Probabilities, or with random remasking scores that the seed draws."""
+        return self.random_scores(step, positions) if self.remasking == "random" else readout.probs
+
 
 def decode(prompt: Sequence[int], settings: LladaSettings, trace: Trace) -> Decoding:
     """Decodes one prompt; takes `steps` forwards, fewer only with `early_stop`."""
-    canvas = Canvas(prompt, settings, trace)
-    step = 0
-    for block in range(settings.num_blocks):
-        region = settings.block(block)
-        for quota in even_quotas(len(region), settings.steps_per_block):
-            masked = canvas.masked(region)
-            readouts = yield _forward(canvas, settings, masked, step)
-            if masked:
+    canvas, step = Canvas(prompt, settings, trace), 0
+    for block in settings.blocks:
+        # With more steps than positions the last quotas are 0, and the release makes these forwards too.
+        for quota in even_quotas(len(block), settings.steps_per_block):
+            masked = canvas.masked(block)
+            forward = text_forward(canvas, settings, masked, step)
+            for readout in (yield _guided(forward, canvas, settings)):
                 # Low-confidence remasking keeps the most confident candidates and masks the others again.
-                scores = readouts[0].probs
-                if settings.remasking == "random":
-                    scores = settings.random_scores(step, masked)
-                canvas.fix_chosen(masked, readouts[0], scores, most_confident(scores, quota))
+                scores = settings.scores(readout, step, masked)
+                canvas.fix_chosen(masked, readout, scores, most_confident(scores, quota))
             step += 1
             if reason := canvas.settled():
                 return canvas.finish(reason)
     return canvas.finish()
 
 
-def _forward(canvas: Canvas, settings: LladaSettings, masked: Sequence[int], step: int) -> Forward:
-    """The whole text; with guidance, also the text with a masked prompt, and neither half sees the other."""
-    length = len(canvas.tokens)
-    tokens, positions = canvas.tokens[:], list(range(length))
-    attention: Attention = bidirectional(length)
-    rows = [canvas.start + position for position in masked]
-    read = settings.read(rows, step, masked)
-    reuse = caches.reuse_at(settings, step, canvas.start)
-    if settings.cfg_scale > 0:
-        # One forward of twice the length instead of two forwards: both halves read the weights once.
-        tokens = [*tokens, *[settings.mask_id] * canvas.start, *tokens[canvas.start :]]
-        positions, attention = positions * 2, (Segment(length, causal=False),) * 2
-        read = replace(read, guidance=Guidance([length + row for row in rows], settings.cfg_scale))
-    return Forward(tokens, positions, attention, (read,) if masked else (), kind="denoise", approximation=reuse)
+def _guided(forward: Forward, canvas: Canvas, settings: LladaSettings) -> Forward:
+    """With guidance, the text is followed by the text with a masked prompt; neither half sees the other."""
+    if settings.cfg_scale == 0:
+        return forward
+    # One forward of twice the length instead of two forwards: both halves read the weights once.
+    length = len(forward.tokens)
+    return replace(
+        forward,
+        tokens=[*forward.tokens, *[settings.mask_id] * canvas.start, *forward.tokens[canvas.start :]],
+        positions=[*forward.positions] * 2,
+        attention=(Segment(length, causal=False),) * 2,
+        reads=tuple(
+            replace(read, guidance=Guidance([length + row for row in read.rows], settings.cfg_scale))
+            for read in forward.reads
+        ),
+    )
 
 
 DECODER = Decoder(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from refusion_eval.decoders import dream, llada
 from refusion_eval.decoders.dream import DreamSettings
-from refusion_eval.decoders.fast_dllm_dream import FastDllmDreamSettings
+from refusion_eval.decoders.fast_dllm import FastDllmDreamSettings
 from refusion_eval.decoders.llada import LladaSettings
 from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.errors import ConfigError

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from refusion_eval.api import decoder_settings, generate_many, generate_stream
 from refusion_eval.decoders import dream
-from refusion_eval.decoders.fast_dllm_dream import FastDllmDreamSettings, decode
+from refusion_eval.decoders.fast_dllm import FastDllmDreamSettings
+from refusion_eval.decoders.fast_dllm import decode_dream as decode
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import DROP_ALL, NOTHING, Forward, Read, Readout, draw_key
 from tests.decoders.baselines import (
@@ -154,7 +155,7 @@ def test_a_block_begins_with_its_first_position_and_is_filled_before_the_next(si
             assert read.rows == [row - 1 for row in masked]
             assert {len(prompt) + position - start for position in fixed} <= set(masked)
         before = forward.kind
-    assert sum(forward.kind == "refresh" for forward in forwards) == chosen.num_blocks
+    assert sum(forward.kind == "refresh" for forward in forwards) == len(chosen.blocks)
 
 
 @given(sizes(), CACHED)
@@ -171,7 +172,7 @@ def test_a_threshold_of_0_takes_two_forwards_a_block(size, cache):
     chosen = FastDllmDreamSettings(mask_id=MASK, cache=cache, threshold=0.0, **size)
     _, _, forwards = run_scripted(decode, [1, 2], chosen, answer)
     # A block of one position is full after its first forward.
-    assert len(forwards) == chosen.num_blocks * min(2, size["block_length"])
+    assert len(forwards) == len(chosen.blocks) * min(2, size["block_length"])
 
 
 @given(sizes(), CACHED, st.integers(2, 12))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refusion_eval.decoders import num_within_factor
-from refusion_eval.decoders.fast_dllm_llada import FastDllmLladaSettings, decode
+from refusion_eval.decoders.fast_dllm import FastDllmLladaSettings, decode
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import DROP_ALL, NOTHING, Forward, Read, Readout, draw_key
 from tests.decoders.baselines import (

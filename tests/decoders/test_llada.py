@@ -54,11 +54,11 @@ def test_every_step_fills_its_quota_block_after_block(size, remasking, cfg_scale
     assert len(forwards) == size["steps"]
     assert len(response.tokens) == size["gen_length"]
     fixed_at = trace.fixed_at()
-    per_block = size["steps"] // chosen.num_blocks
+    per_block = size["steps"] // len(chosen.blocks)
     for position, forward in fixed_at.items():
         assert forward // per_block == position // size["block_length"]
     counts = np.bincount(list(fixed_at.values()), minlength=size["steps"])
-    assert counts.tolist() == even_quotas(size["block_length"], per_block) * chosen.num_blocks
+    assert counts.tolist() == even_quotas(size["block_length"], per_block) * len(chosen.blocks)
     canvas = len(prompt) + size["gen_length"]
     for forward in forwards:
         assert list(forward.tokens[:3]) == prompt

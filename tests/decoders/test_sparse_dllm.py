@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refusion_eval.decoders import fast_dllm_dream, fast_dllm_llada
+from refusion_eval.decoders import fast_dllm
 from refusion_eval.decoders.canvas import even_quotas
 from refusion_eval.decoders.dream import quota, shares
-from refusion_eval.decoders.fast_dllm_dream import FastDllmDreamSettings
-from refusion_eval.decoders.fast_dllm_llada import FastDllmLladaSettings
+from refusion_eval.decoders.fast_dllm import FastDllmDreamSettings, FastDllmLladaSettings
 from refusion_eval.engine import masks
 from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.engine.recorded import recorder
@@ -79,7 +78,7 @@ def dual_one_step_later(prompt, chosen, trace):
 @pytest.mark.parametrize("chosen", [LLADA, replace(LLADA, steps=6), DREAM, replace(DREAM, steps=8)])
 def test_keeping_all_is_the_dual_cache_one_step_later(seed, chosen):
     engine = random_engine(seed)
-    decode = fast_dllm_dream.decode if isinstance(chosen, FastDllmDreamSettings) else fast_dllm_llada.decode
+    decode = fast_dllm.decode_dream if isinstance(chosen, FastDllmDreamSettings) else fast_dllm.decode
     for prompt in PROMPTS:
         wanted = engine.run(dual_one_step_later, prompt, chosen)
         got = engine.run(decode, prompt, chosen)
@@ -96,9 +95,7 @@ def test_keeping_less_changes_some_tokens_and_a_dual_cache_is_another_thing():
         "none": replace(LLADA, keep_ratio=0.0),
         "dual": replace(LLADA, cache="dual"),
     }.items():
-        outs[name] = {
-            (seed, random_engine(seed).run(fast_dllm_llada.decode, PROMPTS[3], chosen).tokens) for seed in range(8)
-        }
+        outs[name] = {(seed, random_engine(seed).run(fast_dllm.decode, PROMPTS[3], chosen).tokens) for seed in range(8)}
     assert all(outs[one] != outs[other] for one in outs for other in outs if one != other)
 
 
@@ -120,10 +117,10 @@ def test_the_second_forward_of_a_block_is_scored_and_the_third_keeps_the_best_sh
     same = {"mask_id": MASK, "cache": "sparse", "keep_ratio": ratio, "kernel_size": kernel_size, **size}
     if is_dream:
         _, trace, forwards = run_scripted(
-            fast_dllm_dream.decode, [1, 2, 3], FastDllmDreamSettings(threshold=1.3, **same), answer
+            fast_dllm.decode_dream, [1, 2, 3], FastDllmDreamSettings(threshold=1.3, **same), answer
         )
     else:
-        _, trace, forwards = run_scripted(fast_dllm_llada.decode, [1, 2, 3], FastDllmLladaSettings(**same), answer)
+        _, trace, forwards = run_scripted(fast_dllm.decode, [1, 2, 3], FastDllmLladaSettings(**same), answer)
     length, each = 3 + size["gen_length"], size["block_length"]
     assert len(forwards) == size["gen_length"]
     cached = [event.cached for event in trace.events if isinstance(event, ForwardDone)]
@@ -154,9 +151,9 @@ def test_a_batch_changes_nothing(batch_size, max_padding, monkeypatch):
     requests = []
     for prompt in PROMPTS:
         for ratio in (0.0, 0.3, 0.5, 1.0):
-            requests.append(Request(fast_dllm_llada.decode, prompt, replace(LLADA, keep_ratio=ratio, steps=8)))
-            requests.append(Request(fast_dllm_dream.decode, prompt, replace(DREAM, keep_ratio=ratio)))
-        requests.append(Request(fast_dllm_llada.decode, prompt, replace(LLADA, cache="dual")))
+            requests.append(Request(fast_dllm.decode, prompt, replace(LLADA, keep_ratio=ratio, steps=8)))
+            requests.append(Request(fast_dllm.decode_dream, prompt, replace(DREAM, keep_ratio=ratio)))
+        requests.append(Request(fast_dllm.decode, prompt, replace(LLADA, cache="dual")))
     together = dict(engine.run_many(requests, batch_size))
     for number, request in enumerate(requests):
         alone = engine.run(request.decode, request.prompt, request.settings)
@@ -169,8 +166,8 @@ def test_fixed_shapes_give_the_same_tokens():
     free, static = Engine(model, "sdpa"), Engine(model, "sdpa", record=recorder(model.device))
     for prompt in PROMPTS:
         chosen = replace(LLADA, keep_ratio=0.5)
-        wanted = free.run(fast_dllm_llada.decode, prompt, chosen)
-        got = static.run(fast_dllm_llada.decode, prompt, chosen)
+        wanted = free.run(fast_dllm.decode, prompt, chosen)
+        got = static.run(fast_dllm.decode, prompt, chosen)
         assert got.tokens == wanted.tokens
         assert forwards_of(got) == forwards_of(wanted)
 

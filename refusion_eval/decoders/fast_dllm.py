@@ -1,0 +1,330 @@
+"""Fast-dLLM (arXiv 2505.22618) on LLaDA and Dream: commits all confident tokens, keeps keys and values in a block.
+
+The response is filled block after block. A block begins with a forward of the whole text; the forwards after it feed a
+part of the text against the keys and values of one forward of the whole text, the refresh. They are not exact: keys and
+values of a bidirectional model change with every token that is filled in.
+
+| cache | refresh | kept of the refresh | fed by later forwards |
+|---|---|---|---|
+| prefix | first forward of the block | rows before the block | the block and everything after it |
+| dual | first forward of the block | rows outside the block | the block |
+| sparse | second forward of the block | the best-scored rows outside the block | the block |
+
+"sparse" is Sparse-dLLM (arXiv 2508.02558). In each layer the share `keep_ratio` of the rows outside the block stays:
+prompt, finished blocks and later masks compete by `refusion_eval.types.RowScores`, and all heads keep the same rows.
+
+| Sparse-dLLM | its release | here |
+|---|---|---|
+| queries and keys | rotated, not scaled | as released |
+| score of a row | its key times the mean query of all rows of the block, masked or not | as released |
+| number of rows kept | rounded down | as released |
+| pooling | the rows next to the block on either side are neighbours | as released |
+| equal scores, common among neighbours | left to its sort | the first rows stay |
+"""
+
+from collections.abc import Sequence
+from itertools import count
+from typing import ClassVar, Literal
+
+from refusion_eval.config import Fraction, NonNegativeFloat, PositiveInt, settings_class
+from refusion_eval.decoders import (
+    Decoder,
+    Reads,
+    Style,
+    at_least_or_best,
+    dream,
+    most_confident,
+    num_within_factor,
+    rounded_threshold,
+)
+from refusion_eval.decoders.canvas import BlockSettings, Canvas, blocks_of, check_blocks, even_quotas
+from refusion_eval.decoders.dllm_cache import reuses_features, text_forward
+from refusion_eval.decoders.dream import RANKING_ALGS, DreamSettings
+from refusion_eval.errors import ConfigError
+from refusion_eval.types import (
+    DROP_ALL,
+    NOTHING,
+    Commit,
+    ConfidenceDtype,
+    Decoding,
+    Forward,
+    ProbArray,
+    Readout,
+    RowScores,
+    Trace,
+    bidirectional,
+)
+
+Cache = Literal["none", "prefix", "dual", "sparse"]
+FastAlg = Literal["confidence_threshold", "origin", "maskgit_plus", "topk_margin", "entropy"]
+
+
+@settings_class("fast_dllm_llada")
+class FastDllmLladaSettings(BlockSettings):
+    """Settings of Fast-dLLM on LLaDA, named as in its release.
+
+    Without `threshold` and `factor` each step commits a quota, as LLaDA does. With one of them `steps` has no effect;
+    the release's scripts give both.
+
+    Attributes:
+        confidence_dtype: float64 as released.
+        threshold: commit every candidate whose confidence is at least this, and always the best one; 0.9 in the
+            release.
+        factor: commit the longest run of best candidates of which the n-th has a confidence of at least
+            1 - factor / (n + 1), and always the best one.
+        cache: which keys and values are kept while a block is filled (see `refusion_eval.decoders.fast_dllm`). The
+            release of Sparse-dLLM commits quotas and computes confidences in the dtype of the weights
+            (confidence_dtype="model").
+        keep_ratio: with cache="sparse", the share of the rows outside the block that is kept.
+        kernel_size: with cache="sparse", number of neighbouring rows that share their largest score, odd; 3 in its
+            scripts, 1 for none.
+        release_compatible: with `factor`, a run that ends just before the last candidate takes that one too, as the
+            release does.
+    """
+
+    decoder: ClassVar[str] = "fast_dllm_llada"
+    kind_in_block: ClassVar[str] = "denoise"
+
+    confidence_dtype: ConfidenceDtype = "float64"
+    threshold: NonNegativeFloat | None = None
+    factor: NonNegativeFloat | None = None
+    cache: Cache = "dual"
+    keep_ratio: Fraction = 0.5
+    kernel_size: PositiveInt = 3
+    release_compatible: bool = False
+
+    def __post_init__(self) -> None:
+        BlockSettings.__post_init__(self)
+        if self.threshold is not None and self.factor is not None:
+            raise ConfigError(
+                f"{self.decoder}: threshold is {self.threshold} and factor {self.factor}; they are two rules for "
+                "one choice, so set one of them to None"
+            )
+        _check_kernel_size(self.decoder, self.kernel_size)
+
+    def quota(self, num_masked: int, num_before: int) -> int | None:
+        """Number of candidates that a forward of a block commits; None if their confidences decide."""
+        if self.threshold is None and self.factor is None:  # LLaDA's quotas
+            return even_quotas(self.block_length, self.steps_per_block)[num_before]
+        return None
+
+    def accepted(self, scores: ProbArray, readout: Readout) -> list[int]:
+        """Indices of the candidates that become final where confidences decide."""
+        if self.factor is None:
+            assert self.threshold is not None
+            return at_least_or_best(scores, rounded_threshold(self.threshold, readout))
+        num_accepted = num_within_factor(scores, self.factor)
+        # The release ends its loop at the last candidate without looking at it.
+        if self.release_compatible and num_accepted == len(scores) - 1:
+            num_accepted += 1
+        return most_confident(scores, num_accepted)
+
+
+@settings_class("fast_dllm_dream")
+class FastDllmDreamSettings(DreamSettings):
+    """Settings of Fast-dLLM on Dream, named as in its release; those of `DreamSettings` mean the same.
+
+    Features are not reused: both intervals have to stay 1. Without a cache there are no blocks.
+
+    Attributes:
+        alg: "confidence_threshold" commits by `threshold`. The others commit quotas. Without a cache they are Dream's
+            decoder. With a cache there is only "entropy" (with "sparse", all but "origin"), on a schedule for each
+            block.
+        steps: steps of quotas for the whole response, divided evenly among the blocks. With confidence_threshold and a
+            cache it has no effect; without a cache each of the first `steps` forwards adds gen_length / steps positions
+            to those that may be committed (8 steps in the release's scripts).
+        threshold: commit each candidate whose confidence is at least this, and always the best one.
+        block_length: positions that are filled before the next ones begin; without a cache it has no effect.
+        cache: which keys and values are kept while a block is filled (see `refusion_eval.decoders.fast_dllm`). The
+            release of Sparse-dLLM commits quotas, by entropy in its scripts. Its layers are published code; its loop
+            was read in public code derived from it, because the file itself was not available: the same schedule for
+            each block as here.
+        keep_ratio: with cache="sparse", the share of the rows outside the block that is kept.
+        kernel_size: with cache="sparse", number of neighbouring rows that share their largest score, odd; 1 for none.
+    """
+
+    decoder: ClassVar[str] = "fast_dllm_dream"
+    kind_in_block: ClassVar[str] = "decode"
+
+    alg: FastAlg = "confidence_threshold"  # type: ignore[assignment]
+    threshold: NonNegativeFloat = 0.9
+    block_length: PositiveInt = 32
+    cache: Cache = "dual"
+    keep_ratio: Fraction = 0.5
+    kernel_size: PositiveInt = 3
+
+    def __post_init__(self) -> None:
+        DreamSettings.__post_init__(self)
+        _check_kernel_size(self.decoder, self.kernel_size)
+        if reuses_features(self):
+            raise ConfigError(
+                f"{self.decoder}: prompt_interval_steps is {self.prompt_interval_steps} and gen_interval_steps "
+                f"{self.gen_interval_steps}; only decoder dream reuses features, so leave both at 1"
+            )
+        if self.cache != "none":
+            self._check_cached()
+        elif self.by_threshold and (self.steps is None or self.gen_length % self.steps):
+            raise ConfigError(
+                f"{self.decoder}: steps is {self.steps} and gen_length {self.gen_length}; without a cache each step "
+                "adds gen_length / steps candidates, so set steps to a divisor of gen_length"
+            )
+
+    def _check_cached(self) -> None:
+        check_blocks(self.decoder, self.gen_length, self.block_length, None if self.by_threshold else self.steps)
+        if self.by_threshold:
+            return
+        if self.cache == "sparse" and self.alg == "origin":
+            raise ConfigError(
+                f"{self.decoder}: alg is origin, and with cache sparse positions are ranked; set alg to one of "
+                f"{', '.join(RANKING_ALGS)}"
+            )
+        if self.cache != "sparse" and self.alg != "entropy":
+            raise ConfigError(
+                f"{self.decoder}: alg is {self.alg}, and with a cache quotas go by entropy whatever it is; set alg to "
+                "entropy or confidence_threshold, or cache to none"
+            )
+        if self.steps_per_block == 1 < self.block_length:
+            raise ConfigError(
+                f"{self.decoder}: steps is {self.steps} for {len(self.blocks)} blocks; a block's first step commits "
+                f"one position alone, so set steps to at least {2 * len(self.blocks)}"
+            )
+
+    @property
+    def by_threshold(self) -> bool:
+        return self.alg == "confidence_threshold"
+
+    @property
+    def blocks(self) -> list[range]:
+        """Response indices of each block; without a cache there are no blocks."""
+        return blocks_of(self.gen_length, self.block_length)
+
+    @property
+    def steps_per_block(self) -> int:
+        return self.num_steps // len(self.blocks)
+
+    def quota(self, num_masked: int, num_before: int) -> int | None:
+        """As `FastDllmLladaSettings.quota`, on Dream's schedule for each block."""
+        if self.by_threshold:
+            return None
+        return dream.quota(num_masked, dream.shares(self.steps_per_block, self.eps)[num_before])
+
+    def accepted(self, scores: ProbArray, readout: Readout) -> list[int]:
+        """Indices of the candidates whose confidences reach the threshold, and the best one."""
+        return at_least_or_best(scores, rounded_threshold(self.threshold, readout))
+
+
+def _check_kernel_size(decoder: str, kernel_size: int) -> None:
+    if kernel_size % 2 == 0:
+        raise ConfigError(
+            f"{decoder}: kernel_size is {kernel_size}; scores are pooled around each row, so set it to an odd number"
+        )
+
+
+def decode(prompt: Sequence[int], settings: FastDllmLladaSettings | FastDllmDreamSettings, trace: Trace) -> Decoding:
+    """Fills block after block; a block takes one to `block_length` forwards, or with quotas its number of steps."""
+    canvas, steps = Canvas(prompt, settings, trace), count()
+    for block in settings.blocks:
+        num_before = 0
+        while masked := canvas.masked(block):
+            step, quota = next(steps), settings.quota(len(masked), num_before)
+            if settings.shift and num_before == 0:
+                # The row that predicts the first position of a block lies before the block and is fed only by the
+                # block's first forward, which therefore commits this one position whatever its confidence. In the
+                # release a second forward follows even if that fills the block; it would change nothing and is left
+                # out.
+                (readout,) = yield _forward(canvas, settings, block, num_before, masked[:1], step)
+                canvas.fix(masked[:1], readout.tokens)
+            else:
+                candidates = [] if quota == 0 else masked  # the release makes a forward also for a quota of 0
+                readouts = yield _forward(canvas, settings, block, num_before, candidates, step)
+                for readout in readouts:
+                    scores = settings.scores(readout, step, candidates)
+                    accepted = settings.accepted(scores, readout) if quota is None else most_confident(scores, quota)
+                    canvas.fix_chosen(candidates, readout, scores, accepted)
+            if reason := canvas.settled():
+                return canvas.finish(reason)
+            num_before += 1
+    return canvas.finish()
+
+
+def _forward(
+    canvas: Canvas,
+    settings: FastDllmLladaSettings | FastDllmDreamSettings,
+    block: range,
+    num_before: int,
+    candidates: Sequence[int],
+    step: int,
+) -> Forward:
+    """A forward of a block after `num_before` others, which reads the predictions of some response indices."""
+    # Keys and values of masks are stale at once, those of other rows drift slowly: so the block is recomputed in each
+    # forward, and the rest only when a block begins. Sparse-dLLM waits one step, until scores are more stable.
+    length, own = len(canvas.tokens), range(canvas.start + block.start, canvas.start + block.stop)
+    since_refresh = num_before - (settings.cache == "sparse")
+    fed, commit, kind, scores = range(length), DROP_ALL, "denoise", None
+    if settings.cache != "none" and since_refresh == 0:
+        kind = "refresh"
+        if settings.cache == "sparse":
+            outside = _rows_outside(own, length)
+            scores = RowScores(own, outside, int(len(outside) * settings.keep_ratio), settings.kernel_size)
+    elif settings.cache != "none" and since_refresh > 0:
+        fed, commit, kind = (
+            range(own.start, length) if settings.cache == "prefix" else own,
+            NOTHING,
+            settings.kind_in_block,
+        )
+        if since_refresh == 1:
+            commit = Commit(_rows_outside(fed, length))
+    reads = canvas.reads(candidates, step, fed.start)
+    return Forward(canvas.tokens[fed.start : fed.stop], fed, bidirectional(len(fed)), reads, commit, kind, scores)
+
+
+def _rows_outside(rows: range, length: int) -> list[int]:
+    return [*range(rows.start), *range(rows.stop, length)]
+
+
+def decode_dream(prompt: Sequence[int], settings: FastDllmDreamSettings, trace: Trace) -> Decoding:
+    """Decodes one prompt on Dream, all response positions unless `early_stop`."""
+    if settings.cache != "none":
+        return decode(prompt, settings, trace)
+    if settings.by_threshold:
+        return _decode_without_blocks(prompt, settings, trace)
+    return dream.decode(prompt, settings, trace)
+
+
+def _decode_without_blocks(prompt: Sequence[int], settings: FastDllmDreamSettings, trace: Trace) -> Decoding:
+    """Commits anywhere in the response; takes `steps` to `gen_length` forwards."""
+    canvas, steps = Canvas(prompt, settings, trace), settings.num_steps
+    for step in count():
+        if not (masked := canvas.masked()):
+            break
+        (readout,) = yield text_forward(canvas, settings, masked, step)
+        # The release transfers a quota a step and takes back what is below the threshold, all but the best. So
+        # positions that a step did not commit are candidates of the next step again, also after the last step.
+        num_candidates = settings.gen_length // steps * min(step + 1, steps) - (settings.gen_length - len(masked))
+        candidates = most_confident(readout.probs, num_candidates)
+        accepted = [candidates[index] for index in settings.accepted(readout.probs[candidates], readout)]
+        canvas.fix_chosen(masked, readout, readout.probs, accepted)
+        if reason := canvas.settled():
+            return canvas.finish(reason)
+    return canvas.finish()
+
+
+DECODERS = {
+    "fast_dllm_dream": Decoder(
+        decode_dream,
+        FastDllmDreamSettings,
+        label="Dream w/ Fast-dLLM",
+        reads=Reads("bidirectional", masked="next"),
+        fits=("dream",),
+        style=Style("#E69F00", ">", (0, (2, 1)), order=8),
+    ),
+    "fast_dllm_llada": Decoder(
+        decode,
+        FastDllmLladaSettings,
+        label="LLaDA w/ Fast-dLLM",
+        reads=Reads("bidirectional", masked="own"),
+        fits=("llada",),
+        trained_by=("llada",),
+        style=Style("#E69F00", "<", (0, (4, 2)), order=5),
+    ),
+}
