@@ -8,17 +8,17 @@ decoded: from then on every forward fixes at least one of its tokens.
 D2F was released for LLaDA and Dream. The algorithm is one; the models differ in the row that predicts a position.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
 from refusion_eval.config import Fraction, NonNegativeInt, PositiveInt, settings_class
 from refusion_eval.decoders import Decoder, Reads, Style, most_confident, rounded_threshold
-from refusion_eval.decoders.canvas import Canvas, MaskedSettings
+from refusion_eval.decoders.canvas import Canvas, MaskedSettings, blocks_of
 from refusion_eval.errors import ConfigError
-from refusion_eval.types import Commit, Confidence, Decoding, Forward, Read, Readout, Trace, block_causal
+from refusion_eval.types import Commit, Confidence, Decoding, Forward, Read, Trace, block_causal
 
 SamplingStrategy = Literal["default", "margin_confidence", "neg_entropy"]
 
@@ -31,7 +31,6 @@ class D2fSettings(MaskedSettings):
     confidences too are computed from the tempered distribution.
 
     Attributes:
-        shift: rows between a position and the row that predicts it; a property of the model, not a choice of the user.
         block_size: positions of a block.
         block_add_threshold: a block is appended once this share of the last one is decoded, at most one a forward.
         decoded_token_threshold: a block becomes full once this share of the block before it is decoded.
@@ -44,7 +43,6 @@ class D2fSettings(MaskedSettings):
     """
 
     decoder: ClassVar[str] = "d2f"
-    shift: ClassVar[int] = 0
 
     block_size: PositiveInt = 32
     block_add_threshold: Fraction = 0.1
@@ -63,19 +61,14 @@ class D2fSettings(MaskedSettings):
             )
 
     @property
-    def num_blocks(self) -> int:
-        """Number of blocks of the longest response."""
-        return self.gen_length // self.block_size
-
-    @property
     def num_positions(self) -> int:
         """Positions after the prompt that decoding may touch: whole blocks."""
-        return self.num_blocks * self.block_size
+        return self.gen_length // self.block_size * self.block_size
 
     @property
-    def halting(self) -> tuple[int, ...]:
+    def halting(self) -> frozenset[int]:
         """The tokens after which no block is appended."""
-        return self.eos_ids[:1] if self.halt_ids is None else self.halt_ids
+        return frozenset(self.eos_ids[:1] if self.halt_ids is None else self.halt_ids)
 
     @property
     def confidence(self) -> Confidence:
@@ -111,26 +104,6 @@ class D2fDreamSettings(D2fSettings):
     shift: ClassVar[int] = 1
 
 
-@dataclass(slots=True)
-class Block:
-    """Consecutive positions that are filled together.
-
-    Attributes:
-        start: first response index; negative for the prompt.
-        size: number of positions.
-        masked: response indices that are still masked, ascending.
-    """
-
-    start: int
-    size: int
-    masked: list[int]
-
-    @property
-    def decoded_ratio(self) -> float:
-        """Share of the positions that are final."""
-        return (self.size - len(self.masked)) / self.size
-
-
 class _Guess(NamedTuple):
     """Candidate of a position, and the score by which the best candidate of a block is picked."""
 
@@ -139,122 +112,74 @@ class _Guess(NamedTuple):
     score: np.floating
 
 
-class Pipeline:
-    """Prompt and response as blocks in order: cached ones, then finished ones, then those with masks.
-
-    Attributes:
-        canvas: the tokens.
-        blocks: the prompt, then the blocks of the response.
-        num_cached: number of blocks whose keys and values are cached.
-    """
-
-    def __init__(self, prompt: Sequence[int], settings: D2fSettings, trace: Trace) -> None:
-        self.canvas = Canvas(prompt, settings, trace, gen_length=0)
-        self.blocks = [Block(-len(prompt), len(prompt), [])]
-        self.num_cached = 0
-        self._settings = settings
-        self._trace = trace
-        self._halted = False
-        self._num_final_rows = 0
-        self._positions_read: list[int] = []
-        self._guesses: dict[int, _Guess] = {}
-        self._skip_threshold = settings.skip_threshold
-
-    @property
-    def num_finished(self) -> int:
-        """Number of blocks, cached ones included, before the first one with masks."""
-        return next((number for number, block in enumerate(self.blocks) if block.masked), len(self.blocks))
-
-    def is_full(self, number: int) -> bool:
-        """Whether each forward fixes at least one token of a block of the response."""
-        return self.blocks[number - 1].decoded_ratio >= self._settings.decoded_token_threshold
-
-    def grow(self) -> None:
-        """Appends a block of masks if enough of the last block is decoded."""
-        # At most one a forward: a block that begins before anything near it is known would be filled with guesses.
-        settings, size = self._settings, self._settings.block_size
-        has_room = len(self.blocks) - 1 < settings.num_blocks
-        if has_room and not self._halted and self.blocks[-1].decoded_ratio >= settings.block_add_threshold:
-            start = self.canvas.gen_length
-            self.canvas.extend(size)
-            self.blocks.append(Block(start, size, list(range(start, start + size))))
-
-    def forward(self, step: int) -> Forward:
-        """The forward of the uncached blocks; it commits the rows that were already final in the forward before."""
-        # With a shift, the row that predicts the first uncached position is in the cache and cannot be read again. That
-        # position keeps the guess (and the sample) of the forward that computed the row, which is exact.
-        settings, canvas, blocks = self._settings, self.canvas, self.blocks[self.num_cached :]
-        start = blocks[0].start
-        masked = (position for block in blocks for position in block.masked)
-        self._positions_read = [position for position in masked if position - settings.shift >= start]
-        rows = [position - settings.shift - start for position in self._positions_read]
-        return Forward(
-            canvas.tokens[canvas.start + start :],
-            range(canvas.start + start, len(canvas.tokens)),
-            block_causal([block.size for block in blocks]),
-            (settings.read(rows, step, self._positions_read),) if rows else (),
-            Commit(range(self._num_final_rows)),
-            kind="denoise",
-        )
-
-    def take(self, readouts: Sequence[Readout]) -> None:
-        """Fixes tokens, and counts the blocks that were finished before the last forward as cached."""
-        for readout in readouts:
-            self._guesses.update(zip(self._positions_read, _guesses(readout), strict=True))
-            self._skip_threshold = rounded_threshold(self._settings.skip_threshold, readout)
-        num_finished, unfinished = self.num_finished, range(self.num_finished, len(self.blocks))
-        positions = [position for number in unfinished for position in self._chosen(number)]
-        tokens = [self._guesses[position].token for position in positions]
-        self.canvas.fix(positions, tokens)
-        # A stop token ends growth, not decoding: blocks before it may still change where the text ends.
-        self._halted = self._halted or any(token in self._settings.halting for token in tokens)
-        for block in self.blocks[num_finished:]:
-            block.masked = self.canvas.masked(block.masked)
-        # Rows that were final when the forward was made; a block that it finished was computed with masks in it.
-        self._num_final_rows = sum(block.size for block in self.blocks[self.num_cached : num_finished])
-        self.num_cached = num_finished
-
-    def _chosen(self, number: int) -> list[int]:
-        """Masked positions that become final: those above skip_threshold, else the best one if the block is full."""
-        masked = self.blocks[number].masked
-        if not masked:
-            return []
-        guesses = [self._guesses[position] for position in masked]
-        scores = np.array([guess.prob for guess in guesses])
-        accepted = np.flatnonzero(scores > self._skip_threshold).tolist()
-        # Only in a full block: before that, waiting for the block before it costs nothing, and guessing costs quality.
-        if not accepted and self.is_full(number):
-            scores = np.array([guess.score for guess in guesses])
-            accepted = most_confident(scores, 1)
-        positions = [masked[index] for index in accepted]
-        self._trace.select("token", masked, scores.tolist(), positions)
-        return positions
-
-
-def _guesses(readout: Readout) -> list[_Guess]:
-    scores = readout.probs
-    if readout.margin is not None:
-        scores = readout.margin
-    elif readout.entropy is not None:
-        scores = -readout.entropy
-    return [_Guess(int(token), *pair) for token, *pair in zip(readout.tokens, readout.probs, scores, strict=True)]
-
-
 def decode(prompt: Sequence[int], settings: D2fSettings, trace: Trace) -> Decoding:
     """Decodes one prompt in at most as many forwards as it fixes tokens: the first unfinished block is always full."""
-    return (yield from decode_blocks(Pipeline(prompt, settings, trace), settings))
-
-
-def decode_blocks(pipeline: Pipeline, settings: D2fSettings) -> Decoding:
-    """As `decode`, with blocks that the caller can inspect between forwards."""
+    canvas, size = Canvas(prompt, settings, trace, gen_length=0), settings.block_size
+    start, num_final = -len(prompt), 0  # response index of the first row that is not cached; rows to cache next
+    threshold, halted = settings.skip_threshold, False
+    guesses: dict[int, _Guess] = {}
     for step in range(settings.max_iterations):
-        pipeline.grow()
-        if pipeline.num_finished == len(pipeline.blocks):
+        # At most one a forward: a block that begins before anything near it is known would be filled with guesses.
+        has_room = canvas.gen_length < settings.num_positions and not halted
+        if has_room and _decoded_ratio(canvas, canvas.gen_length - size, size) >= settings.block_add_threshold:
+            canvas.extend(size)
+        masked = canvas.masked()
+        if not masked:
             break
-        pipeline.take((yield pipeline.forward(step)))
-        if reason := pipeline.canvas.settled():
-            return pipeline.canvas.finish(reason)
-    return pipeline.canvas.finish()
+        # With a shift, the row that predicts the first uncached position is in the cache and cannot be read again. That
+        # position keeps the guess (and the sample) of the forward that computed the row, which is exact.
+        asked = [position for position in masked if position - settings.shift >= start]
+        fed = range(canvas.start + start, len(canvas.tokens))
+        sizes = [len(prompt)] * (start < 0) + [size] * ((canvas.gen_length - max(start, 0)) // size)
+        reads, commit = canvas.reads(asked, step, fed.start), Commit(range(num_final))
+        forward = Forward(canvas.tokens[fed.start :], fed, block_causal(sizes), reads, commit, kind="denoise")
+        for readout in (yield forward):
+            scores = settings.scores(readout, step, asked)
+            guesses.update(zip(asked, map(_Guess, readout.tokens, readout.probs, scores), strict=True))
+            threshold = rounded_threshold(settings.skip_threshold, readout)
+        # Rows that were final when the forward was made; a block that it finishes was computed with masks in it.
+        first_unfinished = masked[0] // size * size
+        start, num_final = first_unfinished, first_unfinished - start
+        unfinished = blocks_of(canvas.gen_length, size)[first_unfinished // size :]
+        chosen = [
+            position for block in unfinished for position in _chosen(block, guesses, threshold, canvas, settings, trace)
+        ]
+        tokens = [int(guesses[position].token) for position in chosen]
+        canvas.fix(chosen, tokens)
+        # A stop token ends growth, not decoding: blocks before it may still change where the text ends.
+        halted = halted or not settings.halting.isdisjoint(tokens)
+        if reason := canvas.settled():
+            return canvas.finish(reason)
+    return canvas.finish()
+
+
+def _decoded_ratio(canvas: Canvas, start: int, size: int) -> float:
+    """Share of the final positions of the block that begins at `start`; the prompt, before index 0, is final."""
+    return 1.0 if start < 0 else (size - len(canvas.masked(range(start, start + size)))) / size
+
+
+def _chosen(
+    block: range,
+    guesses: Mapping[int, _Guess],
+    threshold: float,
+    canvas: Canvas,
+    settings: D2fSettings,
+    trace: Trace,
+) -> list[int]:
+    """Masked positions that become final: those above the threshold, else the best one if the block is full."""
+    masked = canvas.masked(block)
+    if not masked:
+        return []
+    scores = np.array([guesses[position].prob for position in masked])
+    accepted = np.flatnonzero(scores > threshold).tolist()
+    # Only in a full block: before that, waiting for the block before it costs nothing, and guessing costs quality.
+    ratio_before = _decoded_ratio(canvas, block.start - len(block), len(block))
+    if not accepted and ratio_before >= settings.decoded_token_threshold:
+        scores = np.array([guesses[position].score for position in masked])
+        accepted = most_confident(scores, 1)
+    positions = [masked[index] for index in accepted]
+    trace.select("token", masked, scores.tolist(), positions)
+    return positions
 
 
 DECODERS = {

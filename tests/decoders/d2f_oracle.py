@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from refusion_eval.decoders.d2f import D2fSettings, Pipeline, decode_blocks
+from refusion_eval.decoders.d2f import D2fSettings, decode
 from refusion_eval.types import DROP_ALL, Decoding, Fix, Forward, Read, Response, Trace, block_causal
 
 
@@ -18,19 +18,23 @@ class Snapshot(NamedTuple):
 def watched(seen: list[Snapshot]) -> Any:
     """The decoder, telling of every forward."""
 
-    def state(pipeline: Pipeline, number: int) -> str:
-        return "c" if number < pipeline.num_cached else "t" if number < pipeline.num_finished else "a"
+    def blocks(forward: Forward, num_prompt: int, chosen: D2fSettings) -> list[list[Any]]:
+        """Cached, finished or active; masks left; whether the block before it is decoded enough."""
+        cached, size, end = forward.positions[0], chosen.block_size, forward.positions[-1] + 1
+        masks, states, ratio = dict(zip(forward.positions, forward.tokens, strict=True)), [], 1.0
+        for start in range(num_prompt, end, size):
+            num_masked = sum(masks.get(place) == chosen.mask_id for place in range(start, start + size))
+            active = num_masked > 0 or (states and states[-1][0] == "a")
+            states.append(["a" if active else "c" if start < cached else "t", num_masked])
+            states[-1].append(int(ratio >= chosen.decoded_token_threshold))
+            ratio = (size - num_masked) / size
+        return states
 
     def watching(prompt: Sequence[int], chosen: D2fSettings, trace: Trace) -> Decoding:
-        pipeline = Pipeline(prompt, chosen, trace)
-        decoding = decode_blocks(pipeline, chosen)
+        decoding = decode(prompt, chosen, trace)
         forward = next(decoding)
         while True:
-            blocks = [
-                [state(pipeline, number), len(block.masked), int(pipeline.is_full(number))]
-                for number, block in enumerate(pipeline.blocks[1:], start=1)
-            ]
-            seen.append(Snapshot(forward, blocks))
+            seen.append(Snapshot(forward, blocks(forward, len(prompt), chosen)))
             readouts = yield forward
             try:
                 forward = decoding.send(readouts)

@@ -102,7 +102,7 @@ def test_full_blocks_advance_and_nothing_grows_behind_an_eos(chosen):
             advanced = any(position // chosen.block_size == index for position in fixed)
             assert advanced or not (full and num_masked)
         num_blocks, halted = len(blocks), halted or EOS in fixed.values()
-    assert halted or num_blocks == chosen.num_blocks
+    assert halted or num_blocks == chosen.num_positions // chosen.block_size
     text = [token for _, token in sorted(trace.fixed_tokens().items())]
     assert len(text) == num_blocks * chosen.block_size
     assert len(forwards) <= len(text)
