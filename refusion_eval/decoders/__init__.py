@@ -7,7 +7,7 @@ with `DECODERS = {name: Decoder(...), ...}`. A decoder of a user's own stays whe
 import hashlib
 import os
 import sys
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib import import_module
@@ -106,20 +106,12 @@ class Decoder:
 
 
 def above_or_best(scores: Scores, threshold: float) -> list[int]:
-    """Indices whose score exceeds the threshold (strictly), ascending; the best one if there is none (ReFusion, Eq. 5).
-
-    Args:
-        scores: [candidates], at least one.
-    """
+    """Indices whose score exceeds the threshold (strictly), ascending, else of the best one (ReFusion, Eq. 5)."""
     return np.flatnonzero(scores > threshold).tolist() or [int(np.argmax(scores))]
 
 
 def at_least_or_best(scores: Scores, threshold: float) -> list[int]:
-    """Indices whose score is at least the threshold, and always the best one, ascending (Fast-dLLM).
-
-    Args:
-        scores: [candidates], at least one.
-    """
+    """Indices whose score is at least the threshold, and always the best one, ascending (Fast-dLLM)."""
     accepted = scores >= threshold
     accepted[np.argmax(scores)] = True  # without it a step could commit nothing and decoding would not end
     indices: list[int] = np.flatnonzero(accepted).tolist()
@@ -146,12 +138,7 @@ def most_confident(scores: Scores, count: int) -> list[int]:
 
 
 def num_within_factor(scores: Scores, factor: float) -> int:
-    """Number of best scores to commit: the longest run whose n-th score reaches 1 - factor / (n + 1) (Fast-dLLM).
-
-    Args:
-        scores: [candidates], at least one.
-        factor: a larger factor commits more.
-    """
+    """Number of best scores to commit: the longest run whose n-th score reaches 1 - factor / (n + 1) (Fast-dLLM)."""
     # Where (n + 1)(1 - score) <= 1, n tokens at once are those of greedy decoding one by one (Fast-dLLM, Theorem 1);
     # the factor stands for that 1. The best score always counts, so that decoding goes on.
     ranks = np.arange(1, len(scores) + 1)
@@ -161,8 +148,7 @@ def num_within_factor(scores: Scores, factor: float) -> int:
 
 def accepted_prefix(accepted: npt.NDArray[np.bool_]) -> int:
     """Length of the run of accepted entries from the start, 0 to len(accepted)."""
-    rejected = np.flatnonzero(~accepted)
-    return int(rejected[0]) if len(rejected) else len(accepted)
+    return int(np.logical_and.accumulate(accepted).sum())
 
 
 def first_eos(tokens: Sequence[int] | npt.NDArray[np.int64], eos_ids: Container[int]) -> int | None:
@@ -240,19 +226,14 @@ def _module_of_file(path: Path) -> ModuleType:
 
 
 def fitting_decoders(kind: CheckpointKind, named: Sequence[str] = ()) -> tuple[str, ...]:
-    """Names of the decoders that fit a checkpoint, its main one first.
-
-    Args:
-        kind: what the checkpoint was trained to do.
-        named: the decoders that its config.json names; these alone fit if there are any.
-    """
-    if named:
-        return tuple(named)
-    fitting = (name for name, decoder in DECODERS.items() if kind in decoder.fits)
-    return tuple(sorted(fitting, key=lambda name: DECODERS[name].style.order))
+    """Names of the decoders that fit a checkpoint, its main one first; those that its config.json names, if any."""
+    return tuple(named) or _in_order(name for name, decoder in DECODERS.items() if kind in decoder.fits)
 
 
 def trained_decoders(objective: str) -> tuple[str, ...]:
     """Names of the decoders that a checkpoint is for after training with an objective; none if it serves several."""
-    trained = (name for name, decoder in DECODERS.items() if objective in decoder.trained_by)
-    return tuple(sorted(trained, key=lambda name: DECODERS[name].style.order))
+    return _in_order(name for name, decoder in DECODERS.items() if objective in decoder.trained_by)
+
+
+def _in_order(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(names, key=lambda name: DECODERS[name].style.order))

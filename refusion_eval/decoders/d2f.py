@@ -128,24 +128,24 @@ def decode(prompt: Sequence[int], settings: D2fSettings, trace: Trace) -> Decodi
             break
         # With a shift, the row that predicts the first uncached position is in the cache and cannot be read again. That
         # position keeps the guess (and the sample) of the forward that computed the row, which is exact.
-        asked = [position for position in masked if position - settings.shift >= start]
+        positions = [position for position in masked if position - settings.shift >= start]
         fed = range(canvas.start + start, len(canvas.tokens))
         sizes = [len(prompt)] * (start < 0) + [size] * ((canvas.gen_length - max(start, 0)) // size)
-        reads, commit = canvas.reads(asked, step, fed.start), Commit(range(num_final))
+        reads, commit = canvas.reads(positions, step, fed.start), Commit(range(num_final))
         forward = Forward(canvas.tokens[fed.start :], fed, block_causal(sizes), reads, commit, kind="denoise")
         for readout in (yield forward):
-            scores = settings.scores(readout, step, asked)
-            guesses.update(zip(asked, map(_Guess, readout.tokens, readout.probs, scores), strict=True))
+            scores = settings.scores(readout, step, positions)
+            guesses.update(zip(positions, map(_Guess, readout.tokens, readout.probs, scores), strict=True))
             threshold = rounded_threshold(settings.skip_threshold, readout)
         # Rows that were final when the forward was made; a block that it finishes was computed with masks in it.
         first_unfinished = masked[0] // size * size
         start, num_final = first_unfinished, first_unfinished - start
         unfinished = blocks_of(canvas.gen_length, size)[first_unfinished // size :]
-        chosen = [
-            position for block in unfinished for position in _chosen(block, guesses, threshold, canvas, settings, trace)
-        ]
-        tokens = [int(guesses[position].token) for position in chosen]
-        canvas.fix(chosen, tokens)
+        fixed: list[int] = []
+        for block in unfinished:
+            fixed += _fixed_in(block, guesses, threshold, canvas, settings, trace)
+        tokens = [int(guesses[position].token) for position in fixed]
+        canvas.fix(fixed, tokens)
         # A stop token ends growth, not decoding: blocks before it may still change where the text ends.
         halted = halted or not settings.halting.isdisjoint(tokens)
         if reason := canvas.settled():
@@ -158,7 +158,7 @@ def _decoded_ratio(canvas: Canvas, start: int, size: int) -> float:
     return 1.0 if start < 0 else (size - len(canvas.masked(range(start, start + size)))) / size
 
 
-def _chosen(
+def _fixed_in(
     block: range,
     guesses: Mapping[int, _Guess],
     threshold: float,

@@ -3,10 +3,7 @@
 A verification carries speculative branches: the plan that follows it under each likely outcome, and the predictions
 that follow if slots have to be completed. Attention is causal, so masks after the drafts cannot change what is read of
 the drafts, and each branch sees only the rows that are accepted under its outcome. If that outcome comes true, the
-readout of the branch is exactly that of the forward that it saves. Only cost decides how many branches are attached:
-the chances of outcomes are estimated from the probabilities of the drafts, costs from how the device's time for a
-forward grows with its rows.
-
+readout of the branch is exactly that of the forward that it saves. Only cost decides how many branches are attached.
 A slot under completion has k rows; a length is how many of its tokens are valid.
 """
 
@@ -20,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from refusion_eval.decoders import Decoder, Reads, Style, accepted_prefix, first_eos, refusion
-from refusion_eval.decoders.refusion_settings import RefusionSettings
-from refusion_eval.decoders.refusion_slots import (
+from refusion_eval.decoders.refusion import (
     NO_ROWS,
     Completion,
     Drafts,
     Final,
+    RefusionSettings,
     Rows,
     Text,
     accepted_drafts,
@@ -69,9 +66,7 @@ def _decode_fused(prompt: Sequence[int], settings: RefusionSettings, trace: Trac
             ready = branch_readouts(branches, readouts)
             passed_SK = refusion.passed_drafts(drafts, readouts, settings)
             final = accepted_drafts(drafts, accepted_prefix(passed_SK.ravel()), settings)
-            if final is not None:
-                trace.fix(final.positions, final.tokens)
-            else:
+            if final is None:
                 completion = Completion(drafts, passed_SK, num_prompt, settings, trace)
                 ready = yield from _complete(completion, step, ready)
                 final = completion.final()
@@ -105,7 +100,7 @@ def _complete(completion: Completion, step: "_Iteration", ready: Mapping[Outcome
             else:
                 completion.predict([row], readout)
         if missing:
-            (readout,) = yield refusion.prediction(completion, missing, settings)
+            (readout,) = yield completion.prediction(missing)
             completion.predict(missing, readout)
         completion.record_drafts()
         ready = yield from _verify_groups(completion, step)
@@ -114,8 +109,8 @@ def _complete(completion: Completion, step: "_Iteration", ready: Mapping[Outcome
 
 def _verify_groups(completion: Completion, step: "_Iteration") -> Verified:
     branches = step.branches_of_groups(completion)
-    readouts = yield attach_branches(refusion.group_verification(completion), branches, step.settings.mask_id)
-    refusion.lengthen_prefixes(completion, readouts, step.settings.tau_token)
+    readouts = yield attach_branches(completion.verification(), branches, step.settings.mask_id)
+    completion.lengthen(readouts)
     return branch_readouts(branches, readouts)
 
 
@@ -127,7 +122,6 @@ class ForwardCost:
     row_cost: float  # what every further row adds
 
     def of(self, num_rows: int) -> float:
-        """Cost of a forward of `num_rows` rows."""
         return 1.0 + self.row_cost * max(0, num_rows - self.free_rows)
 
     def gain(self, chance: float, saved_rows: int, num_rows: int, extra_rows: int) -> float:
@@ -138,7 +132,7 @@ class ForwardCost:
 class Branch(NamedTuple):
     """Masks after a verification, read as if the verification had one certain outcome."""
 
-    outcome: OutcomeKey  # names the outcome
+    outcome: OutcomeKey
     sees: tuple[int, int]  # rows of the verification that are accepted under it: first, last + 1
     positions: Sequence[int]  # position ids of the masks
     read: Read  # what is read of them; `attach_branches` sets its rows
@@ -177,7 +171,7 @@ def profitable_branches(candidates: Sequence[tuple[float, Branch]], cost: Forwar
 
 
 def acceptance(probs_SK: ProbArray, tau_token: float) -> ProbArray:
-    """Estimates the chance that drafts are accepted."""
+    """The estimated chance that drafts are accepted."""
     # Their own probabilities: a draft that is likely with masks before it is likely with tokens before it. Only speed
     # depends on the estimate, never a token.
     return np.ones_like(probs_SK) if tau_token <= 0 else probs_SK.copy()

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from refusion_eval.decoders.refusion import RefusionSettings
 from refusion_eval.decoders.refusion_fused import (
     ForwardCost,
     SlotForecast,
@@ -14,7 +15,6 @@ from refusion_eval.decoders.refusion_fused import (
     profitable_branches,
     profitable_lengths,
 )
-from refusion_eval.decoders.refusion_settings import RefusionSettings
 from refusion_eval.types import Decoding, Forward, Read, Response, Select, Trace, causal
 from tests.engine.random_model import VOCAB_SIZE, random_engine
 from tests.examples import examples

@@ -7,7 +7,7 @@ import torch
 
 from refusion_eval.decoders import autoregressive, refusion_fused
 from refusion_eval.decoders.autoregressive import AutoregressiveSettings
-from refusion_eval.decoders.refusion_settings import RefusionSettings
+from refusion_eval.decoders.refusion import RefusionSettings
 from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.engine.masks import attend_over
 from refusion_eval.engine.recorded import recorder
