@@ -9,7 +9,7 @@ Example:
 import dataclasses
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,28 +21,15 @@ from refusion_eval.engine.engine import Request
 from refusion_eval.engine.scoring import MaskedReading, TokenScore, estimate_many, score_many
 from refusion_eval.engine.width import WidthCost
 from refusion_eval.errors import ConfigError, DecodeError
-from refusion_eval.loading import LoadedModel, load_model
+from refusion_eval.loading import LoadedModel as LoadedModel
+from refusion_eval.loading import load_model as load_model
 from refusion_eval.models.device import cpu_threads
 from refusion_eval.types import Decoded, Decoding, Trace
 
+R = TypeVar("R", bound=Decoded | DecodeError)
+
 # Token ids as users have them: an integer tensor or array may have the shape [L] or [1, L].
 TokenIds = Sequence[int] | Tensor | npt.NDArray[np.integer]
-
-__all__ = [
-    "LoadedModel",
-    "check_fit",
-    "check_prompt",
-    "decoder_settings",
-    "generate",
-    "generate_many",
-    "generate_stream",
-    "load_model",
-    "longest_scored",
-    "needs_width_cost",
-    "score_tokens",
-    "score_tokens_many",
-    "with_width_cost",
-]
 
 
 def decoder_settings(model: LoadedModel, decoder: str | Decoder, made: Any = None, /, **settings: Any) -> Any:
@@ -113,7 +100,6 @@ def with_width_cost(settings: Any, width_cost: Callable[[], WidthCost]) -> Any:
 
 
 def needs_width_cost(settings: Any) -> bool:
-    """Whether settings need the measured costs of forwards."""
     return getattr(settings, "fused", False) and settings.row_cost is None
 
 
@@ -164,10 +150,10 @@ def _ids_of(model: LoadedModel, prompt: TokenIds | str) -> TokenIds:
     return tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": prompt}]))
 
 
-def _with_text(model: LoadedModel, prompt: TokenIds | str, decoded: Decoded) -> Decoded:
-    if not isinstance(prompt, str):
-        return decoded
-    return dataclasses.replace(decoded, text=model.tokenizer.decode(decoded.tokens))
+def _with_text(model: LoadedModel, prompt: TokenIds | str, result: R) -> R:
+    if not isinstance(prompt, str) or not isinstance(result, Decoded):
+        return result
+    return dataclasses.replace(result, text=model.tokenizer.decode(result.tokens))
 
 
 def generate_stream(
@@ -224,11 +210,9 @@ def generate_many(
 ) -> list[Decoded]:
     """Decodes many prompts with continuous batching; returns one result for each prompt, in their order.
 
-    The other arguments and the ConfigErrors are those of `generate`.
-
     Args:
         model: from `load_model`.
-        prompts: token ids or text of each prompt, as in `generate`.
+        prompts: token ids or text of each prompt.
         decoder: as in `generate`.
         batch_size: largest number of requests at once, >= 1; in float32 it does not change the tokens.
         **settings: fields of the decoder's settings class.
@@ -249,10 +233,7 @@ def generate_many(
         except ConfigError as error:
             raise ConfigError(f"prompt {number} (from 0): {error}") from error
     by_index = dict(generate_stream(model, requests, batch_size))
-    results = [
-        result if isinstance(result := by_index[index], DecodeError) else _with_text(model, prompt, result)
-        for index, prompt in enumerate(prompts)
-    ]
+    results = [_with_text(model, prompt, by_index[index]) for index, prompt in enumerate(prompts)]
     failed = [index for index, result in enumerate(results) if isinstance(result, DecodeError)]
     if failed:
         failure = DecodeError(
@@ -284,8 +265,8 @@ def score_tokens_many(
 ) -> list[TokenScore]:
     """Log-likelihoods of continuations, computed in the way that the checkpoint was trained for.
 
-    For checkpoints that read from left to right, including ReFusion, they are exact: each token given all tokens before
-    it. For LLaDA and Dream they are estimates of a lower bound, see `refusion_eval.engine.scoring`.
+    For checkpoints that read from left to right, including ReFusion, they are exact. For LLaDA and Dream they are
+    estimates of a lower bound, see `refusion_eval.engine.scoring`.
 
     Args:
         model: from `load_model`.
@@ -361,10 +342,10 @@ def _token_ids(model: LoadedModel, given: Any) -> list[int]:
                 return _token_ids(model, token)
             raise ConfigError(f"token ids are {len(tokens)} rows; give each as a prompt of its own")
         try:
-            number = operator.index(token)
+            number = None if isinstance(token, bool) else operator.index(token)
         except TypeError:
             number = None
-        if number is None or isinstance(token, bool):
+        if number is None:
             raise ConfigError(
                 f"token id {token!r} is not an integer; give integers, as model.tokenizer.encode makes them"
             )

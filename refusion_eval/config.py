@@ -22,7 +22,7 @@ import yaml
 from annotated_types import Ge, Gt, Le
 from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import PydanticCustomError
 
 from refusion_eval.errors import ConfigError
 from refusion_eval.untrusted import read_text
@@ -58,12 +58,10 @@ _CONFIG = ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field, Field))
 def settings_class(where: str = "", *, slots: bool = True) -> Callable[[type[T]], type[T]]:
-    """Makes a class a frozen, keyword-only dataclass that converts and checks its values; ranges are annotations.
+    """Makes a class a frozen, keyword-only dataclass that converts and checks its values; ranges are annotations."""
 
-    A `__post_init__` may check how values fit each other and raise ConfigError. Error messages of a direct call begin
-    with `where`, or with the name of the class.
-    """
-
+    # A `__post_init__` may check how values fit each other and raise ConfigError. Error messages of a direct call begin
+    # with `where`, or with the name of the class.
     def decorate(cls: type[T]) -> type[T]:
         hints = typing.get_type_hints(cls, include_extras=True)
         cls.__annotations__ = {name: _with_reader(hints[name]) for name in inspect.get_annotations(cls)}
@@ -85,10 +83,8 @@ def settings_class(where: str = "", *, slots: bool = True) -> Callable[[type[T]]
 
 
 def added_setting(default: Any) -> Any:
-    """A field that is recorded only where it differs from its default.
-
-    A setting that a class gains is declared so, because keys of recorded samples hold a digest of all settings.
-    """
+    """A field that is recorded only where it differs from its default."""
+    # A setting that a class gains is declared so, because keys of recorded samples hold a digest of all settings.
     return field(default=default, metadata={"added": True})
 
 
@@ -122,7 +118,7 @@ def read_values(cls: type, values: Mapping[str, Any], where: str) -> dict[str, A
 
 
 def convert(key: str, value: Any, wanted: Any, where: str) -> Any:
-    """Converts one value to a declared type: a scalar, Literal, tuple, optional of these, or settings class."""
+    """Converts a value to a declared type: a scalar, Literal, tuple, optional of these, or settings class."""
     try:
         return _adapter(wanted).validate_python(value)
     except ValidationError as error:
@@ -136,21 +132,15 @@ def field_types(cls: type) -> dict[str, Any]:
 
 
 def check_keys(
-    keys: Collection[str],
-    valid: Collection[str],
-    where: str,
-    *,
-    what: str = "key",
-    offered: Collection[str] | None = None,
+    keys: Collection[str], valid: Collection[str], where: str, *, what: str = "key", offered: Collection[str] = ()
 ) -> None:
     """Refuses a key that is not valid, and suggests the likeliest of `offered`, which by default are the valid keys."""
     for key in keys:
         if key not in valid:
-            raise unknown_key(key, valid if offered is None else offered, where, what=what)
+            raise unknown_key(key, offered or valid, where, what=what)
 
 
 def unknown_key(key: str, valid: Collection[str], where: str = "", *, what: str = "key") -> ConfigError:
-    """The error of `check_keys`; arguments as there."""
     name_here = OTHER_NAMES.get(key)
     near = [name_here] if name_here in valid else difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else f"known {what}s: {', '.join(sorted(valid))}"
@@ -275,6 +265,17 @@ def _str(value: Any) -> str:
 
 _READERS: dict[Any, Callable[[Any], Any]] = {bool: _bool, int: _int, float: _float, str: _str}
 
+# The rule that a refused value breaks, by pydantic's name of the refusal.
+_RULES = {
+    "wrong_type": " is not {wanted}{hint}",
+    "greater_than_equal": "; it must be at least {ge:g}",
+    "greater_than": "; it must be above {gt:g}",
+    "less_than_equal": "; it must be at most {le:g}",
+    "less_than": "; it must be below {lt:g}",
+    "finite_number": "; it must be finite",
+    "dataclass_type": "; write its settings below it, one a line",
+}
+
 
 def _config_error(error: ValidationError, cls: Any, where: str, key: str = "") -> ConfigError:
     """The first refusal of pydantic as one sentence: place, key, value, rule."""
@@ -290,37 +291,16 @@ def _config_error(error: ValidationError, cls: Any, where: str, key: str = "") -
         *sections, unknown = location
         for section in sections:
             cls = _settings_class_in(_annotations(cls)[section])
-        try:
-            check_keys([unknown], field_types(cls), ": ".join(filter(None, (where, key, *sections))))
-        except ConfigError as refusal:
-            return refusal
+        return unknown_key(unknown, field_types(cls), ": ".join(filter(None, (where, key, *sections))))
     if first["type"] == "value_error":  # of a `__post_init__`, which names the values itself
         return ConfigError(f"{place}{name + ': ' if name else ''}{first['ctx']['error']}")
-    return ConfigError(f"{place}{name}={first['input']!r}{_rule(first)}")
-
-
-def _rule(error: ErrorDetails) -> str:
-    """The rule that the value breaks."""
-    context = error.get("ctx", {})
-    match error["type"]:
-        case "wrong_type":
-            return f" {error['msg']}"
-        case "greater_than_equal":
-            return f"; it must be at least {context['ge']:g}"
-        case "greater_than":
-            return f"; it must be above {context['gt']:g}"
-        case "less_than_equal":
-            return f"; it must be at most {context['le']:g}"
-        case "less_than":
-            return f"; it must be below {context['lt']:g}"
-        case "finite_number":
-            return "; it must be finite"
-        case "literal_error":
-            return f"; choose one of {context['expected'].replace(chr(39), '').replace(' or ', ', ')}"
-        case "dataclass_type":
-            return "; write its settings below it, one a line"
-        case _:
-            return f"; {error['msg'][0].lower()}{error['msg'][1:]}"
+    if first["type"] in _RULES:
+        rule = _RULES[first["type"]].format_map(first.get("ctx", {}))
+    elif first["type"] == "literal_error":
+        rule = f"; choose one of {first['ctx']['expected'].replace(chr(39), '').replace(' or ', ', ')}"
+    else:
+        rule = f"; {first['msg'][0].lower()}{first['msg'][1:]}"
+    return ConfigError(f"{place}{name}={first['input']!r}{rule}")
 
 
 @settings_class("load_model")

@@ -40,15 +40,13 @@ class LoadedModel:
 
     Attributes:
         options: the options that it was opened with.
-        name: path or hub id of the checkpoint.
-        revision: commit on the hub; None for a local directory.
+        name, revision: path or hub id of the checkpoint, and its commit on the hub; None for a local directory.
         config: shapes of the model.
         card: mask id, EOS ids, backbone and kind of the checkpoint.
         dtype, device: dtype and device of the weights.
         attention: the attention backend.
         cuda_graphs: whether forwards are recorded as CUDA graphs.
-        adapter: path or hub id of the LoRA adapter that is merged into the weights; None for none.
-        adapter_revision: commit of the adapter on the hub; None for a local directory.
+        adapter, adapter_revision: the same of the LoRA adapter that is merged into the weights; None for none.
         is_stock: whether transformers computes the forwards.
     """
 
@@ -64,15 +62,18 @@ class LoadedModel:
         self.card: Card = _in_vocabulary(checkpoint_card(self.name, location.directory), self.config.vocab_size)
         self.device = choose_device(options.device)
         self.dtype = _dtype(options.dtype, self.config, self.device)
-        self.attention: Backend = (
-            "sdpa" if self.is_stock else choose_backend(options.attention, self.dtype, self.device)
-        )
+        attention = "sdpa" if self.is_stock else options.attention
+        self.attention: Backend = choose_backend(attention, self.dtype, self.device)
         self.cuda_graphs = not self.is_stock and _records_graphs(options.cuda_graphs, self.attention, self.device)
-        self._adapter = None if options.adapter is None else locate(options.adapter, None)
-        self.adapter = None if self._adapter is None else self._adapter.name
-        self.adapter_revision = None if self._adapter is None else self._adapter.revision
         self._imposed_threads = None if self.is_stock else _imposed_threads(self.config, self.dtype, self.device)
-        _ = self._lora  # refuses a wrong adapter before gigabytes of weights are loaded
+        self._lora: LoraAdapter | None = None
+        self.adapter: str | None = None
+        self.adapter_revision: str | None = None
+        if options.adapter is not None:  # a wrong adapter is refused before gigabytes of weights are loaded
+            adapter = locate(options.adapter, None)
+            self.adapter, self.adapter_revision = adapter.name, adapter.revision
+            fetch_weights(adapter)
+            self._lora = LoraAdapter(adapter.directory, self.config)
 
     @classmethod
     def open(cls, pretrained: str | PathLike[str], **options: Any) -> "LoadedModel":
@@ -81,22 +82,10 @@ class LoadedModel:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The checkpoint's tokenizer.
-
-        Raises:
-            CheckpointError: it cannot be loaded, or belongs to another model.
-        """
+        """The checkpoint's tokenizer; CheckpointError if it cannot be loaded, or belongs to another model."""
         tokenizer = Tokenizer(self._location.directory)
         tokenizer.check_vocabulary(self.config.vocab_size)
         return tokenizer
-
-    @cached_property
-    def _lora(self) -> LoraAdapter | None:
-        """The adapter, which fits the model."""
-        if self._adapter is None:
-            return None
-        fetch_weights(self._adapter)
-        return LoraAdapter(self._adapter.directory, self.config)
 
     @property
     def place(self) -> str:
@@ -195,13 +184,10 @@ def _in_vocabulary(card: Card, vocab_size: int) -> Card:
 
 
 def _imposed_threads(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> int | None:
-    """One thread for a model whose forwards are slower with more; None for others, or if the user chose a number.
-
-    A number is chosen by OMP_NUM_THREADS or `torch.set_num_threads`.
-    """
+    """One thread for a model whose forwards are slower with more; None for others, or if the user chose a number."""
     is_small = device.type == "cpu" and weight_bytes(config, dtype) <= ONE_THREAD_BYTES
-    is_chosen = os.environ.get("OMP_NUM_THREADS") or torch.get_num_threads() != DEFAULT_THREADS
-    return 1 if is_small and not is_chosen else None
+    has_own_number = os.environ.get("OMP_NUM_THREADS") or torch.get_num_threads() != DEFAULT_THREADS
+    return 1 if is_small and not has_own_number else None
 
 
 def _dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:

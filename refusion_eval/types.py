@@ -6,7 +6,8 @@ it, and returns a `Response`. The engine runs the decoder and returns a `Decoded
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
+from itertools import chain
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,15 +33,12 @@ MOST_POSITIONS = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive query rows with the same attention rule.
-
-    Every row sees all committed rows of the cache, the rows of its own forward in `sees`, and rows of its own segment:
-    those up to and including itself if `causal`, else all.
+    """Consecutive query rows with the same attention rule; every row sees all committed rows of the cache.
 
     Attributes:
         size: number of rows, >= 1.
-        sees: half-open ranges (first row, last row + 1) of rows of this forward before the segment.
-        causal: whether a row sees only earlier rows of its segment and itself.
+        sees: half-open ranges (first row, last row + 1) of rows of this forward before the segment, which it sees too.
+        causal: whether a row sees only earlier rows of its segment and itself, or all of them.
     """
 
     size: int
@@ -83,8 +81,8 @@ class Confidence:
         temperature: divides the logits, > 0; independent of `Read.temperature`, at which tokens are sampled.
         exclude: ids that get no probability here, although they may be chosen.
         dtype: precision of the softmax; "model" is the dtype of the weights, as in several releases.
-        choose: whether the chosen token is the most probable one at this precision instead of the largest logit. In a
-            short dtype several probabilities can be equal where the logits differ. It has no effect when sampling.
+        choose: whether the chosen token is the most probable one at this precision, where probabilities can be equal
+            whose logits differ, instead of the largest logit. It has no effect when sampling.
     """
 
     temperature: float = 1.0
@@ -122,8 +120,8 @@ class Read:
             logits give equal samples, whatever else is in the forward or the batch.
         entropy, margin: whether these two statistics are computed.
         exclude: ids whose logits count as minus infinity for everything.
-        top_p: keeps the most probable tokens up to the first one at which their sum exceeds top_p, in (0, 1]. Both the
-            sampled distribution and that of the confidences are truncated. 1 keeps all.
+        top_p: keeps the most probable tokens up to the first one at which their sum exceeds top_p, in (0, 1], in the
+            sampled distribution and in that of the confidences. 1 keeps all.
         top_k: keeps this many of the largest logits in both distributions; 0 keeps all.
         confidence: the distribution from which probabilities, entropy and margin are computed.
         guidance: replaces the logits by guided ones, before everything else.
@@ -151,9 +149,8 @@ class Readout:
         tokens: the chosen token ids.
         probs: probability of the chosen token under `Read.confidence`, by default the untempered softmax over the full
             vocabulary; at most 1. float64 if the confidence is, else float32.
-        given: probability of each token in `Read.given`; None if none were requested.
-        entropy: entropy of the same distribution in nats; None if not requested.
-        margin: largest minus second largest probability; None if not requested.
+        given, entropy, margin: probability of each token in `Read.given`, entropy of the distribution in nats, and
+            largest minus second largest probability; None if not requested.
         rounded_to: dtype of the weights, such as "bfloat16", if probabilities were rounded to it; else empty.
     """
 
@@ -169,8 +166,7 @@ class Readout:
 class Commit:
     """Which rows of the PREVIOUS forward stay in the KV cache; all its other rows are dropped.
 
-    The cache is a set: the order of its rows is free, as position ids tell them apart. To recompute keys and values,
-    a decoder drops the old rows (`keep`) and commits new ones.
+    The order of the rows of the cache is free, as position ids tell them apart.
 
     Attributes:
         rows: query rows of the previous forward, in the order in which they are kept.
@@ -192,8 +188,8 @@ class RowScores:
     """Scores of key rows by query rows of the same forward, by which the next commit is thinned out (Sparse-dLLM).
 
     The score of a key row is its key times the mean query of the query rows, both rotated, averaged over the query
-    heads. The final score is the largest one in its neighbourhood among the key rows. The next forward commits the key
-    rows or nothing; of the key rows each layer then keeps those with the best scores there.
+    heads; then the largest one in its neighbourhood among the key rows. The next forward commits the key rows, of which
+    each layer keeps those with its best scores, or nothing.
 
     Attributes:
         queries: rows of the forward, at least one.
@@ -212,16 +208,13 @@ class RowScores:
 class FeatureReuse:
     """Which rows of a forward are computed; the others reuse features of earlier forwards (dLLM-Cache).
 
-    Each layer adds an attention output and an MLP output to every row. A row that is not computed adds its outputs of
-    the last time that it was computed, and other rows see its key and value of that time. A refresh covers all layers.
-
-    Such a forward is of a whole text with full attention and an empty KV cache. The forwards after the first have the
-    same number of rows at the same positions.
+    A row that is not computed adds the attention and MLP outputs of the last time that it was computed in each layer,
+    and other rows see its key and value of that time. Such a forward is of a whole text with full attention and an
+    empty KV cache. The forwards after the first have the same number of rows at the same positions.
 
     Attributes:
         num_prompt: number of rows of the prompt, which come first; the other rows are the response.
-        refresh_prompt: whether all rows of the prompt are computed.
-        refresh_response: whether all rows of the response are computed.
+        refresh_prompt, refresh_response: whether all rows of the prompt, or of the response, are computed.
         transfer_ratio: in [0, 1]. If the response is not refreshed, all its values are computed, and in each layer this
             share of its rows, rounded down: those whose value changed most (cosine of the vectors of all heads; the
             first rows among equals). With 0 nothing of the response is computed, not even values.
@@ -340,16 +333,15 @@ class Trace:
 
     def select(self, unit: str, candidates: Sequence[int], scores: Sequence[float], chosen: Sequence[int]) -> None:
         """Records a choice among candidates."""
-        event = Select(self._last, unit, tuple(candidates), tuple(float(score) for score in scores), tuple(chosen))
-        self.events.append(event)
+        self.events.append(Select(self._last, unit, tuple(candidates), tuple(map(float, scores)), tuple(chosen)))
 
     def draft(self, positions: Sequence[int], tokens: Sequence[int]) -> None:
         """Records proposed tokens."""
-        self.events.append(Draft(self._last, tuple(positions), tuple(int(token) for token in tokens)))
+        self.events.append(Draft(self._last, tuple(positions), tuple(map(int, tokens))))
 
     def fix(self, positions: Sequence[int], tokens: Sequence[int]) -> None:
         """Records final tokens."""
-        self.events.append(Fix(self._last, tuple(positions), tuple(int(token) for token in tokens)))
+        self.events.append(Fix(self._last, tuple(positions), tuple(map(int, tokens))))
 
     def stop(self, reason: str, position: int) -> None:
         """Records the end of decoding and the length of the response."""
@@ -365,11 +357,8 @@ class Trace:
 
     def fixed_tokens(self) -> dict[int, int]:
         """Maps every fixed position to its token; positions beyond the kept response are included."""
-        return {
-            position: token
-            for event in self.of(Fix)
-            for position, token in zip(event.positions, event.tokens, strict=True)
-        }
+        pairs = (zip(event.positions, event.tokens, strict=True) for event in self.of(Fix))
+        return dict(chain.from_iterable(pairs))
 
     def of(self, kind: type[E]) -> Iterator[E]:
         """The events of one kind, in order."""
@@ -401,13 +390,14 @@ class Trace:
 def _check_event(event: Any) -> None:
     """Raises TypeError or ValueError if a decoder never gives an event such fields."""
     kind = type(event)
+    same_length, name = True, ""
     if kind is Draft or kind is Fix:
         _check_whole(event.positions, MOST_POSITIONS)
         _check_whole(event.tokens, MOST_TOKENS)
-        same_length, name = len(event.positions) == len(event.tokens), ""
+        same_length = len(event.positions) == len(event.tokens)
     elif kind is ForwardDone:
         _check_whole((event.rows, event.cached), MOST_POSITIONS)
-        same_length, name = True, event.kind
+        name = event.kind
     elif kind is Select:
         _check_whole((*event.candidates, *event.chosen), MOST_POSITIONS)
         same_length, name = len(event.candidates) == len(event.scores), event.unit
@@ -415,7 +405,7 @@ def _check_event(event: Any) -> None:
             raise TypeError("a score is not a number")
     else:
         _check_whole((event.position,), MOST_POSITIONS)
-        same_length, name = True, event.reason
+        name = event.reason
     if not same_length:
         raise ValueError("positions and their values are not equally many")
     if type(name) is not str:
@@ -424,11 +414,10 @@ def _check_event(event: Any) -> None:
 
 def _check_whole(values: Sequence[int], limit: int) -> None:
     """Raises TypeError for anything but whole numbers, ValueError for one that is negative or reaches the limit."""
-    if {int}.issuperset(map(type, values)):
-        if values and (min(values) < 0 or max(values) >= limit):
-            raise ValueError(f"{min(values)} to {max(values)} are not all from 0 to {limit - 1}")
-    else:
+    if not {int}.issuperset(map(type, values)):
         raise TypeError("there are no whole numbers where there have to be")
+    if values and (min(values) < 0 or max(values) >= limit):
+        raise ValueError(f"{min(values)} to {max(values)} are not all from 0 to {limit - 1}")
 
 
 def _values(event: Event) -> list[Any]:
@@ -466,24 +455,15 @@ class Decoded:
 Decoding = Generator[Forward, tuple[Readout, ...], Response]
 
 
-class Decode(Protocol):
-    """The signature of every decoder: a prompt, the decoder's own frozen settings, and the trace for its events."""
-
-    def __call__(self, prompt: Sequence[int], settings: Any, trace: Trace) -> Decoding:
-        """Starts a decoding; nothing is computed until the engine asks for the first forward."""
-        ...
-
-
+# Every decoder takes a prompt, its own frozen settings, and the trace for its events.
+Decode = Callable[[Sequence[int], Any, Trace], Decoding]
 StopRule = Callable[[Sequence[int]], bool]
 
 
 def draw_key(seed: int, *counters: int) -> int:
-    """Mixes a seed with counters (a position, a step) into the 64-bit key of one random draw.
-
-    The mixing step is that of splitmix64, so that neighbouring counters give unrelated keys.
-    """
-    mask = (1 << 64) - 1
-    state = 0
+    """Mixes a seed with counters (a position, a step) into the 64-bit key of one random draw."""
+    mask, state = (1 << 64) - 1, 0
+    # The mixing step is that of splitmix64, so that neighbouring counters give unrelated keys.
     for value in (seed, *counters):
         state = (state + 0x9E3779B97F4A7C15 + value) & mask
         state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
