@@ -67,21 +67,17 @@ def _name_of(decoder: str | Decoder) -> str:
 
 
 def check_fit(model: LoadedModel, decoder: str | Decoder, mask_id_given: bool) -> None:
-    """Refuses a decoder of this project for a checkpoint of another kind, and any that lacks its mask token.
-
-    With a mask token of the user's a causal checkpoint counts as trained to fill masks.
-    """
-    card, name, fits = model.card, _name_of(decoder), model.decoders
-    has_mask = card.mask_id is not None or mask_id_given
+    """Refuses a decoder of this project for a checkpoint of another kind, and any that lacks its mask token."""
+    name, fits = _name_of(decoder), model.decoders
+    has_mask = model.card.mask_id is not None or mask_id_given
+    # With a mask token of the user's a causal checkpoint counts as trained to fill masks.
     if mask_id_given and fits == fitting_decoders("causal"):
         fits = fitting_decoders("masked")
     if decoder in DECODERS and decoder not in fits:
-        obstacle = "" if has_mask else ": it has no mask token"
-        advice = (
-            f'write "decoders": ["{name}"] into its config.json if it was trained for that'
-            if has_mask
-            else "give the mask token's id as mask_id if it was trained with one"
-        )
+        obstacle, advice = "", f'write "decoders": ["{name}"] into its config.json if it was trained for that'
+        if not has_mask:
+            obstacle = ": it has no mask token"
+            advice = "give the mask token's id as mask_id if it was trained with one"
         raise ConfigError(
             f"{model.name} ({model.config.family}) does not fit decoder={name}{obstacle}; it fits {', '.join(fits)}: "
             f"take one of these, or another checkpoint, or {advice}"

@@ -40,8 +40,7 @@ class Reads:
         attention: what a row sees: the rows before it, its own block and the blocks before it, or the whole text.
         masked: where the logits of a masked position are: in its "own" row, or in the row before it, which predicts the
             "next" position. None if the decoder feeds no masks and needs no mask token.
-        clean: "next" if the row of a clean token predicts the token after it. Log-likelihoods are then exact where
-            attention is causal.
+        clean: "next" if the row of a clean token predicts the token after it.
     """
 
     attention: Literal["causal", "block_causal", "bidirectional"]
@@ -179,9 +178,8 @@ def find_decoder(decoder: str | Decoder) -> Decoder:
     """The entry of a decoder.
 
     Args:
-        decoder: a name in `DECODERS`; the name of an entry point in the group `refusion_eval.decoders`; or where a
-            decoder of one's own is: "module:DECODER" of an installed module or one in the current folder, or
-            "path/to/file.py:DECODER". An entry is returned as it is.
+        decoder: a name in `DECODERS` or of an entry point in the group `refusion_eval.decoders`; "module:DECODER" of an
+            installed module or one in the current folder; "path/to/file.py:DECODER"; or an entry itself.
     """
     if isinstance(decoder, Decoder):
         return decoder

@@ -40,7 +40,6 @@ class AutoregressiveSettings:
 
     @property
     def num_positions(self) -> int:
-        """Positions after the prompt that decoding may touch."""
         return self.gen_length
 
 

@@ -14,19 +14,7 @@ from refusion_eval.config import NonNegativeFloat, PositiveInt, settings_class
 from refusion_eval.decoders import Decoder, Reads, Style, at_least_or_best, first_eos, most_confident, rounded_threshold
 from refusion_eval.decoders.canvas import Canvas, MaskedSettings, Remasking, rounded_quotas
 from refusion_eval.errors import ConfigError
-from refusion_eval.types import (
-    DROP_ALL,
-    NOTHING,
-    Commit,
-    Decoding,
-    Forward,
-    ProbArray,
-    Read,
-    Readout,
-    Segment,
-    Trace,
-    block_causal,
-)
+from refusion_eval.types import DROP_ALL, NOTHING, Commit, Decoding, Forward, Read, Segment, Trace, block_causal
 
 
 @settings_class("bd3lm")
@@ -80,15 +68,10 @@ class Bd3lmSettings(MaskedSettings):
             steps = self.block_length if self.steps is None else -(-self.steps // num_blocks)
         return rounded_quotas(num_masked, steps)
 
-    def scores(self, readout: Readout, step: int, positions: Sequence[int]) -> ProbArray:
-        """Probabilities, or with random remasking scores that the seed draws."""
-        return self.random_scores(step, positions) if self.remasking == "random" else readout.probs
-
 
 def decode(prompt: Sequence[int], settings: Bd3lmSettings, trace: Trace) -> Decoding:
     """Decodes one prompt; each block enters the cache once it is finished."""
-    canvas = Canvas(prompt, settings, trace, gen_length=0)
-    steps = count()
+    canvas, steps = Canvas(prompt, settings, trace, gen_length=0), count()
     # The first `num_cached` tokens are cached as soon as `commit` is done.
     num_cached, commit = 0, NOTHING
     while canvas.gen_length < settings.gen_length:
@@ -98,7 +81,7 @@ def decode(prompt: Sequence[int], settings: Bd3lmSettings, trace: Trace) -> Deco
         if num_cached < start and (settings.separate_commit or settings.release_compatible):
             store = _store(canvas, settings, num_cached, commit)
             yield store
-            num_rows = len(store.tokens)
+            num_rows = len(store.tokens)  # padding first, which is not kept
             commit, num_cached = Commit(range(num_rows - start + num_cached, num_rows)), start
         canvas.extend(min(settings.block_length, settings.gen_length - canvas.gen_length))
         block = range(start - canvas.start, canvas.gen_length)
@@ -110,7 +93,7 @@ def decode(prompt: Sequence[int], settings: Bd3lmSettings, trace: Trace) -> Deco
             # Finished blocks see no masks, so the rows that this forward computed for them are exact and stay; those of
             # the block itself change with every token that is filled in.
             commit, num_cached = Commit(range(start - num_cached)), start
-            scores = settings.scores(readout, step, masked)
+            scores = settings.random_scores(step, masked) if settings.remasking == "random" else readout.probs
             if settings.threshold is None:
                 accepted = most_confident(scores, next(quotas))
             else:

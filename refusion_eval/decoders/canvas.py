@@ -174,7 +174,6 @@ class Canvas:
 
     @property
     def gen_length(self) -> int:
-        """Number of response positions; it grows with `extend`."""
         return len(self._is_masked)
 
     def extend(self, num_positions: int) -> None:

@@ -23,9 +23,9 @@ from refusion_eval.types import Commit, Confidence, Decoding, Forward, Read, Tra
 SamplingStrategy = Literal["default", "margin_confidence", "neg_entropy"]
 
 
-@settings_class("d2f")
-class D2fSettings(MaskedSettings):
-    """Settings of D2F's decoder, named as in its release; the defaults are those of its HumanEval and MATH on LLaDA.
+@settings_class("d2f_llada")
+class D2fLladaSettings(MaskedSettings):
+    """Settings of D2F on LLaDA, named as in its release; the defaults are those of its HumanEval and MATH.
 
     `gen_length` is the release's max_new_tokens: as many whole blocks are decoded as fit in it. Above temperature 0,
     confidences too are computed from the tempered distribution.
@@ -42,7 +42,7 @@ class D2fSettings(MaskedSettings):
         max_iterations: most forwards; decoding then ends, whatever is still masked.
     """
 
-    decoder: ClassVar[str] = "d2f"
+    decoder: ClassVar[str] = "d2f_llada"
 
     block_size: PositiveInt = 32
     block_add_threshold: Fraction = 0.1
@@ -89,16 +89,9 @@ class D2fSettings(MaskedSettings):
         )
 
 
-@settings_class("d2f_llada")
-class D2fLladaSettings(D2fSettings):
-    """Settings of D2F on LLaDA, in which a masked row predicts its own position; attributes as `D2fSettings`."""
-
-    decoder: ClassVar[str] = "d2f_llada"
-
-
 @settings_class("d2f_dream")
-class D2fDreamSettings(D2fSettings):
-    """Settings of D2F on Dream, in which a row predicts the next position; attributes as `D2fSettings`."""
+class D2fDreamSettings(D2fLladaSettings):
+    """Settings of D2F on Dream, in which a row predicts the next position."""
 
     decoder: ClassVar[str] = "d2f_dream"
     shift: ClassVar[int] = 1
@@ -112,7 +105,7 @@ class _Guess(NamedTuple):
     score: np.floating
 
 
-def decode(prompt: Sequence[int], settings: D2fSettings, trace: Trace) -> Decoding:
+def decode(prompt: Sequence[int], settings: D2fLladaSettings, trace: Trace) -> Decoding:
     """Decodes one prompt in at most as many forwards as it fixes tokens: the first unfinished block is always full."""
     canvas, size = Canvas(prompt, settings, trace, gen_length=0), settings.block_size
     start, num_final = -len(prompt), 0  # response index of the first row that is not cached; rows to cache next
@@ -163,7 +156,7 @@ def _fixed_in(
     guesses: Mapping[int, _Guess],
     threshold: float,
     canvas: Canvas,
-    settings: D2fSettings,
+    settings: D2fLladaSettings,
     trace: Trace,
 ) -> list[int]:
     """Masked positions that become final: those above the threshold, else the best one if the block is full."""

@@ -80,7 +80,6 @@ class EsolmSettings(MaskedSettings):
             )
 
     def read(self, rows: Sequence[int], step: int, positions: Sequence[int]) -> Read:
-        """As `MaskedSettings.read`, restricted to the nucleus."""
         return replace(MaskedSettings.read(self, rows, step, positions), top_p=self.p_nucleus)
 
     def schedule(self) -> list[list[int]]:

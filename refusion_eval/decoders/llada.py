@@ -13,17 +13,7 @@ from refusion_eval.decoders import Decoder, Reads, Style, most_confident
 from refusion_eval.decoders.canvas import BlockSettings, Canvas, Remasking, even_quotas
 from refusion_eval.decoders.dllm_cache import reuses_features, text_forward
 from refusion_eval.errors import ConfigError
-from refusion_eval.types import (
-    Confidence,
-    Decoding,
-    Forward,
-    Guidance,
-    ProbArray,
-    Read,
-    Readout,
-    Segment,
-    Trace,
-)
+from refusion_eval.types import Confidence, Decoding, Forward, Guidance, Read, Segment, Trace
 
 
 @settings_class("llada")
@@ -79,10 +69,6 @@ class LladaSettings(BlockSettings):
         read = BlockSettings.read(self, rows, step, positions)
         return replace(read, exclude=self.eos_ids[:1]) if self.logits_eos_inf else read
 
-    def scores(self, readout: Readout, step: int, positions: Sequence[int]) -> ProbArray:
-        """Probabilities, or with random remasking scores that the seed draws."""
-        return self.random_scores(step, positions) if self.remasking == "random" else readout.probs
-
 
 def decode(prompt: Sequence[int], settings: LladaSettings, trace: Trace) -> Decoding:
     """Decodes one prompt; takes `steps` forwards, fewer only with `early_stop`."""
@@ -94,7 +80,7 @@ def decode(prompt: Sequence[int], settings: LladaSettings, trace: Trace) -> Deco
             forward = text_forward(canvas, settings, masked, step)
             for readout in (yield _guided(forward, canvas, settings)):
                 # Low-confidence remasking keeps the most confident candidates and masks the others again.
-                scores = settings.scores(readout, step, masked)
+                scores = settings.random_scores(step, masked) if settings.remasking == "random" else readout.probs
                 canvas.fix_chosen(masked, readout, scores, most_confident(scores, quota))
             step += 1
             if reason := canvas.settled():

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from refusion_eval.decoders.d2f import D2fSettings, decode
+from refusion_eval.decoders.d2f import D2fLladaSettings, decode
 from refusion_eval.types import DROP_ALL, Decoding, Fix, Forward, Read, Response, Trace, block_causal
 
 
@@ -18,7 +18,7 @@ class Snapshot(NamedTuple):
 def watched(seen: list[Snapshot]) -> Any:
     """The decoder, telling of every forward."""
 
-    def blocks(forward: Forward, num_prompt: int, chosen: D2fSettings) -> list[list[Any]]:
+    def blocks(forward: Forward, num_prompt: int, chosen: D2fLladaSettings) -> list[list[Any]]:
         """Cached, finished or active; masks left; whether the block before it is decoded enough."""
         cached, size, end = forward.positions[0], chosen.block_size, forward.positions[-1] + 1
         masks, states, ratio = dict(zip(forward.positions, forward.tokens, strict=True)), [], 1.0
@@ -30,7 +30,7 @@ def watched(seen: list[Snapshot]) -> Any:
             ratio = (size - num_masked) / size
         return states
 
-    def watching(prompt: Sequence[int], chosen: D2fSettings, trace: Trace) -> Decoding:
+    def watching(prompt: Sequence[int], chosen: D2fLladaSettings, trace: Trace) -> Decoding:
         decoding = decode(prompt, chosen, trace)
         forward = next(decoding)
         while True:
@@ -52,7 +52,7 @@ def fixed_after(trace: Trace) -> list[dict[int, int]]:
     return fixed
 
 
-def recomputed(prompt: Sequence[int], chosen: D2fSettings, trace: Trace) -> Decoding:
+def recomputed(prompt: Sequence[int], chosen: D2fLladaSettings, trace: Trace) -> Decoding:
     """The algorithm without a cache: every forward computes the whole text, and reads the masks anew."""
     size, text, full, halted = chosen.block_size, [], set(), False
 

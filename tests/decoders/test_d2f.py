@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refusion_eval.decoders import DECODERS
-from refusion_eval.decoders.d2f import D2fDreamSettings, D2fLladaSettings, D2fSettings, decode
+from refusion_eval.decoders.d2f import D2fDreamSettings, D2fLladaSettings, decode
 from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import Forward, ForwardDone, Read, Readout, Select, draw_key
@@ -64,7 +64,7 @@ shares = st.sampled_from([0.0, 0.1, 0.34, 0.5, 0.9, 1.0])
 
 
 @st.composite
-def any_settings(draw: Any, **fixed: Any) -> D2fSettings:
+def any_settings(draw: Any, **fixed: Any) -> D2fLladaSettings:
     block_size = draw(st.integers(1, 6))
     names = ("block_add_threshold", "decoded_token_threshold", "skip_threshold")
     return draw(st.sampled_from(CLASSES))(
