@@ -1,26 +1,40 @@
-"""ReFusion by the paper's algorithm: plan slots, verify their drafts, complete what was rejected.
+"""ReFusion (arXiv 2512.13586): plans slots, verifies their drafts, and completes what was rejected.
 
-arXiv 2512.13586, section 4.2, Eq. 4-8. Attention is causal in the order in which tokens were accepted; position ids say
-where a token stands in the text. Where paper and public release differ, the release's rule is followed (the published
-weights were tuned with it) except for its defects, which `release_compatible` brings back.
-
-`refusion_fused` makes the same tokens in fewer forwards and is tested against this module. The decoder "refusion" uses
-this module with `fuse=false` or `serial=true`, and `refusion_fused` otherwise.
-
-A slot is named by the response index of its first position. Arrays are [S slots, K tokens a slot].
+`refusion_slots` has the rules. With `fuse=False` this is the paper's algorithm. Fused, it makes the same tokens in
+fewer forwards: a verification carries speculative branches, which are the plan that follows it under each likely
+outcome, and the predictions that follow if slots have to be completed. Attention is causal, so masks after the drafts
+cannot change what is read of the drafts, and each branch sees only the rows that are accepted under its outcome. If
+that outcome comes true, the readout of the branch is exactly that of the forward that it saves. Only cost decides how
+many branches are attached. A slot under completion has k rows; a length is how many of its tokens are valid.
 """
 
-from collections.abc import Generator, Sequence
-from dataclasses import field
+from collections import defaultdict
+from collections.abc import Container, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from refusion_eval.config import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, added_setting, settings_class
-from refusion_eval.decoders import above_or_best, accepted_prefix, check_mask_id, first_eos
-from refusion_eval.errors import ConfigError
+from refusion_eval.decoders import Decoder, Reads, Style, accepted_prefix, first_eos
+from refusion_eval.decoders.refusion_slots import (
+    NO_ROWS,
+    Completion,
+    Drafts,
+    Final,
+    RefusionSettings,
+    Rows,
+    Text,
+    accepted_drafts,
+    block_slots,
+    masked_after,
+    passed_drafts,
+    plan,
+    plan_read,
+    select_slots,
+    verification,
+)
 from refusion_eval.types import (
     NOTHING,
     Commit,
@@ -29,363 +43,61 @@ from refusion_eval.types import (
     ProbArray,
     Read,
     Readout,
-    Response,
-    StopReason,
-    StopRule,
+    Segment,
     TokenArray,
     Trace,
     causal,
-    draw_key,
-    groups,
 )
 
-BoolArray = npt.NDArray[np.bool_]
-Order = Literal["confidence", "left_to_right", "random"]
+MAX_LENGTHS = 8  # outcomes that are considered for one slot: bounds the work on the host, whatever rows cost
 
-
-@settings_class("refusion")
-class RefusionSettings:
-    """Settings of the ReFusion decoder, named as in Table 6 of the paper.
-
-    Attributes:
-        gen_length: most tokens of the response, >= 1. Positions are decoded in whole slots; the surplus is cut.
-        slot_size: k, consecutive positions that are drafted and verified together, >= 1.
-        block_size: b, consecutive positions decoded before the next block begins; a multiple of k (App. C.4: b >= k).
-        tau_slot: a masked slot is selected when its certainty exceeds this; the best one always is.
-        tau_token: a drafted token is accepted when its probability given the tokens before it exceeds this.
-        temperature: temperature of the drafts (Eq. 4); thresholds always see untempered probabilities.
-        seed: seed of the random draws.
-        mask_id: the mask token.
-        eos_ids: tokens that end the response; if there are none, it always has `gen_length` tokens.
-        left_to_right: `order="left_to_right"` by its former name.
-        recompute_kv: one more forward at the end of every iteration computes the tokens that became final in it once
-            more, as one sequence after everything before them, and keeps these keys and values (section 5.5, Table 4).
-            Fused, the forwards that change nothing are left out and the others carry the next plan: the same tokens at
-            next to no cost, so measure the cost with `fuse=False`.
-        verify_independently: begin a completion by verifying every slot on its own, as Eq. 7 is written, instead of
-            keeping the prefixes that the global verification found.
-        release_compatible: reproduce the defects of the public release (docs/explanations/paper-and-release.md).
-        fuse: let verifications carry likely next plans and predictions, which gives the same tokens in fewer forwards.
-            False is the paper's algorithm; None is True, except with `release_compatible`, which reproduces the forward
-            counts of the release.
-        free_rows, row_cost: how the time of a forward grows with its rows (see `ForwardCost`), which decides how many
-            speculative branches a forward carries; None takes the values shipped for this kind of device, or those
-            that `tune` measured (0 and 0.02 without either).
-        order: how slots are selected: by "confidence" as above, or one at a time, "left_to_right" or at "random"
-            (from the seed; compared in arXiv 2602.12586). Slots are drafted and verified whole in every order.
-        serial: decode one token a forward from left to right, without drafts, thresholds and blocks: the paper's
-            left-to-right point, which has the speed of an autoregressive model (Figure 1).
-        stop_rule: gets the tokens decoded without a gap from the start; decoding ends when it returns True.
-    """
-
-    gen_length: PositiveInt = 512
-    slot_size: PositiveInt = 32
-    block_size: PositiveInt = 128
-    tau_slot: Fraction = 0.9
-    tau_token: Fraction = 0.4
-    temperature: NonNegativeFloat = 0.0
-    seed: NonNegativeInt = 0
-    mask_id: NonNegativeInt
-    eos_ids: tuple[NonNegativeInt, ...] = ()
-    left_to_right: bool = False
-    recompute_kv: bool = False
-    verify_independently: bool = False
-    release_compatible: bool = False
-    fuse: bool | None = None
-    free_rows: NonNegativeInt | None = None
-    row_cost: NonNegativeFloat | None = None
-    order: Order = added_setting("confidence")
-    serial: bool = added_setting(False)
-    stop_rule: StopRule | None = field(default=None, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if self.block_size < self.slot_size or self.block_size % self.slot_size:
-            multiple = max(1, round(self.block_size / self.slot_size)) * self.slot_size
-            raise ConfigError(
-                f"refusion: block_size is {self.block_size} and slot_size {self.slot_size}; a block holds whole slots "
-                f"(App. C.4), so set block_size to a multiple of slot_size, for example {multiple}"
-            )
-        check_mask_id("refusion", self.mask_id, self.eos_ids)
-        if self.left_to_right and self.order == "random":
-            raise ConfigError("refusion: left_to_right=true and order=random exclude each other; give order alone")
-        if self.serial:
-            without_meaning = ("recompute_kv", "verify_independently", "left_to_right", "fuse")
-            given = [f"{name}=true" for name in without_meaning if getattr(self, name)]
-            given += [f"order={self.order}"] if self.order != "confidence" else []
-            if given:
-                raise ConfigError(f"refusion: serial=true decodes token by token, so leave out {', '.join(given)}")
-
-    @property
-    def num_positions(self) -> int:
-        """Positions after the prompt that decoding may touch: `gen_length` in whole slots, rounded up."""
-        return -(-self.gen_length // self.slot_size) * self.slot_size
-
-    @property
-    def fused(self) -> bool:
-        # The forward counts of the release are part of what `release_compatible` reproduces.
-        return not (self.release_compatible or self.serial) if self.fuse is None else self.fuse
-
-    @property
-    def slot_order(self) -> Order:
-        """The order of slots, by whichever name it was given."""
-        # The digest of every record contains `left_to_right`, so the name stays beside `order`.
-        return "left_to_right" if self.left_to_right else self.order
-
-    @property
-    def without_effect(self) -> set[str]:
-        """Settings that change nothing beside the others, so that a sweep of them shows noise."""
-        # A block of one slot has nothing to select, and the first token of a slot is accepted in any case.
-        tau_slot_is_dead = self.block_size == self.slot_size or self.slot_order != "confidence"
-        thresholds = {"tau_slot": tau_slot_is_dead, "tau_token": self.slot_size == 1}
-        return {name for name, is_dead in thresholds.items() if is_dead or self.serial}
-
-    @property
-    def is_random(self) -> bool:
-        return self.temperature > 0 or self.order == "random"
-
-    @property
-    def suppress(self) -> tuple[int, ...]:
-        """Ids that may not be drafted."""
-        # The release lets the mask token through, which would then stand in the text.
-        return () if self.release_compatible else (self.mask_id,)
-
-    def response_positions(self, slots: Sequence[int]) -> list[int]:
-        """Response indices of all tokens of some slots, slot after slot."""
-        return [slot + column for slot in slots for column in range(self.slot_size)]
-
-
-class Rows(NamedTuple):
-    """Tokens that a forward adds to the cache, and their position ids."""
-
-    tokens: Sequence[int]
-    positions: Sequence[int]
-
-
-NO_ROWS = Rows((), ())
-
-
-class Drafts(NamedTuple):
-    """Selected slots, ascending, and the tokens drafted for them."""
-
-    slots: list[int]
-    tokens_SK: TokenArray
-    probs_SK: ProbArray  # of each token when it was drafted
-
-
-class Final(NamedTuple):
-    """Tokens that become final in one iteration; they are the first rows of its last verification."""
-
-    slots: list[int]  # ascending; the slots after the one that meets EOS are dropped
-    tokens: list[int]  # slot after slot, up to and including the first EOS
-    positions: list[int]  # response index of each token
-    has_eos: bool  # whether the last token is an EOS
-    completed: bool  # whether the slots were completed independently of each other instead of verified together
-
-    def rows(self, num_prompt: int) -> Rows:
-        return Rows(self.tokens, [num_prompt + position for position in self.positions])
-
-
-def block_slots(settings: RefusionSettings) -> list[range]:
-    """The slots of each block; the last block may be shorter."""
-    k, b, length = settings.slot_size, settings.block_size, settings.num_positions
-    if settings.release_compatible:
-        length = length // b * b  # the release never decodes what does not fill a block
-    return [range(start, min(start + b, length), k) for start in range(0, length, b)]
-
-
-def final_tokens(slots: list[int], tokens: list[int], settings: RefusionSettings, completed: bool = False) -> Final:
-    """The tokens that become final if these, the first of some slots, are valid: all up to an EOS."""
-    eos = first_eos(tokens, settings.eos_ids)
-    if eos is not None:
-        tokens = tokens[: eos + 1]
-    slots = slots[: -(-len(tokens) // settings.slot_size)]
-    positions = settings.response_positions(slots)[: len(tokens)]
-    return Final(slots, tokens, positions, eos is not None, completed)
-
-
-def accepted_drafts(drafts: Drafts, num_passed: int, settings: RefusionSettings) -> Final | None:
-    """The drafts that become final if the first `num_passed` pass verification; None if a completion must follow."""
-    # Whole slots (Eq. 6): a slot is the unit that training masks, so none is left half final. An EOS ends the response,
-    # so that what follows it in its slot need not pass.
-    tokens = drafts.tokens_SK.ravel()[:num_passed].tolist()
-    if first_eos(tokens, settings.eos_ids) is None:
-        tokens = tokens[: num_passed // settings.slot_size * settings.slot_size]
-    return final_tokens(drafts.slots, tokens, settings) if tokens else None
-
-
-def masked_after(masked: Sequence[int], final: Final, settings: RefusionSettings) -> list[int]:
-    """The slots that stay masked once tokens are final; those after an EOS are dropped."""
-    rest = [slot for slot in masked if slot not in final.slots]
-    if not final.has_eos:
-        return rest
-    # Slots may become final in any order: those before the EOS are still part of the response.
-    if final.completed and settings.release_compatible:
-        # The release takes the row among the selected slots for an index among the masked ones, and loses text.
-        return [slot for slot in rest if slot in masked[: len(final.slots) - 1]]
-    return [slot for slot in rest if slot < final.slots[-1]]
-
-
-class Text:
-    """The response while it is decoded."""
-
-    def __init__(self, settings: RefusionSettings, trace: Trace) -> None:
-        self.tokens: dict[int, int] = {}  # final ones, by response index
-        self.masked: list[int] = []  # slots of the current block that are not final yet, ascending
-        self.met_eos = False  # whether the response ends within what is decoded so far
-        self._settings = settings
-        self._trace = trace
-
-    def add(self, final: Final) -> None:
-        if not final.completed:  # a completion reports the tokens of each round
-            self._trace.fix(final.positions, final.tokens)
-        self.tokens.update(zip(final.positions, final.tokens, strict=True))
-        self.masked = masked_after(self.masked, final, self._settings)
-        self.met_eos |= final.has_eos
-
-    def stops(self) -> bool:
-        """Whether the stop rule ends decoding."""
-        rule = self._settings.stop_rule
-        return rule is not None and rule(self._gapless())
-
-    def finish(self, reason: StopReason) -> Response:
-        """The response, cut after its first EOS."""
-        if self._settings.release_compatible:  # the release closes the gaps that dropped slots leave
-            tokens = [self.tokens[position] for position in sorted(self.tokens)]
-        else:
-            tokens = self._gapless()[: self._settings.gen_length]
-            eos = first_eos(tokens, self._settings.eos_ids)
-            if eos is not None:
-                tokens = tokens[: eos + 1]
-            elif reason == "eos":
-                reason = "length"  # the EOS stood in the surplus of the last slot
-        self._trace.stop(reason, len(tokens))
-        return Response(tuple(tokens), reason)
-
-    def _gapless(self) -> list[int]:
-        end = next(position for position in count() if position not in self.tokens)
-        return [self.tokens[position] for position in range(end)]
-
-
-class Completion:
-    """Slots, ascending, that are completed independently of each other (Eq. 7-8): `tokens_SK`, valid or drafted."""
-
-    def __init__(
-        self, drafts: Drafts, passed_SK: BoolArray, num_prompt: int, settings: RefusionSettings, trace: Trace
-    ) -> None:
-        self.slots = drafts.slots
-        self.tokens_SK, self.probs_SK = drafts.tokens_SK.copy(), drafts.probs_SK.copy()
-        # How many tokens of each slot are valid, from its first one. A prefix that passed the global verification saw
-        # more than its own slot; the release keeps it, and Eq. 7 as written verifies anew (`verify_independently`).
-        self.valid_S = [0 if settings.verify_independently else accepted_prefix(row) for row in passed_SK]
-        self._num_reported_S = [0] * len(drafts.slots)
-        self._num_prompt = num_prompt
-        self._settings = settings
-        self._trace = trace
-
-    @property
-    def unfinished(self) -> list[int]:
-        """Rows of the slots that are not valid to their end."""
-        return [row for row, valid in enumerate(self.valid_S) if valid < self._settings.slot_size]
-
-    def after_prefix(self, skipped: int = 0) -> BoolArray:
-        """Which tokens stand after the valid prefix of their slot and the `skipped` tokens that follow it, [S, K]."""
-        return np.arange(self._settings.slot_size) >= np.array(self.valid_S)[:, None] + skipped
-
-    def lengthen(self, readouts: Sequence[Readout]) -> None:
-        """Lengthens the valid prefixes by the tokens that exceed tau_token in their verification (Eq. 7)."""
-        # Valid tokens are not checked again. The token after them is accepted whatever its probability: it was
-        # predicted with the whole prefix in sight, and without it a round might not lengthen anything.
-        checked_SK = self.after_prefix(1)
-        passed_SK = ~checked_SK
-        if checked_SK.any():
-            assert readouts[0].given is not None
-            passed_SK[checked_SK] = readouts[0].given > self._settings.tau_token
-        self.valid_S = [accepted_prefix(passed_K) for passed_K in passed_SK]
-
-    def predict(self, rows: Sequence[int], readout: Readout) -> None:
-        """Puts predicted tokens after the valid prefixes of some slots, ascending."""
-        cells_SK = self.after_prefix() & np.isin(np.arange(len(self.slots)), rows)[:, None]
-        self.tokens_SK[cells_SK], self.probs_SK[cells_SK] = readout.tokens, readout.probs
-
-    def prediction(self, rows: Sequence[int]) -> Forward:
-        """The forward that drafts the likeliest tokens after the valid prefix of some slots (Eq. 8)."""
-        # Not sampled at any temperature, as in the release.
-        masked_SK = self.after_prefix()[rows]
-        tokens_SK = np.where(masked_SK, self._settings.mask_id, self.tokens_SK[rows])
-        read = Read(rows=np.flatnonzero(masked_SK).tolist(), suppress=self._settings.suppress)
-        return self._forward("predict", rows, tokens_SK, (read,))
-
-    def verification(self) -> Forward:
-        """The forward that verifies each slot in a group of its own, in which row m - 1 predicts token m (Eq. 7)."""
-        # Finished slots take part: the keys and values of all slots are kept from the last verification.
-        checked = np.flatnonzero(self.after_prefix(1))
-        given = self.tokens_SK.ravel()[checked]
-        reads = (Read(rows=(checked - 1).tolist(), given=given.tolist()),) if len(checked) else ()
-        return self._forward("verify", range(len(self.slots)), self.tokens_SK, reads)
-
-    def _forward(self, kind: str, rows: Sequence[int], tokens_SK: TokenArray, reads: tuple[Read, ...]) -> Forward:
-        """A forward of some slots side by side, none of which sees another."""
-        # All share the cache of what is final, so no copy of it is needed for each slot.
-        slots = [self.slots[row] for row in rows]
-        positions = [self._num_prompt + position for position in self._settings.response_positions(slots)]
-        attention = groups([self._settings.slot_size] * len(slots))
-        return Forward(tokens_SK.ravel().tolist(), positions, attention, reads, kind=kind)
-
-    def record_drafts(self) -> None:
-        """Reports all tokens that are not valid."""
-        cells_SK = self.after_prefix()
-        positions_SK = np.add.outer(self.slots, range(self._settings.slot_size))
-        self._trace.draft(positions_SK[cells_SK].tolist(), self.tokens_SK[cells_SK].tolist())
-
-    def end_round(self) -> bool:
-        """Drops the slots after the first valid EOS and reports what became final; True if all slots are finished."""
-        # A slot that meets EOS counts as valid to its end. An earlier slot may still meet EOS in a later round.
-        positions, tokens = [], []
-        for row, (slot, valid) in enumerate(zip(self.slots, self.valid_S, strict=True)):
-            final = final_tokens([slot], self.tokens_SK[row, :valid].tolist(), self._settings)
-            positions += final.positions[self._num_reported_S[row] :]
-            tokens += final.tokens[self._num_reported_S[row] :]
-            self._num_reported_S[row] = len(final.tokens)
-            if final.has_eos:
-                self.slots = self.slots[: row + 1]
-                self.tokens_SK, self.probs_SK = self.tokens_SK[: row + 1], self.probs_SK[: row + 1]
-                self.valid_S = [*self.valid_S[:row], self._settings.slot_size]
-                break
-        if tokens:
-            self._trace.fix(positions, tokens)
-        return not self.unfinished
-
-    def final(self) -> Final:
-        """The tokens that become final if all are valid as they stand."""
-        return final_tokens(self.slots, self.tokens_SK.ravel().tolist(), self._settings, completed=True)
+OutcomeKey = tuple[object, ...]
+Verified = Generator[Forward, tuple[Readout, ...], Mapping[OutcomeKey, Readout]]
 
 
 def decode(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> Decoding:
-    """Decodes one prompt: in each block plans and infills until none of its slots is masked."""
+    """Decodes one prompt: slot by slot, or token by token."""
+    return (_decode_serial if settings.serial else _decode_slots)(prompt, settings, trace)
+
+
+def _decode_slots(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> Decoding:
+    """In each block plans and infills until none of its slots is masked."""
     num_prompt, iterations = len(prompt), count()
-    text = Text(settings, trace)
+    text, blocks = Text(settings, trace), block_slots(settings)
     # The first plan also carries the prompt, which is all of that forward that stays in the cache.
     context, commit = Rows(list(prompt), range(num_prompt)), NOTHING
-    for slots in block_slots(settings):
+    ready: Mapping[OutcomeKey, Readout] = {}  # what the branches of the last verification read; nothing unless fused
+    for slots, next_slots in zip(blocks, [*blocks, range(0)][1:], strict=True):
         text.masked = list(slots)
         while text.masked:
-            (readout,) = yield plan(context, text.masked, num_prompt, settings, next(iterations), commit)
+            number = next(iterations)
+            # A plan that was read in advance saw neither the prompt nor rows that are computed once more.
+            readout = None if context.tokens else ready.get(("plan", len(commit.rows), *text.masked))
+            if readout is None:
+                (readout,) = yield plan(context, text.masked, num_prompt, settings, number, commit)
+                commit = Commit(range(len(context.tokens)))
+            context = NO_ROWS
             drafts = select_slots(text.masked, readout, settings, trace)
-            readouts = yield verification(drafts, num_prompt, settings, Commit(range(len(context.tokens))))
+            step = _Iteration(number, drafts, text.masked, next_slots, text.met_eos, num_prompt, settings)
+            forward, branches = step.verification(commit)
+            readouts = yield forward
+            ready = branch_readouts(branches, readouts)
             passed_SK = passed_drafts(drafts, readouts, settings)
             final = accepted_drafts(drafts, accepted_prefix(passed_SK.ravel()), settings)
             if final is None:
                 completion = Completion(drafts, passed_SK, num_prompt, settings, trace)
-                yield from _complete(completion, settings)
+                ready = yield from _complete(completion, step, ready)
                 final = completion.final()
             text.add(final)
-            context, commit = NO_ROWS, Commit(range(len(final.tokens)))
+            commit = Commit(range(len(final.tokens)))
             # Completed slots did not see each other, so their keys and values are not those of one sequence. The paper
-            # keeps them all the same (section 5.5, Table 4). With this setting the rows of one more forward enter the
+            # keeps them all the same (section 5.5, Table 4). With `recompute_kv` the rows of one more forward enter the
             # cache instead of those of the verification. The paper makes it also where it changes nothing: ARC-C takes
             # 1.16 times as long, though its answers of two tokens end in the only slot of their only iteration.
-            if settings.recompute_kv:
+            if settings.recompute_kv and not settings.fused:
                 yield Forward(*final.rows(num_prompt), causal(len(final.tokens)), (), kind="refresh")
+            elif _changes_keys(final, settings):  # the next plan computes them, at next to no cost
+                context, commit = final.rows(num_prompt), NOTHING
             if text.stops():
                 return text.finish("stop_string")
         if text.met_eos:
@@ -393,20 +105,7 @@ def decode(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> D
     return text.finish("length")
 
 
-def _complete(completion: Completion, settings: RefusionSettings) -> Generator[Forward, tuple[Readout, ...], None]:
-    """Completes slots independently of each other, in rounds of one prediction and one verification (Eq. 7-8)."""
-    # No forward commits anything: each carries its slots whole, as groups that see the cache and themselves only.
-    if settings.verify_independently:
-        completion.lengthen((yield completion.verification()))
-    while not completion.end_round():
-        rows = completion.unfinished
-        (readout,) = yield completion.prediction(rows)
-        completion.predict(rows, readout)
-        completion.record_drafts()
-        completion.lengthen((yield completion.verification()))
-
-
-def decode_serial(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> Decoding:
+def _decode_serial(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> Decoding:
     """Decodes one prompt token by token from left to right (the left-to-right point of Figure 1): n forwards."""
     text, num_prompt = Text(settings, trace), len(prompt)
     fed, start, commit = list(prompt), 0, NOTHING
@@ -428,60 +127,270 @@ def decode_serial(prompt: Sequence[int], settings: RefusionSettings, trace: Trac
     return text.finish("length")
 
 
-def plan(
-    context: Rows, masked: Sequence[int], num_prompt: int, settings: RefusionSettings, iteration: int, commit: Commit
-) -> Forward:
-    """The forward that drafts every masked slot of the block (Eq. 4), after rows that are to enter the cache."""
-    # Causal, as in training (section 4.3): clean slots come first, in any order, and the masked ones follow.
-    start = len(context.tokens)
-    positions = [num_prompt + position for position in settings.response_positions(masked)]
-    read = plan_read(range(start, start + len(positions)), positions, settings, iteration)
-    tokens = [*context.tokens, *[settings.mask_id] * len(positions)]
-    return Forward(tokens, [*context.positions, *positions], causal(len(tokens)), (read,), commit, "plan")
+def _changes_keys(final: Final, settings: RefusionSettings) -> bool:
+    """Whether recomputing final tokens changes their keys and values: others than completed slots see each other."""
+    return settings.recompute_kv and final.completed and len(final.slots) > 1
 
 
-def plan_read(rows: Sequence[int], positions: Sequence[int], settings: RefusionSettings, iteration: int) -> Read:
-    """Reads the draft of each masked position and its probability (Eq. 4); row i predicts its own position."""
-    sampled = settings.temperature > 0
-    draws = tuple(draw_key(settings.seed, iteration, position) for position in positions) if sampled else ()
-    return Read(rows=rows, suppress=settings.suppress, temperature=settings.temperature, draws=draws)
+def _complete(completion: Completion, step: "_Iteration", ready: Mapping[OutcomeKey, Readout]) -> Verified:
+    """Completes slots independently of each other, in rounds of one prediction and one verification (Eq. 7-8)."""
+    # No forward commits anything: each carries its slots whole, as groups that see the cache and themselves only.
+    if step.settings.verify_independently:
+        ready = yield from _verify_groups(completion, step)
+    while not completion.end_round():
+        missing = []
+        for row in completion.unfinished:
+            readout = ready.get(("prediction", completion.slots[row], completion.valid_S[row]))
+            if readout is None:
+                missing.append(row)
+            else:
+                completion.predict([row], readout)
+        if missing:
+            (readout,) = yield completion.prediction(missing)
+            completion.predict(missing, readout)
+        completion.record_drafts()
+        ready = yield from _verify_groups(completion, step)
+    return ready
 
 
-def select_slots(masked: Sequence[int], readout: Readout, settings: RefusionSettings, trace: Trace) -> Drafts:
-    """Selects the slots whose certainty exceeds tau_slot, or the most certain one (Eq. 5); one slot in other orders."""
-    k = settings.slot_size
-    probs_SK, tokens_SK = readout.probs.reshape(-1, k), readout.tokens.reshape(-1, k)
-    # The first token stands for the slot: the others were drafted without seeing the tokens before them.
-    certainty_S = probs_SK[:, 0]
-    match settings.slot_order:
-        case "confidence":
-            selected = above_or_best(certainty_S, settings.tau_slot)
-        case "left_to_right":
-            selected = [0]
-        case "random":
-            selected = [min(range(len(masked)), key=lambda index: draw_key(settings.seed, masked[index]))]
-    drafts = Drafts([masked[index] for index in selected], tokens_SK[selected], probs_SK[selected])
-    trace.select("slot", masked, certainty_S.tolist(), drafts.slots)
-    trace.draft(settings.response_positions(drafts.slots), drafts.tokens_SK.ravel().tolist())
-    return drafts
+def _verify_groups(completion: Completion, step: "_Iteration") -> Verified:
+    branches = step.branches_of_groups(completion)
+    readouts = yield attach_branches(completion.verification(), branches, step.settings.mask_id)
+    completion.lengthen(readouts)
+    return branch_readouts(branches, readouts)
 
 
-def verification(drafts: Drafts, num_prompt: int, settings: RefusionSettings, commit: Commit) -> Forward:
-    """The forward of all drafts as one causal sequence, in which row m - 1 predicts token m (Eq. 6)."""
-    # The first token of a slot is not read: its probability is the certainty that selected the slot, and tau_token does
-    # not apply to it.
-    tokens = drafts.tokens_SK.ravel().tolist()
-    rows = [row for row in range(len(tokens) - 1) if (row + 1) % settings.slot_size]
-    reads = (Read(rows=rows, given=[tokens[row + 1] for row in rows]),) if rows else ()
-    positions = [num_prompt + position for position in settings.response_positions(drafts.slots)]
-    return Forward(tokens, positions, causal(len(tokens)), reads, commit, "verify")
+@dataclass(frozen=True, slots=True)
+class ForwardCost:
+    """Time of a forward by its number of rows, in units of the time of a forward of one row."""
+
+    free_rows: int  # up to this many rows a forward takes no longer than one of a single row
+    row_cost: float  # what every further row adds
+
+    def of(self, num_rows: int) -> float:
+        return 1.0 + self.row_cost * max(0, num_rows - self.free_rows)
+
+    def gain(self, chance: float, saved_rows: int, num_rows: int, extra_rows: int) -> float:
+        """Expected saving of extra rows: perhaps a forward of `saved_rows`, less the wider forward for certain."""
+        return chance * self.of(saved_rows) - (self.of(num_rows + extra_rows) - self.of(num_rows))
 
 
-def passed_drafts(drafts: Drafts, readouts: Sequence[Readout], settings: RefusionSettings) -> BoolArray:
-    """Which drafts exceed tau_token given all drafts before them (Eq. 6), [S, K]; the first of a slot always passes."""
-    passed_SK = np.ones(drafts.tokens_SK.shape, dtype=bool)
-    if settings.slot_size > 1:
-        assert readouts[0].given is not None
-        # tau_token is compared with untempered probabilities, whatever temperature the drafts were sampled with.
-        passed_SK[:, 1:] = (readouts[0].given > settings.tau_token).reshape(-1, settings.slot_size - 1)
-    return passed_SK
+class Branch(NamedTuple):
+    """Masks after a verification, read as if the verification had one certain outcome."""
+
+    outcome: OutcomeKey
+    sees: tuple[int, int]  # rows of the verification that are accepted under it: first, last + 1
+    positions: Sequence[int]  # position ids of the masks
+    read: Read  # what is read of them; `attach_branches` sets its rows
+
+
+def attach_branches(forward: Forward, branches: Sequence[Branch], mask_id: int) -> Forward:
+    """Appends branches to the rows of a forward; their readouts follow its own."""
+    if not branches:
+        return forward
+    tokens, positions = list(forward.tokens), list(forward.positions)
+    attention, reads = list(forward.attention), list(forward.reads)
+    for branch in branches:
+        first, size = len(tokens), len(branch.positions)
+        tokens += [mask_id] * size
+        positions += branch.positions
+        attention.append(Segment(size, sees=(branch.sees,)))
+        reads.append(replace(branch.read, rows=range(first, first + size)))
+    return replace(forward, tokens=tokens, positions=positions, attention=tuple(attention), reads=tuple(reads))
+
+
+def branch_readouts(branches: Sequence[Branch], readouts: Sequence[Readout]) -> dict[OutcomeKey, Readout]:
+    """Maps outcomes to the readouts of their branches, which are the last ones of a forward."""
+    outcomes = (branch.outcome for branch in branches)
+    return dict(zip(outcomes, readouts[len(readouts) - len(branches) :], strict=True))
+
+
+def profitable_branches(candidates: Sequence[tuple[float, Branch]], cost: ForwardCost, num_rows: int) -> list[Branch]:
+    """The branches that are worth their rows, the likeliest first."""
+    branches: list[Branch] = []
+    for chance, branch in sorted(candidates, key=lambda candidate: candidate[0], reverse=True):
+        size = len(branch.positions)
+        if cost.gain(chance, size, num_rows, size) > 0:
+            branches.append(branch)
+            num_rows += size
+    return branches
+
+
+def acceptance(probs_SK: ProbArray, tau_token: float) -> ProbArray:
+    """The estimated chance that drafts are accepted."""
+    # Their own probabilities: a draft that is likely with masks before it is likely with tokens before it. Only speed
+    # depends on the estimate, never a token.
+    return np.ones_like(probs_SK) if tau_token <= 0 else probs_SK.copy()
+
+
+def length_chances(accept_N: ProbArray) -> npt.NDArray[np.float64]:
+    """Chance that exactly the first l of N tokens are accepted, for l = 0 .. N."""
+    reach = np.concatenate(([1.0], np.cumprod(accept_N, dtype=np.float64)))
+    reach[:-1] *= 1 - np.asarray(accept_N, dtype=np.float64)
+    return reach
+
+
+class SlotForecast(NamedTuple):
+    """How a verification may leave one slot."""
+
+    finished: float  # chance that the slot needs no further prediction
+    lengths: Sequence[tuple[float, int]]  # (chance, length) of the other outcomes, the likeliest first
+    copied_rows: int = 0  # rows that branches of this slot need besides their masks
+
+    @classmethod
+    def estimate(
+        cls, tokens_K: Sequence[int], accept_K: ProbArray, valid: int, eos_ids: Container[int]
+    ) -> "SlotForecast":
+        """Estimates the chances of a slot of which the first `valid` tokens are valid."""
+        size = len(tokens_K)
+        # Of valid + 1, ..., size valid tokens: the token after the valid ones is accepted in any case.
+        chances = length_chances(accept_K[valid + 1 :])
+        # A slot that reaches its EOS is finished, whatever follows.
+        eos = first_eos(tokens_K[valid:], eos_ids)
+        num_open = size - valid - 1 if eos is None else min(eos, size - valid - 1)
+        lengths = sorted(((float(chances[i]), valid + 1 + i) for i in range(num_open)), reverse=True)
+        return cls(float(chances[num_open:].sum()), lengths[:MAX_LENGTHS])
+
+
+def profitable_lengths(
+    forecasts: Sequence[SlotForecast], slot_size: int, cost: ForwardCost, num_rows: int
+) -> list[list[int]]:
+    """For each slot the lengths for which its next prediction is attached."""
+    # A forward is saved only if every unfinished slot is covered, so all slots get equally many, as many as pay.
+    most = max(len(slot.lengths) for slot in forecasts)
+    nothing_to_save = float(np.prod([slot.finished for slot in forecasts]))
+    best: list[list[int]] = [[] for _ in forecasts]
+    best_gain = 0.0
+    for num_lengths in range(1, most + 1):
+        covered, rows = 1.0, 0
+        for slot in forecasts:
+            taken = slot.lengths[:num_lengths]
+            covered *= slot.finished + sum(chance for chance, _ in taken)
+            rows += sum(slot_size - length for _, length in taken) + (slot.copied_rows if taken else 0)
+        gain = cost.gain(covered - nothing_to_save, len(forecasts) * slot_size, num_rows, rows)
+        if gain > best_gain:
+            best, best_gain = [[length for _, length in slot.lengths[:num_lengths]] for slot in forecasts], gain
+    return best
+
+
+@dataclass(frozen=True, slots=True)
+class _Iteration:
+    """One iteration of plan and infilling, whose verifications carry what is likely to follow."""
+
+    number: int  # of its plan, from 0
+    drafts: Drafts  # the selected slots
+    masked: Sequence[int]  # slots of the block, the selected ones included
+    next_slots: Sequence[int]  # of the next block; empty after the last one
+    met_eos: bool  # whether the response ends in what was decoded before
+    num_prompt: int
+    settings: RefusionSettings
+
+    @property
+    def cost(self) -> ForwardCost:
+        """The settings' cost, or a guess for a device that nobody has measured."""
+        row_cost = self.settings.row_cost
+        return ForwardCost(self.settings.free_rows or 0, 0.02 if row_cost is None else row_cost)
+
+    def verification(self, commit: Commit) -> tuple[Forward, list[Branch]]:
+        """The global verification with the branches that pay, and these branches."""
+        forward = verification(self.drafts, self.num_prompt, self.settings, commit)
+        if not self.settings.fused:
+            return forward, []
+        plans = profitable_branches(self._next_plans(), self.cost, len(forward.tokens))
+        num_rows = len(forward.tokens) + sum(len(branch.positions) for branch in plans)
+        predictions: list[Branch] = []
+        if not self.settings.verify_independently:  # else a completion begins with a verification of its own
+            forward, predictions = self._first_predictions(forward, num_rows)
+        branches = plans + predictions
+        return attach_branches(forward, branches, self.settings.mask_id), branches
+
+    def branches_of_groups(self, completion: Completion) -> list[Branch]:
+        """The branches that pay on a verification of groups: the plan if all slots finish now, else predictions."""
+        if not self.settings.fused:
+            return []
+        k, unfinished = self.settings.slot_size, completion.unfinished
+        valid_S = [completion.valid_S[row] for row in unfinished]
+        forecasts = self._forecasts(completion.tokens_SK[unfinished], completion.probs_SK[unfinished], valid_S)
+        branches: list[Branch] = []
+        num_rows = len(completion.slots) * k
+        plan = self._plan_after(completion.final())
+        if plan is not None:
+            chance = float(np.prod([slot.finished for slot in forecasts]))
+            branches = profitable_branches([(chance, plan)], self.cost, num_rows)
+            num_rows += sum(len(branch.positions) for branch in branches)
+        if forecasts:
+            for row, lengths in zip(unfinished, profitable_lengths(forecasts, k, self.cost, num_rows), strict=True):
+                branches += [self._prediction(completion.slots[row], length, row * k) for length in lengths]
+        return branches
+
+    def _forecasts(self, tokens_SK: TokenArray, probs_SK: ProbArray, valid_S: Sequence[int]) -> list[SlotForecast]:
+        slots = zip(tokens_SK.tolist(), acceptance(probs_SK, self.settings.tau_token), valid_S, strict=True)
+        return [SlotForecast.estimate(*slot, self.settings.eos_ids) for slot in slots]
+
+    def _next_plans(self) -> list[tuple[float, Branch]]:
+        """The plans that may follow the global verification, each with its chance."""
+        accept_SK = acceptance(self.drafts.probs_SK, self.settings.tau_token)
+        accept_SK[:, 0] = 1  # tau_token does not apply to the first token of a slot
+        finals: dict[int, Final] = {}
+        chances: dict[int, float] = defaultdict(float)
+        # Outcomes that leave the same tokens are one branch.
+        for num_passed, chance in enumerate(length_chances(accept_SK.ravel()).tolist()):
+            final = accepted_drafts(self.drafts, num_passed, self.settings)
+            if final is not None:
+                finals[len(final.tokens)] = final
+                chances[len(final.tokens)] += chance
+        plans = ((chances[num_tokens], self._plan_after(final)) for num_tokens, final in finals.items())
+        return [(chance, plan) for chance, plan in plans if plan is not None]
+
+    def _plan_after(self, final: Final) -> Branch | None:
+        """The plan that follows if these tokens become final; None if none follows or keys and values change before."""
+        # The key names all that the plan depends on: how many rows stay, and which slots are masked.
+        masked = masked_after(self.masked, final, self.settings)
+        if not masked and not (self.met_eos or final.has_eos):
+            masked = list(self.next_slots)
+        if not masked or _changes_keys(final, self.settings):
+            return None
+        positions = [self.num_prompt + position for position in self.settings.response_positions(masked)]
+        read = plan_read((), positions, self.settings, self.number + 1)
+        num_kept = len(final.tokens)
+        return Branch(("plan", num_kept, *masked), (0, num_kept), positions, read)
+
+    def _prediction(self, slot: int, length: int, first_row: int) -> Branch:
+        """The masks after the first `length` tokens of a slot whose rows begin at `first_row` of the verification."""
+        start = self.num_prompt + slot
+        positions = range(start + length, start + self.settings.slot_size)
+        read = Read(rows=(), suppress=self.settings.suppress)
+        return Branch(("prediction", slot, length), (first_row, first_row + length), positions, read)
+
+    def _first_predictions(self, forward: Forward, num_rows: int) -> tuple[Forward, list[Branch]]:
+        """Adds to a global verification the predictions that pay in case not even its first slot is accepted."""
+        # The first slot sees no other draft, so its rows in the verification serve. The other slots need rows of their
+        # own, which see no other draft either.
+        k, drafts = self.settings.slot_size, self.drafts
+        forecasts = self._forecasts(drafts.tokens_SK, drafts.probs_SK, [0] * len(drafts.slots))
+        # If the first slot is finished, no completion follows.
+        forecasts = [forecasts[0]._replace(finished=0.0), *(slot._replace(copied_rows=k) for slot in forecasts[1:])]
+        branches: list[Branch] = []
+        for row, lengths in enumerate(profitable_lengths(forecasts, k, self.cost, num_rows)):
+            slot, first_row = drafts.slots[row], 0
+            if row > 0 and lengths:
+                first_row = len(forward.tokens)
+                start = self.num_prompt + slot
+                forward = replace(
+                    forward,
+                    tokens=[*forward.tokens, *drafts.tokens_SK[row].tolist()],
+                    positions=[*forward.positions, *range(start, start + k)],
+                    attention=(*forward.attention, Segment(k)),
+                )
+            branches += [self._prediction(slot, length, first_row) for length in lengths]
+        return forward, branches
+
+
+DECODER = Decoder(
+    decode,
+    RefusionSettings,
+    label="ReFusion",
+    reads=Reads("causal", masked="own", clean="next"),
+    fits=("masked", "refusion"),
+    style=Style("#0072B2", "o", "-", order=0),
+)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refusion_eval.decoders import refusion_fused
+from refusion_eval.decoders import refusion
 from refusion_eval.decoders.esolm import EsolmSettings, decode
 from refusion_eval.decoders.refusion import RefusionSettings
 from refusion_eval.engine.engine import Request
@@ -220,7 +220,7 @@ def test_a_batch_changes_neither_order_nor_tokens():
         for number, (chosen, temperature) in enumerate((c, t) for c in CHOICES for t in (0.0, 1.0))
     ]
     plain = RefusionSettings(slot_size=4, block_size=8, fuse=True, row_cost=0.0, **own)
-    requests.insert(3, Request(refusion_fused.decode, [1, 2, 3], plain))
+    requests.insert(3, Request(refusion.decode, [1, 2, 3], plain))
     for index, together in engine.run_many(requests, batch_size=5):
         assert isinstance(together, Decoded)
         alone = engine.run(requests[index].decode, requests[index].prompt, requests[index].settings)

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refusion_eval.decoders.refusion import RefusionSettings
-from refusion_eval.decoders.refusion_fused import (
+from refusion_eval.decoders.refusion import (
     ForwardCost,
+    RefusionSettings,
     SlotForecast,
     acceptance,
     decode,

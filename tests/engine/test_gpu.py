@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 import torch
 
-from refusion_eval.decoders import autoregressive, refusion_fused
+from refusion_eval.decoders import autoregressive, refusion
 from refusion_eval.decoders.autoregressive import AutoregressiveSettings
 from refusion_eval.decoders.refusion import RefusionSettings
 from refusion_eval.engine.engine import Engine, Request
@@ -58,8 +58,8 @@ def test_float32_tokens_are_those_of_the_cpu_fused_or_not():
     assert there.run(decode, PROMPT, greedy).tokens == here.run(decode, PROMPT, greedy).tokens
     for fuse in (False, True):
         settings = RefusionSettings(gen_length=16, slot_size=4, block_size=8, mask_id=VOCAB_SIZE - 1, fuse=fuse)
-        mine = here.run(refusion_fused.decode, PROMPT, settings)
-        assert there.run(refusion_fused.decode, PROMPT, settings).tokens == mine.tokens
+        mine = here.run(refusion.decode, PROMPT, settings)
+        assert there.run(refusion.decode, PROMPT, settings).tokens == mine.tokens
 
 
 def test_recorded_graphs_give_the_tokens_of_free_forwards():
@@ -70,8 +70,8 @@ def test_recorded_graphs_give_the_tokens_of_free_forwards():
             settings = RefusionSettings(
                 gen_length=32, slot_size=8, block_size=16, mask_id=VOCAB_SIZE - 1, tau_token=0.0, fuse=fuse
             )
-            mine = graphed.run(refusion_fused.decode, prompt, settings)
-            assert mine.tokens == free.run(refusion_fused.decode, prompt, settings).tokens
+            mine = graphed.run(refusion.decode, prompt, settings)
+            assert mine.tokens == free.run(refusion.decode, prompt, settings).tokens
 
 
 def test_no_kernel_of_a_decoding_is_of_cudnn():
@@ -81,9 +81,9 @@ def test_no_kernel_of_a_decoding_is_of_cudnn():
     settings = RefusionSettings(gen_length=32, slot_size=8, block_size=16, mask_id=VOCAB_SIZE - 1, tau_token=0.0)
     for record in (None, recorder(model.device)):
         engine = Engine(model, "sdpa", record=record)
-        engine.run(refusion_fused.decode, PROMPT, settings)
+        engine.run(refusion.decode, PROMPT, settings)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
-            engine.run(refusion_fused.decode, PROMPT[:5], settings)
+            engine.run(refusion.decode, PROMPT[:5], settings)
         names = [event.key for event in profiled.key_averages()]
         assert names
         assert not [name for name in names if "cudnn" in name.lower()]
@@ -93,7 +93,7 @@ def test_batches_of_recorded_graphs_give_the_tokens_of_free_forwards():
     model = moved(random_transformer(), "cuda", torch.float32)
     free, graphed = Engine(model, "sdpa"), Engine(model, "sdpa", record=recorder(model.device))
     settings = RefusionSettings(gen_length=32, slot_size=8, block_size=16, mask_id=VOCAB_SIZE - 1, tau_token=0.0)
-    requests = [Request(refusion_fused.decode, PROMPT[:length] * 60, settings) for length in (3, 8, 5, 6)]
+    requests = [Request(refusion.decode, PROMPT[:length] * 60, settings) for length in (3, 8, 5, 6)]
     together, expected = (dict(engine.run_many(requests, 3)) for engine in (graphed, free))
     assert [together[index].tokens for index in range(4)] == [expected[index].tokens for index in range(4)]
 
