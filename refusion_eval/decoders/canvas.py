@@ -51,8 +51,6 @@ class MaskedSettings:
     """Settings that every decoder of a masked model has.
 
     Attributes:
-        decoder: name of the decoder, for messages.
-        shift: rows between a position and the row that predicts it; a property of the model, not a choice of the user.
         gen_length: number of response positions, >= 1. All are decoded unless the decoder has a reason to stop.
         temperature: 0 takes the most probable token; above 0 samples softmax(logits / temperature).
         seed: seed of the random draws.
@@ -67,8 +65,8 @@ class MaskedSettings:
             returns True.
     """
 
-    decoder: ClassVar[str] = "masked"
-    shift: ClassVar[int] = 0
+    decoder: ClassVar[str] = "masked"  # its name, for messages
+    shift: ClassVar[int] = 0  # rows between a position and the row that predicts it; a property of the model
 
     gen_length: PositiveInt = 256
     temperature: NonNegativeFloat = 0.0
@@ -88,7 +86,6 @@ class MaskedSettings:
 
     @property
     def confidence(self) -> Confidence:
-        """The distribution from which confidences are computed."""
         return Confidence(dtype=self.confidence_dtype)
 
     def read(self, rows: Sequence[int], step: int, positions: Sequence[int]) -> Read:
@@ -131,7 +128,6 @@ class BlockSettings(MaskedSettings):
 
     @property
     def blocks(self) -> list[range]:
-        """Response indices of each block."""
         return blocks_of(self.gen_length, self.block_length)
 
     @property

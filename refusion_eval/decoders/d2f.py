@@ -67,12 +67,10 @@ class D2fLladaSettings(MaskedSettings):
 
     @property
     def halting(self) -> frozenset[int]:
-        """The tokens after which no block is appended."""
         return frozenset(self.eos_ids[:1] if self.halt_ids is None else self.halt_ids)
 
     @property
     def confidence(self) -> Confidence:
-        """The distribution by which candidates are compared."""
         # In a short dtype probabilities tie where logits differ, and the release takes the first of the tied ones.
         return Confidence(
             temperature=self.temperature or 1.0,
@@ -81,7 +79,6 @@ class D2fLladaSettings(MaskedSettings):
         )
 
     def read(self, rows: Sequence[int], step: int, positions: Sequence[int]) -> Read:
-        """As `MaskedSettings.read`, with the statistic that `sampling_strategy` compares."""
         return replace(
             MaskedSettings.read(self, rows, step, positions),
             margin=self.sampling_strategy == "margin_confidence",

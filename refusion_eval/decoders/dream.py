@@ -78,7 +78,6 @@ class DreamSettings(MaskedSettings):
 
     @property
     def confidence(self) -> Confidence:
-        """The distribution from which confidences are computed, before top-p and top-k."""
         return Confidence(
             temperature=self.temperature or self.confidence_temperature or 1.0,
             dtype=self.confidence_dtype,
@@ -90,7 +89,6 @@ class DreamSettings(MaskedSettings):
         return self.confidence_temperature is not None or self.confidence_top_p is not None
 
     def read(self, rows: Sequence[int], step: int, positions: Sequence[int]) -> Read:
-        """As `MaskedSettings.read`, with the statistic by which `alg` ranks."""
         return replace(
             MaskedSettings.read(self, rows, step, positions),
             # At temperature 0 top_p shapes the confidences only.

@@ -109,7 +109,6 @@ class FastDllmLladaSettings(BlockSettings):
         return None
 
     def accepted(self, scores: ProbArray, readout: Readout) -> list[int]:
-        """Indices of the candidates that become final where confidences decide."""
         if self.factor is None:
             assert self.threshold is not None
             return at_least_or_best(scores, rounded_threshold(self.threshold, readout))
@@ -124,7 +123,7 @@ class FastDllmLladaSettings(BlockSettings):
 class FastDllmDreamSettings(DreamSettings):
     """Settings of Fast-dLLM on Dream, named as in its release; those of `DreamSettings` mean the same.
 
-    Features are not reused: both intervals have to stay 1. Without a cache there are no blocks.
+    Features are not reused: both intervals have to stay 1.
 
     Attributes:
         alg: "confidence_threshold" commits by `threshold`. The others commit quotas. Without a cache they are Dream's
@@ -136,9 +135,8 @@ class FastDllmDreamSettings(DreamSettings):
         threshold: commit each candidate whose confidence is at least this, and always the best one.
         block_length: positions that are filled before the next ones begin; without a cache it has no effect.
         cache: which keys and values are kept while a block is filled (see `refusion_eval.decoders.fast_dllm`). The
-            release of Sparse-dLLM commits quotas, by entropy in its scripts. Its layers are published code; its loop
-            was read in public code derived from it, because the file itself was not available: the same schedule for
-            each block as here.
+            release of Sparse-dLLM commits quotas, by entropy in its scripts, on the same schedule for each block as
+            here; its loop was read in public code derived from it, because the file itself was not available.
         keep_ratio: with cache="sparse", the share of the rows outside the block that is kept.
         kernel_size: with cache="sparse", number of neighbouring rows that share their largest score, odd; 1 for none.
     """
@@ -195,7 +193,6 @@ class FastDllmDreamSettings(DreamSettings):
 
     @property
     def blocks(self) -> list[range]:
-        """Response indices of each block; without a cache there are no blocks."""
         return blocks_of(self.gen_length, self.block_length)
 
     @property
@@ -203,14 +200,15 @@ class FastDllmDreamSettings(DreamSettings):
         return self.num_steps // len(self.blocks)
 
     def quota(self, num_masked: int, num_before: int) -> int | None:
-        """As `FastDllmLladaSettings.quota`, on Dream's schedule for each block."""
         if self.by_threshold:
             return None
         return dream.quota(num_masked, dream.shares(self.steps_per_block, self.eps)[num_before])
 
     def accepted(self, scores: ProbArray, readout: Readout) -> list[int]:
-        """Indices of the candidates whose confidences reach the threshold, and the best one."""
         return at_least_or_best(scores, rounded_threshold(self.threshold, readout))
+
+
+Settings = FastDllmLladaSettings | FastDllmDreamSettings
 
 
 def _check_kernel_size(decoder: str, kernel_size: int) -> None:
@@ -227,11 +225,10 @@ def decode(prompt: Sequence[int], settings: FastDllmLladaSettings | FastDllmDrea
         num_before = 0
         while masked := canvas.masked(block):
             step, quota = next(steps), settings.quota(len(masked), num_before)
+            # On Dream the row that predicts the first position of a block lies before the block and is fed only by the
+            # block's first forward, which therefore commits this one position whatever its confidence. In the release
+            # a second forward follows even if that fills the block; it would change nothing and is left out.
             if settings.shift and num_before == 0:
-                # The row that predicts the first position of a block lies before the block and is fed only by the
-                # block's first forward, which therefore commits this one position whatever its confidence. In the
-                # release a second forward follows even if that fills the block; it would change nothing and is left
-                # out.
                 (readout,) = yield _forward(canvas, settings, block, num_before, masked[:1], step)
                 canvas.fix(masked[:1], readout.tokens)
             else:
@@ -248,32 +245,23 @@ def decode(prompt: Sequence[int], settings: FastDllmLladaSettings | FastDllmDrea
 
 
 def _forward(
-    canvas: Canvas,
-    settings: FastDllmLladaSettings | FastDllmDreamSettings,
-    block: range,
-    num_before: int,
-    candidates: Sequence[int],
-    step: int,
+    canvas: Canvas, settings: Settings, block: range, num_before: int, candidates: Sequence[int], step: int
 ) -> Forward:
     """A forward of a block after `num_before` others, which reads the predictions of some response indices."""
     # Keys and values of masks are stale at once, those of other rows drift slowly: so the block is recomputed in each
     # forward, and the rest only when a block begins. Sparse-dLLM waits one step, until scores are more stable.
     length, own = len(canvas.tokens), range(canvas.start + block.start, canvas.start + block.stop)
-    since_refresh = num_before - (settings.cache == "sparse")
+    since_refresh = -1 if settings.cache == "none" else num_before - (settings.cache == "sparse")
     fed, commit, kind, scores = range(length), DROP_ALL, "denoise", None
-    if settings.cache != "none" and since_refresh == 0:
+    if since_refresh == 0:
         kind = "refresh"
         if settings.cache == "sparse":
             outside = _rows_outside(own, length)
             scores = RowScores(own, outside, int(len(outside) * settings.keep_ratio), settings.kernel_size)
-    elif settings.cache != "none" and since_refresh > 0:
-        fed, commit, kind = (
-            range(own.start, length) if settings.cache == "prefix" else own,
-            NOTHING,
-            settings.kind_in_block,
-        )
-        if since_refresh == 1:
-            commit = Commit(_rows_outside(fed, length))
+    elif since_refresh > 0:
+        fed = range(own.start, length) if settings.cache == "prefix" else own
+        commit = Commit(_rows_outside(fed, length)) if since_refresh == 1 else NOTHING
+        kind = settings.kind_in_block
     reads = canvas.reads(candidates, step, fed.start)
     return Forward(canvas.tokens[fed.start : fed.stop], fed, bidirectional(len(fed)), reads, commit, kind, scores)
 

@@ -57,7 +57,6 @@ class LladaSettings(BlockSettings):
 
     @property
     def confidence(self) -> Confidence:
-        """The distribution from which confidences are computed, without the tokens that must have confidence 0."""
         # Stop tokens may be chosen, but commit last: the model fills the end of a response with them, confidently.
         exclude = self.eos_ids if self.confidence_eos_eot_inf else ()
         if self.release_compatible and self.temperature > 0:
@@ -65,7 +64,6 @@ class LladaSettings(BlockSettings):
         return Confidence(dtype=self.confidence_dtype, exclude=exclude)
 
     def read(self, rows: Sequence[int], step: int, positions: Sequence[int]) -> Read:
-        """As `MaskedSettings.read`, without the token that is never chosen."""
         read = BlockSettings.read(self, rows, step, positions)
         return replace(read, exclude=self.eos_ids[:1]) if self.logits_eos_inf else read
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Container, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -52,7 +52,9 @@ from refusion_eval.types import (
 MAX_LENGTHS = 8  # outcomes that are considered for one slot: bounds the work on the host, whatever rows cost
 
 OutcomeKey = tuple[object, ...]
-Verified = Generator[Forward, tuple[Readout, ...], Mapping[OutcomeKey, Readout]]
+Ready = Mapping[OutcomeKey, Readout]  # what branches have read, by the outcomes that it holds for
+T = TypeVar("T")
+Steps = Generator[Forward, tuple[Readout, ...], T]  # a part of a decoding
 
 
 def decode(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> Decoding:
@@ -66,7 +68,7 @@ def _decode_slots(prompt: Sequence[int], settings: RefusionSettings, trace: Trac
     text, blocks = Text(settings, trace), block_slots(settings)
     # The first plan also carries the prompt, which is all of that forward that stays in the cache.
     context, commit = Rows(list(prompt), range(num_prompt)), NOTHING
-    ready: Mapping[OutcomeKey, Readout] = {}  # what the branches of the last verification read; nothing unless fused
+    ready: Ready = {}  # of the last verification; nothing unless fused
     for slots, next_slots in zip(blocks, [*blocks, range(0)][1:], strict=True):
         text.masked = list(slots)
         while text.masked:
@@ -79,9 +81,7 @@ def _decode_slots(prompt: Sequence[int], settings: RefusionSettings, trace: Trac
             context = NO_ROWS
             drafts = select_slots(text.masked, readout, settings, trace)
             step = _Iteration(number, drafts, text.masked, next_slots, text.met_eos, num_prompt, settings)
-            forward, branches = step.verification(commit)
-            readouts = yield forward
-            ready = branch_readouts(branches, readouts)
+            readouts, ready = yield from _with_branches(*step.verification(commit), settings.mask_id)
             passed_SK = passed_drafts(drafts, readouts, settings)
             final = accepted_drafts(drafts, accepted_prefix(passed_SK.ravel()), settings)
             if final is None:
@@ -132,7 +132,7 @@ def _changes_keys(final: Final, settings: RefusionSettings) -> bool:
     return settings.recompute_kv and final.completed and len(final.slots) > 1
 
 
-def _complete(completion: Completion, step: "_Iteration", ready: Mapping[OutcomeKey, Readout]) -> Verified:
+def _complete(completion: Completion, step: "_Iteration", ready: Ready) -> Steps[Ready]:
     """Completes slots independently of each other, in rounds of one prediction and one verification (Eq. 7-8)."""
     # No forward commits anything: each carries its slots whole, as groups that see the cache and themselves only.
     if step.settings.verify_independently:
@@ -153,11 +153,11 @@ def _complete(completion: Completion, step: "_Iteration", ready: Mapping[Outcome
     return ready
 
 
-def _verify_groups(completion: Completion, step: "_Iteration") -> Verified:
-    branches = step.branches_of_groups(completion)
-    readouts = yield attach_branches(completion.verification(), branches, step.settings.mask_id)
+def _verify_groups(completion: Completion, step: "_Iteration") -> Steps[Ready]:
+    forward, branches = completion.verification(), step.branches_of_groups(completion)
+    readouts, ready = yield from _with_branches(forward, branches, step.settings.mask_id)
     completion.lengthen(readouts)
-    return branch_readouts(branches, readouts)
+    return ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,13 +181,13 @@ class Branch(NamedTuple):
     outcome: OutcomeKey
     sees: tuple[int, int]  # rows of the verification that are accepted under it: first, last + 1
     positions: Sequence[int]  # position ids of the masks
-    read: Read  # what is read of them; `attach_branches` sets its rows
+    read: Read  # what is read of them; `_with_branches` sets its rows
 
 
-def attach_branches(forward: Forward, branches: Sequence[Branch], mask_id: int) -> Forward:
-    """Appends branches to the rows of a forward; their readouts follow its own."""
-    if not branches:
-        return forward
+def _with_branches(
+    forward: Forward, branches: Sequence[Branch], mask_id: int
+) -> Steps[tuple[tuple[Readout, ...], Ready]]:
+    """Makes a forward with branches after its rows; returns its own readouts, and those of the branches."""
     tokens, positions = list(forward.tokens), list(forward.positions)
     attention, reads = list(forward.attention), list(forward.reads)
     for branch in branches:
@@ -196,13 +196,11 @@ def attach_branches(forward: Forward, branches: Sequence[Branch], mask_id: int) 
         positions += branch.positions
         attention.append(Segment(size, sees=(branch.sees,)))
         reads.append(replace(branch.read, rows=range(first, first + size)))
-    return replace(forward, tokens=tokens, positions=positions, attention=tuple(attention), reads=tuple(reads))
-
-
-def branch_readouts(branches: Sequence[Branch], readouts: Sequence[Readout]) -> dict[OutcomeKey, Readout]:
-    """Maps outcomes to the readouts of their branches, which are the last ones of a forward."""
-    outcomes = (branch.outcome for branch in branches)
-    return dict(zip(outcomes, readouts[len(readouts) - len(branches) :], strict=True))
+    readouts = yield replace(
+        forward, tokens=tokens, positions=positions, attention=tuple(attention), reads=tuple(reads)
+    )
+    num_own = len(forward.reads)
+    return readouts[:num_own], dict(zip((branch.outcome for branch in branches), readouts[num_own:], strict=True))
 
 
 def profitable_branches(candidates: Sequence[tuple[float, Branch]], cost: ForwardCost, num_rows: int) -> list[Branch]:
@@ -301,8 +299,7 @@ class _Iteration:
         predictions: list[Branch] = []
         if not self.settings.verify_independently:  # else a completion begins with a verification of its own
             forward, predictions = self._first_predictions(forward, num_rows)
-        branches = plans + predictions
-        return attach_branches(forward, branches, self.settings.mask_id), branches
+        return forward, plans + predictions
 
     def branches_of_groups(self, completion: Completion) -> list[Branch]:
         """The branches that pay on a verification of groups: the plan if all slots finish now, else predictions."""

@@ -149,11 +149,9 @@ class RefusionSettings:
         return [slot + column for slot in slots for column in range(self.slot_size)]
 
 
-class Rows(NamedTuple):
-    """Tokens that a forward adds to the cache, and their position ids."""
-
+class Rows(NamedTuple):  # that a forward adds to the cache
     tokens: Sequence[int]
-    positions: Sequence[int]
+    positions: Sequence[int]  # position ids
 
 
 NO_ROWS = Rows((), ())
@@ -221,8 +219,6 @@ def masked_after(masked: Sequence[int], final: Final, settings: RefusionSettings
 
 
 class Text:
-    """The response while it is decoded."""
-
     def __init__(self, settings: RefusionSettings, trace: Trace) -> None:
         self.tokens: dict[int, int] = {}  # final ones, by response index
         self.masked: list[int] = []  # slots of the current block that are not final yet, ascending
@@ -238,7 +234,6 @@ class Text:
         self.met_eos |= final.has_eos
 
     def stops(self) -> bool:
-        """Whether the stop rule ends decoding."""
         rule = self._settings.stop_rule
         return rule is not None and rule(self._gapless())
 
@@ -327,7 +322,6 @@ class Completion:
         return Forward(tokens_SK.ravel().tolist(), positions, attention, reads, kind=kind)
 
     def record_drafts(self) -> None:
-        """Reports all tokens that are not valid."""
         cells_SK = self.after_prefix()
         positions_SK = np.add.outer(self.slots, range(self._settings.slot_size))
         self._trace.draft(positions_SK[cells_SK].tolist(), self.tokens_SK[cells_SK].tolist())
