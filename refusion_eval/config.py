@@ -13,6 +13,7 @@ import reprlib
 import types
 import typing
 from collections.abc import Callable, Collection, Hashable, Mapping
+from contextlib import suppress
 from dataclasses import Field, field, fields, is_dataclass
 from functools import cache, wraps
 from pathlib import Path
@@ -144,11 +145,7 @@ def unknown_key(key: str, valid: Collection[str], where: str = "", *, what: str 
     name_here = OTHER_NAMES.get(key)
     near = [name_here] if name_here in valid else difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else f"known {what}s: {', '.join(sorted(valid))}"
-    return ConfigError(f"{_place(where)}unknown {what} {key!r}; {hint}")
-
-
-def _place(where: str) -> str:
-    return f"{where}: " if where else ""
+    return ConfigError(f"{where}{': ' if where else ''}unknown {what} {key!r}; {hint}")
 
 
 def _setting_names(cls: type) -> list[str]:
@@ -183,7 +180,8 @@ def _with_reader(wanted: Any) -> Any:
         reader = _names if arguments[0] is str else _items
         return Annotated[tuple[_with_reader(arguments[0]), ...], BeforeValidator(reader)]  # type: ignore[misc]
     if wanted in _READERS:
-        return Annotated[wanted, BeforeValidator(_READERS[wanted])]
+        read = _READERS[wanted]
+        return Annotated[wanted, BeforeValidator(lambda value: read(_plain(value)))]
     return wanted
 
 
@@ -224,7 +222,6 @@ def _refused(wanted: str, hint: str = "") -> PydanticCustomError:
 
 
 def _bool(value: Any) -> bool:
-    value = _plain(value)
     # lm-eval turns true and false into bools, but leaves 1 and 0 as ints; --set and JSON carry text.
     if isinstance(value, bool | int) and value in (0, 1):
         return bool(value)
@@ -234,29 +231,20 @@ def _bool(value: Any) -> bool:
 
 
 def _int(value: Any) -> int:
-    value = _plain(value)
-    if not isinstance(value, bool) and not (isinstance(value, float) and not value.is_integer()):
-        try:
+    with suppress(TypeError, ValueError, OverflowError):
+        if not isinstance(value, bool) and (not isinstance(value, float) or value.is_integer()):
             return int(value)
-        except (TypeError, ValueError, OverflowError):
-            pass
     raise _refused("a whole number")
 
 
 def _float(value: Any) -> float:
-    value = _plain(value)
-    if not isinstance(value, bool):
-        try:
-            number = float(value)
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
-        if not math.isnan(number):
+    with suppress(TypeError, ValueError, OverflowError):
+        if not isinstance(value, bool) and not math.isnan(number := float(value)):
             return number
     raise _refused("a number")
 
 
 def _str(value: Any) -> str:
-    value = _plain(value)
     # An int keeps its digits ("2025"); the spelling of a float is lost ("1e5" arrives as 100000.0).
     if isinstance(value, str | int) and not isinstance(value, bool):
         return str(value)
@@ -284,7 +272,7 @@ def _config_error(error: ValidationError, cls: Any, where: str, key: str = "") -
     # Besides names of fields a location holds indices of lists and pydantic's own words for unions and functions.
     location = [part for part in first["loc"] if isinstance(part, str) and part.isidentifier()]
     name = ".".join(filter(None, (key, *location)))
-    place = _place(where)
+    place = f"{where}: " if where else ""
     if first["type"] in ("unexpected_keyword_argument", "missing"):
         if first["type"] == "missing":
             return ConfigError(f"{place}{name} is missing; add it")

@@ -22,8 +22,8 @@ ConfidenceDtype = Literal["float32", "float64", "model"]
 # what the named method asks for.
 CheckpointKind = Literal["causal", "masked", "refusion", "llada", "dream"]
 
-# Weights up to this size are computed fastest by one thread on a CPU; several mostly wait for each other. The embedded
-# models have 11 MB: on two cores 824 tokens/s with one thread, 38 with two.
+# Weights up to this size are computed fastest by one thread on a CPU; several mostly wait for each other: the embedded
+# models of 11 MB make 824 tokens/s with one thread on two cores, 38 with two.
 ONE_THREAD_BYTES = 64 * 2**20
 
 # Token ids and positions are below these limits. No vocabulary and no context is near them.
