@@ -46,6 +46,7 @@ class AutoregressiveSettings:
 def decode(prompt: Sequence[int], settings: AutoregressiveSettings, trace: Trace) -> Decoding:
     """Decodes one prompt token by token: n forwards for n tokens."""
     tokens: list[int] = []
+    # The first forward reads the whole prompt; every later one feeds the token that the forward before it predicted.
     forward_tokens, start, kind, commit = list(prompt), 0, "prefill", NOTHING
     while True:
         num_rows, position = len(forward_tokens), len(tokens)

@@ -61,7 +61,6 @@ class Bd3lmSettings(MaskedSettings):
             )
 
     def quotas(self, num_masked: int) -> list[int]:
-        """Number of masks of a block that each of its steps fills."""
         steps = self.steps_per_block
         if steps is None:
             num_blocks = -(-self.gen_length // self.block_length)

@@ -2,7 +2,7 @@
 
 The response is filled block after block. A block begins with a forward of the whole text; the forwards after it feed a
 part of the text against the keys and values of one forward of the whole text, the refresh. They are not exact: keys and
-values of a bidirectional model change with every token that is filled in.
+values of a bidirectional model change with every token that is filled in. On Dream there are no blocks without a cache.
 
 | cache | refresh | kept of the refresh | fed by later forwards |
 |---|---|---|---|
