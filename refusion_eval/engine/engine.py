@@ -130,7 +130,7 @@ class Engine:
         return replace(decoded, joules=self._joules() - joules_before)
 
     def run_many(self, requests: Iterable[Request], batch_size: int) -> Iterator[tuple[int, Decoded | DecodeError]]:
-        """Decodes many prompts, up to `batch_size` at a time, the next one begun when one ends (continuous batching).
+        """Decodes many prompts, up to `batch_size` at a time; when one ends, the next begins (continuous batching).
 
         Yields:
             (index of the request, what `run` returns or the error that it raises), in the order in which they end.
@@ -141,7 +141,7 @@ class Engine:
         budget = default_budget(self.model.device, config, dtype) if self.kv_budget is None else self.kv_budget
         max_rows = rows_within(budget, config, dtype)
         batch_size = max(1, min(batch_size, max_rows // FIRST_CAPACITY))
-        # A buffer that grows is recorded again, so one with recordings has room for long texts from the beginning.
+        # A buffer that grows is recorded again, so a buffer with recordings has room for long texts from the beginning.
         step = FIRST_CAPACITY if self._record is None else CAPACITY_STEP[self.model.device.type]
         capacity = max(FIRST_CAPACITY, min(step, max_rows // batch_size))
         cache, shared = self._new_cache(batch_size, capacity), SharedPrefix()
@@ -169,7 +169,7 @@ class Engine:
                 request = batch[index]
                 if request.pending is not None:
                     continue
-                # The last sequence takes the free index, so that the active ones stay the first of the buffer.
+                # The last sequence takes the free index, so that active sequences stay the first of the buffer.
                 last = batch.pop()
                 if last is not request:
                     cache.move(len(batch), index)
@@ -254,7 +254,7 @@ class Engine:
         recorded: RecordedForwards | None,
         shared: SharedPrefix | None,
     ) -> list[Readout]:
-        """As `_compute`, but copies the rows that prompts have in common with the stored one."""
+        """As `_compute`, but copies the rows that prompts have in common with the stored prompt."""
         if shared is None:
             return self._compute(cache, forwards, recorded)
         filled = [shared.fill(cache, sequence, forward) for sequence, forward in enumerate(forwards)]
@@ -302,7 +302,7 @@ def _rows_needed(cache: KVCache, sequence: int, request: _ActiveRequest) -> int:
 def _grow_back(
     cache: KVCache, batch: Sequence[_ActiveRequest], preempted: Iterable[_Preempted], batch_size: int, max_rows: int
 ) -> bool:
-    """Makes places of a buffer that was made for long texts, once its rows would fit into a shorter one; True if so."""
+    """Makes places of a buffer that was made for long texts, once its rows fit into a shorter buffer; True if so."""
     if cache.num_sequences >= batch_size:
         return False
     needed = [_rows_needed(cache, sequence, request) for sequence, request in enumerate(batch)]

@@ -1,6 +1,6 @@
 """The approximate caches of single papers: dLLM-Cache (arXiv 2506.06295) and Sparse-dLLM (arXiv 2508.02558).
 
-Shapes: T rows of the forward, P computed ones, R rows of the response, Q query rows that are averaged, K key rows that
+Shapes: T rows of the forward, P computed rows, R rows of the response, Q query rows that are averaged, K key rows that
 are scored, C residual width, H query heads, G key-value heads, D head width.
 """
 
@@ -111,7 +111,7 @@ class ScoringAttend:
 
     def __init__(self, attend: Attend, forwards: Sequence[tuple[int, Forward]], device: torch.device) -> None:
         self._attend = attend
-        # Sequence, what is scored, its query and key rows among the packed ones, and the scores of the layers so far.
+        # Sequence, what is scored, its query and key rows among all packed rows, and the scores of the layers so far.
         self._scored: list[tuple[int, RowScores, Tensor, Tensor, list[Tensor]]] = []
         first_row = 0
         for sequence, forward in forwards:

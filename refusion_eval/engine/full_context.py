@@ -62,7 +62,7 @@ class ContextCache(KVCache):
     def __init__(self, config: Any, num_sequences: int, *more: Any) -> None:
         # No layers: the bookkeeping of rows is the cache's own, and no keys and values take memory.
         super().__init__(replace(config, num_layers=0), num_sequences, *more)
-        self._rows = [_NO_ROWS] * num_sequences  # of the last forward and before, committed ones first
+        self._rows = [_NO_ROWS] * num_sequences  # of the last forward and before, committed rows first
 
     def rows_of(self, sequence: int, forward: Forward) -> _Rows:
         """The committed rows of a sequence and those of its forward, which they become."""
@@ -92,7 +92,7 @@ class ContextCache(KVCache):
     def commit(
         self, sequence: int, rows: Sequence[int], replace: Sequence[int] | None = None, keep: int | None = None
     ) -> None:
-        """See `KVCache.commit`; raises ConfigError if a row stays that saw one which does not."""
+        """See `KVCache.commit`; raises ConfigError if a row stays that saw a row which is gone."""
         if replace is not None:
             raise _refusal("replaces rows of a cache")
         length = self.lengths[sequence]

@@ -143,10 +143,10 @@ def attend_over(
 
 
 def _attend_alone(cache: KVCache, sequence: int, attention: Attention, backend: Backend) -> OneSequence:
-    # A mask is built only if the kernels need one: without it they skip half of the work of a causal text.
+    # A mask is built only if the kernels need it: without a mask they skip half of the work of a causal text.
     num_rows, length = sum(segment.size for segment in attention), cache.lengths[sequence]
     flash = backend == "flash" and is_causal(attention)
-    # torch's own triangle begins at the first key, not after committed ones
+    # torch's own triangle begins at the first key, not after committed keys
     causal = flash or (length == 0 and is_causal(attention) and not sees_everything(attention))
     mask_QK = None
     if not (causal or sees_everything(attention)):

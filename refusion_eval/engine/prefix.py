@@ -38,7 +38,7 @@ class SharedPrefix:
 
     @torch.inference_mode()
     def keep(self, cache: KVCache, sequence: int, forward: Forward, num_filled: int) -> None:
-        """Stores the rows of a request's first forward, unless they were copied from the stored ones."""
+        """Stores the rows of a request's first forward, unless they were copied."""
         num_rows = len(forward.tokens)
         if num_filled or cache.lengths[sequence] or num_rows < MIN_ROWS or not is_causal(forward.attention):
             return

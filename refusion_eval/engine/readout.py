@@ -22,10 +22,11 @@ from refusion_eval.types import PLAIN, FeatureReuse, Forward, Guidance, Read, Re
 
 # Logits of at most this many entries are held at once (256 MiB in float32); further rows are read chunk by chunk.
 MAX_LOGITS = 1 << 26
-# Where each statistic of a read is among the three of a simple one, which asks for no entropy and no margin.
+# Where each statistic of a read is among the three of a simple read, which asks for no entropy and no margin.
 STATISTICS_OF_SIMPLE = [0, 1, 2, 1, 1]
 
-_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # splitmix64's constants as signed 64-bit integers: torch has no unsigned ones
+# The constants of splitmix64 as signed integers: torch has no unsigned 64-bit numbers.
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
@@ -113,7 +114,7 @@ class ReadPlan:
             self.groups.append((options, slice(start, len(numbers))))
         # Packed row, given token and draw key of every row that is read, [3, N]; 0 where there is none.
         self.numbers = np.array(numbers, dtype=np.int64).reshape(-1, 3).T.copy()
-        # The id that each row may not choose, [N]; -1 for none. A simple read has one at most.
+        # The id that each row may not choose, [N]; -1 for none. A simple read suppresses one id at most.
         self.suppressed = np.array(suppressed, dtype=np.int64)
         # Whether the compiled and the fused readout can answer all reads.
         self.is_simple = all(_is_simple(options) for options in by_options)

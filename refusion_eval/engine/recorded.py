@@ -32,7 +32,7 @@ CAPACITY_STEP = {"cpu": 512, "cuda": 4096}  # the KV buffer grows by multiples o
 NUM_WARM_UPS = 2  # before a recording: libraries choose kernels and allocate workspaces in their first calls
 CHECKED_CONTEXT = 70  # committed rows of the forwards that check a recording
 CHECKED_SEQUENCES = 3  # of a batch
-# The largest mean difference of log-probabilities between a recorded forward and one that is not.
+# The largest mean difference of log-probabilities between a recorded forward and the same forward unrecorded.
 TOLERANCES = {torch.float32: 0.01, torch.bfloat16: 0.5, torch.float16: 0.2}
 CLEAR_MARGIN = 0.5  # between the two largest probabilities: no rounding turns their order round
 NUM_COLUMNS = 10
@@ -224,7 +224,7 @@ class RecordedForwards:
         read_rows(logits_WV, rows_W, given_W, suppressed_W, self._answers[: 3 * width].view(3, width))
 
     def _check(self) -> None:
-        """Compares a forward of every width, and a wider one of a batch, with the same forwards unrecorded."""
+        """Compares a forward of every width, and a wider forward of a batch, with the same forwards unrecorded."""
         model, cache = self._model, self._cache
         num_sequences = min(cache.num_sequences, CHECKED_SEQUENCES)
         lengths = [CHECKED_CONTEXT - sequence for sequence in range(num_sequences)]

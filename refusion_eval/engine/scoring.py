@@ -1,4 +1,4 @@
-"""Log-likelihoods of given texts, in nats, without a cache: exact for causal models, estimated for masked ones.
+"""Log-likelihoods of given texts, in nats, without a cache: exact for causal models, estimated for masked models.
 
 A model with full attention that fills masks has no exact log-likelihood, but a lower bound (LLaDA, arXiv 2502.09992,
 Eq. 6 and Algorithm 3). For a continuation of L tokens, draw a number l from 1 .. L, mask a random subset of that size,
@@ -133,7 +133,7 @@ def estimate_many(
 
 
 def noised_copies(length: int, num_samples: int, key: int) -> NoisedCopies:
-    """Draws noised copies, or returns all possible ones if there are no more than `num_samples`."""
+    """Draws noised copies, or returns all possible copies if there are no more than `num_samples`."""
     if 2**length - 1 <= num_samples:  # all subsets, each with its probability 1 / L / C(L, l): no noise
         masked_SL = (np.arange(1, 2**length)[:, None] >> np.arange(length)) % 2 == 1
         num_alike = np.array([math.comb(length, size) for size in masked_SL.sum(axis=1).tolist()])

@@ -21,7 +21,7 @@ RECORDED_WIDTHS = (*WIDTHS, 384, 512)  # where rows cost less, decoders ask for 
 CONTEXT = 128
 NUM_ROUNDS = 5
 MAX_SECONDS = 10.0  # a wider forward is not timed once this is spent
-WORTH_KEEPING = 1.1  # a forward that takes at most this multiple of one of a single row counts as free
+WORTH_KEEPING = 1.1  # a forward that takes at most this multiple of the time of one row counts as free
 
 
 class WidthCost(NamedTuple):
@@ -91,7 +91,7 @@ def fit(curve: dict[int, float]) -> WidthCost:
     """Fits a hinge to a curve, width -> seconds, of at least two widths."""
     widths = np.array(sorted(curve), dtype=float)
     seconds = np.array([curve[int(width)] for width in widths])
-    # The widest forward that still takes about as long as one of a single row; 0 if only that one does.
+    # The widest forward that still takes about as long as a forward of a single row; 0 if no other does.
     free = widths[np.cumprod(seconds <= WORTH_KEEPING * seconds[0]).astype(bool)]
     free_rows = free[-1] if len(free) > 1 else 0.0
     flat = seconds[widths <= max(free_rows, widths[0])].mean()
@@ -102,7 +102,7 @@ def fit(curve: dict[int, float]) -> WidthCost:
 
 
 def measure(model: Transformer, attention: Backend, recorded: RecordedForwards | None = None) -> WidthCost:
-    """Times a few forwards and fits them; takes a second on a small model, some seconds on a large one."""
+    """Times a few forwards and fits them; takes a second on a small model, some seconds on a large model."""
     widths = WIDTHS if recorded is None else RECORDED_WIDTHS
     times = time_forwards(model, attention, widths, recorded=recorded)
     return fit({width: statistics.median(seconds) for width, seconds in times.items()})

@@ -110,10 +110,10 @@ def _check_targets(directory: Path, settings: Mapping[str, Any], matrices: Mappi
     targets = settings.get("target_modules")
     for target in targets if isinstance(targets, list) else []:
         if not any(module == target or module.endswith(f".{target}") for module in matrices):
-            known = sorted({module.rpartition(".")[2] for module in matrices})
+            names = sorted({module.rpartition(".")[2] for module in matrices})
             raise CheckpointError(
                 f"{directory / CONFIG_FILE}: target_modules names {target!r}, which matches no matrix of this model; "
-                f"it has {', '.join(known)}"
+                f"it has {', '.join(names)}"
             )
 
 

@@ -1,6 +1,6 @@
 """The KV cache: the committed rows of each sequence, followed by the staged rows of its last forward.
 
-Keys are stored rotated, so rows may be in any order. A forward stages its rows; the next one says which of them stay.
+Keys are stored rotated, so rows may be in any order. The next forward says which of the staged rows stay.
 """
 
 from collections.abc import Sequence
@@ -94,7 +94,7 @@ class KVCache:
 
     @torch.inference_mode()
     def move(self, source: int, target: int) -> None:
-        """Moves the committed rows and features of a sequence to the index of another one."""
+        """Moves the committed rows and features of a sequence to another index."""
         self.move_rows()
         length = self.lengths[source]
         self.wipe(target)

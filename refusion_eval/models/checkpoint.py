@@ -54,7 +54,7 @@ def _refuse_pipes(directory: Path) -> None:
 
 
 def fetch_weights(location: Location) -> None:
-    """Downloads the weights of a hub checkpoint into its directory; does nothing for a local one."""
+    """Downloads the weights of a hub checkpoint into its directory; does nothing for a local directory."""
     if location.revision is not None:
         _download(location.name, location.revision, WEIGHT_FILES)
 
@@ -211,7 +211,7 @@ def read_family(directory: Path, model_type: str) -> Family | None:
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """Rotary scaling of Llama 3.1: low frequencies are divided, high ones kept, those between blended."""
+    """Rotary scaling of Llama 3.1: low frequencies are divided, high frequencies kept, those between blended."""
 
     factor: float
     low_freq_factor: float
@@ -413,7 +413,7 @@ CARDS: dict[str, Card] = {
 
 
 def checkpoint_card(name: str, directory: Path) -> Card:
-    """The card of a known checkpoint or of a local copy of it, else one read from the files of the directory."""
+    """The card of a known checkpoint or of a local copy of it, else a card read from the files of the directory."""
     # A copy or a fine-tune is recognised by its shape, unless its config.json has a backbone, decoders or a mask token
     # of its own. For all others: mask_token_id of config.json before the tokenizer's mask token before its token
     # "<|mask|>"; eos_token_id of generation_config.json before that of config.json.

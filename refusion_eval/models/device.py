@@ -25,7 +25,7 @@ BACKENDS: tuple[Backend, ...] = get_args(Backend)
 NUM_COPIES = 5
 COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}
 
-# While a buffer grows, half of the old one is held next to the new one, which is at least as large.
+# While a buffer grows, half of the old buffer is held next to the new buffer, which is at least as large.
 USABLE_SHARE = 0.8
 CPU_SHARE = 0.25  # of the memory that is free when a batch begins
 CUDA_RESERVE = 2 * 2**30  # for the intermediate tensors of a forward
@@ -126,7 +126,7 @@ def device_label(device: torch.device) -> str:
 
 def energy_counter(device: torch.device) -> Callable[[], float] | None:
     """A function that reads the GPU's energy counter (J), or None."""
-    # The counter is the device's own (NVML, by UUID; GPUs since Volta have one) and needs the package nvidia-ml-py. It
+    # The counter is the device's own (NVML, by UUID; GPUs have it since Volta) and needs the package nvidia-ml-py. It
     # counts the whole GPU, whoever uses it, and advances in steps of some tens of milliseconds: the energy of a short
     # response is rough, the mean of many is not.
     if device.type != "cuda":

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 _F32 = np.float32
 _SET, _ADD = np.float32(0), np.float32(1)  # what a product does to the matrix that it is written to
 # `cblas_sgemm_compute` takes layout, how to read each factor, three sizes, then address and step of each matrix.
-# TRANSPOSED is a matrix of weights whose last axis is dense, AS_IS one whose first axis is.
+# TRANSPOSED is a matrix of weights whose last axis is dense, AS_IS a matrix whose first axis is.
 BY_ROWS, AS_IS, TRANSPOSED = 101, 111, 112
 _SGEMM = "refusion_eval_sgemm"
 _MATRIX = (types.uintp, types.int32)

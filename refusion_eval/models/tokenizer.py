@@ -107,7 +107,7 @@ class Tokenizer:
         if not self.inner.chat_template:
             raise ConfigError(
                 f"{self.inner.name_or_path} has no chat template (chat_template.jinja or tokenizer_config.json); "
-                "evaluate it without one"
+                "evaluate it without a template"
             )
         template = self.inner.get_chat_template()
         arguments = {"add_generation_prompt": True, **template_arguments}

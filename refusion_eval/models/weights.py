@@ -33,7 +33,7 @@ class LayerWeights:
     mlp_norm: Tensor  # [C]
     gate_up: Tensor  # gate and up projection in one matrix, [2 I, C]
     down: Tensor  # [C, I]
-    qkv_bias: Tensor | None = None  # [(H + 2G) D]; None in families without one
+    qkv_bias: Tensor | None = None  # [(H + 2G) D]; None in families without biases
     qk_norm: Tensor | None = None  # scales of queries and keys, one row a head, [H + G, D]; None in families without
 
 
