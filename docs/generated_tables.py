@@ -104,7 +104,7 @@ def slot_sizes(_: Sequence[str]) -> str:
 def training_memory_table(_: Sequence[str]) -> str:
     """GB on each GPU, computed from the shapes of Qwen3-8B."""
     from refusion_eval.bench.checkpoints import SHAPES  # transformers loads slowly
-    from refusion_eval.models.config import parse_model_config
+    from refusion_eval.models.checkpoint import parse_model_config
     from refusion_eval.training.config_files import read_run_config
     from refusion_eval.training.memory import GB, training_memory
 

@@ -30,8 +30,8 @@ from refusion_eval.bench.command import mini_prompts
 from refusion_eval.bench.plain import PlainEngine
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.readout import PackedRead, ReadPlan, hidden_of, read_native, read_out
-from refusion_eval.engine.width import weight_bytes
 from refusion_eval.models.cache import KVCache
+from refusion_eval.models.device import weight_bytes
 from refusion_eval.types import Forward, Read, causal
 
 WIDTHS = (1, 8, 16, 40, 100)

@@ -14,8 +14,8 @@ from plain_train import plain_loss
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from refusion_eval.bench.checkpoints import SHAPES, Shape
-from refusion_eval.engine.width import synchronize
 from refusion_eval.errors import ConfigError
+from refusion_eval.models.device import synchronize
 from refusion_eval.training.config import ObjectiveConfig
 from refusion_eval.training.data.collate import PackedBatch, collate
 from refusion_eval.training.data.samples import TrainingSample

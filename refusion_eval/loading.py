@@ -14,13 +14,12 @@ from refusion_eval.config import CheckpointOptions, build
 from refusion_eval.decoders import fitting_decoders
 from refusion_eval.engine.engine import Engine
 from refusion_eval.engine.recorded import recorder
-from refusion_eval.engine.width import SHIPPED_COSTS, WidthCost, measure, weight_bytes
+from refusion_eval.engine.width import SHIPPED_COSTS, WidthCost, measure
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.adapter import LoraAdapter
 from refusion_eval.models.attention import Backend
-from refusion_eval.models.checkpoint import Card, checkpoint_card, fetch_weights, locate
-from refusion_eval.models.config import ModelConfig, model_config
-from refusion_eval.models.device import choose_backend, choose_device, cpu_threads, device_label
+from refusion_eval.models.checkpoint import Card, ModelConfig, checkpoint_card, fetch_weights, locate, model_config
+from refusion_eval.models.device import choose_backend, choose_device, cpu_threads, device_label, weight_bytes
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.models.weights import load_weights

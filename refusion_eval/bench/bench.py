@@ -17,9 +17,9 @@ from refusion_eval.bench.plain import PlainEngine
 from refusion_eval.bench.profile import Profile, profile, profile_table
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine, Request
-from refusion_eval.engine.width import cache_bytes_per_row, copy_bandwidth, synchronize, time_forwards, weight_bytes
+from refusion_eval.engine.width import time_forwards
 from refusion_eval.errors import DecodeError
-from refusion_eval.models.device import energy_counter
+from refusion_eval.models.device import cache_bytes_per_row, copy_bandwidth, energy_counter, synchronize, weight_bytes
 from refusion_eval.runs.stock_loop import StockLoop
 from refusion_eval.types import Decoded, ForwardDone
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.models.config import ModelConfig, model_config
+from refusion_eval.models.checkpoint import ModelConfig, model_config
 
 NOISE = 0.02  # standard deviation of weights without influence
 # One surplus feature has this value in every row. It gives surplus tokens impossibly low logits and is too small to

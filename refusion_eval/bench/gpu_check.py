@@ -27,9 +27,9 @@ from refusion_eval.bench.gpu_report import Check, Result
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.engine.recorded import recorder
-from refusion_eval.engine.width import cache_bytes_per_row, copy_bandwidth, weight_bytes
 from refusion_eval.errors import DecodeError
 from refusion_eval.models.attention import grouped_attention
+from refusion_eval.models.device import cache_bytes_per_row, copy_bandwidth, weight_bytes
 from refusion_eval.paths import embedded_decoders, embedded_path
 from refusion_eval.types import Commit, Decoding, Forward, Read, Response, Trace, causal
 

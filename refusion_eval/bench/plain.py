@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, Qwen3ForCausalLM
 
-from refusion_eval.engine.width import synchronize
 from refusion_eval.errors import DecodeError
+from refusion_eval.models.device import synchronize
 from refusion_eval.types import Attention, Commit, Decode, Decoded, Forward, Read, Readout, Trace
 
 KeysValues = list[tuple[Tensor, Tensor]]  # one pair per layer, each [batch, key-value heads, rows, head width]

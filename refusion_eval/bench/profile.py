@@ -14,9 +14,9 @@ from refusion_eval.decoders import DECODERS
 from refusion_eval.engine import engine as engine_module
 from refusion_eval.engine import masks
 from refusion_eval.engine.engine import Engine
-from refusion_eval.engine.width import synchronize
 from refusion_eval.models import transformer as transformer_module
 from refusion_eval.models.cache import KVCache
+from refusion_eval.models.device import synchronize
 from refusion_eval.models.transformer import Attend, Transformer
 
 ATTENTION = "attention"

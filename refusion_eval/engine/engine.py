@@ -1,8 +1,4 @@
-"""Runs decoders. The engine is the only caller of a model: it counts forwards, measures time and holds the KV cache.
-
-`run` decodes one request, and speed is measured with it. `run_many` decodes a batch and admits the next request when
-one ends (continuous batching). Decoders work the same way in both.
-"""
+"""Runs decoders. The engine is the only caller of a model: it counts forwards, measures time and holds the KV cache."""
 
 import time
 from collections import deque
@@ -18,11 +14,17 @@ from refusion_eval.engine.features import check_reuse, check_scores
 from refusion_eval.engine.prefix import SharedPrefix, without_first_rows
 from refusion_eval.engine.readout import PackedRead, ReadPlan, hidden_of, read_native, read_out
 from refusion_eval.engine.recorded import CAPACITY_STEP, Record, RecordedForwards
-from refusion_eval.engine.width import cache_bytes_per_row, default_budget, rows_within, synchronize
 from refusion_eval.errors import DecodeError
 from refusion_eval.models.attention import Backend
 from refusion_eval.models.cache import KVCache
-from refusion_eval.models.device import cpu_threads, energy_counter
+from refusion_eval.models.device import (
+    cache_bytes_per_row,
+    cpu_threads,
+    default_budget,
+    energy_counter,
+    rows_within,
+    synchronize,
+)
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.types import Decode, Decoded, Decoding, FeatureReuse, Forward, Readout, Response, RowScores, Trace
 
@@ -31,8 +33,6 @@ FIRST_CAPACITY = 512
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt to be decoded."""
-
     decode: Decode
     prompt: Sequence[int]
     settings: Any
@@ -73,34 +73,24 @@ class _ActiveRequest:
             self.error.__cause__ = error
 
     def fail(self, error: DecodeError) -> None:
-        """Ends the request with an error."""
         self.decoding.close()
         self.pending, self.error = None, error
 
 
 class Engine:
-    """Runs decoders on one model.
-
-    Args:
-        kv_budget: bytes for the keys and values of a batch; None is what `default_budget` finds free.
-        record: records forwards, on CUDA as graphs; None computes every forward anew.
-        num_threads: threads of the forwards on a CPU; None is the number of the process.
-    """
+    """Runs decoders on one model: one request (`run`), with which speed is measured, or a batch (`run_many`)."""
 
     def __init__(
         self,
         model: Transformer,
         attention: Backend,
-        kv_budget: int | None = None,
-        record: Record | None = None,
-        num_threads: int | None = None,
+        kv_budget: int | None = None,  # bytes for the keys and values of a batch; None is what is free
+        record: Record | None = None,  # on CUDA as graphs; None computes every forward anew
+        num_threads: int | None = None,  # of the forwards on a CPU; None is the number of the process
     ) -> None:
-        self.model = model
-        self.attention = attention
-        self.kv_budget = kv_budget
-        self.num_threads = num_threads
-        self._joules = energy_counter(model.device)
-        self._record = record
+        self.model, self.attention = model, attention
+        self.kv_budget, self.num_threads = kv_budget, num_threads
+        self._joules, self._record = energy_counter(model.device), record
         if attention == "native":
             _ = model.native  # compiles before any request waits for it and before any time is taken
         self._cache = self._new_cache(1, FIRST_CAPACITY)
@@ -114,12 +104,11 @@ class Engine:
     def run(self, decode: Decode, prompt: Sequence[int], settings: Any) -> Decoded:
         """Decodes one prompt.
 
-        The measured time runs from the prompt to the last token on the host, with the device synchronised at both ends.
-        Every forward that is read ends with a copy to the host, so no work is in flight between forwards.
-
         Raises:
             DecodeError: the decoder failed or asked for something impossible.
         """
+        # The time runs from the prompt to the last token on the host, with the device synchronised at both ends. Every
+        # forward that is read ends with a copy to the host, so no work is in flight between forwards.
         if self.recorded is not None:
             # Before the time is taken; settings without a length, as in tests, may outgrow the buffer.
             self.recorded.reserve(len(prompt) + getattr(settings, "num_positions", 0))
@@ -141,20 +130,18 @@ class Engine:
         return replace(decoded, joules=self._joules() - joules_before)
 
     def run_many(self, requests: Iterable[Request], batch_size: int) -> Iterator[tuple[int, Decoded | DecodeError]]:
-        """Decodes many prompts, up to `batch_size` at a time.
-
-        In float32 the tokens are those of `run`, whatever the batch size. A request that fails yields its error.
-        Prompts with a common beginning share its prefill. Keys and values stay within the budget: if requests grow too
-        long for it, the youngest ones are preempted and begin again later.
+        """Decodes many prompts, up to `batch_size` at a time; when one ends, the next begins (continuous batching).
 
         Yields:
             (index of the request, what `run` returns or the error that it raises), in the order in which they end.
         """
+        # In float32 the tokens are those of `run`, whatever the batch size. Keys and values stay within the budget: if
+        # requests grow too long for it, the youngest are preempted and begin again later.
         config, dtype = self.model.config, self.model.dtype
         budget = default_budget(self.model.device, config, dtype) if self.kv_budget is None else self.kv_budget
         max_rows = rows_within(budget, config, dtype)
         batch_size = max(1, min(batch_size, max_rows // FIRST_CAPACITY))
-        # A buffer that grows is recorded again, so one with recordings has room for long texts from the beginning.
+        # A buffer that grows is recorded again, so a buffer with recordings has room for long texts from the beginning.
         step = FIRST_CAPACITY if self._record is None else CAPACITY_STEP[self.model.device.type]
         capacity = max(FIRST_CAPACITY, min(step, max_rows // batch_size))
         cache, shared = self._new_cache(batch_size, capacity), SharedPrefix()
@@ -182,7 +169,7 @@ class Engine:
                 request = batch[index]
                 if request.pending is not None:
                     continue
-                # The last sequence takes the free index, so that the active ones stay the first of the buffer.
+                # The last sequence takes the free index, so that active sequences stay the first of the buffer.
                 last = batch.pop()
                 if last is not request:
                     cache.move(len(batch), index)
@@ -197,12 +184,10 @@ class Engine:
             return []
         if needed > max_rows:  # even without the others
             budget = max_rows * cache_bytes_per_row(self.model.config, self.model.dtype) / 2**30
+            limit = f"the KV budget of {max_rows} rows ({budget:.2f} GiB); raise kv_budget_gib or shorten the prompt"
             for request, num_rows in zip(batch, rows, strict=True):
                 if num_rows > max_rows:
-                    message = (
-                        f"a sequence of {num_rows} rows exceeds the KV budget of {max_rows} rows ({budget:.2f} GiB)"
-                    )
-                    request.fail(DecodeError(f"{message}; raise kv_budget_gib or shorten the prompt"))
+                    request.fail(DecodeError(f"a sequence of {num_rows} rows exceeds {limit}"))
             return []
         num_sequences = min(cache.num_sequences, max_rows // needed)
         preempted = []
@@ -214,8 +199,7 @@ class Engine:
         return preempted
 
     def _new_cache(self, num_sequences: int, capacity: int) -> KVCache:
-        model = self.model
-        return KVCache(model.config, num_sequences, capacity, model.dtype, model.device)
+        return KVCache(self.model.config, num_sequences, capacity, self.model.dtype, self.model.device)
 
     def _start(self, cache: KVCache, sequence: int, index: int, request: Request) -> _ActiveRequest:
         trace = Trace()
@@ -252,10 +236,7 @@ class Engine:
     ) -> None:
         """Computes the pending forwards of sequences 0 .. len(batch) - 1 in one model call and advances each."""
         forwards = [request.pending for request in batch if request.pending is not None]
-        if shared is None:
-            readouts = iter(self._compute(cache, forwards, recorded))
-        else:
-            readouts = iter(self._compute_shared(cache, forwards, recorded, shared))
+        readouts = iter(self._compute_shared(cache, forwards, recorded, shared))
         for sequence, (request, forward) in enumerate(zip(batch, forwards, strict=True)):
             # All rows that the decoder asked for, also those that were shared: TPF does not depend on the batch.
             request.trace.forward(forward.kind, len(forward.tokens), cache.lengths[sequence])
@@ -267,9 +248,15 @@ class Engine:
                 request.fail(DecodeError(f"forward {number} ({forward.kind}): logits are not finite"))
 
     def _compute_shared(
-        self, cache: KVCache, forwards: Sequence[Forward], recorded: RecordedForwards | None, shared: SharedPrefix
+        self,
+        cache: KVCache,
+        forwards: Sequence[Forward],
+        recorded: RecordedForwards | None,
+        shared: SharedPrefix | None,
     ) -> list[Readout]:
-        """As `_compute`, but copies the rows that prompts have in common with the stored one."""
+        """As `_compute`, but copies the rows that prompts have in common with the stored prompt."""
+        if shared is None:
+            return self._compute(cache, forwards, recorded)
         filled = [shared.fill(cache, sequence, forward) for sequence, forward in enumerate(forwards)]
         for sequence, num_rows in enumerate(filled):
             cache.lengths[sequence] += num_rows  # for this one call they count as committed
@@ -315,7 +302,7 @@ def _rows_needed(cache: KVCache, sequence: int, request: _ActiveRequest) -> int:
 def _grow_back(
     cache: KVCache, batch: Sequence[_ActiveRequest], preempted: Iterable[_Preempted], batch_size: int, max_rows: int
 ) -> bool:
-    """Makes places of a buffer that was made for long texts, once its rows would fit into a shorter one; True if so."""
+    """Makes places of a buffer that was made for long texts, once its rows fit into a shorter buffer; True if so."""
     if cache.num_sequences >= batch_size:
         return False
     needed = [_rows_needed(cache, sequence, request) for sequence, request in enumerate(batch)]
@@ -332,7 +319,6 @@ def _grow_back(
 
 
 def check_forward(forward: Forward, vocab_size: int) -> None:
-    """Raises DecodeError unless rows, tokens, attention, reads and scores of a forward fit each other."""
     num_rows = len(forward.tokens)
     num_seen = sum(segment.size for segment in forward.attention)
     if not num_rows == len(forward.positions) == num_seen or num_rows == 0:

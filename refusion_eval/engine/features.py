@@ -1,10 +1,6 @@
-"""Optional outputs of a forward that some decoders need: the approximate caches of single papers.
+"""The approximate caches of single papers: dLLM-Cache (arXiv 2506.06295) and Sparse-dLLM (arXiv 2508.02558).
 
-dLLM-Cache (arXiv 2506.06295) computes only some rows of a forward and reuses the features of the others. Such forwards
-are computed one by one, each in a model call of its own. In the trace a forward counts with all its rows, computed or
-not. Sparse-dLLM (arXiv 2508.02558) has key rows scored by query rows in each layer (`refusion_eval.types.RowScores`).
-
-Shapes: T rows of the forward, P computed ones, R rows of the response, Q query rows that are averaged, K key rows that
+Shapes: T rows of the forward, P computed rows, R rows of the response, Q query rows that are averaged, K key rows that
 are scored, C residual width, H query heads, G key-value heads, D head width.
 """
 
@@ -24,7 +20,6 @@ from refusion_eval.types import FeatureReuse, Forward, RowScores
 
 
 def check_scores(forward: Forward, scores: RowScores) -> None:
-    """Raises DecodeError unless the rows of a forward can be scored in this way."""
     num_rows, is_odd = len(forward.tokens), scores.pooling > 0 and scores.pooling % 2 == 1
     has_rows = scores.queries and all(0 <= row < num_rows for row in (*scores.queries, *scores.keys))
     if not (has_rows and is_odd and 0 <= scores.best <= len(scores.keys)):
@@ -35,7 +30,6 @@ def check_scores(forward: Forward, scores: RowScores) -> None:
 
 
 def check_reuse(forward: Forward, reuse: FeatureReuse, cache: KVCache, sequence: int) -> None:
-    """Raises DecodeError unless a forward may reuse features, and the features that it reuses exist."""
     if cache.lengths[sequence] or not masks.sees_everything(forward.attention):
         raise DecodeError(
             f"{forward.kind}: {cache.lengths[sequence]} cached rows, attention {forward.attention}; features are "
@@ -43,8 +37,7 @@ def check_reuse(forward: Forward, reuse: FeatureReuse, cache: KVCache, sequence:
         )
     if not 0 <= reuse.num_prompt <= len(forward.tokens) or not 0 <= reuse.transfer_ratio <= 1:
         raise DecodeError(f"{forward.kind}: {reuse} does not fit a forward of {len(forward.tokens)} rows")
-    is_first = _stored(cache, sequence, forward) is None
-    if is_first and not (reuse.refresh_prompt and reuse.refresh_response):
+    if _stored(cache, sequence, forward) is None and not (reuse.refresh_prompt and reuse.refresh_response):
         raise DecodeError(
             f"{forward.kind}: {reuse} leaves rows out, and no forward of these rows has been computed before; refresh "
             "prompt and response first"
@@ -53,8 +46,9 @@ def check_reuse(forward: Forward, reuse: FeatureReuse, cache: KVCache, sequence:
 
 def _stored(cache: KVCache, sequence: int, forward: Forward) -> Features | None:
     features = cache.approximations[sequence]
-    is_of_text = isinstance(features, Features) and features.positions == list(forward.positions)
-    return features if is_of_text else None  # type: ignore[return-value]
+    if isinstance(features, Features) and features.positions == list(forward.positions):
+        return features
+    return None
 
 
 def hidden_with_reuse(
@@ -113,11 +107,11 @@ def row_scores(q_QHD: Tensor, k_KGD: Tensor, pooling: int) -> Tensor:
 
 
 class ScoringAttend:
-    """Attention that scores rows before it attends."""
+    """Attention that scores key rows by query rows before it attends, for Sparse-dLLM."""
 
     def __init__(self, attend: Attend, forwards: Sequence[tuple[int, Forward]], device: torch.device) -> None:
         self._attend = attend
-        # Sequence, what is scored, its query and key rows among the packed ones, and the scores of the layers so far.
+        # Sequence, what is scored, its query and key rows among all packed rows, and the scores of the layers so far.
         self._scored: list[tuple[int, RowScores, Tensor, Tensor, list[Tensor]]] = []
         first_row = 0
         for sequence, forward in forwards:
@@ -128,7 +122,6 @@ class ScoringAttend:
             first_row += len(forward.tokens)
 
     def __call__(self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> Tensor:
-        """Scores the rows of one layer, stores keys and values and attends; returns [T, H, D]."""
         for _, scores, queries_Q, keys_K, layers in self._scored:
             layers.append(row_scores(q_THD[queries_Q], k_TGD[keys_K], scores.pooling))
         return self._attend(layer, q_THD, k_TGD, v_TGD)

@@ -19,14 +19,11 @@ BoolArray = npt.NDArray[np.bool_]
 # A CPU pays for arithmetic on padding; beyond this ratio of padded to true rows separate calls were faster (16
 # sequences of 1 to 300 rows: 4.9 against 29 ms a layer; all of 1 row: 1.0 against 0.4). A GPU pays for calls.
 MAX_CPU_PADDING = 1.5
-
-
 # Patterns of up to this many rows are cached, 256 KiB each at most; those of long prompts are computed each time.
 MAX_KEPT_ROWS = 512
 
 
 def check_attention(attention: Attention) -> None:
-    """Raises DecodeError if a segment is empty or sees rows that are not before it."""
     start = 0
     for segment in attention:
         if segment.size < 1 or any(not 0 <= first <= last <= start for first, last in segment.sees):
@@ -61,7 +58,7 @@ _kept_pattern = lru_cache(maxsize=256)(_pattern)
 @lru_cache(maxsize=256)
 def is_causal(attention: Attention) -> bool:
     """Whether every row sees exactly the rows before it and itself."""
-    if len(attention) == 1:
+    if len(attention) == 1:  # a long prompt, whose pattern would be large
         return attention[0].causal
     mask_QQ = visible(attention)
     return bool(np.array_equal(mask_QQ, np.tril(np.ones_like(mask_QQ))))
@@ -70,8 +67,8 @@ def is_causal(attention: Attention) -> bool:
 @lru_cache(maxsize=256)
 def sees_everything(attention: Attention) -> bool:
     """Whether every row sees every row, so that no mask is needed."""
-    if len(attention) == 1 and (attention[0].size == 1 or not attention[0].causal):
-        return True
+    if len(attention) == 1:
+        return attention[0].size == 1 or not attention[0].causal
     return bool(visible(attention).all())
 
 
@@ -115,14 +112,11 @@ def additive_batch(
 def sequence_table(
     cache: KVCache, attentions: Sequence[Attention], sequences: Sequence[int]
 ) -> tuple[npt.NDArray[np.int64], BoolArray]:
-    """The sequences of a forward as `refusion_eval.models.native` takes them.
-
-    Returns:
-        Index, committed rows, rows, kind of pattern and its beginning in the second value, [S, 5]; the patterns, [P].
-    """
-    table, patterns, begin = np.empty((len(sequences), 5), dtype=np.int64), [_NO_PATTERN], 0
+    """The sequences of a forward, [S, 5], and their patterns, as `NativeForward.hidden` takes them."""
+    table, patterns, begin = np.empty((len(sequences), 5), dtype=np.int64), [np.empty(0, dtype=np.bool_)], 0
     for line, sequence, attention in zip(table, sequences, attentions, strict=True):
-        num_rows, kind = sum(segment.size for segment in attention), _kind(attention)
+        num_rows = sum(segment.size for segment in attention)
+        kind = ALL if sees_everything(attention) else CAUSAL if is_causal(attention) else PATTERN
         line[:] = sequence, cache.lengths[sequence], num_rows, kind, begin
         if kind == PATTERN:
             patterns.append(visible(attention).ravel())
@@ -130,32 +124,17 @@ def sequence_table(
     return table, np.concatenate(patterns)
 
 
-_NO_PATTERN = np.empty(0, dtype=np.bool_)
-
-
-@lru_cache(maxsize=256)
-def _kind(attention: Attention) -> int:
-    if sees_everything(attention):
-        return ALL
-    return CAUSAL if is_causal(attention) else PATTERN
-
-
 def attend_over(
     cache: KVCache, attentions: Sequence[Attention], backend: Backend, sequences: Sequence[int] | None = None
 ) -> Attend:
-    """The attention function of one model call.
-
-    Args:
-        sequences: indices of the sequences in the cache, ascending; None is 0 .. len(attentions) - 1. If they have
-            gaps, each sequence attends in a call of its own.
-    """
+    """The attention function of one model call, for these indices of the cache, ascending, or for 0, 1, ... of it."""
     sequences = range(len(attentions)) if sequences is None else sequences
     if len(attentions) == 1:
         return _attend_alone(cache, sequences[0], attentions[0], backend)
     widths = [sum(segment.size for segment in attention) for attention in attentions]
     dtype, device = cache.keys.dtype, cache.keys.device
     costly = device.type == "cpu" and len(widths) * max(widths) > MAX_CPU_PADDING * sum(widths)
-    if costly or sequences[-1] >= len(widths):
+    if costly or sequences[-1] >= len(widths):  # there are gaps between the sequences
         alone = [_attend_alone(cache, *pair, backend) for pair in zip(sequences, attentions, strict=True)]
         return OneByOne(alone, widths)
     return Padded(
@@ -164,12 +143,12 @@ def attend_over(
 
 
 def _attend_alone(cache: KVCache, sequence: int, attention: Attention, backend: Backend) -> OneSequence:
-    # A mask is built only if the kernels need one: without it they skip half of the work of a causal text.
+    # A mask is built only if the kernels need it: without a mask they skip half of the work of a causal text.
     num_rows, length = sum(segment.size for segment in attention), cache.lengths[sequence]
     flash = backend == "flash" and is_causal(attention)
-    if flash or sees_everything(attention):
-        return OneSequence(cache, sequence, num_rows, None, causal=flash, flash=flash)
-    if length == 0 and is_causal(attention):  # torch's own triangle begins at the first key, not after committed ones
-        return OneSequence(cache, sequence, num_rows, None, causal=True, flash=False)
-    mask_QK = additive(visible(attention), length, cache.keys.dtype, cache.keys.device)
-    return OneSequence(cache, sequence, num_rows, mask_QK, causal=False, flash=False)
+    # torch's own triangle begins at the first key, not after committed keys
+    causal = flash or (length == 0 and is_causal(attention) and not sees_everything(attention))
+    mask_QK = None
+    if not (causal or sees_everything(attention)):
+        mask_QK = additive(visible(attention), length, cache.keys.dtype, cache.keys.device)
+    return OneSequence(cache, sequence, num_rows, mask_QK, causal, flash)

@@ -1,6 +1,5 @@
 """Shares the prefill of prompts with a common beginning, such as few-shot prompts: its rows are computed once."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -16,8 +15,8 @@ class SharedPrefix:
     """Keys and values of one prompt, for the requests after it that begin with the same tokens."""
 
     def __init__(self) -> None:
-        self._tokens: Sequence[int] = ()
-        self._positions: Sequence[int] = ()
+        self._tokens: list[int] = []
+        self._positions: list[int] = []
         self._keys = self._values = torch.empty(0)
 
     @torch.inference_mode()
@@ -28,7 +27,9 @@ class SharedPrefix:
             return 0
         # A row that is read has to be computed, as its residual stream is not stored.
         limit = min((min(read.rows) for read in forward.reads if read.rows), default=len(forward.tokens) - 1)
-        num_rows = self._num_common(forward, limit)
+        stored = zip(self._tokens[:limit], self._positions, strict=False)
+        pairs = enumerate(zip(stored, zip(forward.tokens, forward.positions, strict=True), strict=False))
+        num_rows = next((row for row, (kept, wanted) in pairs if kept != wanted), min(limit, len(self._tokens)))
         if num_rows < MIN_ROWS:
             return 0
         cache.keys[:, sequence, :, :num_rows] = self._keys[:, :, :num_rows]
@@ -37,7 +38,7 @@ class SharedPrefix:
 
     @torch.inference_mode()
     def keep(self, cache: KVCache, sequence: int, forward: Forward, num_filled: int) -> None:
-        """Stores the rows of a request's first forward, unless they were copied from the stored ones."""
+        """Stores the rows of a request's first forward, unless they were copied."""
         num_rows = len(forward.tokens)
         if num_filled or cache.lengths[sequence] or num_rows < MIN_ROWS or not is_causal(forward.attention):
             return
@@ -45,12 +46,6 @@ class SharedPrefix:
         self._tokens, self._positions = list(forward.tokens), list(forward.positions)
         self._keys = cache.keys[:, sequence, :, :num_rows].clone()
         self._values = cache.values[:, sequence, :, :num_rows].clone()
-
-    def _num_common(self, forward: Forward, limit: int) -> int:
-        stored = zip(self._tokens[:limit], self._positions, strict=False)
-        wanted = zip(forward.tokens, forward.positions, strict=True)
-        pairs = enumerate(zip(stored, wanted, strict=False))
-        return next((row for row, (have, want) in pairs if have != want), min(limit, len(self._tokens)))
 
 
 def without_first_rows(forward: Forward, num_rows: int) -> Forward:

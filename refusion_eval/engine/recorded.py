@@ -1,14 +1,9 @@
 """Records small forwards once (CUDA graphs) and replays them.
 
 At batch 1 a forward of a large model is a few hundred small kernels, and launching them one by one can take longer than
-reading the weights from memory. A forward is padded to the next of a few widths. Its numbers go to the device in one
-copy, one graph computes everything from the tokens to the answers of its reads, and one copy brings these back:
-
-    tokens, positions, places, pattern, reads -> staging buffer -> graph: layers, logits, readout -> table of answers
-
-The graph reads on the device where each row belongs, so it serves every forward of its width, of one sequence or of a
-batch. A batch also has wider forwards. They make the same kernels, launched one by one and without padding: from 512
-rows of a large model on arithmetic takes longer than launching, and padding would add to it.
+reading the weights from memory. So a forward is padded to the next of a few widths: one copy brings its numbers to the
+device, one graph computes everything from the tokens to the answers of its reads, and one copy brings these back. The
+graph reads on the device where each row belongs, so it serves every forward of its width, alone or in a batch.
 
 Shapes: W padded rows, V vocabulary, B 64-bit words a row of the visibility pattern.
 """
@@ -16,27 +11,20 @@ Shapes: W padded rows, V vocabulary, B 64-bit words a row of the visibility patt
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from refusion_eval.engine.readout import (
-    STATISTICS_OF_SIMPLE,
-    PackedRead,
-    ReadPlan,
-    fetch,
-    hidden_of,
-    read_out,
-    statistics_of,
-)
-from refusion_eval.engine.staging import Staging
+from refusion_eval.engine.masks import visible
+from refusion_eval.engine.readout import STATISTICS_OF_SIMPLE, PackedRead, ReadPlan, fetch, hidden_of, read_out
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.cache import KVCache
-from refusion_eval.models.fused import fused_hidden, num_words, read_rows
+from refusion_eval.models.fused import fused_hidden, num_words, pack_pattern, read_rows
 from refusion_eval.models.transformer import Transformer
-from refusion_eval.types import Forward, Read, Readout, causal, groups
+from refusion_eval.types import Attention, Forward, Read, Readout, causal, groups
 
 # Finer where a wide forward is bound by arithmetic, which padding costs too.
 WIDTHS = (1, 2, 4, *range(8, 65, 8), 80, 96, 128, 160, 192, 224, *range(256, 513, 32))
@@ -44,43 +32,109 @@ CAPACITY_STEP = {"cpu": 512, "cuda": 4096}  # the KV buffer grows by multiples o
 NUM_WARM_UPS = 2  # before a recording: libraries choose kernels and allocate workspaces in their first calls
 CHECKED_CONTEXT = 70  # committed rows of the forwards that check a recording
 CHECKED_SEQUENCES = 3  # of a batch
-# The largest mean difference of log-probabilities between a recorded forward and one that is not.
+# The largest mean difference of log-probabilities between a recorded forward and the same forward unrecorded.
 TOLERANCES = {torch.float32: 0.01, torch.bfloat16: 0.5, torch.float16: 0.2}
 CLEAR_MARGIN = 0.5  # between the two largest probabilities: no rounding turns their order round
+NUM_COLUMNS = 10
+SIZE = 1 << 21  # 64-bit numbers on the device and in pinned memory, 16 MiB each
 
-
+IntArray = npt.NDArray[np.int64]
 # Records a computation on buffers that stay where they are; returns a function that repeats it on their new contents.
 Record = Callable[[Callable[[], None]], Callable[[], None]]
 
 
-class CudaGraphs:
-    """Records computations as CUDA graphs, whose intermediate tensors share one pool of memory."""
+def recorder(device: torch.device) -> Record:
+    """Returns the recorder for a device: CUDA graphs on a GPU, a no-op on a CPU."""
+    if device.type != "cuda":
+        return lambda compute: compute
+    # Intermediate tensors of all graphs share one pool of memory.
+    stream, pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
 
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def __call__(self, compute: Callable[[], None]) -> Callable[[], None]:
-        """Computes a few times, then records."""
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
+    def record(compute: Callable[[], None]) -> Callable[[], None]:
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
             for _ in range(NUM_WARM_UPS):
                 compute()
-        torch.cuda.current_stream().wait_stream(self._stream)
+        torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        with torch.cuda.graph(graph, pool=pool, stream=stream):
             compute()
         return graph.replay
 
+    return record
 
-def recorder(device: torch.device) -> Record:
-    """Returns the recorder for a device: CUDA graphs on a GPU, a no-op on a CPU."""
-    return CudaGraphs(device) if device.type == "cuda" else lambda compute: compute
+
+class Staging:
+    """A buffer on the host and one on the device, which bring the numbers of a forward to the device in one copy."""
+
+    # One after another: ten numbers a row (`columns`), the bits of the pattern (`bits`), and the rows of the KV buffer
+    # that are moved before the forward, [3, N].
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = torch.zeros(SIZE, dtype=torch.int64, device=device)
+        self._host, self._numbers = host_buffer(SIZE, device)
+
+    def columns(self, width: int) -> Tensor:
+        """The numbers of each row on the device, [10, W]."""
+        # Token, position, four numbers that tell where the row belongs (`refusion_eval.models.fused`); then for the
+        # rows that are read: the row, its given token, draw key and suppressed id.
+        return self.device[: NUM_COLUMNS * width].view(NUM_COLUMNS, width)
+
+    def bits(self, width: int, num_words: int) -> Tensor:
+        """Which rows of its sequence in the forward each row sees, [W, B]."""
+        start = NUM_COLUMNS * width
+        return self.device[start : start + width * num_words].view(width, num_words)
+
+    def holds(self, width: int, num_words: int, num_moves: int) -> bool:
+        return width * (NUM_COLUMNS + num_words) + 3 * num_moves <= SIZE
+
+    def send(
+        self,
+        forwards: Sequence[Forward],
+        lengths: Sequence[int],
+        plan: ReadPlan,
+        width: int,
+        num_words: int,
+        moved_3N: IntArray,
+    ) -> Tensor:
+        """Copies the numbers of a forward to the device; returns where the rows to move are there, [3, N]."""
+        num_reads = len(plan.suppressed)
+        columns = self._numbers[: NUM_COLUMNS * width].reshape(NUM_COLUMNS, width)
+        columns[:] = 0
+        columns[2] = -1  # padding belongs to no sequence
+        columns[6:9, :num_reads] = plan.numbers
+        columns[9, :num_reads] = plan.suppressed
+        start = columns.size + width * num_words
+        bits_WB = self._numbers[columns.size : start].reshape(width, num_words)
+        row = 0
+        for sequence, (forward, length) in enumerate(zip(forwards, lengths, strict=True)):
+            num_rows = len(forward.tokens)
+            here = columns[:, row : row + num_rows]
+            here[:2] = forward.tokens, forward.positions
+            here[2:5] = [[sequence], [length], [num_rows]]
+            here[5] = range(num_rows)
+            bits_WB[row : row + num_rows] = _bits(forward.attention, num_words)
+            row += num_rows
+        end = start + moved_3N.size
+        self._numbers[start:end] = moved_3N.ravel()
+        self.device[:end].copy_(self._host[:end], non_blocking=True)
+        return self.device[start:end].view(3, -1)
+
+
+def host_buffer(size: int, device: torch.device) -> tuple[Tensor, IntArray]:
+    """Integers on the host, also as an array; pinned, so that a copy to a CUDA device does not wait for it."""
+    buffer = torch.zeros(size, dtype=torch.int64)
+    buffer = buffer.pin_memory() if device.type == "cuda" else buffer
+    return buffer, buffer.numpy()
+
+
+@lru_cache(maxsize=256)
+def _bits(attention: Attention, num_words: int) -> IntArray:
+    # Patterns recur from forward to forward.
+    return pack_pattern(visible(attention), num_words)
 
 
 class RecordedForwards:
-    """The recorded forwards over one KV buffer."""
-
     def __init__(self, model: Transformer, cache: KVCache, record: Record) -> None:
         self._model, self._cache, self._record = model, cache, record
         cache.defers_moves = True
@@ -93,7 +147,6 @@ class RecordedForwards:
         self._checked = False
 
     def reserve(self, num_rows: int) -> None:
-        """Makes room for texts of so many rows; what is stored is kept."""
         needed, step = max(num_rows, CHECKED_CONTEXT + WIDTHS[-1]), CAPACITY_STEP[self._model.device.type]
         if needed > self._cache.capacity or self._cache.capacity % step:
             capacity = -(-max(needed, self._cache.capacity) // step) * step
@@ -126,11 +179,9 @@ class RecordedForwards:
         self._checked, self._keys = True, self._cache.keys
 
     def serves(self, forwards: Sequence[Forward], plan: ReadPlan) -> bool:
-        """Whether forwards can be computed here."""
         # Forwards that score rows, reuse features or are guided cannot: their work differs each time.
-        if self._keys is not self._cache.keys or plan.guides:
-            return False
-        if any(forward.approximation is not None for forward in forwards):
+        is_other_work = plan.guides or any(forward.approximation is not None for forward in forwards)
+        if self._keys is not self._cache.keys or is_other_work:
             return False
         width, words = _shape(forwards, plan)
         # A wide forward of one sequence is not served: attention without a pattern suits a long causal text better.
@@ -138,7 +189,6 @@ class RecordedForwards:
 
     @torch.inference_mode()
     def read(self, forwards: Sequence[Forward], plan: ReadPlan, lengths: Sequence[int]) -> list[Readout]:
-        """Computes forwards that are served and answers their reads."""
         width, words = _shape(forwards, plan)
         with _on(self._model.device):
             moved_3N = self._cache.moved_rows()
@@ -146,14 +196,16 @@ class RecordedForwards:
                 self._cache.move_rows()
                 moved_3N = moved_3N[:, :0]
             self._cache.move_rows(self._staging.send(forwards, lengths, plan, width, words, moved_3N))
-            columns = self._staging.columns(width)
+            model, numbers_3W = self._model, self._staging.columns(width)[6:9]
             if width > WIDTHS[-1]:
+                # Launched one by one and without padding: from 512 rows of a large model on arithmetic takes longer
+                # than launching, and padding would add to it.
                 hidden_WC, _ = self._hidden(width, words)
-                model = self._model
-                return read_out(plan, hidden_WC, model.logits, model.config.vocab_size, model.dtype, columns[6:9])
+                return read_out(plan, hidden_WC, model.logits, model.config.vocab_size, model.dtype, numbers_3W)
             self._replays[width]()
             if not plan.is_simple:
-                return plan.readouts(fetch(statistics_of(plan, self._logits, columns[6:9])), self._model.dtype)
+                vocab_size = model.config.vocab_size
+                return read_out(plan, self._logits, Tensor.float, vocab_size, model.dtype, numbers_3W)
             answers_3W = fetch(self._answers[: 3 * width]).reshape(3, width)
         return plan.readouts(answers_3W[STATISTICS_OF_SIMPLE, : len(plan.suppressed)], self._model.dtype)
 
@@ -166,34 +218,28 @@ class RecordedForwards:
         )
 
     def _compute(self, width: int) -> None:
-        """One forward of a recorded width from the staging buffer to the table of answers."""
         _, normed_WC = self._hidden(width, num_words(width))
         logits_WV = torch.mm(normed_WC, self._model.weights.head.t(), out=self._logits[:width])
         rows_W, given_W, _, suppressed_W = self._staging.columns(width)[6:]
         read_rows(logits_WV, rows_W, given_W, suppressed_W, self._answers[: 3 * width].view(3, width))
 
     def _check(self) -> None:
-        """Compares a forward of every width, and a wider one of a batch, with the same forwards unrecorded."""
+        """Compares a forward of every width, and a wider forward of a batch, with the same forwards unrecorded."""
         model, cache = self._model, self._cache
         num_sequences = min(cache.num_sequences, CHECKED_SEQUENCES)
         lengths = [CHECKED_CONTEXT - sequence for sequence in range(num_sequences)]
-        contexts = [self._forward(0, length) for length in lengths]
         cache.lengths[:num_sequences] = [0] * num_sequences
-        hidden_of(model, cache, contexts, "sdpa")
+        hidden_of(model, cache, [self._forward(0, length) for length in lengths], "sdpa")
         cache.lengths[:num_sequences] = lengths
         for width in WIDTHS if num_sequences == 1 else (*WIDTHS, WIDTHS[-1] + 1):
             parts = np.array_split(range(width), min(width, num_sequences))
             sizes = [min(len(part), cache.capacity - length) for part, length in zip(parts, lengths, strict=False)]
             forwards = [self._forward(*pair) for pair in zip(lengths, sizes, strict=False)]
-            reads = [read for forward in forwards for read in forward.reads]
             firsts = np.cumsum([0, *sizes])[:-1].tolist()
-            plans = []
-            for margin in (False, True):
-                reads_here = [replace(read, margin=margin) for read in reads]
-                plans.append(ReadPlan([PackedRead(*pair) for pair in zip(reads_here, firsts, strict=True)]))
-            answers = self.read(forwards, plans[0], lengths[: len(forwards)])
-            hidden_TC = hidden_of(model, cache, forwards, "sdpa")
-            expected = read_out(plans[1], hidden_TC, model.logits, model.config.vocab_size)
+            reads = [PackedRead(forward.reads[0], first) for forward, first in zip(forwards, firsts, strict=True)]
+            answers = self.read(forwards, ReadPlan(reads), lengths[: len(forwards)])
+            plan = ReadPlan([PackedRead(replace(read, margin=True), first) for read, first in reads])
+            expected = read_out(plan, hidden_of(model, cache, forwards, "sdpa"), model.logits, model.config.vocab_size)
             _compare(width, answers, expected, TOLERANCES[model.dtype])
         for sequence in range(num_sequences):
             cache.clear(sequence)
@@ -208,29 +254,22 @@ class RecordedForwards:
 
 
 def _compare(width: int, answers: Sequence[Readout], expected: Sequence[Readout], tolerance: float) -> None:
-    """Raises ConfigError if the answers to the reads of a forward differ from the expected ones."""
-    difference = max(_difference(*pair) for pair in zip(answers, expected, strict=True))
-    num_clear = num_wrong = 0
+    difference, num_clear, num_wrong = 0.0, 0, 0
     for answer, right in zip(answers, expected, strict=True):
+        assert answer.given is not None
+        assert right.given is not None
         assert right.margin is not None
         clear = right.margin > CLEAR_MARGIN
         num_clear += int(clear.sum())
         num_wrong += int((answer.tokens != right.tokens)[clear].sum())
+        log_probs = np.log(np.maximum([answer.given, right.given], np.finfo(np.float32).tiny))
+        difference = max(difference, float(np.abs(log_probs[0] - log_probs[1]).mean()))
     if not difference <= tolerance or num_wrong:
         raise ConfigError(
             f"a recorded forward of {width} rows differs from the same forward that is not recorded: {difference:.3g} "
             f"in log-probability on average, {num_wrong} of {num_clear} clear tokens; the kernels do not work on this "
             "device, so run with --no-cuda-graphs (cuda_graphs=False)"
         )
-
-
-def _difference(answer: Readout, expected: Readout) -> float:
-    """Mean difference of the log-probabilities of given tokens."""
-    assert answer.given is not None
-    assert expected.given is not None
-    smallest = np.finfo(np.float32).tiny
-    logs = [np.log(np.maximum(readout, smallest)) for readout in (answer.given, expected.given)]
-    return float(np.abs(logs[0] - logs[1]).mean())
 
 
 def _shape(forwards: Sequence[Forward], plan: ReadPlan) -> tuple[int, int]:

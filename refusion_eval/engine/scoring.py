@@ -1,19 +1,13 @@
-"""Log-likelihoods of given texts, in nats, without a cache: exact for causal models, estimated for masked ones.
+"""Log-likelihoods of given texts, in nats, without a cache: exact for causal models, estimated for masked models.
 
 A model with full attention that fills masks has no exact log-likelihood, but a lower bound (LLaDA, arXiv 2502.09992,
 Eq. 6 and Algorithm 3). For a continuation of L tokens, draw a number l from 1 .. L, mask a random subset of that size,
 add the log-probabilities of the masked tokens given all other tokens, and multiply by L / l. The mean over draws is a
 lower bound of log p(continuation | prefix), in nats. For L = 1 it is the log-probability itself.
 
-| | release | here |
-|---|---|---|
-| l | spread evenly over 1 .. L from a random offset, halves rounded to even | fractions rounded down |
-| equal copies | computed each | computed once, weighted by their number |
-| all subsets fit in the number of copies (up to 7 tokens for 128 copies) | sampled | all computed, no noise |
-
-The expectation is that of the paper; rounding to even makes even l more likely. Dream's harness estimates the same
-bound with more noise (it masks every token independently, at a rate spread over 0 .. 1) and appends an unmasked end
-token to the continuation. Here Dream uses LLaDA's estimator, without that token.
+Unlike the release, l is rounded down: halves rounded to even make even l more likely. Equal copies are computed once,
+and all of them, without noise, where they are few. Dream's harness masks every token independently, which adds noise,
+and appends an unmasked end token; here Dream uses LLaDA's estimator, without that token.
 """
 
 import math
@@ -27,7 +21,7 @@ import torch
 from torch import Tensor
 
 from refusion_eval.engine.readout import MAX_LOGITS, PackedRead, ReadPlan, read_out
-from refusion_eval.models.attention import SideBySide
+from refusion_eval.models.attention import side_by_side
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.types import Read, TokenArray, draw_key
 
@@ -38,18 +32,13 @@ TokenPair = tuple[Sequence[int], Sequence[int]]
 
 
 class TokenScore(NamedTuple):
-    """Score of one continuation."""
-
     log_prob: float  # in nats
     is_greedy: bool  # whether greedy decoding would give it
 
 
 def score_many(model: Transformer, pairs: Sequence[TokenPair], batch_size: int) -> list[TokenScore]:
-    """Scores continuations, `batch_size` in one forward."""
-    scores: list[TokenScore] = []
-    for start in range(0, len(pairs), batch_size):
-        scores += _score_batch(model, pairs[start : start + batch_size])
-    return scores
+    batches = (pairs[start : start + batch_size] for start in range(0, len(pairs), batch_size))
+    return [score for batch in batches for score in _score_batch(model, batch)]
 
 
 def _score_batch(model: Transformer, pairs: Sequence[TokenPair]) -> list[TokenScore]:
@@ -74,21 +63,17 @@ def _score_batch(model: Transformer, pairs: Sequence[TokenPair]) -> list[TokenSc
 def run_side_by_side(
     model: Transformer, texts: Sequence[TokenArray], is_causal: bool, positions: Sequence[TokenArray] | None = None
 ) -> tuple[Tensor, list[int]]:
-    """Runs whole texts in one forward; no text sees another.
-
-    Returns:
-        The residual stream of all rows, [T, C], and the row at which each text begins.
-    """
+    """Runs whole texts in one forward: the residual stream, [T, C], and the row at which each text begins."""
     widths = [len(text) for text in texts]
     where = np.concatenate([np.arange(width) for width in widths] if positions is None else positions)
     tokens_T, positions_T = torch.from_numpy(np.stack([np.concatenate(texts), where])).to(model.device)
-    hidden_TC = model.hidden(tokens_T, positions_T, int(where.max()), SideBySide(widths, is_causal))
+    hidden_TC = model.hidden(tokens_T, positions_T, int(where.max()), side_by_side(widths, is_causal))
     return hidden_TC, np.cumsum([0, *widths[:-1]]).tolist()
 
 
 @torch.inference_mode()
 def score_targets(
-    model: Transformer, hidden_TC: Tensor, rows: Sequence[int], targets: Sequence[int]
+    model: Transformer, hidden_TC: Tensor, rows: npt.ArrayLike, targets: npt.ArrayLike
 ) -> tuple[list[float], list[bool]]:
     """Returns the log-probability of one token a row, and whether it has the largest logit."""
     rows_N, targets_N = torch.from_numpy(np.array([rows, targets], dtype=np.int64)).to(model.device)
@@ -105,8 +90,6 @@ def score_targets(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskedReading:
-    """How a masked model is read."""
-
     mask_id: int
     shift: int  # rows between a masked position and the row that predicts it
     num_samples: int
@@ -121,21 +104,15 @@ class NoisedCopies(NamedTuple):
 
 
 class _Text(NamedTuple):
-    """Token ids of a prefix and a continuation, and where the continuation starts."""
-
-    tokens: TokenArray
-    start: int
+    tokens: TokenArray  # of a prefix and a continuation
+    start: int  # of the continuation
 
 
 class _Canvas(NamedTuple):
-    """A text with some of its continuation masked: number of the text, and the masked positions, ascending."""
+    """A text, by its number, with some positions of its continuation masked, ascending."""
 
     text: int
     masked: TokenArray
-
-    def rows(self, reading: MaskedReading) -> TokenArray:
-        """The rows that predict the masked positions."""
-        return self.masked - reading.shift
 
 
 def estimate_many(
@@ -156,7 +133,7 @@ def estimate_many(
 
 
 def noised_copies(length: int, num_samples: int, key: int) -> NoisedCopies:
-    """Draws noised copies, or returns all possible ones if there are no more than `num_samples`."""
+    """Draws noised copies, or returns all possible copies if there are no more than `num_samples`."""
     if 2**length - 1 <= num_samples:  # all subsets, each with its probability 1 / L / C(L, l): no noise
         masked_SL = (np.arange(1, 2**length)[:, None] >> np.arange(length)) % 2 == 1
         num_alike = np.array([math.comb(length, size) for size in masked_SL.sum(axis=1).tolist()])
@@ -172,14 +149,10 @@ def noised_copies(length: int, num_samples: int, key: int) -> NoisedCopies:
 
 
 def _bounds(model: Transformer, texts: Sequence[_Text], reading: MaskedReading) -> list[float]:
-    noise = [
-        noised_copies(
-            len(text.tokens) - text.start,
-            reading.num_samples,
-            draw_key(reading.seed, text.start, *text.tokens.tolist()),
-        )
-        for text in texts
-    ]
+    noise = []
+    for text in texts:
+        key = draw_key(reading.seed, text.start, *text.tokens.tolist())
+        noise.append(noised_copies(len(text.tokens) - text.start, reading.num_samples, key))
     canvases = (
         _Canvas(index, text.start + np.flatnonzero(masked_L))
         for index, (text, copies) in enumerate(zip(texts, noise, strict=True))
@@ -188,7 +161,9 @@ def _bounds(model: Transformer, texts: Sequence[_Text], reading: MaskedReading) 
     sums: list[list[float]] = [[] for _ in texts]
     for pack in _packs(texts, canvases):
         hidden_TC, starts = _run(model, texts, pack, reading)
-        rows = [row for start, canvas in zip(starts, pack, strict=True) for row in start + canvas.rows(reading)]
+        rows = [
+            row for start, canvas in zip(starts, pack, strict=True) for row in start + canvas.masked - reading.shift
+        ]
         targets = [token for canvas in pack for token in texts[canvas.text].tokens[canvas.masked]]
         log_probs, _ = score_targets(model, hidden_TC, rows, targets)
         first = 0
@@ -208,7 +183,7 @@ def _are_greedy(model: Transformer, texts: Sequence[_Text], reading: MaskedReadi
         for pack in _packs(texts, canvases):
             hidden_TC, starts = _run(model, texts, pack, reading)
             reads = [
-                PackedRead(Read(canvas.rows(reading).tolist(), suppress=(reading.mask_id,)), start)
+                PackedRead(Read((canvas.masked - reading.shift).tolist(), suppress=(reading.mask_id,)), start)
                 for start, canvas in zip(starts, pack, strict=True)
             ]
             readouts = read_out(ReadPlan(reads), hidden_TC, model.logits, model.config.vocab_size)
@@ -242,9 +217,7 @@ def _run(
     model: Transformer, texts: Sequence[_Text], pack: Sequence[_Canvas], reading: MaskedReading
 ) -> tuple[Tensor, list[int]]:
     """One forward: its residual stream, and the row at which each canvas begins."""
-    filled = []
-    for canvas in pack:
-        tokens = texts[canvas.text].tokens.copy()
+    filled = [texts[canvas.text].tokens.copy() for canvas in pack]
+    for tokens, canvas in zip(filled, pack, strict=True):
         tokens[canvas.masked] = reading.mask_id
-        filled.append(tokens)
     return run_side_by_side(model, filled, is_causal=False)

@@ -1,8 +1,4 @@
-"""LoRA adapters, merged by peft into the matrices of a checkpoint while it is loaded.
-
-A merged model costs nothing at run time. It is not bit-identical to a model that computes the adapter separately in a
-short dtype, because the sum is computed in float32 and rounded once.
-"""
+"""LoRA adapters, merged by peft into the matrices of a checkpoint while it is loaded."""
 
 import re
 from collections.abc import Mapping
@@ -13,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from refusion_eval.errors import CheckpointError, ConfigError
-from refusion_eval.models.config import ModelConfig, read_json
-from refusion_eval.models.weights import no_weights, open_tensors
+from refusion_eval.models.checkpoint import ModelConfig, read_json
+from refusion_eval.models.weights import matrix_shapes, no_weights, open_tensors
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -36,16 +32,11 @@ _MUST_BE: Mapping[str, tuple[object, ...]] = {
 
 
 class LoraAdapter:
-    """An adapter that fits a model.
+    """An adapter that fits a model; raises CheckpointError otherwise, and ConfigError without peft."""
 
-    `merge_and_unload` of peft needs the whole base model in memory, in addition to the weights that are made of it
-    here. So peft holds a model without numbers, whose layers have the adapter's, and each gives its product when the
-    matrix is read.
-
-    Raises:
-        CheckpointError: there are no safetensors, or config, tensors and model do not fit together.
-        ConfigError: peft is not installed.
-    """
+    # `merge_and_unload` of peft needs the whole base model in memory, in addition to the weights that are made of it
+    # here. So peft holds a model without numbers, whose layers have the adapter's, and each gives its product when the
+    # matrix is read.
 
     def __init__(self, directory: Path, model: ModelConfig) -> None:
         try:
@@ -69,17 +60,13 @@ class LoraAdapter:
 
     def merge(self, name: str, weight_OI: Tensor) -> Tensor:
         """A tensor of the checkpoint plus the adapter's product, in float32; unchanged if it is not adapted."""
-        try:
-            layer: Any = self._model.get_submodule(name.removesuffix(".weight"))
-        except AttributeError:  # an embedding or a norm
+        layer: Any = dict(self._model.named_modules()).get(name.removesuffix(".weight"))
+        if not hasattr(layer, "lora_A"):  # not a target, or an embedding or a norm
             return weight_OI
-        if not hasattr(layer, "lora_A"):
-            return weight_OI
-        with torch.no_grad():
+        with torch.no_grad():  # rounded once, from float32: not bit-identical to an adapter that is computed separately
             return weight_OI.float() + layer.get_delta_weight("default")
 
     def _load(self, peft: Any, directory: Path) -> None:
-        """Loads the adapter's matrices; they must be those of the targets, two for each, in their shapes."""
         path = directory / WEIGHTS_FILE
         if not path.is_file():
             raise no_weights(directory, f"no {WEIGHTS_FILE}")
@@ -123,28 +110,18 @@ def _check_targets(directory: Path, settings: Mapping[str, Any], matrices: Mappi
     targets = settings.get("target_modules")
     for target in targets if isinstance(targets, list) else []:
         if not any(module == target or module.endswith(f".{target}") for module in matrices):
-            known = sorted({module.rpartition(".")[2] for module in matrices})
+            names = sorted({module.rpartition(".")[2] for module in matrices})
             raise CheckpointError(
                 f"{directory / CONFIG_FILE}: target_modules names {target!r}, which matches no matrix of this model; "
-                f"it has {', '.join(known)}"
+                f"it has {', '.join(names)}"
             )
 
 
 def _matrices(model: ModelConfig) -> dict[str, tuple[int, int]]:
     """Shape of every matrix that can be adapted, by its module's name; a tied head would change the embedding."""
-    names = model.tensors
-    width, mlp = model.hidden_size, model.intermediate_size
-    q_rows, kv_rows = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    shapes = {
-        names.q: (q_rows, width),
-        names.k: (kv_rows, width),
-        names.v: (kv_rows, width),
-        names.out: (width, q_rows),
-    }
-    shapes |= {names.gate: (mlp, width), names.up: (mlp, width), names.down: (width, mlp)}
-    layers = [names.layer.format(number) for number in range(model.num_layers)]
+    layers, shapes = map(model.tensors.layer.format, range(model.num_layers)), matrix_shapes(model)
     matrices = {layer + name: shape for layer in layers for name, shape in shapes.items()}
-    return matrices if model.tied_head else matrices | {names.head: (model.vocab_size, width)}
+    return matrices if model.tied_head else matrices | {model.tensors.head: (model.vocab_size, model.hidden_size)}
 
 
 def _insert(model: nn.Module, name: str, layer: nn.Module) -> None:

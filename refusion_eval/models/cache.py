@@ -1,6 +1,6 @@
 """The KV cache: the committed rows of each sequence, followed by the staged rows of its last forward.
 
-Keys are stored rotated, so rows may be in any order. A forward stages its rows; the next one says which of them stay.
+Keys are stored rotated, so rows may be in any order. The next forward says which of the staged rows stay.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from refusion_eval.errors import DecodeError
-from refusion_eval.models.config import ModelConfig
+from refusion_eval.models.checkpoint import ModelConfig
 
 
 class ScoredRows(NamedTuple):
@@ -24,12 +24,7 @@ class ScoredRows(NamedTuple):
 
 
 class Features:
-    """Features of each row of one text in each layer, kept between forwards (`refusion_eval.types.FeatureReuse`).
-
-    Attributes:
-        keys, values: rotated keys, and values, each [layers, key-value heads, rows, head width].
-        attended, mlp: outputs of attention and MLP, added to the residual stream, each [layers, rows, residual width].
-    """
+    """Features of each row of one text in each layer, kept between forwards (`refusion_eval.types.FeatureReuse`)."""
 
     def __init__(self, config: ModelConfig, positions: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
         self.positions = list(positions)
@@ -41,14 +36,7 @@ class Features:
 
 
 class KVCache:
-    """Keys and values, each [layers, sequences, key-value heads, capacity, head width], grown by doubling.
-
-    Attributes:
-        approximations: what an approximate cache knows of each sequence: scores of staged rows, valid until the next
-            commit, or the features of a text.
-        defers_moves: whether rows that a commit moves are moved by the next `move_rows` instead of at once. Then their
-            numbers can be sent to the device together with those of the next forward.
-    """
+    """Keys and values, each [layers, sequences, key-value heads, capacity, head width], grown by doubling."""
 
     def __init__(
         self, config: ModelConfig, num_sequences: int, capacity: int, dtype: torch.dtype, device: torch.device
@@ -59,22 +47,21 @@ class KVCache:
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.lengths = [0] * num_sequences
         self.staged = [0] * num_sequences
+        # Scores of staged rows, valid until the next commit, or the features of a text.
         self.approximations: list[ScoredRows | Features | None] = [None] * num_sequences
+        # Whether the next `move_rows` moves the rows of a commit, so that their numbers are sent with the next forward.
         self.defers_moves = False
         self.moves: list[tuple[int, Sequence[int], Sequence[int]]] = []
 
     @property
     def capacity(self) -> int:
-        """Rows that fit for each sequence, committed and staged ones together."""
         return self.keys.shape[3]
 
     @property
     def num_sequences(self) -> int:
-        """Number of sequences that fit."""
         return self.keys.shape[1]
 
     def reserve(self, num_rows: int) -> None:
-        """Makes room for at least `num_rows` rows of each sequence, keeping what is stored."""
         if num_rows > self.capacity:
             # Doubling, so that a text that grows row by row is copied a constant number of times on average.
             self.resize(self.num_sequences, max(num_rows, 2 * self.capacity))
@@ -94,7 +81,6 @@ class KVCache:
         self.moves = [move for move in self.moves if move[0] < num_sequences]
 
     def clear(self, sequence: int) -> None:
-        """Drops all rows and features of a sequence."""
         self.lengths[sequence] = self.staged[sequence] = 0
         self.approximations[sequence] = None
         self.moves = [move for move in self.moves if move[0] != sequence]
@@ -108,7 +94,7 @@ class KVCache:
 
     @torch.inference_mode()
     def move(self, source: int, target: int) -> None:
-        """Moves the committed rows and features of a sequence to the index of another one."""
+        """Moves the committed rows and features of a sequence to another index."""
         self.move_rows()
         length = self.lengths[source]
         self.wipe(target)
@@ -127,11 +113,7 @@ class KVCache:
     def commit(
         self, sequence: int, rows: Sequence[int], replace: Sequence[int] | None = None, keep: int | None = None
     ) -> None:
-        """Keeps some rows of the sequence's last forward and drops the others; arguments as `Commit`.
-
-        Raises:
-            DecodeError: a row was not staged or not scored, or a row to replace or keep is not committed.
-        """
+        """Keeps some rows of the last forward and drops the others; arguments as `Commit`, errors are DecodeError."""
         length, staged = self.lengths[sequence], self.staged[sequence]
         if keep is not None and (replace is not None or not 0 <= keep <= length):
             raise DecodeError(f"keep={keep} of {length} committed rows, replace={replace}")
@@ -180,10 +162,8 @@ class KVCache:
 
     def moved_rows(self) -> npt.NDArray[np.int64]:
         """Sequence, source row and target row of every row that is to be moved, [3, rows]."""
-        sequences = [sequence for sequence, sources, _ in self.moves for _ in sources]
-        sources = [row for _, sources, _ in self.moves for row in sources]
-        targets = [row for _, _, targets in self.moves for row in targets]
-        return np.array([sequences, sources, targets], dtype=np.int64)
+        moves = [(sequence, *rows) for sequence, *both in self.moves for rows in zip(*both, strict=True)]
+        return np.array(moves, dtype=np.int64).reshape(-1, 3).T.copy()
 
     @torch.inference_mode()
     def move_rows(self, moved_3N: Tensor | None = None) -> None:

@@ -1,38 +1,33 @@
-"""Finds a checkpoint, here or on the hub, and says what it was trained for: a table of known ones, or its files."""
+"""A checkpoint: where it is, here or on the hub, its shapes and its family, and what it was trained for."""
 
 import contextlib
+import math
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from huggingface_hub import errors as hub
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
 
 from refusion_eval.errors import CheckpointError
-from refusion_eval.models.config import read_family, read_json
 from refusion_eval.types import CheckpointKind
-from refusion_eval.untrusted import kind_of
+from refusion_eval.untrusted import kind_of, parse_json, read_plain
 
 SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
+DEFAULT_ROPE_THETA = 10_000.0
+DEFAULT_RMS_NORM_EPS = 1e-6
+# The dtype that the training precision stands for in a config.json without a dtype.
+DTYPE_OF_PRECISION = {"amp_bf16": "bfloat16", "amp_fp16": "float16"}
 
 
 @dataclass(frozen=True)
 class Location:
-    """A located checkpoint."""
-
     name: str
     directory: Path
-    revision: str | None
+    revision: str | None  # the commit on the hub; None for a local directory
 
 
 def locate(name: str, revision: str | None) -> Location:
@@ -59,7 +54,7 @@ def _refuse_pipes(directory: Path) -> None:
 
 
 def fetch_weights(location: Location) -> None:
-    """Downloads the weights of a hub checkpoint into its directory; does nothing for a local one."""
+    """Downloads the weights of a hub checkpoint into its directory; does nothing for a local directory."""
     if location.revision is not None:
         _download(location.name, location.revision, WEIGHT_FILES)
 
@@ -67,25 +62,312 @@ def fetch_weights(location: Location) -> None:
 def _download(name: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
-    except GatedRepoError as error:
-        advice = f"it is gated: accept its terms on https://huggingface.co/{name}, then log in or set HF_TOKEN"
-        raise CheckpointError(f"{name}: {advice}") from error
-    except RevisionNotFoundError as error:
+    except hub.GatedRepoError as error:
+        advice = f": it is gated: accept its terms on https://huggingface.co/{name}, then log in or set HF_TOKEN"
+        raise CheckpointError(name + advice) from error
+    except hub.RevisionNotFoundError as error:
         raise CheckpointError(f"{name} has no revision {revision!r}; give a branch, tag or commit of it") from error
-    except (RepositoryNotFoundError, HFValidationError) as error:
-        advice = "neither a directory here nor a public hub id; check the spelling, or log in if it is private"
-        raise CheckpointError(f"{name} is {advice}") from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        advice = "neither a directory here nor in the local cache, and the hub cannot be reached"
+    except (hub.RepositoryNotFoundError, hub.HFValidationError) as error:
+        advice = " is neither a directory here nor a public hub id; check the spelling, or log in if it is private"
+        raise CheckpointError(name + advice) from error
+    except (hub.LocalEntryNotFoundError, hub.HfHubHTTPError, OSError) as error:
         raise CheckpointError(
-            f"{name} is {advice} ({type(error).__name__}); go online or give the directory of a downloaded copy"
+            f"{name} is neither a directory here nor in the local cache, and the hub cannot be reached "
+            f"({type(error).__name__}); go online or give the directory of a downloaded copy"
         ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
-class Card:
-    """Facts about a checkpoint beyond its shapes."""
+class TensorNames:
+    """Names of the modules in a checkpoint; a tensor's name is that of its module and ".weight" or ".bias"."""
 
+    embedding: str = "model.embed_tokens"
+    final_norm: str = "model.norm"
+    head: str = "lm_head"
+    layer: str = "model.layers.{}."
+    input_norm: str = "input_layernorm"
+    q: str = "self_attn.q_proj"
+    k: str = "self_attn.k_proj"
+    v: str = "self_attn.v_proj"
+    out: str = "self_attn.o_proj"
+    mlp_norm: str = "post_attention_layernorm"
+    gate: str = "mlp.gate_proj"
+    up: str = "mlp.up_proj"
+    down: str = "mlp.down_proj"
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigKeys:
+    """Names of the sizes in config.json; the attributes are those of `ModelConfig`."""
+
+    vocab_size: str = "vocab_size"
+    hidden_size: str = "hidden_size"
+    intermediate_size: str = "intermediate_size"
+    num_layers: str = "num_hidden_layers"
+    num_heads: str = "num_attention_heads"
+    num_kv_heads: str = "num_key_value_heads"
+    max_positions: str = "max_position_embeddings"
+    tied_head: str = "tie_word_embeddings"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    tensors: TensorNames = TensorNames()
+    keys: ConfigKeys = ConfigKeys()
+    must_be: Mapping[str, object] = field(default_factory=dict)  # must be present, because the default is another value
+    may_be: Mapping[str, tuple[object, ...]]  # the first value is the default
+    kind: CheckpointKind | None = None
+
+
+_OFF = (False, None)
+_SILU: dict[str, tuple[object, ...]] = {"hidden_act": ("silu",)}
+_QWEN2 = Family(qkv_bias=True, may_be=_SILU | {"use_sliding_window": _OFF, "use_mrope": _OFF})
+
+# By model_type of config.json.
+FAMILIES: Mapping[str, Family] = {
+    "qwen3": Family(qk_norm=True, may_be=_SILU | {"attention_bias": _OFF, "use_sliding_window": _OFF}),
+    "qwen2": _QWEN2,
+    "llama": Family(may_be=_SILU | {"attention_bias": _OFF, "mlp_bias": _OFF}),
+    # Qwen2, but trained for bidirectional attention with logits one position ahead.
+    "Dream": replace(_QWEN2, kind="dream"),
+    "llada": Family(
+        tensors=TensorNames(
+            embedding="model.transformer.wte",
+            final_norm="model.transformer.ln_f",
+            head="model.transformer.ff_out",
+            layer="model.transformer.blocks.{}.",
+            input_norm="attn_norm",
+            q="q_proj",
+            k="k_proj",
+            v="v_proj",
+            out="attn_out",
+            mlp_norm="ff_norm",
+            gate="ff_proj",
+            up="up_proj",
+            down="ff_out",
+        ),
+        keys=ConfigKeys(
+            vocab_size="embedding_size",
+            hidden_size="d_model",
+            intermediate_size="mlp_hidden_size",
+            num_layers="n_layers",
+            num_heads="n_heads",
+            num_kv_heads="n_kv_heads",
+            max_positions="max_sequence_length",
+            tied_head="weight_tying",
+        ),
+        # The config class serves several research models: its defaults are not those of LLaDA.
+        must_be={
+            "activation_type": "silu",
+            "block_type": "llama",
+            "layer_norm_type": "rms",
+            "rope": True,
+            "weight_tying": False,
+        },
+        may_be={
+            **dict.fromkeys(("alibi", "attention_layer_norm", "bias_for_layer_norm", "include_bias"), _OFF),
+            **dict.fromkeys(("include_qkv_bias", "input_emb_norm", "multi_query_attention", "scale_logits"), _OFF),
+            **dict.fromkeys(("layer_norm_with_affine", "rope_full_precision"), (True,)),
+            "block_group_size": (1,),
+            "clip_qkv": (None,),
+        },
+        kind="llada",
+    ),
+}
+
+
+# A file beside config.json that says where another architecture differs from one of the families.
+LAYOUT_FILE = "refusion_layout.json"
+
+
+def read_family(directory: Path, model_type: str) -> Family | None:
+    """The family of a checkpoint: that of its `LAYOUT_FILE`, else of its model_type; None if there is neither."""
+    # The file names the family that the architecture is "like", and its own `qkv_bias`, `qk_norm`, `kind`, and entries
+    # of `tensors` and `keys`.
+    path = directory / LAYOUT_FILE
+    if not path.is_file():
+        return FAMILIES.get(model_type)
+    given, kinds = read_json(path), get_args(CheckpointKind)
+    like = given.pop("like", None)
+    if like not in FAMILIES:
+        raise CheckpointError(f"{path}: like is {like!r}; name one of {', '.join(FAMILIES)}")
+    if given.get("kind") not in (None, *kinds):
+        raise CheckpointError(f"{path}: kind is {given['kind']!r}; choose one of {', '.join(kinds)}")
+    family = FAMILIES[like]
+    try:
+        for part in ("tensors", "keys"):
+            given[part] = replace(getattr(family, part), **given.get(part, {}))
+        return replace(family, **given)
+    except TypeError as error:
+        raise CheckpointError(
+            f"{path} has an entry that is none of like, qkv_bias, qk_norm, kind, tensors and keys, or of their own "
+            f"({error}); correct it"
+        ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """Rotary scaling of Llama 3.1: low frequencies are divided, high frequencies kept, those between blended."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float  # wavelengths below original_max_positions / high_freq_factor are kept
+    original_max_positions: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    max_positions: int
+    tied_head: bool
+    dtype: str
+    rope_scaling: RopeScaling | None = None
+    layout: Family | None = None  # where the checkpoint says it itself; None for `FAMILIES[family]`
+
+    @property
+    def family_layout(self) -> Family:
+        """The family by which tensors are named and computed."""
+        return self.layout or FAMILIES[self.family]
+
+    @property
+    def tensors(self) -> TensorNames:
+        return self.family_layout.tensors
+
+    @property
+    def qkv_bias(self) -> bool:
+        return self.family_layout.qkv_bias
+
+    @property
+    def qk_norm(self) -> bool:
+        return self.family_layout.qk_norm
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = parse_json(read_plain(path))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path.parent} has no {path.name}; give a directory in Hugging Face layout "
+            "(config.json, *.safetensors, tokenizer files)"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON ({error}); download the file again") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} holds a JSON {type(content).__name__}, not an object; download the file again")
+    return content
+
+
+def model_config(directory: Path) -> ModelConfig:
+    """Reads config.json of a checkpoint directory; refuses a model that the forward pass does not compute."""
+    path = directory / "config.json"
+    return parse_model_config(read_json(path), path)
+
+
+def parse_model_config(raw: Mapping[str, Any], path: Path) -> ModelConfig:
+    name = str(raw.get("model_type"))
+    family = read_family(path.parent, name)
+    if family is None:
+        raise CheckpointError(
+            f"{path}: model_type is {name!r} (architectures {raw.get('architectures')}); "
+            f"this version computes {', '.join(FAMILIES)}, and any other that transformers has, slowly, with "
+            "backend=transformers"
+        )
+    _refuse_variants(path, raw, family)
+    keys = family.keys
+    hidden_size, num_heads = _size(path, raw, keys.hidden_size), _size(path, raw, keys.num_heads)
+    rope_theta, rope_scaling = _rope(path, raw)
+    config = ModelConfig(
+        family=name,
+        vocab_size=_size(path, raw, keys.vocab_size),
+        hidden_size=hidden_size,
+        intermediate_size=_size(path, raw, keys.intermediate_size),
+        num_layers=_size(path, raw, keys.num_layers),
+        num_heads=num_heads,
+        num_kv_heads=_size(path, raw, keys.num_kv_heads, default=num_heads),
+        head_dim=_size(path, raw, "head_dim", default=hidden_size // num_heads),
+        rms_norm_eps=_number(path, "rms_norm_eps", raw.get("rms_norm_eps", DEFAULT_RMS_NORM_EPS)),
+        rope_theta=rope_theta,
+        max_positions=_size(path, raw, keys.max_positions),
+        tied_head=bool(raw.get(keys.tied_head, False)),
+        dtype=str(
+            raw.get("dtype") or raw.get("torch_dtype") or DTYPE_OF_PRECISION.get(str(raw.get("precision")), "float32")
+        ),
+        rope_scaling=rope_scaling,
+        layout=None if family is FAMILIES.get(name) else family,
+    )
+    if config.num_heads % config.num_kv_heads or config.head_dim % 2:
+        raise CheckpointError(
+            f"{path}: {config.num_heads} query heads must be a multiple of {config.num_kv_heads} key-value heads, "
+            f"and head_dim {config.head_dim} must be even"
+        )
+    return config
+
+
+def _size(path: Path, raw: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = raw.get(key)
+    value = default if value is None else value
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise CheckpointError(f"{path}: {key} is {value!r}; it must be a positive whole number")
+    return value
+
+
+def _number(path: Path, key: str, value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise CheckpointError(f"{path}: {key} is {value!r}; it must be a number above 0")
+    return float(value)
+
+
+def _rope(path: Path, raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
+    # transformers 5 writes all of it inside rope_parameters, version 4 only the scaling (rope_scaling).
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if not isinstance(rope, Mapping):
+        raise CheckpointError(f"{path}: rope_parameters (or rope_scaling) is {rope!r}; it must be an object")
+    theta = _number(path, "rope_theta", rope.get("rope_theta") or raw.get("rope_theta") or DEFAULT_ROPE_THETA)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if any(isinstance(value, Mapping) for value in rope.values()):
+        kind = "one kind of layer, another for the next"
+    if kind == "default":
+        return theta, None
+    if kind != "llama3":
+        raise CheckpointError(f"{path}: rotary scaling {kind!r} is not computed; only 'default' and 'llama3' are")
+    try:
+        factors = {name: float(rope[name]) for name in ("factor", "low_freq_factor", "high_freq_factor")}
+        return theta, RopeScaling(**factors, original_max_positions=int(rope["original_max_position_embeddings"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: rotary scaling 'llama3' lacks a number ({error!r}); it needs factor, low_freq_factor, "
+            "high_freq_factor and original_max_position_embeddings"
+        ) from error
+
+
+def _refuse_variants(path: Path, raw: Mapping[str, Any], family: Family) -> None:
+    for key, needed in family.must_be.items():
+        if raw.get(key) != needed:
+            raise CheckpointError(f"{path}: {key} is {raw.get(key)!r}; only {needed!r} is computed")
+    for key, allowed in family.may_be.items():
+        if raw.get(key, allowed[0]) not in allowed:
+            raise CheckpointError(f"{path}: {key} is {raw[key]!r}; only {allowed[0]!r} is computed")
+    if raw.get("partial_rotary_factor") not in (None, 1):
+        raise CheckpointError(f"{path}: only part of each head is rotated; only rotating all of it is computed")
+    if "quantization_config" in raw:
+        raise CheckpointError(f"{path}: quantised weights are not read; give an unquantised checkpoint")
+
+
+@dataclass(frozen=True)
+class Card:
     name: str
     backbone: str
     mask_id: int | None
@@ -95,100 +377,46 @@ class Card:
     shape: Mapping[str, int | str] = field(default_factory=dict)  # entries of config.json that tell a local copy
 
 
+def _shape(model_type: str, vocab_size: int, width: int, num_layers: int, **more: int) -> dict[str, int | str]:
+    sizes = {"vocab_size": vocab_size, "hidden_size": width, "num_hidden_layers": num_layers}
+    return {"model_type": model_type, **sizes, **more}
+
+
+LLADA_SHAPE: dict[str, int | str] = {"model_type": "llada", "embedding_size": 126464, "d_model": 4096, "n_layers": 32}
 LLADA_EOS = (126081, 126348)  # <|endoftext|>, <|eot_id|>
-LLADA_SHAPE: Mapping[str, int | str] = {
-    "model_type": "llada",
-    "embedding_size": 126464,
-    "d_model": 4096,
-    "n_layers": 32,
-}
 QWEN_EOS = (151645, 151643)  # <|im_end|>, <|endoftext|>
-DREAM_SHAPE: Mapping[str, int | str] = {
-    "model_type": "Dream",
-    "vocab_size": 152064,
-    "hidden_size": 3584,
-    "num_hidden_layers": 28,
-}
-
-
-def _llada(name: str) -> Card:
-    return Card(name=name, backbone="LLaDA-8B", mask_id=126336, eos_ids=LLADA_EOS, kind="llada", shape=LLADA_SHAPE)
-
-
-def _dream(name: str) -> Card:
-    eos_ids = QWEN_EOS[::-1]
-    return Card(name=name, backbone="Qwen2.5-7B", mask_id=151666, eos_ids=eos_ids, kind="dream", shape=DREAM_SHAPE)
-
-
-def _causal(name: str, backbone: str, eos_ids: tuple[int, ...], **shape: int | str) -> Card:
-    return Card(name=name, backbone=backbone, mask_id=None, eos_ids=eos_ids, kind="causal", shape=shape)
-
-
+DREAM_EOS = QWEN_EOS[::-1]
+LLAMA_EOS = (128001, 128009)
+# Llama 3.1 has the same sizes and another end token; the context length distinguishes it.
+LLAMA_SHAPE = _shape("llama", 128256, 4096, 32, max_position_embeddings=8192)
 CARDS: dict[str, Card] = {
     card.name: card
     for card in (
         # The release stops at <|im_end|> alone; its vocabulary ends with <|beginoftext|> and <|mask|>.
-        Card(
-            name="GSAI-ML/ReFusion",
-            backbone="Qwen3-8B",
-            mask_id=151670,
-            eos_ids=(151645,),
-            kind="refusion",
-            shape={"model_type": "qwen3", "vocab_size": 151671, "hidden_size": 4096, "num_hidden_layers": 36},
-        ),
-        _causal(
-            "Qwen/Qwen3-8B",
-            "Qwen3-8B",
-            QWEN_EOS,
-            model_type="qwen3",
-            vocab_size=151936,
-            hidden_size=4096,
-            num_hidden_layers=36,
-        ),
-        _causal(
-            "Qwen/Qwen3-0.6B",
-            "Qwen3-0.6B",
-            QWEN_EOS,
-            model_type="qwen3",
-            vocab_size=151936,
-            hidden_size=1024,
-            num_hidden_layers=28,
-        ),
-        # Llama 3.1 has the same sizes and another end token; the context length distinguishes it.
-        _causal(
-            "meta-llama/Meta-Llama-3-8B-Instruct",
-            "Llama-3-8B",
-            (128001, 128009),
-            model_type="llama",
-            vocab_size=128256,
-            hidden_size=4096,
-            num_hidden_layers=32,
-            max_position_embeddings=8192,
-        ),
+        Card("GSAI-ML/ReFusion", "Qwen3-8B", 151670, (151645,), "refusion", shape=_shape("qwen3", 151671, 4096, 36)),
+        Card("Qwen/Qwen3-8B", "Qwen3-8B", None, QWEN_EOS, "causal", shape=_shape("qwen3", 151936, 4096, 36)),
+        Card("Qwen/Qwen3-0.6B", "Qwen3-0.6B", None, QWEN_EOS, "causal", shape=_shape("qwen3", 151936, 1024, 28)),
+        Card("meta-llama/Meta-Llama-3-8B-Instruct", "Llama-3-8B", None, LLAMA_EOS, "causal", shape=LLAMA_SHAPE),
         # No shape: nothing in config.json distinguishes it from Qwen2-7B-Instruct.
-        _causal("Qwen/Qwen2.5-7B-Instruct", "Qwen2.5-7B", QWEN_EOS),
+        Card("Qwen/Qwen2.5-7B-Instruct", "Qwen2.5-7B", None, QWEN_EOS, "causal"),
         # These differ in training data, but not in the facts of a card.
-        *map(_llada, ("GSAI-ML/LLaDA-8B-Instruct", "GSAI-ML/LLaDA-8B-Base", "GSAI-ML/LLaDA-1.5")),
-        *map(_dream, ("Dream-org/Dream-v0-Instruct-7B", "Dream-org/Dream-v0-Base-7B")),
+        *(
+            Card(f"GSAI-ML/{name}", "LLaDA-8B", 126336, LLADA_EOS, "llada", shape=LLADA_SHAPE)
+            for name in ("LLaDA-8B-Instruct", "LLaDA-8B-Base", "LLaDA-1.5")
+        ),
+        *(
+            Card(f"Dream-org/{name}", "Qwen2.5-7B", 151666, DREAM_EOS, "dream", shape=_shape("Dream", 152064, 3584, 28))
+            for name in ("Dream-v0-Instruct-7B", "Dream-v0-Base-7B")
+        ),
     )
 }
 
 
 def checkpoint_card(name: str, directory: Path) -> Card:
-    """The card of a known checkpoint or of a local copy of it, else one read from the files of the directory.
-
-    A copy or a fine-tune is recognised by its shape, unless its config.json names a backbone, decoders or a mask token
-    of its own. For all others:
-
-    | fact | first of these that exists |
-    |---|---|
-    | mask id | mask_token_id in config.json; the tokenizer's mask token; its token "<|mask|>" |
-    | EOS ids | eos_token_id in generation_config.json; eos_token_id in config.json (one id or a list) |
-    | decoders | decoders in config.json; those that fit the family, or models with or without a mask token |
-
-    Raises:
-        CheckpointError: a file is malformed.
-    """
+    """The card of a known checkpoint or of a local copy of it, else a card read from the files of the directory."""
+    # A copy or a fine-tune is recognised by its shape, unless its config.json has a backbone, decoders or a mask token
+    # of its own. For all others: mask_token_id of config.json before the tokenizer's mask token before its token
+    # "<|mask|>"; eos_token_id of generation_config.json before that of config.json.
     if name in CARDS:
         return CARDS[name]
     path = directory / "config.json"
@@ -201,8 +429,7 @@ def checkpoint_card(name: str, directory: Path) -> Card:
     mask_id = config.get("mask_token_id")
     if mask_id is None:
         mask_id = _tokenizer_mask_id(directory)
-    else:
-        _ids(path, "mask_token_id", [mask_id])  # one, never a list
+    _ids(path, "mask_token_id", [] if mask_id is None else [mask_id])  # never a list
     # The row of a mask predicts it, from the whole text, where transformers computes a masked language model.
     stock_kind: CheckpointKind | None = "llada" if is_masked_model(config) else None
     family = read_family(directory, str(config.get("model_type")))
@@ -224,7 +451,6 @@ def is_masked_model(config: Mapping[str, Any]) -> bool:
 
 
 def _is_copy(config: Mapping[str, Any], card: Card) -> bool:
-    """Whether a config.json is that of a known checkpoint, or of a fine-tune with the same card."""
     if not card.shape or "backbone" in config or "decoders" in config:
         return False
     same_mask = config.get("mask_token_id", card.mask_id) == card.mask_id
@@ -246,25 +472,21 @@ def _ids(path: Path, key: str, value: object) -> tuple[int, ...]:
 
 
 def _tokenizer_mask_id(directory: Path) -> int | None:
-    path = directory / "tokenizer_config.json"
+    path, tokenizer_path = directory / "tokenizer_config.json", directory / "tokenizer.json"
     if not path.is_file():
         return None
     raw = read_json(path)
     try:
-        return _mask_id_of(raw, directory / "tokenizer.json")
+        mask_token = raw.get("mask_token") or "<|mask|>"
+        if isinstance(mask_token, Mapping):
+            mask_token = mask_token.get("content")
+        for token_id, token in raw.get("added_tokens_decoder", {}).items():
+            if token.get("content") == mask_token:
+                return int(token_id)
+        added = read_json(tokenizer_path).get("added_tokens", []) if tokenizer_path.is_file() else []
+        return next((token["id"] for token in added if token.get("content") == mask_token), None)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{path} or tokenizer.json beside it lists its added tokens in an unknown form ({error!r}); download both "
             "files again"
         ) from error
-
-
-def _mask_id_of(raw: Mapping[str, Any], tokenizer_path: Path) -> int | None:
-    mask_token = raw.get("mask_token") or "<|mask|>"
-    if isinstance(mask_token, Mapping):
-        mask_token = mask_token.get("content")
-    for token_id, token in raw.get("added_tokens_decoder", {}).items():
-        if token.get("content") == mask_token:
-            return int(token_id)
-    added = read_json(tokenizer_path).get("added_tokens", []) if tokenizer_path.is_file() else []
-    return next((token["id"] for token in added if token.get("content") == mask_token), None)

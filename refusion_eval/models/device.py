@@ -1,10 +1,12 @@
-"""The device of a model: how it is chosen, which implementations of attention run on it, and how people read it."""
+"""The device of a model: how it is chosen, which attention runs on it, its memory and its energy."""
 
 import contextlib
 import importlib
+import math
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast, get_args
@@ -14,10 +16,19 @@ import torch
 from refusion_eval.errors import ConfigError
 from refusion_eval.models import attention
 from refusion_eval.models.attention import Backend
+from refusion_eval.models.checkpoint import ModelConfig
 
 NVIDIA_SMI_SECONDS = 20
 DEVICE_FILES = Path("/dev")
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
+
+NUM_COPIES = 5
+COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}
+
+# While a buffer grows, half of the old buffer is held next to the new buffer, which is at least as large.
+USABLE_SHARE = 0.8
+CPU_SHARE = 0.25  # of the memory that is free when a batch begins
+CUDA_RESERVE = 2 * 2**30  # for the intermediate tensors of a forward
 
 
 def choose_device(name: str) -> torch.device:
@@ -44,20 +55,20 @@ def choose_device(name: str) -> torch.device:
                 f"device={name!r}, but torch sees {torch.cuda.device_count()} CUDA devices here; give device=cpu, the "
                 "number of one that `refusion-eval doctor` lists, or PyTorch a build with CUDA"
             )
-        leave_out_cudnn_attention()
+        # On compute capability 9 and above torch may prefer cuDNN for bfloat16. It builds a plan for every new pair of
+        # query and key lengths, which takes tens of milliseconds and is never freed; here nearly every forward is one.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     return device
 
 
 @contextlib.contextmanager
 def cpu_threads(number: int | None) -> Iterator[None]:
-    """A block in which torch computes with this many threads; None leaves their number as it is.
-
-    The number belongs to the whole process, where other models and the user's own code compute too, so it is restored.
-    """
+    """A block in which torch computes with this many threads; None leaves their number as it is."""
     before = torch.get_num_threads()
     if number is None or number == before:
         yield
         return
+    # The number belongs to the whole process, where other models and the user's own code compute too: it is restored.
     torch.set_num_threads(number)
     try:
         yield
@@ -80,7 +91,6 @@ def choose_backend(name: str, dtype: torch.dtype, device: torch.device) -> Backe
 
 
 def _obstacle(backend: Backend, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why a backend cannot run here; None if it can."""
     if backend == "native":
         if device.type != "cpu" or dtype != torch.float32:
             return f"compiled forwards are for float32 on a CPU, not {dtype} on {device.type}"
@@ -94,13 +104,6 @@ def _obstacle(backend: Backend, dtype: torch.dtype, device: torch.device) -> str
     if device.type != "cuda":
         return f"flash-attn needs a CUDA device, not {device.type}"
     return None if dtype in (torch.bfloat16, torch.float16) else f"flash-attn needs bfloat16 or float16, not {dtype}"
-
-
-def leave_out_cudnn_attention() -> None:
-    """Leaves cuDNN out of the backends of torch's attention: flash, memory-efficient and plain attention remain."""
-    # On compute capability 9 and above torch may prefer cuDNN for bfloat16. It builds a plan for every new pair of
-    # query and key lengths, which takes tens of milliseconds and is never freed; here nearly every forward is one.
-    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def unusable_gpu() -> str | None:
@@ -118,13 +121,12 @@ def unusable_gpu() -> str | None:
 
 
 def device_label(device: torch.device) -> str:
-    """The device as people read it, with the name of a GPU."""
     return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
 
 
 def energy_counter(device: torch.device) -> Callable[[], float] | None:
-    """Returns a function that reads the GPU's energy counter (J), or None."""
-    # The counter is the device's own (NVML, by UUID; GPUs since Volta have one) and needs the package nvidia-ml-py. It
+    """A function that reads the GPU's energy counter (J), or None."""
+    # The counter is the device's own (NVML, by UUID; GPUs have it since Volta) and needs the package nvidia-ml-py. It
     # counts the whole GPU, whoever uses it, and advances in steps of some tens of milliseconds: the energy of a short
     # response is rough, the mean of many is not.
     if device.type != "cuda":
@@ -140,3 +142,61 @@ def energy_counter(device: torch.device) -> Callable[[], float] | None:
     except nvml.NVMLError:  # an older GPU, a part of one (MIG), or no rights
         return None
     return lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000  # of millijoules
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of the weights that every forward reads: all layers and the output head."""
+    hidden, heads, groups = config.hidden_size, config.num_heads, config.num_kv_heads
+    attention = 2 * hidden * (heads + groups) * config.head_dim
+    attention += config.qkv_bias * (heads + 2 * groups) * config.head_dim + config.qk_norm * 2 * config.head_dim
+    per_layer = attention + 3 * hidden * config.intermediate_size + 2 * hidden
+    # Of the embedding only the rows of the tokens are read.
+    return (config.num_layers * per_layer + hidden + config.vocab_size * hidden) * dtype.itemsize
+
+
+def cache_bytes_per_row(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of the keys and values of one position over all layers."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Measured bytes per second of a large copy on this device, bytes read plus bytes written; the best of a few."""
+    # Far more bytes than any cache holds.
+    num_bytes = COPY_BYTES[device.type]
+    source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    seconds = []
+    for _ in range(NUM_COPIES + 1):  # the first copy allocates the pages of the target
+        synchronize(device)
+        started = time.perf_counter()
+        target.copy_(source)
+        synchronize(device)
+        seconds.append(time.perf_counter() - started)
+    return 2 * num_bytes / min(seconds[1:])
+
+
+def default_budget(device: torch.device, config: ModelConfig, dtype: torch.dtype) -> int:
+    """Default budget in bytes: the free memory, less a reserve for everything else."""
+    if device.type != "cuda":
+        try:
+            with open("/proc/meminfo") as lines:
+                kibibytes = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+        except (OSError, StopIteration):  # not Linux
+            kibibytes = 4 * 2**20
+        return int(CPU_SHARE * 1024 * kibibytes)
+    free, _ = torch.cuda.mem_get_info(device)
+    # What torch's allocator keeps of freed tensors is in use for the driver, but free for the next tensors.
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    # One sequence of the longest text may take of the reserve, as far as the memory goes: slow is better than refused.
+    one_sequence = math.ceil((config.max_positions + 1) * cache_bytes_per_row(config, dtype) / USABLE_SHARE)
+    return max(free - CUDA_RESERVE, min(one_sequence, free))
+
+
+def rows_within(budget: int, config: ModelConfig, dtype: torch.dtype) -> int:
+    """Cache rows, over all sequences of a batch, that fit a budget of bytes."""
+    return int(USABLE_SHARE * budget) // cache_bytes_per_row(config, dtype)

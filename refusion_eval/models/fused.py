@@ -1,11 +1,8 @@
 """One forward of fixed shape in few operations, each of which is one or two kernels on CUDA.
 
-The rows of a forward belong to one or more sequences and come after the committed rows of theirs, whose number is read
-on the device. So the same operations on the same buffers compute every forward of a width, and a CUDA graph can record
-them.
-
 The body of each operation is its definition in plain torch, which runs on a CPU. On CUDA the kernel of the same name in
-`refusion_eval.models.kernels` runs instead.
+`refusion_eval.models.kernels` runs instead. Numbers that differ from forward to forward are read on the device, so that
+a CUDA graph can record the operations.
 
 Where each row belongs is told by four numbers: its sequence, the committed rows of that sequence, the rows of that
 sequence in this forward, and the number of the row among them. The rows of a sequence are neighbours, and the sequences
@@ -24,22 +21,19 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from refusion_eval.models import layers
+from refusion_eval.models import transformer
 from refusion_eval.models.attention import grouped_attention
-from refusion_eval.models.layers import linear, rms_norm, rotate
-from refusion_eval.models.transformer import Transformer
+from refusion_eval.models.transformer import Transformer, linear, rms_norm, rotate
 
 BITS = 64  # of a word of a visibility pattern
 
 
 def num_words(width: int) -> int:
-    """Words that hold which of `width` rows a row sees."""
     return -(-width // BITS)
 
 
 @custom_op("refusion_eval::add_rms_norm", mutates_args=())
 def add_rms_norm(x_WC: Tensor, added_WC: Tensor, weight_C: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The sum of two tensors, and its root-mean-square norm times the weight."""
     total_WC = x_WC + added_WC
     return total_WC, rms_norm(total_WC, weight_C, eps)
 
@@ -78,8 +72,7 @@ def rotate_and_store(
 
 @custom_op("refusion_eval::swiglu", mutates_args=())
 def swiglu(gate_up_WI: Tensor) -> Tensor:
-    """SiLU of the first half of the last axis times its second half, [W, I]."""
-    return layers.swiglu(gate_up_WI)
+    return transformer.swiglu(gate_up_WI)
 
 
 @custom_op("refusion_eval::attend_rows", mutates_args=())
@@ -124,39 +117,17 @@ def read_rows(logits_WV: Tensor, rows_N: Tensor, given_N: Tensor, suppressed_N: 
     out_3N.copy_(torch.cat((tokens_N[None].float(), probs_2N)))
 
 
-@add_rms_norm.register_fake
-def _(x_WC: Tensor, added_WC: Tensor, weight_C: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x_WC), torch.empty_like(x_WC)
+# For tensors without storage: a result of the right shape.
+add_rms_norm.register_fake(lambda x_WC, *_: (torch.empty_like(x_WC), torch.empty_like(x_WC)))
+swiglu.register_fake(lambda gate_up_WI: gate_up_WI.new_empty(len(gate_up_WI), gate_up_WI.shape[1] // 2))
+attend_rows.register_fake(lambda queries_WHD, *_: torch.empty_like(queries_WHD))
+read_rows.register_fake(lambda *_: None)
 
 
 @rotate_and_store.register_fake
-def _(
-    qkv_WO: Tensor,
-    norm_PD: Tensor | None,
-    tables: Tensor,
-    positions_W: Tensor,
-    places_4W: Tensor,
-    keys_SGKD: Tensor,
-    values_SGKD: Tensor,
-    eps: float,
-) -> Tensor:
-    num_groups, head = keys_SGKD.shape[1], keys_SGKD.shape[3]
+def _(qkv_WO: Tensor, *rest: Any) -> Tensor:
+    num_groups, head = rest[4].shape[1], rest[4].shape[3]
     return qkv_WO.new_empty(len(qkv_WO), qkv_WO.shape[1] // head - 2 * num_groups, head)
-
-
-@swiglu.register_fake
-def _(gate_up_WI: Tensor) -> Tensor:
-    return gate_up_WI.new_empty(len(gate_up_WI), gate_up_WI.shape[1] // 2)
-
-
-@attend_rows.register_fake
-def _(queries_WHD: Tensor, keys_SGKD: Tensor, values_SGKD: Tensor, places_4W: Tensor, bits_WB: Tensor) -> Tensor:
-    return torch.empty_like(queries_WHD)
-
-
-@read_rows.register_fake
-def _(logits_WV: Tensor, rows_N: Tensor, given_N: Tensor, suppressed_N: Tensor, out_3N: Tensor) -> None:
-    return None
 
 
 def _kernel(name: str) -> Callable[..., Any]:
@@ -198,11 +169,7 @@ def fused_hidden(
     keys: Tensor,
     values: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The residual stream of all rows of a forward and its final norm, both [W, C].
-
-    Args:
-        keys: keys, [L, S, G, K, D]; the rows of each sequence are written after its committed ones.
-    """
+    """The residual stream of all rows of a forward and its final norm, both [W, C]; keys are [L, S, G, K, D]."""
     weights, eps = model.weights, model.config.rms_norm_eps
     x_WC = model.embed(tokens_W)
     normed_WC = rms_norm(x_WC, weights.layers[0].input_norm, eps)

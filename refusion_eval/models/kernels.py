@@ -1,9 +1,8 @@
 """Triton kernels of the forward on CUDA. What each computes is written in `refusion_eval.models.fused`, in plain torch.
 
 Matrix products of a forward of few rows read the weights at the speed of the memory. Everything between two products is
-small, so what counts is the number of kernels: each costs one to two microseconds, whatever it computes.
-
-All sums are float32, and results are rounded once, to the dtype of the model.
+small, so the number of kernels counts: each costs one to two microseconds, whatever it computes. All sums are float32,
+and results are rounded once, to the dtype of the model.
 
 Shapes: W rows of a forward, C residual width, H query heads, G key-value heads, D head width, I width of the MLP,
 V vocabulary, S sequences, K rows of the KV buffer, B 64-bit words a row of the visibility pattern, N rows that are
@@ -13,7 +12,6 @@ read.
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 KEYS_A_STEP = {2: 64, 4: 32}  # by bytes of a number: keys that one step of attention reads into shared memory
 NUM_WARPS = {16: 4, 32: 4, 64: 8}  # by rows of a block of attention: with fewer, its sums do not fit in the registers
@@ -26,7 +24,7 @@ ENOUGH_PROGRAMS = 256  # two for each multiprocessor of the GPUs that this is fo
 
 @triton.jit
 def add_rms_norm_kernel(x, added, weight, total, normed, width, eps, BLOCK: tl.constexpr):
-    """One program a row: the sum, and the sum's norm times the weight."""
+    # One program a row.
     first = tl.program_id(0).to(tl.int64) * width
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -92,7 +90,7 @@ def rotate_and_store_kernel(
 
 @triton.jit
 def swiglu_kernel(gate_up, out, width, BLOCK: tl.constexpr):
-    """One program for each row and block of columns."""
+    # One program for each row and block of columns.
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
@@ -124,14 +122,11 @@ def attend_kernel(
     BLOCK_D: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """One program for each key-value head, block of query rows, and share of the keys of each sequence in the block.
-
-    Products of float32 run on the tensor cores in three parts each, which together have the precision of float32.
-
-    The query heads of a group are folded into the rows: row m of a block is query row m // SHARED of head m % SHARED. A
-    block may hold rows of several sequences: it reads the keys of one after the other, and only the rows of that
-    sequence count them.
-    """
+    """One program for each key-value head, block of query rows, and share of the keys of each sequence in the block."""
+    # The query heads of a group are folded into the rows: row m of a block is query row m // SHARED of head m % SHARED.
+    # A block may hold rows of several sequences: it reads the keys of one after the other, and only the rows of that
+    # sequence count them. Products of float32 run on the tensor cores in three parts each, which together have the
+    # precision of float32.
     group, block, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     folded = block * BLOCK_M + tl.arange(0, BLOCK_M)
     rows, heads = folded // SHARED, group * SHARED + folded % SHARED
@@ -208,11 +203,8 @@ def join_splits_kernel(parts, log_sums, out, num_places, HEAD: tl.constexpr, BLO
 
 @triton.jit
 def read_part_kernel(logits, rows, suppressed, parts, vocab_size, share, BLOCK: tl.constexpr):
-    """One program for each row and share of the vocabulary.
-
-    It stores the largest logit, the sum of exp(logit - largest), the largest logit that is not suppressed, and the
-    lowest id of that.
-    """
+    # One program for each row and share of the vocabulary. It stores the largest logit, the sum of exp(logit - largest)
+    # and, among the ids that are not suppressed, the largest logit and the lowest id of it.
     read, split = tl.program_id(0), tl.program_id(1)
     offsets = tl.arange(0, BLOCK)
     ids = split * share + offsets
@@ -234,7 +226,7 @@ def read_part_kernel(logits, rows, suppressed, parts, vocab_size, share, BLOCK: 
 
 @triton.jit(do_not_specialize=["num_reads"])
 def read_whole_kernel(logits, rows, given, parts, out, vocab_size, num_reads, SPLITS: tl.constexpr):
-    """One program a row: the chosen token, its probability, and the probability of the given token."""
+    # One program a row: the chosen token, its probability, and the probability of the given token.
     read = tl.program_id(0)
     places = parts + (read * SPLITS + tl.arange(0, SPLITS)) * 4
     largest = tl.load(places)
@@ -251,8 +243,10 @@ def read_whole_kernel(logits, rows, given, parts, out, vocab_size, num_reads, SP
     tl.store(out + 2 * num_reads + read, given_prob)
 
 
-def add_rms_norm(x_WC: Tensor, added_WC: Tensor, weight_C: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """`fused.add_rms_norm` in one kernel."""
+# Types and shapes of the functions below are those of the operations of the same names in `fused`.
+
+
+def add_rms_norm(x_WC, added_WC, weight_C, eps):
     num_rows, width = x_WC.shape
     total, normed = torch.empty_like(x_WC), torch.empty_like(x_WC)
     block = triton.next_power_of_2(width)
@@ -263,45 +257,23 @@ def add_rms_norm(x_WC: Tensor, added_WC: Tensor, weight_C: Tensor, eps: float) -
     return total, normed
 
 
-def rotate_and_store(
-    qkv_WO: Tensor,
-    norm_PD: Tensor | None,
-    tables: Tensor,
-    positions_W: Tensor,
-    places_4W: Tensor,
-    keys_SGKD: Tensor,
-    values_SGKD: Tensor,
-    eps: float,
-) -> Tensor:
-    """`fused.rotate_and_store` in one kernel."""
+def rotate_and_store(qkv_WO, norm_PD, tables, positions_W, places_4W, keys_SGKD, values_SGKD, eps):
     _, num_groups, _, head = keys_SGKD.shape
     num_rows = qkv_WO.shape[0]
     num_heads = qkv_WO.shape[1] // head - 2 * num_groups
     queries = torch.empty(num_rows, num_heads, head, dtype=qkv_WO.dtype, device=qkv_WO.device)
+    inputs = (qkv_WO, qkv_WO if norm_PD is None else norm_PD, tables, positions_W, places_4W)
+    sizes = {"NUM_HEADS": num_heads, "NUM_GROUPS": num_groups, "HEAD": head, "BLOCK": triton.next_power_of_2(head)}
     rotate_and_store_kernel[(num_rows, num_heads + 2 * num_groups)](
-        qkv_WO,
-        qkv_WO if norm_PD is None else norm_PD,
-        tables,
-        positions_W,
-        places_4W,
-        keys_SGKD,
-        values_SGKD,
-        queries,
-        num_rows,
-        *keys_SGKD.stride()[:2],
-        eps,
-        NUM_HEADS=num_heads,
-        NUM_GROUPS=num_groups,
-        HEAD=head,
-        BLOCK=triton.next_power_of_2(head),
+        *(*inputs, keys_SGKD, values_SGKD, queries, num_rows, *keys_SGKD.stride()[:2], eps),
+        **sizes,
         HAS_NORM=norm_PD is not None,
         num_warps=1,
     )
     return queries
 
 
-def swiglu(gate_up_WI: Tensor) -> Tensor:
-    """`fused.swiglu` in one kernel."""
+def swiglu(gate_up_WI):
     num_rows, width = gate_up_WI.shape[0], gate_up_WI.shape[1] // 2
     out = torch.empty(num_rows, width, dtype=gate_up_WI.dtype, device=gate_up_WI.device)
     block = 1024
@@ -316,10 +288,7 @@ def num_splits(num_rows: int, num_heads: int, num_groups: int) -> int:
     return 1 << (splits.bit_length() - 1)
 
 
-def attend_rows(
-    queries_WHD: Tensor, keys_SGKD: Tensor, values_SGKD: Tensor, places_4W: Tensor, bits_WB: Tensor
-) -> Tensor:
-    """`fused.attend_rows` in two kernels, in one where the keys are not split."""
+def attend_rows(queries_WHD, keys_SGKD, values_SGKD, places_4W, bits_WB):
     num_rows, num_heads, head = queries_WHD.shape
     num_groups = keys_SGKD.shape[1]
     shared = num_heads // num_groups
@@ -331,25 +300,14 @@ def attend_rows(
     log_sums = torch.empty(splits, num_rows, num_heads, dtype=torch.float32, device=out.device)
     block_rows = max(16, min(MAX_FOLDED, triton.next_power_of_2(num_rows * shared)))
     grid = (num_groups, triton.cdiv(num_rows * shared, block_rows), splits)
+    inputs = (queries_WHD, keys_SGKD, values_SGKD, places_4W, bits_WB)
+    sizes = {"NUM_HEADS": num_heads, "SHARED": shared, "HEAD": head, "SPLITS": splits}
     attend_kernel[grid](
-        queries_WHD,
-        keys_SGKD,
-        values_SGKD,
-        places_4W,
-        bits_WB,
-        parts,
-        log_sums,
-        num_rows,
-        bits_WB.shape[1],
-        *keys_SGKD.stride()[:2],
-        head**-0.5,
-        NUM_HEADS=num_heads,
-        SHARED=shared,
-        HEAD=head,
+        *(*inputs, parts, log_sums, num_rows, bits_WB.shape[1], *keys_SGKD.stride()[:2], head**-0.5),
+        **sizes,
         BLOCK_M=block_rows,
         BLOCK_N=KEYS_A_STEP[keys_SGKD.itemsize],
         BLOCK_D=max(16, triton.next_power_of_2(head)),  # the least that a product of blocks takes
-        SPLITS=splits,
         num_warps=NUM_WARPS[block_rows],
         num_stages=2 if keys_SGKD.itemsize == 2 else 1,  # blocks in shared memory at once, of which GPUs have 99 KiB
     )
@@ -362,8 +320,7 @@ def attend_rows(
     return out
 
 
-def read_rows(logits_WV: Tensor, rows_N: Tensor, given_N: Tensor, suppressed_N: Tensor, out_3N: Tensor) -> None:
-    """`fused.read_rows` in two kernels, which read the logits once."""
+def read_rows(logits_WV, rows_N, given_N, suppressed_N, out_3N):
     num_reads, vocab_size = len(rows_N), logits_WV.shape[1]
     share = triton.cdiv(vocab_size, VOCABULARY_SPLITS)
     shape = (num_reads, VOCABULARY_SPLITS, NUM_PARTS)

@@ -2,10 +2,7 @@
 
 At a few rows, torch's forward on a CPU is mostly the launching of operations. Here numba compiles everything between
 the matrix products into loops. The products are calls of the BLAS in torch's own library (MKL's). Without that BLAS
-torch's forward is used, the oracle in tests.
-
-Compiling takes seconds. numba keeps the machine code in `__pycache__` (or NUMBA_CACHE_DIR) for every later process, so
-`compile_forwards` is called while an environment is set up; without that call the first forward compiles.
+torch's forward is used, the oracle in tests. numba keeps the machine code in `__pycache__` (or NUMBA_CACHE_DIR).
 
 Shapes: T packed rows, C residual width, H query heads, G key-value heads, P = H + G rotated heads, D head width,
 O = (H + 2G) D, I width of the MLP, V vocabulary, L layers, S sequences, K rows of the KV buffer, N rows read.
@@ -14,6 +11,7 @@ O = (H + 2G) D, I width of the MLP, V vocabulary, L layers, S sequences, K rows 
 import ctypes
 import logging
 import math
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -29,8 +27,8 @@ from torch import Tensor
 
 from refusion_eval.models.attention import CAUSAL, PATTERN
 from refusion_eval.models.cache import KVCache
-from refusion_eval.models.config import ModelConfig
-from refusion_eval.models.layers import RotaryTable, Weights
+from refusion_eval.models.checkpoint import ModelConfig
+from refusion_eval.models.weights import Weights
 
 MAX_QUERIES = 64  # rows of a sequence whose scores are held at once
 MAX_READ = 64  # rows whose logits are held at once
@@ -42,7 +40,7 @@ log = logging.getLogger(__name__)
 _F32 = np.float32
 _SET, _ADD = np.float32(0), np.float32(1)  # what a product does to the matrix that it is written to
 # `cblas_sgemm_compute` takes layout, how to read each factor, three sizes, then address and step of each matrix.
-# TRANSPOSED is a matrix of weights whose last axis is dense, AS_IS one whose first axis is.
+# TRANSPOSED is a matrix of weights whose last axis is dense, AS_IS a matrix whose first axis is.
 BY_ROWS, AS_IS, TRANSPOSED = 101, 111, 112
 _SGEMM = "refusion_eval_sgemm"
 _MATRIX = (types.uintp, types.int32)
@@ -108,10 +106,7 @@ def _exp(x):
 
 @_compile
 def _product(left, num_rows, left_step, matrix, layout, num_columns, inner, add, out, out_step):
-    """`out = left @ matrix.T + add * out`, all three given by address; the matrix has no gaps.
-
-    The shapes are [num_rows, inner], [num_columns, inner] and [num_rows, num_columns]; steps are entries a row.
-    """
+    """`out = left @ matrix.T + add * out`, all three given by address; steps are entries a row."""
     step = inner if layout == TRANSPOSED else num_columns
     _sgemm(BY_ROWS, AS_IS, layout, num_rows, num_columns, inner, left, left_step, matrix, step, add, out, out_step)
 
@@ -178,10 +173,7 @@ def _largest(values):
 
 @_compile
 def _softmax(scores, num_keys, num_seen, kind, row, pattern):
-    """Weights of the keys of one query from their scores, in place.
-
-    `num_seen` keys are committed, the others are rows of the forward; `pattern` says which of these the `row` sees.
-    """
+    """Weights of the keys of one query from their scores, in place; `num_seen` of the keys are committed."""
     end = num_seen + row + 1 if kind == CAUSAL else num_keys
     if kind == PATTERN:
         own = scores[num_seen:num_keys]
@@ -201,11 +193,8 @@ def _softmax(scores, num_keys, num_seen, kind, row, pattern):
 
 @_compile
 def _attend(qkv_TO, width, keys_GKD, values_GKD, start, kind, pattern, scores, out_TX):
-    """Attention of the `width` rows of one sequence, MAX_QUERIES at a time; `start` rows are committed.
-
-    The queries in `qkv_TO` are rotated, and its keys and values are in the buffers already. `pattern` holds the rows of
-    the sequence's pattern, one after another, and `scores` has room for the scores of MAX_QUERIES rows.
-    """
+    """Attention of the `width` rows of one sequence, MAX_QUERIES at a time; `start` rows are committed."""
+    # The keys and values of `qkv_TO` are in the buffers already. `pattern` holds the rows of the pattern one by one.
     num_groups, _, head = keys_GKD.shape
     num_heads = out_TX.shape[1] // head
     # Blocks of queries keep the scores in the caches of the processor, however long the text is.
@@ -243,7 +232,6 @@ def _hidden(x_TC, positions, tables, matrices, norms, qkv_bias, qk_norm, eps, si
     """All layers, in place of the residual stream.
 
     Args:
-        positions: position ids, [T].
         matrices: address and layout of each layer's `qkv`, `out`, `gate_up` and `down` (`LayerWeights`), [L, 4, 2].
         norms: scales before attention and before the MLP, [L, 2, C].
         qkv_bias: [L, O], or [L, 0] for none.
@@ -288,12 +276,11 @@ def _hidden(x_TC, positions, tables, matrices, norms, qkv_bias, qk_norm, eps, si
 
 @_compile
 def _read(x_TC, reads, suppressed, norm_C, eps, head, size, out):
-    """The likeliest token of each row that is read, its probability, and that of the given token.
+    """The likeliest token of each row that is read, its probability, and that of the given token, to `out`, [3, N].
 
     Args:
         reads: rows, and a given token for each, [2 or more, N].
         suppressed: an id for each that may not be chosen but counts in the softmax, -1 for none, [N].
-        out: receives the results, [3, N]; probabilities are NaN where a logit is not finite.
     """
     num_reads, width = reads.shape[1], x_TC.shape[1]
     normed_NC = np.empty((min(num_reads, MAX_READ), width), dtype=_F32)
@@ -327,14 +314,10 @@ def _read_row(logits, given, suppressed, out):
     out[2] = min(np.exp(given_logit - log_sum), _F32(1))
 
 
-def _dense(kind: types.Number, num_axes: int) -> types.Array:
-    return types.Array(kind, num_axes, "C")
-
-
 # The types of every call of `_hidden` and `_read`, in the order of their arguments: each is compiled once.
-_F1, _F2, _F3, _F5 = (_dense(types.float32, num_axes) for num_axes in (1, 2, 3, 5))
-_I1, _I2, _I3 = (_dense(types.int64, num_axes) for num_axes in (1, 2, 3))
-_SIZES, _PATTERN = types.UniTuple(types.int64, 2), _dense(types.boolean, 1)
+_F1, _F2, _F3, _F5 = (types.Array(types.float32, num_axes, "C") for num_axes in (1, 2, 3, 5))
+_I1, _I2, _I3 = (types.Array(types.int64, num_axes, "C") for num_axes in (1, 2, 3))
+_SIZES, _PATTERN = types.UniTuple(types.int64, 2), types.Array(types.boolean, 1, "C")
 _HIDDEN_TYPES = (_F2, _I1, _F3, _I3, _F3, _F2, _F3, types.float32, _SIZES, _F5, _F5, _I2, _PATTERN)
 _READ_TYPES = (_F2, _I2, _I1, _F1, types.float32, _I1, types.int64, _F2)
 
@@ -355,6 +338,7 @@ class _Announcement(event.Listener):
 
 def compile_forwards() -> None:
     """Compiles the forward and its readout, or loads the code that a former process compiled."""
+    # Called while an environment is set up, because compiling takes seconds; else by the first model.
     if obstacle() is None:
         with event.install_listener("numba:compile", _Announcement()):
             _hidden.compile(_HIDDEN_TYPES)
@@ -362,12 +346,10 @@ def compile_forwards() -> None:
 
 
 class NativeForward:
-    """The compiled forwards of one model, whose weights are float32 on a CPU."""
-
-    def __init__(self, config: ModelConfig, weights: Weights, rotary: RotaryTable) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, tables: Callable[[int], Tensor]) -> None:
         compile_forwards()
         layers = weights.layers
-        self._embedding, self._rotary = weights.embedding, rotary
+        self._embedding, self._tables = weights.embedding, tables
         self._final_norm, self._vocab_size = weights.final_norm.numpy(), config.vocab_size
         matrices = [_place(matrix) for layer in layers for matrix in (layer.qkv, layer.out, layer.gate_up, layer.down)]
         biases = [layer.qkv_bias for layer in layers if layer.qkv_bias is not None]
@@ -392,28 +374,22 @@ class NativeForward:
         sequences: Integers,
         pattern: npt.NDArray[np.bool_],
     ) -> Tensor:
-        """Runs all layers, as `Transformer.hidden`, with the attention that `sequences` and `pattern` describe.
+        """Runs all layers, as `Transformer.hidden`.
 
         Args:
             sequences: of each sequence its index in the buffers, its committed rows, its rows, the kind of its pattern
                 (`refusion_eval.models.attention`), and where that begins in `pattern`, [S, 5].
         """
         x_TC = torch.nn.functional.embedding(tokens_T, self._embedding)
-        tables = self._rotary.grow(last_position + 1).numpy()
+        tables = self._tables(last_position + 1).numpy()
         buffers = (cache.keys.numpy(), cache.values.numpy())
         _hidden(x_TC.numpy(), positions_T.numpy(), tables, *self._weights, *buffers, sequences, pattern)
         return x_TC
 
     def read(self, x_TC: Tensor, reads: Integers, suppressed: Integers) -> npt.NDArray[np.float32]:
-        """Answers simple reads: token, its probability, and the given token's, [3, N].
-
-        Args:
-            reads: rows, and a given token for each, [2 or more, N].
-            suppressed: an id for each that may not be chosen, -1 for none, [N].
-        """
-        answers_3N = np.empty((3, reads.shape[1]), dtype=np.float32)
-        head, size = self._head, self._vocab_size
-        _read(x_TC.numpy(), reads, suppressed, self._final_norm, self._eps, head, size, answers_3N)
+        """Answers simple reads as `_read` does: token, its probability, and the given token's, [3, N]."""
+        answers_3N, size = np.empty((3, reads.shape[1]), dtype=np.float32), self._vocab_size
+        _read(x_TC.numpy(), reads, suppressed, self._final_norm, self._eps, self._head, size, answers_3N)
         return answers_3N
 
 

@@ -1,6 +1,6 @@
 """A model of transformers under its own forward, for architectures that this project's transformer does not compute.
 
-Every call computes a whole text: nothing is kept between calls. Shapes: N rows of a text, V vocabulary.
+Shapes: N rows of a text, V vocabulary.
 """
 
 from functools import cached_property
@@ -14,8 +14,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
 from refusion_eval.errors import CheckpointError, ConfigError
-from refusion_eval.models.checkpoint import is_masked_model
-from refusion_eval.models.config import ModelConfig, read_json
+from refusion_eval.models.checkpoint import ModelConfig, is_masked_model, read_json
 
 # Where config.json states no length, as for architectures without positions.
 NO_LIMIT = 1 << 20
@@ -52,14 +51,9 @@ def stock_config(directory: Path) -> ModelConfig:
 
 
 class StockModel:
-    """A causal or masked language model of transformers."""
-
     def __init__(self, module: PreTrainedModel, config: ModelConfig, attention: Literal["causal", "all"]) -> None:
-        self._module = module
-        self._attention = attention
-        self.config = config
-        self.device = module.device
-        self.dtype = module.dtype
+        self._module, self._attention, self.config = module, attention, config
+        self.device, self.dtype = module.device, module.dtype
 
     @classmethod
     def open(cls, directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Self:
@@ -77,25 +71,22 @@ class StockModel:
         """Logits of every row of one text, float32, [N, V]; refuses patterns that the architecture does not take."""
         # Plain text in any order of rows needs no pattern, which only some architectures take.
         order = np.argsort(positions, kind="stable")
-        if self._is_plain(np.asarray(positions)[order], visible_NN[np.ix_(order, order)]):
+        is_plain = np.array_equal(visible_NN[np.ix_(order, order)], self._plain(len(tokens)))
+        if is_plain and np.array_equal(np.asarray(positions)[order], np.arange(len(tokens))):
             logits_NV = self._call([tokens[row] for row in order])
             return logits_NV[torch.from_numpy(np.argsort(order)).to(logits_NV.device)]
         if not self._takes_patterns:
+            is_causal = self._attention == "causal"
+            suited = "decoder=autoregressive" if is_causal else "decoders that read the whole text"
             raise ConfigError(
                 f"{self.config.family} of transformers takes no position ids or no attention pattern beside its "
-                f"tokens, so with backend=transformers it runs {self._suited} only"
+                f"tokens, so with backend=transformers it runs {suited} only"
             )
         return self._call(tokens, positions, visible_NN)
 
-    @property
-    def _suited(self) -> str:
-        return "decoder=autoregressive" if self._attention == "causal" else "decoders that read the whole text"
-
-    def _is_plain(self, positions: npt.NDArray[np.int64], visible_NN: npt.NDArray[np.bool_]) -> bool:
-        """Whether rows in the order of their positions are what transformers computes from tokens alone."""
-        full_NN = np.ones_like(visible_NN)
-        plain_NN = full_NN if self._attention == "all" else np.tril(full_NN)
-        return np.array_equal(positions, np.arange(len(positions))) and np.array_equal(visible_NN, plain_NN)
+    def _plain(self, num_rows: int) -> npt.NDArray[np.bool_]:
+        full_NN = np.ones((num_rows, num_rows), dtype=np.bool_)
+        return full_NN if self._attention == "all" else np.tril(full_NN)
 
     def _call(
         self, tokens: list[int], positions: list[int] | None = None, visible_NN: npt.NDArray[np.bool_] | None = None
@@ -114,20 +105,15 @@ class StockModel:
 
     @cached_property
     def _takes_patterns(self) -> bool:
-        """Whether the architecture obeys position ids and an attention pattern."""
         # Tried on three rows, as some classes accept both and ignore them: as plain text in another order of rows, and
         # with rows that see themselves alone.
         text, order = [0, 1, 2], [2, 0, 1]
-        full_NN = np.ones((3, 3), dtype=np.bool_)
-        plain_NN = full_NN if self._attention == "all" else np.tril(full_NN)
         try:
-            moved_NV = self._call(order, order, plain_NN[np.ix_(order, order)])
+            moved_NV = self._call(order, order, self._plain(3)[np.ix_(order, order)])
             alone_NV = self._call(text, [0, 0, 0], np.eye(3, dtype=np.bool_))
-            wanted = [(moved_NV, self._call(text)[order]), (alone_NV[2], self._call([2])[0])]
+            pairs = [(moved_NV, self._call(text)[order]), (alone_NV[2], self._call([2])[0])]
         except (TypeError, ValueError, RuntimeError, IndexError):
             return False
-        return all(self._same(found, right) for found, right in wanted)
-
-    def _same(self, found: Tensor, right: Tensor) -> bool:
-        scale = float(right.abs().max()) or 1.0
-        return float((found - right).abs().max()) <= _TOLERANCE[self.dtype] * scale
+        scales = [float(right.abs().max()) or 1.0 for _, right in pairs]
+        differences = [float((computed - right).abs().max()) for computed, right in pairs]
+        return all(np.array(differences) <= _TOLERANCE[self.dtype] * np.array(scales))

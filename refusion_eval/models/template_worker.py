@@ -1,10 +1,8 @@
-"""A child process that renders chat templates as transformers does; run as a script by `tokenizer`.
+"""A child process that renders chat templates as transformers does; run as a script by `tokenizer`."""
 
-Reads JSON lines, the arguments of `render_jinja_template`, and writes {"text": ...} or {"error": ...}. A template is a
-program of whoever made the checkpoint. It can name nothing of Python, but it may loop for ever and ask for any memory:
-the kernel ends the process when a conversation takes more processor time than is allowed, and refuses it more memory.
-It imports nothing of this project, so that it starts quickly.
-"""
+# It reads JSON lines, the arguments of `render_jinja_template`, and writes {"text": ...} or {"error": ...}. A template
+# is a program of whoever made the checkpoint: it can name nothing of Python, but it may loop for ever and ask for any
+# memory. So the kernel bounds its processor time and memory. Nothing of this project is imported, for a quick start.
 
 import json
 import resource
@@ -22,7 +20,6 @@ _MOST_ADDED, _MOST_TIMES = 1 << 18, 8
 
 
 def rendered(line: str) -> str:
-    """The answer to one line."""
     try:
         (text,), _ = render_jinja_template(**json.loads(line))
         if len(text) > _MOST_ADDED + _MOST_TIMES * len(line):
@@ -33,15 +30,13 @@ def rendered(line: str) -> str:
 
 
 def main() -> None:
-    """Answers until standard input ends; the caller decides what happens at an interrupt from the keyboard."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides what happens at an interrupt
     resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_PROF, _SECONDS)
         answer = rendered(line)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        sys.stdout.write(answer + "\n")
-        sys.stdout.flush()
+        print(answer, flush=True)
 
 
 if __name__ == "__main__":

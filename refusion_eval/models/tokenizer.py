@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, Qwen2TokenizerFast
 from transformers.utils import logging
 
 from refusion_eval.errors import CheckpointError, ConfigError
-from refusion_eval.models.config import read_json
+from refusion_eval.models.checkpoint import read_json
 from refusion_eval.untrusted import Child, read_text
 
 # Classes that a checkpoint brings as Python code, and the class of transformers that does the same with its files.
@@ -49,8 +49,6 @@ def _quiet() -> Iterator[None]:
 
 
 class Tokenizer:
-    """A wrapper of the Hugging Face tokenizer with the calls that evaluation needs."""
-
     def __init__(self, directory: Path) -> None:
         try:
             with _quiet():  # transformers warns about unknown model types, which do not matter for the tokenizer
@@ -78,7 +76,6 @@ class Tokenizer:
             )
 
     def encode(self, text: str, *, plain: bool = False) -> list[int]:
-        """Token ids of a rendered chat, of a part of a text, or of a plain prompt."""
         # A rendered chat holds its special tokens, so nothing is added to it, neither in front nor at the end: the ids
         # are those of `apply_chat_template(tokenize=True)` of transformers. To a plain prompt the tokenizer adds what
         # it is made to add, unless the text begins with the BOS token already.
@@ -87,7 +84,6 @@ class Tokenizer:
         return list(self.inner.encode(text, add_special_tokens=adds))
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of token ids."""
         # Cleaning would remove spaces before punctuation, which are part of a program.
         options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
         return str(self.inner.decode(list(tokens), **options))
@@ -98,21 +94,12 @@ class Tokenizer:
         return CLOCK in str(self.inner.chat_template)
 
     def replace_chat_template(self, template: str | None) -> None:
-        """Replaces the chat template by another one in Jinja; None removes it."""
         self.inner.chat_template = template
 
     def render_chat(
-        self,
-        messages: Sequence[dict[str, str]],
-        *,
-        add_generation_prompt: bool = True,
-        now: datetime | None = None,
-        **template_arguments: Any,
+        self, messages: Sequence[dict[str, str]], *, now: datetime | None = None, **template_arguments: Any
     ) -> str:
-        """The text of a conversation under the checkpoint's chat template.
-
-        Args:
-            now: the moment that the template finds where it asks for the date or the time; None is the present.
+        """The text of a conversation under the chat template, which finds `now` where it asks for the time.
 
         Raises:
             ConfigError: there is no template, it fails, or no prompt could be written twice with it.
@@ -120,10 +107,10 @@ class Tokenizer:
         if not self.inner.chat_template:
             raise ConfigError(
                 f"{self.inner.name_or_path} has no chat template (chat_template.jinja or tokenizer_config.json); "
-                "evaluate it without one"
+                "evaluate it without a template"
             )
         template = self.inner.get_chat_template()
-        arguments = {"add_generation_prompt": add_generation_prompt, **template_arguments}
+        arguments = {"add_generation_prompt": True, **template_arguments}
         text = render_chat(self.inner, messages, template if now is None else _at(template, now), **arguments)
         if obstacle := _obstacle(template, is_fixed=now is not None):
             raise ConfigError(
@@ -174,12 +161,8 @@ def _obstacle(template: str, *, is_fixed: bool) -> str:
     names = {value for kind, value in tokens if kind == "name"}
     if drawing := sorted(names & RANDOM):
         return f"draws at random ({', '.join(drawing)})"
-    asked = [after for (_, value), (_, after) in itertools.pairwise(tokens) if value == CLOCK]
-    return (
-        f"asks for the time by more than {CLOCK}('FORMAT')"
-        if is_fixed and any(after != "is" for after in asked)
-        else ""
-    )
+    asks = any(value == CLOCK and after != "is" for (_, value), (_, after) in itertools.pairwise(tokens))
+    return f"asks for the time by more than {CLOCK}('FORMAT')" if is_fixed and asks else ""
 
 
 def _tokenizer_class(directory: Path) -> Any:

@@ -3,17 +3,15 @@
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from refusion_eval.errors import CheckpointError
-from refusion_eval.models.config import ModelConfig, read_json
-from refusion_eval.models.layers import LayerWeights, Weights, dense_along_first
+from refusion_eval.models.checkpoint import ModelConfig, read_json
 
 log = logging.getLogger(__name__)
 
@@ -22,17 +20,45 @@ INDEX_FILE = "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 SAFETENSORS = ".safetensors"
 UNQUANTISED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+SMALL_MATRIX = 1 << 20  # entries that a CPU's caches hold
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """Weights of one layer; matrices are [out, in]."""
+
+    input_norm: Tensor  # scales before attention, [C]
+    qkv: Tensor  # queries, keys and values in one matrix, [(H + 2G) D, C]
+    out: Tensor  # [C, H D]
+    mlp_norm: Tensor  # [C]
+    gate_up: Tensor  # gate and up projection in one matrix, [2 I, C]
+    down: Tensor  # [C, I]
+    qkv_bias: Tensor | None = None  # [(H + 2G) D]; None in families without biases
+    qk_norm: Tensor | None = None  # scales of queries and keys, one row a head, [H + G, D]; None in families without
+
+
+@dataclass(frozen=True)
+class Weights:
+    """All weights of a model, in the dtype in which it computes."""
+
+    embedding: Tensor  # [V, C]
+    layers: tuple[LayerWeights, ...]
+    final_norm: Tensor  # [C]
+    head: Tensor  # [V, C]; the embedding itself if tied
+
+
+def dense_along_first(num_entries: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a matrix is stored with its first axis dense: a small one on a CPU in float32."""
+    # In this layout products with 8 to 24 rows were 1.4 to 1.9 times as fast as with dense rows (192 to 1024 and 512 to
+    # 192 columns, one core), and no other width was slower. Large matrices did not gain; see `linear`.
+    return device.type == "cpu" and dtype == torch.float32 and num_entries <= SMALL_MATRIX
 
 
 class CheckpointFiles:
-    """The tensors of a checkpoint directory, in one file or in shards.
+    """The tensors of a checkpoint directory, in one file or in shards; raises CheckpointError for a damaged one."""
 
-    Files and tensors are chosen as transformers chooses them: one file before an index, of a tensor that is in several
-    shards the last, and names with or without the prefix of the base model. What is passed over is said.
-
-    Raises:
-        CheckpointError: no weights, only pickled weights, a missing shard, or a file that is not safetensors.
-    """
+    # Files and tensors are chosen as transformers chooses them: one file before an index, the last of several tensors
+    # of one name, and names with or without the prefix of the base model. What is passed over is said.
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -51,7 +77,6 @@ class CheckpointFiles:
         self._unread = set(self._shard_of)
 
     def read(self, name: str, shape: Sequence[int]) -> Tensor:
-        """One tensor, in the dtype of the file; refuses one that is missing, quantised or of another shape."""
         tensor = self.find(name)
         if tensor is None:
             raise CheckpointError(
@@ -59,15 +84,15 @@ class CheckpointFiles:
                 "the checkpoint is incomplete or does not fit its config.json"
             )
         self.pass_over(name)
-        path = self._shard_of[self._stored(name)]
         if tuple(tensor.shape) != tuple(shape):
             raise CheckpointError(
-                f"{path}: {name} has shape {tuple(tensor.shape)}, but config.json means {tuple(shape)}; "
+                f"{self.place_of(name)} has shape {tuple(tensor.shape)}, but config.json means {tuple(shape)}; "
                 "take weights and config.json from the same checkpoint"
             )
         if tensor.dtype not in UNQUANTISED:
             raise CheckpointError(
-                f"{path}: {name} is {tensor.dtype}; quantised weights are not read, give an unquantised checkpoint"
+                f"{self.place_of(name)} is {tensor.dtype}; quantised weights are not read, give an unquantised "
+                "checkpoint"
             )
         return tensor
 
@@ -79,7 +104,6 @@ class CheckpointFiles:
         return None if path is None else open_tensors(path).get_tensor(stored)
 
     def pass_over(self, name: str) -> None:
-        """Takes note that a tensor was read, or need not be."""
         self._unread.discard(self._stored(name))
 
     def _stored(self, name: str) -> str:
@@ -88,7 +112,6 @@ class CheckpointFiles:
         return next((candidate for candidate in candidates if candidate in self._shard_of), name)
 
     def place_of(self, name: str) -> str:
-        """File and name of a tensor that exists, for messages."""
         return f"{self._shard_of[self._stored(name)]}: {name}"
 
     @property
@@ -103,28 +126,24 @@ def _shard_paths(directory: Path) -> list[Path]:
         if index_path.is_file():
             log.warning("%s: %s is read, and not the shards of %s", directory, single_path.name, INDEX_FILE)
         return [single_path]
-    if index_path.is_file():
-        weight_map = read_json(index_path).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise CheckpointError(f"{index_path} has no weight_map; download the file again")
-        names = sorted({_shard_name(index_path, value) for value in weight_map.values()})
-        missing = [name for name in names if not (directory / name).is_file()]
-        if missing:
+    if not index_path.is_file():
+        raise no_weights(directory, f"neither model.safetensors nor {INDEX_FILE}")
+    weight_map = read_json(index_path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index_path} has no weight_map; download the file again")
+    for name in weight_map.values():
+        # An index leads neither out of its folder nor to a pickle.
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(SAFETENSORS):
             raise CheckpointError(
-                f"{directory} lacks {len(missing)} of {len(names)} weight files: {', '.join(missing)}; download them"
+                f"{index_path} names the weight file {name!r}; only {SAFETENSORS} files beside it are read: correct "
+                "the index or download it again"
             )
-        return [directory / name for name in names]
-    raise no_weights(directory, f"neither model.safetensors nor {INDEX_FILE}")
-
-
-def _shard_name(index_path: Path, value: object) -> str:
-    # An index leads neither out of its folder nor to a pickle.
-    if not isinstance(value, str) or Path(value).name != value or not value.endswith(SAFETENSORS):
+    names = sorted(set(weight_map.values()))
+    if missing := [name for name in names if not (directory / name).is_file()]:
         raise CheckpointError(
-            f"{index_path} names the weight file {value!r}; only {SAFETENSORS} files beside it are read: correct the "
-            "index or download it again"
+            f"{directory} lacks {len(missing)} of {len(names)} weight files: {', '.join(missing)}; download them"
         )
-    return value
+    return [directory / name for name in names]
 
 
 def no_weights(directory: Path, absent: str) -> CheckpointError:
@@ -139,21 +158,12 @@ def no_weights(directory: Path, absent: str) -> CheckpointError:
 
 
 def open_tensors(path: Path) -> safe_open:
-    """Opens a safetensors file, reading its header only."""
     try:
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"{path} ({path.stat().st_size} bytes) is truncated or not safetensors ({error}); download the file again"
         ) from error
-
-
-class Stack(Protocol):
-    """Stacks tensors of a checkpoint (name -> rows) along their first axis."""
-
-    def __call__(self, shape: tuple[int, ...], parts: Mapping[str, int], *, matrix: bool = False) -> Tensor:
-        """Returns the stacked tensor; `matrix` says that rows are multiplied with it, so its layout is for speed."""
-        ...
 
 
 def load_weights(
@@ -166,14 +176,15 @@ def load_weights(
     """Loads a checkpoint, one tensor in memory at a time besides the model itself, and casts it to `dtype`."""
     files = CheckpointFiles(directory)
 
-    def stack(shape: tuple[int, ...], parts: Mapping[str, int], *, matrix: bool = False) -> Tensor:
-        # Stacked at once into the final tensor, so that the parts never lie beside the whole.
+    def stack(shape: tuple[int, ...], num_rows_of: Mapping[str, int], *, matrix: bool = False) -> Tensor:
+        # Stacked at once into the final tensor, so that the parts never lie beside the whole. Rows are multiplied with
+        # a `matrix`, so its layout is for speed.
         if matrix and dense_along_first(math.prod(shape), dtype, device):
             target = torch.empty(shape[::-1], dtype=dtype).t()
         else:
             target = torch.empty(shape, dtype=dtype, device=device)
         start = 0
-        for name, num_rows in parts.items():
+        for name, num_rows in num_rows_of.items():
             tensor = files.read(name, (num_rows, *shape[1:]))
             rows = target[start : start + num_rows]
             rows.copy_(tensor if merge is None else merge(name, tensor))
@@ -186,22 +197,16 @@ def load_weights(
     as_saved = with_saved_head(config, files.find, str(directory))
     if as_saved.tied_head:
         files.pass_over(head_name(as_saved))
-    weights = arrange_weights(as_saved, stack)
+    weights = _arrange(as_saved, stack)
     if files.unread:
         log.warning("%s: %d tensors are not used: %s", directory, len(files.unread), ", ".join(files.unread[:3]))
     return weights
 
 
 def with_saved_head(config: ModelConfig, find: Callable[[str], Tensor | None], place: str) -> ModelConfig:
-    """The config with the embedding and the output head that transformers loads where config.json ties them.
-
-    Args:
-        find: returns a tensor of the checkpoint by its name; None if it has no such tensor.
-    """
+    """The config with the embedding and the output head that transformers loads where config.json ties them."""
     # They are one matrix where the checkpoint has one of them, or both with equal values. Otherwise each is its own.
-    if not config.tied_head:
-        return config
-    head = find(head_name(config))
+    head = find(head_name(config)) if config.tied_head else None
     if head is None:
         return config
     embedding = find(f"{config.tensors.embedding}.weight")
@@ -220,43 +225,51 @@ def with_saved_head(config: ModelConfig, find: Callable[[str], Tensor | None], p
 
 
 def head_name(config: ModelConfig) -> str:
-    """Name of the output head's tensor in checkpoints of this family."""
     return f"{config.tensors.head}.weight"
 
 
-def arrange_weights(config: ModelConfig, stack: Stack) -> Weights:
-    """Arranges the tensors of a checkpoint of any family as the weights of a `Transformer`."""
-    names = config.tensors
-    width, head_dim, mlp = config.hidden_size, config.head_dim, config.intermediate_size
-    num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
-    q_rows, kv_rows = num_heads * head_dim, num_kv_heads * head_dim
-    num_qkv = q_rows + 2 * kv_rows
+def matrix_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Shape of every matrix of a layer, by the name of its module."""
+    names, width, mlp = config.tensors, config.hidden_size, config.intermediate_size
+    q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    num_rows = {names.q: q_rows, names.k: kv_rows, names.v: kv_rows, names.out: width}
+    num_rows |= {names.gate: mlp, names.up: mlp, names.down: width}
+    num_columns = {names.out: q_rows, names.down: mlp}
+    return {module: (rows, num_columns.get(module, width)) for module, rows in num_rows.items()}
+
+
+def _arrange(config: ModelConfig, stack: Callable[..., Tensor]) -> Weights:
+    """Arranges the tensors of a checkpoint of any family; `stack` stacks them (name -> rows) along their first axis."""
+    names, shapes, width, head_dim = config.tensors, matrix_shapes(config), config.hidden_size, config.head_dim
+    qkv = (names.q, names.k, names.v)
 
     def layer(index: int) -> LayerWeights:
         prefix = names.layer.format(index)
-        qkv_rows = {prefix + names.q: q_rows, prefix + names.k: kv_rows, prefix + names.v: kv_rows}
+
+        def matrix(*modules: str) -> Tensor:
+            num_rows_of = {f"{prefix}{module}.weight": shapes[module][0] for module in modules}
+            return stack((sum(num_rows_of.values()), shapes[modules[0]][1]), num_rows_of, matrix=True)
+
+        def vector(module: str, size: int) -> Tensor:
+            return stack((size,), {f"{prefix}{module}.weight": size})
+
         qkv_bias = qk_norm = None
         if config.qkv_bias:
-            qkv_bias = stack((num_qkv,), {f"{module}.bias": rows for module, rows in qkv_rows.items()})
+            num_rows_of = {f"{prefix}{module}.bias": shapes[module][0] for module in qkv}
+            qkv_bias = stack((sum(num_rows_of.values()),), num_rows_of)
         if config.qk_norm:
-            q_norm = stack((head_dim,), {f"{prefix}{names.q_norm}.weight": head_dim})
-            k_norm = stack((head_dim,), {f"{prefix}{names.k_norm}.weight": head_dim})
+            q_norm, k_norm = vector(names.q_norm, head_dim), vector(names.k_norm, head_dim)
             # One scale for all heads of a kind; a row for each head lets one call norm queries and keys.
-            qk_norm = torch.cat((q_norm.expand(num_heads, -1), k_norm.expand(num_kv_heads, -1)))
-
-        def matrix(num_columns: int, rows_of: Mapping[str, int]) -> Tensor:
-            rows = {f"{module}.weight": num_rows for module, num_rows in rows_of.items()}
-            return stack((sum(rows.values()), num_columns), rows, matrix=True)
-
+            qk_norm = torch.cat((q_norm.expand(config.num_heads, -1), k_norm.expand(config.num_kv_heads, -1)))
         return LayerWeights(
-            input_norm=stack((width,), {f"{prefix}{names.input_norm}.weight": width}),
-            qkv=matrix(width, qkv_rows),
+            input_norm=vector(names.input_norm, width),
+            qkv=matrix(*qkv),
             qkv_bias=qkv_bias,
             qk_norm=qk_norm,
-            out=matrix(q_rows, {prefix + names.out: width}),
-            mlp_norm=stack((width,), {f"{prefix}{names.mlp_norm}.weight": width}),
-            gate_up=matrix(width, {prefix + names.gate: mlp, prefix + names.up: mlp}),
-            down=matrix(mlp, {prefix + names.down: width}),
+            out=matrix(names.out),
+            mlp_norm=vector(names.mlp_norm, width),
+            gate_up=matrix(names.gate, names.up),
+            down=matrix(names.down),
         )
 
     vocab_shape = (config.vocab_size, width)
@@ -281,8 +294,8 @@ def _not_finite(place: str, saved: Tensor, dtype: torch.dtype) -> CheckpointErro
             f"{place} is beyond the range of {dtype}, or the adapter makes it so; load it with dtype=bfloat16 or "
             "float32, without or with another adapter"
         )
-    what = "NaN" if bool(saved.isnan().any()) else "infinite"
+    kind = "NaN" if bool(saved.isnan().any()) else "infinite"
     return CheckpointError(
-        f"{place} holds {what} values; the checkpoint is damaged or its training diverged: download the file again, "
+        f"{place} holds {kind} values; the checkpoint is damaged or its training diverged: download the file again, "
         "or take an earlier checkpoint"
     )

@@ -15,8 +15,7 @@ import torch
 
 from refusion_eval.api import LoadedModel
 from refusion_eval.benchmarks import find_task
-from refusion_eval.engine.width import cache_bytes_per_row, copy_bandwidth, weight_bytes
-from refusion_eval.models.device import cpu_threads
+from refusion_eval.models.device import cache_bytes_per_row, copy_bandwidth, cpu_threads, weight_bytes
 from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, ModelArgs
 from refusion_eval.runs.system import NO_TEMPLATE, System, recorded_attention
 from refusion_eval.store.records import STOCK_GENERATE, Hardware, Manifest, git_commit, package_versions

@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from refusion_eval.decoders.autoregressive import AutoregressiveSettings
-from refusion_eval.engine.width import synchronize
 from refusion_eval.errors import CheckpointError, DecodeError
+from refusion_eval.models.device import synchronize
 from refusion_eval.types import Decoded, StopReason, StopRule, Trace
 
 # `generate` pads responses in a batch only, so a single request never uses this id.

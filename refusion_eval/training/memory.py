@@ -13,9 +13,9 @@ Frozen weights, of which adapters leave many, need no gradient and no averages. 
 
 import torch
 
-from refusion_eval.engine.width import weight_bytes
 from refusion_eval.errors import ConfigError
-from refusion_eval.models.config import ModelConfig
+from refusion_eval.models.checkpoint import ModelConfig
+from refusion_eval.models.device import weight_bytes
 from refusion_eval.training.config import LoraSettings, RunConfig
 
 GB = 1e9

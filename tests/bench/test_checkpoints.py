@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 import refusion_eval
 from refusion_eval.bench.checkpoints import Shape, inflate
 from refusion_eval.errors import ConfigError
-from refusion_eval.models.attention import SideBySide
+from refusion_eval.models.attention import side_by_side
 from tests.models import tiny
 
 SHAPE = Shape(
@@ -47,7 +47,7 @@ def test_all_probabilities_agree(models) -> None:
     probs = []
     for model in models:
         transformer = model.engine.model
-        hidden = transformer.hidden(prompt, torch.arange(len(prompt)), len(prompt) - 1, SideBySide([len(prompt)]))
+        hidden = transformer.hidden(prompt, torch.arange(len(prompt)), len(prompt) - 1, side_by_side([len(prompt)]))
         probs.append(transformer.logits(hidden).softmax(dim=-1))
     small, large = probs
     num_tokens = small.shape[1]

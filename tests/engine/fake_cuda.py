@@ -21,10 +21,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from refusion_eval.engine import engine as engine_module
-from refusion_eval.engine import readout, recorded, staging, width
-from refusion_eval.models.config import ModelConfig
-from refusion_eval.models.layers import LayerWeights, Weights
+from refusion_eval.engine import readout, recorded, width
+from refusion_eval.models.checkpoint import ModelConfig
 from refusion_eval.models.transformer import Transformer
+from refusion_eval.models.weights import LayerWeights, Weights
 
 SOURCE = Path(__file__).with_name("cuda_guard.cpp")
 NO_KERNEL = ("empty", "empty_strided", "new_empty", "empty_like", "lift_fresh", "_unsafe_view", "unbind", "split")
@@ -159,9 +159,9 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> Iterator[Launch
         monkeypatch.setattr(module, "fetch", fetch)
     for module in (engine_module, width):
         monkeypatch.setattr(module, "synchronize", lambda device: None)
-    host = torch.zeros(staging.SIZE, dtype=torch.int64)  # a true tensor, into which numbers can be written
+    host = torch.zeros(recorded.SIZE, dtype=torch.int64)  # a true tensor, into which numbers can be written
     numbers = host.numpy()
-    monkeypatch.setattr(staging, "host_buffer", lambda size, device: (host, numbers))
+    monkeypatch.setattr(recorded, "host_buffer", lambda size, device: (host, numbers))
 
     def tensor(data: object, dtype: torch.dtype | None = None, device: object = "cpu") -> torch.Tensor:
         made = torch.from_numpy(np.array(data))  # a mode of fake tensors would compute a constant, which needs a device

@@ -13,8 +13,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from refusion_eval.engine.width import cache_bytes_per_row, copy_bandwidth, weight_bytes
-from refusion_eval.models.config import ModelConfig
+from refusion_eval.models.checkpoint import ModelConfig
+from refusion_eval.models.device import cache_bytes_per_row, copy_bandwidth, weight_bytes
 
 CONFIG = ModelConfig(
     family="qwen3",

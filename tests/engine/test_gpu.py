@@ -14,8 +14,8 @@ from refusion_eval.engine.recorded import recorder
 from refusion_eval.models.attention import Backend, flash_attn_func
 from refusion_eval.models.cache import KVCache
 from refusion_eval.models.device import choose_device
-from refusion_eval.models.layers import LayerWeights, Weights
 from refusion_eval.models.transformer import Transformer
+from refusion_eval.models.weights import LayerWeights, Weights
 from refusion_eval.types import causal
 from tests.engine.random_model import VOCAB_SIZE, random_transformer
 

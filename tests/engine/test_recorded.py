@@ -18,8 +18,7 @@ from refusion_eval.decoders.autoregressive import AutoregressiveSettings
 from refusion_eval.decoders.refusion import RefusionSettings
 from refusion_eval.engine import recorded
 from refusion_eval.engine.engine import Engine, Request
-from refusion_eval.engine.recorded import WIDTHS, RecordedForwards
-from refusion_eval.engine.staging import Staging
+from refusion_eval.engine.recorded import WIDTHS, RecordedForwards, Staging
 from refusion_eval.engine.width import time_forwards
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import tasks_path

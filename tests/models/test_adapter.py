@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 import refusion_eval
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.models.adapter import LoraAdapter
-from refusion_eval.models.config import FAMILIES, model_config
+from refusion_eval.models.checkpoint import FAMILIES, model_config
 from refusion_eval.models.weights import load_weights
 from refusion_eval.types import causal
 from tests.models import tiny

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from refusion_eval.errors import DecodeError
 from refusion_eval.models.cache import KVCache
-from refusion_eval.models.config import ModelConfig
+from refusion_eval.models.checkpoint import ModelConfig
 from tests.examples import examples
 
 CONFIG = ModelConfig(

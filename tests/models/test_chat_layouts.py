@@ -37,5 +37,5 @@ def test_add_bos_token_puts_one_in_front_of_a_chat_once(name, tmp_path):
     folder = str(save(LAYOUTS[name], tmp_path / "checkpoint"))
     system = System(parse_model_args({"pretrained": folder, "decoder": "autoregressive", "add_bos_token": True}))
     ids = system.encode(system.render(CHAT), plain=False)
-    assert ids[0] == system.bos_token_id != ids[1]
+    assert ids[0] == system.model.tokenizer.inner.bos_token_id != ids[1]
     assert ids[-5:] == by_transformers(Path(folder))[-5:]

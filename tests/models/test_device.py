@@ -6,10 +6,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from refusion_eval.engine.width import CUDA_RESERVE, cache_bytes_per_row, default_budget, rows_within
 from refusion_eval.errors import ConfigError
 from refusion_eval.models import device as devices
-from refusion_eval.models.device import choose_device, energy_counter
+from refusion_eval.models.device import (
+    CUDA_RESERVE,
+    cache_bytes_per_row,
+    choose_device,
+    default_budget,
+    energy_counter,
+    rows_within,
+)
 from refusion_eval.runs.manifest import collect_hardware
 from tests.engine.random_model import random_transformer
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from refusion_eval.errors import CheckpointError
-from refusion_eval.models.config import FAMILIES, model_config
+from refusion_eval.models.checkpoint import FAMILIES, model_config
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.types import bidirectional, causal
 from tests.models import tiny

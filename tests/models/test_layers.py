@@ -1,9 +1,10 @@
-"""Pieces of a layer against plain formulas (`refusion_eval.models.layers`)."""
+"""Pieces of a layer against plain formulas (`refusion_eval.models.transformer`)."""
 
 import pytest
 import torch
 
-from refusion_eval.models.layers import FEW_ROWS, SMALL_MATRIX, linear, rms_norm
+from refusion_eval.models.transformer import FEW_ROWS, linear, rms_norm
+from refusion_eval.models.weights import SMALL_MATRIX
 
 
 @pytest.mark.parametrize("num_rows", [1, FEW_ROWS[0], 16, FEW_ROWS[1], FEW_ROWS[1] + 1])

@@ -20,9 +20,9 @@ from refusion_eval.engine.readout import PackedRead, ReadPlan, hidden_of, read_n
 from refusion_eval.errors import DecodeError
 from refusion_eval.models import native
 from refusion_eval.models.cache import KVCache
-from refusion_eval.models.layers import Weights
 from refusion_eval.models.native import MAX_QUERIES, MAX_READ, obstacle
 from refusion_eval.models.transformer import Transformer
+from refusion_eval.models.weights import Weights
 from refusion_eval.paths import embedded_path
 from refusion_eval.types import Forward, Read, Segment, bidirectional, block_causal, causal, groups
 from tests.engine.random_model import CPU, random_transformer

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from refusion_eval.models.config import model_config
+from refusion_eval.models.checkpoint import model_config
 from refusion_eval.types import Attention, Segment, bidirectional, block_causal, causal, groups
 from tests.models import tiny
 

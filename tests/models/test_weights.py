@@ -99,7 +99,7 @@ import sys
 from pathlib import Path
 import torch
 
-from refusion_eval.models.config import model_config
+from refusion_eval.models.checkpoint import model_config
 from refusion_eval.models.weights import load_weights
 
 def peak():  # not getrusage: its figure is handed down from the process that started this one

@@ -22,7 +22,7 @@ from transformers import (
 
 from refusion_eval.engine.masks import attend_over
 from refusion_eval.models.cache import KVCache
-from refusion_eval.models.config import model_config
+from refusion_eval.models.checkpoint import model_config
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.models.weights import load_weights
 from refusion_eval.types import Attention

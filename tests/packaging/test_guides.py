@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from refusion_eval.models.config import read_family
+from refusion_eval.models.checkpoint import read_family
 from tests.engine.test_full_context import save as save_gpt2
 
 ROOT = Path(__file__).resolve().parents[2]

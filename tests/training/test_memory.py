@@ -5,7 +5,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.models.config import parse_model_config
+from refusion_eval.models.checkpoint import parse_model_config
 from refusion_eval.training.config_files import read_run_config
 from refusion_eval.training.memory import check_memory, num_adapter_weights, num_weights, training_memory
 

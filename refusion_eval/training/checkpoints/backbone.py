@@ -21,8 +21,15 @@ from transformers import (
 
 from refusion_eval.config import check_keys
 from refusion_eval.errors import CheckpointError, ConfigError
-from refusion_eval.models.checkpoint import fetch_weights, locate
-from refusion_eval.models.config import FAMILIES, ModelConfig, model_config, parse_model_config, read_json
+from refusion_eval.models.checkpoint import (
+    FAMILIES,
+    ModelConfig,
+    fetch_weights,
+    locate,
+    model_config,
+    parse_model_config,
+    read_json,
+)
 from refusion_eval.models.weights import CheckpointFiles
 from refusion_eval.training.checkpoints.lora import add_adapters
 from refusion_eval.training.checkpoints.special_tokens import load_tokenizer, num_ids, original_tokenizer, special_ids

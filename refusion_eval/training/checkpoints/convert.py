@@ -17,8 +17,15 @@ import torch
 from torch import Tensor
 
 from refusion_eval.errors import CheckpointError, ConfigError
-from refusion_eval.models.checkpoint import Location, fetch_weights, locate
-from refusion_eval.models.config import FAMILIES, ModelConfig, model_config, read_json
+from refusion_eval.models.checkpoint import (
+    FAMILIES,
+    Location,
+    ModelConfig,
+    fetch_weights,
+    locate,
+    model_config,
+    read_json,
+)
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.models.weights import CheckpointFiles, with_saved_head
 from refusion_eval.training.checkpoints.backbone import CLASSES

@@ -5,8 +5,7 @@ from typing import Any
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 from refusion_eval.errors import CheckpointError, ConfigError
-from refusion_eval.models.checkpoint import locate
-from refusion_eval.models.config import read_json
+from refusion_eval.models.checkpoint import locate, read_json
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.training.config import BackboneConfig
 from refusion_eval.training.data.samples import check_tokenizer
