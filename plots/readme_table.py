@@ -60,7 +60,8 @@ def gpu_block(_: Sequence[str]) -> str:
     """What was found on GPUs, or that nothing was."""
     rows = results_rows(GPU_RESULTS)
     columns = ["Results", "GPU", "Check", "Verdict", "What was found"]
-    return Table(columns=columns, rows=rows, num_left=5, of_ours=True).markdown() if rows else NO_GPU
+    table = Table(columns=columns, rows=rows, num_left=5, escape=lambda text: text.replace("|", "\\|"))
+    return table.markdown() if rows else NO_GPU
 
 
 def _paper_block(number: int) -> Maker:

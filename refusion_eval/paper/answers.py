@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from refusion_eval.errors import ConfigError
 from refusion_eval.report.sample import WITHHELD, find_sample, is_withheld
-from refusion_eval.results.render import Section, Table, TableRow, text_cells
+from refusion_eval.results.render import Section, Table, TableRow, markdown_text, text_cells
 from refusion_eval.store.records import PASSED, Sample, ScoreRow
 from refusion_eval.store.run_reader import Run, RunReader
 
@@ -54,7 +54,7 @@ def answers_table(answers: Sequence[Answer], problem: str | None, gold: str | No
         num_left=len(answers),
         rows=rows,
         notes=[*_paragraphs("Problem", problem), *_paragraphs("Right answer", gold)],
-        literal=True,
+        escape=markdown_text,
     )
 
 

@@ -32,7 +32,7 @@ from refusion_eval.results.measurement import (
     read_published,
     require_comparable,
 )
-from refusion_eval.results.render import EMPTY, Emphasis, Section, Table, TableCell, TableRow, text_cells
+from refusion_eval.results.render import EMPTY, Emphasis, Section, Table, TableCell, TableRow, markdown_text, text_cells
 from refusion_eval.runs.settings import load_table
 
 NUMBERS = tuple(range(1, 8))
@@ -152,7 +152,7 @@ def paper_table(
 
 def _table(*, sentences: Sequence[str], **parts: Any) -> Table:
     """A table whose texts are shown character by character, with one paragraph of sentences below it."""
-    return Table(**parts, notes=(" ".join(sentences),), literal=True, formulas=_FORMULAS)
+    return Table(**parts, notes=(" ".join(sentences),), escape=markdown_text, formulas=_FORMULAS)
 
 
 def _chosen(measurements: Sequence[Measurement], systems: Sequence[str]) -> list[Measurement]:
