@@ -1,22 +1,14 @@
 """Effects of a revealed token by distance: the pilot study of the ReFusion paper (arXiv 2512.13586, sec. 4.1, Fig. 3).
 
-The paper plots how much the prediction at a masked position changes when one token at some distance becomes known. How
-it sampled is not published, so this project defines it:
+How the paper sampled is not published, so this project defines it: a text is a benchmark prompt under the checkpoint's
+chat template and a gold response of n tokens without an end token, of which exactly round(t n) are masked at the ratio
+t, drawn uniformly. Of the masked positions `reveals` are drawn uniformly, and each is revealed alone. For a revealed
+position j and every other masked position i, the Jensen-Shannon divergence between the model's distributions at i
+before and after is one pair of distance i - j; positive is right of the revealed token. A figure is the mean over all
+pairs of a ratio and a distance, and its interval resamples responses, whose pairs stay together.
 
-1. A text is a benchmark prompt under the checkpoint's chat template and a gold response, without an end token.
-2. For a masking ratio t, exactly round(t n) of the n tokens of a response are masked, drawn uniformly.
-3. Of the masked positions `reveals` are drawn uniformly, or all of them if there are fewer. Each is revealed alone: its
-   gold token replaces its mask.
-4. For a revealed position j and every other masked position i, the Jensen-Shannon divergence in nats between the
-   model's distributions at i before and after is one pair of distance i - j. Positive is right of the revealed token.
-5. A figure is the mean over all pairs of a ratio and a distance, so that every pair has the same weight. Its interval
-   resamples responses, whose pairs stay together.
-
-A response with fewer than two masked tokens has no pair at that ratio. Draws depend only on the seed, the row number
-and the ratio; they are independent of the other ratios and of the number of responses.
-
-For distant pairs of a half-precision model, differences may be rounding errors alone; use float32 where the tail of a
-curve matters.
+Draws depend only on the seed, the row number and the ratio. For distant pairs of a half-precision model, differences
+may be rounding errors alone; use float32 where the tail of a curve matters.
 """
 
 from collections import Counter
@@ -30,11 +22,11 @@ from annotated_types import Ge, Gt, Lt
 
 from refusion_eval.api import LoadedModel, check_prompt
 from refusion_eval.config import NonNegativeInt, PositiveInt, settings_class
-from refusion_eval.decoders import DECODERS, Reads, fitting_decoders
+from refusion_eval.decoders import DECODERS, fitting_decoders
 from refusion_eval.errors import ConfigError, DataError
 from refusion_eval.metrics import Interval, bootstrap_ratio
 from refusion_eval.models.checkpoint import Card
-from refusion_eval.studies.locality.divergence import MaskedText, Reading, reveal_divergences
+from refusion_eval.paper.locality.divergence import MaskedText, Reading, reveal_divergences
 
 MAX_DISTANCE = 128
 DISTANCES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -95,11 +87,7 @@ class Locality:
 
 
 def choose_reading(card: Card, vocab_size: int, option: ReadingOption = "auto") -> tuple[Reading, int]:
-    """How the masks of a checkpoint are read, and the id of its mask token.
-
-    Raises:
-        ConfigError: the checkpoint has no usable mask token, or its card does not say how masks are read.
-    """
+    """How the masks of a checkpoint are read, and the id of its mask token. Raises ConfigError if either is unknown."""
     advice = "set mask_token_id in its config.json if it was trained with one, or take a masked model"
     if card.mask_id is None:
         raise ConfigError(f"{card.name} has no mask token, and locality is about masked models; {advice}")
@@ -109,42 +97,34 @@ def choose_reading(card: Card, vocab_size: int, option: ReadingOption = "auto") 
         return option, card.mask_id
     decoder = fitting_decoders(card.kind, card.decoders)[0]
     reads = DECODERS[decoder].reads if decoder in DECODERS else None
-    reading = None if reads is None else _reading(reads)
-    if reading is None:
-        what = "is causal" if reads is not None and reads.masked is None else f"is made for decoder={decoder}"
-        readings = ", ".join(get_args(Reading))
-        raise ConfigError(f"{card.name} {what}, which says nothing of how it reads masks; name a --reading: {readings}")
-    return reading, card.mask_id
-
-
-def _reading(reads: Reads) -> Reading | None:
-    """How the checkpoints of a decoder are read; None if the study has no such reading."""
-    if reads.mask_shift is not None:
-        return "bidirectional_shifted" if reads.mask_shift else "bidirectional"
-    return "refusion" if reads.attention == "causal" and reads.masked == "own" else None
+    if reads is not None and reads.mask_shift is not None:
+        return ("bidirectional_shifted" if reads.mask_shift else "bidirectional"), card.mask_id
+    if reads is not None and reads.attention == "causal" and reads.masked == "own":
+        return "refusion", card.mask_id
+    what = "is causal" if reads is not None and reads.masked is None else f"is made for decoder={decoder}"
+    readings = ", ".join(get_args(Reading))
+    raise ConfigError(f"{card.name} {what}, which says nothing of how it reads masks; name a --reading: {readings}")
 
 
 def encode_responses(
     model: LoadedModel, pairs: Sequence[tuple[str, str]], settings: LocalitySettings
 ) -> tuple[list[GoldResponse], int]:
-    """The first responses that are short enough, as token ids.
+    """The first responses that are short enough, as token ids, and how many were too long.
 
-    Raises:
-        ConfigError: the model cannot read texts of that length, or has no chat template.
-        DataError: no response is short enough.
+    Raises ConfigError if the model cannot read texts of that length, and DataError if no response is short enough.
     """
     longest = model.config.max_positions
     if settings.max_length is not None and settings.max_length > longest:
         raise ConfigError(f"locality: max_length={settings.max_length}; {model.name} reads at most {longest} tokens")
     longest = settings.max_length or longest
-    tokenizer = model.tokenizer
+    encode = model.tokenizer.encode
     responses: list[GoldResponse] = []
     num_too_long = 0
     for number, (query, response) in enumerate(pairs):
         if len(responses) == settings.num_responses:
             break
-        prompt = tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": query}]))
-        gold = GoldResponse(number, tuple(prompt), tuple(tokenizer.encode(response)))
+        prompt = encode(model.tokenizer.render_chat([{"role": "user", "content": query}]))
+        gold = GoldResponse(number, tuple(prompt), tuple(encode(response)))
         if len(gold.prompt) + len(gold.response) > longest:
             num_too_long += 1
             continue

@@ -15,8 +15,8 @@ from refusion_eval.benchmarks import BENCHMARKS, Task
 from refusion_eval.cli import app, numbers_of
 from refusion_eval.errors import ConfigError, DataError
 from refusion_eval.models.checkpoint import CARDS
-from refusion_eval.studies.locality import measure as locality
-from refusion_eval.studies.locality.measure import (
+from refusion_eval.paper.locality import measure as locality
+from refusion_eval.paper.locality.measure import (
     MAX_DISTANCE,
     GoldResponse,
     LocalitySettings,
@@ -25,7 +25,7 @@ from refusion_eval.studies.locality.measure import (
     mask_responses,
     measure_locality,
 )
-from refusion_eval.studies.locality.report import COLUMNS, MINI_BENCHMARK, gold_pairs, locality_command
+from refusion_eval.paper.locality.report import COLUMNS, MINI_BENCHMARK, gold_pairs, locality_command
 
 RUNNER = CliRunner()
 FEW = LocalitySettings(num_responses=3, reveals=4)

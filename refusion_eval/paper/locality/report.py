@@ -1,9 +1,9 @@
-"""`refusion-eval locality`: data, table and CSV of the study in `refusion_eval.studies.locality.measure`."""
+"""`refusion-eval locality`: data, table and CSV of the study."""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -11,12 +11,7 @@ from refusion_eval.api import LoadedModel
 from refusion_eval.benchmarks import BENCHMARKS, Task
 from refusion_eval.errors import ConfigError
 from refusion_eval.metrics import Interval
-from refusion_eval.paths import embedded_name, embedded_path
-from refusion_eval.results.render import Table, csv_text, interval_text
-from refusion_eval.results.tables import MINI_CAPTION
-from refusion_eval.runs.terminal import ProgressDisplay
-from refusion_eval.store.atomic_write import prepare_output, write_output
-from refusion_eval.studies.locality.measure import (
+from refusion_eval.paper.locality.measure import (
     DISTANCES,
     MAX_DISTANCE,
     Locality,
@@ -27,6 +22,11 @@ from refusion_eval.studies.locality.measure import (
     mask_responses,
     measure_locality,
 )
+from refusion_eval.paths import embedded_name, embedded_path
+from refusion_eval.results.render import Table, csv_text, interval_text
+from refusion_eval.results.tables import MINI_CAPTION
+from refusion_eval.runs.terminal import ProgressDisplay
+from refusion_eval.store.atomic_write import prepare_output, write_output
 from refusion_eval.version import __version__
 
 if TYPE_CHECKING:
@@ -34,29 +34,14 @@ if TYPE_CHECKING:
 
 BENCHMARK = "gsm8k"
 MINI_BENCHMARK = "math"  # its rows hold the very responses that the embedded models were trained on
-DIGITS = 4
 
-
+# `model` is a checkpoint folder, hub id or embedded[:NAME], `distance` the read position minus the revealed one, and
+# bounds are empty where they would be of a single response. The guide on locality describes all columns.
+_MEANS = ("masking_ratio", "distance", "n_pairs", "n_responses", "jsd_mean", "ci_low", "ci_high")
 COLUMNS = (
-    "model",  # checkpoint folder, hub id, "embedded" or "embedded:NAME"
-    "revision",  # commit of the hub's files; empty for a local directory
-    "decoder",  # main decoder of the checkpoint
-    "reading",  # how masks were read
-    "dataset",  # gsm8k or mini_math
-    "mini",  # whether the dataset is the synthetic look-alike
-    "masking_ratio",  # share of the response tokens that were masked
-    "distance",  # position that was read minus revealed position
-    "n_pairs",  # number of pairs that the mean is over
-    "n_responses",  # number of responses that the pairs come from
-    "jsd_mean",  # mean Jensen-Shannon divergence
-    "ci_low",  # lower bound of its 95% bootstrap interval by response; NaN for a single response
-    "ci_high",  # upper bound of the interval
-    "unit",  # nats
-    "reveals",  # most revealed positions of a masked response
-    "seed",  # seed of masks, revealed positions and resamples
-    "dtype",  # type of the weights
-    "device",  # device of the weights
-    "version",  # version of this package
+    *("model", "revision", "decoder", "reading", "dataset", "mini"),
+    *_MEANS,
+    *("unit", "reveals", "seed", "dtype", "device", "version"),
 )
 
 
@@ -73,15 +58,9 @@ def locality_command(
     revision: str | None = None,
     console: Console,
 ) -> "DataFrame":
-    """Measures one model, prints the table of some distances on both sides, and writes every distance as CSV.
-
-    Raises:
-        ConfigError: a setting is impossible, or the model has no masks to fill.
-        DataError: the responses cannot be found.
-    """
-    for distance in distances:
-        if not 1 <= distance <= MAX_DISTANCE:
-            raise ConfigError(f"--distances {distance}: each must lie between 1 and {MAX_DISTANCE}")
+    """Measures one model, prints the table of some distances on both sides, and writes every distance as CSV."""
+    if wrong := [distance for distance in distances if not 1 <= distance <= MAX_DISTANCE]:
+        raise ConfigError(f"--distances {wrong[0]}: each must lie between 1 and {MAX_DISTANCE}")
     prepare_output(out)
     name = embedded_name(model, "refusion")
     is_mini = name is not None
@@ -103,34 +82,24 @@ def locality_command(
     for ratio, num_short in zip(settings.ratios, masked.num_too_short, strict=True):
         if num_short:
             _say(f"{num_short} responses are in no figure of ratio {ratio:g}: fewer than two tokens masked")
-    means = _means(locality, settings).assign(
-        model=model,
-        revision=opened.revision or "",
-        decoder=opened.decoders[0],
-        reading=chosen,
-        dataset=dataset,
-        mini=is_mini,
-        unit="nats",
-        reveals=settings.reveals,
-        seed=settings.seed,
-        dtype=str(opened.dtype).removeprefix("torch."),
-        device=opened.device.type,
-        version=__version__,
-    )[list(COLUMNS)]
+    facts: dict[str, Any] = {
+        "model": model,
+        "revision": opened.revision or "",
+        "decoder": opened.decoders[0],
+        "reading": chosen,
+    }
+    facts |= {"dataset": dataset, "mini": is_mini, "unit": "nats", "reveals": settings.reveals, "seed": settings.seed}
+    facts |= {"dtype": str(opened.dtype).removeprefix("torch."), "device": opened.device.type, "version": __version__}
+    means = _means(locality, settings).assign(**facts)[list(COLUMNS)]
     write_output(out, csv_text(COLUMNS, means.itertuples(index=False)))
     console.print(locality_table(means, distances).rich())
     return means
 
 
 def gold_pairs(task: Task, data: Path | None = None) -> list[tuple[str, str]]:
-    """(User turn, gold response) of the test rows of a task.
-
-    The response is the row's solution as a model that follows the prompt would write it: that of GSM8K is without the
-    calculator annotations <<...>>, and with "The answer is N." instead of the last line "#### N".
-
-    Raises:
-        DataError: the rows cannot be found.
-    """
+    """(User turn, gold response) of the test rows of a task. Raises DataError if the rows cannot be found."""
+    # A gold text is the solution as a model that follows the prompt would write it, for GSM8K without the calculator
+    # annotations <<...>> and with "The answer is N." instead of the last line "#### N".
     prompts = task.benchmark.prompts
     return [(prompts.user(row), prompts.gold_text(row)) for row in task.rows(data)]
 
@@ -139,19 +108,15 @@ def locality_table(means: "DataFrame", distances: Sequence[int]) -> Table:
     """One line for each distance, one column for each masking ratio."""
     first = means.iloc[0]
     ratios = list(dict.fromkeys(means.masking_ratio))
-    texts = {
-        (row.masking_ratio, row.distance): interval_text(
-            Interval(row.jsd_mean, row.ci_low, row.ci_high, row.n_responses), DIGITS
-        )
-        for row in means.itertuples()
-    }
+    texts = {}
+    for row in means.itertuples():
+        interval = Interval(row.jsd_mean, row.ci_low, row.ci_high, row.n_responses)
+        texts[row.masking_ratio, row.distance] = interval_text(interval, digits=4)
+    shown = sorted({sign * distance for distance in distances for sign in (-1, 1)})
     return Table(
         title=f"{first.model} on {first.dataset}, reading {first.reading}",
         columns=("Distance", *(f"t = {ratio:g}" for ratio in ratios)),
-        rows=[
-            (f"{distance:+d}", *(texts.get((ratio, distance), "-") for ratio in ratios))
-            for distance in sorted({sign * distance for distance in distances for sign in (-1, 1)})
-        ],
+        rows=[(f"{distance:+d}", *(texts.get((ratio, distance), "-") for ratio in ratios)) for distance in shown],
         num_left=0,
         notes=(
             "Jensen-Shannon divergence in nats (x 1.4427: bits). In brackets: 95% bootstrap interval by response.",
@@ -171,8 +136,7 @@ def _means(locality: Locality, settings: LocalitySettings) -> "DataFrame":
             if mean is not None:
                 interval, num_pairs = mean
                 rows.append((ratio, distance, num_pairs, interval.n, interval.value, interval.low, interval.high))
-    names = ("masking_ratio", "distance", "n_pairs", "n_responses", "jsd_mean", "ci_low", "ci_high")
-    return DataFrame(rows, columns=list(names))
+    return DataFrame(rows, columns=list(_MEANS))
 
 
 def _say(line: str) -> None:
