@@ -16,8 +16,6 @@ COLUMN_WIDTH = 48
 
 
 class Answer(NamedTuple):
-    """The answer of one system."""
-
     run: Run
     sample: Sample
     scores: Mapping[str, ScoreRow]
@@ -39,7 +37,7 @@ def read_answers(run_dirs: Sequence[Path], task: str | None, item: str) -> list[
 
 
 def answers_table(answers: Sequence[Answer], problem: str | None, gold: str | None) -> Table:
-    """The table: one column for each answer, its text line by line, and the verdicts below."""
+    """One column for each answer, its text line by line, and the verdicts below."""
     first = answers[0].sample
     texts = [_lines(WITHHELD if is_withheld(each.sample) else each.sample.text) for each in answers]
     rows: list[TableRow | Section] = [TableRow(cells=text_cells(*lines)) for lines in zip_longest(*texts, fillvalue="")]
@@ -59,7 +57,6 @@ def answers_table(answers: Sequence[Answer], problem: str | None, gold: str | No
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
-    """Names of the systems; runs of one system are told apart by their directories."""
     systems = [run.manifest.system for run in runs]
     if len(set(systems)) == len(systems):
         return systems

@@ -56,7 +56,7 @@ def claims_table(judged: Sequence[JudgedClaim], *, brief: bool = False, narrow: 
         columns=[columns[at] for at in shown],
         rows=[[row[at] for at in shown] for row in rows],
         num_left=3 if left_out else 4,
-        notes=(HOW, *([_NARROW] if narrow else []), others),
+        notes=(HOW, _NARROW if narrow else "", others),
     )
 
 
@@ -76,10 +76,7 @@ def unjudged_table(judged: Sequence[JudgedClaim]) -> Table:
 
 
 def averages_table(averages: Sequence[Average], tasks: str = ALL_TASKS, *, narrow: bool = False) -> Table:
-    """Every average of every claimed speed-up side by side, one line for each claim, baseline and origin of figures.
-
-    On a narrow terminal each average has a line of its own.
-    """
+    """Every average of every claimed speed-up side by side; on a narrow terminal each has a line of its own."""
     shown = [average for average in averages if average.tasks == tasks]
     title = f"Averages of the claimed speed-ups, {tasks} tasks"
     notes = ("*: gives the claimed figure. Total time: one request a task, by mean latency (v2 Table 9).",)
@@ -94,13 +91,10 @@ def averages_table(averages: Sequence[Average], tasks: str = ALL_TASKS, *, narro
     for (claim_id, baseline), by_rule in by_line.items():
         line = [by_rule[rule] for rule in rules]
         rows.append((claim_id, "published", baseline, _stated(line[0]), *map(_printed, line)))
-        measured = [interval_text(each.measured.interval) for each in line]
-        mini = [_mini_text(each.mini) for each in line]
-        rows += [
-            (claim_id, origin, baseline, "", *texts)
-            for origin, texts in (("measured", measured), ("mini", mini))
-            if any(texts)
-        ]
+        measured = [interval_text(average.measured.interval) for average in line]
+        mini = [_mini_text(average.mini) for average in line]
+        of_origin = {"measured": measured, "mini": mini}
+        rows += [(claim_id, origin, baseline, "", *texts) for origin, texts in of_origin.items() if any(texts)]
     return Table(title=title, columns=("Id", "Cells", "Over", "Claimed x", *rules), rows=rows, num_left=3, notes=notes)
 
 

@@ -1,8 +1,4 @@
-"""The tables of the paper, each with the published figures beside measured ones.
-
-Tables 1 to 4 compare systems by benchmark, score above throughput. Table 5 lists designs, Table 6 settings, and Table 7
-closed and other models.
-"""
+"""The tables of the paper, each with the published figures beside measured ones."""
 
 import itertools
 import math
@@ -13,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError, StoreError
+from refusion_eval.metrics import Interval
 from refusion_eval.paper.formulas import MissingMeasurement, compute, mean
 from refusion_eval.paper.names import TASK_NAMES, fused_sentence, mini_sentence, system_label
 from refusion_eval.paths import tasks_path
@@ -59,19 +56,13 @@ _HYPERPARAMETERS = {
 
 
 class Comparison(NamedTuple):
-    """The systems that one of Tables 1 to 4 compares.
-
-    Attributes:
-        artefact: table of the paper whose published numbers count.
-        embedded: published system -> system of the embedded family that stands in its place on mini tasks.
-        apart: whether autoregressive systems take no part in what is best, as in the paper's Table 1.
-    """
+    """The systems that one of Tables 1 to 4 compares."""
 
     title: str
-    artefact: str
-    embedded: Mapping[str, str]
+    artefact: str  # table of the paper whose published numbers count
+    embedded: Mapping[str, str]  # published system -> that of the embedded family in its place on mini tasks
     with_others: bool = False
-    apart: bool = False
+    apart: bool = False  # whether autoregressive systems take no part in what is best, as in the paper's Table 1
     notes: tuple[str, ...] = ()
 
 
@@ -135,9 +126,7 @@ def paper_table(
 ) -> Table:
     """A table of the paper with measurements, all of benchmarks or all of mini tasks, beside the published numbers.
 
-    Raises:
-        ConfigError: there is no such table, or no such system in it.
-        StoreError: the measurements must not stand in one table; says why.
+    Raises ConfigError if there is no such table or no such system in it, and StoreError if measurements do not compare.
     """
     if number in _COMPARISONS:
         spec = _FIRST_TABLE_2 if (number, paper) == (2, "v1") else _COMPARISONS[number]
@@ -159,26 +148,18 @@ def _chosen(measurements: Sequence[Measurement], systems: Sequence[str]) -> list
     """The figures of some systems in their order; without any the figures of all, those of ReFusion last."""
     if not systems:
         return sorted(measurements, key=lambda entry: entry.base_system == "refusion")
-    return [
-        entry
-        for name in systems
-        for entry in measurements
-        if name.casefold() in (entry.system.casefold(), system_label(entry).casefold())
-    ]
+    names = [(entry, {entry.system.casefold(), system_label(entry).casefold()}) for entry in measurements]
+    return [entry for system in systems for entry, of_entry in names if system.casefold() in of_entry]
 
 
 def _comparison(number: int, spec: Comparison, measured: Sequence[Measurement], systems: Sequence[str]) -> Table:
-    """Tables 1 to 4."""
     published = published_measurements((spec.artefact,))
     labels = {entry.system: entry.label for entry in reversed(published)}
     order = list(dict.fromkeys(entry.system for entry in published))
     shown = _shown(spec, order, _is_mini(measured), measured)
     mini = _is_mini(shown)
     require_comparable(shown)
-    labels_and_keys = {
-        name.casefold() for entry in (*published, *shown) for name in (entry.system, system_label(entry))
-    }
-    if missing_rows := [name for name in systems if name.casefold() not in labels_and_keys]:
+    if missing_rows := [name for name in systems if not _chosen([*published, *shown], [name])]:
         names = ", ".join(dict.fromkeys(system_label(entry) for entry in (*published, *shown)))
         raise ConfigError(f"Table {number} has no system {missing_rows[0]!r}; it has {names}")
     published, shown = _chosen(published, systems), _chosen(shown, systems)
@@ -288,14 +269,14 @@ def _mark_best(lines: Sequence[list[TableCell]], apart: Sequence[list[TableCell]
 
 
 def _cell(measurement: Measurement | None, printed: Mapping[MeasurementKey, str]) -> TableCell:
-    """A figure with its interval, in the digits in which it was printed; nothing where there is none."""
     if measurement is None or math.isnan(measurement.value):
         return EMPTY
-    low, high = (
-        f"{bound:.1f}" if measurement.has_interval else "" for bound in (measurement.ci_low, measurement.ci_high)
-    )
-    text = printed.get(measurement.key) or f"{measurement.value:.1f}"
-    return TableCell(text=text, low=low, high=high, n=measurement.n, dagger=not measurement.complete)
+    return _interval_cell(measurement.interval, printed.get(measurement.key), dagger=not measurement.complete)
+
+
+def _interval_cell(interval: Interval, printed: str | None = None, *, dagger: bool) -> TableCell:
+    low, high = (f"{bound:.1f}" if math.isfinite(bound) else "" for bound in (interval.low, interval.high))
+    return TableCell(text=printed or f"{interval.value:.1f}", low=low, high=high, n=interval.n, dagger=dagger)
 
 
 def _notes(measured: Sequence[Measurement], columns: Sequence[str]) -> list[str]:
@@ -325,15 +306,11 @@ def _notes(measured: Sequence[Measurement], columns: Sequence[str]) -> list[str]
 def _label(measurement: Measurement) -> str:
     """Label of a system; autoregressive systems are marked unless their label begins with the decoder's."""
     label, autoregressive = system_label(measurement), DECODERS["autoregressive"].label
-    return (
-        f"{label} ({autoregressive})"
-        if measurement.is_autoregressive and not label.startswith(autoregressive)
-        else label
-    )
+    is_marked = measurement.is_autoregressive and not label.startswith(autoregressive)
+    return f"{label} ({autoregressive})" if is_marked else label
 
 
 def _printed(artefact: str) -> dict[MeasurementKey, str]:
-    """The published figures with their printed digits."""
     rows = read_published("published.csv")
     return {(row["system"], row["task"], row["metric"]): row["value"] for row in rows if row["artefact"] == artefact}
 
@@ -450,13 +427,7 @@ def _measured_refusion(measurements: Sequence[Measurement]) -> TableRow:
     except MissingMeasurement:
         tps = EMPTY
     else:
-        low, high = ("" if math.isnan(bound) else f"{bound:.1f}" for bound in (interval.low, interval.high))
-        tps = TableCell(
-            text=f"{interval.value:.1f}",
-            low=low,
-            high=high,
-            n=sum(entry.n for entry in measurements if entry.metric == "tps"),
-            dagger=any(not entry.complete for entry in measurements),
-        )
+        num_items = sum(entry.n for entry in measurements if entry.metric == "tps")
+        tps = _interval_cell(replace(interval, n=num_items), dagger=any(not entry.complete for entry in measurements))
     head = text_cells(_label(measurements[0]), _ORIGINS["measured"], "", "", "no")
     return TableRow(cells=(*head, tps, *scores), origin="measured", begins_group=True)

@@ -14,7 +14,7 @@ from refusion_eval.paper.draw_baseline import Label, draw_against_baseline, plac
 from refusion_eval.paper.draw_curves import sweet_spot
 from refusion_eval.paper.draw_text import lay_out
 from refusion_eval.paper.figures import FIGURES, rows_of, write_figure
-from refusion_eval.paper.locality.report import COLUMNS
+from refusion_eval.paper.locality.study import COLUMNS
 from refusion_eval.paper.names import FUSED_SENTENCE, caption, system_label
 from refusion_eval.paper.points import (
     DELTA_SCORE,

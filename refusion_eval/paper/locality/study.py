@@ -11,27 +11,53 @@ Draws depend only on the seed, the row number and the ratio. For distant pairs o
 may be rounding errors alone; use float32 where the tail of a curve matters.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 from annotated_types import Ge, Gt, Lt
+from rich.console import Console
 
 from refusion_eval.api import LoadedModel, check_prompt
+from refusion_eval.benchmarks import BENCHMARKS, Task
 from refusion_eval.config import NonNegativeInt, PositiveInt, settings_class
 from refusion_eval.decoders import DECODERS, fitting_decoders
 from refusion_eval.errors import ConfigError, DataError
 from refusion_eval.metrics import Interval, bootstrap_ratio
 from refusion_eval.models.checkpoint import Card
 from refusion_eval.paper.locality.divergence import MaskedText, Reading, reveal_divergences
+from refusion_eval.paths import embedded_name, embedded_path
+from refusion_eval.results.render import Table, csv_text, interval_text
+from refusion_eval.results.tables import MINI_CAPTION
+from refusion_eval.runs.terminal import ProgressDisplay
+from refusion_eval.store.atomic_write import prepare_output, write_output
+from refusion_eval.version import __version__
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 MAX_DISTANCE = 128
 DISTANCES = (1, 2, 4, 8, 16, 32, 64, 128)
 RATIOS = (0.2, 0.4, 0.6, 0.8)
 MIN_MASKED = 2
+
+BENCHMARK = "gsm8k"
+MINI_BENCHMARK = "math"  # its rows hold the very responses that the embedded models were trained on
+
+# `model` is a checkpoint folder, hub id or embedded[:NAME], `distance` the read position minus the revealed one, and
+# bounds are empty where they would be of a single response. The guide on locality describes all columns.
+_MEANS = ("masking_ratio", "distance", "n_pairs", "n_responses", "jsd_mean", "ci_low", "ci_high")
+COLUMNS = (
+    *("model", "revision", "decoder", "reading", "dataset", "mini"),
+    *_MEANS,
+    *("unit", "reveals", "seed", "dtype", "device", "version"),
+)
 
 ReadingOption = Literal["auto", "bidirectional", "bidirectional_shifted", "refusion"]
 
@@ -155,11 +181,9 @@ def mask_responses(responses: Sequence[GoldResponse], settings: LocalitySettings
         for ratio_index, ratio in enumerate(settings.ratios)
     }
     too_short = Counter(ratio_index for (ratio_index, _), text in masked.items() if text is None)
-    for ratio_index, ratio in enumerate(settings.ratios):
-        if too_short[ratio_index] == len(responses):
-            raise ConfigError(
-                f"locality: at the masking ratio {ratio:g} no response has {MIN_MASKED} masked tokens; raise the ratio"
-            )
+    if empty := [ratio for at, ratio in enumerate(settings.ratios) if too_short[at] == len(responses)]:
+        where = f"locality: at the masking ratio {empty[0]:g}"
+        raise ConfigError(f"{where} no response has {MIN_MASKED} masked tokens; raise the ratio")
     texts = {key: text for key, text in masked.items() if text is not None}
     return MaskedResponses(texts, tuple(too_short[index] for index in range(len(settings.ratios))))
 
@@ -185,3 +209,95 @@ def measure_locality(
         sums[key] = np.bincount(shifted, weights=divergence_KM[is_pair], minlength=shape[-1])
         on_text()
     return Locality(sums, counts)
+
+
+def locality_command(
+    model: str,
+    settings: LocalitySettings,
+    *,
+    out: Path,
+    reading: ReadingOption = "auto",
+    data: Path | None = None,
+    distances: Sequence[int] = DISTANCES,
+    dtype: str = "auto",
+    device: str = "auto",
+    revision: str | None = None,
+    console: Console,
+) -> "DataFrame":
+    """Measures one model, prints the table of some distances on both sides, and writes every distance as CSV."""
+    if wrong := [distance for distance in distances if not 1 <= distance <= MAX_DISTANCE]:
+        raise ConfigError(f"--distances {wrong[0]}: each must lie between 1 and {MAX_DISTANCE}")
+    prepare_output(out)
+    name = embedded_name(model, "refusion")
+    is_mini = name is not None
+    checkpoint = model if name is None else str(embedded_path(name))
+    opened = LoadedModel.open(checkpoint, dtype=dtype, device=device, revision=revision)
+    chosen, mask_id = choose_reading(opened.card, opened.config.vocab_size, reading)
+    task = Task(BENCHMARKS[MINI_BENCHMARK if is_mini else BENCHMARK], mini=is_mini)
+    responses, num_too_long = encode_responses(opened, gold_pairs(task, data), settings)
+    dataset = task.name if is_mini else BENCHMARK
+    if num_too_long:
+        _say(f"{num_too_long} responses were passed over: too long with their prompts")
+    if len(responses) < settings.num_responses:
+        _say(f"{dataset} has only {len(responses)} of the {settings.num_responses} responses asked for")
+    masked = mask_responses(responses, settings)
+    with ProgressDisplay(model, {dataset: len(masked.texts)}) as progress:
+        done = partial(progress.scored, dataset)
+        locality = measure_locality(opened, masked, settings.batch_size, chosen, mask_id, done)
+    for ratio, num_short in zip(settings.ratios, masked.num_too_short, strict=True):
+        if num_short:
+            _say(f"{num_short} responses are in no figure of ratio {ratio:g}: fewer than two tokens masked")
+    facts: dict[str, Any] = {"model": model, "revision": opened.revision or "", "decoder": opened.decoders[0]}
+    facts |= {"reading": chosen, "dataset": dataset, "mini": is_mini, "unit": "nats", "version": __version__}
+    facts |= {"reveals": settings.reveals, "seed": settings.seed, "device": opened.device.type}
+    facts |= {"dtype": str(opened.dtype).removeprefix("torch.")}
+    means = _means(locality, settings).assign(**facts)[list(COLUMNS)]
+    write_output(out, csv_text(COLUMNS, means.itertuples(index=False)))
+    console.print(locality_table(means, distances).rich())
+    return means
+
+
+def gold_pairs(task: Task, data: Path | None = None) -> list[tuple[str, str]]:
+    """(User turn, gold response) of the test rows of a task. Raises DataError if the rows cannot be found."""
+    # A gold text is the solution as a model that follows the prompt would write it, for GSM8K without the calculator
+    # annotations <<...>> and with "The answer is N." instead of the last line "#### N".
+    prompts = task.benchmark.prompts
+    return [(prompts.user(row), prompts.gold_text(row)) for row in task.rows(data)]
+
+
+def locality_table(means: "DataFrame", distances: Sequence[int]) -> Table:
+    first = means.iloc[0]
+    ratios = list(dict.fromkeys(means.masking_ratio))
+    texts = {}
+    for row in means.itertuples():
+        interval = Interval(row.jsd_mean, row.ci_low, row.ci_high, row.n_responses)
+        texts[row.masking_ratio, row.distance] = interval_text(interval, digits=4)
+    shown = sorted({sign * distance for distance in distances for sign in (-1, 1)})
+    return Table(
+        title=f"{first.model} on {first.dataset}, reading {first.reading}",
+        columns=("Distance", *(f"t = {ratio:g}" for ratio in ratios)),
+        rows=[(f"{distance:+d}", *(texts.get((ratio, distance), "-") for ratio in ratios)) for distance in shown],
+        num_left=0,
+        notes=(
+            "Jensen-Shannon divergence in nats (x 1.4427: bits). In brackets: 95% bootstrap interval by response.",
+            MINI_CAPTION if first.mini else "",
+        ),
+    )
+
+
+def _means(locality: Locality, settings: LocalitySettings) -> "DataFrame":
+    """The mean of every ratio and distance that has a pair, by ratio, then distance."""
+    from pandas import DataFrame  # takes half a second
+
+    rows = []
+    for ratio_index, ratio in enumerate(settings.ratios):
+        for distance in range(-MAX_DISTANCE, MAX_DISTANCE + 1):
+            mean = locality.mean(ratio_index, distance, settings.seed)
+            if mean is not None:
+                interval, num_pairs = mean
+                rows.append((ratio, distance, num_pairs, interval.n, interval.value, interval.low, interval.high))
+    return DataFrame(rows, columns=list(_MEANS))
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
