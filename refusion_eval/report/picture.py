@@ -47,7 +47,7 @@ def write_animation(shown: Sequence[Frame], path: str | os.PathLike[str], title:
 
 @lru_cache
 def _font(bold: bool) -> ImageFont.FreeTypeFont:
-    """The fixed-width font that comes with matplotlib."""
+    # It comes with matplotlib and has a fixed width.
     name = "DejaVuSansMono-Bold.ttf" if bold else "DejaVuSansMono.ttf"
     return ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / name, _SIZE)
 

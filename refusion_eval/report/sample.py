@@ -27,23 +27,21 @@ def find_sample(
 ) -> tuple[Run, Sample]:
     """The first sample that fits and has a trace, with its run.
 
-    Raises:
-        StoreError: the directory holds no readable run, or no fitting sample has a trace.
-        ConfigError: no sample fits.
+    Raises ConfigError if no sample fits, and StoreError if the directory holds no readable run or none has a trace.
     """
     with RunReader.open(run_dir) as reader:
         samples = list(reader.samples(traces=False))
         if not samples:
             raise StoreError(f"{run_dir} has no samples yet; run its command again")
-        of_task = [each for each in samples if task is None or task in (each.key.task, each.benchmark)]
+        of_task = [sample for sample in samples if task is None or task in (sample.key.task, sample.benchmark)]
         if not of_task:
-            names = _some([each.key.task for each in samples], task)
+            names = _some([sample.key.task for sample in samples], task)
             raise ConfigError(f"{run_dir} has no task {task!r}; it has {names}")
-        of_item = [each for each in of_task if item is None or each.item_id == item]
+        of_item = [sample for sample in of_task if item is None or sample.item_id == item]
         if not of_item:
-            names = _some([each.item_id for each in of_task], item)
+            names = _some([sample.item_id for sample in of_task], item)
             raise ConfigError(f"{run_dir}: no item {item!r}; for example {names}")
-        keys = {each.key for each in of_item if number is None or each.key.sample == number}
+        keys = {sample.key for sample in of_item if number is None or sample.key.sample == number}
         if not keys:
             last = len(of_item) - 1
             raise ConfigError(f"{run_dir}: item {item!r} has no sample {number}; its samples are 0 to {last}")
@@ -62,7 +60,6 @@ def _some(names: Sequence[str], wanted: str | None) -> str:
 
 
 def sample_replay(sample: Sample, trace: Trace | None = None) -> Replay:
-    """The replay of a sample that has a trace."""
     if trace is None:
         assert sample.trace is not None
         trace = sample.events()
@@ -84,16 +81,11 @@ def list_row(sample: Sample, scores: Mapping[str, ScoreRow], sealed: bool) -> di
     """A sample in the list of its task; `state` is right, wrong, error or unscored."""
     verdict = scores.get(PASSED)
     extracted = _extracted(verdict, sealed)
-    if sample.error is not None:
-        state = "error"
-    elif verdict is None:
-        state = "unscored"
-    else:
-        state = "right" if verdict.value > 0 else "wrong"
+    judged = "unscored" if verdict is None else "right" if verdict.value > 0 else "wrong"
     return {
         "item_id": sample.item_id,
         "number": sample.key.sample,
-        "state": state,
+        "state": judged if sample.error is None else "error",
         "tokens": sample.num_tokens,
         "forwards": sample.num_forwards,
         "seconds": rounded(sample.seconds),
