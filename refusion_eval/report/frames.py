@@ -135,8 +135,7 @@ def after_key(key: str, number: int, is_paused: bool, last: int) -> tuple[int, b
 class Keys:
     """Reads single keys from a terminal without echo, as a context manager; none where there is no such terminal."""
 
-    def __init__(self) -> None:
-        self._before: list[Any] | None = None
+    _before: list[Any] | None = None
 
     def __enter__(self) -> Self:
         if sys.stdin is not None and sys.stdin.isatty() and os.name == "posix":

@@ -36,8 +36,7 @@ def write_animation(shown: Sequence[Frame], path: str | os.PathLike[str], title:
     prepare_output(path)
     rows = max(len(_lines(frame.runs)) for frame in shown)
     images = [_draw(frame, title, min(rows, MOST_ROWS)) for frame in shown]
-    # One palette for all frames: that of a single frame would lack colours of the others.
-    if kind == "GIF":
+    if kind == "GIF":  # one palette for all frames: that of a single frame would lack colours of the others
         images = [image.quantize(palette=_palette(), dither=Image.Dither.NONE) for image in images]
     durations = [round(1000 * seconds)] * (len(images) - 1) + [round(1000 * max(seconds, LAST_SECONDS))]
     content = BytesIO()

@@ -33,11 +33,8 @@ class Sources(Protocol):
         """Gives the text of token ids of the run, None if its tokenizer is not at hand."""
 
 
-class Place(NamedTuple):
-    """Where a question is: its chunk and index there, and its number in the list of its task."""
-
-    asked: tuple[str, int]
-    number: int
+# Chunk and index of a question there, and its number in the list of its task.
+Place = tuple[tuple[str, int], int]
 
 
 @dataclass(slots=True)
@@ -76,7 +73,7 @@ class Questions:
         self._tasks: dict[str, _TaskQuestions] = {}
 
     def add(self, run: Run, sample: Sample, sealed: bool) -> Place:
-        """The place of a sample's question. The question of a sealed task is left out."""
+        """The place of a sample's question, which is left out if the task is sealed."""
         identity = (sample.key.task, sample.key.doc_hash, sample.key.prompt_hash)
         if identity not in self._places:
             asked = self._sources.asked(run, sample)
@@ -84,7 +81,7 @@ class Questions:
                 asked = Asked(None, asked.gold)
             of_task = self._tasks.setdefault(sample.key.task, _TaskQuestions())
             number = of_task.add(asked.prompt or "", asked.gold or "")
-            self._places[identity] = Place(self._whole.add(asked._asdict()), number)
+            self._places[identity] = self._whole.add(asked._asdict()), number
         return self._places[identity]
 
     def finish(self) -> tuple[dict[str, str], dict[str, str]]:

@@ -136,9 +136,9 @@ def _extracted(verdict: ScoreRow | None, sealed: bool) -> str | None:
 def _score_range(step: Step) -> str:
     """The least and the greatest score of a choice; empty without one."""
     scores = [f"{score:.3f}" for score in sorted(step.scores.values()) if math.isfinite(score)]
-    if not scores:
-        return ""
-    return f" (score {scores[0]})" if len(scores) == 1 else f" (scores {scores[0]} to {scores[-1]})"
+    if len(scores) < 2:
+        return f" (score {scores[0]})" if scores else ""
+    return f" (scores {scores[0]} to {scores[-1]})"
 
 
 def _encoded_replay(sample: Sample, speller: Speller, trace: Trace) -> dict[str, Any]:
@@ -155,17 +155,11 @@ def _encoded_replay(sample: Sample, speller: Speller, trace: Trace) -> dict[str,
         texts = map(final.__getitem__, change.positions) if is_final else map(speller.piece, change.tokens)
         return [change.state, change.positions, [table.setdefault(text, len(table)) for text in texts]]
 
-    steps = [
-        [
-            step.action,
-            step.forward,
-            [encoded(change) for change in step.changes],
-            [[position, rounded(score)] for position, score in step.scores.items()],
-            sentence(step).removesuffix(".") + _score_range(step) + ".",
-            step.num_fixed,
-        ]
-        for step in replay.steps
-    ]
+    steps = []
+    for step in replay.steps:
+        scores = [[position, rounded(score)] for position, score in step.scores.items()]
+        text = sentence(step).removesuffix(".") + _score_range(step) + "."
+        steps.append([step.action, step.forward, [*map(encoded, step.changes)], scores, text, step.num_fixed])
     return {
         "positions": replay.num_positions,
         "forwards": replay.forwards,

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -234,16 +234,21 @@ def _change(before: Sequence[SampleFacts], after: Sequence[SampleFacts], metric:
 
 
 def _described(facts: RunFacts) -> Mapping[str, Any]:
-    """The facts of a run as a whole that are compared. Settings tables stand with each task."""
-    manifest = {name: value for name, value in facts.run.manifest.to_json().items() if name not in _NOT_COMPARED}
-    settings = {name: value for name, value in manifest["settings"].items() if name != "tables"}
-    hardware = {name: value for name, value in manifest["hardware"].items() if name != "gpu_detail"}
+    """The facts of a run as a whole that are compared."""
+    manifest = _without(facts.run.manifest.to_json(), _NOT_COMPARED)
     # What also stands as a fact of the run, or with each task, is not named again as an argument.
     elsewhere = {*manifest, "device", *(name for task in facts.tasks for name in task.settings)}
-    arguments = {name: value for name, value in manifest["arguments"].items() if name not in elsewhere}
-    settings.pop("model_args", None)  # decoder settings of the command line, which stand with each task
-    described = {**manifest, "settings": settings, "hardware": hardware, "arguments": arguments}
-    return as_json(_without_none(described))
+    parts = {
+        # Decoder settings of the command line (model_args), and the tables of settings, stand with each task.
+        "settings": _without(manifest["settings"], ("tables", "model_args")),
+        "hardware": _without(manifest["hardware"], ("gpu_detail",)),
+        "arguments": _without(manifest["arguments"], elsewhere),
+    }
+    return as_json(_without_none(manifest | parts))
+
+
+def _without(values: Mapping[str, Any], names: Container[str]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}
 
 
 def _without_none(sections: Mapping[str, Any]) -> dict[str, Any]:
@@ -309,7 +314,6 @@ def _details_of_task(task: TaskComparison) -> Iterator[str]:
 
 
 def comparison_markdown(comparison: Comparison) -> str:
-    """The table and all that differs."""
     lines = "".join(f"- {markdown_prose(line)}\n" for line in details(comparison))
     return f"{comparison_table(comparison).markdown()}\n### What differs\n\n{lines}"
 

@@ -131,7 +131,7 @@ def _measurements_of_run(facts: RunFacts, runs: Sequence[RunFacts], baseline: st
         for measure in measures:
             yield _measurement(facts.run, [task], [measure], [*notes, measure.note])
     for kind in dict.fromkeys(map(_kind, facts.tasks)):
-        yield from _mean_measurements(facts.run, [each for each in measured_tasks if _kind(each[0]) == kind])
+        yield from _mean_measurements(facts.run, [part for part in measured_tasks if _kind(part[0]) == kind])
 
 
 def _kind(task: TaskFacts) -> tuple[bool, frozenset[str]]:
@@ -239,11 +239,9 @@ def _reference_run(
 
 def _common_settings(tasks: Sequence[TaskFacts]) -> dict[str, str]:
     """Settings of the tasks as text; `VARIES` where the tasks differ."""
-    settings = [{name: setting_text(value) for name, value in task.settings.items()} for task in tasks]
-    return {
-        name: settings[0].get(name, "") if len({each.get(name) for each in settings}) == 1 else VARIES
-        for name in sorted({name for each in settings for name in each})
-    }
+    tables = [{name: setting_text(value) for name, value in task.settings.items()} for task in tasks]
+    values = {name: {table.get(name) for table in tables} for name in sorted(set().union(*tables))}
+    return {name: tables[0].get(name, "") if len(texts) == 1 else VARIES for name, texts in values.items()}
 
 
 def setting_text(value: Any) -> str:
@@ -256,9 +254,8 @@ def _mean_name(metric: str) -> str:
 
 def _sort_key(measurement: Measurement) -> tuple:
     rank = METRIC_ORDER.index(measurement.metric) if measurement.metric in METRIC_ORDER else len(METRIC_ORDER)
-    one = measurement
-    place = (one.label, one.run_id, one.mini, one.is_mean, one.task, sorted(one.settings.items()))
-    return *place, rank, measurement.metric
+    place = (measurement.label, measurement.run_id, measurement.mini, measurement.is_mean, measurement.task)
+    return *place, sorted(measurement.settings.items()), rank, measurement.metric
 
 
 def _notes(task: TaskFacts) -> list[str]:
@@ -322,14 +319,12 @@ def _accuracy(
     yield percent("extracted", [np.mean([answer is not None for answer in item]) for item in answers])
     num_samples = min(map(len, verdicts))
     if task.is_code:
+        sizes, hits = [len(item) for item in passed], [sum(item) for item in passed]
         for k in metrics.reported_ks(num_samples):
-            yield percent(
-                f"pass@{k}", metrics.pass_at_k([len(item) for item in passed], [sum(item) for item in passed], k)
-            )
+            yield percent(f"pass@{k}", metrics.pass_at_k(sizes, hits, k))
     elif num_samples > 1:
-        votes = [
-            metrics.majority_passed(a[:num_samples], p[:num_samples]) for a, p in zip(answers, passed, strict=True)
-        ]
+        of_items = zip(answers, passed, strict=True)
+        votes = [metrics.majority_passed(a[:num_samples], p[:num_samples]) for a, p in of_items]
         yield percent(f"majority@{num_samples}", votes)
 
 
@@ -351,9 +346,8 @@ def _speed(task: TaskFacts, alone: Sequence[SampleFacts]) -> Iterator[Measure]:
         return
     seed = seed_of(task.task)
     yield from _from_table(_TIMED, task, alone, timed=True)
-    for name, quantile in zip(
-        ("latency_p50", "latency_p95"), metrics.latencies(alone, (0.5, 0.95), seed=seed), strict=True
-    ):
+    quantiles = metrics.latencies(alone, (0.5, 0.95), seed=seed)
+    for name, quantile in zip(("latency_p50", "latency_p95"), quantiles, strict=True):
         yield Measure(name, "s", quantile, alone)
     bandwidth, *others = {sample.copy_bytes_per_second for sample in alone}
     if others or not bandwidth or not all(sample.bytes_read for sample in alone):

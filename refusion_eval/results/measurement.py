@@ -220,11 +220,10 @@ def published_path() -> Path:
     """The folder with published.csv, claims.csv and their companions. Raises DataError if it is missing."""
     # An installed wheel carries it inside the package; a source checkout has it in results/.
     package = Path(__file__).resolve().parent.parent
-    candidates = (package / "published", package.parent / "results" / "published")
-    for candidate in candidates:
-        if candidate.is_dir():
-            return candidate
-    raise DataError(f"no published results at {candidates[0]} or {candidates[1]}; reinstall refusion_eval")
+    folders = (package / "published", package.parent / "results" / "published")
+    if (folder := next(filter(Path.is_dir, folders), None)) is None:
+        raise DataError(f"no published results at {folders[0]} or {folders[1]}; reinstall refusion_eval")
+    return folder
 
 
 @cache
@@ -294,7 +293,6 @@ def without_backbone(system: str) -> str:
 
 
 def base_of_key(system: str) -> str:
-    """The key of a system without its variants and its backbone."""
     return without_backbone(system).partition("+")[0]
 
 

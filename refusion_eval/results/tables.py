@@ -52,8 +52,6 @@ SUMMARY_COLUMNS = (
     Column("tpf", "TPF", 2, with_bounds=True),
     Column("speedup", "Speed-up", 2, with_bounds=True),
 )
-# A column of its own where a text has a thinking block.
-_THOUGHT_COLUMN = Column("cut_in_thought", "Cut in thought %")
 SPEED_COLUMNS = (
     Column("tps", "TPS", with_bounds=True),
     Column("forwards_per_second", "Fwd/s"),
@@ -177,10 +175,11 @@ def summary(measurements: Iterable[Measurement]) -> list[SummaryLine]:
 
 def summary_table(lines: Sequence[SummaryLine]) -> Table:
     """The lines as a table, with what a reader must know below it."""
-    thinks = any(line.measurement("cut_in_thought") for line in lines)
     by_filter = sorted({metric for line in lines for metric in line.measurements if metric.startswith(BY_FILTER)})
-    filter_columns = [Column(name, f"{name.removeprefix(BY_FILTER)} %", with_bounds=True) for name in by_filter]
-    shown = (*SUMMARY_COLUMNS, *filter_columns, *([_THOUGHT_COLUMN] if thinks else []))
+    shown = [*SUMMARY_COLUMNS]
+    shown += [Column(name, f"{name.removeprefix(BY_FILTER)} %", with_bounds=True) for name in by_filter]
+    if any(line.measurement("cut_in_thought") for line in lines):  # where a text has a thinking block
+        shown.append(Column("cut_in_thought", "Cut in thought %"))
     columns = ("Task", "System", "n", *(column.heading for column in shown))
     machines = list(dict.fromkeys(line.hardware for line in lines if line.hardware))
     numbers = {machine: str(number) for number, machine in enumerate(machines, start=1)}
