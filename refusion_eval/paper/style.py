@@ -25,9 +25,8 @@ from refusion_eval.store.atomic_write import prepare_output
 
 COLUMN_WIDTH, TEXT_WIDTH = 3.4, 6.9  # inches, of a two-column paper
 
-BLACK, DARK, GREY, LIGHT = "#000000", "#404040", "#6b6b6b", "#d9d9d9"
-BLUE, VERMILLION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
-ORANGE, SKY = "#E69F00", "#56B4E9"
+BLACK, DARK, GREY = "#000000", "#404040", "#6b6b6b"
+BLUE, VERMILLION, ORANGE, SKY = "#0072B2", "#D55E00", "#E69F00", "#56B4E9"
 SWEET_SPOT, SWEET_EDGE = "#e2ecf5", "#9db9d3"
 
 Width = Literal["one", "two"]  # columns of a paper that a figure takes

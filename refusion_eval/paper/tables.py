@@ -165,17 +165,17 @@ def _comparison(number: int, spec: Comparison, measured: Sequence[Measurement], 
     published, shown = _chosen(published, systems), _chosen(shown, systems)
     columns = _columns(shown)
     paper = _rows_by_system(published, columns, _printed(spec.artefact), spec.apart)
-    ours = _rows_by_system(shown, columns, {}, spec.apart)
+    here = _rows_by_system(shown, columns, {}, spec.apart)
     rows: list[TableRow | Section] = []
     if mini:
         rows += [Section(text=PUBLISHED_HEADING), *itertools.chain(*paper.values())]
-        rows += [Section(text=MINI_HEADING), *itertools.chain(*ours.values())]
+        rows += [Section(text=MINI_HEADING), *itertools.chain(*here.values())]
     else:
         for system in dict.fromkeys(entry.system for entry in _chosen([*published, *shown], systems)):
-            both = [*paper.get(system, ()), *ours.get(system, ())]
+            both = [*paper.get(system, ()), *here.get(system, ())]
             rows += [replace(row, begins_group=at == 0) for at, row in enumerate(both)]
     machine = next((entry.hardware for entry in published if entry.hardware), "machine not stated")
-    missing = [] if mini or not ours or systems else [labels[system] for system in order if system not in ours]
+    missing = [] if mini or not here or systems else [labels[system] for system in order if system not in here]
     return _table(
         name=f"table{number}{'_mini' if mini else ''}",
         title=f"{spec.title}{', mini' if mini else ''} (Table {number} of the paper)",
@@ -236,7 +236,7 @@ def _rows_by_system(
     for system in dict.fromkeys(entry.system for entry in measurements):
         for name, metrics in (("score", SCORES), ("TPS", ("tps",))):
             keys = [[(system, task, metric) for metric in metrics] for task in (*columns, AVERAGE)]
-            cells = [_cell(next((keyed[key] for key in each if key in keyed), None), printed) for each in keys]
+            cells = [_cell(next((keyed[key] for key in of_task if key in keyed), None), printed) for of_task in keys]
             if name == "score" or any(cell.text for cell in cells):
                 lines[system, name] = cells
     for name in ("score", "TPS"):
@@ -378,9 +378,9 @@ def _setting_text(value: object) -> str:
 def _other_models(measured: Sequence[Measurement]) -> Table:
     """Table 7: models whose figures come from elsewhere, and ReFusion."""
     mini = _is_mini(measured)
-    ours = [entry for entry in map(beside_published, measured) if entry.system == "refusion"]
-    ours = [entry for entry in ours if entry.benchmark in _CODE and entry.metric in (PASS_AT_1, "tps")]
-    require_comparable(ours)
+    of_refusion = [entry for entry in map(beside_published, measured) if entry.system == "refusion"]
+    of_refusion = [entry for entry in of_refusion if entry.benchmark in _CODE and entry.metric in (PASS_AT_1, "tps")]
+    require_comparable(of_refusion)
     printed = _printed("table7")
     published = published_measurements(("table7",))
     rows: list[TableRow | Section] = [Section(text=PUBLISHED_HEADING)] if mini else []
@@ -395,14 +395,14 @@ def _other_models(measured: Sequence[Measurement]) -> Table:
         shots = {entry.benchmark: entry.settings.get("shots", "") for entry in measurements}
         scores = [f"{printed[system, task, PASS_AT_1]} ({shots[task]}-shot)" for task in _CODE]
         tps = TableCell(
-            text=printed[system, "overall", "tps"], dagger=any(each.defect == "D11" for each in measurements)
+            text=printed[system, "overall", "tps"], dagger=any(entry.defect == "D11" for entry in measurements)
         )
         cells = (*text_cells(first.label, _ORIGINS["published"], *sizes), tps, *text_cells(*scores))
         rows.append(TableRow(cells=cells, origin="published"))
     has_defect = any(entry.defect == "D11" for entry in published)
-    if ours:
+    if of_refusion:
         rows += [Section(text=MINI_HEADING)] if mini else []
-        rows.append(_measured_refusion(ours))
+        rows.append(_measured_refusion(of_refusion))
     return _table(
         name=f"table7{'_mini' if mini else ''}",
         title=f"ReFusion beside closed and other models{', mini' if mini else ''} (Table 7 of the paper)",
@@ -411,7 +411,7 @@ def _other_models(measured: Sequence[Measurement]) -> Table:
         rows=rows,
         sentences=[
             "Paper (italics): figures that the paper quotes, from machines and engines of their own.",
-            *_notes(ours, _CODE),
+            *_notes(of_refusion, _CODE),
             "TPS of ReFusion: the mean of HumanEval and MBPP.",
             "\u2020 Seed Diffusion's own paper has 2,146 tokens/s." if has_defect else "",
         ],

@@ -28,9 +28,6 @@ class Change(NamedTuple):
     tokens: tuple[int, ...] = ()
 
 
-NO_CHANGE = Change("rejected", ())
-
-
 class Step(NamedTuple):
     """One visible step."""
 
@@ -173,8 +170,6 @@ class _Builder:
 
     def _rejection(self, accepted: Iterable[int] = ()) -> Change:
         """Rejects the drafts that were neither accepted nor drawn again."""
-        if not self._drafts:
-            return NO_CHANGE
         rejected, self._drafts = self._drafts, {}
         for position in accepted:
             rejected.pop(position, None)

@@ -30,8 +30,6 @@ SPEED_METRICS = (
     *("tps", "tps_mean", "decode_tps", "prefill_seconds", "latency_mean", "latency_p50", "latency_p95"),
     *("speedup", "speedup_stock", "forwards_per_second", "mbu", "one_token_share", "joules_mean", "joules_per_token"),
 )
-# Metrics that change where forwards are fused; tokens and scores do not.
-FORWARD_METRICS = (*SPEED_METRICS, "tpf", "forwards_mean")
 # Order of the metrics of a task; others follow by name.
 METRIC_ORDER = (ACCURACY, PASS_AT_1, "extracted", *SPEED_METRICS, "tpf", "tpf_release", "tokens_mean", "forwards_mean")
 
@@ -147,7 +145,7 @@ class Measurement:
     @property
     def fused(self) -> bool:
         """Whether fused forwards are in the number. In scores they never are, because fusing changes no token."""
-        return self.metric in FORWARD_METRICS and self.decoded_fused
+        return self.metric in (*SPEED_METRICS, "tpf", "forwards_mean") and self.decoded_fused
 
     @property
     def note(self) -> str:
@@ -161,7 +159,7 @@ def by_key(measurements: Iterable[Measurement]) -> dict[MeasurementKey, Measurem
     for measurement in measurements:
         other = result.setdefault(measurement.key, measurement)
         if other is not measurement:
-            sources = " and ".join(sorted(each.run_id or each.artefact for each in (other, measurement)))
+            sources = " and ".join(sorted(entry.run_id or entry.artefact for entry in (other, measurement)))
             raise StoreError(f"{' '.join(measurement.key)} is there twice ({sources}); leave one of them out")
     return result
 

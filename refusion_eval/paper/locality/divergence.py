@@ -122,7 +122,7 @@ def _divergences(model: Transformer, base_MC: Tensor, revealed_MC: Sequence[Tens
     for base_NC, *variants_NC in zip(*(rows.split(rows_at_once) for rows in (base_MC, *revealed_MC)), strict=True):
         log_p_NV = model.logits(base_NC).log_softmax(dim=-1)
         chunks.append(
-            torch.stack([jensen_shannon(log_p_NV, model.logits(each).log_softmax(dim=-1)) for each in variants_NC])
+            torch.stack([jensen_shannon(log_p_NV, model.logits(rows).log_softmax(dim=-1)) for rows in variants_NC])
         )
     divergence_KM: npt.NDArray[np.float64] = torch.cat(chunks, dim=1).cpu().numpy()
     return divergence_KM
