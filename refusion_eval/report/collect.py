@@ -190,12 +190,10 @@ def _empty(run: Run, begun: Sequence[TaskFacts]) -> Iterator[dict[str, Any]]:
             yield _cell(task=task, version=str(version), mini=is_mini(task), marks=[mark])
 
 
-def _means(
-    measurements: Sequence[Measurement], marks_by_task: Mapping[str, Sequence[Mark]]
-) -> Iterator[dict[str, Any]]:
+def _means(entries: Sequence[Measurement], marks_by_task: Mapping[str, Sequence[Mark]]) -> Iterator[dict[str, Any]]:
     """Means over tasks, without samples but with the marks of the tasks that they are over."""
     for mini in (False, True):
-        own = [measurement for measurement in measurements if measurement.is_mean and measurement.mini == mini]
+        own = [entry for entry in entries if entry.is_mean and entry.mini == mini]
         if not own:
             continue
         sentences: dict[str, list[str]] = {}
@@ -206,7 +204,7 @@ def _means(
             task=MEAN_TASK,
             mini=mini,
             mean=True,
-            metrics={measurement.metric: _encoded(measurement) for measurement in own},
+            metrics={entry.metric: _encoded(entry) for entry in own},
             items=own[0].n,
             samples=own[0].samples,
             marks=[(kind, " ".join(of_kind)) for kind, of_kind in sentences.items()],

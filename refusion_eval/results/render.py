@@ -320,11 +320,8 @@ def _is_number(text: str) -> bool:
 def csv_records(path: str | os.PathLike[str]) -> tuple[list[str], list[tuple[int, dict[str, Any]]]]:
     """The columns of a CSV file that `csv_text` made, and its records with the numbers of their last lines.
 
-    A record that is too short has None where a cell is missing.
-
-    Raises:
-        OSError: the file is missing, too large, or no plain file.
-        UnicodeDecodeError, csv.Error: it is no CSV in UTF-8.
+    A record that is too short has None where a cell is missing. Raises OSError if the file is missing, too large or not
+    plain, and UnicodeDecodeError or csv.Error if it is not CSV in UTF-8.
     """
     reader = csv.DictReader(io.StringIO(read_plain(path).decode("utf-8"), newline=""))
     records = []

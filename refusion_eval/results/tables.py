@@ -131,9 +131,7 @@ class SummaryLine:
         """The machine, with its threads, that the speed of the line was measured on; empty without a speed."""
         return self.measurements["tps"].hardware if "tps" in self.measurements else ""
 
-    def texts(
-        self, columns: Sequence[Column] = SUMMARY_COLUMNS, *, fewer: bool = False, letter: str = ""
-    ) -> tuple[str, ...]:
+    def texts(self, columns: Sequence[Column], *, fewer: bool, letter: str) -> tuple[str, ...]:
         """The cells of the line; `letter` stands for its items where another line of the task has as many others."""
         measurement = self.any_measurement
         mini = " (mini)" if measurement.mini and not is_mini(self.task) else ""
@@ -301,16 +299,15 @@ def speed_table(rows: Sequence[SpeedRow]) -> Table:
         task = f"{tps.benchmark} (mini)" if tps.mini else tps.benchmark
         cells = [column.text(row.measurements.get(column.metric)) for column in columns]
         lines.append((task, _marked(tps.label, marks), str(tps.n), *cells))
-    explained = [_FEWER_NOTE] if any(row.fewer for row in rows) else []
-    explained += [_ENERGY_NOTE] if len(columns) > len(SPEED_COLUMNS) else []
-    explained += [_FUSED_NOTE] if any(row.tps.fused for row in rows) else []
-    return Table(
-        title="Speed of one request at a time",
-        columns=("Task", "System", "n", *(column.heading for column in columns)),
-        rows=lines,
-        num_left=2,
-        notes=(*_SPEED_NOTES, *explained, f"Measured on {' and '.join(sorted({row.tps.hardware for row in rows}))}."),
-    )
+    explained = {
+        _FEWER_NOTE: any(row.fewer for row in rows),
+        _ENERGY_NOTE: len(columns) > len(SPEED_COLUMNS),
+        _FUSED_NOTE: any(row.tps.fused for row in rows),
+    }
+    notes = [*_SPEED_NOTES, *(note for note, holds in explained.items() if holds)]
+    notes.append(f"Measured on {' and '.join(sorted({row.tps.hardware for row in rows}))}.")
+    headings = ("Task", "System", "n", *(column.heading for column in columns))
+    return Table(title="Speed of one request at a time", columns=headings, rows=lines, num_left=2, notes=notes)
 
 
 def speed_cells(rows: Sequence[SpeedRow]) -> tuple[list[str], list[list[Any]]]:
