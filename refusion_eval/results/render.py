@@ -65,6 +65,11 @@ def markdown_prose(text: str) -> str:
     return _MARKDOWN_PROSE.sub(r"\\\g<0>", visible(" ".join(text.split("\n"))))
 
 
+def markdown_source(text: str) -> str:
+    """Markdown of this project, in which only separators of columns are escaped."""
+    return text.replace("|", "\\|")
+
+
 def latex_text(text: str) -> str:
     """Text that LaTeX sets as it is."""
     return visible(" ".join(text.split("\n"))).translate(_LATEX)
