@@ -10,7 +10,7 @@ from typing import Any
 
 from readme_table import Maker
 
-from refusion_eval.results.render import Table, read_csv
+from refusion_eval.results.render import Table, markdown_source, read_csv
 from refusion_eval.sandbox.jail import PROFILES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -20,7 +20,7 @@ RESULTS = ROOT / "results" / "embedded"
 def table_of(columns: Sequence[str], rows: Sequence[Sequence[Any]], num_left: int = 1) -> str:
     """A Markdown table of plain values."""
     texts = [[str(value) for value in row] for row in rows]
-    return Table(columns=list(columns), rows=texts, num_left=num_left, of_ours=True).markdown()
+    return Table(columns=list(columns), rows=texts, num_left=num_left, escape=markdown_source).markdown()
 
 
 def csv_table(words: Sequence[str]) -> str:

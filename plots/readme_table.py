@@ -20,7 +20,7 @@ from pathlib import Path
 from refusion_eval.bench.gpu_report import results_rows
 from refusion_eval.paper.tables import paper_table
 from refusion_eval.results.measured import read_measurements
-from refusion_eval.results.render import Table, read_csv
+from refusion_eval.results.render import Table, markdown_source, read_csv
 from refusion_eval.results.tables import summary, summary_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,7 +60,8 @@ def gpu_block(_: Sequence[str]) -> str:
     """What was found on GPUs, or that nothing was."""
     rows = results_rows(GPU_RESULTS)
     columns = ["Results", "GPU", "Check", "Verdict", "What was found"]
-    return Table(columns=columns, rows=rows, num_left=5, of_ours=True).markdown() if rows else NO_GPU
+    table = Table(columns=columns, rows=rows, num_left=5, escape=markdown_source)
+    return table.markdown() if rows else NO_GPU
 
 
 def _paper_block(number: int) -> Maker:

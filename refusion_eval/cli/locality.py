@@ -33,8 +33,7 @@ def locality(
     batch_size: Annotated[int, typer.Option(help="Texts in one forward.")] = 16,
 ) -> None:
     """Measure how far a revealed token changes predictions. By distance, this is the paper's Figure 3."""
-    from refusion_eval.studies.locality.measure import LocalitySettings
-    from refusion_eval.studies.locality.report import locality_command
+    from refusion_eval.paper.locality.study import LocalitySettings, locality_command
 
     settings = LocalitySettings(
         ratios=numbers_of(ratios, "--ratios", float),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from refusion_eval.errors import ConfigError
 from refusion_eval.report.sample import WITHHELD, find_sample, is_withheld
-from refusion_eval.results.render import Section, Table, TableRow, text_cells
+from refusion_eval.results.render import Section, Table, TableRow, markdown_text, text_cells
 from refusion_eval.store.records import PASSED, Sample, ScoreRow
 from refusion_eval.store.run_reader import Run, RunReader
 
@@ -16,8 +16,6 @@ COLUMN_WIDTH = 48
 
 
 class Answer(NamedTuple):
-    """The answer of one system."""
-
     run: Run
     sample: Sample
     scores: Mapping[str, ScoreRow]
@@ -39,27 +37,27 @@ def read_answers(run_dirs: Sequence[Path], task: str | None, item: str) -> list[
 
 
 def answers_table(answers: Sequence[Answer], problem: str | None, gold: str | None) -> Table:
-    """The table: one column for each answer, its text line by line, and the verdicts below."""
+    """One column for each answer, its text line by line, and the verdicts below."""
     first = answers[0].sample
-    texts = [_lines(WITHHELD if is_withheld(each.sample) else each.sample.text) for each in answers]
+    texts = [_lines(WITHHELD if is_withheld(answer.sample) else answer.sample.text) for answer in answers]
     rows: list[TableRow | Section] = [TableRow(cells=text_cells(*lines)) for lines in zip_longest(*texts, fillvalue="")]
-    figures = [
-        f"{_verdict(each)}; {each.sample.num_tokens} tokens in {each.sample.num_forwards} forwards" for each in answers
-    ]
+    figures = []
+    for answer in answers:
+        counts = f"{answer.sample.num_tokens} tokens in {answer.sample.num_forwards} forwards"
+        figures.append(f"{_verdict(answer)}; {counts}")
     rows.append(TableRow(cells=text_cells(*figures), begins_group=True))
     return Table(
         name="table8",
         title=f"Answers to item {first.item_id} of {first.key.task} (Table 8 of the paper)",
-        columns=_names([each.run for each in answers]),
+        columns=_names([answer.run for answer in answers]),
         num_left=len(answers),
         rows=rows,
         notes=[*_paragraphs("Problem", problem), *_paragraphs("Right answer", gold)],
-        literal=True,
+        escape=markdown_text,
     )
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
-    """Names of the systems; runs of one system are told apart by their directories."""
     systems = [run.manifest.system for run in runs]
     if len(set(systems)) == len(systems):
         return systems

@@ -32,20 +32,20 @@ def claims_table(judged: Sequence[JudgedClaim], *, brief: bool = False, narrow: 
     left_out = _NOT_NARROW if narrow else _NOT_BRIEF if brief else set()
     rows = [
         (
-            each.claim.id,
-            each.claim.statement,
-            each.claim.location,
-            each.verdict,
-            f"{each.claim.value or each.claim.published} {each.claim.unit}".strip(),
-            _number(each.on_published),
-            interval_text(_without_bounds(each.measured.interval) if narrow else each.measured.interval),
-            str(each.measured.fewest_items or ""),
-            _mini_text(each.mini),
-            str(each.mini.fewest_items or ""),
-            each.mini_verdict,
+            result.claim.id,
+            result.claim.statement,
+            result.claim.location,
+            result.verdict,
+            f"{result.claim.value or result.claim.published} {result.claim.unit}".strip(),
+            _number(result.on_published),
+            interval_text(_without_bounds(result.measured.interval) if narrow else result.measured.interval),
+            str(result.measured.fewest_items or ""),
+            _mini_text(result.mini),
+            str(result.mini.fewest_items or ""),
+            result.mini_verdict,
         )
-        for each in judged
-        if each.claim.formula
+        for result in judged
+        if result.claim.formula
     ]
     judging = ("Id", "Claim", "Where", "Verdict", "Printed", "On published cells")
     columns = (*judging, "Measured", "n", "Mini", "Mini n", "Mini says")
@@ -56,7 +56,7 @@ def claims_table(judged: Sequence[JudgedClaim], *, brief: bool = False, narrow: 
         columns=[columns[at] for at in shown],
         rows=[[row[at] for at in shown] for row in rows],
         num_left=3 if left_out else 4,
-        notes=(HOW, *([_NARROW] if narrow else []), others),
+        notes=(HOW, _NARROW if narrow else "", others),
     )
 
 
@@ -66,9 +66,9 @@ def unjudged_table(judged: Sequence[JudgedClaim]) -> Table:
         title=f"Statements with {NO_FORMULA}",
         columns=("Id", "Claim", "Where", "Printed", "Look at"),
         rows=[
-            (each.claim.id, each.claim.statement, each.claim.location, each.claim.published, each.claim.look)
-            for each in judged
-            if not each.claim.formula
+            (result.claim.id, result.claim.statement, result.claim.location, result.claim.published, result.claim.look)
+            for result in judged
+            if not result.claim.formula
         ],
         num_left=5,
         notes=("Nothing to look at: arithmetic, or facts about trainings, protocols and other models.",),
@@ -76,10 +76,7 @@ def unjudged_table(judged: Sequence[JudgedClaim]) -> Table:
 
 
 def averages_table(averages: Sequence[Average], tasks: str = ALL_TASKS, *, narrow: bool = False) -> Table:
-    """Every average of every claimed speed-up side by side, one line for each claim, baseline and origin of figures.
-
-    On a narrow terminal each average has a line of its own.
-    """
+    """Every average of every claimed speed-up side by side; on a narrow terminal each has a line of its own."""
     shown = [average for average in averages if average.tasks == tasks]
     title = f"Averages of the claimed speed-ups, {tasks} tasks"
     notes = ("*: gives the claimed figure. Total time: one request a task, by mean latency (v2 Table 9).",)
@@ -94,13 +91,10 @@ def averages_table(averages: Sequence[Average], tasks: str = ALL_TASKS, *, narro
     for (claim_id, baseline), by_rule in by_line.items():
         line = [by_rule[rule] for rule in rules]
         rows.append((claim_id, "published", baseline, _stated(line[0]), *map(_printed, line)))
-        measured = [interval_text(each.measured.interval) for each in line]
-        mini = [_mini_text(each.mini) for each in line]
-        rows += [
-            (claim_id, origin, baseline, "", *texts)
-            for origin, texts in (("measured", measured), ("mini", mini))
-            if any(texts)
-        ]
+        measured = [interval_text(average.measured.interval) for average in line]
+        mini = [_mini_text(average.mini) for average in line]
+        of_origin = {"measured": measured, "mini": mini}
+        rows += [(claim_id, origin, baseline, "", *texts) for origin, texts in of_origin.items() if any(texts)]
     return Table(title=title, columns=("Id", "Cells", "Over", "Claimed x", *rules), rows=rows, num_left=3, notes=notes)
 
 
@@ -108,10 +102,11 @@ def _average_rows(averages: Sequence[Average]) -> list[TableRow]:
     """A row for each average; those of one claim and baseline form a group that names them once."""
     rows: list[TableRow] = []
     before = None
-    for each in averages:
-        group = (each.claim.id, each.baseline)
-        texts = (each.claim.id, each.baseline.replace("+", " + "), _stated(each), each.rule, _printed(each))
-        cells = text_cells(*texts, interval_text(_without_bounds(each.measured.interval)))
+    for average in averages:
+        group = (average.claim.id, average.baseline)
+        baseline = average.baseline.replace("+", " + ")
+        texts = (average.claim.id, baseline, _stated(average), average.rule, _printed(average))
+        cells = text_cells(*texts, interval_text(_without_bounds(average.measured.interval)))
         repeated = 3 if group == before else 0
         rows.append(TableRow(cells=cells, begins_group=not repeated, num_repeated=repeated))
         before = group
@@ -135,35 +130,31 @@ def write_claims(judged: Sequence[JudgedClaim], averages: Sequence[Average], fol
     intervals = [f"{prefix}_{name}" for prefix in ("measured", "mini") for name in ("value", "ci_low", "ci_high")]
     head = [*_COLUMNS, "on_published", "follows", "verdict", "reason", *intervals]
     head += ["items", "mini_items", "mini_fused", "mini_verdict", "note", "look"]
-    head += ["prompts"] if any(each.measured.prompts for each in judged) else []
-    lines: list[list[object]] = [
-        [
-            *(getattr(each.claim, name) for name in _COLUMNS),
-            *(each.on_published, each.follows, each.verdict, each.reason, *_bounds(each)),
-            *(each.measured.fewest_items, each.mini.fewest_items, each.mini.fused, each.mini_verdict),
-            *(each.claim.note, each.claim.look, *([each.measured.prompts] if head[-1] == "prompts" else [])),
-        ]
-        for each in judged
-    ]
+    head += ["prompts"] if any(result.measured.prompts for result in judged) else []
+    lines: list[list[object]] = []
+    for result in judged:
+        line = [getattr(result.claim, name) for name in _COLUMNS]
+        line += [result.on_published, result.follows, result.verdict, result.reason, *_bounds(result)]
+        line += [result.measured.fewest_items, result.mini.fewest_items, result.mini.fused, result.mini_verdict]
+        line += [result.claim.note, result.claim.look]
+        lines.append([*line, *([result.measured.prompts] if head[-1] == "prompts" else [])])
     write_output(folder / "claims.csv", csv_text(head, lines))
-    head = ["id", "claimed", "baseline", "tasks", "rule", "on_published", "gives_claim", *intervals, "mini_fused"]
-    lines = [
-        [
-            *(each.claim.id, each.claim.value, each.baseline, each.tasks, each.rule, each.on_published),
-            *(each.gives_claim, *_bounds(each), each.mini.fused),
-        ]
-        for each in averages
-    ]
+    facts = ("baseline", "tasks", "rule", "on_published", "gives_claim")
+    head = ["id", "claimed", *facts, *intervals, "mini_fused"]
+    lines = []
+    for average in averages:
+        values = (getattr(average, name) for name in facts)
+        lines.append([average.claim.id, average.claim.value, *values, *_bounds(average), average.mini.fused])
     write_output(folder / "averages.csv", csv_text(head, lines))
     task_sets = dict.fromkeys(average.tasks for average in averages)
     tables = [claims_table(judged), unjudged_table(judged), *(averages_table(averages, tasks) for tasks in task_sets)]
     write_output(folder / "claims.md", "\n".join(table.markdown() for table in tables))
 
 
-def _bounds(each: JudgedClaim | Average) -> list[float]:
+def _bounds(judged: JudgedClaim | Average) -> list[float]:
     return [
         number
-        for result in (each.measured.interval, each.mini.interval)
+        for result in (judged.measured.interval, judged.mini.interval)
         for number in (result.value, result.low, result.high)
     ]
 

@@ -31,7 +31,6 @@ def sweet_spot(read: Reader, setting: str, low: float, high: float) -> Values:
 
 
 def correlation(read: Reader, setting: str, name: str) -> Values:
-    """Correlation of a swept setting with the score or the speed of ReFusion."""
     values, measurements = _curve(read, name, "refusion", setting)
     x, y = values - values.mean(), measurements - measurements.mean(axis=0)
     return (x @ y) / np.sqrt((x @ x) * (y * y).sum(axis=0))
@@ -55,10 +54,8 @@ def steepness(read: Reader, system: str) -> Values:
 
 
 def fading(read: Reader, system: str) -> Values:
-    """The lesser of two logarithms of how much less far tokens depend on a revealed one than near tokens.
-
-    One is the least over the masking ratios, the other the lowest ratio's minus the highest ratio's.
-    """
+    """The lesser of two logarithms of how much less far tokens depend on a revealed one than near tokens."""
+    # One is the least over the masking ratios, the other the lowest ratio's minus the highest ratio's.
     points = read.points(system, "masking_ratio")
     near, far = (
         np.array([read.metric(name, key, benchmark)[0, 0] for key, _, benchmark in points])

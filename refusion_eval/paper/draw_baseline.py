@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -93,12 +93,9 @@ def _published_note(points: Sequence[Point]) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Label:
-    """A text and the point it belongs to, in data units."""
-
+class Label(NamedTuple):
     text: str
-    x: float
+    x: float  # in data units, as y
     y: float
 
 
@@ -126,15 +123,14 @@ def place_labels(axes: Axes, labels: Sequence[Label], *, size: float, lines: Seq
         ]
         boxes = [Bbox.from_bounds(cx - wide / 2, cy - high / 2, wide, high) for cx, cy in choices]
 
-        def cost(number: int, boxes: list[Bbox] = boxes, own: np.ndarray = at[label]) -> float:
-            box = boxes[number]
+        costs = []
+        for number, box in enumerate(boxes):
             outside = box.width * box.height - _shared(box, frame)
             hidden = sum(_shared(box, other) for other in (*marks, *written))
             crossed = sum(_shared(box, other.padded(2 * pixel)) for other in lines)
-            misleading = box.width * box.height * _is_misleading(box, own, at.values())
-            return 20 * outside + 10 * hidden + 10 * misleading + 4 * crossed + number * pixel
-
-        best = min(range(len(boxes)), key=cost)
+            misleading = box.width * box.height * _is_misleading(box, at[label], at.values())
+            costs.append(20 * outside + 10 * hidden + 10 * misleading + 4 * crossed + number * pixel)
+        best = costs.index(min(costs))
         box, own = boxes[best], at[label]
         written.append(box)
         to_data = axes.transData.inverted().transform
@@ -154,6 +150,5 @@ def _is_misleading(box: Bbox, own: np.ndarray, points: Iterable[np.ndarray]) -> 
 
 
 def _shared(a: Bbox, b: Bbox) -> float:
-    """Area of the intersection."""
     common = Bbox.intersection(a, b)
     return 0.0 if common is None else common.width * common.height

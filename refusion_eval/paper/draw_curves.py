@@ -226,11 +226,9 @@ def _setting_axis(axes: Axes, panel: str, points: Sequence[Point], off: float | 
 
 
 def sweet_spot(points: Sequence[Point], panel: str, series: str) -> tuple[float, float] | None:
-    """The least and greatest value around the operating point where the setting is as good as the baseline, or None.
-
-    The score is not worse (the upper bound of its difference, or the difference itself, is at least 0), and the
-    throughput is higher (the lower bound of its difference is above 0).
-    """
+    """The least and greatest value around the operating point where the setting is as good as the baseline, or None."""
+    # The score is not worse (the upper bound of its difference, or the difference itself, is at least 0), and the
+    # throughput is higher (the lower bound of its difference is above 0).
     curve = [point for point in points if (point.panel, point.series) == (panel, series)]
     score = {p.x: p.y if math.isnan(p.y_high) else p.y_high for p in curve if p.metric == DELTA_SCORE}
     speed = {p.x: p.y if math.isnan(p.y_low) else p.y_low for p in curve if p.metric == DELTA_TPS}
@@ -282,18 +280,12 @@ def _swept_legend(points: Sequence[Point]) -> list[Line2D | Patch]:
 
 
 def _curve(
-    axes: Axes,
-    points: Sequence[Point],
-    look: Style,
-    label: str = "",
-    *,
-    xs: Sequence[float] | None = None,
-    x_bars: bool = False,
+    axes: Axes, points: Sequence[Point], look: Style, label: str = "", *, xs: Sequence[float] = (), x_bars: bool = False
 ) -> None:
     """Draws a curve with its intervals; a ring marks operating points, and a dagger stands above points with a note."""
     if not points:
         return
-    xs = [point.x for point in points] if xs is None else xs
+    xs = xs or [point.x for point in points]
     drawn = axes.errorbar(
         xs,
         [point.y for point in points],

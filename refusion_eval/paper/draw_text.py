@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib import colormaps
@@ -21,22 +21,14 @@ _CHARACTER, _LINE = 0.602, 1.75  # width and height of a character in units of t
 _POINTS = 72.0
 _LEAST_LINES = 4  # height that the colour bar needs
 
-# state -> face, edge, text, hatch. The states differ in darkness, hatching and lines, not only in hue.
+# state -> name, face, edge, text, hatch. The states differ in darkness, hatching and lines, not only in hue.
 _STATES = {
-    "mask": ("#ffffff", "#d0d0d0", style.GREY, ""),
-    "planned": ("#ffffff", style.BLUE, style.GREY, "...."),
-    "draft": ("#fdeecb", style.ORANGE, style.BLACK, ""),
-    "fixed": ("#c9dff0", "#9fbfd8", style.BLACK, ""),
-    "new": ("#0b4f8a", "#0b4f8a", "#ffffff", ""),
-    "rejected": ("#ffffff", style.VERMILLION, style.VERMILLION, ""),
-}
-_NAMES = {
-    "mask": "masked",
-    "planned": "planned slot",
-    "draft": "drafted",
-    "new": "accepted now",
-    "fixed": "accepted before",
-    "rejected": "rejected",
+    "mask": ("masked", "#ffffff", "#d0d0d0", style.GREY, ""),
+    "planned": ("planned slot", "#ffffff", style.BLUE, style.GREY, "...."),
+    "draft": ("drafted", "#fdeecb", style.ORANGE, style.BLACK, ""),
+    "new": ("accepted now", "#0b4f8a", "#0b4f8a", "#ffffff", ""),
+    "fixed": ("accepted before", "#c9dff0", "#9fbfd8", style.BLACK, ""),
+    "rejected": ("rejected", "#ffffff", style.VERMILLION, style.VERMILLION, ""),
 }
 
 
@@ -58,19 +50,13 @@ def draw_order(cells: Sequence[TokenCell], width: style.Width | None = None) -> 
         before = (0, -1)  # step and slot of the token before
         for token in placed:
             face = to_hex(colours(norm(token.cell.order)))
-            _box(axes, token, (face, "none", "#ffffff" if _is_dark(face) else style.BLACK, ""), size, line)
+            _box(axes, token, ("", face, "none", "#ffffff" if _is_dark(face) else style.BLACK, ""), size, line)
             if (token.cell.order, token.cell.slot) != before:
                 x, y = token.column * _CHARACTER, token.line * line + 0.3
                 axes.text(x, y, str(token.cell.order), size=4.2, va="center", color=style.GREY)
             before = (token.cell.order, token.cell.slot)
-        scale = figure.colorbar(
-            ScalarMappable(norm, colours),
-            ax=axes,
-            pad=0.01,
-            aspect=25,
-            fraction=0.05,
-            ticks=MaxNLocator(5, integer=True),
-        )
+        ticks = MaxNLocator(5, integer=True)
+        scale = figure.colorbar(ScalarMappable(norm, colours), ax=axes, pad=0.01, aspect=25, fraction=0.05, ticks=ticks)
         scale.set_label("decoding step", size=7)
         scale.ax.tick_params(labelsize=6.5, length=2)
         scale.outline.set_linewidth(0.4)
@@ -86,11 +72,10 @@ def _reading_order(cells: Sequence[TokenCell]) -> str:
     """How many neighbours came in reading order: of all tokens, and of the tokens where one slot meets the next."""
     tokens = list(itertools.pairwise(cells))
     slots = [(a, b) for a, b in tokens if a.slot != b.slot]
-    named = {"tokens": tokens} | ({"slots": slots} if 0 < len(slots) < len(tokens) else {})
-    counts = [
-        f"{sum(a.order <= b.order for a, b in pairs)} of {len(pairs)} neighbouring {name}"
-        for name, pairs in named.items()
-    ]
+    pairs_by_name = {"tokens": tokens} | ({"slots": slots} if 0 < len(slots) < len(tokens) else {})
+    counts = []
+    for name, pairs in pairs_by_name.items():
+        counts.append(f"{sum(a.order <= b.order for a, b in pairs)} of {len(pairs)} neighbouring {name}")
     return f"{' and '.join(counts)} came in reading order."
 
 
@@ -125,21 +110,17 @@ def draw_steps(cells: Sequence[TokenCell], width: style.Width | None = None) -> 
         for axes in grid.flat[len(panels) :]:
             axes.set_axis_off()
         shown = {cell.state for cell in cells} | {"new"}
-        handles = []
-        for state, name in _NAMES.items():
-            if state in shown:
-                face, edge, _, hatch = _STATES[state]
-                handles.append(Patch(facecolor=face, edgecolor=edge, hatch=hatch, label=name))
-        figure.legend(
-            handles=handles, loc="outside upper center", ncols=len(handles) if most > 1 else 3, handlelength=1.4
-        )
+        handles = [
+            Patch(facecolor=face, edgecolor=edge, hatch=hatch, label=name)
+            for state, (name, face, edge, _, hatch) in _STATES.items()
+            if state in shown
+        ]
+        num_columns = len(handles) if most > 1 else 3
+        figure.legend(handles=handles, loc="outside upper center", ncols=num_columns, handlelength=1.4)
     return style.drawing(figure, [*_about(cells[0]), "Accepted now: since the panel before."])
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A token, or the part of a token that is in one line."""
-
+class Placed(NamedTuple):
     cell: TokenCell
     line: int
     column: int
@@ -188,23 +169,14 @@ def _page(axes: Axes, width: int, line: float, num_lines: int) -> None:
     axes.set_axis_off()
 
 
-def _box(axes: Axes, token: Placed, look: tuple[str, str, str, str], size: float, line: float) -> None:
+def _box(axes: Axes, token: Placed, look: tuple[str, str, str, str, str], size: float, line: float) -> None:
     """Draws one token, or the part of it in one line; the look is that of `_STATES`."""
-    face, edge, ink, hatch = look
+    _, face, edge, ink, hatch = look
     extent = max(token.length, 1) * _CHARACTER
     left, top = token.column * _CHARACTER, token.line * line + (line - 1.45)
-    axes.add_patch(
-        Rectangle(
-            (left + 0.03, top),
-            extent - 0.06,
-            1.35,
-            facecolor=face,
-            edgecolor=edge,
-            linewidth=0.4,
-            hatch=hatch,
-            linestyle="--" if look is _STATES["draft"] else "-",
-        )
-    )
+    box = Rectangle((left + 0.03, top), extent - 0.06, 1.35, facecolor=face, edgecolor=edge, linewidth=0.4, hatch=hatch)
+    box.set_linestyle("--" if look is _STATES["draft"] else "-")
+    axes.add_patch(box)
     middle = top + 0.70
     # One text for each character, so that the grid is monospaced whatever advance widths the renderer has.
     for place, character in enumerate(token.text):

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from refusion_eval.benchmarks import find_task
 from refusion_eval.errors import ConfigError
 from refusion_eval.paper import draw_curves, draw_text, points
 from refusion_eval.paper.draw_baseline import draw_against_baseline
+from refusion_eval.paper.names import benchmark_of
 from refusion_eval.paper.rows import Point, TokenCell, is_rows_file, read_rows, write_rows
 from refusion_eval.paper.style import COLUMN_WIDTH, Drawing, Width, save_figure
 from refusion_eval.results.render import latex_text
@@ -61,9 +61,8 @@ FIGURES: Mapping[str, PaperFigure] = {
 def rows_of(name: str, sources: Sequence[Path], task: str | None = None) -> Sequence[Any] | None:
     """The rows of a figure, read from its own CSV file or from its sources; by default of a sweep's only task.
 
-    Raises:
-        ConfigError: no source is given, or the figure's own file beside others.
-        DataError, StoreError: a source is missing, half-written, malformed, or does not fit the others.
+    Raises ConfigError if no source is given, or the figure's own file beside others, and DataError or StoreError if a
+    source is missing, half-written, malformed, or does not fit the others.
     """
     figure = FIGURES[name]
     own = [path for path in sources if is_rows_file(path, figure.kind)]
@@ -99,10 +98,8 @@ def _stem(name: str, rows: Sequence[Any]) -> str:
     measured = [row for row in rows if isinstance(row, TokenCell) or row.origin == "measured"]
     if not measured:
         return name
-    known = find_task(measured[0].task)
-    task = measured[0].task if known is None else known.benchmark.name
     item = f"_{measured[0].item}" if isinstance(measured[0], TokenCell) else ""
-    return re.sub(r"[^\w.-]+", "-", f"{name}{mini}_{task}{item}")
+    return re.sub(r"[^\w.-]+", "-", f"{name}{mini}_{benchmark_of(measured[0].task)}{item}")
 
 
 def _float(name: str, drawn: Drawing) -> str:

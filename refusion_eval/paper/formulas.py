@@ -5,13 +5,10 @@ A formula is a function of a `Reader`, which picks figures by metric, systems an
     mean(read.tps("refusion") / read.tps("llada dream"))          mean of 14 ratios: 7 tasks, 2 systems
 
 A pick is an array [systems, tasks, draws], so that numpy's broadcasting compares one system with each of several, task
-by task. Draw 0 is the figure itself.
-
-Intervals are propagated by simulation. Every figure with a 95% interval is drawn from a normal distribution whose two
-sides have different spreads, so that its 2.5 and 97.5 percentiles are the bounds of the interval. The formula is
-computed on every draw, and the percentiles of the results are its interval. Figures are drawn independently of each
-other. Figures of the same items rise and fall together, so the interval of their comparison is too wide rather than too
-narrow.
+by task. Draw 0 is the figure itself. Intervals are propagated by simulation: every figure with a 95% interval is drawn
+from a normal distribution whose two sides have different spreads, so that its 2.5 and 97.5 percentiles are the bounds,
+and the percentiles of the formula's results are its interval. Figures are drawn independently of each other; those of
+the same items rise and fall together, so the interval of their comparison is too wide rather than too narrow.
 """
 
 import math
@@ -33,8 +30,6 @@ Values = NDArray[Any]  # [..., 1 + RESAMPLES]: the value itself, then its draws
 
 
 class MissingMeasurement(DataError):
-    """A formula needs a figure that is not there."""
-
     def __init__(self, message: str, keys: tuple[MeasurementKey, ...]) -> None:
         super().__init__(message)
         self.keys = keys
@@ -54,46 +49,33 @@ class Reader:
 
     def score(self, systems: str, tasks: str = "") -> Values:
         """Accuracy in percent, or pass@1 of a code task."""
-        return self._pick("score", systems, tasks)
+        return self.metric("score", systems, tasks)
 
     def tps(self, systems: str, tasks: str = "") -> Values:
-        """Tokens per second."""
-        return self._pick("tps", systems, tasks)
-
-    def tokens_mean(self, systems: str, tasks: str = "") -> Values:
-        """Mean number of tokens of a response."""
-        return self._pick("tokens_mean", systems, tasks)
-
-    def latency_mean(self, systems: str, tasks: str = "") -> Values:
-        """Mean seconds of a request."""
-        return self._pick("latency_mean", systems, tasks)
+        return self.metric("tps", systems, tasks)
 
     def points(self, system: str, setting: str = "", metric: str = "") -> list[tuple[str, float, str]]:
         """The points of a system in a sweep: keys of their systems, values of the setting, and benchmarks, ascending.
 
         Without a setting the points of all settings; with a metric those that have it. Raises MissingMeasurement.
         """
-        found = set()
+        points = set()
         for key, benchmark, name_of_figure in self._figures:
             base, _, pair = key.partition("@")
             name, equals, value = pair.partition("=")
             if base == system and equals and setting in ("", name) and metric in ("", name_of_figure):
-                found.add((setting_number(value, key), key, benchmark))
-        if not found:
+                points.add((setting_number(value, key), key, benchmark))
+        if not points:
             raise MissingMeasurement(f"there is no sweep of {setting or 'any setting'} by {system}", ())
-        return [(key, value, benchmark) for value, key, benchmark in sorted(found)]
+        return [(key, value, benchmark) for value, key, benchmark in sorted(points)]
 
     def benchmarks(self, system: str) -> list[str]:
-        """The benchmarks that a system has any figure on. Raises MissingFigure if there is none."""
-        if found := sorted({benchmark for key, benchmark, _ in self._figures if key == system}):
-            return found
+        """The benchmarks that a system has any figure on. Raises MissingMeasurement if there is none."""
+        if benchmarks := sorted({benchmark for key, benchmark, _ in self._figures if key == system}):
+            return benchmarks
         raise MissingMeasurement(f"there is no run of {system}", ())
 
-    def metric(self, name: str, systems: str, task: str) -> Values:
-        """Any metric by its name, [systems, 1 task, 1 + RESAMPLES]."""
-        return self._pick(name, systems, task)
-
-    def _pick(self, name: str, systems: str, tasks: str) -> Values:
+    def metric(self, name: str, systems: str, tasks: str = "") -> Values:
         """[systems, tasks, 1 + RESAMPLES]; both are names separated by spaces, and no tasks means all benchmarks."""
         names = tasks.split() or TASKS
         return np.array([[self._values(name, system, task) for task in names] for system in systems.split()])
@@ -138,7 +120,6 @@ class Computed:
 
     @property
     def is_defined(self) -> bool:
-        """Whether there is a value."""
         return not math.isnan(self.interval.value)
 
     @property
@@ -148,12 +129,10 @@ class Computed:
 
     @property
     def prompts(self) -> str:
-        """The prompts that the figures were measured with, joined by `|`."""
         return "|".join(sorted({entry.prompts for entry in self.measurements}))
 
     @property
     def fused(self) -> bool:
-        """Whether any figure was measured with fused forwards."""
         return any(entry.fused for entry in self.measurements)
 
 
@@ -181,7 +160,6 @@ mean, median, least, largest, total = (_summary(reduce) for reduce in (np.mean, 
 
 
 def gmean(values: Values) -> Values:
-    """Geometric mean over systems and tasks."""
     return np.exp(mean(np.log(values)))
 
 
@@ -218,8 +196,8 @@ FORMULAS: Mapping[str, Formula] = {
     "P24-max": lambda read: largest(read.score("refusion") - read.score(_RECOMPUTED)),
     "P33": lambda read: read.tps("refusion", "overall") / read.tps("gpt_4o_mini", "overall"),
     "P34": lambda read: read.score("refusion", "mbpp") - read.score("nova_micro", "mbpp"),
-    "P45-ours": lambda read: read.tokens_mean("refusion", "mmlu_pro"),
-    "P45-theirs": lambda read: read.tokens_mean("qwen3", "mmlu_pro"),
+    "P45-ours": lambda read: read.metric("tokens_mean", "refusion", "mmlu_pro"),
+    "P45-theirs": lambda read: read.metric("tokens_mean", "qwen3", "mmlu_pro"),
     "P45-score": lambda read: read.score("refusion", "mmlu_pro") - read.score("qwen3", "mmlu_pro"),
 }
 
@@ -231,12 +209,13 @@ def speedup_averages(fast: str, slow: str, tasks: str) -> Mapping[str, Formula]:
     def ratios(read: Reader) -> Values:
         return read.tps(fast, tasks) / read.tps(slow, tasks)
 
+    def latencies(read: Reader, systems: str) -> Values:
+        return read.metric("latency_mean", systems, tasks)
+
     return {
         "mean of ratios": lambda read: mean(ratios(read)),
         "ratio of means": lambda read: mean(read.tps(fast, tasks)) / mean(read.tps(slow, tasks)),
         "geometric mean": lambda read: gmean(ratios(read)),
         "median of ratios": lambda read: median(ratios(read)),
-        "total time": lambda read: (
-            total(read.latency_mean(slow, tasks)) / num_slow / total(read.latency_mean(fast, tasks))
-        ),
+        "total time": lambda read: total(latencies(read, slow)) / num_slow / total(latencies(read, fast)),
     }

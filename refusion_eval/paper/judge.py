@@ -1,10 +1,9 @@
 """Judges the claims of the paper by its own tables and by measured figures.
 
 A claim is judged only by measured figures of the same systems (name and backbone) on the same benchmarks, of which
-every item was asked and answered, with the prompts of the paper's release. Where the claim is about speed, the figures
-have to be of one machine with the paper's GPU and without fused forwards, which the paper's algorithm does not have.
-Mini look-alikes are never the benchmarks: they are kept apart, and they only show whether they point in the same
-direction. For speed that takes several runs (rounds): within one run the speed of all items shifts together.
+every item was asked and answered, with the prompts of the paper's release; speed has to be of one machine with the
+paper's GPU and without fused forwards, which the paper's algorithm does not have. Mini look-alikes are kept apart: they
+only show whether they point in the same direction.
 """
 
 from collections.abc import Iterable, Sequence
@@ -117,10 +116,9 @@ def judge_all(measured: Sequence[Measurement]) -> tuple[list[JudgedClaim], list[
     """Judges every claim and computes every average of a claimed speed-up, with measurements or without."""
     evidence = Evidence(measured)
     claims = read_claims()
-    return (
-        [judge(claim, evidence) for claim in claims],
-        [average for claim in claims for average in averages(claim, evidence)],
-    )
+    return [judge(claim, evidence) for claim in claims], [
+        average for claim in claims for average in averages(claim, evidence)
+    ]
 
 
 def judge(claim: Claim, evidence: Evidence) -> JudgedClaim:
@@ -242,13 +240,12 @@ def _over_rounds(measurements: Sequence[Measurement]) -> dict[MeasurementKey, Me
 def _compared(claim: Claim, measured: Computed) -> tuple[str, str]:
     """Verdict and reason of a claim whose formula follows from the paper's figures and has a measured result."""
     interval = measured.interval
-    others = sorted(
-        {f"{entry.prompts} in {entry.run_id}" for entry in measured.measurements if entry.prompts != RELEASE}
-    )
+    used = measured.measurements
+    others = sorted({f"{entry.prompts} in {entry.run_id}" for entry in used if entry.prompts != RELEASE})
     if others:
         return OTHER_PROMPTS, f"{', '.join(others)}; the paper's are those of --prompts {RELEASE}"
-    runs = sorted({entry.run_id for entry in measured.measurements})
-    machines = sorted({entry.hardware for entry in measured.measurements if entry.metric in SPEED_METRICS})
+    runs = sorted({entry.run_id for entry in used})
+    machines = sorted({entry.hardware for entry in used if entry.metric in SPEED_METRICS})
     origin = f"from {', '.join(runs)}" + (f" on {machines[0]}" if machines else "")
     if elsewhere := [machine for machine in machines if PAPER_GPU not in machine]:
         return OTHER_GPU, f"on {elsewhere[0] or 'an unnamed machine'}, and the paper's speed is that of an {PAPER_GPU}"

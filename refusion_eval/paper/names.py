@@ -15,10 +15,15 @@ FUSED_SENTENCE = (
 NO_PUBLISHED = "The paper's values are not public."
 
 
+def benchmark_of(task: str) -> str:
+    entry = find_task(task)
+    return task if entry is None else entry.benchmark.name
+
+
 def task_title(task: str, mini: bool) -> str:
     """Title of a benchmark or task; the title of a mini look-alike says that it is one."""
-    known = find_task(task)
-    name = known.benchmark.name if known is not None and known.name == task else task
+    entry = find_task(task)
+    name = entry.benchmark.name if entry is not None and entry.name == task else task
     return f"{'mini ' if mini else ''}{BENCHMARKS[name].title if name in BENCHMARKS else name}"
 
 
@@ -32,17 +37,14 @@ def system_label(measurement: Measurement) -> str:
 
 
 def mini_sentence(measurements: Iterable[Measurement | Point]) -> str:
-    """The sentence that every table or plot with mini tasks comes with; empty without any."""
     return MINI_SENTENCE if any(entry.mini for entry in measurements) else ""
 
 
 def fused_sentence(measurements: Iterable[Measurement | Point]) -> str:
-    """The sentence that every table or plot with fused forwards comes with; empty without any."""
     return FUSED_SENTENCE if any(entry.fused for entry in measurements) else ""
 
 
 def benchmark_title(points: Sequence[Point]) -> str:
-    """Title of the benchmark that the points belong to."""
     return task_title(points[0].task, points[0].mini)
 
 

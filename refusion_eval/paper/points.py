@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from refusion_eval.benchmarks import BENCHMARKS, find_task
+from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.errors import DataError
 from refusion_eval.metrics import Interval
 from refusion_eval.paper.formulas import compute, setting_number
-from refusion_eval.paper.names import system_label, task_title
+from refusion_eval.paper.names import benchmark_of, system_label, task_title
 from refusion_eval.paper.rows import BASELINE, OPERATING_POINT, Point, read_records
 from refusion_eval.results.measured import read_measurements
 from refusion_eval.results.measurement import (
@@ -32,28 +32,18 @@ DISTANCES = tuple(sign * 2**power for sign in (-1, 1) for power in range(8))  # 
 
 # Columns of the CSV files with the types of their values.
 _POINTS = dict.fromkeys(("run_id", "system", "decoder", "task", "origin", "varied", "operating_point"), str)
-LOCALITY_COLUMNS = {
+LOCALITY_COLUMNS: dict[str, type] = {
     "model": str,
     "dataset": str,
     "mini": bool,
-    "masking_ratio": float,
-    "distance": float,
-    "n_pairs": float,
-    "n_responses": float,
-    "jsd_mean": float,
-    "ci_low": float,
-    "ci_high": float,
+    **dict.fromkeys(("masking_ratio", "distance", "n_pairs", "n_responses", "jsd_mean", "ci_low", "ci_high"), float),
     "unit": str,
     "reading": str,
 }
-SCALING_COLUMNS = {
+SCALING_COLUMNS: dict[str, type] = {
     "samples": float,
-    "task": str,
-    "metric": str,
-    "value": float,
-    "ci_low": float,
-    "ci_high": float,
-    "n": float,
+    **dict.fromkeys(("task", "metric"), str),
+    **dict.fromkeys(("value", "ci_low", "ci_high", "n"), float),
 }
 _SCALING_OPTIONAL = ("system", "hardware", "mini", "note")
 
@@ -61,8 +51,7 @@ _SCALING_OPTIONAL = ("system", "hardware", "mini", "note")
 def against_baseline(sources: Sequence[Path], task: str = TASK) -> list[Point]:
     """Points of Figure 1: throughput and score of every system minus those of the baseline.
 
-    Raises:
-        DataError: the task, or an autoregressive run of it, is not among the sources.
+    Raises DataError if the task, or an autoregressive run of it, is not among the sources.
     """
     points = list(_published()) if task == TASK else []
     if not sources:
@@ -74,10 +63,8 @@ def against_baseline(sources: Sequence[Path], task: str = TASK) -> list[Point]:
         if task in (entry.benchmark, entry.task) and entry.metric in (*SCORES, "tps")
     ]
     if not measurements:
-        tasks = sorted({entry.task for entry in measured if not entry.is_mean})
-        raise DataError(
-            f"the sources have no figures of {task}; their tasks are {', '.join(tasks)}: name one as --task"
-        )
+        tasks = ", ".join(sorted({entry.task for entry in measured if not entry.is_mean}))
+        raise DataError(f"the sources have no figures of {task}; their tasks are {tasks}: name one as --task")
     require_comparable(measurements)
     by_key(measurements)  # refuses what was measured twice
     by_system: dict[str, list[Measurement]] = {}
@@ -90,12 +77,9 @@ def against_baseline(sources: Sequence[Path], task: str = TASK) -> list[Point]:
     }
     baseline = next((plain[name] for name in (*BASELINES, *reversed(plain)) if name in plain), None)
     if baseline is None:
-        generated = (
-            " by this engine (transformers' generate is not a baseline)"
-            if any(f.generate for f in measurements)
-            else ""
-        )
-        raise DataError(f"no autoregressive run of {task}{generated} lies among the sources; add one")
+        generated = any(entry.generate for entry in measurements)
+        engine = " by this engine (transformers' generate is not a baseline)" if generated else ""
+        raise DataError(f"no autoregressive run of {task}{engine} lies among the sources; add one")
     for system, group in by_system.items():
         if not _is_timed(group):
             continue
@@ -137,8 +121,7 @@ class _SweptRun(NamedTuple):
 def swept(folders: Sequence[Path], task: str = TASK) -> list[Point]:
     """Points of Figures 4 and 8: one setting at a time, score and throughput minus those of the baseline.
 
-    Returns:
-        Two points for each value, one of each metric; panels are the settings that were varied.
+    There are two points for each value, one of each metric; panels are the settings that were varied.
     """
     runs = [run for folder in folders for run in _read_sweep(folder, task)]
     baseline = next((run for run in runs if run.is_baseline), None)
@@ -156,16 +139,14 @@ def swept(folders: Sequence[Path], task: str = TASK) -> list[Point]:
             value = setting_number(first.settings.get(name, ""), f"{first.run_id}, {name}")
             if math.isnan(value):
                 continue  # the system does not have this setting
-            for metric, y in zip(
-                (DELTA_TPS, DELTA_SCORE), _deltas(run.measurements, baseline.measurements), strict=True
-            ):
+            deltas = _deltas(run.measurements, baseline.measurements)
+            for metric, y in zip((DELTA_TPS, DELTA_SCORE), deltas, strict=True):
                 x = Interval(value, math.nan, math.nan, y.n)
                 point = _point(run.measurements, name, x, y, metric=metric, mark=run.mark)
                 points[name, point.series, metric, value] = point
     if not points:
-        raise DataError(
-            f"{folders[0]}: no run of {task} varies one setting; figures 4 and 8 are drawn from such sweeps"
-        )
+        advice = "figures 4 and 8 are drawn from such sweeps"
+        raise DataError(f"{folders[0]}: no run of {task} varies one setting; {advice}")
     return sorted(points.values(), key=lambda point: (settings.index(point.panel), point.metric, point.x))
 
 
@@ -192,7 +173,7 @@ def only_task(folders: Sequence[Path]) -> str | None:
     files = [folder / "points.csv" for folder in folders]
     if not all(file.is_file() for file in files):
         return None
-    tasks = {_benchmark_of(record["task"]) for file in files for _, record in read_records(file, _POINTS)}
+    tasks = {benchmark_of(record["task"]) for file in files for _, record in read_records(file, _POINTS)}
     return tasks.pop() if len(tasks) == 1 else None
 
 
@@ -219,17 +200,11 @@ def _read_sweep(folder: Path, task: str) -> list[_SweptRun]:
             measurements=measurements[record["run_id"]],
         )
         for record in records
-        if record["run_id"] in measurements and task in (record["task"], _benchmark_of(record["task"]))
+        if record["run_id"] in measurements and task in (record["task"], benchmark_of(record["task"]))
     ]
 
 
-def _benchmark_of(task: str) -> str:
-    found = find_task(task)
-    return task if found is None else found.benchmark.name
-
-
 def _is_timed(measurements: Sequence[Measurement]) -> bool:
-    """Whether there are both a throughput and a score."""
     metrics = {entry.metric for entry in measurements}
     return "tps" in metrics and bool(metrics & set(SCORES))
 
@@ -237,13 +212,8 @@ def _is_timed(measurements: Sequence[Measurement]) -> bool:
 def _deltas(measurements: Sequence[Measurement], baseline: Sequence[Measurement]) -> tuple[Interval, Interval]:
     """Throughput and score of a run on a benchmark minus the baseline's, with intervals."""
     task, n = measurements[0].benchmark, measurements[0].n
-    keyed = by_key(
-        [
-            replace(entry, system=name)
-            for name, part in (("point", measurements), ("baseline", baseline))
-            for entry in part
-        ]
-    )
+    both = {"point": measurements, "baseline": baseline}
+    keyed = by_key([replace(entry, system=name) for name, part in both.items() for entry in part])
     tps = compute(lambda read: read.tps("point", task) - read.tps("baseline", task), keyed)
     score = compute(lambda read: read.score("point", task) - read.score("baseline", task), keyed)
     return replace(tps.interval, n=n), replace(score.interval, n=n)
@@ -261,7 +231,6 @@ def _point(
         panel=panel,
         series=first.system,
         label=system_label(first),
-        origin="measured",
         metric=metric,
         **_bounded("x", x),
         **_bounded("y", y),
@@ -294,7 +263,6 @@ def locality_points(files: Sequence[Path]) -> list[Point]:
                 panel=f"{model}, {task_title(dataset, record['mini'])}",
                 series=f"t={ratio:g}",
                 label=f"$t$ = {ratio:g}",
-                origin="measured",
                 metric="jsd",
                 x=distance,
                 y=record["jsd_mean"],
@@ -325,7 +293,6 @@ def scaling_points(files: Sequence[Path]) -> list[Point]:
             panel=task,
             series=system or "refusion",
             label=system or "ReFusion",
-            origin="measured",
             metric=metric,
             x=samples,
             y=record["value"],

@@ -28,7 +28,7 @@ class Point:
     panel: str
     series: str
     label: str
-    origin: Origin
+    origin: Origin = "measured"
     metric: str
     x: float
     x_low: float = math.nan
@@ -86,8 +86,7 @@ def read_rows(path: Path, kind: type[Row]) -> list[Row]:
 def read_records(path: Path, types: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """The records of a CSV file, each with its file and line for messages; columns without a type are read as text.
 
-    Raises:
-        DataError: the file cannot be read, is empty, lacks a column or a cell, or a cell holds no number.
+    Raises DataError if the file cannot be read, is empty, lacks a column or a cell, or a cell holds no number.
     """
     try:
         columns, numbered = csv_records(path)
@@ -95,9 +94,9 @@ def read_records(path: Path, types: Mapping[str, Any]) -> list[tuple[str, dict[s
         raise DataError(f"{path} cannot be read ({error})") from error
     if missing := [name for name in types if name not in columns]:
         raise DataError(f"{path} lacks the columns {', '.join(missing)}")
-    records = [(f"{path}, line {line}", record) for line, record in numbered]
-    if not records:
+    if not numbered:
         raise DataError(f"{path} has no rows, so there is nothing to draw")
+    records = [(f"{path}, line {line}", record) for line, record in numbered]
     for where, record in records:
         if any(record[name] is None for name in types):
             raise DataError(f"{where} has too few cells; was it written to the end?")

@@ -15,33 +15,22 @@ _EPSILON = 1e-9  # 3.675 rounds to 3.68, whatever its binary representation
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
-    """One reading of one statement; a row of claims.csv.
-
-    Attributes:
-        published: number or text as the paper prints it.
-        value: the number that the formula has to give, with the printed digits; empty for none.
-        formula: formula over figures in words of mathematics, computed by `FORMULAS`; empty if no figures say it.
-        speedup: two sides of a speed-up, `systems | systems`, of which every average is shown; empty for none.
-        artefacts: tables and figures of the paper that the formula is about.
-        neutral: the result that supports neither side, for example 1 for a ratio; empty for none.
-        location: where in the paper the statement stands.
-        look: without a formula, where this project shows what the statement is about; empty if nowhere.
-    """
+    """One reading of one statement; a row of claims.csv."""
 
     id: str
     claim: str
     statement: str
-    published: str
-    value: str
+    published: str  # number or text as the paper prints it
+    value: str  # number that the formula has to give, with the printed digits; empty for none
     unit: str
     reading: Reading
-    formula: str
-    speedup: str
-    artefacts: str
-    neutral: str
-    location: str
+    formula: str  # over figures, in words of mathematics, computed by `FORMULAS`; empty if no figures say it
+    speedup: str  # two sides of a speed-up, `systems | systems`, of which every average is shown; empty for none
+    artefacts: str  # tables and figures of the paper that the formula is about
+    neutral: str  # result that supports neither side, for example 1 for a ratio; empty for none
+    location: str  # where in the paper the statement stands
     note: str
-    look: str
+    look: str  # without a formula, where this project shows what the statement is about; empty if nowhere
 
     def __post_init__(self) -> None:
         if self.formula and (self.reading not in ("equal", "over", "above") or not self.value):
@@ -60,33 +49,24 @@ class Claim:
         return stated <= value + _EPSILON < stated + unit if self.reading == "over" else value > stated
 
     def holds(self, measured: Interval) -> bool:
-        """Whether a measured interval, or its value if it has no bounds, supports the claim.
-
-        `equal`: the interval contains a number that rounds to the printed one. `over` and `above`: the whole interval
-        lies on the claimed side.
-        """
+        """Whether a measured interval, or its value if it has no bounds, supports the claim."""
         low, high = measured.bounds
         stated = float(self.value)
-        if self.reading == "equal":
+        if self.reading == "equal":  # the interval contains a number that rounds to the printed one
             half = self.resolution / 2 + _EPSILON
             return low <= stated + half and high >= stated - half
         return low >= stated if self.reading == "over" else low > stated
 
     def leaves_open(self, measured: Interval) -> bool:
-        """Whether a measurement is consistent with the claim but too imprecise to support it.
-
-        `equal`: the interval supports the claim but is wider than the distance of the stated number from the neutral
-        one, or from 0 without a neutral one. `over` and `above`: the interval contains the stated number.
-        """
+        """Whether a measurement is consistent with the claim but too imprecise to support it."""
         if math.isnan(measured.low) or math.isnan(measured.high):
             return False
-        if self.reading == "equal":
+        if self.reading == "equal":  # wider than the distance of the stated number from the neutral one
             distance = abs(float(self.value) - float(self.neutral or 0))
             return self.holds(measured) and measured.high - measured.low > distance
         return not self.holds(measured) and measured.high >= float(self.value)
 
 
 def read_claims() -> list[Claim]:
-    """The claims in the order of the paper. Raises ConfigError if a row contradicts itself."""
     names = [field.name for field in fields(Claim)]
     return [Claim(**{name: row[name] for name in names}) for row in read_published("claims.csv")]  # type: ignore[arg-type]

@@ -1,8 +1,7 @@
-"""Figures for the claims about sweeps, locality and single decodings.
+"""Figures for the claims about sweeps, locality and single decodings, which formulas pick through `Reader.points`.
 
 A point of a sweep is a system of its own, `refusion@tau_slot=0.7`, and so is a masking ratio,
-`llada@masking_ratio=0.2`; `qwen3@tau_slot` is the baseline that a sweep of that setting measured beside its points. A
-formula picks them through `Reader.points`.
+`llada@masking_ratio=0.2`; `qwen3@tau_slot` is the baseline that a sweep of that setting measured beside its points.
 """
 
 import csv
@@ -13,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from refusion_eval.benchmarks import RELEASE, find_task
+from refusion_eval.benchmarks import RELEASE, is_mini
 from refusion_eval.errors import DataError
+from refusion_eval.paper.names import benchmark_of
 from refusion_eval.results.measured import read_measurements
 from refusion_eval.results.measurement import Measurement
 from refusion_eval.results.render import csv_records
@@ -42,8 +42,7 @@ NEAR, FAR = range(1, 3), range(16, 129)
 def sort_sources(sources: Iterable[Path]) -> tuple[list[Path], list[Measurement]]:
     """Separates runs and results files, which are returned first, from sweeps and locality files, which are read.
 
-    Raises:
-        DataError: a file of a sweep, or a locality file, is damaged.
+    Raises DataError if a file of a sweep, or a locality file, is damaged.
     """
     results: list[Path] = []
     measurements: list[Measurement] = []
@@ -101,13 +100,11 @@ def locality_measurements(path: Path) -> Iterator[Measurement]:
             float(np.average([float(row[name]) for row in rows], weights=weights))
             for name in ("jsd_mean", "ci_low", "ci_high")
         )
-        task = find_task(dataset)
-        benchmark = dataset if task is None else task.benchmark.name
         yield Measurement(
             origin="measured",
             system=f"{system}@masking_ratio={ratio}",
             label=system,
-            benchmark=benchmark,
+            benchmark=benchmark_of(dataset),
             task=dataset,
             mini=mini,
             metric=part,
@@ -140,14 +137,13 @@ def case_study_measurements(run_dir: Path) -> Iterator[Measurement]:
             most[MOST_TOKENS] = max(most[MOST_TOKENS], *fixed.values(), 0)
             last = sample
     for metric in (MOST_SLOTS, MOST_TOKENS) if most else ():
-        task = find_task(last.key.task)
         yield Measurement(
             origin="measured",
             system=CASE_STUDY_SYSTEM,
             label="ReFusion",
             benchmark=last.benchmark,
             task=last.key.task,
-            mini=task is not None and task.mini,
+            mini=is_mini(last.key.task),
             metric=metric,
             value=most[metric],
             prompts=last.prompts,

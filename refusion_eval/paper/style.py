@@ -24,49 +24,14 @@ from refusion_eval.results.measurement import base_of_key
 from refusion_eval.store.atomic_write import prepare_output
 
 COLUMN_WIDTH, TEXT_WIDTH = 3.4, 6.9  # inches, of a two-column paper
-DPI = 300
 
-BLACK, DARK, GREY, LIGHT = "#000000", "#404040", "#6b6b6b", "#d9d9d9"
-BLUE, VERMILLION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
-ORANGE, SKY = "#E69F00", "#56B4E9"
+BLACK, DARK, GREY = "#000000", "#404040", "#6b6b6b"
+BLUE, VERMILLION, ORANGE, SKY = "#0072B2", "#D55E00", "#E69F00", "#56B4E9"
 SWEET_SPOT, SWEET_EDGE = "#e2ecf5", "#9db9d3"
 
 Width = Literal["one", "two"]  # columns of a paper that a figure takes
 
-# STIX comes with matplotlib, so that a figure has the same bytes on machines with other fonts.
-_RC = {
-    "font.family": "STIXGeneral",
-    "mathtext.fontset": "stix",
-    "text.parse_math": False,  # a dollar sign in a name of a user is a dollar sign; see `formula`
-    "font.size": 8,
-    "axes.titlesize": 8.5,
-    "axes.labelsize": 8,
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "grid.color": "#e6e6e6",
-    "grid.linewidth": 0.5,
-    "xtick.labelsize": 7.5,
-    "ytick.labelsize": 7.5,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "xtick.major.size": 2.5,
-    "ytick.major.size": 2.5,
-    "xtick.minor.size": 0,
-    "ytick.minor.size": 0,
-    "legend.fontsize": 7.5,
-    "legend.frameon": False,
-    "legend.handlelength": 2.6,
-    "lines.linewidth": 1.1,
-    "lines.markersize": 4.2,
-    "hatch.linewidth": 0.5,
-    "pdf.fonttype": 42,
-    "pdf.compression": 9,
-    "savefig.dpi": DPI,
-}
-
+_SETTINGS = Path(__file__).with_name("paper.mplstyle")
 
 # A system has the same style in every figure.
 _STYLES: Mapping[str, Style] = {
@@ -123,26 +88,21 @@ class Drawing(NamedTuple):
 
 
 def drawing(figure: Figure, sentences: Sequence[str]) -> Drawing:
-    """A figure with its caption; empty sentences are left out."""
     return Drawing(figure, " ".join(filter(None, sentences)))
 
 
 def page_width(width: Width | None, default: Width) -> float:
-    """Inches of one or two columns of a paper."""
     return COLUMN_WIDTH if (width or default) == "one" else TEXT_WIDTH
 
 
 @contextmanager
 def paper_style() -> Iterator[None]:
-    """Matplotlib's settings while a figure is drawn, independent of the user's own settings."""
     with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rcParams.update(_RC)
+        mpl.rc_file(_SETTINGS)
         yield
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure

@@ -1,8 +1,4 @@
-"""The tables of the paper, each with the published figures beside measured ones.
-
-Tables 1 to 4 compare systems by benchmark, score above throughput. Table 5 lists designs, Table 6 settings, and Table 7
-closed and other models.
-"""
+"""The tables of the paper, each with the published figures beside measured ones."""
 
 import itertools
 import math
@@ -13,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError, StoreError
+from refusion_eval.metrics import Interval
 from refusion_eval.paper.formulas import MissingMeasurement, compute, mean
 from refusion_eval.paper.names import TASK_NAMES, fused_sentence, mini_sentence, system_label
 from refusion_eval.paths import tasks_path
@@ -32,7 +29,7 @@ from refusion_eval.results.measurement import (
     read_published,
     require_comparable,
 )
-from refusion_eval.results.render import EMPTY, Emphasis, Section, Table, TableCell, TableRow, text_cells
+from refusion_eval.results.render import EMPTY, Emphasis, Section, Table, TableCell, TableRow, markdown_text, text_cells
 from refusion_eval.runs.settings import load_table
 
 NUMBERS = tuple(range(1, 8))
@@ -59,19 +56,13 @@ _HYPERPARAMETERS = {
 
 
 class Comparison(NamedTuple):
-    """The systems that one of Tables 1 to 4 compares.
-
-    Attributes:
-        artefact: table of the paper whose published numbers count.
-        embedded: published system -> system of the embedded family that stands in its place on mini tasks.
-        apart: whether autoregressive systems take no part in what is best, as in the paper's Table 1.
-    """
+    """The systems that one of Tables 1 to 4 compares."""
 
     title: str
-    artefact: str
-    embedded: Mapping[str, str]
+    artefact: str  # table of the paper whose published numbers count
+    embedded: Mapping[str, str]  # published system -> that of the embedded family in its place on mini tasks
     with_others: bool = False
-    apart: bool = False
+    apart: bool = False  # whether autoregressive systems take no part in what is best, as in the paper's Table 1
     notes: tuple[str, ...] = ()
 
 
@@ -135,9 +126,7 @@ def paper_table(
 ) -> Table:
     """A table of the paper with measurements, all of benchmarks or all of mini tasks, beside the published numbers.
 
-    Raises:
-        ConfigError: there is no such table, or no such system in it.
-        StoreError: the measurements must not stand in one table; says why.
+    Raises ConfigError if there is no such table or no such system in it, and StoreError if measurements do not compare.
     """
     if number in _COMPARISONS:
         spec = _FIRST_TABLE_2 if (number, paper) == (2, "v1") else _COMPARISONS[number]
@@ -152,49 +141,41 @@ def paper_table(
 
 def _table(*, sentences: Sequence[str], **parts: Any) -> Table:
     """A table whose texts are shown character by character, with one paragraph of sentences below it."""
-    return Table(**parts, notes=(" ".join(sentences),), literal=True, formulas=_FORMULAS)
+    return Table(**parts, notes=(" ".join(sentences),), escape=markdown_text, formulas=_FORMULAS)
 
 
 def _chosen(measurements: Sequence[Measurement], systems: Sequence[str]) -> list[Measurement]:
     """The figures of some systems in their order; without any the figures of all, those of ReFusion last."""
     if not systems:
         return sorted(measurements, key=lambda entry: entry.base_system == "refusion")
-    return [
-        entry
-        for name in systems
-        for entry in measurements
-        if name.casefold() in (entry.system.casefold(), system_label(entry).casefold())
-    ]
+    names = [(entry, {entry.system.casefold(), system_label(entry).casefold()}) for entry in measurements]
+    return [entry for system in systems for entry, of_entry in names if system.casefold() in of_entry]
 
 
 def _comparison(number: int, spec: Comparison, measured: Sequence[Measurement], systems: Sequence[str]) -> Table:
-    """Tables 1 to 4."""
     published = published_measurements((spec.artefact,))
     labels = {entry.system: entry.label for entry in reversed(published)}
     order = list(dict.fromkeys(entry.system for entry in published))
     shown = _shown(spec, order, _is_mini(measured), measured)
     mini = _is_mini(shown)
     require_comparable(shown)
-    labels_and_keys = {
-        name.casefold() for entry in (*published, *shown) for name in (entry.system, system_label(entry))
-    }
-    if missing_rows := [name for name in systems if name.casefold() not in labels_and_keys]:
+    if missing_rows := [name for name in systems if not _chosen([*published, *shown], [name])]:
         names = ", ".join(dict.fromkeys(system_label(entry) for entry in (*published, *shown)))
         raise ConfigError(f"Table {number} has no system {missing_rows[0]!r}; it has {names}")
     published, shown = _chosen(published, systems), _chosen(shown, systems)
     columns = _columns(shown)
     paper = _rows_by_system(published, columns, _printed(spec.artefact), spec.apart)
-    ours = _rows_by_system(shown, columns, {}, spec.apart)
+    here = _rows_by_system(shown, columns, {}, spec.apart)
     rows: list[TableRow | Section] = []
     if mini:
         rows += [Section(text=PUBLISHED_HEADING), *itertools.chain(*paper.values())]
-        rows += [Section(text=MINI_HEADING), *itertools.chain(*ours.values())]
+        rows += [Section(text=MINI_HEADING), *itertools.chain(*here.values())]
     else:
         for system in dict.fromkeys(entry.system for entry in _chosen([*published, *shown], systems)):
-            both = [*paper.get(system, ()), *ours.get(system, ())]
+            both = [*paper.get(system, ()), *here.get(system, ())]
             rows += [replace(row, begins_group=at == 0) for at, row in enumerate(both)]
     machine = next((entry.hardware for entry in published if entry.hardware), "machine not stated")
-    missing = [] if mini or not ours or systems else [labels[system] for system in order if system not in ours]
+    missing = [] if mini or not here or systems else [labels[system] for system in order if system not in here]
     return _table(
         name=f"table{number}{'_mini' if mini else ''}",
         title=f"{spec.title}{', mini' if mini else ''} (Table {number} of the paper)",
@@ -255,7 +236,7 @@ def _rows_by_system(
     for system in dict.fromkeys(entry.system for entry in measurements):
         for name, metrics in (("score", SCORES), ("TPS", ("tps",))):
             keys = [[(system, task, metric) for metric in metrics] for task in (*columns, AVERAGE)]
-            cells = [_cell(next((keyed[key] for key in each if key in keyed), None), printed) for each in keys]
+            cells = [_cell(next((keyed[key] for key in of_task if key in keyed), None), printed) for of_task in keys]
             if name == "score" or any(cell.text for cell in cells):
                 lines[system, name] = cells
     for name in ("score", "TPS"):
@@ -288,14 +269,14 @@ def _mark_best(lines: Sequence[list[TableCell]], apart: Sequence[list[TableCell]
 
 
 def _cell(measurement: Measurement | None, printed: Mapping[MeasurementKey, str]) -> TableCell:
-    """A figure with its interval, in the digits in which it was printed; nothing where there is none."""
     if measurement is None or math.isnan(measurement.value):
         return EMPTY
-    low, high = (
-        f"{bound:.1f}" if measurement.has_interval else "" for bound in (measurement.ci_low, measurement.ci_high)
-    )
-    text = printed.get(measurement.key) or f"{measurement.value:.1f}"
-    return TableCell(text=text, low=low, high=high, n=measurement.n, dagger=not measurement.complete)
+    return _interval_cell(measurement.interval, printed.get(measurement.key), dagger=not measurement.complete)
+
+
+def _interval_cell(interval: Interval, printed: str | None = None, *, dagger: bool) -> TableCell:
+    low, high = (f"{bound:.1f}" if math.isfinite(bound) else "" for bound in (interval.low, interval.high))
+    return TableCell(text=printed or f"{interval.value:.1f}", low=low, high=high, n=interval.n, dagger=dagger)
 
 
 def _notes(measured: Sequence[Measurement], columns: Sequence[str]) -> list[str]:
@@ -325,15 +306,11 @@ def _notes(measured: Sequence[Measurement], columns: Sequence[str]) -> list[str]
 def _label(measurement: Measurement) -> str:
     """Label of a system; autoregressive systems are marked unless their label begins with the decoder's."""
     label, autoregressive = system_label(measurement), DECODERS["autoregressive"].label
-    return (
-        f"{label} ({autoregressive})"
-        if measurement.is_autoregressive and not label.startswith(autoregressive)
-        else label
-    )
+    is_marked = measurement.is_autoregressive and not label.startswith(autoregressive)
+    return f"{label} ({autoregressive})" if is_marked else label
 
 
 def _printed(artefact: str) -> dict[MeasurementKey, str]:
-    """The published figures with their printed digits."""
     rows = read_published("published.csv")
     return {(row["system"], row["task"], row["metric"]): row["value"] for row in rows if row["artefact"] == artefact}
 
@@ -401,9 +378,9 @@ def _setting_text(value: object) -> str:
 def _other_models(measured: Sequence[Measurement]) -> Table:
     """Table 7: models whose figures come from elsewhere, and ReFusion."""
     mini = _is_mini(measured)
-    ours = [entry for entry in map(beside_published, measured) if entry.system == "refusion"]
-    ours = [entry for entry in ours if entry.benchmark in _CODE and entry.metric in (PASS_AT_1, "tps")]
-    require_comparable(ours)
+    of_refusion = [entry for entry in map(beside_published, measured) if entry.system == "refusion"]
+    of_refusion = [entry for entry in of_refusion if entry.benchmark in _CODE and entry.metric in (PASS_AT_1, "tps")]
+    require_comparable(of_refusion)
     printed = _printed("table7")
     published = published_measurements(("table7",))
     rows: list[TableRow | Section] = [Section(text=PUBLISHED_HEADING)] if mini else []
@@ -418,14 +395,14 @@ def _other_models(measured: Sequence[Measurement]) -> Table:
         shots = {entry.benchmark: entry.settings.get("shots", "") for entry in measurements}
         scores = [f"{printed[system, task, PASS_AT_1]} ({shots[task]}-shot)" for task in _CODE]
         tps = TableCell(
-            text=printed[system, "overall", "tps"], dagger=any(each.defect == "D11" for each in measurements)
+            text=printed[system, "overall", "tps"], dagger=any(entry.defect == "D11" for entry in measurements)
         )
         cells = (*text_cells(first.label, _ORIGINS["published"], *sizes), tps, *text_cells(*scores))
         rows.append(TableRow(cells=cells, origin="published"))
     has_defect = any(entry.defect == "D11" for entry in published)
-    if ours:
+    if of_refusion:
         rows += [Section(text=MINI_HEADING)] if mini else []
-        rows.append(_measured_refusion(ours))
+        rows.append(_measured_refusion(of_refusion))
     return _table(
         name=f"table7{'_mini' if mini else ''}",
         title=f"ReFusion beside closed and other models{', mini' if mini else ''} (Table 7 of the paper)",
@@ -434,7 +411,7 @@ def _other_models(measured: Sequence[Measurement]) -> Table:
         rows=rows,
         sentences=[
             "Paper (italics): figures that the paper quotes, from machines and engines of their own.",
-            *_notes(ours, _CODE),
+            *_notes(of_refusion, _CODE),
             "TPS of ReFusion: the mean of HumanEval and MBPP.",
             "\u2020 Seed Diffusion's own paper has 2,146 tokens/s." if has_defect else "",
         ],
@@ -450,13 +427,7 @@ def _measured_refusion(measurements: Sequence[Measurement]) -> TableRow:
     except MissingMeasurement:
         tps = EMPTY
     else:
-        low, high = ("" if math.isnan(bound) else f"{bound:.1f}" for bound in (interval.low, interval.high))
-        tps = TableCell(
-            text=f"{interval.value:.1f}",
-            low=low,
-            high=high,
-            n=sum(entry.n for entry in measurements if entry.metric == "tps"),
-            dagger=any(not entry.complete for entry in measurements),
-        )
+        num_items = sum(entry.n for entry in measurements if entry.metric == "tps")
+        tps = _interval_cell(replace(interval, n=num_items), dagger=any(not entry.complete for entry in measurements))
     head = text_cells(_label(measurements[0]), _ORIGINS["measured"], "", "", "no")
     return TableRow(cells=(*head, tps, *scores), origin="measured", begins_group=True)

@@ -1,7 +1,7 @@
 """Assembles the page: one HTML file without external parts, in which no recorded text can become a program.
 
-Records are JSON or compressed JSON in script elements that the browser does not run. The content security policy of the
-page allows no request, and only the scripts and styles put in here, by their hashes.
+Records are JSON or compressed JSON in script elements that the browser does not run. The content security policy allows
+no request, and only the scripts and styles put in here, by their hashes.
 """
 
 import base64
@@ -15,24 +15,8 @@ from typing import Any
 
 # Each script needs those before it.
 SCRIPTS = (
-    "dom.js",
-    "store.js",
-    "format.js",
-    "router.js",
-    "theme.js",
-    "filters.js",
-    "files.js",
-    "overview.js",
-    "matrix.js",
-    "runs.js",
-    "frontier.js",
-    "list.js",
-    "task.js",
-    "player.js",
-    "replay.js",
-    "sample.js",
-    "pair.js",
-    "main.js",
+    *("dom.js", "store.js", "format.js", "router.js", "theme.js", "filters.js", "files.js", "overview.js", "matrix.js"),
+    *("runs.js", "frontier.js", "list.js", "task.js", "player.js", "replay.js", "sample.js", "pair.js", "main.js"),
 )
 STYLES = ("base.css", "parts.css", "replay.css", "print.css")
 LIBRARY = "chart.umd.min.js"
@@ -53,7 +37,7 @@ class ChunkWriter:
         self._size = 0
 
     def add(self, entry: Any) -> tuple[str, int]:
-        """Adds a JSON value. Returns the name of its chunk and its index in that chunk."""
+        """Adds a JSON value; the name of its chunk and its index in that chunk."""
         text = _as_json(entry)
         if self._size + len(text) > CHUNK_BYTES:
             self.flush()
@@ -73,15 +57,12 @@ class ChunkWriter:
 
 
 def page(index: object, chunks: Mapping[str, str]) -> str:
-    """The whole page."""
     # Each of the project's scripts defines one name for the others.
     program = "\n".join(_read(f"js/{name}") for name in SCRIPTS)
     scripts = [_SOURCE_MAP.sub("", _read(f"vendor/{LIBRARY}")), f'(() => {{\n"use strict";\n{program}\n}})();']
     style = "\n".join(_read(f"css/{name}") for name in STYLES)
-    policy = (
-        f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src {_hash(style)}; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
+    sources = f"script-src {' '.join(map(_hash, scripts))}; style-src {_hash(style)}; img-src data:"
+    policy = f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
     parts = {
         "policy": policy,
         "style": style,

@@ -37,12 +37,12 @@ class ReportData:
 
 @dataclass(slots=True)
 class _Part:
-    """The parts of a run that the page has besides its facts; `created` holds the times of its samples."""
+    """The parts of a run that the page has besides its facts."""
 
     speller: Speller
     machines: Mapping[str, str]
     rows: dict[Identity, list[dict[str, Any]]] = field(default_factory=dict)
-    created: set[str] = field(default_factory=set)
+    created: set[str] = field(default_factory=set)  # times of its samples
     seconds: float = 0.0
 
 
@@ -58,10 +58,11 @@ def collect(
     facts = [read_facts(run_dir, collector.take) for run_dir in run_dirs]
     measurements = measurements_of(facts, baseline=baseline)
     runs, cells = [], []
-    for number, each in enumerate(facts):
-        own = [measurement for measurement in measurements if measurement.run_id == each.run.run_id]
-        cells += [{**cell, "run": number} for cell in collector.cells(each, own)]
-        runs.append(collector.about(each.run) | {"colour": (colours or {}).get(each.run.manifest.decoder, _GREY)})
+    for number, run_facts in enumerate(facts):
+        run = run_facts.run
+        own = [measurement for measurement in measurements if measurement.run_id == run.run_id]
+        cells += [{**cell, "run": number} for cell in collector.cells(run_facts, own)]
+        runs.append(collector.about(run) | {"colour": (colours or {}).get(run.manifest.decoder, _GREY)})
     metrics = {name for cell in cells for name in cell["metrics"]}
     ordered = [name for name in METRIC_ORDER if name in metrics]
     chunks, questions = collector.chunks()
@@ -92,7 +93,6 @@ class _Collector:
         return self._writer.chunks | questions, names
 
     def take(self, run: Run, sample: Sample, scores: Mapping[str, ScoreRow], trace: Trace | None) -> None:
-        """Takes a sample."""
         part = self._part(run)
         part.created.add(sample.created)
         part.seconds += sample.seconds
@@ -109,8 +109,8 @@ class _Collector:
         """The tasks of a run whose samples were all taken, and the means over them, as in the index of the page."""
         run, part = facts.run, self._part(facts.run)
         by_task: dict[tuple, dict[str, Any]] = defaultdict(dict)
-        for one in measurements:
-            by_task[one.task, one.task_version, *sorted(one.settings.items())][one.metric] = _encoded(one)
+        for entry in measurements:
+            by_task[entry.task, entry.task_version, *sorted(entry.settings.items())][entry.metric] = _encoded(entry)
         marks_by_task: dict[str, list[Mark]] = {}
         for task in facts.tasks:
             num_items = self._sources.num_items(run, task.task, task.benchmark)
@@ -170,34 +170,16 @@ def _natural(item_id: str) -> list[str | int]:
 
 def _encoded(measurement: Measurement) -> dict[str, Any]:
     """A measurement and its interval; NaN is null."""
-    return {
-        "value": rounded(measurement.value),
-        "low": rounded(measurement.ci_low),
-        "high": rounded(measurement.ci_high),
-        "unit": measurement.unit,
-        "n": measurement.n,
-        "note": measurement.note,
-    }
+    numbers = {"value": measurement.value, "low": measurement.ci_low, "high": measurement.ci_high}
+    encoded: dict[str, Any] = {name: rounded(number) for name, number in numbers.items()}
+    return encoded | {"unit": measurement.unit, "n": measurement.n, "note": measurement.note}
 
 
-def _cell(**known: Any) -> dict[str, Any]:
+def _cell(**facts: Any) -> dict[str, Any]:
     """A task of a run, or a mean over its tasks, as the index of the page holds it."""
-    empty = {
-        "task": "",
-        "version": "",
-        "benchmark": "",
-        "mini": False,
-        "sealed": False,
-        "mean": False,
-        "settings": {},
-        "hardware": [],
-        "items": 0,
-        "samples": 0,
-        "marks": [],
-        "metrics": {},
-        "list": None,
-    }
-    return empty | known
+    empty: dict[str, Any] = {"task": "", "version": "", "benchmark": "", "mini": False, "sealed": False, "mean": False}
+    empty |= {"settings": {}, "hardware": [], "items": 0, "samples": 0, "marks": [], "metrics": {}, "list": None}
+    return empty | facts
 
 
 def _empty(run: Run, begun: Sequence[TaskFacts]) -> Iterator[dict[str, Any]]:
@@ -208,12 +190,10 @@ def _empty(run: Run, begun: Sequence[TaskFacts]) -> Iterator[dict[str, Any]]:
             yield _cell(task=task, version=str(version), mini=is_mini(task), marks=[mark])
 
 
-def _means(
-    measurements: Sequence[Measurement], marks_by_task: Mapping[str, Sequence[Mark]]
-) -> Iterator[dict[str, Any]]:
+def _means(entries: Sequence[Measurement], marks_by_task: Mapping[str, Sequence[Mark]]) -> Iterator[dict[str, Any]]:
     """Means over tasks, without samples but with the marks of the tasks that they are over."""
     for mini in (False, True):
-        own = [measurement for measurement in measurements if measurement.is_mean and measurement.mini == mini]
+        own = [entry for entry in entries if entry.is_mean and entry.mini == mini]
         if not own:
             continue
         sentences: dict[str, list[str]] = {}
@@ -224,8 +204,8 @@ def _means(
             task=MEAN_TASK,
             mini=mini,
             mean=True,
-            metrics={measurement.metric: _encoded(measurement) for measurement in own},
+            metrics={entry.metric: _encoded(entry) for entry in own},
             items=own[0].n,
             samples=own[0].samples,
-            marks=[(kind, " ".join(each)) for kind, each in sentences.items()],
+            marks=[(kind, " ".join(of_kind)) for kind, of_kind in sentences.items()],
         )

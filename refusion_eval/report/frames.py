@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple, Self
 
 from rich.console import Console, Group
@@ -44,8 +45,6 @@ REASONS = {"eos": "end of sequence", "length": "length reached", "stop_string": 
 
 
 class TextRun(NamedTuple):
-    """Neighbouring positions that look alike."""
-
     state: str
     text: str
 
@@ -59,7 +58,6 @@ class Frame(NamedTuple):
 
 
 def frames(replay: Replay, speller: Speller) -> Iterator[Frame]:
-    """Every frame of a replay, in order."""
     final = final_pieces(replay, speller)
     canvas = [Position() for _ in range(replay.num_positions)]
     num_steps = len(replay.steps)
@@ -78,7 +76,6 @@ def frames(replay: Replay, speller: Speller) -> Iterator[Frame]:
 
 
 def sentence(step: Step) -> str:
-    """One sentence on what a step did."""
     fixed, rejected = step.number_of("fixed"), step.number_of("rejected")
     rejections = f", rejected {_counted(rejected, 'draft')}" if rejected else ""
     match step.action:
@@ -94,14 +91,6 @@ def sentence(step: Step) -> str:
             return f"Stopped: {REASONS.get(step.reason, step.reason)}."
         case _:
             return "Nothing became final in this forward."
-
-
-def legend() -> Text:
-    """One line that explains the styles."""
-    text = Text(f"{MASK} {LOOKS['mask'].name}", LOOKS["mask"].terminal)
-    for state in ("planned", "draft", NEW, "rejected", "dropped"):
-        text.append("  ").append(LOOKS[state].name, LOOKS[state].terminal)
-    return text
 
 
 def play(replay: Replay, speller: Speller, console: Console, title: str, seconds: float) -> None:
@@ -146,8 +135,7 @@ def after_key(key: str, number: int, is_paused: bool, last: int) -> tuple[int, b
 class Keys:
     """Reads single keys from a terminal without echo, as a context manager; none where there is no such terminal."""
 
-    def __init__(self) -> None:
-        self._before: list[Any] | None = None
+    _before: list[Any] | None = None
 
     def __enter__(self) -> Self:
         if sys.stdin is not None and sys.stdin.isatty() and os.name == "posix":
@@ -160,7 +148,6 @@ class Keys:
 
     @property
     def hint(self) -> str:
-        """The use of the keys; empty if none is read."""
         return "" if self._before is None else "space: pause   arrows: step   q: end"
 
     def __exit__(self, *exception: object) -> None:
@@ -190,10 +177,13 @@ def _panel(frame: Frame, console: Console, title: str, hint: str) -> Group:
             newest = len(seen.wrap(console, width, overflow="fold"))
     first = max(0, min(newest - height // 2, len(lines) - height))
     shown = Text("\n").join(lines[first : first + height])
+    legend = Text(f"{MASK} {LOOKS['mask'].name}", LOOKS["mask"].terminal)
+    for state in ("planned", "draft", NEW, "rejected", "dropped"):
+        legend.append("  ").append(LOOKS[state].name, LOOKS[state].terminal)
     return Group(
         Panel(shown, title=Text(title), subtitle=Text(frame.headline), title_align="left", subtitle_align="left"),
         Text(frame.detail, "bright_black"),
-        legend(),
+        legend,
         Text(hint, "bright_black"),
     )
 
@@ -211,18 +201,18 @@ def _text(runs: Sequence[TextRun], words: bool) -> Text:
 
 def joined(letters: Iterable[tuple[str, str]]) -> list[TextRun]:
     """Neighbouring (state, text) of one state as one run."""
-    return [TextRun(state, "".join(text for _, text in group)) for state, group in groupby(letters, lambda one: one[0])]
+    return [TextRun(state, "".join(text for _, text in group)) for state, group in groupby(letters, itemgetter(0))]
 
 
 def _runs(canvas: Sequence[Position], newest: int, final: Mapping[int, str], speller: Speller) -> list[TextRun]:
     looks = []
     for index, position in enumerate(canvas):
-        is_new = position.state == "fixed" and position.step == newest
+        state = NEW if position.state == "fixed" and position.step == newest else position.state
         if position.state in ("fixed", "dropped"):
             text = final[index]
         else:
             text = MASK if position.token is None else speller.piece(position.token)
-        looks.append((NEW if is_new else position.state, text))
+        looks.append((state, text))
     return joined(looks)
 
 

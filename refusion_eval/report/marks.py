@@ -8,15 +8,12 @@ from refusion_eval.results.facts import TaskFacts
 
 
 class Mark(NamedTuple):
-    """A caution about the figures of a task."""
-
     kind: str
     sentence: str
     amount: int | str = ""
 
     @property
     def label(self) -> str:
-        """The mark as the table shows it."""
         return f"{self.kind} {self.amount}" if self.amount else self.kind
 
 
@@ -49,9 +46,9 @@ def warnings(cells: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any
     sentences = []
     machines = sorted({label for run in runs for label in run["hardware"]})
     if len(machines) > 1:
+        labels = " | ".join(machines)
         sentences.append(
-            f"Speed was measured on {len(machines)} machines and must not be compared across them: "
-            f"{' | '.join(machines)}."
+            f"Speed was measured on {len(machines)} machines and must not be compared across them: {labels}."
         )
     versions: dict[str, set[str]] = defaultdict(set)
     for cell in cells:
@@ -59,9 +56,8 @@ def warnings(cells: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any
             versions[cell["task"]].add(cell["version"])
     for task, names in sorted(versions.items()):
         if len(names) > 1:
-            sentences.append(
-                f"{task} is here in versions {', '.join(sorted(names))}, whose figures must not be compared."
-            )
+            listed = ", ".join(sorted(names))
+            sentences.append(f"{task} is here in versions {listed}, whose figures must not be compared.")
     if any(cell["mini"] for cell in cells):
         sentences.append("mini: synthetic look-alikes of this project, not the real benchmarks.")
     return sentences

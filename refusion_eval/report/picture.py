@@ -36,8 +36,7 @@ def write_animation(shown: Sequence[Frame], path: str | os.PathLike[str], title:
     prepare_output(path)
     rows = max(len(_lines(frame.runs)) for frame in shown)
     images = [_draw(frame, title, min(rows, MOST_ROWS)) for frame in shown]
-    # One palette for all frames: that of a single frame would lack colours of the others.
-    if kind == "GIF":
+    if kind == "GIF":  # one palette for all frames: that of a single frame would lack colours of the others
         images = [image.quantize(palette=_palette(), dither=Image.Dither.NONE) for image in images]
     durations = [round(1000 * seconds)] * (len(images) - 1) + [round(1000 * max(seconds, LAST_SECONDS))]
     content = BytesIO()
@@ -47,7 +46,7 @@ def write_animation(shown: Sequence[Frame], path: str | os.PathLike[str], title:
 
 @lru_cache
 def _font(bold: bool) -> ImageFont.FreeTypeFont:
-    """The fixed-width font that comes with matplotlib."""
+    # It comes with matplotlib and has a fixed width.
     name = "DejaVuSansMono-Bold.ttf" if bold else "DejaVuSansMono.ttf"
     return ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / name, _SIZE)
 

@@ -12,8 +12,7 @@ from refusion_eval.store.run_reader import Run
 _LONGEST_QUESTION, _LONGEST_GOLD = 140, 48  # characters of a list
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """The question of a sample."""
 
     prompt: str | None
@@ -26,22 +25,16 @@ class Sources(Protocol):
 
     def asked(self, run: Run, sample: Sample) -> Asked:
         """The question of a sample. The prompt of a sealed task is never shown."""
-        ...
 
     def num_items(self, run: Run, task: str, benchmark: str) -> int | None:
         """Number of items of the whole task, None if it is not known."""
-        ...
 
     def spell(self, run: Run) -> Spell | None:
         """Gives the text of token ids of the run, None if its tokenizer is not at hand."""
-        ...
 
 
-class Place(NamedTuple):
-    """Where a question is: its chunk and index there, and its number in the list of its task."""
-
-    asked: tuple[str, int]
-    number: int
+# Chunk and index of a question there, and its number in the list of its task.
+Place = tuple[tuple[str, int], int]
 
 
 @dataclass(slots=True)
@@ -80,17 +73,15 @@ class Questions:
         self._tasks: dict[str, _TaskQuestions] = {}
 
     def add(self, run: Run, sample: Sample, sealed: bool) -> Place:
-        """The place of a sample's question. The question of a sealed task is left out."""
+        """The place of a sample's question, which is left out if the task is sealed."""
         identity = (sample.key.task, sample.key.doc_hash, sample.key.prompt_hash)
         if identity not in self._places:
             asked = self._sources.asked(run, sample)
             if sealed:
-                asked = Asked(None, asked.gold, "")
+                asked = Asked(None, asked.gold)
             of_task = self._tasks.setdefault(sample.key.task, _TaskQuestions())
             number = of_task.add(asked.prompt or "", asked.gold or "")
-            self._places[identity] = Place(
-                self._whole.add({"prompt": asked.prompt, "gold": asked.gold, "note": asked.note}), number
-            )
+            self._places[identity] = self._whole.add(asked._asdict()), number
         return self._places[identity]
 
     def finish(self) -> tuple[dict[str, str], dict[str, str]]:

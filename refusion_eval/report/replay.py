@@ -1,8 +1,6 @@
-"""A trace as the steps of a replay: which positions were planned, drafted, accepted and rejected, in order.
+"""A trace as the steps of a replay: which positions were planned, drafted, accepted and rejected, in order."""
 
-Every step lists its changes, so that the page, the terminal and the picture only have to apply them. A `Speller` gives
-the text of each position.
-"""
+# Every step lists its changes, so that the page, the terminal and the picture only have to apply them.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,34 +28,22 @@ class Change(NamedTuple):
     tokens: tuple[int, ...] = ()
 
 
-NO_CHANGE = Change("rejected", ())
-
-
 class Step(NamedTuple):
-    """One visible step.
-
-    Attributes:
-        num_candidates: number of slots or positions that a choice was made among, 0 without a choice.
-        num_fixed: positions that are final after the step.
-    """
+    """One visible step."""
 
     action: Action
     forward: int
     changes: tuple[Change, ...] = ()
-    num_candidates: int = 0
+    num_candidates: int = 0  # slots or positions that a choice was made among, 0 without a choice
     scores: Mapping[int, float] = MappingProxyType({})
     reason: str = ""
-    num_fixed: int = 0
+    num_fixed: int = 0  # positions that are final after the step
 
     def number_of(self, state: State) -> int:
-        """Number of positions that take a state."""
         return sum(len(change.positions) for change in self.changes if change.state == state)
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """A decoding, step by step."""
-
+class Replay(NamedTuple):
     num_positions: int
     steps: tuple[Step, ...]
     forwards: tuple[tuple[str, int, int], ...]
@@ -75,13 +61,8 @@ class Position:
 
 
 def replay_of(trace: Trace, *, slot_size: int = 1, num_kept: int | None = None) -> Replay:
-    """The replay of a trace.
-
-    Rejection is not an event: drafts are rejected when others become final without them, or take their place.
-
-    Args:
-        num_kept: tokens of the recorded response, which a stop string may have cut; None keeps what the decoder kept.
-    """
+    """The replay of a trace. `num_kept` counts the tokens of a response that a stop string may have cut."""
+    # Rejection is not an event: drafts are rejected when others become final without them, or take their place.
     builder = _Builder(slot_size, num_kept, _extent(trace, slot_size))
     for event in trace.events:
         builder.take[type(event)](event)
@@ -105,13 +86,13 @@ def apply(canvas: Sequence[Position], step: Step, number: int) -> None:
 
 def _extent(trace: Trace, slot_size: int) -> int:
     """Number of positions that the decoding touched."""
-    end = 0
+    ends = [0]
     for event in trace.events:
         if isinstance(event, Draft | Fix):
-            end = max(end, max(event.positions, default=-1) + 1)
+            ends += [position + 1 for position in event.positions]
         elif isinstance(event, Select):
-            end = max(end, max(event.candidates, default=-1) + (slot_size if event.unit == SLOT else 1))
-    return end
+            ends += [first + (slot_size if event.unit == SLOT else 1) for first in event.candidates]
+    return max(ends)
 
 
 class _Builder:
@@ -150,8 +131,8 @@ class _Builder:
         return sorted(self._fixed)[: self.num_kept]
 
     def _add(self, action: Action, forward: int, changes: Iterable[Change], **more: Any) -> None:
-        kept = tuple([change for change in changes if change.positions])
-        self.steps.append(Step(action, forward, kept, num_fixed=len(self._fixed), **more))
+        visible = tuple([change for change in changes if change.positions])
+        self.steps.append(Step(action, forward, visible, num_fixed=len(self._fixed), **more))
         self._seen = True
 
     def _select(self, event: Select) -> None:
@@ -174,11 +155,10 @@ class _Builder:
         self._add("draft", event.forward, changes)
 
     def _fix(self, event: Fix) -> None:
-        rejection = self._rejection(event.positions)
-        unused = self._planned - set(event.positions)
+        unused = Change("mask", tuple(sorted(self._planned - set(event.positions))))
+        changes = [self._rejection(event.positions), unused, Change("fixed", event.positions, event.tokens)]
         self._fixed |= set(event.positions)
         self._planned = set()
-        changes = [rejection, Change("mask", tuple(sorted(unused))), Change("fixed", event.positions, event.tokens)]
         self._add("fix", event.forward, changes, **self._choice)
         self._choice = {}
 
@@ -190,8 +170,6 @@ class _Builder:
 
     def _rejection(self, accepted: Iterable[int] = ()) -> Change:
         """Rejects the drafts that were neither accepted nor drawn again."""
-        if not self._drafts:
-            return NO_CHANGE
         rejected, self._drafts = self._drafts, {}
         for position in accepted:
             rejected.pop(position, None)
@@ -203,13 +181,12 @@ class Speller:
 
     def __init__(self, spell: Spell | None) -> None:
         self._spell = spell
-        self._known: dict[int, str] = {}
+        self._pieces: dict[int, str] = {}
 
     def piece(self, token: int) -> str:
-        """The text of one token."""
-        if token not in self._known:
-            self._known[token] = f"[{token}]" if self._spell is None else self._spell([token])
-        return self._known[token]
+        if token not in self._pieces:
+            self._pieces[token] = f"[{token}]" if self._spell is None else self._spell([token])
+        return self._pieces[token]
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
         """The text that each of some consecutive tokens adds; the last of the tokens of a character adds it."""

@@ -27,23 +27,21 @@ def find_sample(
 ) -> tuple[Run, Sample]:
     """The first sample that fits and has a trace, with its run.
 
-    Raises:
-        StoreError: the directory holds no readable run, or no fitting sample has a trace.
-        ConfigError: no sample fits.
+    Raises ConfigError if no sample fits, and StoreError if the directory holds no readable run or none has a trace.
     """
     with RunReader.open(run_dir) as reader:
         samples = list(reader.samples(traces=False))
         if not samples:
             raise StoreError(f"{run_dir} has no samples yet; run its command again")
-        of_task = [each for each in samples if task is None or task in (each.key.task, each.benchmark)]
+        of_task = [sample for sample in samples if task is None or task in (sample.key.task, sample.benchmark)]
         if not of_task:
-            names = _some([each.key.task for each in samples], task)
+            names = _some([sample.key.task for sample in samples], task)
             raise ConfigError(f"{run_dir} has no task {task!r}; it has {names}")
-        of_item = [each for each in of_task if item is None or each.item_id == item]
+        of_item = [sample for sample in of_task if item is None or sample.item_id == item]
         if not of_item:
-            names = _some([each.item_id for each in of_task], item)
+            names = _some([sample.item_id for sample in of_task], item)
             raise ConfigError(f"{run_dir}: no item {item!r}; for example {names}")
-        keys = {each.key for each in of_item if number is None or each.key.sample == number}
+        keys = {sample.key for sample in of_item if number is None or sample.key.sample == number}
         if not keys:
             last = len(of_item) - 1
             raise ConfigError(f"{run_dir}: item {item!r} has no sample {number}; its samples are 0 to {last}")
@@ -62,7 +60,6 @@ def _some(names: Sequence[str], wanted: str | None) -> str:
 
 
 def sample_replay(sample: Sample, trace: Trace | None = None) -> Replay:
-    """The replay of a sample that has a trace."""
     if trace is None:
         assert sample.trace is not None
         trace = sample.events()
@@ -84,16 +81,11 @@ def list_row(sample: Sample, scores: Mapping[str, ScoreRow], sealed: bool) -> di
     """A sample in the list of its task; `state` is right, wrong, error or unscored."""
     verdict = scores.get(PASSED)
     extracted = _extracted(verdict, sealed)
-    if sample.error is not None:
-        state = "error"
-    elif verdict is None:
-        state = "unscored"
-    else:
-        state = "right" if verdict.value > 0 else "wrong"
+    judged = "unscored" if verdict is None else "right" if verdict.value > 0 else "wrong"
     return {
         "item_id": sample.item_id,
         "number": sample.key.sample,
-        "state": state,
+        "state": judged if sample.error is None else "error",
         "tokens": sample.num_tokens,
         "forwards": sample.num_forwards,
         "seconds": rounded(sample.seconds),
@@ -144,9 +136,9 @@ def _extracted(verdict: ScoreRow | None, sealed: bool) -> str | None:
 def _score_range(step: Step) -> str:
     """The least and the greatest score of a choice; empty without one."""
     scores = [f"{score:.3f}" for score in sorted(step.scores.values()) if math.isfinite(score)]
-    if not scores:
-        return ""
-    return f" (score {scores[0]})" if len(scores) == 1 else f" (scores {scores[0]} to {scores[-1]})"
+    if len(scores) < 2:
+        return f" (score {scores[0]})" if scores else ""
+    return f" (scores {scores[0]} to {scores[-1]})"
 
 
 def _encoded_replay(sample: Sample, speller: Speller, trace: Trace) -> dict[str, Any]:
@@ -163,17 +155,11 @@ def _encoded_replay(sample: Sample, speller: Speller, trace: Trace) -> dict[str,
         texts = map(final.__getitem__, change.positions) if is_final else map(speller.piece, change.tokens)
         return [change.state, change.positions, [table.setdefault(text, len(table)) for text in texts]]
 
-    steps = [
-        [
-            step.action,
-            step.forward,
-            [encoded(change) for change in step.changes],
-            [[position, rounded(score)] for position, score in step.scores.items()],
-            sentence(step).removesuffix(".") + _score_range(step) + ".",
-            step.num_fixed,
-        ]
-        for step in replay.steps
-    ]
+    steps = []
+    for step in replay.steps:
+        scores = [[position, rounded(score)] for position, score in step.scores.items()]
+        text = sentence(step).removesuffix(".") + _score_range(step) + "."
+        steps.append([step.action, step.forward, [*map(encoded, step.changes)], scores, text, step.num_fixed])
     return {
         "positions": replay.num_positions,
         "forwards": replay.forwards,

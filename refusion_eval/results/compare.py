@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from refusion_eval.metrics import Z_95, Bootstrap, Interval, bootstrap_mean, by_
 from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, read_facts
 from refusion_eval.results.measured import seed_of
 from refusion_eval.results.measurement import MEAN_TASK, MINI_NOTE
-from refusion_eval.results.render import Table, interval_text, markdown_prose
+from refusion_eval.results.render import Table, interval_cells, interval_text, markdown_prose
 from refusion_eval.store.records import BY_FILTER, PASSED, as_json, differences
 
 _Z_POWER = 0.841621  # 80%
@@ -39,11 +39,7 @@ class ItemChange(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskComparison:
-    """One task in both runs, or the unweighted mean over several (`parts`), whose p and flips are of all items.
-
-    Attributes:
-        speed: TPS of B over TPS of A on the same items; None if there is no such ratio.
-    """
+    """One task in both runs, or the unweighted mean over several (`parts`), whose p and flips are of all items."""
 
     task: str
     mini: bool
@@ -52,7 +48,7 @@ class TaskComparison:
     difference: Interval
     detectable: float = math.nan
     settings: Sequence[str] = ()
-    speed: Interval | None = None
+    speed: Interval | None = None  # TPS of B over TPS of A on the same items; None if there is no such ratio
     no_speed: str = ""
     parts: "Sequence[TaskComparison]" = ()
 
@@ -98,20 +94,19 @@ def compare_runs(
 ) -> Comparison:
     """Compares two run directories, by the verdicts of an answer filter that both were rescored with if one is named.
 
-    Raises:
-        StoreError: a directory is unreadable, the runs have no task in common, or a task has another version, several
-            settings, or other items.
+    Raises StoreError if a directory is unreadable, if the runs have no task in common, or if a task has another version
+    or other items in them, or has several settings in one of them.
     """
     metric = PASSED if filter_name is None else BY_FILTER + filter_name
     run_a, run_b = read_facts(before), read_facts(after)
     tasks_a, tasks_b = _tasks(run_a), _tasks(run_b)
     names = sorted(tasks_a.keys() & tasks_b.keys())
     if not names:
-        contents = " and ".join(
+        held = [
             f"{facts.run.run_id} ({', '.join(sorted(tasks)) or 'nothing'})"
             for facts, tasks in ((run_a, tasks_a), (run_b, tasks_b))
-        )
-        raise StoreError(f"{contents} have no task in common; run both on the same tasks")
+        ]
+        raise StoreError(f"{' and '.join(held)} have no task in common; run both on the same tasks")
     if filter_name is not None:  # it may apply to some of the tasks only
         names = [name for name in names if _scored(tasks_a[name], metric) and _scored(tasks_b[name], metric)]
         if not names:
@@ -132,11 +127,9 @@ def compare_runs(
 
 
 def detectable_difference(differences_of_items: ArrayLike) -> float:
-    """The smallest true mean difference that a paired sample like this one shows, in the unit of the differences.
-
-    (z_0.975 + z_0.8) * s / sqrt(n), with s the standard deviation of the items' differences: found significant at 5%
-    (two-sided) with a probability of 80%.
-    """
+    """The smallest true mean difference that a paired sample like this one shows, in the unit of the differences."""
+    # (z_0.975 + z_0.8) * s / sqrt(n), with s the standard deviation of the items' differences, is found significant at
+    # 5% (two-sided) with a probability of 80%.
     values = np.asarray(differences_of_items, dtype=np.float64)
     num_items = len(values)
     if num_items < 2:
@@ -191,7 +184,7 @@ def _compare_task(before: TaskFacts, after: TaskFacts, common_items: bool, metri
         left_out=left_out,
         difference=_difference(items, seed),
         detectable=100 * detectable_difference([item.after - item.before for item in items]),
-        settings=differences(_given(before.settings), _given(after.settings), ("A", "B")),
+        settings=differences(_without_none(before.settings), _without_none(after.settings), ("A", "B")),
         speed=speed,
         no_speed=no_speed,
     )
@@ -218,13 +211,11 @@ def _resampled(items: Sequence[ItemChange], seed: int) -> Bootstrap:
 
 
 def _difference(items: Sequence[ItemChange], seed: int) -> Interval:
-    """The mean difference in points, with the interval of the bootstrap.
-
-    Where no item differs, no resample does. The bounds then are those of the score interval of Tango (1998) for pairs.
-    """
+    """The mean difference in points, with the interval of the bootstrap."""
     interval = _resampled(items, seed).interval()
     if any(item.change for item in items) or interval.n < 2:
         return interval
+    # Where no item differs, no resample does. The bounds are those of the score interval of Tango (1998) for pairs.
     bound = 100 * Z_95**2 / (interval.n + Z_95**2)
     return Interval(0.0, -bound, bound, interval.n)
 
@@ -243,25 +234,27 @@ def _change(before: Sequence[SampleFacts], after: Sequence[SampleFacts], metric:
 
 
 def _described(facts: RunFacts) -> Mapping[str, Any]:
-    """The facts of a run as a whole that are compared. Settings tables stand with each task."""
-    manifest = {name: value for name, value in facts.run.manifest.to_json().items() if name not in _NOT_COMPARED}
-    settings = {name: value for name, value in manifest["settings"].items() if name != "tables"}
-    hardware = {name: value for name, value in manifest["hardware"].items() if name != "gpu_detail"}
+    """The facts of a run as a whole that are compared."""
+    manifest = _without(facts.run.manifest.to_json(), _NOT_COMPARED)
     # What also stands as a fact of the run, or with each task, is not named again as an argument.
     elsewhere = {*manifest, "device", *(name for task in facts.tasks for name in task.settings)}
-    arguments = {name: value for name, value in manifest["arguments"].items() if name not in elsewhere}
-    settings.pop("model_args", None)  # decoder settings of the command line, which stand with each task
-    described = {**manifest, "settings": settings, "hardware": hardware, "arguments": arguments}
-    return as_json(_given(described))
-
-
-def _given(sections: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of mappings inside mappings without those that are None, which say no more than a missing one."""
-    return {
-        name: _given(value) if isinstance(value, Mapping) else value
-        for name, value in sections.items()
-        if value is not None
+    parts = {
+        # Decoder settings of the command line (model_args), and the tables of settings, stand with each task.
+        "settings": _without(manifest["settings"], ("tables", "model_args")),
+        "hardware": _without(manifest["hardware"], ("gpu_detail",)),
+        "arguments": _without(manifest["arguments"], elsewhere),
     }
+    return as_json(_without_none(manifest | parts))
+
+
+def _without(values: Mapping[str, Any], names: Container[str]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}
+
+
+def _without_none(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of nested mappings without None, which says no more than a missing value."""
+    values = {name: value for name, value in sections.items() if value is not None}
+    return {name: _without_none(value) if isinstance(value, Mapping) else value for name, value in values.items()}
 
 
 MOST_SHOWN = 8  # item ids in a line of text; the CSV has all
@@ -293,16 +286,8 @@ def comparison_table(comparison: Comparison) -> Table:
     notes += [f"No speed ratio: {reason}." for reason in sorted({task.no_speed for task in comparison.tasks} - {""})]
     if any(task.mini for task in comparison.tasks):
         notes.append(f"mini: {MINI_NOTE}.")
-    return Table(
-        title=f"A = {comparison.before}, B = {comparison.after}",
-        columns=(
-            *("Task", "n", "A %", "B %", "B - A", "Detectable", "p"),
-            *(name.capitalize() for name in counted),
-            "Speed B / A",
-        ),
-        rows=rows,
-        notes=notes,
-    )
+    columns = ("Task", "n", "A %", "B %", "B - A", "Detectable", "p", *map(str.capitalize, counted), "Speed B / A")
+    return Table(title=f"A = {comparison.before}, B = {comparison.after}", columns=columns, rows=rows, notes=notes)
 
 
 def details(comparison: Comparison) -> list[str]:
@@ -329,26 +314,22 @@ def _details_of_task(task: TaskComparison) -> Iterator[str]:
 
 
 def comparison_markdown(comparison: Comparison) -> str:
-    """The table and all that differs."""
     lines = "".join(f"- {markdown_prose(line)}\n" for line in details(comparison))
     return f"{comparison_table(comparison).markdown()}\n### What differs\n\n{lines}"
 
 
-def comparison_cells(comparison: Comparison) -> tuple[list[str], list[tuple]]:
+def comparison_cells(comparison: Comparison) -> tuple[list[str], list[list[Any]]]:
     """Column names, and the values of every task in their order, and of their mean."""
-    head = [
-        *("before", "after", "task", "mini", "n", "left_out", "accuracy_before", "accuracy_after"),
-        *("difference", "difference_ci_low", "difference_ci_high", "detectable", "gained", "lost", "other_prompts"),
-        *("speed_ratio", "speed_ratio_ci_low", "speed_ratio_ci_high", "no_speed", "p_value"),
-    ]
     rows = []
     for task in comparison.lines:
-        speed = (None, None, None) if task.speed is None else (task.speed.value, task.speed.low, task.speed.high)
-        difference = (task.difference.value, task.difference.low, task.difference.high, task.detectable)
-        identity = (comparison.before, comparison.after, task.task, task.mini, len(task.items), task.left_out)
-        flips = map(len, task.flips.values())
-        rows.append((*identity, *task.accuracies, *difference, *flips, *speed, task.no_speed, task.p_value))
-    return head, rows
+        before, after = task.accuracies
+        row = {"before": comparison.before, "after": comparison.after, "task": task.task, "mini": task.mini}
+        row |= {"n": len(task.items), "left_out": task.left_out, "accuracy_before": before, "accuracy_after": after}
+        row |= interval_cells("difference", task.difference) | {"detectable": task.detectable}
+        row |= {name.replace(" ", "_"): len(items) for name, items in task.flips.items()}
+        row |= interval_cells("speed_ratio", task.speed)
+        rows.append(row | {"no_speed": task.no_speed, "p_value": task.p_value})
+    return list(rows[0]), [list(row.values()) for row in rows]
 
 
 def item_cells(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple]]:

@@ -76,7 +76,8 @@ def figures(run_dirs: RunDirs, *, baseline: str | None = None) -> pd.DataFrame:
 
         - run_id, system, backbone, task, n (items): what was measured.
         - metric, value, ci_low, ci_high, unit: the figure and its 95% interval by item, NaN for none.
-        - batch_size, dtype, device, setting_NAME (one column for each decoder setting, as text): how.
+        - batch_size, dtype, device, setting_NAME (one column for each decoder setting, as text): how. The batch size is
+          a number; if a figure rests on samples of several sizes, or on none, the column is text, such as `1|8`.
         - forwards, tokens, seconds, samples, errors: totals over the samples; failed ones are in no figure.
         - benchmark, mini, attention, hardware, note, task_version: the rest, as `Measurement` documents it.
         - system_key, decoder: key in systems.toml, and name of the decoder.
@@ -99,7 +100,10 @@ def _frame(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> pd.DataFra
     frame = pd.DataFrame(rows, columns=list(columns), dtype=object)
     numbers = [name for name in columns if _TYPES.get(name) == "float64"]
     frame[numbers] = frame[numbers].replace("", np.nan)  # the cell of a figure that does not exist
-    return frame.astype({name: _TYPES[name] for name in columns if name in _TYPES})
+    types = {name: _TYPES[name] for name in columns if name in _TYPES}
+    if not all(str(size).isdecimal() for size in frame["batch_size"]):
+        del types["batch_size"]  # a figure of samples with several batch sizes, or without a sample, has text there
+    return frame.astype(types)
 
 
 def _as_list(run_dirs: RunDirs) -> list[str | os.PathLike[str]]:

@@ -16,15 +16,7 @@ from refusion_eval.types import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleFacts(Timing):
-    """One good sample; `item` is the hash of the item, equal across runs on the same data.
-
-    Attributes:
-        prefill_seconds: seconds up to the end of the first forward, which reads the prompt.
-        later_tokens: tokens kept that the forwards after the first one fixed.
-        later_seconds: seconds of these forwards.
-        bytes_read: bytes that all forwards had to read.
-        weight_bytes: bytes of the weights that one forward reads.
-    """
+    """One good sample; `item` is the hash of the item, equal across runs on the same data."""
 
     item_id: str
     prompt_hash: str
@@ -32,14 +24,14 @@ class SampleFacts(Timing):
     tokens_no_eos: int
     tokens_canvas: int | None = None
     tpf_release: float | None = None
-    prefill_seconds: float | None = None
-    later_tokens: int | None = None
-    later_seconds: float | None = None
+    prefill_seconds: float | None = None  # up to the end of the first forward, which reads the prompt
+    later_tokens: int | None = None  # tokens kept that the forwards after the first one fixed
+    later_seconds: float | None = None  # of these forwards
     thinks: bool = False
     thought_tokens: int = 0
-    cut_in_thought: bool = False
-    bytes_read: float | None = None
-    weight_bytes: float | None = None
+    cut_in_thought: bool = False  # whether the text ends inside a thinking block
+    bytes_read: float | None = None  # by all forwards together
+    weight_bytes: float | None = None  # read by one forward
     copy_bytes_per_second: float | None = None
     joules: float | None = None
 
@@ -50,20 +42,12 @@ class SampleFacts(Timing):
 
     @property
     def verdict(self) -> ScoreRow | None:
-        """The judgement whether the answer is right."""
         return self.scores.get(PASSED)
 
 
 @dataclass(slots=True)
 class TaskFacts:
-    """All samples of one task under one set of settings, in canonical order.
-
-    Attributes:
-        num_expected: samples that the run was asked for; 0 if it does not say how many.
-        num_cut: good samples whose response reached the length of the settings, and so may lack its end.
-        asked: hashes of the items of all samples, failed ones included.
-        items: digest of the set of items of the good samples, equal across runs on the same items.
-    """
+    """All samples of one task under one set of settings, in canonical order."""
 
     task: str
     task_version: str
@@ -72,33 +56,29 @@ class TaskFacts:
     settings: Mapping[str, Any]
     samples: list[SampleFacts] = field(default_factory=list)
     num_errors: int = 0
-    num_refused: int = 0
+    num_refused: int = 0  # errors that recur at every attempt
     hardware: set[str] = field(default_factory=set)
-    num_expected: int = 0
+    num_expected: int = 0  # samples that the run was asked for; 0 if it does not say how many
     prompts: set[str] = field(default_factory=set)
-    num_cut: int = 0
+    num_cut: int = 0  # good samples that reached the length of the settings, and so may lack their end
     slowed_by: set[str] = field(default_factory=set)
-    items: str = ""
-    asked: set[str] = field(default_factory=set)
+    items: str = ""  # digest of the items of the good samples, equal across runs on the same items
+    asked: set[str] = field(default_factory=set)  # hashes of the items of all samples, failed ones included
 
     @property
     def identity(self) -> tuple[str, str, str]:
-        """Tells the tasks of a run apart: name, version and hash of the settings."""
         return self.task, self.task_version, self.settings_hash
 
     @property
     def mini(self) -> bool:
-        """Whether the task is a synthetic look-alike of its benchmark."""
         return is_mini(self.task)
 
     @property
     def is_code(self) -> bool:
-        """Whether the answers are programs."""
         return self.benchmark in BENCHMARKS and BENCHMARKS[self.benchmark].kind == "code"
 
     @property
     def score_name(self) -> str:
-        """The metric that the verdicts give: pass@1 of programs, else accuracy."""
         return "pass@1" if self.is_code else "accuracy"
 
     @property
@@ -113,7 +93,6 @@ class TaskFacts:
 
     @property
     def num_unscored(self) -> int:
-        """Good samples without a verdict."""
         return sum(sample.verdict is None for sample in self.samples)
 
     @property
@@ -141,8 +120,7 @@ Visit = Callable[[Run, Sample, Mapping[str, ScoreRow], Trace | None], None]
 def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None) -> RunFacts:
     """Reads a run directory; `visit` lets a reader of whole samples, failed ones included, read them only once.
 
-    Raises:
-        StoreError: the directory holds no readable run, or an item was asked with several prompts.
+    Raises StoreError if the directory holds no readable run, or an item was asked with several prompts.
     """
     with RunReader.open(run_dir) as reader:
         run = reader.run
@@ -191,7 +169,7 @@ def digest(items: Iterable[str]) -> str:
 
 
 def costs(sample: Sample) -> dict[str, Any]:
-    """The fields of `Timing` that a sample itself holds: all but the machine."""
+    """The fields of `Timing` that a sample itself holds, which are all but the machine."""
     return {
         "item": sample.key.doc_hash,
         "tokens": sample.num_tokens,

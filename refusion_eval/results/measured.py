@@ -11,38 +11,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from refusion_eval import metrics
 from refusion_eval.errors import DataError, StoreError
-from refusion_eval.metrics import (
-    RESAMPLES,
-    Bootstrap,
-    accuracy,
-    bootstrap_mean,
-    by_item,
-    latencies,
-    majority_passed,
-    mean,
-    mean_of,
-    measured,
-    pass_at_k,
-    rate,
-    reported_ks,
-    resampled,
-    speedup,
-)
+from refusion_eval.metrics import RESAMPLES, Bootstrap
 from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, digest, read_facts
 from refusion_eval.results.measurement import (
     ACCURACY,
     AVERAGE,
-    CUT_IN_THOUGHT,
-    JOULES,
-    JOULES_PER_TOKEN,
     MEAN_TASK,
     METRIC_ORDER,
     PASS_AT_1,
     REFUSED_NOTE,
     SLOWED,
-    SPEEDUP,
-    SPEEDUP_STOCK,
     UNISOLATED,
     VARIES,
     Measurement,
@@ -65,8 +45,8 @@ _TIMED = {
     "forwards_per_second": ("forwards/s", "forwards", "seconds"),
     "prefill_seconds": ("s", "prefill_seconds"),
     "decode_tps": ("tokens/s", "later_tokens", "later_seconds"),
-    JOULES: ("J", "joules"),
-    JOULES_PER_TOKEN: ("J/token", "joules", "tokens"),
+    "joules_mean": ("J", "joules"),
+    "joules_per_token": ("J/token", "joules", "tokens"),
 }
 _COUNTED = {
     "tokens_mean": ("tokens", "tokens"),
@@ -104,35 +84,29 @@ def read_measurements(sources: Iterable[str | os.PathLike[str]], *, baseline: st
 
 
 def run_measurements(run_dirs: Iterable[str | os.PathLike[str]], *, baseline: str | None = None) -> list[Measurement]:
-    """Every measurement of some runs; see `measurements_of`. Raises StoreError also if a directory cannot be read."""
+    """`measurements_of` for directories. Raises StoreError also if a directory cannot be read."""
     return measurements_of([read_facts(run_dir) for run_dir in run_dirs], baseline=baseline)
 
 
 def measurements_of(runs: Sequence[RunFacts], *, baseline: str | None = None) -> list[Measurement]:
-    """Every measurement of some runs.
+    """Every measurement of some runs; speed-ups are over the run `baseline`, or over one that `_reference_run` finds.
 
-    Args:
-        baseline: run id that speed-ups are relative to. Without it each run is compared with the one autoregressive
-            run of its backbone, dtype and device among them, if there is exactly one.
-
-    Raises:
-        StoreError: two directories have the same name, or the baseline is not among them.
+    Raises StoreError if two directories have the same name, or the baseline is not among them.
     """
     names = [facts.run.run_id for facts in runs]
     if doubled := sorted({name for name in names if names.count(name) > 1}):
         raise StoreError(f"two run directories are called {doubled[0]}; name each once, and rename one if they differ")
     if baseline is not None and baseline not in names:
-        raise StoreError(
-            f"the baseline {baseline!r} is none of the runs ({', '.join(sorted(names))}); add it or pick one"
-        )
+        listed = ", ".join(sorted(names))
+        raise StoreError(f"the baseline {baseline!r} is none of the runs ({listed}); add it or pick one")
     measurements = [entry for facts in runs for entry in _measurements_of_run(facts, runs, baseline)]
     return sorted(measurements, key=_sort_key)
 
 
 def _measurements_of_run(facts: RunFacts, runs: Sequence[RunFacts], baseline: str | None) -> Iterator[Measurement]:
     references = {
-        SPEEDUP: _reference_run(facts, runs, AUTOREGRESSIVE, baseline),
-        SPEEDUP_STOCK: _reference_run(facts, runs, STOCK_GENERATE),
+        "speedup": _reference_run(facts, runs, AUTOREGRESSIVE, baseline),
+        "speedup_stock": _reference_run(facts, runs, STOCK_GENERATE),
     }
     measured_tasks: list[tuple[TaskFacts, list[Measure]]] = []
     for task in facts.tasks:
@@ -157,11 +131,11 @@ def _measurements_of_run(facts: RunFacts, runs: Sequence[RunFacts], baseline: st
         for measure in measures:
             yield _measurement(facts.run, [task], [measure], [*notes, measure.note])
     for kind in dict.fromkeys(map(_kind, facts.tasks)):
-        yield from _mean_measurements(facts.run, [each for each in measured_tasks if _kind(each[0]) == kind])
+        yield from _mean_measurements(facts.run, [part for part in measured_tasks if _kind(part[0]) == kind])
 
 
 def _kind(task: TaskFacts) -> tuple[bool, frozenset[str]]:
-    """Tasks of one mean agree in this: mini or not, and the prompts."""
+    """In this the tasks of one mean agree."""
     return task.mini, frozenset(task.prompts)
 
 
@@ -190,7 +164,7 @@ def _measurement(
 ) -> Measurement:
     """One metric of one task, or of the mean of several tasks."""
     manifest = run.manifest
-    interval = mean_of([measure.bootstrap for measure in measures]).interval()
+    interval = metrics.mean_of([measure.bootstrap for measure in measures]).interval()
     samples = [sample for measure in measures for sample in measure.samples]
     settings = _common_settings(tasks)
     is_mean = len(tasks) > 1
@@ -241,23 +215,20 @@ def _reference_run(
 ) -> tuple[RunFacts | None, str]:
     """The run that speed-ups over a decoder are relative to, or None and, if that needs saying, why."""
     manifest = facts.run.manifest
-    if baseline is not None:
-        if facts.run.run_id == baseline:
-            return None, ""
-        reference = next(other for other in runs if other.run.run_id == baseline)
-        names = ("dtype", "device")
-        if differing := [name for name in names if getattr(manifest, name) != getattr(reference.run.manifest, name)]:
-            return None, f"no speed-up over {baseline}: {' and '.join(differing)} differ"
-        return reference, ""
-    if manifest.decoder == decoder:
+
+    def differing(other: RunFacts, *names: str) -> list[str]:
+        return [name for name in names if getattr(manifest, name) != getattr(other.run.manifest, name)]
+
+    if facts.run.run_id == baseline or (baseline is None and manifest.decoder == decoder):
         return None, ""
+    if baseline is not None:
+        reference = next(other for other in runs if other.run.run_id == baseline)
+        names = differing(reference, "dtype", "device")
+        return (None, f"no speed-up over {baseline}: {' and '.join(names)} differ") if names else (reference, "")
+    # Without a named baseline it is the one run of the decoder among them, if there is exactly one.
     comparable = ("backbone", "dtype", "device")
-    candidates = [
-        other
-        for other in runs
-        if other.run.manifest.decoder == decoder
-        and all(getattr(other.run.manifest, name) == getattr(manifest, name) for name in comparable)
-    ]
+    of_decoder = [other for other in runs if other.run.manifest.decoder == decoder]
+    candidates = [other for other in of_decoder if not differing(other, *comparable)]
     if len(candidates) > 1:
         run_ids = ", ".join(sorted(other.run.run_id for other in candidates))
         return None, f"no speed-up: several {decoder} runs could be the baseline ({run_ids}); name one"
@@ -268,15 +239,12 @@ def _reference_run(
 
 def _common_settings(tasks: Sequence[TaskFacts]) -> dict[str, str]:
     """Settings of the tasks as text; `VARIES` where the tasks differ."""
-    settings = [{name: setting_text(value) for name, value in task.settings.items()} for task in tasks]
-    return {
-        name: settings[0].get(name, "") if len({each.get(name) for each in settings}) == 1 else VARIES
-        for name in sorted({name for each in settings for name in each})
-    }
+    tables = [{name: setting_text(value) for name, value in task.settings.items()} for task in tasks]
+    values = {name: {table.get(name) for table in tables} for name in sorted(set().union(*tables))}
+    return {name: tables[0].get(name, "") if len(texts) == 1 else VARIES for name, texts in values.items()}
 
 
 def setting_text(value: Any) -> str:
-    """A setting as the text in `Measurement.settings`."""
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
@@ -286,19 +254,11 @@ def _mean_name(metric: str) -> str:
 
 def _sort_key(measurement: Measurement) -> tuple:
     rank = METRIC_ORDER.index(measurement.metric) if measurement.metric in METRIC_ORDER else len(METRIC_ORDER)
-    place = (
-        measurement.label,
-        measurement.run_id,
-        measurement.mini,
-        measurement.is_mean,
-        measurement.task,
-        sorted(measurement.settings.items()),
-    )
-    return *place, rank, measurement.metric
+    place = (measurement.label, measurement.run_id, measurement.mini, measurement.is_mean, measurement.task)
+    return *place, sorted(measurement.settings.items()), rank, measurement.metric
 
 
 def _notes(task: TaskFacts) -> list[str]:
-    """The notes that every measurement of a task has."""
     num_samples, notes = len(task.samples), []
     if task.num_missing:
         notes.append(f"half-written: {num_samples} of {task.num_expected} samples are there, run its command again")
@@ -333,13 +293,13 @@ def _scores(task: TaskFacts) -> Iterator[Measure]:
         yield Measure(task.score_name, _PERCENT, undefined, task.samples)
     for metric in sorted({name for sample in task.samples for name in sample.scores} if not withheld else ()):
         judged = [sample for sample in task.samples if metric in sample.scores]
-        scores = [[sample.scores[metric] for sample in samples] for samples in by_item(judged)]
+        scores = [[sample.scores[metric] for sample in samples] for samples in metrics.by_item(judged)]
         means = [float(np.mean([score.value for score in item])) for item in scores]
         if metric == PASSED:
             yield from _accuracy(task, judged, scores, means)
         else:  # what is only ever 0 or 1 is a share
             is_share = {score.value for item in scores for score in item} <= {0.0, 1.0}
-            combined = (accuracy if is_share else bootstrap_mean)(means, seed=seed_of(task.task))
+            combined = (metrics.accuracy if is_share else metrics.bootstrap_mean)(means, seed=seed_of(task.task))
             combined = combined.scaled(100 if is_share else 1)
             yield Measure(metric, _PERCENT if is_share else "", combined, judged)
 
@@ -353,16 +313,18 @@ def _accuracy(
     note = f"judged by {len(scorers)} scorers ({', '.join(scorers)}); score again" if len(scorers) > 1 else ""
 
     def percent(metric: str, values: ArrayLike) -> Measure:
-        return Measure(metric, _PERCENT, accuracy(values, seed=seed_of(task.task)).scaled(100), judged, note)
+        return Measure(metric, _PERCENT, metrics.accuracy(values, seed=seed_of(task.task)).scaled(100), judged, note)
 
     yield percent(task.score_name, means)
     yield percent("extracted", [np.mean([answer is not None for answer in item]) for item in answers])
     num_samples = min(map(len, verdicts))
     if task.is_code:
-        for k in reported_ks(num_samples):
-            yield percent(f"pass@{k}", pass_at_k([len(item) for item in passed], [sum(item) for item in passed], k))
+        sizes, hits = [len(item) for item in passed], [sum(item) for item in passed]
+        for k in metrics.reported_ks(num_samples):
+            yield percent(f"pass@{k}", metrics.pass_at_k(sizes, hits, k))
     elif num_samples > 1:
-        votes = [majority_passed(a[:num_samples], p[:num_samples]) for a, p in zip(answers, passed, strict=True)]
+        of_items = zip(answers, passed, strict=True)
+        votes = [metrics.majority_passed(a[:num_samples], p[:num_samples]) for a, p in of_items]
         yield percent(f"majority@{num_samples}", votes)
 
 
@@ -370,7 +332,7 @@ def _timed(task: TaskFacts) -> list[SampleFacts]:
     """The samples that speed is computed from. Raises DataError if there are none, with the reason."""
     if not any(sample.forwards for sample in task.samples):
         raise DataError("texts were scored by their log-likelihoods, and none was decoded")
-    alone = measured(task.samples)
+    alone = metrics.measured(task.samples)
     if not alone:
         raise DataError("no sample was decoded alone after the warm-up")
     if any(sample.seconds == 0 for sample in alone):
@@ -384,18 +346,19 @@ def _speed(task: TaskFacts, alone: Sequence[SampleFacts]) -> Iterator[Measure]:
         return
     seed = seed_of(task.task)
     yield from _from_table(_TIMED, task, alone, timed=True)
-    for name, quantile in zip(("latency_p50", "latency_p95"), latencies(alone, (0.5, 0.95), seed=seed), strict=True):
+    quantiles = metrics.latencies(alone, (0.5, 0.95), seed=seed)
+    for name, quantile in zip(("latency_p50", "latency_p95"), quantiles, strict=True):
         yield Measure(name, "s", quantile, alone)
     bandwidth, *others = {sample.copy_bytes_per_second for sample in alone}
     if others or not bandwidth or not all(sample.bytes_read for sample in alone):
         return
-    used = rate(alone, "bytes_read", "seconds", seed=seed, timed=True)
+    used = metrics.rate(alone, "bytes_read", "seconds", seed=seed, timed=True)
     yield Measure("mbu", _PERCENT, used.scaled(100 / bandwidth), alone)
     weight_bytes, *others = {sample.weight_bytes for sample in alone}
     if not others and weight_bytes:
         # TPS divided by the memory-bound TPS at one token per forward (bandwidth / weight bytes). Reading the cache,
         # which would only lower that limit, is left out.
-        tps = rate(alone, "tokens", "seconds", seed=seed, timed=True)
+        tps = metrics.rate(alone, "tokens", "seconds", seed=seed, timed=True)
         yield Measure("one_token_share", _PERCENT, tps.scaled(100 * weight_bytes / bandwidth), alone)
 
 
@@ -403,8 +366,8 @@ def _thoughts(task: TaskFacts) -> Iterator[Measure]:
     """Tokens spent in thinking blocks (0 for texts without one), if the task has any."""
     if any(sample.thinks for sample in task.samples):
         yield from _from_table(_OF_THOUGHTS, task, task.samples)
-        share = mean(task.samples, CUT_IN_THOUGHT, seed=seed_of(task.task)).scaled(100)
-        yield Measure(CUT_IN_THOUGHT, _PERCENT, share, task.samples)
+        share = metrics.mean(task.samples, "cut_in_thought", seed=seed_of(task.task)).scaled(100)
+        yield Measure("cut_in_thought", _PERCENT, share, task.samples)
 
 
 def _from_table(
@@ -420,7 +383,7 @@ def _from_table(
             continue
         measurable[metric] = tuple(names)
     if measurable:
-        combined = resampled(samples, list(measurable.values()), seed=seed_of(task.task), timed=timed)
+        combined = metrics.resampled(samples, list(measurable.values()), seed=seed_of(task.task), timed=timed)
         for metric, bootstrap in zip(measurable, combined, strict=True):
             yield Measure(metric, table[metric][0], bootstrap, samples)
 
@@ -433,7 +396,7 @@ def _speedup(
     same = [other for other in reference.tasks if (other.task, other.task_version) == identity]
     if len(same) != 1:
         return []
-    ratio, num_left_out = speedup(task.samples, same[0].samples, seed=seed_of(task.task))
+    ratio, num_left_out = metrics.speedup(task.samples, same[0].samples, seed=seed_of(task.task))
     note = f"over {reference.run.run_id}, {ratio.n} common items"
     note += f", {num_left_out} others left out" if num_left_out else ""
     here, there = run.manifest.attention, reference.run.manifest.attention

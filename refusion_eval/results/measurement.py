@@ -1,8 +1,4 @@
-"""`Measurement`: a number of one system on one task with its interval; tables, plots and claims are made of these.
-
-A measurement is never averaged or filled in by whoever shows it. It says what it rests on, and `problems` says which
-measurements must not stand side by side.
-"""
+"""`Measurement`: a number of one system on one task with its interval; tables, plots and claims are made of these."""
 
 import csv
 import math
@@ -28,19 +24,12 @@ MEAN_TASK, AVERAGE = "mean", "average"
 
 ACCURACY, PASS_AT_1 = "accuracy", "pass@1"
 SCORES = (ACCURACY, PASS_AT_1)
-# Ratio to the TPS of this engine's autoregressive loop, and to that of transformers' `generate`.
-SPEEDUP, SPEEDUP_STOCK = "speedup", "speedup_stock"
-# Energy of a response and of a token, where the device has a counter.
-JOULES, JOULES_PER_TOKEN = "joules_mean", "joules_per_token"
-# Share of the texts that end inside a thinking block.
-CUT_IN_THOUGHT = "cut_in_thought"
-# Metrics that depend on the machine.
+# Metrics that depend on the machine. `speedup` is a ratio to the TPS of this engine's autoregressive loop and
+# `speedup_stock` one to that of transformers' `generate`; energy is measured where the device has a counter.
 SPEED_METRICS = (
     *("tps", "tps_mean", "decode_tps", "prefill_seconds", "latency_mean", "latency_p50", "latency_p95"),
-    *(SPEEDUP, SPEEDUP_STOCK, "forwards_per_second", "mbu", "one_token_share", JOULES, JOULES_PER_TOKEN),
+    *("speedup", "speedup_stock", "forwards_per_second", "mbu", "one_token_share", "joules_mean", "joules_per_token"),
 )
-# Metrics that change where forwards are fused; tokens and scores do not.
-FORWARD_METRICS = (*SPEED_METRICS, "tpf", "forwards_mean")
 # Order of the metrics of a task; others follow by name.
 METRIC_ORDER = (ACCURACY, PASS_AT_1, "extracted", *SPEED_METRICS, "tpf", "tpf_release", "tokens_mean", "forwards_mean")
 
@@ -56,54 +45,30 @@ UNISOLATED = "programs ran without isolation (--sandbox none), so their verdicts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """A number of one system on one task with its interval and everything it rests on.
-
-    Attributes:
-        system: key of the system in tasks/settings/systems.toml. A variant has its name after a plus sign
-            (`refusion+recompute_kv`); `beside_published` may add a backbone.
-        label: name of the system as the run or the paper prints it.
-        decoder: name of the decoder; empty for published measurements, and where a file does not say it.
-        benchmark: benchmark, `AVERAGE` for a mean over tasks, or the task if it belongs to no benchmark.
-        num_tasks: tasks that it is a mean over, 1 for a single task.
-        value: the number; NaN where nothing could be computed.
-        ci_low: lower bound of the 95% interval by item; NaN for none (the paper has none).
-        errors: samples that failed and are in no measurement.
-        num_refused: those of them that fail at every attempt, for example because the prompt exceeds the context.
-        batch_size: requests decoded at the same time; several joined by `|`; empty where it is not published.
-        settings: decoder settings in force as text, or what is published beside the number.
-        run_id: name of the run directory; empty if published.
-        artefact: table or figure of the paper that it was published in (table1, ...); empty if measured.
-        defect: what is wrong with a published number; empty for nothing.
-        prompts: what the items were asked with: ours, release (those of ReFusion's release), or other; several joined
-            by `|`.
-        same_decode_as: another run of a sweep, of other settings, with the same tokens and forwards for every item;
-            empty for none.
-        slowed_by: what made the speed lower than it need be, sentences joined by `|`; empty for nothing.
-        items: digest of the items that it rests on; empty if published or read from a file.
-    """
+    """A number with its interval and everything that it rests on; who shows it averages and fills in nothing."""
 
     origin: Origin
-    system: str
-    label: str
+    system: str  # key in tasks/settings/systems.toml, variants after plus signs: `refusion+recompute_kv`
+    label: str  # name of the system as the run or the paper prints it
     backbone: str = ""
-    decoder: str = field(default="", compare=False)
-    benchmark: str
+    decoder: str = field(default="", compare=False)  # empty if published, and where a file does not say it
+    benchmark: str  # `AVERAGE` for a mean over tasks; the task if it belongs to no benchmark
     task: str = ""
     task_version: str = ""
     mini: bool = False
-    num_tasks: int = 1
+    num_tasks: int = 1  # tasks that it is a mean over
     metric: str
-    value: float
-    ci_low: float = math.nan
+    value: float  # NaN where nothing could be computed
+    ci_low: float = math.nan  # lower bound of the 95% interval by item; NaN for none, as in the paper
     ci_high: float = math.nan
     unit: str = ""
-    n: int = 0
+    n: int = 0  # items
     samples: int = 0
-    errors: int = 0
+    errors: int = 0  # samples that failed and are in no measurement
     finished: bool = True
     scored: bool = True
     isolated: bool = True
-    batch_size: str = ""
+    batch_size: str = ""  # requests decoded at the same time; several joined by `|`; empty if not published
     dtype: str = ""
     device: str = ""
     attention: str = ""
@@ -111,40 +76,35 @@ class Measurement:
     forwards: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    settings: Mapping[str, str] = field(default_factory=dict)
-    run_id: str = ""
-    artefact: str = ""
-    defect: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)  # in force, or what is published beside the number
+    run_id: str = ""  # name of the run directory; empty if published
+    artefact: str = ""  # table or figure of the paper that it was published in, such as table1; empty if measured
+    defect: str = ""  # what is wrong with a published number
     notes: tuple[str, ...] = ()
-    prompts: str = OURS
-    num_refused: int = 0
+    prompts: str = OURS  # ours, release (those of ReFusion's release), or other; several joined by `|`
+    num_refused: int = 0  # those of the errors that recur at every attempt, such as a prompt beyond the context
     num_cut: int = 0
     num_rounds: int = 1
-    same_decode_as: str = ""
-    slowed_by: str = ""
-    items: str = field(default="", compare=False)
+    same_decode_as: str = ""  # run of a sweep, of other settings, with the same tokens and forwards for every item
+    slowed_by: str = ""  # what made the speed lower than it need be, sentences joined by `|`
+    items: str = field(default="", compare=False)  # digest of the items; empty if published or read from a file
 
     @property
     def key(self) -> MeasurementKey:
-        """System, benchmark and metric, of which a table has one measurement."""
         return self.system, self.benchmark, self.metric
 
     @property
     def base_system(self) -> str:
-        """Key of the system without its variants."""
         return base_of_key(self.system)
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """Names of the variants in the system's key."""
         return tuple(without_backbone(self.system).split("+")[1:])
 
     @property
     def decoded_by(self) -> str:
-        """Name of the decoder: as the run recorded it, else that of the system; empty where neither is known.
-
-        A user may give a run any name, also that of another system, so the name of a run is asked last.
-        """
+        """Name of the decoder; empty where it is not known."""
+        # A user may give a run any name, also that of another system, so the name of a run is asked last.
         return self.decoder or decoder_of_system(self.base_system)
 
     @property
@@ -159,17 +119,14 @@ class Measurement:
 
     @property
     def interval(self) -> Interval:
-        """Value and bounds."""
         return Interval(self.value, self.ci_low, self.ci_high, self.n)
 
     @property
     def has_interval(self) -> bool:
-        """Whether both bounds of the interval are known."""
         return math.isfinite(self.ci_low) and math.isfinite(self.ci_high)
 
     @property
     def is_mean(self) -> bool:
-        """Whether this is a mean over tasks."""
         return self.benchmark == AVERAGE
 
     @property
@@ -179,10 +136,7 @@ class Measurement:
 
     @property
     def decoded_fused(self) -> bool:
-        """Whether forwards were fused, so that they verify and plan at once, which the paper's algorithm does not.
-
-        A mean is fused if any of its tasks is.
-        """
+        """Whether forwards verified and planned at once, in a mean those of any task."""
         fuse = self.settings.get("fuse", "false")
         never = ("release_compatible", "serial")
         by_default = fuse == "null" and not any(self.settings.get(name) == "true" for name in never)
@@ -191,7 +145,7 @@ class Measurement:
     @property
     def fused(self) -> bool:
         """Whether fused forwards are in the number. In scores they never are, because fusing changes no token."""
-        return self.metric in FORWARD_METRICS and self.decoded_fused
+        return self.metric in (*SPEED_METRICS, "tpf", "forwards_mean") and self.decoded_fused
 
     @property
     def note(self) -> str:
@@ -205,17 +159,14 @@ def by_key(measurements: Iterable[Measurement]) -> dict[MeasurementKey, Measurem
     for measurement in measurements:
         other = result.setdefault(measurement.key, measurement)
         if other is not measurement:
-            sources = " and ".join(sorted(each.run_id or each.artefact for each in (other, measurement)))
+            sources = " and ".join(sorted(entry.run_id or entry.artefact for entry in (other, measurement)))
             raise StoreError(f"{' '.join(measurement.key)} is there twice ({sources}); leave one of them out")
     return result
 
 
 def problems(measurements: Sequence[Measurement]) -> list[str]:
-    """Why some measurements must not stand in one table, one sentence each; empty if they may.
-
-    Those of a benchmark have to be of one task version and prompt, and all real or all mini; speed has to be of one
-    machine. Published speed belongs to the paper's machine and is not checked against the speed of this one.
-    """
+    """Why some measurements must not stand in one table, one sentence each; empty if they may."""
+    # Published speed belongs to the paper's machine and is not checked against the speed of this one.
     measured = [entry for entry in measurements if entry.origin == "measured"]
     sentences = []
     for benchmark in sorted({entry.benchmark for entry in measured}):
@@ -267,11 +218,10 @@ def published_path() -> Path:
     """The folder with published.csv, claims.csv and their companions. Raises DataError if it is missing."""
     # An installed wheel carries it inside the package; a source checkout has it in results/.
     package = Path(__file__).resolve().parent.parent
-    candidates = (package / "published", package.parent / "results" / "published")
-    for candidate in candidates:
-        if candidate.is_dir():
-            return candidate
-    raise DataError(f"no published results at {candidates[0]} or {candidates[1]}; reinstall refusion_eval")
+    folders = (package / "published", package.parent / "results" / "published")
+    if (folder := next(filter(Path.is_dir, folders), None)) is None:
+        raise DataError(f"no published results at {folders[0]} or {folders[1]}; reinstall refusion_eval")
+    return folder
 
 
 @cache
@@ -318,18 +268,14 @@ _ON_BACKBONE = " on "
 
 
 def system_key(label: str, backbone: str, settings: Mapping[str, str], *, generate: bool) -> str:
-    """The key of a measured system.
-
-    A label that the paper prints stands for the paper's system. A decoder's own label (AR, LLaDA) stands for the
-    published system of that decoder and backbone, or else for the decoder. Brackets at the end of a label name a
-    settings table, which makes no other system; `generate` does, and so do the settings in `VARIANTS`.
-    """
+    """The key of a measured system, whose variants are the settings in `VARIANTS` and the loop that decoded."""
+    # A label that the paper prints stands for the paper's system, and a decoder's own label (AR, LLaDA) for the
+    # published system of that decoder and backbone, or else for the decoder. Brackets at the end of a label name a
+    # settings table, which makes no other system.
     plain, _, _ = label.removesuffix(")").rpartition(" (") if label.endswith(")") else (label, "", "")
     key = _keys_by_label().get(label) or _keys_by_label().get(plain) or _key_of_decoder(plain, backbone)
-    variants = [
-        name for name, (setting, value) in VARIANTS.items() if f"+{name}" not in key and settings.get(setting) == value
-    ]
-    variants += [GENERATE] if generate else []
+    in_force = [name for name, (setting, value) in VARIANTS.items() if settings.get(setting) == value]
+    variants = [name for name in in_force if f"+{name}" not in key] + ([GENERATE] if generate else [])
     return "+".join((key, *variants))
 
 
@@ -345,16 +291,12 @@ def without_backbone(system: str) -> str:
 
 
 def base_of_key(system: str) -> str:
-    """The key of a system without its variants and its backbone."""
     return without_backbone(system).partition("+")[0]
 
 
 def beside_published(measurement: Measurement) -> Measurement:
-    """The measurement as it may stand beside published ones.
-
-    On a real benchmark it is a published system's only if its checkpoint was made from the same model. Otherwise the
-    system gets a key and a label of its own, which end with " on BACKBONE".
-    """
+    """The measurement as it may stand beside published ones, of a published system only if the backbone is the same."""
+    # Otherwise the system gets a key and a label of its own, which end with " on BACKBONE".
     published = published_backbone(measurement.system) or published_backbone(measurement.base_system)
     if measurement.origin == "published" or measurement.mini or published in ("", measurement.backbone):
         return measurement

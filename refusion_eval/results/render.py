@@ -5,9 +5,8 @@ import io
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +23,56 @@ from refusion_eval.untrusted import read_plain, visible
 
 Emphasis = Literal["", "best", "second", "above"]
 DAGGER = "\u2020"
+
+
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|~])")
+# A bracket makes a link only before a bracket or a colon; those of intervals stay as they are.
+_MARKDOWN_PROSE = re.compile(r"[\\`<>|]|\](?=[\[(:])")
+_MARKDOWN_MARKS = {"best": "**%s**", "second": "<u>%s</u>", "above": "*%s*", "italic": "*%s*"}
+_LATEX_MARKS = {"best": r"\textbf{%s}", "second": r"\underline{%s}", "above": r"\textit{%s}", "italic": r"\textit{%s}"}
+_LATEX = str.maketrans(
+    {character: f"\\{character}" for character in "{}$&#_%"}
+    | {
+        "\\": r"\textbackslash{}",
+        "^": r"\textasciicircum{}",
+        "~": r"\textasciitilde{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        '"': "''",
+        "[": "{[}",
+        "]": "{]}",
+        DAGGER: r"$^\dagger$",
+        "\u2212": r"$-$",
+        "\u0394": r"$\Delta$",
+        "\u00d7": r"$\times$",
+    }
+)
+
+
+def _shown(text: str) -> str:
+    """Text that rich and the terminal show as it is."""
+    return escape(visible(text))
+
+
+def markdown_text(text: str) -> str:
+    """Text in one line that Markdown shows as it is."""
+    return _MARKDOWN.sub(r"\\\1", visible(" ".join(text.split("\n"))))
+
+
+def markdown_prose(text: str) -> str:
+    """Text in one line that makes no tag, link, code or cell in Markdown; emphasis stays, and names are readable."""
+    return _MARKDOWN_PROSE.sub(r"\\\g<0>", visible(" ".join(text.split("\n"))))
+
+
+def markdown_source(text: str) -> str:
+    """Markdown of this project, in which only separators of columns are escaped."""
+    return text.replace("|", "\\|")
+
+
+def latex_text(text: str) -> str:
+    """Text that LaTeX sets as it is."""
+    return visible(" ".join(text.split("\n"))).translate(_LATEX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,25 +96,27 @@ class TableCell:
         """The interval in brackets after a space; empty for none."""
         return f" [{self.low}, {self.high}]" if self.low else ""
 
+    def marked(self, escaped: str, italic: bool, marks: Mapping[str, str], dagger: str) -> str:
+        """The escaped text inside the marks of its emphasis and of italics, and the dagger; empty without a text."""
+        for mark in filter(None, (self.emphasis, "italic" if italic else "")):
+            escaped = marks[mark] % escaped
+        return escaped + (dagger if self.dagger else "") if self.text else ""
+
 
 EMPTY = TableCell()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRow:
-    """One row; published rows are set in italics unless the table says otherwise.
-
-    The first `num_repeated` cells repeat the row above: they are shown empty, and the CSV has them in every row.
-    """
+    """One row; published rows are set in italics unless the table says otherwise."""
 
     cells: Sequence[TableCell]
     origin: Origin | Literal[""] = ""
     begins_group: bool = False
-    num_repeated: int = 0
+    num_repeated: int = 0  # first cells that repeat the row above: shown empty, and written in every row of the CSV
 
     @property
     def shown(self) -> Sequence[TableCell]:
-        """The cells as a reader is shown them."""
         return (*(EMPTY,) * self.num_repeated, *self.cells[self.num_repeated :])
 
 
@@ -78,13 +129,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table. Equal tables give equal bytes in every form.
-
-    Attributes:
-        literal: whether Markdown has to show every text character by character, as names and settings of a paper need;
-            otherwise only characters are escaped that could make a tag, a link, code or another cell.
-        of_ours: whether the texts hold Markdown of this project; then only separators of columns are escaped.
-    """
+    """A table. Equal tables give equal bytes in every form."""
 
     title: str = ""
     columns: Sequence[str]
@@ -92,40 +137,36 @@ class Table:
     num_left: int = 1
     notes: Sequence[str] = ()
     name: str = "table"
-    literal: bool = False
-    of_ours: bool = False
+    escape: Callable[[str], str] = markdown_prose  # of all texts in Markdown
     published_in_italics: bool = True
     formulas: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def entries(self) -> list[TableRow | Section]:
+        """Rows and headings, the rows that are given as texts made of cells."""
+        rows = (row if isinstance(row, TableRow | Section) else TableRow(cells=text_cells(*row)) for row in self.rows)
+        return list(rows)
+
+    @property
     def lines(self) -> list[TableRow]:
         """Rows without the headings."""
-        return [row for row in map(_as_row, self.rows) if isinstance(row, TableRow)]
+        return [row for row in self.entries if isinstance(row, TableRow)]
 
     @property
     def caption(self) -> str:
-        """All notes in one line."""
         return " ".join(filter(None, self.notes))
 
     def rich(self, width: int | None = None) -> RichTable:
         """The table for a terminal of `width` columns, without columns that are empty in every row."""
-        rows = list(map(_as_row, self.rows))
-        full = [row.shown for row in rows if isinstance(row, TableRow)]
-        used = [not full or any(cells[at].text for cells in full) for at in range(len(self.columns))]
-        table = RichTable(
-            title=_shown(self.title) or None, caption=_shown(self.caption) or None, caption_justify="left"
-        )
-        texts = [
-            [visible(column), *(visible(cells[at].plain) for cells in full)]
-            for at, column in enumerate(self.columns)
-            if used[at]
-        ]
-        widths = iter(_fitted(texts, width))
-        for number, column in enumerate(self.columns):
-            if used[number]:
-                justify: Literal["left", "right"] = "left" if number < self.num_left else "right"
-                table.add_column(_shown(column), justify=justify, width=next(widths), overflow="fold")
-        for number, row in enumerate(rows):
+        full = [row.shown for row in self.lines]
+        used = [at for at in range(len(self.columns)) if not full or any(cells[at].text for cells in full)]
+        texts = [[visible(self.columns[at]), *(visible(cells[at].plain) for cells in full)] for at in used]
+        title, caption = _shown(self.title) or None, _shown(self.caption) or None
+        table = RichTable(title=title, caption=caption, caption_justify="left")
+        for at, fitted in zip(used, _fitted(texts, width), strict=True):
+            justify: Literal["left", "right"] = "left" if at < self.num_left else "right"
+            table.add_column(_shown(self.columns[at]), justify=justify, width=fitted, overflow="fold")
+        for number, row in enumerate(self.entries):
             if isinstance(row, Section):
                 table.add_section()
                 table.add_row(f"[bold]{_shown(row.text)}")
@@ -133,41 +174,34 @@ class Table:
                 continue
             if row.begins_group and number:
                 table.add_section()
-            table.add_row(*(_shown(cell.plain) for cell in compress(row.shown, used)))
+            table.add_row(*(_shown(row.shown[at].plain) for at in used))
         return table
 
     def markdown(self) -> str:
         """Markdown with the title as a heading; best figures bold, second best underlined."""
         rules = [":--" if number < self.num_left else "--:" for number in range(len(self.columns))]
-        lines = [[self._markdown_text(column) for column in self.columns], rules]
-        for row in map(_as_row, self.rows):
+        lines = [list(map(self.escape, self.columns)), rules]
+        for row in self.entries:
             if isinstance(row, Section):
-                lines.append([f"**{self._markdown_text(row.text)}**", *[""] * (len(self.columns) - 1)])
+                lines.append([f"**{self.escape(row.text)}**", *[""] * (len(self.columns) - 1)])
             else:
                 lines.append([self._markdown_cell(cell, self._is_italic(row)) for cell in row.shown])
-        heading = f"## {self._markdown_text(self.title)}\n\n" if self.title else ""
-        notes = "".join(f"\n{self._markdown_text(note)}\n" for note in self.notes if note)
+        heading = f"## {self.escape(self.title)}\n\n" if self.title else ""
+        notes = "".join(f"\n{self.escape(note)}\n" for note in self.notes if note)
         return heading + "".join(f"| {' | '.join(line)} |\n" for line in lines) + notes
 
     def _is_italic(self, row: TableRow) -> bool:
         return self.published_in_italics and row.origin == "published"
 
-    def _markdown_text(self, text: str) -> str:
-        if self.of_ours:
-            return text.replace("|", "\\|")
-        return markdown_text(text) if self.literal else markdown_prose(text)
-
     def _markdown_cell(self, cell: TableCell, italic: bool) -> str:
-        if not cell.text:
-            return ""
-        text = _marked(self._markdown_text(cell.text), cell, italic, _MARKDOWN_MARKS)
-        return text + (DAGGER if cell.dagger else "") + self._markdown_text(cell.bounds)
+        text = cell.marked(self.escape(cell.text), italic, _MARKDOWN_MARKS, DAGGER)
+        return text and text + self.escape(cell.bounds)
 
     def latex(self, *, intervals: bool = True) -> str:
         """A floating table over both columns, for amsmath, booktabs and graphicx, with the title as its caption."""
         width = len(self.columns)
         body: list[str] = []
-        for row in map(_as_row, self.rows):
+        for row in self.entries:
             if isinstance(row, Section):
                 heading = rf"\multicolumn{{{width}}}{{l}}{{\textbf{{{latex_text(row.text)}}}}} \\"
                 body += [*([] if body[-1:] == [r"\midrule"] else [r"\midrule"]), heading, r"\midrule"]
@@ -207,10 +241,7 @@ class Table:
         return self.formulas.get(text) or latex_text(text)
 
     def _latex_cell(self, cell: TableCell, italic: bool) -> str:
-        if not cell.text:
-            return ""
-        text = _marked(self._latex_text(cell.text), cell, italic, _LATEX_MARKS)
-        return text + (r"$^\dagger$" if cell.dagger else "")
+        return cell.marked(self._latex_text(cell.text), italic, _LATEX_MARKS, r"$^\dagger$")
 
     def csv(self) -> str:
         """Every cell as text; columns of bounds and items follow columns that have any."""
@@ -240,7 +271,6 @@ class Table:
 
 
 def text_cells(*texts: str) -> tuple[TableCell, ...]:
-    """Cells that hold text only."""
     return tuple(TableCell(text=text) for text in texts)
 
 
@@ -254,6 +284,12 @@ def interval_text(interval: Interval | None, digits: int = 2, missing: str = "")
     return f"{value} [{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
 
 
+def interval_cells(name: str, interval: Interval | None) -> dict[str, float | None]:
+    """Value and bounds by the names of their columns."""
+    values = (None, None, None) if interval is None else (interval.value, interval.low, interval.high)
+    return dict(zip((name, f"{name}_ci_low", f"{name}_ci_high"), values, strict=True))
+
+
 def csv_text(columns: Sequence[str], rows: Iterable[Iterable[Any]], line_end: str = "\n") -> str:
     """A header and one line a row. Equal rows give equal bytes."""
     text = io.StringIO()
@@ -262,21 +298,20 @@ def csv_text(columns: Sequence[str], rows: Iterable[Iterable[Any]], line_end: st
 
 
 def csv_cell(value: Any) -> str:
-    """A value as text: None and NaN are empty, floats have six significant digits, booleans are yes or no.
-
-    Characters that act on a terminal are written as escapes. A text that a spreadsheet would compute, because it begins
-    as a formula does and is not a number, gets an apostrophe in front, which `csv_records` takes away.
-    """
+    """A value as text: None and NaN are empty, floats have six significant digits, booleans are yes or no."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
         return "" if math.isnan(value) else format(value, ".6g")
+    # Characters that act on a terminal are written as escapes. A text that a spreadsheet would compute, because it
+    # begins as a formula does and is not a number, gets an apostrophe in front, which `csv_records` takes away.
     text = "" if value is None else visible(str(value), keep="\t\n")
     return f"'{text}" if _FORMULA.match(text) and not _is_number(text) else text
 
 
 # What begins a formula, also in its wide form. Apostrophes before it belong to it: taking one away gives the text back.
 _FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20](?s:.)")
+_QUOTED = re.compile(f"'{_FORMULA.pattern}")
 
 
 def _is_number(text: str) -> bool:
@@ -290,106 +325,30 @@ def _is_number(text: str) -> bool:
 def csv_records(path: str | os.PathLike[str]) -> tuple[list[str], list[tuple[int, dict[str, Any]]]]:
     """The columns of a CSV file that `csv_text` made, and its records with the numbers of their last lines.
 
-    A record that is too short has None where a cell is missing.
-
-    Raises:
-        OSError: the file is missing, too large, or no plain file.
-        UnicodeDecodeError, csv.Error: it is no CSV in UTF-8.
+    A record that is too short has None where a cell is missing. Raises OSError if the file is missing, too large or not
+    plain, and UnicodeDecodeError or csv.Error if it is not CSV in UTF-8.
     """
     reader = csv.DictReader(io.StringIO(read_plain(path).decode("utf-8"), newline=""))
-    records = [
-        (
-            reader.line_num,
-            {
-                name: cell[1:] if cell and _QUOTED.match(cell) else cell
-                for name, cell in record.items()
-                if name is not None
-            },
-        )
-        for record in reader
-    ]
+    records = []
+    for record in reader:
+        record.pop(None, None)  # cells beyond the last column
+        cells = {name: cell[1:] if cell and _QUOTED.match(cell) else cell for name, cell in record.items()}
+        records.append((reader.line_num, cells))
     return list(reader.fieldnames or ()), records
 
 
-_QUOTED = re.compile(f"'{_FORMULA.pattern}")
-
-
 def _fitted(columns: Sequence[Sequence[str]], width: int | None) -> list[int | None]:
-    """Widths of columns, given by their texts, on a terminal; None leaves a column as it is.
-
-    Where the texts do not fit, they are broken between words. Intervals stay on one line if there is room.
-    """
+    """Widths of columns, given by their texts, on a terminal; None leaves a column as it is."""
+    # Where the texts do not fit, they are broken between words. Intervals stay on one line if there is room.
     natural = [max(map(len, texts)) for texts in columns]
     room = math.inf if width is None else width - 3 * len(columns) - 1  # each cell stands between spaces and rules
     for word, most in ((r"\[[^\]\n]*\]|\S+", 24), (r"\S+", 24), (r"\S+", 12)):
         words = [re.findall(word, "\n".join(texts)) for texts in columns]
-        least = [min(max(map(len, found), default=1), most) for found in words]
+        least = [min(max(map(len, of_column), default=1), most) for of_column in words]
         if sum(least) <= room < sum(natural):
             share = (room - sum(least)) / (sum(natural) - sum(least))
             return [low + int(share * (high - low)) for low, high in zip(least, natural, strict=True)]
     return [None] * len(columns)
-
-
-def _as_row(row: TableRow | Section | Sequence[str]) -> TableRow | Section:
-    return row if isinstance(row, TableRow | Section) else TableRow(cells=text_cells(*row))
-
-
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|~])")
-# A bracket makes a link only before a bracket or a colon; those of intervals stay as they are.
-_MARKDOWN_PROSE = re.compile(r"[\\`<>|]|\](?=[\[(:])")
-_MARKDOWN_MARKS = {"best": ("**", "**"), "second": ("<u>", "</u>"), "above": ("*", "*"), "italic": ("*", "*")}
-_LATEX_MARKS = {
-    "best": (r"\textbf{", "}"),
-    "second": (r"\underline{", "}"),
-    "above": (r"\textit{", "}"),
-    "italic": (r"\textit{", "}"),
-}
-_LATEX = str.maketrans(
-    {character: f"\\{character}" for character in "{}$&#_%"}
-    | {
-        "\\": r"\textbackslash{}",
-        "^": r"\textasciicircum{}",
-        "~": r"\textasciitilde{}",
-        "<": r"\textless{}",
-        ">": r"\textgreater{}",
-        "|": r"\textbar{}",
-        '"': "''",
-        "[": "{[}",
-        "]": "{]}",
-        DAGGER: r"$^\dagger$",
-        "\u2212": r"$-$",
-        "\u0394": r"$\Delta$",
-        "\u00d7": r"$\times$",
-    }
-)
-
-
-def _shown(text: str) -> str:
-    """Text that rich and the terminal show as it is."""
-    return escape(visible(text))
-
-
-def markdown_text(text: str) -> str:
-    """Text in one line that Markdown shows as it is."""
-    return _MARKDOWN.sub(r"\\\1", visible(" ".join(text.split("\n"))))
-
-
-def markdown_prose(text: str) -> str:
-    """Text in one line that makes no tag, link, code or cell in Markdown; emphasis stays, and names are readable."""
-    return _MARKDOWN_PROSE.sub(r"\\\g<0>", visible(" ".join(text.split("\n"))))
-
-
-def latex_text(text: str) -> str:
-    """Text that LaTeX sets as it is."""
-    return visible(" ".join(text.split("\n"))).translate(_LATEX)
-
-
-def _marked(text: str, cell: TableCell, italic: bool, marks: Mapping[str, tuple[str, str]]) -> str:
-    """Escaped text inside the marks of the cell's emphasis, and inside those of italics."""
-    for mark in filter(None, (cell.emphasis, "italic" if italic else "")):
-        before, after = marks[mark]
-        text = f"{before}{text}{after}"
-    return text
 
 
 SETTING_PREFIX = "setting_"
@@ -406,15 +365,8 @@ _COLUMNS = (*_BEFORE_SETTINGS, *_AFTER_SETTINGS)
 # Columns that are there where a measurement has another value than this: those of files and data frames, ...
 _WHERE_USED = {"prompts": OURS, "num_cut": 0, "num_rounds": 1, "num_refused": 0}
 # ... and those of files alone, after all others.
-_USUAL_FACTS = {
-    "num_tasks": 1,
-    "finished": True,
-    "scored": True,
-    "isolated": True,
-    "generate": False,
-    "slowed_by": "",
-    "same_decode_as": "",
-}
+_USUAL_FACTS: dict[str, Any] = {"num_tasks": 1, "finished": True, "scored": True, "isolated": True, "generate": False}
+_USUAL_FACTS |= {"slowed_by": "", "same_decode_as": ""}
 
 
 def csv_columns(measurements: Sequence[Measurement]) -> list[str]:
@@ -435,10 +387,7 @@ def csv_values(measurement: Measurement) -> dict[str, Any]:
 
 
 def write_csv(measurements: Sequence[Measurement], path: str | os.PathLike[str]) -> None:
-    """Writes one row a measurement: six significant digits, and nothing that says when it was written.
-
-    Equal measurements give equal bytes. Raises StoreError if the file cannot be written.
-    """
+    """Writes one row a measurement; equal ones give equal bytes. Raises StoreError if the file cannot be written."""
     write_output(path, csv_text(*measurement_cells(measurements)))
 
 
@@ -454,11 +403,7 @@ def measurement_cells(measurements: Sequence[Measurement]) -> tuple[list[str], l
 
 
 def read_csv(path: str | os.PathLike[str]) -> list[Measurement]:
-    """The measurements of a file that `write_csv` wrote.
-
-    Raises:
-        StoreError: the file is missing or holds no row, or a column is missing or has a wrong value.
-    """
+    """The measurements of a file that `write_csv` wrote. Raises StoreError if it is missing, empty or damaged."""
     try:
         _, records = csv_records(path)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -479,18 +424,15 @@ def _measurement(record: Mapping[str, str], path: str | os.PathLike[str]) -> Mea
         values |= {name: _fact(record[name], usual[name]) for name in usual if record.get(name)}
     except ValueError as error:
         raise StoreError(f"{path}: {error}; write it with the table command") from error
-    settings = {
-        column.removeprefix(SETTING_PREFIX): cell
-        for column, cell in record.items()
-        if column.startswith(SETTING_PREFIX) and cell
-    }
+    own = (
+        (name.removeprefix(SETTING_PREFIX), cell) for name, cell in record.items() if name.startswith(SETTING_PREFIX)
+    )
+    settings = {name: cell for name, cell in own if cell}
     label, task, generate = values.pop("system"), values["task"], values.pop("generate", False)
     notes = tuple(note for note in values.pop("note").split("; ") if note and note != MINI_NOTE)
-    values |= {
-        "mini": record["mini"] == "yes",
-        "benchmark": AVERAGE if task == MEAN_TASK else values["benchmark"] or task,
-        "decoder": record.get("decoder") or "",
-    }
+    values["mini"] = record["mini"] == "yes"
+    values["benchmark"] = AVERAGE if task == MEAN_TASK else values["benchmark"] or task
+    values["decoder"] = record.get("decoder") or ""
     system = system_key(label, values["backbone"], settings, generate=generate)
     return Measurement(origin="measured", system=system, label=label, settings=settings, notes=notes, **values)
 

@@ -1,14 +1,12 @@
-"""The compact table of runs (command `table`) and the table of fair speed (command `speed`).
+"""The compact table of runs (command `table`) and the table of fair speed (command `speed`)."""
 
-TPS = forwards/s x tokens/forward. The first factor is the engine's and the second is the algorithm's, unless forwards
-are fused: fusing saves forwards that the paper's algorithm makes, which is the engine's gain again; such rows are
-marked. A speed-up over this engine's autoregressive loop is the algorithm's gain (with fusing, if there is any); a
-speed-up over transformers' `generate` has both gains together.
-"""
+# TPS = forwards/s x tokens/forward. The first factor is the engine's and the second is the algorithm's, unless forwards
+# are fused: fusing saves forwards that the paper's algorithm makes, which is the engine's gain again; such rows are
+# marked. A speed-up over this engine's autoregressive loop is the algorithm's gain (with fusing, if there is any); a
+# speed-up over transformers' `generate` has both gains together.
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,27 +15,22 @@ from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Interval
 from refusion_eval.results.measurement import (
     ACCURACY,
-    CUT_IN_THOUGHT,
-    JOULES,
-    JOULES_PER_TOKEN,
     MEAN_TASK,
     PASS_AT_1,
     REFUSED_NOTE,
     SLOWED,
-    SPEEDUP,
-    SPEEDUP_STOCK,
     UNISOLATED,
     Measurement,
     require_comparable,
 )
-from refusion_eval.results.render import Table, TableRow, interval_text, text_cells
+from refusion_eval.results.render import Table, TableRow, interval_cells, interval_text, text_cells
 from refusion_eval.store.records import BY_FILTER
 
 MINI_CAPTION = "mini: tasks of this project's synthetic look-alikes, not the real benchmarks."
 
 
 class Column(NamedTuple):
-    """One column of numbers; the table prints intervals `with_bounds` only, the CSV has all."""
+    """One column of numbers; the table prints the intervals of some columns, and the CSV has all of them."""
 
     metric: str
     heading: str
@@ -46,7 +39,6 @@ class Column(NamedTuple):
     with_bounds: bool = False
 
     def text(self, measurement: Measurement | None, missing: str = "") -> str:
-        """The cell of a measurement, `missing` without one."""
         if measurement is None:
             return missing
         low, high = (measurement.ci_low, measurement.ci_high) if self.with_bounds else (math.nan, math.nan)
@@ -58,10 +50,8 @@ SUMMARY_COLUMNS = (
     Column(ACCURACY, "Accuracy %", with_bounds=True),
     Column("tps", "TPS", with_bounds=True),
     Column("tpf", "TPF", 2, with_bounds=True),
-    Column(SPEEDUP, "Speed-up", 2, with_bounds=True),
+    Column("speedup", "Speed-up", 2, with_bounds=True),
 )
-# A column of its own where a text has a thinking block.
-_THOUGHT_COLUMN = Column(CUT_IN_THOUGHT, "Cut in thought %")
 SPEED_COLUMNS = (
     Column("tps", "TPS", with_bounds=True),
     Column("forwards_per_second", "Fwd/s"),
@@ -71,10 +61,10 @@ SPEED_COLUMNS = (
     Column("prefill_seconds", "Prefill ms", 1, 1000.0),
     Column("decode_tps", "Decode TPS"),
     Column("tokens_mean", "Tokens"),
-    Column(SPEEDUP, "x AR, engine", 2, with_bounds=True),
-    Column(SPEEDUP_STOCK, "x AR, generate", 2, with_bounds=True),
+    Column("speedup", "x AR, engine", 2, with_bounds=True),
+    Column("speedup_stock", "x AR, generate", 2, with_bounds=True),
 )
-ENERGY_COLUMNS = (Column(JOULES, "J/response"), Column(JOULES_PER_TOKEN, "J/token", 3))
+ENERGY_COLUMNS = (Column("joules_mean", "J/response"), Column("joules_per_token", "J/token", 3))
 _SPEED_NOTES = (
     "In brackets: 95% interval by item. At batch 1; TPS = forwards/s x tokens/forward.",
     "Limit: TPS in percent of bandwidth / weight bytes; above 100 % if weights fit into a processor cache.",
@@ -96,6 +86,21 @@ _OTHER_ITEMS_NOTE = (
 )
 
 
+def _marked(system: str, marks: Mapping[str, object]) -> str:
+    """The label of a system with those marks in brackets that hold."""
+    holding = ", ".join(mark for mark, holds in marks.items() if holds)
+    return f"{system} [{holding}]" if holding else system
+
+
+def _have_fewer(lines: Iterable[tuple[Hashable, int]]) -> list[bool]:
+    """Whether a line, of a task and a number of items, has fewer items than another one of its task."""
+    lines = list(lines)
+    most: dict[Hashable, int] = {}
+    for task, num_items in lines:
+        most[task] = max(num_items, most.get(task, 0))
+    return [num_items < most[task] for task, num_items in lines]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryLine:
     """One task of one run under one set of settings, with what tells `system` from other lines of its label."""
@@ -115,12 +120,10 @@ class SummaryLine:
 
     @property
     def errors(self) -> int:
-        """Samples that are in no measurement."""
         return max(entry.errors for entry in self.measurements.values())
 
     @property
     def isolated(self) -> bool:
-        """Whether no program ran without isolation."""
         return all(entry.isolated for entry in self.measurements.values())
 
     @property
@@ -128,21 +131,20 @@ class SummaryLine:
         """The machine, with its threads, that the speed of the line was measured on; empty without a speed."""
         return self.measurements["tps"].hardware if "tps" in self.measurements else ""
 
-    def texts(
-        self, columns: Sequence[Column] = SUMMARY_COLUMNS, *, fewer: bool = False, letter: str = ""
-    ) -> tuple[str, ...]:
+    def texts(self, columns: Sequence[Column], *, fewer: bool, letter: str) -> tuple[str, ...]:
         """The cells of the line; `letter` stands for its items where another line of the task has as many others."""
         measurement = self.any_measurement
         mini = " (mini)" if measurement.mini and not is_mini(self.task) else ""
-        marks = [f"{self.errors} errors"] if self.errors else []
-        marks += ["fewer items"] if fewer else []
-        marks += [f"same decode as {measurement.same_decode_as}"] if measurement.same_decode_as else []
-        marks += [] if self.isolated else ["no isolation"]
-        marks += [f"{measurement.num_cut} cut short"] if measurement.num_cut else []
-        marks += ["other prompts"] if OTHER in measurement.prompts else []
-        system = f"{self.system} [{', '.join(marks)}]" if marks else self.system
+        marks = {
+            f"{self.errors} errors": self.errors,
+            "fewer items": fewer,
+            f"same decode as {measurement.same_decode_as}": measurement.same_decode_as,
+            "no isolation": not self.isolated,
+            f"{measurement.num_cut} cut short": measurement.num_cut,
+            "other prompts": OTHER in measurement.prompts,
+        }
         cells = (column.text(self.measurement(column.metric), missing="-") for column in columns)
-        return (self.task + mini, system, f"{measurement.n} {letter}".rstrip(), *cells)
+        return (self.task + mini, _marked(self.system, marks), f"{measurement.n} {letter}".rstrip(), *cells)
 
 
 def summary(measurements: Iterable[Measurement]) -> list[SummaryLine]:
@@ -171,10 +173,11 @@ def summary(measurements: Iterable[Measurement]) -> list[SummaryLine]:
 
 def summary_table(lines: Sequence[SummaryLine]) -> Table:
     """The lines as a table, with what a reader must know below it."""
-    thinks = any(line.measurement(CUT_IN_THOUGHT) for line in lines)
     by_filter = sorted({metric for line in lines for metric in line.measurements if metric.startswith(BY_FILTER)})
-    filter_columns = [Column(name, f"{name.removeprefix(BY_FILTER)} %", with_bounds=True) for name in by_filter]
-    shown = (*SUMMARY_COLUMNS, *filter_columns, *([_THOUGHT_COLUMN] if thinks else []))
+    shown = [*SUMMARY_COLUMNS]
+    shown += [Column(name, f"{name.removeprefix(BY_FILTER)} %", with_bounds=True) for name in by_filter]
+    if any(line.measurement("cut_in_thought") for line in lines):  # where a text has a thinking block
+        shown.append(Column("cut_in_thought", "Cut in thought %"))
     columns = ("Task", "System", "n", *(column.heading for column in shown))
     machines = list(dict.fromkeys(line.hardware for line in lines if line.hardware))
     numbers = {machine: str(number) for number, machine in enumerate(machines, start=1)}
@@ -183,10 +186,7 @@ def summary_table(lines: Sequence[SummaryLine]) -> Table:
         columns = (*columns, "Machine")
         listed = "; ".join(f"{number}: {machine}" for machine, number in numbers.items())
         notes.append(f"Speeds compare within one machine and number of threads only. {listed}.")
-    most: dict[str, int] = {}
-    for line in lines:
-        most[line.task] = max(line.any_measurement.n, most.get(line.task, 0))
-    fewer = [line.any_measurement.n < most[line.task] for line in lines]
+    fewer = _have_fewer((line.task, line.any_measurement.n) for line in lines)
     if any(fewer):
         notes.append(_FEWER_NOTE)
     letters = _letters_of_items(lines)
@@ -217,29 +217,24 @@ def _caption(lines: Sequence[SummaryLine]) -> str:
     num_errors = sum(line.errors for line in tasks) - num_refused
     rounds = {None if (tps := line.measurement("tps")) is None else tps.num_rounds > 1 for line in lines}
     every = [line.any_measurement for line in lines]
-    slowed = {one for line in lines for each in line.measurements.values() for one in each.slowed_by.split("|")} - {""}
+    fused, cut, mini = (any(getattr(entry, name) for entry in every) for name in ("decoded_fused", "num_cut", "mini"))
+    release, other = RELEASE in {entry.prompts for entry in every}, any(OTHER in entry.prompts for entry in every)
+    slowed_by = {entry.slowed_by for line in lines for entry in line.measurements.values()}
+    slowed = sorted({sentence for sentences in slowed_by for sentence in sentences.split("|")} - {""})
     sentences = {
         "There are no samples.": not lines,
         "In brackets: 95% interval by item.": bool(lines),
         "Intervals of speed also cover the rounds in which the systems took turns.": True in rounds,
         "A speed of one round has an interval that leaves out changes of the machine's own speed.": False in rounds,
-        f"Speed is {SLOWED}{', '.join(sorted(slowed))}.": bool(slowed),
-        MINI_CAPTION: any(one.mini for one in every),
+        f"Speed is {SLOWED}{', '.join(slowed)}.": bool(slowed),
+        MINI_CAPTION: mini,
         f"{num_errors} samples are errors and in no figure; run the same command again to retry them.": num_errors > 0,
         f"{num_refused} {REFUSED_NOTE}.": num_refused > 0,
         f"No isolation: {UNISOLATED}.": not all(line.isolated for line in lines),
-        "Fused: fewer forwards for the same tokens than the paper's algorithm makes.": any(
-            one.decoded_fused for one in every
-        ),
-        "Cut short: responses that reached the length of the settings, and so may lack their answer.": any(
-            one.num_cut for one in every
-        ),
-        "Tasks with _release: asked with the prompts of ReFusion's release, zero-shot.": any(
-            one.prompts == RELEASE for one in every
-        ),
-        "Other prompts: neither those of this project nor those of the release.": any(
-            OTHER in one.prompts for one in every
-        ),
+        "Fused: fewer forwards for the same tokens than the paper's algorithm makes.": fused,
+        "Cut short: responses that reached the length of the settings, and so may lack their answer.": cut,
+        "Tasks with _release: asked with the prompts of ReFusion's release, zero-shot.": release,
+        "Other prompts: neither those of this project nor those of the release.": other,
         "No TPS where no sample was decoded alone after a warm-up, or on several machines.": None in rounds,
     }
     return " ".join(sentence for sentence, holds in sentences.items() if holds)
@@ -253,20 +248,17 @@ class SpeedRow(NamedTuple):
 
     @property
     def tps(self) -> Measurement:
-        """The measurement that says what the row is about."""
         return self.measurements["tps"]
 
     @property
     def complete(self) -> bool:
-        """Whether no sample that was asked for is missing."""
         return all(entry.complete for entry in self.measurements.values())
 
 
 def speed_rows(measurements: Sequence[Measurement]) -> list[SpeedRow]:
     """The timed measurements, one row for each task and run, in their order; means last.
 
-    Raises:
-        StoreError: nothing was timed, machines or task versions differ, or a run has a task twice.
+    Raises StoreError if nothing was timed, if machines or task versions differ, or if a run has a task twice.
     """
     metrics = {column.metric for column in (*SPEED_COLUMNS, *ENERGY_COLUMNS)}
     groups: dict[tuple[bool, str, str], dict[str, Measurement]] = {}
@@ -281,11 +273,9 @@ def speed_rows(measurements: Sequence[Measurement]) -> list[SpeedRow]:
     if not timed:
         raise StoreError("nothing was timed in these runs; decode at batch size 1, or some of it with tps_samples")
     for mini in (False, True):
-        require_comparable([one for group in timed for one in group.values() if one.mini == mini])
-    most: dict[tuple[bool, str], int] = defaultdict(int)
-    for tps in (group["tps"] for group in timed):
-        most[tps.mini, tps.benchmark] = max(tps.n, most[tps.mini, tps.benchmark])
-    rows = [SpeedRow(group, group["tps"].n < most[group["tps"].mini, group["tps"].benchmark]) for group in timed]
+        require_comparable([entry for group in timed for entry in group.values() if entry.mini == mini])
+    fewer = _have_fewer(((group["tps"].mini, group["tps"].benchmark), group["tps"].n) for group in timed)
+    rows = [SpeedRow(group, has_fewer) for group, has_fewer in zip(timed, fewer, strict=True)]
     return sorted(rows, key=lambda row: (row.tps.mini, row.tps.is_mean, row.tps.benchmark))
 
 
@@ -297,45 +287,38 @@ def _columns(rows: Sequence[SpeedRow]) -> tuple[Column, ...]:
 
 
 def speed_table(rows: Sequence[SpeedRow]) -> Table:
-    """The rows as a table."""
     lines, columns = [], _columns(rows)
     for row in rows:
         tps = row.tps
-        facts = {
+        marks = {
             tps.run_id: any(other.tps.label == tps.label and other.tps.run_id != tps.run_id for other in rows),
             "half-written": not row.complete,
             "fewer items": row.fewer,
             "fused": tps.fused,
         }
-        marks = [mark for mark, holds in facts.items() if holds]
         task = f"{tps.benchmark} (mini)" if tps.mini else tps.benchmark
-        system = f"{tps.label} [{', '.join(marks)}]" if marks else tps.label
         cells = [column.text(row.measurements.get(column.metric)) for column in columns]
-        lines.append((task, system, str(tps.n), *cells))
-    explained = [_FEWER_NOTE] if any(row.fewer for row in rows) else []
-    explained += [_ENERGY_NOTE] if len(columns) > len(SPEED_COLUMNS) else []
-    explained += [_FUSED_NOTE] if any(row.tps.fused for row in rows) else []
-    return Table(
-        title="Speed of one request at a time",
-        columns=("Task", "System", "n", *(column.heading for column in columns)),
-        rows=lines,
-        num_left=2,
-        notes=(*_SPEED_NOTES, *explained, f"Measured on {' and '.join(sorted({row.tps.hardware for row in rows}))}."),
-    )
+        lines.append((task, _marked(tps.label, marks), str(tps.n), *cells))
+    explained = {
+        _FEWER_NOTE: any(row.fewer for row in rows),
+        _ENERGY_NOTE: len(columns) > len(SPEED_COLUMNS),
+        _FUSED_NOTE: any(row.tps.fused for row in rows),
+    }
+    notes = [*_SPEED_NOTES, *(note for note, holds in explained.items() if holds)]
+    notes.append(f"Measured on {' and '.join(sorted({row.tps.hardware for row in rows}))}.")
+    headings = ("Task", "System", "n", *(column.heading for column in columns))
+    return Table(title="Speed of one request at a time", columns=headings, rows=lines, num_left=2, notes=notes)
 
 
 def speed_cells(rows: Sequence[SpeedRow]) -> tuple[list[str], list[list[Any]]]:
     """Column names, and the values of every row in their order."""
-    head = ["run_id", "system", "task", "mini", "complete", "n", "fewer", "fused", "hardware"]
-    columns = _columns(rows)
-    for column in columns:
-        head += [column.metric, f"{column.metric}_ci_low", f"{column.metric}_ci_high"]
     lines = []
     for row in rows:
         tps = row.tps
-        line = [tps.run_id, tps.label, tps.benchmark, tps.mini, row.complete, tps.n, row.fewer, tps.fused, tps.hardware]
-        for column in columns:
+        line: dict[str, Any] = {"run_id": tps.run_id, "system": tps.label, "task": tps.benchmark, "mini": tps.mini}
+        line |= {"complete": row.complete, "n": tps.n, "fewer": row.fewer, "fused": tps.fused, "hardware": tps.hardware}
+        for column in _columns(rows):
             measurement = row.measurements.get(column.metric)
-            line += [None] * 3 if measurement is None else [measurement.value, measurement.ci_low, measurement.ci_high]
+            line |= interval_cells(column.metric, None if measurement is None else measurement.interval)
         lines.append(line)
-    return head, lines
+    return list(lines[0]), [list(line.values()) for line in lines]

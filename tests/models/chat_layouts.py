@@ -23,9 +23,9 @@ from refusion_eval.bench import command
 from refusion_eval.benchmarks import BENCHMARKS, Task
 from refusion_eval.evaluation.loop import _job
 from refusion_eval.lm_eval_plugin.adapter import RefusionLM
+from refusion_eval.paper.locality.study import LocalitySettings, encode_responses
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.system import System
-from refusion_eval.studies.locality.measure import LocalitySettings, encode_responses
 from refusion_eval.training.data.samples import encode
 
 TINY = Path(__file__).resolve().parents[1] / "data" / "parity" / "tiny"

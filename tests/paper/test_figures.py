@@ -14,6 +14,7 @@ from refusion_eval.paper.draw_baseline import Label, draw_against_baseline, plac
 from refusion_eval.paper.draw_curves import sweet_spot
 from refusion_eval.paper.draw_text import lay_out
 from refusion_eval.paper.figures import FIGURES, rows_of, write_figure
+from refusion_eval.paper.locality.study import COLUMNS
 from refusion_eval.paper.names import FUSED_SENTENCE, caption, system_label
 from refusion_eval.paper.points import (
     DELTA_SCORE,
@@ -29,7 +30,6 @@ from refusion_eval.paper.rows import BASELINE, OPERATING_POINT, Point, TokenCell
 from refusion_eval.paper.style import COLUMN_WIDTH, ORDERED, TEXT_WIDTH, in_order
 from refusion_eval.results.measurement import system_key
 from refusion_eval.results.render import latex_text, read_csv, write_csv
-from refusion_eval.studies.locality.report import COLUMNS
 from tests.paper.conftest import write_sweep
 
 POINT = {"label": "ReFusion", "origin": "measured", "metric": "delta_score", "panel": "tau_slot"}

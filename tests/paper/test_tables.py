@@ -196,7 +196,9 @@ NASTY = r"a_b & 50% $x$ #1 {y} ~z ^w \q <t> | [u] * `v`"
 def nasty_table():
     figure = TableCell(text="1.0", low="0.5", high="1.5", n=3, emphasis="best")
     row = TableRow(cells=(*text_cells(NASTY), figure), origin="measured")
-    return Table(name="t", title=NASTY, columns=("a_b", "x%"), num_left=1, rows=[row], notes=[NASTY], literal=True)
+    return Table(
+        name="t", title=NASTY, columns=("a_b", "x%"), num_left=1, rows=[row], notes=[NASTY], escape=markdown_text
+    )
 
 
 def test_latex_escapes_every_special_character():

@@ -89,6 +89,15 @@ def test_every_figure_is_a_row_with_its_interval_and_facts(run, tmp_path):
     assert header == list(results.figures(run).columns[: len(header)])
 
 
+def test_figures_of_several_batch_sizes_or_of_no_sample_have_a_row(write_run):
+    several = write_run("several", [sample(0, batch_size=1), sample(1, batch_size=8)])
+    assert set(results.figures(several)["batch_size"]) == {"1", "1|8"}
+    failed = sample(0, error="out of memory", num_tokens=0, num_forwards=0, trace=None)
+    frame = results.figures(write_run("failed", [failed], scored=[]))
+    assert list(frame["batch_size"]) == [""]
+    assert results.figures(write_run("one", [sample(0)]))["batch_size"].dtype == "int64"
+
+
 def test_no_runs_give_frames_without_rows_and_no_run_is_refused(tmp_path):
     assert results.load([]).empty
     assert results.figures([]).empty

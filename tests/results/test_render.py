@@ -82,7 +82,7 @@ def test_markdown_marks_best_and_published_figures():
 
 def test_markdown_escapes_what_it_would_not_show_as_it_is():
     assert markdown_text("a|b*c_d\ne") == r"a\|b\*c\_d e"
-    assert "| *2\\_3* |" in Table(columns=("a_b",), rows=[LITERAL], literal=True).markdown()
+    assert "| *2\\_3* |" in Table(columns=("a_b",), rows=[LITERAL], escape=markdown_text).markdown()
 
 
 def test_latex_has_the_intervals_in_a_line_of_their_own_unless_they_are_left_out():

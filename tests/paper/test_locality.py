@@ -15,17 +15,20 @@ from refusion_eval.benchmarks import BENCHMARKS, Task
 from refusion_eval.cli import app, numbers_of
 from refusion_eval.errors import ConfigError, DataError
 from refusion_eval.models.checkpoint import CARDS
-from refusion_eval.studies.locality import measure as locality
-from refusion_eval.studies.locality.measure import (
+from refusion_eval.paper.locality import study as locality
+from refusion_eval.paper.locality.study import (
+    COLUMNS,
     MAX_DISTANCE,
+    MINI_BENCHMARK,
     GoldResponse,
     LocalitySettings,
     choose_reading,
+    gold_pairs,
+    locality_command,
     mask_response,
     mask_responses,
     measure_locality,
 )
-from refusion_eval.studies.locality.report import COLUMNS, MINI_BENCHMARK, gold_pairs, locality_command
 
 RUNNER = CliRunner()
 FEW = LocalitySettings(num_responses=3, reveals=4)

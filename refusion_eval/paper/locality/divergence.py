@@ -1,14 +1,10 @@
 """How far the distributions at masked positions move when one more token is revealed (arXiv 2512.13586, section 4.1).
 
-The measure is the Jensen-Shannon divergence in nats: with m = (p + q) / 2 it is (KL(p, m) + KL(q, m)) / 2, between 0
-and ln 2. Divide by ln 2 (multiply by 1.4427) for bits.
-
 Shapes: N rows that are read, M masked positions, K revealed positions, C residual width, V vocabulary.
 """
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Literal, NamedTuple
 
@@ -29,8 +25,7 @@ Reading = Literal["bidirectional", "bidirectional_shifted", "refusion"]
 _ARRAYS_AT_ONCE = 8
 
 
-@dataclass(frozen=True, slots=True)
-class MaskedText:
+class MaskedText(NamedTuple):
     """A text with masked positions, ascending, some of which are to be revealed."""
 
     tokens: Sequence[int]
@@ -49,9 +44,9 @@ class _Arranged(NamedTuple):
 def reveal_divergences(
     model: Transformer, texts: Sequence[MaskedText], reading: Reading, mask_id: int, batch_size: int
 ) -> Iterator[npt.NDArray[np.float64]]:
-    """Compares the distributions at all masked positions before and after each single reveal.
+    """For each text, in order, the divergences before and after each single reveal in nats, float64, [K, M].
 
-    The readings:
+    The orders are those of `revealed` and `masked`; NaN where the revealed position is the masked one. The readings:
         bidirectional: every row sees every row, and the row of a mask predicts its own position (LLaDA).
         bidirectional_shifted: every row sees every row, and row i - 1 predicts position i (Dream).
         refusion: attention is causal over the prompt and all clean tokens in the order of their positions, then all
@@ -60,14 +55,8 @@ def reveal_divergences(
             front of all masks: the masks before it see a new row, those after it see its token instead of its mask. The
             two directions therefore differ.
 
-    Args:
-        batch_size: texts in one forward, >= 1. A text counts once as it is and once for each revealed position.
-
-    Yields:
-        For each text, in order, the divergences in nats, [K, M] in the orders of `revealed` and `masked`. NaN where the
-
-    Raises:
-        DecodeError: logits are not finite.
+    A forward holds `batch_size` texts, >= 1; a text counts once as it is and once for each revealed position. Raises
+    DecodeError if logits are not finite.
     """
     arranged = chain.from_iterable(_variants(text, reading, mask_id) for text in texts)
     read = _read_rows(model, arranged, batch_size, is_causal=reading == "refusion")
@@ -81,15 +70,13 @@ def reveal_divergences(
 
 
 def jensen_shannon(log_p_NV: Tensor, log_q_NV: Tensor) -> Tensor:
-    """Jensen-Shannon divergence of distributions that are given by their log-probabilities.
+    """Jensen-Shannon divergence of distributions that are given by their log-probabilities, in nats, float64, [N].
 
-    With d = |log q - log p| a token contributes m (ln 2 - H(s)), where H is the binary entropy, s = 1 / (1 + exp(-d))
-    and m = (p + q) / 2. Every contribution is >= 0, so nothing cancels between tokens. For small d the contribution is
-    computed in a form without cancellation: ln 2 - H(s) = (d tanh(d/2) + ln(1 - tanh(d/2)^2)) / 2.
-
-    Returns:
-        Divergence of each row in nats, float64, [N].
+    With m = (p + q) / 2 it is (KL(p, m) + KL(q, m)) / 2, between 0 and ln 2. With d = |log q - log p| a token
+    contributes m (ln 2 - H(s)), where H is the binary entropy and s = 1 / (1 + exp(-d)). Every contribution is >= 0, so
+    nothing cancels between tokens.
     """
+    # For small d without cancellation: ln 2 - H(s) = (d tanh(d/2) + ln(1 - tanh(d/2)^2)) / 2.
     difference_NV = (log_q_NV - log_p_NV).abs()
     tanh_NV = (difference_NV / 2).tanh()
     small_NV = (difference_NV * tanh_NV + torch.log1p(-tanh_NV * tanh_NV)) / 2
@@ -100,10 +87,7 @@ def jensen_shannon(log_p_NV: Tensor, log_q_NV: Tensor) -> Tensor:
 
 
 def _variants(text: MaskedText, reading: Reading, mask_id: int) -> Iterator[_Arranged]:
-    """The text with all masks, then with each revealed position in turn, arranged for a forward.
-
-    All variants read the rows of `text.masked`, so that they can be compared.
-    """
+    """The text with all masks, then with each revealed position in turn; all read the rows of `text.masked`."""
     shift = int(reading == "bidirectional_shifted")
     for revealed in (None, *text.revealed):
         hidden = [position for position in text.masked if position != revealed]
@@ -138,7 +122,7 @@ def _divergences(model: Transformer, base_MC: Tensor, revealed_MC: Sequence[Tens
     for base_NC, *variants_NC in zip(*(rows.split(rows_at_once) for rows in (base_MC, *revealed_MC)), strict=True):
         log_p_NV = model.logits(base_NC).log_softmax(dim=-1)
         chunks.append(
-            torch.stack([jensen_shannon(log_p_NV, model.logits(each).log_softmax(dim=-1)) for each in variants_NC])
+            torch.stack([jensen_shannon(log_p_NV, model.logits(rows).log_softmax(dim=-1)) for rows in variants_NC])
         )
     divergence_KM: npt.NDArray[np.float64] = torch.cat(chunks, dim=1).cpu().numpy()
     return divergence_KM

@@ -14,8 +14,8 @@ import refusion_eval
 from refusion_eval.errors import DecodeError
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.models.weights import Weights
-from refusion_eval.studies.locality import divergence
-from refusion_eval.studies.locality.divergence import MaskedText, jensen_shannon, reveal_divergences
+from refusion_eval.paper.locality import divergence
+from refusion_eval.paper.locality.divergence import MaskedText, jensen_shannon, reveal_divergences
 from tests.engine.random_model import VOCAB_SIZE, dense_logits, random_transformer
 from tests.models import tiny
 

@@ -1,1 +1,0 @@
-"""Studies: measurements of one question each."""
