@@ -1,6 +1,7 @@
 """The few Linux calls that Python's standard library lacks, through ctypes; each raises OSError like its own."""
 
 import ctypes
+import errno
 import functools
 import os
 import signal
@@ -8,19 +9,19 @@ import stat
 import struct
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 _CLONE_VM, _CLONE_FILES = 0x100, 0x400
 _STACK_BYTES, _STACK_ALIGNMENT = 1 << 14, 16
+_STACK = ctypes.create_string_buffer(_STACK_BYTES)  # kept, because a process runs on it
 _SIGNAL_SET_BYTES = 128
-CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 
 MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x1000, 0x4000, 0x40000
 _MNT_DETACH = 2
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 0x1, 0x2, 0x4
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP = 1, 4, 22, 24
-_PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 36, 38, 47
-_PR_CAP_AMBIENT_CLEAR_ALL = 4
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
+_PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 22, 24, 47, 4
 _SECCOMP_MODE_FILTER = 2
 _CAPABILITY_VERSION_3 = 0x20080522
 _NUM_CAPABILITIES = 64
@@ -67,23 +68,15 @@ def unshare(flags: int) -> None:
 
 
 def setns(fd: int, flags: int) -> None:
-    """Enter the namespace that `fd` names."""
     _call("setns", fd, flags)
 
 
-@functools.cache
-def _stack() -> "ctypes.Array[ctypes.c_char]":
-    return ctypes.create_string_buffer(_STACK_BYTES)
-
-
 def start_first_process() -> int:
-    """Start a process that waits until it is killed, for instance as the first of a new pid namespace; returns its pid.
-
-    The kernel spares the first process of a namespace every signal that it has no handler for, and ends the others with
-    it. This one has the memory and the open files of its parent, because a copy would take forty times as long; it
-    never comes back from the C library's pause(), because it takes no signals. Only one at a time may run.
-    """
-    top = (ctypes.addressof(_stack()) + _STACK_BYTES) // _STACK_ALIGNMENT * _STACK_ALIGNMENT
+    """Start the first process of a new pid namespace, which waits until it is killed; only one at a time may run."""
+    # The kernel spares the first process of a namespace every signal that it has no handler for, and ends the others
+    # with it. This one has the memory and the open files of its parent, because a copy would take forty times as long;
+    # it never comes back from the C library's pause(), because it takes no signals.
+    top = (ctypes.addressof(_STACK) + _STACK_BYTES) // _STACK_ALIGNMENT * _STACK_ALIGNMENT
     pause = ctypes.cast(_libc().pause, ctypes.c_void_p)
     flags = _CLONE_VM | _CLONE_FILES | signal.SIGCHLD
     before = ctypes.create_string_buffer(_SIGNAL_SET_BYTES)
@@ -96,12 +89,10 @@ def start_first_process() -> int:
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
-    """Mount a file system, or bind a path."""
     _call("mount", os.fsencode(source), os.fsencode(target), os.fsencode(kind), flags, os.fsencode(data))
 
 
 def unmount_lazily(target: str) -> None:
-    """Detach a mount and all below it."""
     _call("umount2", os.fsencode(target), _MNT_DETACH)
 
 
@@ -114,37 +105,21 @@ def set_mount_attributes(target: str, attributes: int, *, recursive: bool) -> No
 
 
 def pivot_root(new_root: str, put_old: str) -> None:
-    """Make `new_root` the root of this mount namespace."""
     _syscall("pivot_root", _SYS_PIVOT_ROOT[os.uname().machine], os.fsencode(new_root), os.fsencode(put_old))
 
 
-def die_with_parent(signal_number: int) -> None:
-    """Ask for a signal when the thread that made this process ends; lost on a change of uid."""
-    _call("prctl", _PR_SET_PDEATHSIG, signal_number, 0, 0, 0)
-
-
-def be_dumpable() -> None:
-    """Own /proc/self again after a change of uid."""
-    _call("prctl", _PR_SET_DUMPABLE, 1, 0, 0, 0)
-
-
-def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends."""
-    _call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def no_new_privileges() -> None:
-    """Give up setuid programs and file capabilities for good."""
-    _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+def prctl(option: int, value: int) -> None:
+    """Change this process: PR_SET_PDEATHSIG is lost on a change of uid, PR_SET_NO_NEW_PRIVS is for good."""
+    _call("prctl", option, value, 0, 0, 0)
 
 
 def drop_bounding_capabilities() -> None:
     """Empty the bounding set; needs CAP_SETPCAP, so it comes before a change of uid."""
     for capability in range(_NUM_CAPABILITIES):
         try:
-            _call("prctl", _PR_CAPBSET_DROP, capability, 0, 0, 0)
+            prctl(_PR_CAPBSET_DROP, capability)
         except OSError as error:
-            if error.errno == 22:  # EINVAL: past the last capability this kernel knows
+            if error.errno == errno.EINVAL:  # past the last capability this kernel knows
                 return
             raise
 
@@ -157,7 +132,7 @@ def drop_capabilities() -> None:
 
 
 def install_seccomp(program: bytes) -> None:
-    """Install a BPF program (8-byte instructions); needs `no_new_privileges` first."""
+    """Install a BPF program (8-byte instructions); needs PR_SET_NO_NEW_PRIVS first."""
     buffer = ctypes.create_string_buffer(program, len(program))
     filter_header = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer)))
     _call("prctl", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(filter_header), 0, 0)
@@ -172,10 +147,9 @@ def landlock_abi() -> int:
 
 
 def landlock_ruleset(readable: list[str], hidden_names: frozenset[str]) -> int:
-    """Make a Landlock ruleset, and return its descriptor; every right it knows is refused except as said here.
+    """Descriptor of a ruleset that refuses all rights but to read folders, and to read and write devices (`readable`).
 
-    `readable` are folders whose files may be read, and device files that may be read and written. Entries of these
-    folders with one of the hidden names (installed packages) stay unreadable.
+    Entries of these folders with one of the hidden names (installed packages) stay unreadable.
     """
     abi = landlock_abi()
     files = _FIRST_RIGHTS
@@ -209,7 +183,6 @@ def _landlock_create(attributes: bytes) -> int:
 
 
 def _landlock_allow(ruleset_fd: int, rights: int, path: str) -> None:
-    """Allow rights below a path (or on one file)."""
     path_fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         rule = struct.pack("=Qi", rights, path_fd)
@@ -219,5 +192,5 @@ def _landlock_allow(ruleset_fd: int, rights: int, path: str) -> None:
 
 
 def landlock_restrict(ruleset_fd: int) -> None:
-    """Bind this process and its children to a ruleset for good; needs `no_new_privileges` first."""
+    """Bind this process and its children to a ruleset for good; needs PR_SET_NO_NEW_PRIVS first."""
     _syscall("landlock_restrict_self", _SYS_LANDLOCK_RESTRICT_SELF, ruleset_fd, 0)

@@ -1,8 +1,8 @@
-"""The input and the result of a check. This module starts no process and makes no system call."""
+"""The input and the result of a check."""
 
 from dataclasses import dataclass
 
-# Reason -> status. One place decides, so that no caller can count a fault of ours as a fault of the model.
+# Reason -> status. One place decides, so that no caller can count a fault of the sandbox as a fault of the model.
 STATUS_OF_REASON = {
     "passed": "passed",
     "failed_assertion": "failed",
@@ -21,7 +21,6 @@ STATUS_OF_REASON = {
     "sandbox_error": "error",
     "worker_broke": "error",
 }
-
 
 _MAX_DETAIL_CHARS = 400
 
@@ -74,10 +73,10 @@ class CheckResult:
 
 
 def result_of(reason: str, detail: str, seconds: float, tier: str) -> CheckResult:
-    """Build the result that belongs to a reason (its status follows from `STATUS_OF_REASON`)."""
-    status = STATUS_OF_REASON[reason]
+    """Build the result that belongs to a reason."""
     detail = "".join(char if char.isprintable() else " " for char in detail[:_MAX_DETAIL_CHARS])
-    return CheckResult(status=status, reason=reason, detail=detail, seconds=round(seconds, 4), tier=tier)
+    seconds = round(seconds, 4)
+    return CheckResult(status=STATUS_OF_REASON[reason], reason=reason, detail=detail, seconds=seconds, tier=tier)
 
 
 def hard_wall_s(timeout_s: float) -> float:

@@ -52,7 +52,7 @@ for number in {numbers}:
     steps += [(0x15, 0, 1, number), (0x06, 0, 0, 0x00050001)]
 steps.append((0x06, 0, 0, 0x7FFF0000))
 if len(steps) > 2:
-    linux.no_new_privileges()
+    linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     linux.install_seccomp(b"".join(struct.pack("=HBBI", *step) for step in steps))
 report = probe()
 print(report.tier, report.profile)
@@ -158,7 +158,7 @@ def home_with_python():
     shutil.copytree(stdlib, home / ".pyenv" / "lib" / stdlib.name, ignore=ignored)
     package = Path(sandbox.__file__).parents[1]
     shutil.copytree(package / "sandbox", home / "checkout" / package.name / "sandbox")
-    for name in ("__init__.py", "errors.py", "untrusted.py"):
+    for name in ("__init__.py", "errors.py", "untrusted.py", "version.py"):
         shutil.copy(package / name, home / "checkout" / package.name)
     yield home, python
     shutil.rmtree(home)
