@@ -108,7 +108,6 @@ class Guest:
                 self._send(nonce, "raised", error.with_traceback(None), *_describe_error(error))
 
     def _ask(self, how: str, lent: Any, args: tuple[Any, ...], kwargs: tuple[Any, ...]) -> Any:
-        """Have the judge use an object of the test."""
         with self._one_at_a_time:
             self._send(self._nonce, "ask", how, lent, args, kwargs)
             while True:
@@ -147,7 +146,6 @@ class Guest:
         return self._loop.run_until_complete(task), waited[0]
 
     def _describe(self, value: Any) -> Any:
-        """Pack an object that is not plain data."""
         kind = type(value)
         if issubclass(kind, type):
             return self._class(value)
@@ -187,7 +185,6 @@ class Guest:
         return self._classes[kind]
 
     def _build(self, tag: str, rest: list[Any]) -> Any:
-        """Make what stands for an object of the test."""
         if tag == "n":
             module, name = rest
             return operator.attrgetter(name)(importlib.import_module(module))

@@ -191,13 +191,6 @@ def make_ruleset(profile: Profile, folders: list[str]) -> int | None:
     return linux.landlock_ruleset([*folders, *layout.DEVICES], layout.HIDDEN_NAMES)
 
 
-def open_streams() -> None:
-    """Open the standard streams anew, on the null device: a program's flags on its own reach no other program's."""
-    streams = os.open(os.devnull, os.O_RDWR)
-    for fd in range(3):
-        os.dup2(streams, fd)
-
-
 def lock_down(profile: Profile, uid: int, ruleset_fd: int | None, limits: dict[int, int], filter_bytes: bytes) -> None:
     """Give up everything a program and its test must not have; nothing can be regained afterwards."""
     for name, value in limits.items():
@@ -219,7 +212,6 @@ def lock_down(profile: Profile, uid: int, ruleset_fd: int | None, limits: dict[i
 
 
 def limits_of(memory_bytes: int, cpu_s: int, num_processes: int) -> dict[int, int]:
-    """Resource limits of a program or of a judge."""
     return {
         resource.RLIMIT_AS: memory_bytes,
         resource.RLIMIT_CPU: cpu_s,

@@ -46,10 +46,6 @@ def judge(sock: socket.socket, program: str, case: Case, asks_data: bool) -> Jud
         return _unusable(error)
     wanted, modules = case.analysis.names(set(namespace))
     candidate = Candidate(sock, case, wanted, namespace, asks_data)
-    try:
-        candidate.wait_until_ready()
-    except (RuntimeError, OSError) as error:
-        return JudgeResult("sandbox_error", str(error))
     own_main = sys.modules["__main__"]
     sys.modules["__main__"] = main
     try:
@@ -94,7 +90,6 @@ def _run(candidate: Candidate, program: str, code: Any, modules: list[str], name
 
 
 def _raised(candidate: Candidate, error: BaseException) -> JudgeResult:
-    """Say why a test ended with an exception."""
     for remote, text in candidate.remote_errors:
         if remote is error:
             return JudgeResult("memory" if isinstance(error, MemoryError) else "raised", text)

@@ -26,10 +26,14 @@ _SECCOMP_MODE_FILTER = 2
 _CAPABILITY_VERSION_3 = 0x20080522
 _NUM_CAPABILITIES = 64
 
-# The same numbers on every architecture that has them: they are newer than the shared table.
-_SYS_MOUNT_SETATTR = 442
-_SYS_LANDLOCK_CREATE_RULESET, _SYS_LANDLOCK_ADD_RULE, _SYS_LANDLOCK_RESTRICT_SELF = 444, 445, 446
-_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_SYSTEM_CALLS = {
+    "pivot_root": {"x86_64": 155, "aarch64": 41}.get(os.uname().machine, -1),
+    # The same numbers on every architecture that has them: they are newer than the shared table.
+    "mount_setattr": 442,
+    "landlock_create_ruleset": 444,
+    "landlock_add_rule": 445,
+    "landlock_restrict_self": 446,
+}
 
 LANDLOCK_ABI_SIGNALS = 6  # first version of Landlock that stops signals to processes outside
 _LANDLOCK_ABI_TCP = 4
@@ -53,13 +57,12 @@ def _check(result: int, what: str) -> int:
 
 
 def _call(name: str, *args: int | bytes | None) -> int:
-    wrapped = [ctypes.c_char_p(arg) if arg is None or isinstance(arg, bytes) else ctypes.c_ulong(arg) for arg in args]
-    return _check(getattr(_libc(), name)(*wrapped), name)
-
-
-def _syscall(what: str, number: int, *args: int | bytes | None) -> int:
-    wrapped = [ctypes.c_char_p(arg) if arg is None or isinstance(arg, bytes) else ctypes.c_long(arg) for arg in args]
-    return _check(_libc().syscall(ctypes.c_long(number), *wrapped), what)
+    """Call a function of the C library, or make a system call for which older versions have none."""
+    if name in _SYSTEM_CALLS:
+        call = functools.partial(_libc().syscall, ctypes.c_long(_SYSTEM_CALLS[name]))
+    else:
+        call = getattr(_libc(), name)
+    return _check(call(*[arg if isinstance(arg, bytes | None) else ctypes.c_ulong(arg) for arg in args]), name)
 
 
 def unshare(flags: int) -> None:
@@ -100,12 +103,11 @@ def set_mount_attributes(target: str, attributes: int, *, recursive: bool) -> No
     """Add MOUNT_ATTR_* to a mount, or to all mounts below a path as well (kernel 5.12 or newer)."""
     structure = struct.pack("=QQQQ", attributes, 0, 0, 0)
     flags = _AT_RECURSIVE if recursive else 0
-    path = os.fsencode(target)
-    _syscall("mount_setattr", _SYS_MOUNT_SETATTR, _AT_FDCWD, path, flags, structure, len(structure))
+    _call("mount_setattr", _AT_FDCWD, os.fsencode(target), flags, structure, len(structure))
 
 
 def pivot_root(new_root: str, put_old: str) -> None:
-    _syscall("pivot_root", _SYS_PIVOT_ROOT[os.uname().machine], os.fsencode(new_root), os.fsencode(put_old))
+    _call("pivot_root", os.fsencode(new_root), os.fsencode(put_old))
 
 
 def prctl(option: int, value: int) -> None:
@@ -141,7 +143,7 @@ def install_seccomp(program: bytes) -> None:
 def landlock_abi() -> int:
     """Version of Landlock that the kernel offers; 0 for none."""
     try:
-        return _syscall("landlock", _SYS_LANDLOCK_CREATE_RULESET, None, 0, 1)
+        return _call("landlock_create_ruleset", None, 0, 1)
     except OSError:
         return 0
 
@@ -179,18 +181,18 @@ def landlock_own_signals_only() -> int:
 
 
 def _landlock_create(attributes: bytes) -> int:
-    return _syscall("landlock_create_ruleset", _SYS_LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0)
+    return _call("landlock_create_ruleset", attributes, len(attributes), 0)
 
 
 def _landlock_allow(ruleset_fd: int, rights: int, path: str) -> None:
     path_fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         rule = struct.pack("=Qi", rights, path_fd)
-        _syscall("landlock_add_rule", _SYS_LANDLOCK_ADD_RULE, ruleset_fd, 1, rule, 0)
+        _call("landlock_add_rule", ruleset_fd, 1, rule, 0)
     finally:
         os.close(path_fd)
 
 
 def landlock_restrict(ruleset_fd: int) -> None:
     """Bind this process and its children to a ruleset for good; needs PR_SET_NO_NEW_PRIVS first."""
-    _syscall("landlock_restrict_self", _SYS_LANDLOCK_RESTRICT_SELF, ruleset_fd, 0)
+    _call("landlock_restrict_self", ruleset_fd, 0)

@@ -73,9 +73,7 @@ class Asked(Protocol):
     def wait_for(self, value: Any) -> Any: ...
 
 
-class _Attribute:
-    """An attribute that is read and written there."""
-
+class _Attribute:  # that is read and written in the guest
     def __init__(self, candidate: Asked, name: str, base: type = object) -> None:
         self._candidate = candidate
         self._name = name

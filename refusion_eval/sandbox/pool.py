@@ -2,7 +2,6 @@
 
 import atexit
 import contextlib
-import dataclasses
 import json
 import os
 import queue
@@ -119,9 +118,8 @@ class WorkerProcess:
             raise SandboxError(f"a sandbox worker broke: {type(error).__name__}: {error}") from error
         if report["stopped"] == JUDGE_KILLED:
             raise SandboxError("a sandbox worker broke: its judge was killed, maybe by a machine out of memory")
-        reason, detail = _merge(outcome, report)
-        verdict = result_of(reason, detail, time.monotonic() - started_s, self._tier)
-        return dataclasses.replace(verdict, waited_s=round(report["waited_s"], 4))
+        seconds = time.monotonic() - started_s
+        return result_of(*_merge(outcome, report), seconds, self._tier, report["waited_s"])
 
     def _exchange(self, program: Program, asks_data: bool = False) -> tuple[list[Any] | None, dict[str, Any]]:
         job = {key: getattr(program, key) for key in ("candidate", "test", "helpers")} | {"asks_data": asks_data}
@@ -240,7 +238,6 @@ def check_all(
     workers: int | None,
     on_done: Callable[[int, CheckResult], None] | None,
 ) -> list[CheckResult]:
-    """Check programs on several workers; see `check_programs`."""
     threads = DaemonThreads(workers or default_workers())
     try:
         futures = [threads.submit(partial(check_on, profile_name, tier, program)) for program in programs]

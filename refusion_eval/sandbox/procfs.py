@@ -59,7 +59,6 @@ class Proc:
         return children
 
     def tree(self, pid: int) -> list[int]:
-        """A process and all its descendants."""
         members = [pid]
         for member in members:
             members += [child for child in self.children(member) if child not in members]

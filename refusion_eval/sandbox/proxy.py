@@ -7,6 +7,7 @@ import secrets
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, MethodWrapperType, TracebackType
@@ -53,17 +54,14 @@ class Candidate:
         self.passed_over = False  # whether data told something about itself past a method that its class has for that
         self.inseparable = ""
 
-    def wait_until_ready(self) -> None:
-        """Wait for the guest to be locked down, before the candidate runs; RuntimeError if that failed."""
-        try:
-            first = wire.receive(self._sock)
-        except wire.WireError as error:
-            raise RuntimeError(f"the sandbox did not start: {error}") from None
-        if first != ["ready"]:
-            raise RuntimeError(f"the sandbox did not start: {str(first)[:300]}")
-
     def load(self, source: str) -> None:
-        """Have the program run; raises as `request`, or SyntaxError."""
+        """Have the program run once the guest is locked down; raises as `request`, or SyntaxError."""
+        try:
+            ready: Any = wire.receive(self._sock)
+        except (wire.WireError, OSError) as error:
+            ready = error
+        if ready != ["ready"]:
+            raise Broken("sandbox_error", f"the sandbox did not start: {str(ready)[:300]}")
         self.request("load", source, tuple(self._wanted), self._case.imports)
 
     def request(self, name: str, *operands: Any) -> Any:
@@ -109,11 +107,10 @@ class Candidate:
         is_new = number > newest and self._mentioned[number] == 1  # else a list or an attribute may hold it, too
         named = any(self._namespace.get(name) is function for name in self._case.analysis.classes)
         if is_new and named and isinstance(function, type) and type.__instancecheck__(function, result):
-            self._note_made(result)
+            self._made.add(number)
         return result
 
     def operate(self, name: str, value: Any, *operands: Any) -> Any:
-        """Ask for a special method of an object."""
         if name == "__exit__":
             *error, trace = operands
             swallows = self.request("special", value, name, *error, None)
@@ -127,7 +124,7 @@ class Candidate:
             return self._told[told]
         result = self.request("special", value, name, *operands)
         if name in mirror.OPERATORS and self.was_made(value) and type(result) is type(value):
-            self._note_made(result)
+            self._made.add(self._table.number_of(result) or 0)
         return result
 
     async def _leave_async(self, value: Any, kind: Any, raised: Any, trace: TracebackType | None) -> Any:
@@ -204,11 +201,6 @@ class Candidate:
     def was_made(self, value: Any) -> bool:
         return self._table.number_of(value) in self._made
 
-    def _note_made(self, value: Any) -> None:
-        number = self._table.number_of(value)
-        if number is not None:
-            self._made.add(number)
-
     def _exchange(self, name: str, operands: tuple[Any, ...]) -> tuple[Any, ...]:
         """The answer to a request: ("ok", result) or (how, exception, class name, message)."""
         nonce = secrets.token_hex(8)
@@ -268,7 +260,6 @@ class Candidate:
             self._send(nonce, "told", (result,))
 
     def _describe(self, value: Any) -> Any:
-        """Pack an object of the test that is not plain data."""
         if (in_library := _name_in_library(value)) is not None:
             return ["n", *in_library]
         if isinstance(value, BaseException):
@@ -301,7 +292,6 @@ class Candidate:
         return reference
 
     def _build(self, tag: str, rest: list[Any]) -> Any:
-        """Make the stand-in for an object of the candidate."""
         unpack = self._table.unpack
         if tag == "n":
             module, name = rest
@@ -342,6 +332,5 @@ def _name_in_library(value: Any) -> tuple[str, str] | None:
 
 def _is_raised_by(trace: TracebackType | None, lines: frozenset[int]) -> bool:
     """Whether an exception comes from one of these lines of the test."""
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is not None and trace.tb_frame.f_code.co_filename == TEST_FILE and trace.tb_lineno in lines
+    last = [*traceback.walk_tb(trace)][-1:]
+    return any(frame.f_code.co_filename == TEST_FILE and line in lines for frame, line in last)

@@ -72,11 +72,16 @@ class CheckResult:
         return self.status == "passed"
 
 
-def result_of(reason: str, detail: str, seconds: float, tier: str) -> CheckResult:
+def result_of(reason: str, detail: str, seconds: float, tier: str, waited_s: float = 0.0) -> CheckResult:
     """Build the result that belongs to a reason."""
-    detail = "".join(char if char.isprintable() else " " for char in detail[:_MAX_DETAIL_CHARS])
-    seconds = round(seconds, 4)
-    return CheckResult(status=STATUS_OF_REASON[reason], reason=reason, detail=detail, seconds=seconds, tier=tier)
+    return CheckResult(
+        status=STATUS_OF_REASON[reason],
+        reason=reason,
+        detail="".join(char if char.isprintable() else " " for char in detail[:_MAX_DETAIL_CHARS]),
+        seconds=round(seconds, 4),
+        tier=tier,
+        waited_s=round(waited_s, 4),
+    )
 
 
 def hard_wall_s(timeout_s: float) -> float:

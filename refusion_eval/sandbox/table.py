@@ -175,7 +175,6 @@ class ObjectTable:
         return wire.unpack(tag, items)
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """Stop sharing objects."""
         for number in numbers:
             del self._number_of[id(self._objects.pop(number))]
             self._contents.pop(number, None)

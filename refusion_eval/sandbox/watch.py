@@ -101,8 +101,6 @@ class JudgeProcess:
 
 @dataclass
 class Watched:
-    """A guest and its judge while they run."""
-
     proc: Proc
     judge: JudgeProcess
     guest_pid: int  # as the worker counts

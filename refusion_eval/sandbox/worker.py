@@ -104,7 +104,7 @@ class Worker:
             guest_pid,
             guest_number,
             self._first[1],
-            timeout_s,
+            timeout_s=timeout_s,
             memory_bytes=memory_mb * _MIB + self._base.memory_bytes,
             started_s=started_s,
         )
@@ -141,19 +141,24 @@ class Worker:
                 os.close(fd)
             os.chdir(self._folder)
             os.setsid()  # or a signal to its process group would reach this worker
-            jail.open_streams()
-            jail.lock_down(self._profile, self._guest_uid, self._ruleset_fd, limits, self._filter)
-            os.dup2(sock.detach(), _ONLY_FD)
-            os.closerange(_ONLY_FD + 1, 1 << 20)
+            streams = os.open(os.devnull, os.O_RDWR)
+            for fd in range(_ONLY_FD):  # anew: a program's flags on its own streams reach no other program's
+                os.dup2(streams, fd)
+            self._lock_down(sock, self._guest_uid, limits)
         except OSError as error:
             wire.send(sock, [f"locking down failed: {error}"])
             return
-        os.environ.clear()
-        sys.path[:] = self._path
         sys.argv[:] = sys.orig_argv[:] = [""]
         for hooks in self._fork_hooks:
             os.register_at_fork(**hooks)
         guest.Guest(socket.socket(fileno=_ONLY_FD)).serve()
+
+    def _lock_down(self, sock: socket.socket, uid: int, limits: dict[int, int]) -> None:
+        jail.lock_down(self._profile, uid, self._ruleset_fd, limits, self._filter)
+        os.dup2(sock.detach(), _ONLY_FD)
+        os.closerange(_ONLY_FD + 1, 1 << 20)
+        os.environ.clear()
+        sys.path[:] = self._path
 
     def _be_judge(self, sock: socket.socket) -> None:
         # Rows of a benchmark come from elsewhere, so their tests have no more rights than programs.
@@ -162,11 +167,7 @@ class Worker:
             resource.RLIM_INFINITY,  # a judge is kept; the watchdog sees to the time of each check
             self._num_other_processes + _NUM_JUDGE_PROCESSES,
         )
-        jail.lock_down(self._profile, self._judge_uid, self._ruleset_fd, limits, self._filter)
-        os.dup2(sock.detach(), _ONLY_FD)
-        os.closerange(_ONLY_FD + 1, 1 << 20)
-        os.environ.clear()
-        sys.path[:] = self._path
+        self._lock_down(sock, self._judge_uid, limits)
         judge.serve(socket.socket(fileno=_ONLY_FD), self._fork_hooks, self._folder)
 
 
