@@ -60,18 +60,10 @@ def _attributes(value: Any) -> dict[str, Any]:
     return object.__getattribute__(value, "__dict__")
 
 
-def _fill_user(value: Any, items: list[Any]) -> None:
-    (_attributes(value)["data"],) = items
-
-
 def _start(base: Any, kind: Any, option: Any) -> Any:
     made = base.__new__(kind)
     base.__init__(made, *((), option) if base is deque else (option,))
     return made
-
-
-def _fill_chain(value: Any, items: list[Any]) -> None:
-    _attributes(value)["maps"] = items
 
 
 def _of_attributes(kind: type) -> Container:
@@ -110,7 +102,7 @@ def _of_attributes(kind: type) -> Container:
     )
 
 
-_OF_USER = (lambda value: [_attributes(value)["data"]], _fill_user)
+_OF_USER = (lambda value: [_attributes(value)["data"]], lambda value, items: _attributes(value).update(data=items[0]))
 # Read past a subclass, as all here.
 _TYPE_OF_ARRAY, _LENGTH_OF_DEQUE = vars(array)["typecode"].__get__, vars(deque)["maxlen"].__get__
 _FACTORY_OF_DICT = vars(defaultdict)["default_factory"].__get__
@@ -139,7 +131,11 @@ KINDS: dict[type, Container] = {
     UserList: Container("UL", *_OF_USER),
     UserDict: Container("UD", *_OF_USER),
     UserString: Container("US", *_OF_USER),
-    ChainMap: Container("CM", lambda value: list(_attributes(value)["maps"]), _fill_chain),
+    ChainMap: Container(
+        "CM",
+        lambda value: list(_attributes(value)["maps"]),
+        lambda value, items: _attributes(value).update(maps=items),
+    ),
     array: Container(
         "ar",
         array.tolist,

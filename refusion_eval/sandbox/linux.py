@@ -154,15 +154,9 @@ def landlock_ruleset(readable: list[str], hidden_names: frozenset[str]) -> int:
     Entries of these folders with one of the hidden names (installed packages) stay unreadable.
     """
     abi = landlock_abi()
-    files = _FIRST_RIGHTS
-    for version, right in _LATER_RIGHTS:
-        files |= right if abi >= version else 0
-    attributes = struct.pack("=Q", files)
-    if abi >= _LANDLOCK_ABI_TCP:
-        attributes += struct.pack("=Q", _BOTH_TCP)
-    if abi >= LANDLOCK_ABI_SIGNALS:
-        attributes += struct.pack("=Q", _BOTH_SCOPES)
-    ruleset_fd = _landlock_create(attributes)
+    files = sum((right for version, right in _LATER_RIGHTS if abi >= version), _FIRST_RIGHTS)
+    tcp = _BOTH_TCP if abi >= _LANDLOCK_ABI_TCP else 0
+    ruleset_fd = _landlock_create(files, tcp, _BOTH_SCOPES if abi >= LANDLOCK_ABI_SIGNALS else 0)
     for path in readable:
         if not stat.S_ISDIR(os.stat(path).st_mode):
             _landlock_allow(ruleset_fd, _READ_FILE | _WRITE_FILE, path)
@@ -177,10 +171,13 @@ def landlock_ruleset(readable: list[str], hidden_names: frozenset[str]) -> int:
 
 def landlock_own_signals_only() -> int:
     """Make a ruleset that leaves a process signals to what it starts from then on, and restricts nothing else."""
-    return _landlock_create(struct.pack("=QQQ", 0, 0, _SIGNALS))
+    return _landlock_create(0, 0, _SIGNALS)
 
 
-def _landlock_create(attributes: bytes) -> int:
+def _landlock_create(files: int, tcp: int, scopes: int) -> int:
+    attributes = struct.pack(
+        "=QQQ", files, tcp, scopes
+    )  # older kernels take fields that they do not know if they are 0
     return _call("landlock_create_ruleset", attributes, len(attributes), 0)
 
 

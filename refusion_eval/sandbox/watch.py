@@ -133,17 +133,15 @@ class Watched:
                     elif fd == control.fileno():
                         pool_gone = True
                     else:
-                        self._note_judge()
+                        self._judge_busy = False
+                        self.judge.note_end()
+                        if self.judge.killed:
+                            too_large = self.judge.peak_bytes > KEPT_JUDGE_BYTES
+                            self.stopped = "memory" if too_large else JUDGE_KILLED
                 if not events:
                     self._enforce()
         finally:
             os.close(guest_fd)
-
-    def _note_judge(self) -> None:
-        self.judge.note_end()
-        self._judge_busy = False
-        if self.judge.killed:
-            self.stopped = "memory" if self.judge.peak_bytes > KEPT_JUDGE_BYTES else JUDGE_KILLED
 
     def _enforce(self) -> None:
         now_s = time.monotonic()

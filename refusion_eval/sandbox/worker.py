@@ -80,7 +80,10 @@ class Worker:
 
     def _check(self, timeout_s: float, memory_mb: int, result_fd: int) -> dict[str, Any]:
         started_s = time.monotonic()
-        judge_process = self._ready_judge()
+        if self._judge is None or self._judge.ended:
+            ours, theirs = socket.socketpair()
+            self._judge = JudgeProcess(self._proc, *self._start(_fork, partial(self._be_judge, theirs)), ours)
+            theirs.close()
         guest_end, judge_end = socket.socketpair()
         limits = jail.limits_of(
             self._base_bytes + memory_mb * _MIB,
@@ -94,13 +97,13 @@ class Worker:
         guest_pid, guest_number = self._start(_fork, be_guest)
         if self._profile.namespaces:
             linux.setns(self._pid_namespace_fd, linux.CLONE_NEWPID)  # or the next judge would be born inside
-        judge_process.begin(result_fd, judge_end)
+        self._judge.begin(result_fd, judge_end)
         guest_end.close()
         judge_end.close()
         os.close(result_fd)
         watched = Watched(
             self._proc,
-            judge_process,
+            self._judge,
             guest_pid,
             guest_number,
             self._first[1],
@@ -115,18 +118,10 @@ class Worker:
             if self._profile.namespaces:  # the end of the first process ends all others of the guest's pid namespace
                 os.kill(self._first[0], signal.SIGKILL)
                 os.waitpid(self._first[0], 0)
-            self._sweeper.sweep(judge_process)
+            self._sweeper.sweep(self._judge)
             if self._tmp is not None:
                 self._tmp.renew()
         return {"stopped": watched.stopped, "status": watched.guest_status, "waited_s": watched.waited_s}
-
-    def _ready_judge(self) -> JudgeProcess:
-        if self._judge is None or self._judge.ended:
-            ours, theirs = socket.socketpair()
-            pid, number = self._start(_fork, partial(self._be_judge, theirs))
-            theirs.close()
-            self._judge = JudgeProcess(self._proc, pid, number, ours)
-        return self._judge
 
     def _start(self, start: Callable[..., int], *args: Callable[[], None]) -> tuple[int, int]:
         """Start a process; returns its number here and in the machine's /proc."""

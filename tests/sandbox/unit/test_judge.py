@@ -8,7 +8,7 @@ from refusion_eval.sandbox import Program, check_program, probe
 from refusion_eval.sandbox.analysis import analyse
 from refusion_eval.sandbox.jail import PROFILES
 from refusion_eval.sandbox.pool import check_on
-from refusion_eval.sandbox.probe import self_test
+from tests.sandbox.unit.conftest import skip_without
 
 _WARNS = "import warnings\nwith warnings.catch_warnings(record=True) as w:\n    f()\nassert w"
 _SUBSET = "assert f().issubset({2})"
@@ -107,7 +107,7 @@ def test_each_end_has_its_reason(judge, program, test, reason):
     ],
 )
 def test_what_only_one_process_could_tell_is_an_error_and_not_a_failure(judge, program, test):
-    verdict = judge(program, test)
+    verdict = judge(program, test, timeout_s=1)  # threads that wait for each other end with the time
     assert (verdict.status, verdict.reason) == ("error", "inseparable"), verdict
     assert "test" in verdict.detail
 
@@ -117,8 +117,7 @@ def test_what_only_one_process_could_tell_is_an_error_and_not_a_failure(judge, p
 )
 @pytest.mark.parametrize("profile", ["namespaces", "user-namespaces", "root-landlock", "landlock"])
 def test_a_test_has_no_more_rights_than_a_program(profile, attempt):
-    if fault := self_test(profile):
-        pytest.skip(f"{profile} does not hold here: {fault}")
+    skip_without(profile)
     program = Program(candidate="def f():\n    return 1", test=f"f()\n{attempt}", timeout_s=5)
     assert not check_on(profile, PROFILES[profile].tier, program).passed
 
