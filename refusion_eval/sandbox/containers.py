@@ -163,7 +163,7 @@ DATA = CONTAINERS | wire.PACKERS.keys() | {tuple, frozenset}
 
 
 def data_class(kind: type) -> type | None:
-    """The class of data that a class is or derives from; None if its objects are no data."""
+    """The class of data that a class is or derives from; None if its objects are not data."""
     return next((base for base in kind.__mro__ if base in DATA), None)
 
 

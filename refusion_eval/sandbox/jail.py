@@ -11,7 +11,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from refusion_eval.sandbox import layout, linux, seccomp
+from refusion_eval.sandbox import layout, linux
 
 _INSIDE_ID = 1000  # uid and gid that a user namespace shows to the program
 _MIB = 1 << 20
@@ -223,12 +223,3 @@ def limits_of(memory_bytes: int, cpu_s: int, num_processes: int) -> dict[int, in
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_CORE: 0,
     }
-
-
-def filter_program(profile: Profile) -> bytes:
-    """The seccomp program for a profile; empty where it has none."""
-    if not profile.filter_calls:
-        return b""
-    if os.uname().machine not in seccomp.ARCHITECTURES:
-        raise OSError(f"no system call numbers are known for {os.uname().machine}")
-    return seccomp.allow_program(with_landlock=profile.restrict_files)

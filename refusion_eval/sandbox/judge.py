@@ -42,7 +42,7 @@ def judge(sock: socket.socket, program: str, case: Case, asks_data: bool) -> Jud
     try:
         code = compile(case.test, TEST_FILE, "exec", dont_inherit=True)
         exec(compile(case.helpers, HELPERS_FILE, "exec", dont_inherit=True), namespace)  # the dataset's prompt, trusted
-    except Exception as error:  # noqa: BLE001 - any fault in trusted text is ours
+    except Exception as error:  # noqa: BLE001 - any fault in trusted text is one of the dataset
         return _unusable(error)
     wanted, modules = case.analysis.names(set(namespace))
     candidate = Candidate(sock, case, wanted, namespace, asks_data)
@@ -150,7 +150,7 @@ def _serve_one(
         return
     try:
         case = case_of(job)
-    except Exception as error:  # noqa: BLE001 - any fault in trusted text is ours
+    except Exception as error:  # noqa: BLE001 - any fault in trusted text is one of the dataset
         wire.send(result, list(_unusable(error)))
         return
     if not case.may_leave_traces:

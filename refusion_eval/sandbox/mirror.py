@@ -178,7 +178,7 @@ def _attribute(candidate: Asked, value: Any, name: str) -> Any:
     # library writes their names into source text, so they have to be plain names.
     fields = candidate.request("fields", value)
     if not all(type(key) is str and key.isidentifier() for key, _ in fields):
-        raise TypeError("names of fields that are no names")
+        raise TypeError("fields whose names are not names")
     made = dataclasses.make_dataclass(
         "fields", [(key, object, dataclasses.field(init=init is True)) for key, init in fields]
     )

@@ -24,28 +24,28 @@ def honest(items):
     items.append(len(items))
     return sorted(items)
 def reach():
-    found = []
+    reached = []
     for path in PATHS:
         try:
             os.listdir(path) if os.path.isdir(path) else open(path, "rb").close()
-            found.append("read " + path)
+            reached.append("read " + path)
         except OSError:
             pass
     try:
         socket.socket().connect(("127.0.0.1", 1))
-        found.append("network")
+        reached.append("network")
     except OSError as error:
         if error.errno != errno.EPERM:
-            found.append("network")
+            reached.append("network")
     for pid in PIDS:
         try:
             os.kill(pid, 0)
-            found.append("signal")
+            reached.append("signal")
         except OSError:
             pass
     if os.geteuid() == 0 and os.getuid() == 0:
-        found.append("root")
-    return found
+        reached.append("root")
+    return reached
 def fork():
     pid = os.fork()
     if not pid:
@@ -59,8 +59,8 @@ _SELF_TEST = """
 assert honest([3, 1]) == [1, 2, 3]
 assert late() == "plistlib"
 assert fork() == 0
-found = reach()
-assert found == [], found
+reached = reach()
+assert reached == [], reached
 """
 
 

@@ -29,12 +29,12 @@ class Proc:
             socket_bytes = left.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) + _LAST_MESSAGE_BYTES
         self._file_bytes = max(socket_bytes, _PIPE_PAGES * _PAGE_BYTES)
 
+    def _open(self, path: str, flags: int = os.O_RDONLY) -> int:
+        return os.open(path, flags | os.O_CLOEXEC, dir_fd=self._fd)
+
     def _read(self, path: str) -> str:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
-        try:
-            return os.read(fd, 65536).decode("ascii", "replace")
-        finally:
-            os.close(fd)
+        with os.fdopen(self._open(path), "rb", 0) as file:
+            return file.read(65536).decode("ascii", "replace")
 
     def own_number(self) -> int:
         """This process's number as this /proc counts (another than os.getpid() in a pid namespace)."""
@@ -43,7 +43,7 @@ class Proc:
     def _list(self, path: str) -> list[str]:
         """Names in a folder; none if it is gone."""
         with contextlib.suppress(OSError):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
+            fd = self._open(path)
             try:
                 return os.listdir(fd)
             finally:
@@ -104,18 +104,15 @@ class Proc:
         return bool(int(self._read(f"{pid}/stat").rpartition(")")[2].split()[6]) & _EXITING)
 
     def open_pid_namespace(self) -> int:
-        return os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
+        return self._open("self/ns/pid")
 
     def address_space_bytes(self, pid: int) -> int:
         return int(self._read(f"{pid}/statm").split()[0]) * _PAGE_BYTES
 
     def die_first(self) -> None:
         """Offer this process to the kernel when memory runs out."""
-        fd = os.open("self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC, dir_fd=self._fd)
-        try:
-            os.write(fd, b"1000")
-        finally:
-            os.close(fd)
+        with os.fdopen(self._open("self/oom_score_adj", os.O_WRONLY), "wb", 0) as file:
+            file.write(b"1000")
 
     def num_tasks_of(self, uid: int) -> int:
         total = 0

@@ -4,22 +4,15 @@ from dataclasses import dataclass
 
 # Reason -> status. One place decides, so that no caller can count a fault of the sandbox as a fault of the model.
 STATUS_OF_REASON = {
-    "passed": "passed",
-    "failed_assertion": "failed",
-    "wrong_type": "failed",
-    "raised": "failed",
-    "exited": "failed",
-    "protocol_error": "failed",
-    "syntax_error": "failed",
-    "no_code": "failed",
-    "timeout_cpu": "timed_out",
-    "timeout_wall": "timed_out",
-    "memory": "killed",
-    "output_limit": "killed",
-    "signal": "killed",
-    "inseparable": "error",
-    "sandbox_error": "error",
-    "worker_broke": "error",
+    reason: status
+    for status, reasons in {
+        "passed": ("passed",),
+        "failed": ("failed_assertion", "wrong_type", "raised", "exited", "protocol_error", "syntax_error", "no_code"),
+        "timed_out": ("timeout_cpu", "timeout_wall"),
+        "killed": ("memory", "output_limit", "signal"),
+        "error": ("inseparable", "sandbox_error", "worker_broke"),
+    }.items()
+    for reason in reasons
 }
 
 _MAX_DETAIL_CHARS = 400

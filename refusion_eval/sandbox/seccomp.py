@@ -143,7 +143,9 @@ Step = tuple[int, int, int, int]  # operation, steps to skip if true, if false, 
 
 def allow_program(with_landlock: bool) -> bytes:
     """BPF program for this machine: foreign call tables kill, calls that are not allowed fail with EPERM or ENOSYS."""
-    column, architecture = ARCHITECTURES[os.uname().machine]
+    if (machine := os.uname().machine) not in ARCHITECTURES:
+        raise OSError(f"no system call numbers are known for {machine}")
+    column, architecture = ARCHITECTURES[machine]
     steps: list[Step] = [
         (_LOAD, 0, 0, _OFFSET_ARCHITECTURE),
         (_JUMP_EQUAL, 1, 0, architecture),

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
-from refusion_eval.sandbox import guest, jail, judge, layout, linux, wire
+from refusion_eval.sandbox import guest, jail, judge, layout, linux, seccomp, wire
 from refusion_eval.sandbox.jail import PROFILES, Profile
 from refusion_eval.sandbox.layout import ForkHooks
 from refusion_eval.sandbox.procfs import Proc
@@ -49,7 +49,7 @@ class Worker:
         self._proc = proc
         self._own_number = proc.own_number()
         self._guest_uid, self._judge_uid = jail.unprivileged_ids(self._own_number)
-        self._filter = jail.filter_program(profile)
+        self._filter = seccomp.allow_program(profile.restrict_files) if profile.filter_calls else b""
         self._ruleset_fd = jail.make_ruleset(profile, folders)
         self._base = proc.usage([self._own_number])
         self._base_bytes = proc.address_space_bytes(self._own_number)
