@@ -70,14 +70,14 @@ def enter_namespaces(profile: Profile) -> None:
     uid, gid = os.getuid(), os.getgid()
     flags = linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
     if not profile.user_namespace:
-        linux.unshare(flags)
+        linux.call("unshare", flags)
         return
     if uid == 0:  # a real uid of 0 may write /proc/sys even from a user namespace without capabilities
         uid = gid = unprivileged_ids(os.getpid())[0]
         become(uid)
         linux.prctl(linux.PR_SET_DUMPABLE, 1)  # the change of uid took /proc/self away
     try:
-        linux.unshare(flags | linux.CLONE_NEWUSER)
+        linux.call("unshare", flags | linux.CLONE_NEWUSER)
     except OSError as error:
         raise OSError(error.errno, _why_no_user_namespace(error)) from error
     # Groups first: the kernel takes a gid_map of an unprivileged process only after that.
@@ -121,8 +121,8 @@ def build_root(folders: list[str]) -> None:
     for kept, folder in _below_tmp(folders).items():
         _bind(base, base + folder, kept)
     os.chdir(base)
-    linux.pivot_root(".", ".")
-    linux.unmount_lazily(".")
+    linux.call("pivot_root", ".", ".")
+    linux.call("umount2", ".", linux.MNT_DETACH)
     os.chdir("/")
     linux.set_mount_attributes("/", _READ_ONLY, recursive=False)
 
@@ -171,7 +171,7 @@ class PrivateTmp:
     def renew(self) -> None:
         """Make it as new; nobody may be using it."""
         if self._state() != self._pristine:
-            linux.unmount_lazily("/tmp")
+            linux.call("umount2", "/tmp", linux.MNT_DETACH)
             self._mount()
 
 
@@ -207,7 +207,7 @@ def lock_down(profile: Profile, uid: int, ruleset_fd: int | None, limits: dict[i
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     linux.drop_capabilities()
     if ruleset_fd is not None:
-        linux.landlock_restrict(ruleset_fd)
+        linux.call("landlock_restrict_self", ruleset_fd, 0)
     linux.install_seccomp(filter_bytes)
 
 

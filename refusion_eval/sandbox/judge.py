@@ -146,15 +146,15 @@ def _serve_one(
     random.seed()  # what a test draws, no program can know
     decimal.setcontext(decimal.Context())  # reckoning with a program's numbers raises flags in it
     if not job["candidate"].strip():
-        wire.send(result, list(JudgeResult("no_code", "the program is empty")))
+        wire.send(result, JudgeResult("no_code", "the program is empty"))
         return
     try:
         case = case_of(job)
     except Exception as error:  # noqa: BLE001 - any fault in trusted text is one of the dataset
-        wire.send(result, list(_unusable(error)))
+        wire.send(result, _unusable(error))
         return
     if not case.may_leave_traces:
-        wire.send(result, list(judge(candidate, job["candidate"], case, job["asks_data"])))
+        wire.send(result, judge(candidate, job["candidate"], case, job["asks_data"]))
         return
     pid = os.fork()
     if pid:
@@ -168,6 +168,6 @@ def _serve_one(
             os.register_at_fork(**hooks)
         os.chdir(folder)  # not in the judge, which would hold the files of the last program there
         os.umask(0)  # the program may have another uid, and may change what the test has written for it
-        wire.send(result, list(judge(candidate, job["candidate"], case, job["asks_data"])))
+        wire.send(result, judge(candidate, job["candidate"], case, job["asks_data"]))
     finally:
         os._exit(0)

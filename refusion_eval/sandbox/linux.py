@@ -16,7 +16,7 @@ _STACK = ctypes.create_string_buffer(_STACK_BYTES)  # kept, because a process ru
 _SIGNAL_SET_BYTES = 128
 
 MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x1000, 0x4000, 0x40000
-_MNT_DETACH = 2
+MNT_DETACH = 2
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 0x1, 0x2, 0x4
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 
@@ -56,22 +56,14 @@ def _check(result: int, what: str) -> int:
     return result
 
 
-def _call(name: str, *args: int | bytes | None) -> int:
+def call(name: str, *args: int | str | bytes | None) -> int:
     """Call a function of the C library, or make a system call for which older versions have none."""
     if name in _SYSTEM_CALLS:
-        call = functools.partial(_libc().syscall, ctypes.c_long(_SYSTEM_CALLS[name]))
+        function = functools.partial(_libc().syscall, ctypes.c_long(_SYSTEM_CALLS[name]))
     else:
-        call = getattr(_libc(), name)
-    return _check(call(*[arg if isinstance(arg, bytes | None) else ctypes.c_ulong(arg) for arg in args]), name)
-
-
-def unshare(flags: int) -> None:
-    """Leave the namespaces named by CLONE_NEW* flags for new ones (a new pid namespace takes the next child)."""
-    _call("unshare", flags)
-
-
-def setns(fd: int, flags: int) -> None:
-    _call("setns", fd, flags)
+        function = getattr(_libc(), name)
+    encoded = [os.fsencode(arg) if isinstance(arg, str) else arg for arg in args]
+    return _check(function(*[ctypes.c_ulong(arg) if isinstance(arg, int) else arg for arg in encoded]), name)
 
 
 def start_first_process() -> int:
@@ -92,27 +84,19 @@ def start_first_process() -> int:
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
-    _call("mount", os.fsencode(source), os.fsencode(target), os.fsencode(kind), flags, os.fsencode(data))
-
-
-def unmount_lazily(target: str) -> None:
-    _call("umount2", os.fsencode(target), _MNT_DETACH)
+    call("mount", source, target, kind, flags, data)
 
 
 def set_mount_attributes(target: str, attributes: int, *, recursive: bool) -> None:
     """Add MOUNT_ATTR_* to a mount, or to all mounts below a path as well (kernel 5.12 or newer)."""
     structure = struct.pack("=QQQQ", attributes, 0, 0, 0)
     flags = _AT_RECURSIVE if recursive else 0
-    _call("mount_setattr", _AT_FDCWD, os.fsencode(target), flags, structure, len(structure))
-
-
-def pivot_root(new_root: str, put_old: str) -> None:
-    _call("pivot_root", os.fsencode(new_root), os.fsencode(put_old))
+    call("mount_setattr", _AT_FDCWD, target, flags, structure, len(structure))
 
 
 def prctl(option: int, value: int) -> None:
     """Change this process: PR_SET_PDEATHSIG is lost on a change of uid, PR_SET_NO_NEW_PRIVS is for good."""
-    _call("prctl", option, value, 0, 0, 0)
+    call("prctl", option, value, 0, 0, 0)
 
 
 def drop_bounding_capabilities() -> None:
@@ -128,22 +112,22 @@ def drop_bounding_capabilities() -> None:
 
 def drop_capabilities() -> None:
     """Empty the effective, permitted, inheritable and ambient sets."""
-    _call("prctl", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    call("prctl", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
-    _call("capset", header, bytes(24))
+    call("capset", header, bytes(24))
 
 
 def install_seccomp(program: bytes) -> None:
     """Install a BPF program (8-byte instructions); needs PR_SET_NO_NEW_PRIVS first."""
     buffer = ctypes.create_string_buffer(program, len(program))
     filter_header = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer)))
-    _call("prctl", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(filter_header), 0, 0)
+    call("prctl", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(filter_header), 0, 0)
 
 
 def landlock_abi() -> int:
     """Version of Landlock that the kernel offers; 0 for none."""
     try:
-        return _call("landlock_create_ruleset", None, 0, 1)
+        return call("landlock_create_ruleset", None, 0, 1)
     except OSError:
         return 0
 
@@ -178,18 +162,13 @@ def _landlock_create(files: int, tcp: int, scopes: int) -> int:
     attributes = struct.pack(
         "=QQQ", files, tcp, scopes
     )  # older kernels take fields that they do not know if they are 0
-    return _call("landlock_create_ruleset", attributes, len(attributes), 0)
+    return call("landlock_create_ruleset", attributes, len(attributes), 0)
 
 
 def _landlock_allow(ruleset_fd: int, rights: int, path: str) -> None:
     path_fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         rule = struct.pack("=Qi", rights, path_fd)
-        _call("landlock_add_rule", ruleset_fd, 1, rule, 0)
+        call("landlock_add_rule", ruleset_fd, 1, rule, 0)
     finally:
         os.close(path_fd)
-
-
-def landlock_restrict(ruleset_fd: int) -> None:
-    """Bind this process and its children to a ruleset for good; needs PR_SET_NO_NEW_PRIVS first."""
-    _call("landlock_restrict_self", ruleset_fd, 0)

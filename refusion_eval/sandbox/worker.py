@@ -92,11 +92,11 @@ class Worker:
         )
         be_guest = partial(self._be_guest, guest_end, limits, [result_fd, judge_end.fileno()])
         if self._profile.namespaces:
-            linux.unshare(linux.CLONE_NEWPID)
+            linux.call("unshare", linux.CLONE_NEWPID)  # takes the next child
             self._first = self._start(linux.start_first_process)
         guest_pid, guest_number = self._start(_fork, be_guest)
         if self._profile.namespaces:
-            linux.setns(self._pid_namespace_fd, linux.CLONE_NEWPID)  # or the next judge would be born inside
+            linux.call("setns", self._pid_namespace_fd, linux.CLONE_NEWPID)  # or a new judge would be born inside
         self._judge.begin(result_fd, judge_end)
         guest_end.close()
         judge_end.close()
@@ -220,7 +220,7 @@ def _confined(profile: Profile) -> bool:
     if not profile.restrict_files or linux.landlock_abi() < linux.LANDLOCK_ABI_SIGNALS:
         return False
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
-    linux.landlock_restrict(linux.landlock_own_signals_only())
+    linux.call("landlock_restrict_self", linux.landlock_own_signals_only(), 0)
     try:
         os.kill(os.getppid(), 0)
     except PermissionError:
