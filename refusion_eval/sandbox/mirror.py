@@ -5,16 +5,10 @@ work as in one process; it has the special methods that the class has there, and
 """
 
 # The judge asks no object of a program how it relates to the test's data (is it equal, does it contain, what is the
-# difference?), because it could claim what the test expects; and the test's data is not told to it.
-#
-# An object of a class that derives from data, such as a named tuple or a `UserList`, is that data here. Operators take
-# the plain values of both sides (`containers.plain`), past all methods, those of the library's own Python code too.
-# An object of another class is not equal to data and has no operators for it. If its class defines how it compares, and
-# it is a mapping, a set, a sequence, a dataclass or a member of an enumeration, its content is compared instead.
-#
-# An object answers questions about itself, such as an attribute, its length or its items. Data answers them from its
-# plain value where its class of data can, unless the test made the object of a class that it names (`Asked.is_asked`).
-# A number that the object of another class gives for itself is asked for once (`proxy`).
+# difference?), because it could claim what the test expects; and the test's data is not told to it. So an object whose
+# class derives from data is that data here, past all methods, and an object of another class is compared by its
+# content, if it has one. An object answers questions about itself, unless its class of data can (`Asked.is_asked`).
+# docs/explanations/sandbox.md has all rules.
 
 import dataclasses
 import inspect
